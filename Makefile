@@ -1,0 +1,79 @@
+# The commands of the project. Each makes .venv and installs what it needs; the second run installs nothing.
+# All paths are relative, so the checkout may live in a folder with spaces in its name.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+WORKERS ?= 2
+BENCH ?= benchmarks.synthetic benchmarks.speed.channels benchmarks.speed.moments benchmarks.recovery
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+# -qq keeps pip to its errors; the build of the package itself is pinned like everything else.
+INSTALL := $(RUN) -m pip install -qq -c constraints.txt --build-constraint constraints.txt
+PINS := pyproject.toml constraints.txt
+# Folders that may not exist yet are left out.
+CODE := $(wildcard src tests benchmarks examples docs)
+
+.PHONY: help demo test setup lint types layers unit docs bench clean
+
+help: ## list these commands
+	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+demo: $(VENV)/.stamp-core ## recover known functions from a trained network and print the scores
+	@$(RUN) -m benchmarks.synthetic
+
+test: lint types layers unit ## everything that must hold: style, types, layers, tests, examples in docstrings
+
+setup: $(VENV)/.stamp-dev ## make .venv with the package, its optional parts and the development tools
+
+lint: $(VENV)/.stamp-dev ## style and formatting
+	$(RUN) -m ruff check $(CODE)
+	$(RUN) -m ruff format --check $(CODE)
+
+types: $(VENV)/.stamp-dev ## static types of the package
+	$(RUN) -m mypy --strict src
+
+layers: $(VENV)/.stamp-dev ## a room imports only from rooms further down
+	$(VENV)/bin/lint-imports
+
+unit: $(VENV)/.stamp-dev ## the tests and the examples in docstrings
+	$(RUN) -m pytest -q -n $(WORKERS)
+
+docs: $(VENV)/.stamp-docs ## the documentation, in site/
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+
+bench: $(VENV)/.stamp-bench ## every benchmark; BENCH="benchmarks.synthetic" runs one
+	@for module in $(BENCH); do echo "== $$module"; $(RUN) -m "$$module"; done
+
+clean: ## remove .venv, caches and built files
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist site
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The interpreter is checked before the environment is made, so an old one fails with a sentence.
+# torch comes first and by its pin: no later install can then pull another build of it.
+$(VENV)/.stamp-core: $(PINS)
+	@command -v $(PYTHON) >/dev/null || { echo "nobsp needs Python 3.11 or newer, but $(PYTHON) was not found; try make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nobsp needs Python 3.11 or newer, but $(PYTHON) is $$($(PYTHON) --version 2>&1); try make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "installing into $(VENV); the first time takes some minutes"
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip install -qq --upgrade -c constraints.txt pip
+	@$(INSTALL) torch
+	@$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.stamp-dev: $(VENV)/.stamp-core
+	@$(INSTALL) -e ".[plot,report,frames]" --group dev
+	@touch $@
+
+$(VENV)/.stamp-docs: $(VENV)/.stamp-core
+	@$(INSTALL) --group docs
+	@touch $@
+
+$(VENV)/.stamp-bench: $(VENV)/.stamp-core
+	@$(INSTALL) -e ".[bench]"
+	@touch $@

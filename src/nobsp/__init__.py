@@ -1,0 +1,46 @@
+"""The functions a trained network has learned, taken apart by oblique subspace projections.
+
+Public names are imported when they are first used, so that `import nobsp` itself costs next to nothing
+and needs none of the optional packages.
+
+Example:
+    >>> import nobsp
+    >>> "NObSP" in dir(nobsp)
+    True
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nobsp import network, projection
+    from nobsp.tabular import Explanation, NObSP
+
+__version__ = "0.1.0"
+
+__all__ = ["Explanation", "NObSP", "__version__", "network", "projection"]
+
+# Where each lazy name lives: "module" for a room of the package, "module:name" for something inside one.
+_HOMES = {
+    "Explanation": "nobsp.tabular:Explanation",
+    "NObSP": "nobsp.tabular:NObSP",
+    "network": "nobsp.network",
+    "projection": "nobsp.projection",
+}
+
+# Type checkers read the imports above; hiding this from them keeps misspelt names an error.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'nobsp' has no attribute {name!r}")
+        module, _, member = _HOMES[name].partition(":")
+        value = import_module(module)
+        if member:
+            value = getattr(value, member)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

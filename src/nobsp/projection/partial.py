@@ -1,0 +1,347 @@
+"""Partial regression from moments (paper, Algorithm 1), and all channels from one factorisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nobsp.projection.moments import Moments
+from nobsp.projection.ridge import EPSILON, Ridge, solve_with_ridge, spectrum, with_ridge
+
+# Where less than this share of the target is left, its products are differences of nearly equal numbers
+# and the spectral route takes over from the Cholesky factorisation.
+_CANCELLATION = 1e-6
+
+
+@dataclass(frozen=True)
+class PartialRegression:
+    """What Algorithm 1 finds for one term.
+
+    Attributes:
+        coefficients: One column per output, shape (width of target, outputs).
+        unique_share: How much of the target's spread is left once the reference is removed, 0 to 1.
+        ridges: The λ used for the reference and for what is left of the target.
+        sound: Whether the moments determine the coefficients beyond their own rounding.
+        note: Why not, in words; empty when sound.
+    """
+
+    coefficients: Tensor
+    unique_share: float
+    ridges: tuple[float, float]
+    sound: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class ChannelRegression:
+    """What Algorithm 1 finds for every channel when each is its own term.
+
+    Attributes:
+        coefficients: Shape (channels, outputs).
+        unique_share: Per channel, the share of its spread that the other channels cannot reproduce.
+        ridge: The λ used.
+        sound: Per channel, whether the moments determine its coefficients beyond their own rounding.
+        note: What is wrong and what to do, in words; empty when all is well.
+    """
+
+    coefficients: Tensor
+    unique_share: Tensor
+    ridge: float
+    sound: Tensor
+    note: str
+
+
+def partial_coefficients(
+    moments: Moments,
+    *,
+    ridge: Ridge | None = None,
+    target: str = "target",
+    reference: str = "reference",
+    outputs: str = "outputs",
+    target_size: int | None = None,
+) -> PartialRegression:
+    """Coefficients that carry the target block to its unique part of the outputs.
+
+    Solves, for every output at once,
+
+        R_T = T − A B,   B = (AᵀA + λI)⁻¹ AᵀT,   R_y likewise,   β = (R_TᵀR_T + λI)⁻¹ R_Tᵀ R_y
+
+    using only the centred products held in `moments`. With λ > 0 the residual is *not* a projection:
+    R_TᵀR_T = G_TT − 2 BᵀG_AT + Bᵀ G_AA B. With λ = 0 the answer is Moore and Penrose's.
+
+    Args:
+        moments: Products of the rows [target | reference | outputs].
+        ridge: How strongly both solves are regularised; relative 1e-4 by default.
+        target: Name of the target block.
+        reference: Name of the reference block.
+        outputs: Name of the block of outputs.
+        target_size: Width of the target before it was compressed onto an orthonormal basis. Coefficients
+            of the compressed target, carried back through the basis, equal those of the full one.
+
+    Returns:
+        The coefficients with what they rest on.
+
+    Raises:
+        ValueError: If fewer than two rows were seen or a block is missing.
+
+    Example:
+        >>> rows = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        >>> y = rows @ torch.tensor([[1.0], [2.0], [3.0], [4.0]], dtype=torch.float64)
+        >>> moments = Moments({"target": 2, "reference": 2, "outputs": 1})
+        >>> _ = moments.update(torch.cat([rows, y], dim=1))
+        >>> partial_coefficients(moments, ridge=Ridge(0.0)).coefficients.flatten().round(decimals=9)
+        tensor([1., 2.], dtype=torch.float64)
+    """
+    _require_rows(moments)
+    ridge = ridge or Ridge()
+    products = _Products.of(moments, target, reference, outputs)
+    reference_ridge = ridge.amount(products.aa)
+    # With no more rows than reference columns the target is inside the reference up to the ridge alone.
+    unique = _unique_by_cholesky(products, reference_ridge) if moments.rows > products.aa.shape[0] else None
+    if unique is None:
+        unique = _unique_by_spectrum(products, reference_ridge, moments.rows)
+    remaining, cross, rank_limit, certain = unique
+    share = float(remaining.diagonal().sum() / products.tt.diagonal().sum().clamp_min(1e-300))
+    scale = torch.linalg.matrix_norm(products.tt, 2) if products.tt.numel() else remaining.new_zeros(())
+    target_ridge = ridge.amount(remaining, size=target_size)
+    if float(remaining.diagonal().sum()) <= 0.0:
+        note = _nothing_left(moments, products)
+        flat = float(products.tt.diagonal().sum()) == 0.0
+        zero = torch.zeros_like(cross)
+        return PartialRegression(zero, 0.0, (reference_ridge, target_ridge), flat, note)
+    if target_ridge == 0.0:
+        kept = spectrum(remaining, rows=rank_limit + 1, scale=scale)
+        coefficients = kept.vectors @ ((kept.vectors.T @ cross) / kept.values[:, None])
+        certain = certain and kept.certain
+    else:
+        coefficients = solve_with_ridge(remaining, cross, target_ridge, rows=rank_limit + 1)
+    # What rounding of G_TT could add to or take from what is left, beside the ridge that would drown it.
+    sound = certain or share > _CANCELLATION or float(scale) * EPSILON * 32 < 1e-6 * target_ridge
+    note = "" if sound else _UNCERTAIN
+    return PartialRegression(
+        coefficients, min(max(share, 0.0), 1.0), (reference_ridge, target_ridge), sound, note
+    )
+
+
+def channel_coefficients(
+    moments: Moments,
+    *,
+    ridge: Ridge | None = None,
+    channels: str = "channels",
+    outputs: str = "outputs",
+) -> ChannelRegression:
+    """Algorithm 1 for every channel against all the others, from one factorisation.
+
+    With G the Gram matrix of the channels, s their products with the outputs, K = (G + λI)⁻¹ and θ = K s,
+    elementwise over channels k:
+
+        a_k = (K_kk − λ Σ_j K_jk²) / K_kk²     = R_TᵀR_T
+        c_k = λ (Kθ)_k / K_kk + a_k θ_k        = R_TᵀR_y
+        β_k = c_k / (a_k + λ)
+
+    Every channel shares one λ; on the relative scale it is α · trace(G) / channels. Where a_k would be a
+    difference of nearly equal numbers (few samples, small λ), the same quantities are taken from the
+    eigenvectors of G instead, cut at the rank the number of samples allows:
+    K_kk − λ Σ_j K_jk² = Σ_i u_ki² s_i / (s_i + λ)², which has no cancellation.
+
+    Args:
+        moments: Products of the rows [channels | outputs].
+        ridge: How strongly the regression is regularised; absolute 1e-4 by default, as in the paper.
+        channels: Name of the block of channels.
+        outputs: Name of the block of outputs.
+
+    Returns:
+        The coefficients with what they rest on.
+
+    Raises:
+        ValueError: If fewer than two rows were seen or a block is missing.
+
+    Example:
+        >>> rows = torch.randn(50, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        >>> y = rows @ torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64)
+        >>> moments = Moments({"channels": 3, "outputs": 1}).update(torch.cat([rows, y], dim=1))
+        >>> channel_coefficients(moments, ridge=Ridge(0.0)).coefficients.flatten().round(decimals=9)
+        tensor([1., 2., 3.], dtype=torch.float64)
+    """
+    _require_rows(moments)
+    gram, cross = moments.product(channels, channels), moments.product(channels, outputs)
+    amount = (ridge or Ridge(1e-4, "absolute")).amount(gram)
+    spread = gram.diagonal()
+    alive = spread > 0
+    live_gram, live_cross = (gram, cross) if bool(alive.all()) else (gram[alive][:, alive], cross[alive])
+    enough = moments.rows > live_gram.shape[0] > 0
+    fit = _channels_by_cholesky(live_gram, live_cross, amount) if enough else None
+    if fit is None:
+        fit = _channels_by_spectrum(live_gram, live_cross, amount, moments.rows)
+    beta, unique, live_sound = fit
+    coefficients, share = torch.zeros_like(cross), torch.zeros_like(spread)
+    sound = torch.ones_like(alive)
+    coefficients[alive], sound[alive] = beta, live_sound
+    share[alive] = (unique / spread[alive]).clamp(0.0, 1.0)
+    note = _channel_note(moments.rows, live_gram.shape[0], share[alive], sound)
+    return ChannelRegression(coefficients, share, amount, sound, note)
+
+
+# ---------------------------------------------------------------------- one term
+
+
+@dataclass(frozen=True)
+class _Products:
+    tt: Tensor
+    at: Tensor
+    aa: Tensor
+    ty: Tensor
+    ay: Tensor
+
+    @classmethod
+    def of(cls, moments: Moments, target: str, reference: str, outputs: str) -> _Products:
+        return cls(
+            moments.product(target, target),
+            moments.product(reference, target),
+            moments.product(reference, reference),
+            moments.product(target, outputs),
+            moments.product(reference, outputs),
+        )
+
+
+_Unique = tuple[Tensor, Tensor, int, bool]
+
+
+def _unique_by_cholesky(products: _Products, ridge: float) -> _Unique | None:
+    """R_TᵀR_T and R_TᵀR_y the fast way, or None where too little of the target would be left to trust."""
+    if ridge == 0.0:
+        return None
+    damped = products.aa + ridge * torch.eye(
+        products.aa.shape[0], dtype=torch.float64, device=products.aa.device
+    )
+    factor, info = torch.linalg.cholesky_ex(damped)
+    if int(info) != 0:
+        return None
+    width = products.tt.shape[0]
+    solved = torch.cholesky_solve(torch.cat([products.at, products.ay], dim=1), factor)
+    b_target, b_outputs = solved[:, :width], solved[:, width:]
+    fitted = products.aa @ b_target
+    remaining = products.tt - b_target.T @ products.at - products.at.T @ b_target + b_target.T @ fitted
+    if float(remaining.diagonal().sum()) < _CANCELLATION * float(products.tt.diagonal().sum()):
+        return None
+    cross = products.ty - b_target.T @ products.ay - products.at.T @ b_outputs + fitted.T @ b_outputs
+    return (remaining + remaining.T) / 2, cross, width, True
+
+
+def _unique_by_spectrum(products: _Products, ridge: float, rows: int) -> _Unique:
+    """The same from the eigenvectors u_i, s_i of AᵀA: exact zeros stay zeros.
+
+        R_TᵀR_T = [G_TT − Σ_i t_i t_iᵀ / s_i] + Σ_i t_i t_iᵀ λ² / (s_i (s_i + λ)²),   t_i = G_TA u_i
+
+    The bracket is the part of the target outside the reference's span. It has rank N − 1 − rank(A) at most
+    and vanishes where the reference spans all centred vectors: known from the count, not from subtraction.
+    """
+    known = spectrum(products.aa, rows=rows)
+    values = known.values[:, None]
+    t, y = known.vectors.T @ products.at, known.vectors.T @ products.ay
+    if ridge > 0.0:
+        shrunk = (ridge / (values + ridge)).square() / values
+        remaining, cross = t.T @ (t * shrunk), t.T @ (y * shrunk)
+    else:
+        remaining, cross = torch.zeros_like(products.tt), torch.zeros_like(products.ty)
+    limit = max(rows - 1 - known.rank, 0)
+    if limit > 0:
+        outside = products.tt - t.T @ (t / values)
+        outside_y = products.ty - t.T @ (y / values)
+        scale = torch.linalg.matrix_norm(products.tt, 2) if products.tt.numel() else outside.new_zeros(())
+        kept = spectrum(outside, rows=limit + 1, scale=scale)
+        remaining = remaining + (kept.vectors * kept.values) @ kept.vectors.T
+        cross = cross + kept.vectors @ (kept.vectors.T @ outside_y)
+    width = products.tt.shape[0]
+    return (remaining + remaining.T) / 2, cross, width if ridge > 0.0 else min(limit, width), known.certain
+
+
+# ---------------------------------------------------------------------- all channels
+
+_Channels = tuple[Tensor, Tensor, Tensor]
+
+
+def _channels_by_cholesky(gram: Tensor, cross: Tensor, ridge: float) -> _Channels | None:
+    damped = with_ridge(gram, ridge)
+    factor, info = torch.linalg.cholesky_ex(damped)
+    if int(info) != 0:
+        return None
+    inverse = torch.cholesky_inverse(factor)
+    diagonal = inverse.diagonal()
+    left = 1.0 - ridge * inverse.square().sum(0) / diagonal
+    # Cholesky is blind to the scale of columns: K_kk (G_kk + λ), a variance inflation factor, is what its
+    # rounding is multiplied by, and what is left after the subtraction divides it.
+    loss = EPSILON * (diagonal * damped.diagonal()).max() / left.clamp_min(0.0)
+    if bool((loss > 1e-11).any()):
+        return None
+    theta = inverse @ cross
+    unique = left / diagonal
+    partial = ridge * (inverse @ theta) / diagonal[:, None] + unique[:, None] * theta
+    return partial / (unique + ridge)[:, None], unique, torch.ones_like(diagonal, dtype=torch.bool)
+
+
+def _channels_by_spectrum(gram: Tensor, cross: Tensor, ridge: float, rows: int) -> _Channels:
+    known = spectrum(gram, rows=rows)
+    values, squares, hidden = known.values, known.vectors.square(), known.null_weight
+    loadings = known.vectors.T @ cross
+    theta = known.vectors @ (loadings / (values + ridge)[:, None])
+    null = hidden > gram.shape[0] * EPSILON * 10
+    if ridge == 0.0:
+        unique = torch.where(null, 0.0, 1.0 / (squares @ (1.0 / values)))
+        beta = torch.where(null[:, None], 0.0, theta)
+        return beta, unique, torch.full_like(null, known.certain)
+    # λ K_kk: the null part in full, the rest as far as λ reaches.
+    damped = hidden + squares @ (ridge / (values + ridge))
+    inner = squares @ (values / (values + ridge).square())
+    again = known.vectors @ (loadings / (values + ridge).square()[:, None])
+    unique = inner * (ridge / damped).square()
+    partial = ridge**2 * again / damped[:, None] + unique[:, None] * theta
+    beta = partial / (unique + ridge)[:, None]
+    # An eigenvalue at the edge of rounding, taken for zero or for itself, moves β_k by about this much of θ.
+    doubt = known.floor / (damped * (unique + ridge))
+    return beta, unique, (doubt < 1e-6) | known.certain
+
+
+_UNCERTAIN = (
+    "What the reference leaves of this term is at the level of rounding, and so is the rank it depends on; "
+    "use a larger ridge or more samples."
+)
+
+
+def _nothing_left(moments: Moments, products: _Products) -> str:
+    if float(products.tt.diagonal().sum()) == 0.0:
+        return "The term is constant over the calibration samples, so it contributes nothing."
+    if moments.rows <= products.aa.shape[0]:
+        return (
+            f"Fewer samples ({moments.rows}) than reference columns ({products.aa.shape[0]}): the reference "
+            "spans everything and nothing of the term is left. Calibrate on more samples."
+        )
+    return "The term lies inside the span of the reference: nothing of it is left to attribute."
+
+
+def _channel_note(rows: int, channels: int, share: Tensor, sound: Tensor) -> str:
+    notes = []
+    if rows <= channels:
+        notes.append(
+            f"Fewer samples than channels ({rows} ≤ {channels}): every channel lies in the span of the "
+            f"others, so coefficients shrink towards zero. Calibrate on more than {channels} samples, or use "
+            "the head's own weights."
+        )
+    elif share.numel() and float(share.median()) < 1e-8:
+        notes.append(
+            "Most channels are linear combinations of the others, so their coefficients shrink towards zero; "
+            "use more varied samples, or the head's own weights."
+        )
+    if not bool(sound.all()):
+        notes.append(
+            f"{int((~sound).sum())} channels are decided by rounding of the Gram matrix: "
+            "use a larger ridge or more samples."
+        )
+    return " ".join(notes)
+
+
+def _require_rows(moments: Moments) -> None:
+    if moments.rows < 2 or moments.weight <= 0.0:
+        raise ValueError(f"moments hold {moments.rows} rows; at least two are needed.")

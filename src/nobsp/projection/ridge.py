@@ -1,0 +1,133 @@
+"""How strongly a least-squares system is regularised, and the spectrum it is judged by."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+RidgeScale = Literal["relative", "absolute"]
+
+EPSILON = torch.finfo(torch.float64).eps
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """A ridge penalty, absolute as in the paper or relative to the matrix it is added to.
+
+    The relative form is λ = α · trace(G) / p, with G the Gram matrix being inverted and p its size, so
+    the same α means the same thing for any number of samples and any scale of the representation.
+
+    Args:
+        value: α for the relative scale, λ itself for the absolute one. Zero asks for the
+            Moore-Penrose solution.
+        scale: "relative" or "absolute".
+
+    Example:
+        >>> gram = torch.eye(4, dtype=torch.float64) * 50
+        >>> Ridge(1e-4).amount(gram)
+        0.005
+        >>> Ridge(1e-4, "absolute").amount(gram)
+        0.0001
+    """
+
+    value: float = 1e-4
+    scale: RidgeScale = "relative"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
+            raise TypeError(f"ridge must be a number, found {type(self.value).__name__}.")
+        if not math.isfinite(self.value) or self.value < 0:
+            raise ValueError(f"ridge must be finite and not negative, found {self.value}.")
+        if self.scale not in ("relative", "absolute"):
+            raise ValueError(f'ridge scale must be "relative" or "absolute", found {self.scale!r}.')
+
+    def amount(self, gram: Tensor, *, size: int | None = None) -> float:
+        """The λ to add to the diagonal of `gram`.
+
+        Args:
+            gram: The Gram matrix to be inverted.
+            size: Its size before compression, where `gram` is a compressed form; λ then is the same as
+                for the uncompressed matrix, because compression leaves the trace alone.
+        """
+        if self.scale == "absolute":
+            return float(self.value)
+        return float(self.value * gram.diagonal().sum().clamp_min(0.0) / max(size or gram.shape[0], 1))
+
+
+def with_ridge(gram: Tensor, amount: float) -> Tensor:
+    """G + λI, leaving `gram` as it is."""
+    damped = gram.clone()
+    damped.diagonal().add_(amount)
+    return damped
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The eigenpairs of a Gram matrix that stand above rounding, and the weight of the rest.
+
+    Attributes:
+        values: Eigenvalues, largest first, shape (rank,).
+        vectors: Their eigenvectors as columns, shape (size, rank).
+        null_weight: Per coordinate, the squared length of its part outside the kept eigenvectors.
+        floor: Eigenvalues below this cannot be told from rounding.
+        certain: Whether all that was dropped is known to be zero (by the number of rows, or because nothing
+            was) and all that was kept stands well clear of rounding.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    null_weight: Tensor
+    floor: float
+    certain: bool
+
+    @property
+    def rank(self) -> int:
+        """How many directions are kept."""
+        return int(self.values.shape[0])
+
+
+def spectrum(gram: Tensor, *, rows: int | None = None, scale: Tensor | float | None = None) -> Spectrum:
+    """The trustworthy part of the spectrum of a symmetric positive semi-definite matrix.
+
+    A Gram matrix of N centred rows has rank N - 1 at most. Eigenvalues past that are zero and show up as
+    rounding of the largest; dropping them by *count* keeps what a tolerance alone could not tell apart.
+
+    Args:
+        gram: Symmetric matrix, shape (size, size).
+        rows: How many rows it was summed over, where known.
+        scale: What rounding is relative to, where that is more than the largest eigenvalue: a Schur
+            complement inherits the rounding of the matrices it was subtracted from.
+
+    Example:
+        >>> rows = torch.tensor([[1.0, 2.0, 3.0], [-1.0, -2.0, -3.0]], dtype=torch.float64)
+        >>> spectrum(rows.T @ rows, rows=2).rank
+        1
+    """
+    size = gram.shape[0]
+    if size == 0:
+        return Spectrum(gram.new_zeros(0), gram.new_zeros(0, 0), gram.new_zeros(0), 0.0, True)
+    values, vectors = torch.linalg.eigh((gram + gram.T) / 2)
+    values, vectors = values.flip(0), vectors.flip(1)
+    largest = values[0].clamp_min(0.0)
+    if scale is not None:
+        largest = torch.maximum(largest, torch.as_tensor(scale, dtype=gram.dtype, device=gram.device))
+    # Measured: rounding leaves eigenvalues of about 0.1·ε·√size of the largest where zeros should be.
+    floor = float(largest) * EPSILON * 8 * max(size, 16) ** 0.5
+    limit = size if rows is None else max(min(size, rows - 1), 0)
+    rank = min(int((values > floor).sum()), limit)
+    certain = rank == limit and (rank == 0 or bool(values[rank - 1] > 1e3 * floor))
+    null_weight = vectors[:, rank:].square().sum(1)
+    return Spectrum(values[:rank].clone(), vectors[:, :rank].clone(), null_weight, floor, certain)
+
+
+def solve_with_ridge(gram: Tensor, cross: Tensor, amount: float, *, rows: int | None = None) -> Tensor:
+    """(G + λI)⁻¹ s for λ > 0, from the spectrum of G where λ is too small to lift its zeros above rounding."""
+    factor, info = torch.linalg.cholesky_ex(with_ridge(gram, amount))
+    if int(info) == 0:
+        return torch.cholesky_solve(cross, factor)
+    known = spectrum(gram, rows=rows)
+    return known.vectors @ ((known.vectors.T @ cross) / (known.values + amount)[:, None])
