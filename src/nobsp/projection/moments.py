@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 # Width of the column panels in the symmetric product: wide enough for the matrix product to run at full
 # speed, narrow enough that little of the lower triangle is computed in vain.
-_PANEL = 128
+_PANEL = 64
 # Rows are shifted a chunk at a time, so that a chunk is still in the cache when its product is taken.
 _CHUNK = 1024
 
@@ -89,14 +89,21 @@ class Moments:
             # A row, not a mean: less itself, a constant column is zero exactly, whatever its mean rounds to.
             self._origin = torch.cat([parts[name][0].to(self._origin) for name in self.blocks])
             self._offset = torch.zeros_like(self._origin)
-        pivot = self._pivot(parts, weights)
+        # Products are taken about `pivot`, the mean of the batch's first rows in float64: x - pivot is
+        # exact where the mean dwarfs the spread. The running mean would not do: a batch far from it would be
+        # corrected by more than its own products hold.
+        pivot = self._origin + self._offset
         sums = torch.zeros_like(pivot)
         for start in range(0, count, _CHUNK):
             chunk = self._shifted_chunk(parts, slice(start, start + _CHUNK), pivot)
-            if weights is None:
+            share = None if weights is None else weights[start : start + _CHUNK]
+            if start == 0:
+                running = pivot
+                pivot = running + (chunk.mean(0) if share is None else (share / share.sum()) @ chunk)
+                chunk -= pivot - running
+            if share is None:
                 sums += chunk.sum(0)
             else:
-                share = weights[start : start + _CHUNK]
                 sums += share @ chunk
                 chunk *= share.sqrt()[:, None]
             _add_symmetric_product(self._products, chunk)
@@ -114,6 +121,8 @@ class Moments:
         if isinstance(rows, Tensor):
             _require_matrix("rows", rows, self.size)
             parts = {name: rows[:, columns] for name, columns in self._columns.items()}
+        elif not isinstance(rows, Mapping):
+            raise TypeError(f"rows must be a tensor, or one tensor per block, found {type(rows).__name__}.")
         else:
             parts = dict(rows)
             if parts.keys() != self.blocks.keys():
@@ -130,19 +139,6 @@ class Moments:
             _refuse_non_finite(name, part)
         return {name: part.detach() for name, part in parts.items()}
 
-    def _pivot(self, parts: Mapping[str, Tensor], weights: Tensor | None) -> Tensor:
-        """What products are taken about: the mean of the batch's first rows, rounded to float64.
-
-        x - pivot is exact where the mean dwarfs the spread. The running mean would not do: a batch far from
-        it would be corrected by more than its own products hold.
-        """
-        start = self._origin + self._offset
-        chunk = self._shifted_chunk(parts, slice(0, _CHUNK), start)
-        if weights is None:
-            return start + chunk.mean(0)
-        share = weights[:_CHUNK]
-        return start + (share / share.sum()) @ chunk
-
     def _shifted_chunk(self, parts: Mapping[str, Tensor], rows: slice, pivot: Tensor) -> Tensor:
         """Some rows as float64, less `pivot`, in a buffer that is used again for every chunk."""
         length = len(range(*rows.indices(next(iter(parts.values())).shape[0])))
@@ -150,39 +146,21 @@ class Moments:
             self._scratch = self._products.new_empty(_CHUNK, self.size)
         chunk = self._scratch[:length]
         for name, columns in self._columns.items():
-            chunk[:, columns] = parts[name][rows]
-        chunk -= pivot
+            part, place = parts[name][rows], chunk[:, columns]
+            if part.dtype == place.dtype and part.device == place.device:
+                torch.sub(part, pivot[columns], out=place)  # one pass over the rows instead of two
+            else:
+                place.copy_(part).sub_(pivot[columns])
         return chunk
 
     # ------------------------------------------------------------------ putting moments together
 
     def merge(self, other: Moments) -> Moments:
         """The moments of both sets of rows together; neither operand changes."""
-        self._require_same_blocks(other)
-        joined = self.copy()
-        if other.weight == 0.0:
-            joined.rows += other.rows
-            return joined
-        if self.weight == 0.0:
-            joined = other.to(self.device).copy()
-            joined.rows += self.rows
-            return joined
-        other = other.to(self.device)
-        joined._rebase(other)
-        return joined
+        return merge_all([self, other.to(self.device)])
 
     def __add__(self, other: Moments) -> Moments:
         return self.merge(other)
-
-    def _rebase(self, other: Moments) -> None:
-        """Adds `other` in place; origins differ exactly (Sterbenz) where they are close."""
-        total = self.weight + other.weight
-        delta = (other._origin - self._origin) + (other._offset - self._offset)
-        self._products += other._products
-        self._products.addr_(delta, delta, alpha=self.weight * other.weight / total)
-        self._offset += delta * (other.weight / total)
-        self.weight = total
-        self.rows += other.rows
 
     def all_reduce(self, group: Any = None) -> Moments:
         """The moments of every process's rows, the same on each, under `torch.distributed`.
@@ -240,8 +218,7 @@ class Moments:
     @property
     def products(self) -> Tensor:
         """All centred cross-products, shape (size, size), symmetric."""
-        upper = self._products.triu()
-        return upper + upper.T - upper.diagonal().diag()
+        return _mirrored(self._products)
 
     def mean(self, block: str | None = None) -> Tensor:
         """Means of a block's columns, or of all columns."""
@@ -252,8 +229,7 @@ class Moments:
         """Centred cross-products of two blocks, shape (width of left, width of right)."""
         rows, columns = self._slice(left), self._slice(right)
         if left == right:
-            upper = self._products[rows, columns].triu()
-            return upper + upper.T - upper.diagonal().diag()
+            return _mirrored(self._products[rows, columns])
         if rows.start < columns.start:
             return self._products[rows, columns].clone()
         return self._products[columns, rows].T.clone()
@@ -310,9 +286,7 @@ class Moments:
             if name not in state:
                 raise ValueError(f"state has no {name!r}; it is not a complete state of moments.")
             if tuple(state[name].shape) != shape:
-                raise ValueError(
-                    f"state[{name!r}] has shape {tuple(state[name].shape)}, but blocks need {shape}."
-                )
+                raise ValueError(f"state[{name!r}] has shape {tuple(state[name].shape)}, but blocks need {shape}.")
         moments.rows, moments.weight = int(state["rows"]), float(state["weight"])
         moments._origin, moments._offset = state["origin"].clone(), state["offset"].clone()
         moments._products = state["products"].clone()
@@ -324,7 +298,7 @@ class Moments:
 
     def _slice(self, block: str) -> slice:
         if block not in self._columns:
-            raise KeyError(f"no block {block!r}; there are {', '.join(self.blocks)}.")
+            raise ValueError(f"no block {block!r}; there are {', '.join(self.blocks)}.")
         return self._columns[block]
 
     def _require_same_blocks(self, other: Moments) -> None:
@@ -332,15 +306,43 @@ class Moments:
             raise ValueError(f"cannot merge moments of blocks {other.blocks} into {self.blocks}.")
 
 
-def merge_all(parts: Iterable[Moments]) -> Moments:
-    """One set of moments from many, added in pairs so that rounding grows with log of their number."""
-    level = list(parts)
-    if not level:
+def merge_all(parts: Sequence[Moments], *, weights: Sequence[float] | None = None) -> Moments:
+    """One set of moments from many, each counted as often as its weight says.
+
+    Args:
+        parts: Moments of the same blocks.
+        weights: One non-negative factor per part, as a bootstrap over blocks of rows draws them; all one by
+            default.
+
+    Example:
+        >>> part = Moments({"a": 1}).update(torch.tensor([[0.0], [2.0]]))
+        >>> merge_all([part, part], weights=[3.0, 1.0]).weight
+        8.0
+    """
+    if not parts:
         raise ValueError("parts is empty; there is nothing to merge.")
-    while len(level) > 1:
-        pairs = [level[i].merge(level[i + 1]) for i in range(0, len(level) - 1, 2)]
-        level = pairs + level[len(pairs) * 2 :]
-    return level[0].copy()
+    factors = [1.0] * len(parts) if weights is None else [float(weight) for weight in weights]
+    if len(factors) != len(parts) or not all(0.0 <= factor < float("inf") for factor in factors):
+        raise ValueError(f"weights must be {len(parts)} finite numbers, none negative.")
+    joined = Moments(parts[0].blocks, device=parts[0].device)
+    for part in parts:
+        joined._require_same_blocks(part)
+    joined.rows = sum(part.rows for part, factor in zip(parts, factors, strict=True) if factor)
+    mass = [factor * part.weight for part, factor in zip(parts, factors, strict=True)]
+    joined.weight = sum(mass)
+    if joined.weight == 0.0:
+        return joined
+    heaviest = max(range(len(parts)), key=mass.__getitem__)
+    joined._origin = parts[heaviest]._origin.clone()
+    shifts = torch.stack([(part._origin - joined._origin) + part._offset for part in parts])
+    share = torch.tensor(mass, dtype=torch.float64, device=joined.device)
+    joined._offset = (share @ shifts) / joined.weight
+    shifts -= joined._offset
+    for part, factor in zip(parts, factors, strict=True):
+        if factor:
+            joined._products.add_(part._products, alpha=factor)
+    joined._products.addmm_(shifts.T * share, shifts)
+    return joined
 
 
 def _column_slices(blocks: Mapping[str, int]) -> dict[str, slice]:
@@ -352,6 +354,8 @@ def _column_slices(blocks: Mapping[str, int]) -> dict[str, slice]:
 
 
 def _checked_weights(weights: Tensor, count: int) -> Tensor:
+    if not isinstance(weights, Tensor):
+        raise TypeError(f"weights must be a tensor, found {type(weights).__name__}.")
     if weights.shape != (count,):
         raise ValueError(f"weights must have shape ({count},), found {tuple(weights.shape)}.")
     weights = weights.detach().to(torch.float64)
@@ -385,6 +389,17 @@ def _refuse_non_finite(name: str, part: Tensor) -> None:
         f"{name} has a value that is not finite (row {row}, column {column} of the batch); "
         "remove or repair such rows first."
     )
+
+
+def _mirrored(upper: Tensor) -> Tensor:
+    """The symmetric matrix whose upper triangle this is, copied a panel at a time to stay in the cache."""
+    full = upper.clone(memory_format=torch.contiguous_format)
+    for start in range(0, full.shape[0], _PANEL):
+        stop = start + _PANEL
+        corner = full[start:stop, start:stop]
+        corner.copy_(corner.triu() + corner.triu(1).T)
+        full[stop:, start:stop] = full[start:stop, stop:].T
+    return full
 
 
 def _add_symmetric_product(out: Tensor, rows: Tensor) -> None:

@@ -129,6 +129,7 @@ def transfer_matrix(target: Tensor, reference: Tensor, representation: Tensor) -
 
 def orthonormal_basis(matrix: Tensor) -> Tensor:
     """Orthonormal columns that span the columns of `matrix`, as many as its numerical rank."""
+    matrix = _checked("matrix", matrix)
     if matrix.numel() == 0:
         return matrix.new_zeros(matrix.shape[0], 0)
     left, values, _ = torch.linalg.svd(matrix, full_matrices=False)

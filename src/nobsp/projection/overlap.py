@@ -94,7 +94,7 @@ def _effective_rank(own: Spectrum) -> float:
 def _principal_angles(own: Spectrum, rest: Spectrum, between: Tensor) -> Tensor:
     """Angles whose cosines are the singular values of the whitened cross-products.
 
-    Cosines near one lose half their digits; there the sine is taken from what the projection leaves.
+    Cosines near one lose half their digits, so angles below about 1e-6 degrees cannot be told from zero.
     """
     if own.rank == 0 or rest.rank == 0:
         return between.new_zeros(0)
@@ -115,11 +115,11 @@ def _unique_share(own: Spectrum, rest: Spectrum, between: Tensor) -> float:
 def _verdict(rows: int, columns: int, own: Spectrum, rest: Spectrum, share: float) -> tuple[str, str]:
     if own.rank == 0:
         return "constant", "The term does not vary over the calibration samples, so it contributes nothing."
-    if rows - 1 <= rest.rank or rows <= columns:
+    if rows - 1 <= rest.rank:
         return (
             "few samples",
-            f"Fewer samples than channels ({rows} samples, {columns} reference columns): the reference can "
-            f"reproduce anything, so little or nothing is left of the term. Calibrate on more than {columns} "
+            f"Too few samples ({rows} for {columns} reference columns): the reference can "
+            f"reproduce anything, so little or nothing is left of the term. Calibrate on more than {columns + 1} "
             "samples, or use a stronger ridge.",
         )
     if share < 1e-6:

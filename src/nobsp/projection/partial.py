@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from nobsp.projection.moments import Moments
-from nobsp.projection.ridge import EPSILON, Ridge, solve_with_ridge, spectrum, with_ridge
+from nobsp.projection.ridge import EPSILON, Ridge, spectrum, with_ridge
 
 # Where less than this share of the target is left, its products are differences of nearly equal numbers
 # and the spectral route takes over from the Cholesky factorisation.
 _CANCELLATION = 1e-6
+# Rounding (a bound, some thirty times what is seen) below this share of the ridge it is added to is harmless.
+_DROWNED = 1e-5
 
 
 @dataclass(frozen=True)
@@ -100,29 +102,27 @@ def partial_coefficients(
     reference_ridge = ridge.amount(products.aa)
     # With no more rows than reference columns the target is inside the reference up to the ridge alone.
     unique = _unique_by_cholesky(products, reference_ridge) if moments.rows > products.aa.shape[0] else None
-    if unique is None:
+    if unique is None or not _trusted(unique, products, ridge.amount(unique.remaining, size=target_size)):
         unique = _unique_by_spectrum(products, reference_ridge, moments.rows)
-    remaining, cross, rank_limit, certain = unique
+    remaining, cross = unique.remaining, unique.cross
     share = float(remaining.diagonal().sum() / products.tt.diagonal().sum().clamp_min(1e-300))
-    scale = torch.linalg.matrix_norm(products.tt, 2) if products.tt.numel() else remaining.new_zeros(())
     target_ridge = ridge.amount(remaining, size=target_size)
     if float(remaining.diagonal().sum()) <= 0.0:
         note = _nothing_left(moments, products)
         flat = float(products.tt.diagonal().sum()) == 0.0
         zero = torch.zeros_like(cross)
         return PartialRegression(zero, 0.0, (reference_ridge, target_ridge), flat, note)
-    if target_ridge == 0.0:
-        kept = spectrum(remaining, rows=rank_limit + 1, scale=scale)
-        coefficients = kept.vectors @ ((kept.vectors.T @ cross) / kept.values[:, None])
-        certain = certain and kept.certain
+    if unique.rounding < _DROWNED * target_ridge:
+        factor = torch.linalg.cholesky(with_ridge(remaining, target_ridge))
+        coefficients, sound = torch.cholesky_solve(cross, factor), unique.certain
     else:
-        coefficients = solve_with_ridge(remaining, cross, target_ridge, rows=rank_limit + 1)
-    # What rounding of G_TT could add to or take from what is left, beside the ridge that would drown it.
-    sound = certain or share > _CANCELLATION or float(scale) * EPSILON * 32 < 1e-6 * target_ridge
+        rows = min(moments.rows, unique.rank_limit + 1)
+        kept = spectrum(remaining, rows=rows, scale=unique.scale)
+        coefficients = kept.vectors @ ((kept.vectors.T @ cross) / (kept.values + target_ridge)[:, None])
+        sound = unique.certain and kept.certain
     note = "" if sound else _UNCERTAIN
-    return PartialRegression(
-        coefficients, min(max(share, 0.0), 1.0), (reference_ridge, target_ridge), sound, note
-    )
+    share = min(max(share, 0.0), 1.0)
+    return PartialRegression(coefficients, share, (reference_ridge, target_ridge), sound, note)
 
 
 def channel_coefficients(
@@ -206,17 +206,36 @@ class _Products:
         )
 
 
-_Unique = tuple[Tensor, Tensor, int, bool]
+@dataclass(frozen=True)
+class _Unique:
+    """What the reference leaves: R_TᵀR_T, R_TᵀR_y, and what they are known to.
+
+    `scale` is what rounding of `remaining` is relative to, `rank_limit` the rank the rows allow it, `certain`
+    whether no rank was decided by rounding on the way.
+    """
+
+    remaining: Tensor
+    cross: Tensor
+    scale: float
+    rank_limit: int
+    certain: bool
+
+    @property
+    def rounding(self) -> float:
+        return 32 * EPSILON * self.scale
+
+
+def _trusted(unique: _Unique, products: _Products, target_ridge: float) -> bool:
+    """Whether the subtraction left enough of the target, or what it lost drowns in the ridge."""
+    left, whole = float(unique.remaining.diagonal().sum()), float(products.tt.diagonal().sum())
+    return left >= _CANCELLATION * whole or unique.rounding < _DROWNED * target_ridge
 
 
 def _unique_by_cholesky(products: _Products, ridge: float) -> _Unique | None:
-    """R_TᵀR_T and R_TᵀR_y the fast way, or None where too little of the target would be left to trust."""
+    """R_TᵀR_T and R_TᵀR_y the fast way, or None where the reference cannot be factorised."""
     if ridge == 0.0:
         return None
-    damped = products.aa + ridge * torch.eye(
-        products.aa.shape[0], dtype=torch.float64, device=products.aa.device
-    )
-    factor, info = torch.linalg.cholesky_ex(damped)
+    factor, info = torch.linalg.cholesky_ex(with_ridge(products.aa, ridge))
     if int(info) != 0:
         return None
     width = products.tt.shape[0]
@@ -224,10 +243,11 @@ def _unique_by_cholesky(products: _Products, ridge: float) -> _Unique | None:
     b_target, b_outputs = solved[:, :width], solved[:, width:]
     fitted = products.aa @ b_target
     remaining = products.tt - b_target.T @ products.at - products.at.T @ b_target + b_target.T @ fitted
-    if float(remaining.diagonal().sum()) < _CANCELLATION * float(products.tt.diagonal().sum()):
-        return None
     cross = products.ty - b_target.T @ products.ay - products.at.T @ b_outputs + fitted.T @ b_outputs
-    return (remaining + remaining.T) / 2, cross, width, True
+    # Rounding of the solve, column by column of the reference, is seen through the size of B.
+    carried = (b_target.square() * products.aa.diagonal()[:, None]).sum()
+    scale = float(torch.maximum(_norm(products.tt), carried))
+    return _Unique((remaining + remaining.T) / 2, cross, scale, width, True)
 
 
 def _unique_by_spectrum(products: _Products, ridge: float, rows: int) -> _Unique:
@@ -239,23 +259,30 @@ def _unique_by_spectrum(products: _Products, ridge: float, rows: int) -> _Unique
     and vanishes where the reference spans all centred vectors: known from the count, not from subtraction.
     """
     known = spectrum(products.aa, rows=rows)
-    values = known.values[:, None]
+    values, certain = known.values[:, None], known.certain
     t, y = known.vectors.T @ products.at, known.vectors.T @ products.ay
     if ridge > 0.0:
         shrunk = (ridge / (values + ridge)).square() / values
         remaining, cross = t.T @ (t * shrunk), t.T @ (y * shrunk)
     else:
         remaining, cross = torch.zeros_like(products.tt), torch.zeros_like(products.ty)
-    limit = max(rows - 1 - known.rank, 0)
+    limit, scale = max(rows - 1 - known.rank, 0), _norm(remaining)
     if limit > 0:
         outside = products.tt - t.T @ (t / values)
         outside_y = products.ty - t.T @ (y / values)
-        scale = torch.linalg.matrix_norm(products.tt, 2) if products.tt.numel() else outside.new_zeros(())
+        carried = (t / values).square().sum() * known.values.max() if known.rank else scale
+        scale = torch.maximum(_norm(products.tt), carried)
         kept = spectrum(outside, rows=limit + 1, scale=scale)
         remaining = remaining + (kept.vectors * kept.values) @ kept.vectors.T
         cross = cross + kept.vectors @ (kept.vectors.T @ outside_y)
+        certain = certain and kept.certain
     width = products.tt.shape[0]
-    return (remaining + remaining.T) / 2, cross, width if ridge > 0.0 else min(limit, width), known.certain
+    rank_limit = width if ridge > 0.0 else min(limit, width)
+    return _Unique((remaining + remaining.T) / 2, cross, float(scale), rank_limit, certain)
+
+
+def _norm(gram: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(gram, 2) if gram.numel() else gram.new_zeros(())
 
 
 # ---------------------------------------------------------------------- all channels
@@ -283,7 +310,7 @@ def _channels_by_cholesky(gram: Tensor, cross: Tensor, ridge: float) -> _Channel
 
 
 def _channels_by_spectrum(gram: Tensor, cross: Tensor, ridge: float, rows: int) -> _Channels:
-    known = spectrum(gram, rows=rows)
+    known = spectrum(gram, rows=rows, cut=ridge == 0.0)
     values, squares, hidden = known.values, known.vectors.square(), known.null_weight
     loadings = known.vectors.T @ cross
     theta = known.vectors @ (loadings / (values + ridge)[:, None])

@@ -90,7 +90,13 @@ class Spectrum:
         return int(self.values.shape[0])
 
 
-def spectrum(gram: Tensor, *, rows: int | None = None, scale: Tensor | float | None = None) -> Spectrum:
+def spectrum(
+    gram: Tensor,
+    *,
+    rows: int | None = None,
+    scale: Tensor | float | None = None,
+    cut: bool = True,
+) -> Spectrum:
     """The trustworthy part of the spectrum of a symmetric positive semi-definite matrix.
 
     A Gram matrix of N centred rows has rank N - 1 at most. Eigenvalues past that are zero and show up as
@@ -101,6 +107,8 @@ def spectrum(gram: Tensor, *, rows: int | None = None, scale: Tensor | float | N
         rows: How many rows it was summed over, where known.
         scale: What rounding is relative to, where that is more than the largest eigenvalue: a Schur
             complement inherits the rounding of the matrices it was subtracted from.
+        cut: Whether to drop what cannot be told from rounding. Beside a ridge far above rounding it need not
+            be: an output outside the span loads on a weak direction with the root of its eigenvalue.
 
     Example:
         >>> rows = torch.tensor([[1.0, 2.0, 3.0], [-1.0, -2.0, -3.0]], dtype=torch.float64)
@@ -120,14 +128,8 @@ def spectrum(gram: Tensor, *, rows: int | None = None, scale: Tensor | float | N
     limit = size if rows is None else max(min(size, rows - 1), 0)
     rank = min(int((values > floor).sum()), limit)
     certain = rank == limit and (rank == 0 or bool(values[rank - 1] > 1e3 * floor))
+    if not cut:
+        # By count only where what the count drops stands apart; else it would take a weak direction with it.
+        rank, values = limit if certain else size, values.clamp_min(0.0)
     null_weight = vectors[:, rank:].square().sum(1)
     return Spectrum(values[:rank].clone(), vectors[:, :rank].clone(), null_weight, floor, certain)
-
-
-def solve_with_ridge(gram: Tensor, cross: Tensor, amount: float, *, rows: int | None = None) -> Tensor:
-    """(G + λI)⁻¹ s for λ > 0, from the spectrum of G where λ is too small to lift its zeros above rounding."""
-    factor, info = torch.linalg.cholesky_ex(with_ridge(gram, amount))
-    if int(info) == 0:
-        return torch.cholesky_solve(cross, factor)
-    known = spectrum(gram, rows=rows)
-    return known.vectors @ ((known.vectors.T @ cross) / (known.values + amount)[:, None])

@@ -49,6 +49,7 @@ def compress(gram: Tensor, *, tolerance: float = 1e-12, rows: int | None = None)
 
     Raises:
         ValueError: If `gram` is not a square matrix of finite numbers or `tolerance` is negative.
+        TypeError: If `gram` is not of floating point.
 
     Example:
         >>> line = torch.linspace(-1, 1, 9, dtype=torch.float64)[:, None] * torch.ones(1, 4)
@@ -57,11 +58,13 @@ def compress(gram: Tensor, *, tolerance: float = 1e-12, rows: int | None = None)
     """
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
         raise ValueError(f"gram must be a square matrix, found shape {tuple(gram.shape)}.")
+    if not gram.is_floating_point():
+        raise TypeError(f"gram must be a floating-point tensor, found {gram.dtype}.")
     if not tolerance >= 0:
         raise ValueError(f"tolerance must not be negative, found {tolerance}.")
     if not bool(torch.isfinite(gram).all()):
         raise ValueError("gram has values that are not finite.")
-    known = spectrum(gram, rows=rows)
+    known = spectrum(gram.to(torch.float64), rows=rows)
     kept = known.values > tolerance * known.values.sum()
     return known.vectors[:, kept]
 
@@ -80,7 +83,7 @@ def pure_sign(term: Sequence[object], subset: Sequence[object]) -> int:
 
 
 def terms_coefficients(
-    moments: Moments, *, ridge: Ridge | None = None, outputs: str = "outputs"
+    moments: Moments, *, ridge: Ridge | None = None, outputs: str = "outputs", diagnose: bool = True
 ) -> TermsRegression:
     """Coefficients of every term, fitted together so that each is freed of what the others explain.
 
@@ -91,6 +94,7 @@ def terms_coefficients(
         moments: Products of the rows [term | term | … | outputs], each term compressed or not.
         ridge: How strongly the fit is regularised; relative 1e-4 by default.
         outputs: Name of the block of outputs.
+        diagnose: Whether to work out `unique_share` too, which needs the inverse of the joint system.
 
     Returns:
         Coefficients per term, with what each term carries.
@@ -116,14 +120,13 @@ def terms_coefficients(
     gram, cross = joint[index][:, index], joint[index][:, columns[outputs]]
     places = _places(names, moments.blocks)
     amount = (ridge or Ridge()).amount(gram)
-    beta, unique_share = _solve(gram, cross, amount, places, moments.rows)
+    beta, unique_share = _solve(gram, cross, amount, places if diagnose else {}, moments.rows)
     total = joint.diagonal()[columns[outputs]]
     fitted = 2 * (beta * cross).sum(0) - (beta * (gram @ beta)).sum(0)
     explained = torch.where(total > 0, fitted / total.clamp_min(1e-300), 1.0)
     coefficients = {name: beta[place] for name, place in places.items()}
     spread = {
-        name: _spread(part, gram[places[name], places[name]], moments.weight)
-        for name, part in coefficients.items()
+        name: _spread(part, gram[places[name], places[name]], moments.weight) for name, part in coefficients.items()
     }
     note = ""
     if gram.shape[0] >= moments.rows:
@@ -161,17 +164,17 @@ def _solve(
         # A λ that does not lift the zeros of G above rounding is as good as none for what is left of a term.
         known = spectrum(gram, rows=rows)
         beta = known.vectors @ ((known.vectors.T @ cross) / (known.values + ridge)[:, None])
-        hidden = (
-            torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device) - known.vectors @ known.vectors.T
-        )
+        hidden = torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device) - known.vectors @ known.vectors.T
         inverse = (known.vectors / known.values) @ known.vectors.T
         return beta, {
             name: _share_without_ridge(gram[place, place], inverse[place, place], hidden[place, place])
             for name, place in places.items()
         }
     beta = torch.cholesky_solve(cross, factor)
+    shares: dict[str, float] = {}
+    if not places:
+        return beta, shares
     inverse = torch.cholesky_inverse(factor)
-    shares = {}
     for name, place in places.items():
         own, total = inverse[place, place], gram[place, place].diagonal().sum()
         if own.shape[0] == 0 or float(total) <= 0.0:

@@ -1,0 +1,249 @@
+"""Arrays, tensors, frames, loaders and iterators as batches of rows, with progress on request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from tqdm import tqdm
+
+from nobsp.network.tables import Encode, Table, check_finite, table_of
+
+Batch = TypeVar("Batch", bound=Any)
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Rows of a table in batches: 2-D tensors on the CPU, never more than the asked number of rows each.
+
+    Batches may share memory with the caller's data and must not be written to.
+
+    Attributes:
+        names: Column names where the data has any (those before encoding); else None.
+        rows: Number of rows, or None where it is not known before reading.
+        reiterable: Whether the rows can be read more than once.
+        integer: Whether every value is an integer, so that batches are int64.
+        columns: Number of columns of every batch, after encoding.
+    """
+
+    names: tuple[str, ...] | None
+    rows: int | None
+    reiterable: bool
+    integer: bool
+    columns: int
+    _open: Callable[[], Iterator[Tensor]] = field(repr=False)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self._open()
+
+
+def batches_of(
+    X: Any,
+    *,
+    batch_size: int,
+    encode: Encode | None = None,
+    argument: str = "X",
+    columns: Sequence[str] | None = None,
+) -> Source:
+    """Read any kind of table in batches.
+
+    Args:
+        X: A 2-D array or tensor, a pandas or polars frame, a DataLoader (batches `x`, or `(x, y)` of which
+            the first is taken), a list or other iterable of such batches, or a one-shot iterator of them.
+        batch_size: At most so many rows in a batch; larger ones are split.
+        encode: Turns rows of the caller's kind into a float64 matrix (a fitted preprocessing).
+        argument: What the caller calls `X`; error messages use it.
+        columns: Expected column names. Frames are reordered to them; arrays must have as many columns.
+
+    Returns:
+        The batches. NaN and infinities are errors when they are read.
+
+    Raises:
+        TypeError: If `X` is of no such kind, or a column is not numeric.
+        ValueError: If `X` is empty, has other columns than expected, or holds missing values.
+
+    Example:
+        >>> import numpy as np
+        >>> from nobsp.network.batches import batches_of
+        >>> source = batches_of(np.zeros((5, 3)), batch_size=2)
+        >>> source.rows, [len(batch) for batch in source]
+        (5, [2, 2, 1])
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        raise ValueError(f"batch_size must be a positive whole number, found {batch_size!r}.")
+    X = _matrix_if_nested(X)
+    table = table_of(X, argument=argument, columns=columns, numeric=encode is None)
+    reader = _Reader(int(batch_size), encode, argument, columns)
+    if table is not None:
+        if table.rows == 0:
+            raise ValueError(f"{argument} has no rows.")
+        return _table_source(table, reader)
+    _refuse(X, argument)
+    return _stream_source(X, reader)
+
+
+def with_progress(iterable: Iterable[Batch], *, total: int | None, enabled: bool, description: str) -> Iterator[Batch]:
+    """Pass batches through, counting their rows on a progress bar on stderr.
+
+    Args:
+        iterable: Batches with a length.
+        total: Rows to come; None if unknown, and then the bar shows only a count.
+        enabled: Without it nothing is shown.
+        description: What is being done.
+
+    Example:
+        >>> from nobsp.network.batches import with_progress
+        >>> list(with_progress([[1, 2], [3]], total=3, enabled=False, description="reading"))
+        [[1, 2], [3]]
+    """
+    if not enabled:
+        yield from iterable
+        return
+    with tqdm(total=total, desc=description, unit=" rows", unit_scale=True) as bar:
+        for batch in iterable:
+            yield batch
+            bar.update(len(batch))
+
+
+@dataclass(frozen=True, eq=False)
+class _Reader:
+    """Cuts tables into checked batches."""
+
+    batch_size: int
+    encode: Encode | None
+    argument: str
+    columns: Sequence[str] | None
+
+    def rows_of(self, table: Table, *, first_row: int, argument: str) -> Iterator[Tensor]:
+        for start in range(0, table.rows, self.batch_size):
+            stop = min(start + self.batch_size, table.rows)
+            rows = self.cut(table, start, stop)
+            names = table.names if self.encode is None else None
+            said = argument if self.encode is None else f"the encoded {argument}"
+            check_finite(rows, argument=said, first_row=first_row + start, names=names)
+            yield rows
+
+    def cut(self, table: Table, start: int, stop: int) -> Tensor:
+        if self.encode is None:
+            return table.cut(start, stop)
+        encoded = np.ascontiguousarray(self.encode(table.native(start, stop)), dtype=np.float64)
+        return torch.from_numpy(encoded if encoded.flags.writeable else encoded.copy())
+
+    def table(self, batch: Any, *, number: int, columns: Sequence[str] | None) -> Table:
+        """The rows of one batch of a stream, labels left aside."""
+        argument = f"batch {number} of {self.argument}"
+        if isinstance(batch, Mapping):
+            raise TypeError(
+                f"{argument} is a dictionary with {list(batch)}; pass batches of rows, e.g. "
+                f"(batch[{next(iter(batch), 'x')!r}] for batch in loader)."
+            )
+        rows = batch[0] if isinstance(batch, tuple | list) and len(batch) else batch
+        table = table_of(rows, argument=argument, columns=columns, numeric=self.encode is None)
+        if table is None:
+            raise TypeError(
+                f"{argument} is a {type(rows).__name__}; expected an array, a tensor, a frame, or a pair "
+                "(x, y) starting with one."
+            )
+        return table
+
+
+def _table_source(table: Table, reader: _Reader) -> Source:
+    first = reader.cut(table, 0, 1) if reader.encode is not None else None
+
+    def read() -> Iterator[Tensor]:
+        return reader.rows_of(table, first_row=0, argument=reader.argument)
+
+    # An empty cut still knows its dtype, and is not checked for missing values.
+    integer = first is None and not table.cut(0, 0).is_floating_point()
+    width = table.columns if first is None else first.shape[1]
+    return Source(table.names, table.rows, True, integer, width, read)
+
+
+def _stream_source(X: Any, reader: _Reader) -> Source:
+    """Batches from an iterable; the first is looked at now and not lost, nor is the iterable opened twice."""
+    opened = iter(X)
+    once = opened is X
+    try:
+        first = next(opened)
+    except StopIteration:
+        raise ValueError(f"{reader.argument} has no batches.") from None
+    head = reader.table(first, number=0, columns=reader.columns)
+    if head.rows == 0:
+        raise ValueError(f"batch 0 of {reader.argument} has no rows.")
+    expected = reader.columns or head.names
+    peeked = reader.cut(head, 0, 1)
+    waiting: list[tuple[Any, Iterator[Any]]] = [(first, opened)]
+
+    def raw() -> Iterator[Any]:
+        if waiting:
+            begun, rest = waiting.pop()
+            yield begun
+            yield from rest
+        elif once:
+            raise ValueError(
+                f"{reader.argument} is an iterator that can be read only once and it has been; pass a list "
+                "of batches, a DataLoader, or an object whose __iter__ starts anew."
+            )
+        else:
+            yield from X
+
+    def read() -> Iterator[Tensor]:
+        seen = 0
+        for number, batch in enumerate(raw()):
+            table = reader.table(batch, number=number, columns=expected)
+            if table.columns != head.columns:
+                raise ValueError(
+                    f"batch {number} of {reader.argument} has {table.columns} columns but batch 0 had "
+                    f"{head.columns}; every batch needs the same columns."
+                )
+            for rows in reader.rows_of(table, first_row=seen, argument=reader.argument):
+                # Whole numbers in a stream that began with floats are floats that happened to be whole.
+                yield rows if integer or rows.is_floating_point() else rows.to(peeked.dtype)
+            seen += table.rows
+        if seen == 0:
+            raise ValueError(
+                f"{reader.argument} gave no rows when it was read again; pass an object whose __iter__ starts anew."
+            )
+
+    integer = reader.encode is None and not peeked.is_floating_point()
+    return Source(head.names, _rows_ahead(X), not once, integer, peeked.shape[1], read)
+
+
+def _rows_ahead(X: Any) -> int | None:
+    """How many rows an iterable will give, where that is certain."""
+    if isinstance(X, DataLoader):
+        certain = X.collate_fn is default_collate and not isinstance(X.dataset, IterableDataset)
+        if not certain or X.batch_size is None or not isinstance(X.sampler, Sized):
+            return None
+        rows = len(X.sampler)
+        return rows - rows % X.batch_size if X.drop_last else rows
+    if isinstance(X, list | tuple):
+        return sum(len(batch[0]) if isinstance(batch, tuple | list) else len(batch) for batch in X)
+    return None
+
+
+def _matrix_if_nested(X: Any) -> Any:
+    """A list of lists of numbers is a matrix, not a list of batches."""
+    nested = isinstance(X, list | tuple) and X and isinstance(X[0], list | tuple) and X[0]
+    return np.asarray(X) if nested and all(np.isscalar(value) for value in X[0]) else X
+
+
+def _refuse(X: Any, argument: str) -> None:
+    """Errors for things that are iterable, or look like data, but are no batches."""
+    kind = type(X).__name__
+    if isinstance(X, Dataset) and not isinstance(X, IterableDataset):
+        raise TypeError(f"{argument} is a Dataset; pass torch.utils.data.DataLoader({argument}, batch_size=...).")
+    if hasattr(X, "collect") and "Lazy" in kind:
+        raise TypeError(f"{argument} is a {kind}; pass {argument}.collect().")
+    if hasattr(X, "toarray"):
+        raise TypeError(f"{argument} is a sparse matrix; pass {argument}.toarray().")
+    if isinstance(X, str | bytes | Mapping) or kind == "Series" or not hasattr(X, "__iter__"):
+        raise TypeError(
+            f"{argument} is a {kind}; expected a 2-D array or tensor, a pandas or polars frame, a "
+            "DataLoader, or an iterable of batches."
+        )

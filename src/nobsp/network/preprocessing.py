@@ -1,0 +1,168 @@
+"""A fitted scikit-learn preprocessing as a function, and which columns it makes of which."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import narwhals as nw
+import numpy as np
+
+from nobsp.network.tables import Encode
+
+GROUPING_ROWS = 2000
+_LEVELS_KEPT = 1000
+
+Matrix = np.ndarray[Any, Any]
+
+
+def encoder_of(steps: Sequence[Any]) -> Encode:
+    """A function from rows, in a frame or an array, to the float64 matrix that enters the network.
+
+    Args:
+        steps: Fitted transformers, applied in turn.
+    """
+    names = getattr(steps[0], "feature_names_in_", None)
+
+    def transform(X: Any) -> Matrix:
+        for step in steps:
+            X = step.transform(X)
+        dense = X.toarray() if hasattr(X, "toarray") else X
+        return np.asarray(dense, dtype=np.float64)
+
+    def encode(X: Any) -> Matrix:
+        if names is not None and isinstance(X, np.ndarray):
+            return transform(_framed(X, names))
+        if _is_polars(X) and _pandas_is_here():
+            try:
+                return transform(X)
+            except (TypeError, ValueError, AttributeError, NotImplementedError):
+                # Steps fitted on pandas may know only pandas; what is really wrong fails again, and is seen.
+                return transform(_as_pandas(X))
+        return transform(X)
+
+    return encode
+
+
+def _is_polars(X: Any) -> bool:
+    return type(X).__module__.partition(".")[0] == "polars"
+
+
+def _pandas_is_here() -> bool:
+    return importlib.util.find_spec("pandas") is not None
+
+
+def _as_pandas(X: Any) -> Any:
+    import pandas as pd
+
+    frame = nw.from_native(X, eager_only=True)
+    return pd.DataFrame({name: frame[name].to_numpy() for name in frame.columns})
+
+
+def _framed(X: Matrix, names: Sequence[str]) -> Any:
+    """An array given to steps that were fitted on a frame: its columns get the names of the frame's."""
+    if X.shape[1] != len(names):
+        raise ValueError(
+            f"X has {X.shape[1]} columns but the model was fitted on {len(names)}: "
+            f"{', '.join(repr(str(name)) for name in names)}."
+        )
+    if not _pandas_is_here():
+        raise TypeError("the model was fitted on a frame; pass a frame with the same column names.")
+    import pandas as pd
+
+    return pd.DataFrame(X, columns=list(names)).infer_objects()
+
+
+def groups_by_running(X: Any, encode: Encode | None, names: Sequence[str] | None) -> dict[str, list[int]]:
+    """Encoded columns that change when one column of `X` is shuffled, by the name of that column.
+
+    Args:
+        X: A frame or a 2-D array.
+        encode: The preprocessing; None if the columns stay as they are.
+        names: Names of the columns of an array; "x0", "x1", ... if None.
+    """
+    columns = _Columns(X, names)
+    if encode is None:
+        return {name: [position] for position, name in enumerate(columns.names)}
+    columns = columns.sample()
+    before = encode(columns.native)
+    changed = np.zeros((len(columns.names), before.shape[1]), dtype=bool)
+    for position in range(len(columns.names)):
+        after = encode(columns.shuffled(position))
+        same = (after == before) | (np.isnan(after) & np.isnan(before))
+        changed[position] = ~same.all(axis=0)
+    _refuse_mixtures(changed, columns.names)
+    return {
+        name: [int(place) for place in np.flatnonzero(row)]
+        for name, row in zip(columns.names, changed, strict=True)
+        if row.any()
+    }
+
+
+def _refuse_mixtures(changed: Matrix, names: Sequence[str]) -> None:
+    shared = np.flatnonzero(changed.sum(axis=0) > 1)
+    if len(shared) == 0:
+        return
+    mixed = [name for name, row in zip(names, changed[:, shared], strict=True) if row.any()]
+    raise ValueError(
+        f"the preprocessing mixes the columns {', '.join(map(repr, mixed))}: {len(shared)} of its "
+        f"{changed.shape[1]} outputs depend on several of them, so no output belongs to one column. Pass the "
+        "network itself and the transformed matrix: model[-1] and model[:-1].transform(X)."
+    )
+
+
+class _Columns:
+    """A frame or an array whose columns can be shuffled one at a time."""
+
+    def __init__(self, X: Any, names: Sequence[str] | None) -> None:
+        self._frame = nw.from_native(X, eager_only=True, pass_through=True)
+        self._is_frame = isinstance(self._frame, nw.DataFrame)
+        if not self._is_frame and not (isinstance(X, np.ndarray) and X.ndim == 2):
+            raise TypeError(f"X must be a frame or a 2-D array to group its columns, found {type(X).__name__}.")
+        if self._is_frame:
+            names = self._frame.columns
+        self._given = names
+        self.names = [str(n) for n in names] if names is not None else [f"x{j}" for j in range(X.shape[1])]
+        self.native = X
+
+    def sample(self) -> _Columns:
+        """At most some thousands of rows, among them the first row of every level of a column with few."""
+        rows = len(self.native)
+        if rows <= GROUPING_ROWS:
+            return self
+        kept = [np.linspace(0, rows - 1, GROUPING_ROWS).astype(np.int64)]
+        for position in range(len(self.names)):
+            firsts = _first_rows(self._values(position))
+            if len(firsts) <= _LEVELS_KEPT:
+                kept.append(firsts)
+        chosen = np.unique(np.concatenate(kept))
+        if self._is_frame:
+            return _Columns(self._frame[chosen.tolist(), :].to_native(), None)
+        return _Columns(self.native[chosen], self._given)
+
+    def _values(self, position: int) -> Matrix:
+        if self._is_frame:
+            return np.asarray(self._frame[:, position].to_numpy())
+        return np.asarray(self.native[:, position])
+
+    def shuffled(self, position: int) -> Any:
+        """The rows with one column moved on by one row.
+
+        A function of this column alone changes somewhere in that cycle unless it is constant on these rows.
+        """
+        turned = np.roll(np.arange(len(self.native)), 1)
+        if not self._is_frame:
+            moved = self.native.copy()
+            moved[:, position] = moved[turned, position]
+            return moved
+        name = self._frame.columns[position]
+        return self._frame.with_columns(self._frame[name][turned.tolist()].alias(name)).to_native()
+
+
+def _first_rows(values: Matrix) -> Matrix:
+    """The first row in which each distinct value occurs."""
+    firsts: dict[Any, int] = {}
+    for row, value in enumerate(values.tolist()):
+        firsts.setdefault(value, row)
+    return np.fromiter(firsts.values(), dtype=np.int64)

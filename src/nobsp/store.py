@@ -1,0 +1,63 @@
+"""One safetensors file with JSON metadata: how explainers are kept, without pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+def save(path: str | os.PathLike[str], *, kind: str, version: int, tensors: Mapping[str, Tensor], about: Any) -> None:
+    """Writes tensors and a description, atomically: the file is whole or not there.
+
+    Args:
+        path: Where to; an existing file is replaced.
+        kind: What the file holds, e.g. "explainer".
+        version: Version of the layout.
+        tensors: The numbers.
+        about: Anything JSON can hold.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"path is in {str(target.parent)!r}, which is not a folder; create it first.")
+    metadata = {"format": "nobsp", "kind": kind, "version": str(version), "about": json.dumps(about)}
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
+    os.close(handle)
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=metadata)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load(path: str | os.PathLike[str], *, kind: str, version: int) -> tuple[dict[str, Tensor], Any]:
+    """Reads what `save` wrote.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is damaged, of another kind, or of another version.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"path {str(path)!r} is not a file.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != "nobsp" or metadata.get("kind") != kind:
+                raise ValueError(f"path {str(path)!r} does not hold a nobsp {kind}.")
+            if metadata.get("version") != str(version):
+                raise ValueError(
+                    f"path {str(path)!r} has layout version {metadata.get('version')}, but this nobsp reads version "
+                    f"{version}; use the nobsp that wrote it."
+                )
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    except SafetensorError as damaged:
+        raise ValueError(f"path {str(path)!r} is damaged or no safetensors file: {damaged}.") from damaged
+    return tensors, json.loads(metadata["about"])

@@ -1,0 +1,348 @@
+"""Calibration: terms, bases and moments in; coefficients out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nobsp.network.inputs import Subset
+from nobsp.network.readout import Readout
+from nobsp.projection import (
+    Moments,
+    Ridge,
+    Spectrum,
+    merge_all,
+    partial_coefficients,
+    pure_sign,
+    spectrum,
+    terms_coefficients,
+)
+from nobsp.projection.ridge import EPSILON
+from nobsp.tabular.representations import Isolation, Represent, spread_out, subsets_of, through
+
+# Directions whose spread is below this share of the ridge are silenced by it and need no column.
+_SILENT = 1e-3
+# Most columns of the joint system; past this a Cholesky factorisation takes seconds.
+MOST_COLUMNS = 4000
+# Blocks of calibration rows whose moments are kept apart, for bands and for choosing interactions.
+BLOCKS = 24
+_BLOCK_BYTES = 400 << 20
+_CACHE_BYTES = 400 << 20
+
+OUTPUTS = "outputs"
+TARGET = "target"
+REFERENCE = "reference"
+JOINT = "joint"
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What must be agreed on before rows are added up, so that shards can be merged.
+
+    Attributes:
+        isolation: Features, baseline and how isolated inputs are made.
+        terms: The terms to fit, as tuples of feature positions; single features first.
+        bases: Per term, orthonormal directions (width, rank) that its representation uses.
+        pure: Whether terms are fitted together on their pure representations, or one by one as published.
+        truncated: Whether bases were cut short to keep the joint system small.
+    """
+
+    isolation: Isolation
+    terms: tuple[Subset, ...]
+    bases: dict[Subset, Tensor]
+    pure: bool
+    truncated: bool = False
+
+    def fingerprint(self) -> str:
+        """Equal for plans whose moments may be added up."""
+        digest = hashlib.sha256(repr((self.terms, self.pure, self.isolation.features)).encode())
+        for tensor in (self.isolation.baseline, *(self.bases[term] for term in self.terms)):
+            digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def blocks(self, width: int, outputs: int) -> dict[str, dict[str, int]]:
+        """Blocks of columns of each set of moments this plan needs."""
+        ranks = {label(term): self.bases[term].shape[1] for term in self.terms}
+        if self.pure:
+            return {JOINT: {**ranks, OUTPUTS: outputs}}
+        return {name: {TARGET: rank, REFERENCE: width, OUTPUTS: outputs} for name, rank in ranks.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """The decomposition's coefficients.
+
+    Attributes:
+        matrices: Per term, coefficients on its representation, shape (width, outputs).
+        offsets: Per term, what centring subtracts, shape (outputs,).
+        base: Mean output over the calibration rows.
+        ridges: Per term, the λ it was solved with.
+        unique_share: Per term, how much of its spread is its own.
+        notes: Per term, what is wrong with it in words; terms in good order are missing.
+        note: What is wrong with the system as a whole; empty when nothing is.
+    """
+
+    matrices: dict[Subset, Tensor]
+    offsets: dict[Subset, Tensor]
+    base: Tensor
+    ridges: dict[Subset, float]
+    unique_share: dict[Subset, float]
+    notes: dict[Subset, str]
+    note: str
+
+
+def label(term: Subset) -> str:
+    """Name of a term's block of columns.
+
+    Example:
+        >>> label((0, 3))
+        '0,3'
+    """
+    return ",".join(map(str, term))
+
+
+# ---------------------------------------------------------------------- bases
+
+
+def make_plan(
+    isolation: Isolation,
+    represent: Represent,
+    sample: Tensor,
+    terms: Sequence[Subset],
+    *,
+    pure: bool,
+    ridge: Ridge,
+) -> Plan:
+    """Fixes every term's basis from a sample of rows."""
+    spectra = dict(_term_spectra(isolation, represent, sample, terms, pure=pure))
+    ordered = {term: spectra[term] for term in terms}
+    threshold, truncated = _threshold(ordered, ridge) if pure else (0.0, False)
+    bases = {term: known.vectors[:, known.values > threshold].cpu() for term, known in ordered.items()}
+    return Plan(isolation, tuple(terms), bases, pure, truncated)
+
+
+def _threshold(spectra: Mapping[Subset, Spectrum], ridge: Ridge) -> tuple[float, bool]:
+    """The smallest eigenvalue worth a column: what the ridge leaves audible, and what the system can hold.
+
+    The relative ridge is α · trace / columns, so it rises as columns go: a few rounds settle it.
+    """
+    values = torch.cat([known.values for known in spectra.values()]).sort(descending=True).values
+    total, threshold = float(values.sum()), 0.0
+    if ridge.scale == "relative":
+        for _ in range(8):
+            columns = max(int((values > threshold).sum()), 1)
+            threshold = _SILENT * ridge.value * total / columns
+    kept = int((values > threshold).sum())
+    if kept <= MOST_COLUMNS:
+        return threshold, False
+    return float(values[MOST_COLUMNS]), True
+
+
+def _term_spectra(
+    isolation: Isolation, represent: Represent, sample: Tensor, terms: Sequence[Subset], *, pure: bool
+) -> Iterator[tuple[Subset, Spectrum]]:
+    """Directions and spread of each term's own representation over the sample.
+
+    Pure pairs need their singles' representations too; those are kept, so the sample shrinks where they
+    would not fit.
+    """
+    needed = sorted({s for term in terms for s in (subsets_of(term) if pure else [term])}, key=lambda s: (len(s), s))
+    shared = {s for term in terms if pure for s in subsets_of(term) if s != term}
+    if shared:
+        width = represent(sample[:1]).shape[1]
+        sample = sample[: max(_CACHE_BYTES // (8 * width * len(shared)), 512)]
+    kept: dict[Subset, Tensor] = {}
+    wanted = set(terms)
+    for subset, z, place in isolation.distinct(represent, sample, needed):
+        if subset in shared:
+            kept[subset] = spread_out(z, place)
+        if subset not in wanted:
+            continue
+        if not pure or len(subset) == 1:
+            weights = None if place is None else torch.bincount(place, minlength=len(z)).to(z.device)
+            yield subset, _row_spectrum(z.to(torch.float64), weights)
+            continue
+        representation = spread_out(z, place).to(torch.float64)
+        for inner in subsets_of(subset)[:-1]:
+            representation = representation + kept[inner] * pure_sign(subset, inner)
+        yield subset, _row_spectrum(representation, None)
+
+
+def _row_spectrum(rows: Tensor, weights: Tensor | None) -> Spectrum:
+    """Spectrum of the centred products of some rows, each counted as often as its weight says."""
+    count, width = rows.shape
+    if count > width:
+        moments = Moments({TARGET: width}, device=rows.device)
+        moments.update(rows, weights=None if weights is None else weights.to(torch.float64))
+        return spectrum(moments.product(TARGET, TARGET), rows=count)
+    # Few rows: their own singular values are cheaper and more exact than the eigenvalues of a wide matrix.
+    share = torch.ones(count, dtype=rows.dtype, device=rows.device) if weights is None else weights.to(rows.dtype)
+    centred = (rows - (share @ rows) / share.sum()) * share.sqrt()[:, None]
+    _, values, vectors = torch.linalg.svd(centred, full_matrices=False)
+    kept = values > values[:1].clamp_min(0.0) * max(count, width) * EPSILON
+    kept[count - 1 :] = False  # centring takes one direction
+    vectors = vectors[kept].T
+    return Spectrum(values[kept].square(), vectors, 1 - vectors.square().sum(1), 0.0, True)
+
+
+# ---------------------------------------------------------------------- moments
+
+
+class Accumulator:
+    """Adds calibration rows up, in a few blocks of rows kept apart.
+
+    Args:
+        plan: Terms and bases.
+        readout: The model.
+        rows: How many rows will come, where known; decides how batches are cut into blocks.
+    """
+
+    def __init__(self, plan: Plan, readout: Readout, *, rows: int | None = None) -> None:
+        self.plan = plan
+        self._readout = readout
+        self._shapes = plan.blocks(readout.width, readout.outputs)
+        self.block_count = _affordable_blocks(self._shapes)
+        self._expected = rows
+        self._next = 0
+        self.parts: dict[str, list[Moments]] = {
+            name: [Moments(shape) for _ in range(self.block_count)] for name, shape in self._shapes.items()
+        }
+
+    def update(self, represent: Represent, rows: Tensor) -> None:
+        """Adds a batch of input rows."""
+        plan = self.plan
+        outputs = self._readout.logits(represent(rows)).cpu()
+        pieces = self._pieces(rows.shape[0])
+        if plan.pure:
+            compressed = through(plan.isolation, represent, rows, plan.bases, pure=True).cpu()
+            self._add(JOINT, torch.cat([compressed, outputs], dim=1), pieces)
+        else:
+            targets = through(plan.isolation, represent, rows, plan.bases, pure=False).cpu()
+            start = 0
+            column = {}
+            for term in plan.terms:
+                column[term] = targets[:, start : start + plan.bases[term].shape[1]]
+                start += plan.bases[term].shape[1]
+            for term, reference in plan.isolation.reference(represent, rows, plan.terms):
+                parts = {TARGET: column[term], REFERENCE: reference.cpu(), OUTPUTS: outputs}
+                self._add(label(term), parts, pieces)
+        self._next += len(pieces)
+
+    def _add(self, name: str, parts: Tensor | dict[str, Tensor], pieces: Sequence[int]) -> None:
+        start = 0
+        for number, size in enumerate(pieces):
+            rows = slice(start, start + size)
+            start += size
+            piece = parts[rows] if isinstance(parts, Tensor) else {key: part[rows] for key, part in parts.items()}
+            self.parts[name][(self._next + number) % self.block_count].update(piece)
+
+    def _pieces(self, count: int) -> list[int]:
+        """Sizes of the pieces of a batch; consecutive pieces go to consecutive blocks."""
+        batches = 1 if self._expected is None else max(-(-self._expected // count), 1)
+        number = max(min(-(-self.block_count // batches), count), 1)
+        return [count // number + (i < count % number) for i in range(number)]
+
+
+def _affordable_blocks(shapes: Mapping[str, Mapping[str, int]]) -> int:
+    size = sum(8 * sum(shape.values()) ** 2 for shape in shapes.values())
+    for count in (BLOCKS, 16, 12, 8):
+        if count * size <= _BLOCK_BYTES:
+            return count
+    return 1
+
+
+# ---------------------------------------------------------------------- coefficients
+
+
+def solve(
+    plan: Plan,
+    parts: Mapping[str, Sequence[Moments]],
+    *,
+    ridge: Ridge,
+    weights: Sequence[float] | None = None,
+    diagnose: bool = True,
+) -> Solution:
+    """Coefficients of all terms from the blocks' moments.
+
+    Args:
+        plan: Terms and bases.
+        parts: Moments per block of rows.
+        ridge: How strongly the solves are regularised.
+        weights: How often each block of rows counts; once by default.
+        diagnose: Whether to work out how much of each term is its own, too.
+    """
+    if plan.pure:
+        total = merge_all(parts[JOINT], weights=weights)
+        return _solve_jointly(plan, total, ridge, diagnose)
+    return _solve_one_by_one(plan, {t: merge_all(parts[label(t)], weights=weights) for t in plan.terms}, ridge)
+
+
+def _solve_jointly(plan: Plan, total: Moments, ridge: Ridge, diagnose: bool) -> Solution:
+    fit = terms_coefficients(total, ridge=ridge, outputs=OUTPUTS, diagnose=diagnose)
+    terms = plan.terms
+    matrices, offsets, notes = {}, {}, {}
+    for term in terms:
+        beta = fit.coefficients[label(term)]
+        matrices[term] = plan.bases[term] @ beta
+        offsets[term] = total.mean(label(term)) @ beta
+        if plan.bases[term].shape[1] == 0:
+            notes[term] = CONSTANT
+    shares = {term: fit.unique_share.get(label(term), float("nan")) for term in terms}
+    ridges = dict.fromkeys(terms, fit.ridge)
+    return Solution(matrices, offsets, total.mean(OUTPUTS), ridges, shares, notes, fit.note)
+
+
+def _solve_one_by_one(plan: Plan, totals: Mapping[Subset, Moments], ridge: Ridge) -> Solution:
+    matrices, offsets, ridges, shares, notes = {}, {}, {}, {}, {}
+    for term, total in totals.items():
+        width = total.blocks[REFERENCE]
+        fit = partial_coefficients(total, ridge=ridge, target_size=width)
+        matrices[term] = plan.bases[term] @ fit.coefficients
+        offsets[term] = total.mean(TARGET) @ fit.coefficients
+        ridges[term], shares[term] = fit.ridges[1], fit.unique_share
+        if fit.note:
+            notes[term] = fit.note
+    base = next(iter(totals.values())).mean(OUTPUTS)
+    return Solution(matrices, offsets, base, ridges, shares, notes, "")
+
+
+CONSTANT = "The term does not vary over the calibration rows, so it contributes nothing."
+
+
+def without(plan: Plan, terms: Sequence[Subset]) -> Plan:
+    """The plan with fewer terms."""
+    return replace(plan, terms=tuple(terms), bases={term: plan.bases[term] for term in terms})
+
+
+def contributions(
+    plan: Plan,
+    solution: Solution,
+    represent: Represent,
+    rows: Tensor,
+    *,
+    terms: Sequence[Subset] | None = None,
+) -> Tensor:
+    """g_S(x) of every term, shape (rows, terms, outputs), float64 on the CPU.
+
+    As published, a pair's projection holds its single features' contributions too, which are subtracted
+    (A.14), and a triple's its pairs' (A.15).
+    """
+    chosen = tuple(plan.terms if terms is None else terms)
+    needed = chosen
+    if not plan.pure:
+        needed = tuple(sorted({s for term in chosen for s in subsets_of(term)}, key=lambda s: (len(s), s)))
+    matrices = {term: solution.matrices[term] for term in needed}
+    flat = through(plan.isolation, represent, rows, matrices, pure=plan.pure).cpu()
+    values = flat.reshape(rows.shape[0], len(needed), -1)
+    values -= torch.stack([solution.offsets[term] for term in needed])
+    if plan.pure:
+        return values
+    place = {term: i for i, term in enumerate(needed)}
+    for term in needed:
+        for inner in subsets_of(term)[:-1]:
+            values[:, place[term]] -= values[:, place[inner]]
+    return values[:, [place[term] for term in chosen]]

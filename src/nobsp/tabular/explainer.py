@@ -1,0 +1,595 @@
+"""NObSP for tables: a trained network in, the functions it has learned out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import NotFittedError
+from torch import Tensor, nn
+
+from nobsp.network.adapted import adapt
+from nobsp.network.batches import Source, batches_of, with_progress
+from nobsp.network.inputs import Subset, needs_data, resolve_baseline
+from nobsp.network.readout import Readout
+from nobsp.network.summary import SAMPLE_ROWS, Summariser, Summary
+from nobsp.projection import Ridge
+from nobsp.tabular import keeping
+from nobsp.tabular.calibration import Accumulator, Plan, contributions, make_plan, solve, without
+from nobsp.tabular.columns import categories_of, columns_of, input_values
+from nobsp.tabular.curves import curve_table
+from nobsp.tabular.explanation import Explanation, output_position
+from nobsp.tabular.fitted import Fitted, frame_kind
+from nobsp.tabular.health import Health, examine
+from nobsp.tabular.interactions import MOST_PAIRS, WORTH_FITTING, Screening, screen, worth_keeping
+from nobsp.tabular.representations import Isolation, Represent, subsets_of
+
+# Rows on which the explained share and the importances of a calibration are measured.
+_MEASURED_ROWS = 1024
+
+
+class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Writes every prediction of a network as base + one function per feature + interactions + residual.
+
+    The network is split at its linear last layer. Inputs in which only some features are active are pushed
+    through it, and oblique projections find how each feature's representation carries the output.
+
+    Args:
+        model: A torch module with a linear last layer, a fitted scikit-learn MLPClassifier or MLPRegressor, or a
+            Pipeline that ends in one. It is only run, never changed.
+        features: None for one feature per column; one name per column; or a dictionary of names and their
+            column or columns, which are then one feature, fitted jointly.
+        baseline: What an inactive feature is set to: "mean" (categories: the most frequent level), "zero",
+            "median", "mode", one value per column, or a dictionary from feature to one of these.
+        reference: "terms" fits all terms at once, each along all the others; "complement" is Algorithm 1 of
+            the paper, each feature along the network's view of all other features.
+        interactions: 0 for single features only; a number of pairs, the strongest are taken; "auto" to fit as
+            many as pay off on held-out rows; or a list of pairs and triples of feature names.
+        ridge: Strength of the regularisation.
+        ridge_scale: "relative" to the matrix it is added to, or "absolute" as in the paper.
+        head: Name of the last linear layer, or the layer; found by running the model when None.
+        output_names: Names of the outputs.
+        device: Where to run the model; where it is when None.
+        batch_size: Most rows in one forward call.
+
+    Example:
+        >>> import torch
+        >>> from nobsp import NObSP
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+        >>> X = torch.randn(500, 3)
+        >>> explainer = NObSP(model, features=["a", "b", "c"]).fit(X)
+        >>> explanation = explainer(X[:5])
+        >>> explanation.values.shape
+        (5, 3, 1)
+        >>> account = explanation.base_values + explanation.values.sum(1) + explanation.residual
+        >>> bool((abs(account - explanation.predictions) < 1e-12).all())
+        True
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        features: Sequence[str] | Mapping[str, Any] | None = None,
+        baseline: Any = "mean",
+        reference: Literal["terms", "complement"] = "terms",
+        interactions: int | Literal["auto"] | Sequence[Sequence[str]] = 0,
+        ridge: float = 1e-4,
+        ridge_scale: Literal["relative", "absolute"] = "relative",
+        head: str | nn.Module | None = None,
+        output_names: Sequence[str] | None = None,
+        device: torch.device | str | None = None,
+        batch_size: int = 4096,
+    ) -> None:
+        self.model = model
+        self.features = features
+        self.baseline = baseline
+        self.reference = reference
+        self.interactions = interactions
+        self.ridge = ridge
+        self.ridge_scale = ridge_scale
+        self.head = head
+        self.output_names = output_names
+        self.device = device
+        self.batch_size = batch_size
+
+    @classmethod
+    def as_published(cls, model: Any, **options: Any) -> Self:
+        """The paper's Algorithm 1 to the letter: complement reference and an absolute ridge of 1e-4."""
+        return cls(model, **{"reference": "complement", "ridge": 1e-4, "ridge_scale": "absolute"} | options)
+
+    # ------------------------------------------------------------------ calibration
+
+    def fit(self, X: Any, y: None = None, *, progress: bool = False, like: NObSP | None = None) -> Self:
+        """Calibrates on `X`; a former calibration is replaced.
+
+        Memory does not grow with the rows. Data that can be read only once is read once, which needs a
+        baseline that does not depend on it; its first rows then fix each term's basis.
+
+        Args:
+            X: Array, tensor, pandas or polars frame, DataLoader (labels in its batches are left aside), or an
+                iterable of batches.
+            y: Not used: the network's own outputs are explained. Passing labels is an error.
+            progress: Whether to show a progress bar on stderr.
+            like: A calibrated explainer of the same model whose baseline, terms and bases are taken over. What
+                was calibrated so on other rows can be merged with it.
+
+        Returns:
+            The explainer itself.
+        """
+        if y is not None:
+            raise TypeError("fit takes no labels: it explains the network's own outputs. Call fit(X).")
+        ridge = self._checked_options()
+        adapted = adapt(self.model)
+        source = batches_of(X, batch_size=self.batch_size, encode=adapted.encode, columns=adapted.feature_names)
+        reader = _Reading(source, progress)
+        readout = self._find_readout(adapted.module, reader.first)
+        columns = (
+            like._fitted.columns
+            if like is not None
+            else columns_of(X, adapted, self.features, width=source.columns, names=source.names)
+        )
+        groups = columns.features.columns
+        ahead = hasattr(X, "shape") or (like is None and needs_data(self.baseline, columns.features))
+        if ahead and not source.reiterable:
+            raise ValueError(
+                f"X can be read only once, but baseline={self.baseline!r} has to be known before calibrating; pass "
+                "the baseline's values, or data that can be read again (an array, a DataLoader, a list of batches)."
+            )
+        summary = reader.summarise(groups) if ahead else reader.peek(groups)
+        with _placed(readout, self.device), readout.running() as represent:
+            if like is not None:
+                plan, screening = like._fitted.plan, like._fitted.screening
+                like._require_same_model(readout)
+                candidates: list[Subset] = []
+            else:
+                plan, screening, candidates = self._plan(columns, summary, readout, represent, ridge)
+            accumulator = Accumulator(plan, readout, rows=source.rows)
+            summariser = None if ahead else Summariser(groups)
+            for batch in reader.rows("calibrating"):
+                if summariser is not None:
+                    summariser.update(batch)
+                accumulator.update(represent, _as_floats(batch, readout))
+            if summariser is not None:
+                summary = summariser.result()
+            if summary.rows < 2:
+                raise ValueError(f"X has {summary.rows} row; calibration needs at least two.")
+            parts = accumulator.parts
+            if candidates:
+                plan, parts = _drop_the_idle(plan, parts, candidates, ridge)
+            solution = solve(plan, parts, ridge=ridge)
+            fitted = Fitted(
+                adapted=adapted,
+                readout=readout,
+                columns=columns,
+                plan=plan,
+                parts=parts,
+                solution=solution,
+                summary=summary,
+                screening=screening,
+                output_names=self._names_of_outputs(readout, adapted.output_names),
+                ridge=ridge,
+                frame=frame_kind(X),
+            )
+            self._fit = fitted.measured(represent, _as_floats(summary.sample[:_MEASURED_ROWS], readout))
+        return self
+
+    def merge(self, other: NObSP) -> Self:
+        """Adds another calibration's rows to this one, exactly as if both had been read in one pass.
+
+        Baseline, terms and bases must be the same; `fit(X, like=explainer)` makes them so.
+        """
+        mine, theirs = self._fitted, other._fitted
+        mine.require_moments("merge")
+        theirs.require_moments("merge")
+        self._require_same_model(theirs.readout)
+        if mine.plan.fingerprint() != theirs.plan.fingerprint():
+            raise ValueError(
+                "the two calibrations have different baselines, terms or bases and cannot be added up; calibrate the "
+                "second with fit(X, like=first)."
+            )
+        joined = mine.merged(theirs)
+        with _placed(joined.readout, self.device), joined.readout.running() as represent:
+            sample = _as_floats(joined.summary.sample[:_MEASURED_ROWS], joined.readout)
+            self._fit = joined.measured(represent, sample)
+        return self
+
+    def _plan(
+        self, columns: Any, summary: Summary, readout: Readout, represent: Represent, ridge: Ridge
+    ) -> tuple[Plan, Screening | None, list[Subset]]:
+        """Baseline, terms and bases; with "auto", also the pairs that have yet to earn their place."""
+        categories = categories_of(columns, summary, readout.embedded_columns, integer=readout.integer)
+        baseline = resolve_baseline(
+            self.baseline,
+            features=columns.features,
+            columns=summary.mean.numel(),
+            summary=summary,
+            categories=categories,
+        )
+        if readout.integer and not torch.equal(baseline, baseline.round()):
+            raise ValueError('baseline has fractions but the model takes integers; pass whole numbers or "mode".')
+        isolation = Isolation(columns.features, baseline, frozenset(summary.levels), categories, self.batch_size)
+        sample = _as_floats(summary.sample, readout)
+        terms: list[Subset] = [(k,) for k in range(len(columns.features))]
+        pure = self.reference == "terms"
+        screening, candidates = None, []
+        if isinstance(self.interactions, str | int):
+            if self.interactions:
+                screening = screen(isolation, readout, represent, sample)
+                auto = self.interactions == "auto"
+                count = MOST_PAIRS if auto else int(self.interactions)
+                pairs = screening.strongest(count, at_least=WORTH_FITTING if auto else 0.0)
+                candidates = pairs if auto and pure else []
+                terms += pairs
+        else:
+            terms += _named_terms(self.interactions, columns.features.index)
+        plan = make_plan(isolation, represent, sample, terms, pure=pure, ridge=ridge)
+        return plan, screening, candidates
+
+    def _find_readout(self, module: nn.Module, probe: Tensor) -> Readout:
+        try:
+            return Readout.find(module, probe, head=self.head)
+        except (RuntimeError, IndexError) as failure:
+            raise ValueError(
+                f"the model cannot take the {probe.shape[1]} columns of X ({failure}); pass exactly the columns it "
+                "was trained on, in their order, without labels."
+            ) from failure
+
+    def _checked_options(self) -> Ridge:
+        if self.reference not in ("terms", "complement"):
+            raise ValueError(f'reference must be "terms" or "complement", found {self.reference!r}.')
+        wanted = self.interactions
+        if isinstance(wanted, str) and wanted != "auto":
+            raise ValueError(f'interactions must be a number, "auto" or a list of pairs, found {wanted!r}.')
+        if isinstance(wanted, bool) or (isinstance(wanted, int) and wanted < 0):
+            raise ValueError(f"interactions must not be negative or a boolean, found {wanted!r}.")
+        return Ridge(self.ridge, self.ridge_scale)
+
+    def _names_of_outputs(self, readout: Readout, known: Sequence[str] | None) -> tuple[str, ...]:
+        if self.output_names is not None:
+            if len(self.output_names) != readout.outputs:
+                raise ValueError(
+                    f"output_names has {len(self.output_names)} names but the model has {readout.outputs} outputs."
+                )
+            return tuple(str(name) for name in self.output_names)
+        if known is not None and len(known) == readout.outputs:
+            return tuple(known)
+        return ("output",) if readout.outputs == 1 else tuple(f"output {i}" for i in range(readout.outputs))
+
+    # ------------------------------------------------------------------ explaining
+
+    def __call__(self, X: Any, *, progress: bool = False) -> Explanation:
+        """The same as `explain`."""
+        return self.explain(X, progress=progress)
+
+    def explain(self, X: Any, *, progress: bool = False) -> Explanation:
+        """The account of every row's prediction.
+
+        Args:
+            X: Rows, of any kind that `fit` takes.
+            progress: Whether to show a progress bar on stderr.
+
+        Raises:
+            NotFittedError: If `fit` has not been called.
+            ValueError: If columns do not match, a value is not finite, or a category was not seen in calibration.
+        """
+        fitted = self._fitted
+        source = fitted.source(X, batch_size=self.batch_size)
+        values, predictions, outside, rows = [], [], [], []
+        with _placed(fitted.readout, self.device), fitted.readout.running() as represent:
+            for batch in with_progress(source, total=source.rows, enabled=progress, description="explaining"):
+                inputs = _as_floats(batch, fitted.readout)
+                outside.append(fitted.outside(inputs))
+                predictions.append(fitted.readout.logits(represent(inputs)).cpu())
+                values.append(contributions(fitted.plan, fitted.solution, represent, inputs))
+                if not hasattr(X, "shape"):
+                    rows.append(batch)
+            origin = _as_floats(fitted.plan.isolation.baseline[None], fitted.readout)
+            at_baseline = contributions(fitted.plan, fitted.solution, represent, origin)[0]
+        account, total = torch.cat(values), torch.cat(predictions)
+        return Explanation(
+            values=account.numpy(),
+            base_values=fitted.solution.base.numpy().copy(),
+            residual=(total - fitted.solution.base - account.sum(1)).numpy(),
+            predictions=total.numpy(),
+            terms=self.terms_,
+            feature_names=self.feature_names_,
+            output_names=fitted.output_names,
+            data=X if hasattr(X, "shape") else torch.cat(rows).numpy(),
+            outside=torch.cat(outside).numpy(),
+            baseline_contributions=at_baseline.numpy(),
+        )
+
+    def function(self, feature: str, *, output: int | str = 0) -> Callable[[Any], NDArray[np.float64]]:
+        """The learned function of one feature, as something to call on its values.
+
+        Args:
+            feature: Name of the feature.
+            output: Which output.
+
+        Returns:
+            A function from values (as the caller writes them: numbers, or levels of a category; rows of values
+            for a feature of several columns) to contributions.
+        """
+        fitted = self._fitted
+        position = fitted.columns.features.index(feature)
+        chosen = output_position(output, fitted.output_names)
+
+        def evaluate(values: Any) -> NDArray[np.float64]:
+            given = input_values(fitted.columns, fitted.adapted, position, values)
+            with _placed(fitted.readout, self.device), fitted.readout.running() as represent:
+                return fitted.feature_values(represent, position, given)[:, chosen].numpy()
+
+        return evaluate
+
+    def curves(self, points: int = 200, *, level: float = 0.9) -> Any:
+        """Every feature's function with its band, as a tidy table.
+
+        The band says how far the curve would move had other rows of the same kind been used to calibrate: it
+        is a pointwise bootstrap over blocks of calibration rows, and does not know of the network's own
+        training.
+
+        Args:
+            points: Points along a numeric feature; categories get one row per level.
+            level: Share of bootstrap curves inside the band, point by point.
+
+        Returns:
+            Columns feature, output, x (a number, NaN for named levels), level (its name, empty for numbers),
+            value, lower, upper; a frame of the kind the explainer was calibrated on, or a dictionary of
+            arrays. Features made of several numeric columns have no curve and are left out.
+        """
+        fitted = self._fitted
+        if isinstance(points, bool) or not isinstance(points, int) or points < 2:
+            raise ValueError(f"points must be a whole number of at least 2, found {points!r}.")
+        if not 0 < level < 1:
+            raise ValueError(f"level must lie between 0 and 1, found {level!r}.")
+        with _placed(fitted.readout, self.device), fitted.readout.running() as represent:
+            table = curve_table(fitted, represent, points=points, level=level)
+        return fitted.table(table)
+
+    # ------------------------------------------------------------------ what the calibration tells
+
+    def interaction_strengths(self) -> Any:
+        """Every pair with the share of the outputs' spread that only both together make, strongest first.
+
+        Pairs are measured on a subsample of at most 256 rows, at one forward row per pair and sampled row.
+
+        Returns:
+            Columns first, second, strength, fitted.
+        """
+        fitted = self._fitted
+        screening = fitted.screening
+        if screening is None:
+            with _placed(fitted.readout, self.device), fitted.readout.running() as represent:
+                sample = _as_floats(fitted.summary.sample, fitted.readout)
+                if len(sample) == 0:
+                    raise ValueError(
+                        "pairs were not screened before this explainer was saved, and its rows are not kept in the "
+                        'file; calibrate with interactions="auto" or a number.'
+                    )
+                screening = screen(fitted.plan.isolation, fitted.readout, represent, sample)
+            self._fit = fitted.screened(screening)
+        names, chosen = self.feature_names_, set(fitted.plan.terms)
+        return fitted.table(
+            {
+                "first": np.array([names[a] for a, _ in screening.strengths], dtype=object),
+                "second": np.array([names[b] for _, b in screening.strengths], dtype=object),
+                "strength": np.array(list(screening.strengths.values()), dtype=np.float64),
+                "fitted": np.array([pair in chosen for pair in screening.strengths], dtype=bool),
+            }
+        )
+
+    def importance(self, kind: Literal["main", "total"] = "main") -> Any:
+        """Mean absolute contribution of each feature over calibration rows, strongest first.
+
+        Args:
+            kind: "main" for the feature's own function, "total" for the sum of all terms it takes part in.
+
+        Returns:
+            Columns feature, output, importance.
+        """
+        if kind not in ("main", "total"):
+            raise ValueError(f'kind must be "main" or "total", found {kind!r}.')
+        fitted = self._fitted
+        sizes = fitted.importance[kind]
+        order = np.argsort(-sizes.sum(1), kind="stable")
+        outputs = len(fitted.output_names)
+        return fitted.table(
+            {
+                "feature": np.repeat(np.array(self.feature_names_, dtype=object)[order], outputs),
+                "output": np.tile(np.array(fitted.output_names, dtype=object), len(order)),
+                "importance": sizes[order].ravel(),
+            }
+        )
+
+    def health(self, X: Any = None) -> Health:
+        """What is worth knowing before the numbers are believed, each with what to do about it.
+
+        Args:
+            X: Rows to be explained; where given, features that leave the calibrated range are named too.
+        """
+        fitted = self._fitted
+        outside = None
+        if X is not None:
+            source = fitted.source(X, batch_size=self.batch_size)
+            outside = torch.cat([fitted.outside(_as_floats(b, fitted.readout), strict=False) for b in source]).numpy()
+        return examine(
+            fitted.plan,
+            fitted.solution,
+            rows=fitted.summary.rows,
+            width=fitted.readout.width,
+            blocks=fitted.blocks,
+            explained=fitted.explained,
+            output_names=fitted.output_names,
+            sample=fitted.summary.sample,
+            outside=outside,
+        )
+
+    # ------------------------------------------------------------------ files
+
+    def save(self, path: str | os.PathLike[str], *, moments: bool = True) -> None:
+        """Writes the calibration to one safetensors file; the model itself and the data are not in it.
+
+        Args:
+            path: Where to; an existing file is replaced, atomically.
+            moments: Whether to keep the moments, which `merge` and bands need; without them the file is small.
+        """
+        keeping.save(path, self._fitted, self._options(), moments=moments)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: Any) -> Self:
+        """Reads an explainer that `save` wrote.
+
+        Args:
+            path: The file.
+            model: The very model it was calibrated on; another one is an error.
+        """
+        adapted = adapt(model)
+        options, restore = keeping.load(path)
+        explainer = cls(model, **options)
+        explainer._fit = restore(adapted, lambda probe: explainer._find_readout(adapted.module, probe))
+        return explainer
+
+    # ------------------------------------------------------------------ scikit-learn manners
+
+    @property
+    def feature_names_(self) -> tuple[str, ...]:
+        """Names of the features."""
+        return self._fitted.columns.features.names
+
+    @property
+    def output_names_(self) -> tuple[str, ...]:
+        """Names of the outputs."""
+        return self._fitted.output_names
+
+    @property
+    def terms_(self) -> tuple[tuple[str, ...], ...]:
+        """The fitted terms, as names of features."""
+        names = self.feature_names_
+        return tuple(tuple(names[k] for k in term) for term in self._fitted.plan.terms)
+
+    @property
+    def baseline_(self) -> NDArray[np.float64]:
+        """The baseline, one value per column of the network's input."""
+        return self._fitted.plan.isolation.baseline.numpy().copy()
+
+    @property
+    def base_values_(self) -> NDArray[np.float64]:
+        """Mean output over the calibration rows."""
+        return self._fitted.solution.base.numpy().copy()
+
+    @property
+    def n_features_in_(self) -> int:
+        """Columns of the calibration table."""
+        return self._fitted.columns.count
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_fit")
+
+    def __sklearn_clone__(self) -> NObSP:
+        # scikit-learn would copy a torch model and un-fit a scikit-learn one; the model is a guest and stays.
+        return type(self)(self.model, **{name: value for name, value in self._options().items()})
+
+    def _options(self) -> dict[str, Any]:
+        return {name: value for name, value in self.get_params(deep=False).items() if name != "model"}
+
+    @property
+    def _fitted(self) -> Fitted:
+        if not hasattr(self, "_fit"):
+            raise NotFittedError("This NObSP is not calibrated yet; call fit(X) first.")
+        return self._fit
+
+    def _require_same_model(self, readout: Readout) -> None:
+        if self._fitted.readout.fingerprint() != readout.fingerprint():
+            raise ValueError("the two explainers are of different models; calibrations add up for one model only.")
+
+
+class _Reading:
+    """Reads a source once or twice, whatever was peeked at included."""
+
+    def __init__(self, source: Source, progress: bool) -> None:
+        self._source, self._progress = source, progress
+        self._begun: Iterator[Tensor] = iter(source)
+        self._held: list[Tensor] = [next(self._begun)]
+
+    @property
+    def first(self) -> Tensor:
+        return self._held[0]
+
+    def _batches(self) -> Iterable[Tensor]:
+        """The rest of the pass that was begun, or a new one."""
+        held, self._held = self._held, []
+        return chain(held, self._begun) if held else self._source
+
+    def rows(self, description: str) -> Iterator[Tensor]:
+        return with_progress(self._batches(), total=self._source.rows, enabled=self._progress, description=description)
+
+    def summarise(self, groups: Sequence[Sequence[int]]) -> Summary:
+        summariser = Summariser(groups)
+        for batch in self.rows("reading"):
+            summariser.update(batch)
+        return summariser.result()
+
+    def peek(self, groups: Sequence[Sequence[int]]) -> Summary:
+        """What the first rows look like; they are read again with the others."""
+        while sum(map(len, self._held)) < SAMPLE_ROWS and (batch := next(self._begun, None)) is not None:
+            self._held.append(batch)
+        summariser = Summariser(groups)
+        for batch in self._held:
+            summariser.update(batch)
+        return summariser.result()
+
+
+class _placed:
+    """Holds the model on a device for a while and brings it back."""
+
+    def __init__(self, readout: Readout, device: torch.device | str | None) -> None:
+        self._module = readout.module
+        self._home = readout.device
+        self._away = torch.device(device) if device is not None else readout.device
+
+    def __enter__(self) -> None:
+        if self._away != self._home:
+            self._module.to(self._away)
+
+    def __exit__(self, *_: object) -> None:
+        if self._away != self._home:
+            self._module.to(self._home)
+
+
+def _as_floats(rows: Tensor, readout: Readout) -> Tensor:
+    """Whole-number tables as integers for models that take those, as floats for all others."""
+    if readout.integer:
+        return rows.to(torch.int64)
+    return rows if rows.is_floating_point() else rows.to(torch.float64)
+
+
+def _named_terms(given: Sequence[Sequence[str]], index: Callable[[str], int]) -> list[Subset]:
+    """Pairs and triples by name; a triple brings its pairs along."""
+    found: set[Subset] = set()
+    for term in given:
+        if isinstance(term, str) or not 2 <= len(term) <= 3:
+            raise ValueError(f"interactions must list pairs or triples of feature names, found {term!r}.")
+        positions = tuple(sorted(index(name) for name in term))
+        if len(set(positions)) != len(positions):
+            raise ValueError(f"interactions has {tuple(term)!r}, which names a feature twice.")
+        found.update(subset for subset in subsets_of(positions) if len(subset) > 1)
+    return sorted(found, key=lambda term: (len(term), term))
+
+
+def _drop_the_idle(
+    plan: Plan, parts: dict[str, list[Any]], candidates: list[Subset], ridge: Ridge
+) -> tuple[Plan, dict[str, list[Any]]]:
+    """Leaves out the pairs that held-out rows do not ask for."""
+    kept = set(worth_keeping(plan, parts, candidates, ridge=ridge))
+    terms = [term for term in plan.terms if len(term) == 1 or term in kept]
+    if len(terms) == len(plan.terms):
+        return plan, parts
+    return without(plan, terms), keeping.only(parts, terms)

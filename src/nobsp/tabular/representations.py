@@ -1,0 +1,187 @@
+"""Representations of isolated and reference inputs, many features to one forward call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from nobsp.network.inputs import Features, Subset, isolated, reference
+from nobsp.projection import pure_sign
+
+Represent = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Isolation:
+    """How isolated inputs are made: the features, the baseline, and which features have few values.
+
+    Attributes:
+        features: The features and their columns.
+        baseline: One value per column, float64.
+        few_valued: Features with few distinct values; only distinct rows of these go through the network.
+        categories: Features whose values are names, not amounts.
+        batch_size: Most rows in one forward call.
+    """
+
+    features: Features
+    baseline: Tensor
+    few_valued: frozenset[int]
+    categories: frozenset[int]
+    batch_size: int
+
+    def distinct(
+        self, represent: Represent, rows: Tensor, subsets: Sequence[Subset]
+    ) -> Iterator[tuple[Subset, Tensor, Tensor | None]]:
+        """z_S for every subset S of features, one after another, rows that are equal in S run only once.
+
+        Inputs of several subsets share a forward call of up to `batch_size` rows.
+
+        Yields:
+            The subset, representations in the model's dtype, and for each input row the position of its own
+            among them; None where every row has its own.
+        """
+        baseline = self._as_model_takes(rows)
+
+        def inputs() -> Iterator[tuple[Subset, Tensor, Tensor | None]]:
+            for subset in subsets:
+                columns = self.features.columns_of(subset)
+                if not columns:  # a column that the preprocessing drops
+                    yield subset, baseline[None], torch.zeros(rows.shape[0], dtype=torch.long)
+                elif all(feature in self.few_valued for feature in subset):
+                    values, place = unique_rows(rows[:, columns])
+                    inputs = baseline.expand(values.shape[0], -1).clone()
+                    inputs[:, columns] = values
+                    yield subset, inputs, place
+                else:
+                    yield subset, isolated(rows, baseline, columns), None
+
+        return self._run(represent, inputs())
+
+    def isolated(
+        self, represent: Represent, rows: Tensor, subsets: Sequence[Subset]
+    ) -> Iterator[tuple[Subset, Tensor]]:
+        """z_S for every subset S of features and every row."""
+        for subset, z, place in self.distinct(represent, rows, subsets):
+            yield subset, spread_out(z, place)
+
+    def reference(
+        self, represent: Represent, rows: Tensor, subsets: Sequence[Subset]
+    ) -> Iterator[tuple[Subset, Tensor]]:
+        """z_(S) for every subset S of features, in the model's dtype: the rows with S at the baseline."""
+        baseline = self._as_model_takes(rows)
+        inputs = ((subset, reference(rows, baseline, self.features.columns_of(subset)), None) for subset in subsets)
+        for subset, z, _ in self._run(represent, inputs):
+            yield subset, z
+
+    def _as_model_takes(self, rows: Tensor) -> Tensor:
+        """The baseline in the rows' own dtype; fractions in an integer table make the table fractional."""
+        return self.baseline.to(rows.dtype if rows.is_floating_point() else torch.int64)
+
+    def _run(
+        self, represent: Represent, inputs: Iterable[tuple[Subset, Tensor, Tensor | None]]
+    ) -> Iterator[tuple[Subset, Tensor, Tensor | None]]:
+        """Forward passes over the stacked inputs, handed back subset by subset."""
+        waiting: list[tuple[Subset, Tensor, Tensor | None]] = []
+        held = 0
+        for subset, x, place in inputs:
+            if waiting and held + x.shape[0] > self.batch_size:
+                yield from self._flush(represent, waiting)
+                waiting, held = [], 0
+            waiting.append((subset, x, place))
+            held += x.shape[0]
+        yield from self._flush(represent, waiting)
+
+    def _flush(
+        self, represent: Represent, waiting: Sequence[tuple[Subset, Tensor, Tensor | None]]
+    ) -> Iterator[tuple[Subset, Tensor, Tensor | None]]:
+        if not waiting:
+            return
+        stacked = waiting[0][1] if len(waiting) == 1 else torch.cat([x for _, x, _ in waiting])
+        parts = [represent(chunk) for chunk in stacked.split(self.batch_size)]
+        z = parts[0] if len(parts) == 1 else torch.cat(parts)
+        start = 0
+        for subset, x, place in waiting:
+            yield subset, z[start : start + len(x)], place
+            start += len(x)
+
+
+def unique_rows(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct rows, and the position of each row among them.
+
+    Example:
+        >>> unique_rows(torch.tensor([[2.0], [1.0], [2.0]]))
+        (tensor([[1.],
+                [2.]]), tensor([1, 0, 1]))
+    """
+    if values.shape[1] == 1:  # sorting numbers is many times faster than sorting rows
+        distinct, place = torch.unique(values[:, 0], return_inverse=True)
+        return distinct[:, None], place
+    distinct, place = torch.unique(values, dim=0, return_inverse=True)
+    return distinct, place
+
+
+def spread_out(z: Tensor, place: Tensor | None) -> Tensor:
+    """One row for each input, from the distinct ones."""
+    return z if place is None else z[place.to(z.device)]
+
+
+def subsets_of(term: Subset) -> list[Subset]:
+    """All subsets of a term but the empty one, small ones first.
+
+    Example:
+        >>> subsets_of((0, 2))
+        [(0,), (2,), (0, 2)]
+    """
+    return [subset for size in range(1, len(term) + 1) for subset in combinations(term, size)]
+
+
+def through(
+    isolation: Isolation,
+    represent: Represent,
+    rows: Tensor,
+    matrices: Mapping[Subset, Tensor],
+    *,
+    pure: bool,
+) -> Tensor:
+    """Every term's representation of `rows`, each times a matrix of its own, side by side.
+
+    With `pure`, the representation of a term is Δ_S(x) = Σ_{U⊆S} (−1)^{|S|−|U|} z_U(x) less the constant of
+    the empty set, which centring would remove anyway; without, it is z_S(x) itself. The same call serves to
+    compress (matrix = basis) and to explain (matrix = coefficients).
+
+    Args:
+        isolation: How isolated inputs are made.
+        represent: Runs the network up to its head.
+        rows: Input rows.
+        matrices: Per term, a matrix (width, any).
+        pure: Whether to take pure representations.
+
+    Returns:
+        Shape (rows, total columns of the matrices), in the order of `matrices`.
+    """
+    places, total = {}, 0
+    for term, matrix in matrices.items():
+        places[term] = slice(total, total + matrix.shape[1])
+        total += matrix.shape[1]
+    users: dict[Subset, list[Subset]] = {}
+    for term in matrices:
+        for subset in subsets_of(term) if pure else [term]:
+            users.setdefault(subset, []).append(term)
+    result: Tensor | None = None
+    for subset, z, place in isolation.distinct(represent, rows, sorted(users, key=lambda s: (len(s), s))):
+        if result is None:
+            result = torch.zeros(rows.shape[0], total, dtype=torch.float64, device=z.device)
+        terms = users[subset]
+        stacked = torch.cat([matrices[term] for term in terms], dim=1).to(z.device)
+        product = spread_out(z.to(torch.float64) @ stacked, place)
+        start = 0
+        for term in terms:
+            width = matrices[term].shape[1]
+            part = product[:, start : start + width]
+            result[:, places[term]].add_(part, alpha=pure_sign(term, subset) if pure else 1)
+            start += width
+    return torch.zeros(rows.shape[0], 0, dtype=torch.float64) if result is None else result
