@@ -66,7 +66,8 @@ def columns_of(
             f"X must be a frame or an array where the model is a scikit-learn pipeline, found {type(X).__name__}."
         )
     groups = adapted.groups(X)
-    user_names = tuple(adapted.feature_names or names or (f"x{i}" for i in range(X.shape[1])))
+    known = adapted.feature_names or names
+    user_names = tuple(known or (f"x{i}" for i in range(X.shape[1])))
     user = resolve_features(given, columns=len(user_names), names=user_names)
     encoded = tuple(
         tuple(column for member in members for column in groups.get(user_names[member], ())) for members in user.columns
@@ -80,7 +81,7 @@ def columns_of(
     template = tuple(_typical(column) for column in values)
     return Columns(
         Features(user.names, encoded),
-        tuple(adapted.feature_names or names) if (adapted.feature_names or names) else None,
+        tuple(known) if known else None,
         len(user_names),
         user.columns,
         text_levels,
@@ -106,7 +107,8 @@ def input_values(columns: Columns, adapted: Adapted, feature: int, values: Any) 
         given = given[:, None] if len(members) == 1 else given[None, :]
     if given.ndim != 2 or given.shape[1] != len(members):
         raise ValueError(
-            f"values of {columns.features.names[feature]!r} must have {len(members)} columns, found shape {given.shape}."
+            f"values of {columns.features.names[feature]!r} must have {len(members)} columns, found shape "
+            f"{given.shape}."
         )
     if adapted.encode is None:
         try:

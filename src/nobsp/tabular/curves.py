@@ -47,15 +47,15 @@ def _grid(fitted: Fitted, feature: int, points: int) -> tuple[Tensor, list[float
     columns, summary = fitted.columns, fitted.summary
     group = columns.features.columns[feature]
     if feature in columns.text_levels:
-        levels = columns.text_levels[feature]
-        inputs = input_values(columns, fitted.adapted, feature, np.array(levels, dtype=object))
-        return inputs, [float("nan")] * len(levels), [str(value) for value in levels]
-    if feature in summary.levels and (len(group) != 1 or len(summary.levels[feature][0]) <= _FEW_POINTS):
+        named = columns.text_levels[feature]
+        inputs = input_values(columns, fitted.adapted, feature, np.array(named, dtype=object))
+        return inputs, [float("nan")] * len(named), [str(value) for value in named]
+    if feature in summary.levels and fitted.adapted.encode is None:
         levels = summary.levels[feature][0]
-        if fitted.adapted.encode is None and len(group) == 1:
-            return levels, levels[:, 0].tolist(), [""] * len(levels)
-        if fitted.adapted.encode is None:
+        if len(group) > 1:
             return levels, [float("nan")] * len(levels), level_labels(columns, feature, levels)
+        if len(levels) <= _FEW_POINTS:
+            return levels, levels[:, 0].tolist(), [""] * len(levels)
     if len(columns.members[feature]) != 1 or not group:
         return None
     if fitted.adapted.encode is None:

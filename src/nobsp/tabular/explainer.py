@@ -103,7 +103,8 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     @classmethod
     def as_published(cls, model: Any, **options: Any) -> Self:
         """The paper's Algorithm 1 to the letter: complement reference and an absolute ridge of 1e-4."""
-        return cls(model, **{"reference": "complement", "ridge": 1e-4, "ridge_scale": "absolute"} | options)
+        published: dict[str, Any] = {"reference": "complement", "ridge": 1e-4, "ridge_scale": "absolute"}
+        return cls(model, **published | options)
 
     # ------------------------------------------------------------------ calibration
 
@@ -144,7 +145,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 "the baseline's values, or data that can be read again (an array, a DataLoader, a list of batches)."
             )
         summary = reader.summarise(groups) if ahead else reader.peek(groups)
-        with _placed(readout, self.device), readout.running() as represent:
+        with _Placed(readout, self.device), readout.running() as represent:
             if like is not None:
                 plan, screening = like._fitted.plan, like._fitted.screening
                 like._require_same_model(readout)
@@ -196,7 +197,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 "second with fit(X, like=first)."
             )
         joined = mine.merged(theirs)
-        with _placed(joined.readout, self.device), joined.readout.running() as represent:
+        with _Placed(joined.readout, self.device), joined.readout.running() as represent:
             sample = _as_floats(joined.summary.sample[:_MEASURED_ROWS], joined.readout)
             self._fit = joined.measured(represent, sample)
         return self
@@ -283,7 +284,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         fitted = self._fitted
         source = fitted.source(X, batch_size=self.batch_size)
         values, predictions, outside, rows = [], [], [], []
-        with _placed(fitted.readout, self.device), fitted.readout.running() as represent:
+        with _Placed(fitted.readout, self.device), fitted.readout.running() as represent:
             for batch in with_progress(source, total=source.rows, enabled=progress, description="explaining"):
                 inputs = _as_floats(batch, fitted.readout)
                 outside.append(fitted.outside(inputs))
@@ -324,7 +325,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
         def evaluate(values: Any) -> NDArray[np.float64]:
             given = input_values(fitted.columns, fitted.adapted, position, values)
-            with _placed(fitted.readout, self.device), fitted.readout.running() as represent:
+            with _Placed(fitted.readout, self.device), fitted.readout.running() as represent:
                 return fitted.feature_values(represent, position, given)[:, chosen].numpy()
 
         return evaluate
@@ -350,7 +351,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             raise ValueError(f"points must be a whole number of at least 2, found {points!r}.")
         if not 0 < level < 1:
             raise ValueError(f"level must lie between 0 and 1, found {level!r}.")
-        with _placed(fitted.readout, self.device), fitted.readout.running() as represent:
+        with _Placed(fitted.readout, self.device), fitted.readout.running() as represent:
             table = curve_table(fitted, represent, points=points, level=level)
         return fitted.table(table)
 
@@ -367,7 +368,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         fitted = self._fitted
         screening = fitted.screening
         if screening is None:
-            with _placed(fitted.readout, self.device), fitted.readout.running() as represent:
+            with _Placed(fitted.readout, self.device), fitted.readout.running() as represent:
                 sample = _as_floats(fitted.summary.sample, fitted.readout)
                 if len(sample) == 0:
                     raise ValueError(
@@ -495,7 +496,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
     def __sklearn_clone__(self) -> NObSP:
         # scikit-learn would copy a torch model and un-fit a scikit-learn one; the model is a guest and stays.
-        return type(self)(self.model, **{name: value for name, value in self._options().items()})
+        return type(self)(self.model, **self._options())
 
     def _options(self) -> dict[str, Any]:
         return {name: value for name, value in self.get_params(deep=False).items() if name != "model"}
@@ -547,7 +548,7 @@ class _Reading:
         return summariser.result()
 
 
-class _placed:
+class _Placed:
     """Holds the model on a device for a while and brings it back."""
 
     def __init__(self, readout: Readout, device: torch.device | str | None) -> None:

@@ -63,7 +63,8 @@ class Explanation:
         A pair counts for both of its features, so totals do not add up to the prediction.
         """
         member = np.array([[name in term for name in self.feature_names] for term in self.terms], dtype=float)
-        return np.einsum("rto,tf->rfo", self.values, member.reshape(len(self.terms), len(self.feature_names)))
+        totals: Array = np.einsum("rto,tf->rfo", self.values, member.reshape(len(self.terms), -1))
+        return totals
 
     def from_baseline(self) -> Explanation:
         """The same account measured from the baseline instead of the mean (the paper's Δ-baseline attributions).
@@ -109,9 +110,10 @@ class Explanation:
 
         Terms left out are counted in the residual, so the account still adds up.
         """
-        rows, terms, outputs = (
-            (*key, *[slice(None)] * 3)[:3] if _is_axes(key, self.terms) else (key, *[slice(None)] * 2)
-        )
+        axes = key if isinstance(key, tuple) else (key,)
+        if len(axes) > 3:
+            raise IndexError(f"an explanation has rows, terms and outputs; found {len(axes)} indices.")
+        rows, terms, outputs = (list(axes) + [slice(None)] * 3)[:3]
         row_index = _positions(rows, len(self))
         term_index = self._term_positions(terms)
         output_index = [self._output(o) for o in _listed(outputs)] if not isinstance(outputs, slice) else outputs
@@ -277,10 +279,6 @@ def frame_like(data: Any, columns: dict[str, Any]) -> Any:
         except ImportError:
             continue
     raise ImportError("a frame needs pandas or polars: pip install 'nobsp[frames]'.")
-
-
-def _is_axes(key: Any, terms: Sequence[Term]) -> bool:
-    return isinstance(key, tuple) and len(key) <= 3
 
 
 def _listed(given: Any) -> list[Any]:

@@ -101,7 +101,8 @@ class Isolation:
         if not waiting:
             return
         stacked = waiting[0][1] if len(waiting) == 1 else torch.cat([x for _, x, _ in waiting])
-        parts = [represent(chunk) for chunk in stacked.split(self.batch_size)]
+        size = self.batch_size
+        parts = [represent(stacked[start : start + size]) for start in range(0, len(stacked), size)]
         z = parts[0] if len(parts) == 1 else torch.cat(parts)
         start = 0
         for subset, x, place in waiting:
