@@ -155,7 +155,9 @@ class Summariser:
 
 
 def _levels(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct rows and how often each occurs."""
+    """Distinct rows and how often each occurs; a feature of no columns has one level, the empty one."""
+    if values.shape[1] == 0:
+        return values[:1], torch.tensor([len(values)])
     if values.shape[1] == 1:  # sorting numbers is many times faster than sorting rows
         levels, counts = torch.unique(values[:, 0], return_counts=True)
         return levels[:, None], counts
@@ -164,6 +166,8 @@ def _levels(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _join_levels(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    if first[0].shape[1] == 0:
+        return first[0], first[1] + second[1]
     values, place = torch.unique(torch.cat([first[0], second[0]]), dim=0, return_inverse=True)
     counts = torch.zeros(len(values), dtype=torch.int64)
     return values, counts.index_add_(0, place, torch.cat([first[1], second[1]]))

@@ -64,9 +64,10 @@ def overlap(moments: Moments, *, target: str = "target", reference: str | list[s
         raise ValueError(f"moments hold {moments.rows} rows; at least two are needed.")
     others = [reference] if isinstance(reference, str) else list(reference)
     own = spectrum(moments.product(target, target), rows=moments.rows)
-    gram = torch.cat([torch.cat([moments.product(a, b) for b in others], dim=1) for a in others])
+    nothing = own.vectors.new_zeros(0, moments.blocks[target])
+    between = torch.cat([nothing, *(moments.product(name, target) for name in others)])
+    gram = moments.select(others).products if others else nothing[:, :0]
     rest = spectrum(gram, rows=moments.rows)
-    between = torch.cat([moments.product(a, target) for a in others])
     share = _unique_share(own, rest, between)
     effective = _effective_rank(own)
     condition = float((own.values[0] / own.values[-1]).sqrt()) if own.rank else 1.0

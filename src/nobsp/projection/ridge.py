@@ -127,7 +127,7 @@ def spectrum(
     floor = float(largest) * EPSILON * 8 * max(size, 16) ** 0.5
     limit = size if rows is None else max(min(size, rows - 1), 0)
     rank = min(int((values > floor).sum()), limit)
-    certain = rank == limit and (rank == 0 or bool(values[rank - 1] > 1e3 * floor))
+    certain = rank == limit and (rank == 0 or bool(values[rank - 1] > 1e4 * floor))
     if not cut:
         # By count only where what the count drops stands apart; else it would take a weak direction with it.
         rank, values = limit if certain else size, values.clamp_min(0.0)

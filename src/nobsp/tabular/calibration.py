@@ -164,29 +164,45 @@ def _term_spectra(
             continue
         if not pure or len(subset) == 1:
             weights = None if place is None else torch.bincount(place, minlength=len(z)).to(z.device)
-            yield subset, _row_spectrum(z.to(torch.float64), weights)
+            deep = not pure and z.dtype == torch.float64  # in single precision such depths are noise
+            yield subset, _row_spectrum(z.to(torch.float64), weights, deep=deep)
             continue
         representation = spread_out(z, place).to(torch.float64)
         for inner in subsets_of(subset)[:-1]:
             representation = representation + kept[inner] * pure_sign(subset, inner)
-        yield subset, _row_spectrum(representation, None)
+        yield subset, _row_spectrum(representation, None, deep=False)
 
 
-def _row_spectrum(rows: Tensor, weights: Tensor | None) -> Spectrum:
-    """Spectrum of the centred products of some rows, each counted as often as its weight says."""
+def _row_spectrum(rows: Tensor, weights: Tensor | None, *, deep: bool) -> Spectrum:
+    """Spectrum of the centred products of some rows, each counted as often as its weight says.
+
+    Products hold directions down to the square root of rounding only. With `deep`, what these leave of the
+    rows is looked at once more, which reaches down to rounding itself.
+    """
     count, width = rows.shape
-    if count > width:
-        moments = Moments({TARGET: width}, device=rows.device)
-        moments.update(rows, weights=None if weights is None else weights.to(torch.float64))
-        return spectrum(moments.product(TARGET, TARGET), rows=count)
-    # Few rows: their own singular values are cheaper and more exact than the eigenvalues of a wide matrix.
     share = torch.ones(count, dtype=rows.dtype, device=rows.device) if weights is None else weights.to(rows.dtype)
     centred = (rows - (share @ rows) / share.sum()) * share.sqrt()[:, None]
-    _, values, vectors = torch.linalg.svd(centred, full_matrices=False)
-    kept = values > values[:1].clamp_min(0.0) * max(count, width) * EPSILON
-    kept[count - 1 :] = False  # centring takes one direction
-    vectors = vectors[kept].T
-    return Spectrum(values[kept].square(), vectors, 1 - vectors.square().sum(1), 0.0, True)
+    if count <= width:
+        # Few rows: their own singular values are cheaper, and as deep as it gets.
+        _, values, vectors = torch.linalg.svd(centred, full_matrices=False)
+        kept = values > values[:1] * max(count, width) * EPSILON
+        kept[count - 1 :] = False  # centring takes one direction
+        return _spectrum_of(values[kept].square(), vectors[kept].T)
+    known = spectrum(centred.T @ centred, rows=count)
+    if not deep or known.rank in (0, width):
+        return known
+    left = centred - (centred @ known.vectors) @ known.vectors.T
+    more = spectrum(left.T @ left, rows=count)
+    # Below this, what is left is rounding of the rows themselves.
+    above = more.values > known.values[0] * count * EPSILON**2
+    fresh = more.vectors[:, above]
+    fresh = fresh - known.vectors @ (known.vectors.T @ fresh)
+    vectors, _ = torch.linalg.qr(torch.cat([known.vectors, fresh], dim=1))
+    return _spectrum_of(torch.cat([known.values, more.values[above]]), vectors)
+
+
+def _spectrum_of(values: Tensor, vectors: Tensor) -> Spectrum:
+    return Spectrum(values, vectors, 1 - vectors.square().sum(1), 0.0, True)
 
 
 # ---------------------------------------------------------------------- moments

@@ -1,0 +1,1 @@
+"""Do explanations recover the functions behind the data? A grid of known functions, sizes and correlations."""
