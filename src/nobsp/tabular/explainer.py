@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -15,10 +14,10 @@ from sklearn.exceptions import NotFittedError
 from torch import Tensor, nn
 
 from nobsp.network.adapted import adapt
-from nobsp.network.batches import Source, batches_of, with_progress
+from nobsp.network.batches import batches_of, with_progress
 from nobsp.network.inputs import Subset, needs_data, resolve_baseline
 from nobsp.network.readout import Readout
-from nobsp.network.summary import SAMPLE_ROWS, Summariser, Summary
+from nobsp.network.summary import Summariser, Summary
 from nobsp.projection import Ridge
 from nobsp.tabular import keeping
 from nobsp.tabular.calibration import Accumulator, Plan, contributions, make_plan, solve, without
@@ -28,6 +27,7 @@ from nobsp.tabular.explanation import Explanation, output_position
 from nobsp.tabular.fitted import Fitted, frame_kind
 from nobsp.tabular.health import Health, examine
 from nobsp.tabular.interactions import MOST_PAIRS, WORTH_FITTING, Screening, screen, worth_keeping
+from nobsp.tabular.reading import Reading, as_model_takes, running_on
 from nobsp.tabular.representations import Isolation, Represent, subsets_of
 
 # Rows on which the explained share and the importances of a calibration are measured.
@@ -130,7 +130,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         ridge = self._checked_options()
         adapted = adapt(self.model)
         source = batches_of(X, batch_size=self.batch_size, encode=adapted.encode, columns=adapted.feature_names)
-        reader = _Reading(source, progress)
+        reader = Reading(source, progress)
         readout = self._find_readout(adapted.module, reader.first)
         columns = (
             like._fitted.columns
@@ -145,7 +145,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 "the baseline's values, or data that can be read again (an array, a DataLoader, a list of batches)."
             )
         summary = reader.summarise(groups) if ahead else reader.peek(groups)
-        with _Placed(readout, self.device), readout.running() as represent:
+        with running_on(readout, self.device) as represent:
             if like is not None:
                 plan, screening = like._fitted.plan, like._fitted.screening
                 like._require_same_model(readout)
@@ -157,7 +157,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             for batch in reader.rows("calibrating"):
                 if summariser is not None:
                     summariser.update(batch)
-                accumulator.update(represent, _as_floats(batch, readout))
+                accumulator.update(represent, as_model_takes(batch, readout))
             if summariser is not None:
                 summary = summariser.result()
             if summary.rows < 2:
@@ -179,7 +179,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 ridge=ridge,
                 frame=frame_kind(X),
             )
-            self._fit = fitted.measured(represent, _as_floats(summary.sample[:_MEASURED_ROWS], readout))
+            self._fit = fitted.measured(represent, as_model_takes(summary.sample[:_MEASURED_ROWS], readout))
         return self
 
     def merge(self, other: NObSP) -> Self:
@@ -197,8 +197,8 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 "second with fit(X, like=first)."
             )
         joined = mine.merged(theirs)
-        with _Placed(joined.readout, self.device), joined.readout.running() as represent:
-            sample = _as_floats(joined.summary.sample[:_MEASURED_ROWS], joined.readout)
+        with running_on(joined.readout, self.device) as represent:
+            sample = as_model_takes(joined.summary.sample[:_MEASURED_ROWS], joined.readout)
             self._fit = joined.measured(represent, sample)
         return self
 
@@ -217,7 +217,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         if readout.integer and not torch.equal(baseline, baseline.round()):
             raise ValueError('baseline has fractions but the model takes integers; pass whole numbers or "mode".')
         isolation = Isolation(columns.features, baseline, frozenset(summary.levels), categories, self.batch_size)
-        sample = _as_floats(summary.sample, readout)
+        sample = as_model_takes(summary.sample, readout)
         terms: list[Subset] = [(k,) for k in range(len(columns.features))]
         pure = self.reference == "terms"
         screening, candidates = None, []
@@ -284,15 +284,15 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         fitted = self._fitted
         source = fitted.source(X, batch_size=self.batch_size)
         values, predictions, outside, rows = [], [], [], []
-        with _Placed(fitted.readout, self.device), fitted.readout.running() as represent:
+        with running_on(fitted.readout, self.device) as represent:
             for batch in with_progress(source, total=source.rows, enabled=progress, description="explaining"):
-                inputs = _as_floats(batch, fitted.readout)
+                inputs = as_model_takes(batch, fitted.readout)
                 outside.append(fitted.outside(inputs))
                 predictions.append(fitted.readout.logits(represent(inputs)).cpu())
                 values.append(contributions(fitted.plan, fitted.solution, represent, inputs))
                 if not hasattr(X, "shape"):
                     rows.append(batch)
-            origin = _as_floats(fitted.plan.isolation.baseline[None], fitted.readout)
+            origin = as_model_takes(fitted.plan.isolation.baseline[None], fitted.readout)
             at_baseline = contributions(fitted.plan, fitted.solution, represent, origin)[0]
         account, total = torch.cat(values), torch.cat(predictions)
         return Explanation(
@@ -325,7 +325,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
         def evaluate(values: Any) -> NDArray[np.float64]:
             given = input_values(fitted.columns, fitted.adapted, position, values)
-            with _Placed(fitted.readout, self.device), fitted.readout.running() as represent:
+            with running_on(fitted.readout, self.device) as represent:
                 return fitted.feature_values(represent, position, given)[:, chosen].numpy()
 
         return evaluate
@@ -351,7 +351,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             raise ValueError(f"points must be a whole number of at least 2, found {points!r}.")
         if not 0 < level < 1:
             raise ValueError(f"level must lie between 0 and 1, found {level!r}.")
-        with _Placed(fitted.readout, self.device), fitted.readout.running() as represent:
+        with running_on(fitted.readout, self.device) as represent:
             table = curve_table(fitted, represent, points=points, level=level)
         return fitted.table(table)
 
@@ -368,8 +368,8 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         fitted = self._fitted
         screening = fitted.screening
         if screening is None:
-            with _Placed(fitted.readout, self.device), fitted.readout.running() as represent:
-                sample = _as_floats(fitted.summary.sample, fitted.readout)
+            with running_on(fitted.readout, self.device) as represent:
+                sample = as_model_takes(fitted.summary.sample, fitted.readout)
                 if len(sample) == 0:
                     raise ValueError(
                         "pairs were not screened before this explainer was saved, and its rows are not kept in the "
@@ -420,7 +420,9 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         outside = None
         if X is not None:
             source = fitted.source(X, batch_size=self.batch_size)
-            outside = torch.cat([fitted.outside(_as_floats(b, fitted.readout), strict=False) for b in source]).numpy()
+            outside = torch.cat(
+                [fitted.outside(as_model_takes(b, fitted.readout), strict=False) for b in source]
+            ).numpy()
         return examine(
             fitted.plan,
             fitted.solution,
@@ -510,66 +512,6 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def _require_same_model(self, readout: Readout) -> None:
         if self._fitted.readout.fingerprint() != readout.fingerprint():
             raise ValueError("the two explainers are of different models; calibrations add up for one model only.")
-
-
-class _Reading:
-    """Reads a source once or twice, whatever was peeked at included."""
-
-    def __init__(self, source: Source, progress: bool) -> None:
-        self._source, self._progress = source, progress
-        self._begun: Iterator[Tensor] = iter(source)
-        self._held: list[Tensor] = [next(self._begun)]
-
-    @property
-    def first(self) -> Tensor:
-        return self._held[0]
-
-    def _batches(self) -> Iterable[Tensor]:
-        """The rest of the pass that was begun, or a new one."""
-        held, self._held = self._held, []
-        return chain(held, self._begun) if held else self._source
-
-    def rows(self, description: str) -> Iterator[Tensor]:
-        return with_progress(self._batches(), total=self._source.rows, enabled=self._progress, description=description)
-
-    def summarise(self, groups: Sequence[Sequence[int]]) -> Summary:
-        summariser = Summariser(groups)
-        for batch in self.rows("reading"):
-            summariser.update(batch)
-        return summariser.result()
-
-    def peek(self, groups: Sequence[Sequence[int]]) -> Summary:
-        """What the first rows look like; they are read again with the others."""
-        while sum(map(len, self._held)) < SAMPLE_ROWS and (batch := next(self._begun, None)) is not None:
-            self._held.append(batch)
-        summariser = Summariser(groups)
-        for batch in self._held:
-            summariser.update(batch)
-        return summariser.result()
-
-
-class _Placed:
-    """Holds the model on a device for a while and brings it back."""
-
-    def __init__(self, readout: Readout, device: torch.device | str | None) -> None:
-        self._module = readout.module
-        self._home = readout.device
-        self._away = torch.device(device) if device is not None else readout.device
-
-    def __enter__(self) -> None:
-        if self._away != self._home:
-            self._module.to(self._away)
-
-    def __exit__(self, *_: object) -> None:
-        if self._away != self._home:
-            self._module.to(self._home)
-
-
-def _as_floats(rows: Tensor, readout: Readout) -> Tensor:
-    """Whole-number tables as integers for models that take those, as floats for all others."""
-    if readout.integer:
-        return rows.to(torch.int64)
-    return rows if rows.is_floating_point() else rows.to(torch.float64)
 
 
 def _named_terms(given: Sequence[Sequence[str]], index: Callable[[str], int]) -> list[Subset]:
