@@ -13,8 +13,10 @@ from nobsp.projection.ridge import EPSILON, Ridge, spectrum, with_ridge
 # Where less than this share of the target is left, its products are differences of nearly equal numbers
 # and the spectral route takes over from the Cholesky factorisation.
 _CANCELLATION = 1e-6
-# Rounding (a bound, some thirty times what is seen) below this share of the ridge it is added to is harmless.
-_DROWNED = 1e-5
+# Rounding is bounded by some thirty times what is seen. While the bound is below the first share of the ridge it is
+# added to, a Cholesky factorisation is closer to the truth than cutting the spectrum; below the second it is harmless.
+_BELOW_RIDGE = 1e-2
+_HARMLESS = 1e-4
 
 
 @dataclass(frozen=True)
@@ -112,9 +114,10 @@ def partial_coefficients(
         flat = float(products.tt.diagonal().sum()) == 0.0
         zero = torch.zeros_like(cross)
         return PartialRegression(zero, 0.0, (reference_ridge, target_ridge), flat, note)
-    if unique.rounding < _DROWNED * target_ridge:
+    if unique.rounding < _BELOW_RIDGE * target_ridge:
         factor = torch.linalg.cholesky(with_ridge(remaining, target_ridge))
-        coefficients, sound = torch.cholesky_solve(cross, factor), unique.certain
+        coefficients = torch.cholesky_solve(cross, factor)
+        sound = unique.certain and unique.rounding < _HARMLESS * target_ridge
     else:
         rows = min(moments.rows, unique.rank_limit + 1)
         kept = spectrum(remaining, rows=rows, scale=unique.scale)
@@ -228,7 +231,7 @@ class _Unique:
 def _trusted(unique: _Unique, products: _Products, target_ridge: float) -> bool:
     """Whether the subtraction left enough of the target, or what it lost drowns in the ridge."""
     left, whole = float(unique.remaining.diagonal().sum()), float(products.tt.diagonal().sum())
-    return left >= _CANCELLATION * whole or unique.rounding < _DROWNED * target_ridge
+    return left >= _CANCELLATION * whole or unique.rounding < _BELOW_RIDGE * target_ridge
 
 
 def _unique_by_cholesky(products: _Products, ridge: float) -> _Unique | None:

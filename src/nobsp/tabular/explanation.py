@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,8 @@ class Explanation:
 
         NaN where an output does not vary.
         """
+        if len(self) == 0:
+            return np.full(len(self.output_names), np.nan)
         total = self.predictions.var(0)
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(total > 0, 1.0 - self.residual.var(0) / total, np.nan)
@@ -108,22 +111,19 @@ class Explanation:
     def __getitem__(self, key: Any) -> Explanation:
         """Some rows, terms and outputs: `ex[3]`, `ex[:, "age"]`, `ex[:, ("age", "income")]`, `ex[:, :, "yes"]`.
 
-        Terms left out are counted in the residual, so the account still adds up.
+        Rows go by position, slice, list of positions or mask; terms and outputs also by name. Terms left out are
+        counted in the residual, so the account still adds up.
         """
-        axes = key if isinstance(key, tuple) else (key,)
-        if len(axes) > 3:
-            raise IndexError(f"an explanation has rows, terms and outputs; found {len(axes)} indices.")
-        rows, terms, outputs = (list(axes) + [slice(None)] * 3)[:3]
-        row_index = _positions(rows, len(self))
+        rows, terms, outputs = _three_axes(key)
+        row_index = _row_positions(rows, len(self))
         term_index = self._term_positions(terms)
-        output_index = [self._output(o) for o in _listed(outputs)] if not isinstance(outputs, slice) else outputs
+        output_index = self._output_positions(outputs)
         values = self.values[row_index][:, :, output_index]
         predictions = self.predictions[row_index][:, output_index]
         base = self.base_values[output_index]
         kept = values[:, term_index]
         everything = isinstance(terms, slice) and terms == slice(None)
         residual = self.residual[row_index][:, output_index] if everything else predictions - base - kept.sum(1)
-        names = np.array(self.output_names, dtype=object)[output_index]
         return replace(
             self,
             values=kept,
@@ -131,7 +131,7 @@ class Explanation:
             residual=residual,
             predictions=predictions,
             terms=tuple(self.terms[i] for i in term_index),
-            output_names=tuple(names),
+            output_names=tuple(self.output_names[i] for i in output_index),
             data=_rows_of(self.data, row_index),
             outside=self.outside[row_index],
             baseline_contributions=self.baseline_contributions[term_index][:, output_index],
@@ -146,14 +146,25 @@ class Explanation:
             output: Which output; may be left out where there is only one.
 
         Returns:
-            A pandas or polars frame, as the explained rows were; pandas, or else polars, where they were an
-            array.
+            A pandas or polars frame, as the explained rows were, with the index of a pandas frame kept; pandas, or
+            else polars, where they were an array.
         """
         chosen = self._chosen(output)
-        columns: dict[str, Array] = {"base": np.full(len(self), self.base_values[chosen])}
-        columns |= {term_name(term): self.values[:, i, chosen] for i, term in enumerate(self.terms)}
-        columns |= {"residual": self.residual[:, chosen], "prediction": self.predictions[:, chosen]}
-        return frame_like(self.data, columns)
+        terms = {term_name(term): self.values[:, i, chosen] for i, term in enumerate(self.terms)}
+
+        def free(name: str) -> str:
+            """A feature may be called "base" too: the account's own columns give way."""
+            return free(f"({name})") if name in terms else name
+
+        return frame_like(
+            self.data,
+            {
+                free("base"): np.full(len(self), self.base_values[chosen]),
+                **terms,
+                free("residual"): self.residual[:, chosen],
+                free("prediction"): self.predictions[:, chosen],
+            },
+        )
 
     def to_shap(self, output: int | str | None = None) -> Any:
         """A `shap.Explanation` for shap's plots; needs the shap package.
@@ -176,9 +187,7 @@ class Explanation:
         return shap.Explanation(
             values=values,
             base_values=np.full(len(self), self.base_values[chosen]),
-            data=np.column_stack(
-                [_data_matrix(self.data, len(self), len(self.feature_names)), np.full(len(self), np.nan)]
-            ),
+            data=np.column_stack([_data_matrix(self.data, len(self), self.feature_names), np.full(len(self), np.nan)]),
             feature_names=[*self.feature_names, "(residual)"],
             output_names=self.output_names[chosen],
         )
@@ -189,10 +198,9 @@ class Explanation:
         explained = self.explained()
         share = f", {_percent(explained)} of the variance explained" if len(self) > 1 else ""
         strongest = ", ".join(name for name, _ in self._strongest(3))
-        return (
-            f"Explanation({len(self)} rows, {len(self.terms)} terms, {len(self.output_names)} outputs{share}; "
-            f"strongest: {strongest})"
-        )
+        sizes = ((len(self), "row"), (len(self.terms), "term"), (len(self.output_names), "output"))
+        counts = ", ".join(_counted(count, what) for count, what in sizes)
+        return f"Explanation({counts}{share}{f'; strongest: {strongest}' if strongest else ''})"
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -200,11 +208,12 @@ class Explanation:
             for name, value in self._strongest(10)
         )
         explained = _percent(self.explained()) if len(self) > 1 else "–"
+        left = np.abs(self.residual).mean() if len(self) else np.nan
         return (
-            f"<table><caption>{len(self)} rows, {html.escape(', '.join(self.output_names[:5]))}: "
+            f"<table><caption>{_counted(len(self), 'row')}, {html.escape(', '.join(self.output_names[:5]))}: "
             f"{explained} of the variance explained</caption>"
             f"<thead><tr><th>term</th><th>mean |contribution|</th></tr></thead><tbody>{rows}"
-            f"<tr><td><i>residual</i></td><td style='text-align:right'>{np.abs(self.residual).mean():.4g}</td></tr>"
+            f"<tr><td><i>residual</i></td><td style='text-align:right'>{left:.4g}</td></tr>"
             "</tbody></table>"
         )
 
@@ -222,25 +231,38 @@ class Explanation:
     def _chosen(self, output: int | str | None) -> int:
         if output is None:
             if len(self.output_names) > 1:
-                raise ValueError(f"output must be chosen among {', '.join(self.output_names)}.")
+                raise ValueError(f"output must be chosen among {', '.join(map(repr, self.output_names))}.")
             return 0
         return self._output(output)
 
+    def _output_positions(self, outputs: Any) -> list[int]:
+        if isinstance(outputs, slice) or _is_mask(outputs):
+            return _chosen_positions(outputs, len(self.output_names), "outputs")
+        return [self._output(output) for output in _listed(outputs)]
+
     def _term_positions(self, terms: Any) -> list[int]:
-        if isinstance(terms, slice):
-            return list(range(len(self.terms)))[terms]
+        if isinstance(terms, slice) or _is_mask(terms):
+            return _chosen_positions(terms, len(self.terms), "terms")
         if isinstance(terms, str) or (isinstance(terms, tuple) and terms and all(isinstance(t, str) for t in terms)):
             terms = [terms]
         return [self._term(term) for term in _listed(terms)]
 
     def _term(self, term: Any) -> int:
         if isinstance(term, int | np.integer) and not isinstance(term, bool):
-            return range(len(self.terms))[int(term)]
-        wanted = (term,) if isinstance(term, str) else tuple(term)
+            if not -len(self.terms) <= term < len(self.terms):
+                raise IndexError(f"term {term} is out of range; there are {len(self.terms)} terms.")
+            return int(term) % len(self.terms)
+        if not isinstance(term, str | tuple | list):
+            raise TypeError(f"a term is chosen by position, name or tuple of names, found {term!r}.")
+        wanted = (term,) if isinstance(term, str) else tuple(map(str, term))
         for position, names in enumerate(self.terms):
             if set(names) == set(wanted) and len(names) == len(wanted):
                 return position
-        raise KeyError(f"no term {term_name(wanted)!r}; there are {', '.join(map(term_name, self.terms[:12]))}.")
+        known = [term_name(term) for term in self.terms]
+        close = get_close_matches(term_name(wanted), known, n=3)
+        more = f" and {len(known) - 12} more" if len(known) > 12 else ""
+        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {', '.join(known[:12])}{more}."
+        raise KeyError(f"no term {term_name(wanted)!r}; {hint}")
 
 
 def term_name(term: Sequence[str]) -> str:
@@ -257,12 +279,13 @@ def output_position(output: int | str, names: Sequence[str]) -> int:
     """Position of an output given by position or name."""
     if isinstance(output, str):
         if output not in names:
-            raise ValueError(f"no output {output!r}; there are {', '.join(names)}.")
+            raise ValueError(f"no output {output!r}; there are {', '.join(map(repr, names))}.")
         return list(names).index(output)
     if isinstance(output, bool) or not isinstance(output, int | np.integer):
         raise TypeError(f"output must be a position or a name, found {output!r}.")
     if not -len(names) <= output < len(names):
-        raise ValueError(f"output is {output}, but there are {len(names)} outputs.")
+        shown = ", ".join(map(repr, names[:12]))
+        raise ValueError(f"output is {output}, but the model has {_counted(len(names), 'output')}: {shown}.")
     return int(output) % len(names)
 
 
@@ -272,7 +295,11 @@ def frame_like(data: Any, columns: dict[str, Any]) -> Any:
 
     frame = nw.from_native(data, eager_only=True, pass_through=True)
     if isinstance(frame, nw.DataFrame):
-        return nw.from_dict(columns, backend=frame.implementation).to_native()
+        made = nw.from_dict(columns, backend=frame.implementation).to_native()
+        index = nw.maybe_get_index(frame)
+        if index is not None:  # so that it can be joined with the rows it explains
+            made.index = index
+        return made
     for backend in ("pandas", "polars"):
         try:
             return nw.from_dict(columns, backend=backend).to_native()
@@ -287,32 +314,75 @@ def _listed(given: Any) -> list[Any]:
     return list(given)
 
 
-def _positions(rows: Any, count: int) -> Any:
-    """Rows as an index that keeps the row axis."""
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _three_axes(key: Any) -> list[Any]:
+    """Rows, terms and outputs of an index; what is not said is everything."""
+    axes = list(key) if isinstance(key, tuple) else [key]
+    dots = [position for position, axis in enumerate(axes) if axis is Ellipsis]
+    if len(dots) == 1:
+        axes[dots[0] : dots[0] + 1] = [slice(None)] * (4 - len(axes))
+    if len(axes) > 3 or len(dots) > 1:
+        raise IndexError(f"an explanation has rows, terms and outputs; found {len(axes)} indices.")
+    return axes + [slice(None)] * (3 - len(axes))
+
+
+def _row_positions(rows: Any, count: int) -> list[int]:
+    """Chosen rows as a list, which keeps the row axis."""
     if isinstance(rows, int | np.integer) and not isinstance(rows, bool):
-        if not -count <= rows < count:
-            raise IndexError(f"row {rows} is out of range; there are {count} rows.")
-        start = int(rows) % count
-        return slice(start, start + 1)
-    return rows if isinstance(rows, slice) else np.asarray(rows)
+        rows = [rows]
+    if isinstance(rows, str):
+        raise IndexError(f'rows are chosen by position, found {rows!r}; ex[:, {rows!r}] chooses a term.')
+    if not isinstance(rows, slice) and (isinstance(rows, bool) or rows is None):
+        raise IndexError(f"rows are chosen by position, slice or mask, found {rows!r}.")
+    return _chosen_positions(rows, count, "rows")
 
 
-def _rows_of(data: Any, rows: Any) -> Any:
+def _chosen_positions(chosen: Any, count: int, axis: str) -> list[int]:
+    everything = np.arange(count)
+    if isinstance(chosen, slice):
+        return [int(i) for i in everything[chosen]]
+    asked = np.asarray(chosen)
+    if asked.ndim != 1 or (asked.size and asked.dtype.kind not in "iub"):
+        raise IndexError(f"{axis} are chosen by position, slice or mask, found {chosen!r}.")
+    if asked.dtype.kind == "b" and len(asked) != count:
+        raise IndexError(f"the mask has {len(asked)} entries but there are {count} {axis}.")
+    if asked.dtype.kind in "iu" and asked.size and not (-count <= asked.min() and asked.max() < count):
+        wrong = next(int(i) for i in asked if not -count <= i < count)
+        raise IndexError(f"{axis[:-1]} {wrong} is out of range; there are {count} {axis}.")
+    return [int(i) for i in everything[asked]] if asked.size else []
+
+
+def _is_mask(given: Any) -> bool:
+    entries = list(given) if hasattr(given, "__iter__") and not isinstance(given, str | tuple) else []
+    return bool(entries) and all(isinstance(entry, bool | np.bool_) for entry in entries)
+
+
+def _rows_of(data: Any, rows: list[int]) -> Any:
     import narwhals as nw
 
     frame = nw.from_native(data, eager_only=True, pass_through=True)
     if isinstance(frame, nw.DataFrame):
-        positions = np.arange(len(frame))[rows]
-        return frame[positions.tolist()].to_native()
+        return frame[rows, :].to_native()
     return data[rows] if data is not None else None
 
 
-def _data_matrix(data: Any, rows: int, features: int) -> NDArray[Any]:
+def _data_matrix(data: Any, rows: int, features: Sequence[str]) -> NDArray[Any]:
+    """The explained rows, one column per feature; NaN where a feature is no single column of theirs."""
     import narwhals as nw
 
     frame = nw.from_native(data, eager_only=True, pass_through=True)
-    matrix = np.asarray(frame.to_numpy() if isinstance(frame, nw.DataFrame) else data)
-    return matrix if matrix.shape == (rows, features) else np.full((rows, features), np.nan)
+    if isinstance(frame, nw.DataFrame):
+        # By name where names are features: the caller's columns may come in any order.
+        named = {str(name): position for position, name in enumerate(frame.columns)}
+        if len(named) == len(features) and not set(features) & set(named):
+            named = {feature: position for position, feature in enumerate(features)}
+        columns = [frame[:, named[f]].to_numpy() if f in named else np.full(rows, np.nan) for f in features]
+        return np.column_stack(columns)
+    matrix = np.asarray(data)
+    return matrix if matrix.shape == (rows, len(features)) else np.full((rows, len(features)), np.nan)
 
 
 def _percent(shares: Array) -> str:
