@@ -169,9 +169,7 @@ def grid(*, seeds: tuple[int, ...], paper_seeds: tuple[int, ...] = (0, 1, 2)) ->
     families = [name for name in FAMILIES if name != "paper"]
     rest = [
         Case(family, size, rho, activation, seed)
-        for seed, size, family, rho, activation in itertools.product(
-            seeds, SIZES, families, CORRELATIONS, ACTIVATIONS
-        )
+        for seed, size, family, rho, activation in itertools.product(seeds, SIZES, families, CORRELATIONS, ACTIVATIONS)
     ]
     return papers + rest
 

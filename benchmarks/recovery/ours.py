@@ -22,9 +22,7 @@ def terms(problem: Problem) -> dict[str, Recovered]:
 
 def auto_pairs(problem: Problem) -> dict[str, Recovered]:
     """With the pairs it chooses itself."""
-    return {
-        "NObSP, auto pairs": _recovered(problem, NObSP(problem.trained, features=NAMES, interactions="auto"))
-    }
+    return {"NObSP, auto pairs": _recovered(problem, NObSP(problem.trained, features=NAMES, interactions="auto"))}
 
 
 def all_pairs(problem: Problem) -> dict[str, Recovered]:

@@ -15,8 +15,8 @@ from benchmarks.recovery.scores import Recovered
 SHAP_BACKGROUND = 50
 GRADIENT_STEPS = 25
 ALE_BINS = 40
-# The package's defaults took over two minutes a fit on these nearly noise-free rows (14 bags, rate 0.04, all
-# 50,000 rounds used). These are as accurate on the paper's set and seven times as fast.
+# The package's defaults (14 bags, rate 0.04, 50,000 rounds) take minutes a fit on these nearly noise-free rows.
+# What is lost: R² 0.9992 instead of 0.9997 on the paper's set, 0.9933 and not 0.9919 on smooth, n = 200, 0.9.
 BOOSTING = {
     "outer_bags": 4,
     "learning_rate": 0.2,
@@ -39,7 +39,7 @@ def partial_dependence(problem: Problem) -> dict[str, Recovered]:
 
 
 def accumulated_local_effects(problem: Problem) -> dict[str, Recovered]:
-    """ALE by effector, 40 bins: more than its default of 20, which was worse on the paper's set."""
+    """ALE by effector, 40 bins: on the paper's functions no worse than its default of 20."""
     import effector
     from effector.axis_partitioning import Fixed
 

@@ -40,9 +40,7 @@ class Outcome:
     methods: dict[str, dict[str, Scores]]
 
 
-def run(
-    cases: Sequence[Case], *, cache: Path, explainers: Sequence[Explainer] = EXPLAINERS
-) -> dict[Case, Outcome]:
+def run(cases: Sequence[Case], *, cache: Path, explainers: Sequence[Explainer] = EXPLAINERS) -> dict[Case, Outcome]:
     """Scores of every case.
 
     Args:
@@ -58,8 +56,7 @@ def run(
         here = problem(case, cache / "networks")
         fit = determination(here.sample.targets, here.predict(here.sample.inputs))
         methods = {
-            calibration: dict(_explained(here, calibration, explainers, kept, bar))
-            for calibration in CALIBRATIONS
+            calibration: dict(_explained(here, calibration, explainers, kept, bar)) for calibration in CALIBRATIONS
         }
         outcomes[case] = Outcome({**network_score(here), "fit": fit}, methods)
     return outcomes

@@ -59,9 +59,7 @@ def null_table(outcomes: Outcomes) -> Table:
     for calibration in CALIBRATIONS:
         for method in (*OURS, *PEERS, "probed at the mean"):
             sizes = [
-                mean_score(
-                    [o for c, o in outcomes.items() if c.family == family], calibration, method, "null"
-                )
+                mean_score([o for c, o in outcomes.items() if c.family == family], calibration, method, "null")
                 for family in families
             ]
             rows.append((method, calibration, *sizes))
@@ -111,9 +109,7 @@ def target_table(outcomes: Outcomes) -> Table:
         "Targets",
         (Column("target"), Column("explained on"), Column("asked"), Column("measured", ".4f"), Column("met")),
         tuple(rows),
-        "Ahead: a higher R² of the functions of one feature, seeds averaged. Peers: "
-        + ", ".join(PEERS)
-        + ".",
+        "Ahead: a higher R² of the functions of one feature, seeds averaged. Peers: " + ", ".join(PEERS) + ".",
     )
 
 
@@ -142,9 +138,7 @@ def _targets(outcomes: Outcomes, calibration: str) -> Iterable[tuple[Cell, ...]]
             for c, o in outcomes.items()
             if c.family == "interactions" and c.correlation == 0.5 and c.size == size
         )
-        yield told(
-            f"pairs, correlation 0.5, n = {size}, worst of all, {AUTO}", "≥ 0.98", worst, worst >= 0.98
-        )
+        yield told(f"pairs, correlation 0.5, n = {size}, worst of all, {AUTO}", "≥ 0.98", worst, worst >= 0.98)
     for method in (AUTO, EVERY):
         sizes = [o.methods[calibration][method]["false_pair"] for o in outcomes.values()]
         small = sum(size <= 0.01 for size in sizes)
@@ -158,9 +152,7 @@ def _targets(outcomes: Outcomes, calibration: str) -> Iterable[tuple[Cell, ...]]
         for label, peers in (("every peer", PEERS), ("every peer that explains the network", NETWORK_PEERS)):
             ahead, gap, where = standing(outcomes, calibration, method, peers)
             count = len(cells(outcomes))
-            yield told(
-                f"{method} ahead of {label}, cells", "≥ 8 of 10", f"{ahead} of {count}", ahead >= 0.8 * count
-            )
+            yield told(f"{method} ahead of {label}, cells", "≥ 8 of 10", f"{ahead} of {count}", ahead >= 0.8 * count)
             yield told(
                 f"{method} below the best: {label}, largest gap",
                 "≤ 0.02",
@@ -169,9 +161,7 @@ def _targets(outcomes: Outcomes, calibration: str) -> Iterable[tuple[Cell, ...]]
             )
 
 
-def standing(
-    outcomes: Outcomes, calibration: str, method: str, peers: tuple[str, ...]
-) -> tuple[int, float, str]:
+def standing(outcomes: Outcomes, calibration: str, method: str, peers: tuple[str, ...]) -> tuple[int, float, str]:
     """Cells in which a method is ahead of all peers, the largest gap to the best of them, and where that is."""
     gaps = {}
     for cell, places in cells(outcomes).items():

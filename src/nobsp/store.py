@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,11 +28,14 @@ def save(path: str | os.PathLike[str], *, kind: str, version: int, tensors: Mapp
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"path is in {str(target.parent)!r}, which is not a folder; create it first.")
+    if target.is_dir():
+        raise IsADirectoryError(f"path {str(target)!r} is a folder; pass the name of a file.")
     metadata = {"format": "nobsp", "kind": kind, "version": str(version), "about": json.dumps(about)}
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
     os.close(handle)
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=metadata)
+        os.chmod(temporary, _mode_of(target))
         os.replace(temporary, target)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -51,7 +55,8 @@ def load(path: str | os.PathLike[str], *, kind: str, version: int) -> tuple[dict
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != "nobsp" or metadata.get("kind") != kind:
-                raise ValueError(f"path {str(path)!r} does not hold a nobsp {kind}.")
+                held = metadata.get("kind") if metadata.get("format") == "nobsp" else "something else"
+                raise ValueError(f"path {str(path)!r} does not hold a nobsp {kind} but {held}.")
             if metadata.get("version") != str(version):
                 raise ValueError(
                     f"path {str(path)!r} has layout version {metadata.get('version')}, but this nobsp reads version "
@@ -61,3 +66,12 @@ def load(path: str | os.PathLike[str], *, kind: str, version: int) -> tuple[dict
     except SafetensorError as damaged:
         raise ValueError(f"path {str(path)!r} is damaged or no safetensors file: {damaged}.") from damaged
     return tensors, json.loads(metadata["about"])
+
+
+def _mode_of(target: Path) -> int:
+    """Who may read the file: as before, or as any new file. Temporary files are for their owner alone."""
+    if target.exists():
+        return stat.S_IMODE(target.stat().st_mode)
+    umask = os.umask(0)
+    os.umask(umask)
+    return 0o666 & ~umask

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 
-
 class Net(nn.Module):
     """`body` makes the representation, `head` is linear, `after` is what the user put behind it."""
 
@@ -186,5 +185,3 @@ class Passes:
     def __iter__(self) -> Any:
         self.passes += 1
         return iter(self.batches)
-
-

@@ -203,17 +203,18 @@ def test_few_rows_for_the_width_are_still_algorithm_1() -> None:
 
 
 def test_a_rare_level_counts_in_large_tables_too() -> None:
-    """Past the sample that fixes the bases, a level that occurs in one row of thousands still has its effect."""
-    model = net("relu", columns=3, outputs=1, seed=3)
-    for seed in range(4):
-        X = table("relu", 30_000, columns=3, seed=seed)
-        X[:, 2] = 0.0
-        X[np.random.default_rng(seed).integers(0, 30_000), 2] = 5.0
-        explainer = NObSP.as_published(model).fit(X)
-        network = Network(model, explainer.baseline_)
-        oracle = Published(network, X)
-        rows = X[X[:, 2] > 0]
-        assert error(explainer(rows).values[:, 2], oracle.term((2,), rows), oracle.y.std(0)) < 1e-6
+    """Past the sample that fixes the bases, a level or a value that occurs in one row of thousands has its effect."""
+    model = net("relu", columns=8, outputs=1, seed=3)
+    X = table("relu", 60_000, columns=8)
+    where = np.random.default_rng(0).choice(60_000, 7, replace=False)
+    X[:, 1:7] = 0.0
+    for column, row in enumerate(where, start=1):
+        X[row, column] = 9.0
+    explainer = NObSP.as_published(model).fit(X)
+    oracle = Published(Network(model, explainer.baseline_), X)
+    for column, row in enumerate(where, start=1):
+        found = explainer(X[[row]]).values[:, column]
+        assert error(found, oracle.term((column,), X[[row]]), oracle.y.std(0)) < 1e-6
 
 
 def test_every_pair_of_a_small_table_at_once() -> None:

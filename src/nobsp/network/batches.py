@@ -131,7 +131,11 @@ class _Reader:
     def cut(self, table: Table, start: int, stop: int) -> Tensor:
         if self.encode is None:
             return table.cut(start, stop)
-        encoded = np.ascontiguousarray(self.encode(table.native(start, stop)), dtype=np.float64)
+        try:
+            encoded = np.ascontiguousarray(self.encode(table.native(start, stop)), dtype=np.float64)
+        except (TypeError, ValueError) as failure:
+            kind = TypeError if isinstance(failure, TypeError) else ValueError
+            raise kind(f"{self.argument} does not pass the model's preprocessing: {failure}") from failure
         return torch.from_numpy(encoded if encoded.flags.writeable else encoded.copy())
 
     def table(self, batch: Any, *, number: int, columns: Sequence[str] | None) -> Table:

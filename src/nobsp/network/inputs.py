@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -36,13 +36,14 @@ class Features:
     def __len__(self) -> int:
         return len(self.names)
 
-    def index(self, name: str) -> int:
-        """Position of a feature, or an error with the close matches."""
+    def index(self, name: str, *, argument: str = "") -> int:
+        """Position of a feature, or an error with the close matches that names the argument it came from."""
         if name in self.names:
             return self.names.index(name)
         close = get_close_matches(str(name), self.names, n=3)
         hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {_listed(self.names)}."
-        raise ValueError(f"no feature {name!r}; {hint}")
+        found = f"{argument} names {name!r}, but there is no such feature" if argument else f"no feature {name!r}"
+        raise ValueError(f"{found}; {hint}")
 
     def columns_of(self, subset: Subset) -> list[int]:
         """All columns of some features."""
@@ -72,6 +73,8 @@ def resolve_features(
         return Features(found, tuple((i,) for i in range(columns)))
     if isinstance(features, str):
         raise TypeError(f"features must be a list of names or a dictionary, found the string {features!r}.")
+    if not isinstance(features, Iterable):
+        raise TypeError(f"features must be a list of names or a dictionary, found {features!r}.")
     if not isinstance(features, Mapping):
         listed = tuple(str(name) for name in features)
         if len(listed) != columns:
@@ -119,7 +122,7 @@ def resolve_baseline(
         result = summary.mean.clone()
         given: Mapping[str, Any] = baseline if isinstance(baseline, Mapping) else {}
         for name in given:
-            features.index(name)
+            features.index(name, argument="baseline")
         for position, name in enumerate(features.names):
             kind = given.get(name, "mean") if isinstance(baseline, Mapping) else baseline
             group = list(features.columns[position])
@@ -187,7 +190,9 @@ def _feature_baseline(
 
 def _numbers(argument: str, given: Any) -> Tensor:
     try:
-        vector = torch.as_tensor(np.asarray(given, dtype=np.float64)).flatten().clone()
+        # A copy: a column of a frame may be read-only, which torch warns about.
+        values = given.detach().cpu().numpy() if isinstance(given, Tensor) else given
+        vector = torch.from_numpy(np.asarray(values, dtype=np.float64).copy()).flatten()
     except (TypeError, ValueError) as error:
         raise TypeError(f"{argument} must be numbers, found {type(given).__name__}.") from error
     if not bool(torch.isfinite(vector).all()):

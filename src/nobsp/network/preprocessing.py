@@ -9,7 +9,7 @@ from typing import Any
 import narwhals as nw
 import numpy as np
 
-from nobsp.network.tables import Encode
+from nobsp.network.tables import Encode, is_frame
 
 GROUPING_ROWS = 2000
 _LEVELS_KEPT = 1000
@@ -34,6 +34,8 @@ def encoder_of(steps: Sequence[Any]) -> Encode:
     def encode(X: Any) -> Matrix:
         if names is not None and isinstance(X, np.ndarray):
             return transform(_framed(X, names))
+        if names is None and is_frame(X):
+            return transform(nw.from_native(X, eager_only=True).to_numpy())  # fitted without names: they would warn
         if _is_polars(X) and _pandas_is_here():
             try:
                 return transform(X)

@@ -76,7 +76,7 @@ class Readout:
             ValueError: If the model cannot take the probe's columns, if its output is not finite or is not
                 `W z + b` for any layer, if it is so for several, or if `head` names no layer.
         """
-        module = _checked(model)
+        module = checked(model)
         if not isinstance(probe, Tensor) or probe.ndim == 0 or len(probe) == 0:
             raise ValueError(f"probe must be a tensor with at least one row, found {_shape_of(probe)}.")
         probe = probe.detach()[:PROBE_ROWS]
@@ -135,24 +135,42 @@ class Readout:
             `represent(x)`: the representation of the rows of `x`, shape (rows, width), in the model's dtype
             and on its device, without gradient.
         """
-        with visiting(self.module) as run, catching(self._layer, copy=self._overwrites_z) as here:
+        with visiting(self.module) as run, self.listening() as heard:
 
             def represent(x: Tensor) -> Tensor:
                 if len(x) == 0:
                     return torch.empty(0, self.width, dtype=self.dtype, device=self.device)
-                here.caught = []
                 try:
-                    run(_prepared(x, self.device, self.dtype, self.integer, copy=self._overwrites_x))
-                    caught: list[Tensor] = here.caught
+                    return heard(lambda: run(self.ready(x)), len(x))
                 except (RuntimeError, IndexError) as failure:
                     columns = self.embedded_columns
                     explain_failure(failure, x, dtype=self.dtype, device=self.device, embedded=columns)
                     raise
-                finally:
-                    del here.caught
-                return self._rows_of(caught, len(x))
 
             yield represent
+
+    @contextmanager
+    def listening(self) -> Iterator[Callable[[Callable[[], object], int], Tensor]]:
+        """Hand out `heard(work, rows)`: the representation of the rows that `work` sends through the head.
+
+        For callers that run the model themselves; `running` is this with the run included.
+        """
+        with catching(self._layer, copy=self._overwrites_z) as here:
+
+            def heard(work: Callable[[], object], rows: int) -> Tensor:
+                here.caught = []
+                try:
+                    work()
+                    caught: list[Tensor] = here.caught
+                finally:
+                    del here.caught
+                return self._rows_of(caught, rows)
+
+            yield heard
+
+    def ready(self, x: Tensor) -> Tensor:
+        """Rows as the model takes them: its device and dtype, copied where the model writes into its input."""
+        return _prepared(x, self.device, self.dtype, self.integer, copy=self._overwrites_x)
 
     def _rows_of(self, caught: list[Tensor], rows: int) -> Tensor:
         if len(caught) <= max(self._call, 0):
@@ -186,17 +204,23 @@ class Readout:
 
         The same for a model and its compiled or parallel wrapper, and on every device.
         """
-        digest = hashlib.sha256(f"head={self.head.name}\n".encode())
-        state = {plain(name): value for name, value in self.module.state_dict().items()}
-        for name in sorted(state):
-            value = state[name]
-            if isinstance(value, Tensor):
-                digest.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
-                digest.update(_bytes_of(value))
-        return digest.hexdigest()
+        return fingerprint_of(self.module, self.head.name)
 
 
-def _checked(model: nn.Module) -> nn.Module:
+def fingerprint_of(module: nn.Module, head: str) -> str:
+    """SHA-256 over a model's state and the name of its head."""
+    digest = hashlib.sha256(f"head={head}\n".encode())
+    state = {plain(name): value for name, value in module.state_dict().items()}
+    for name in sorted(state):
+        value = state[name]
+        if isinstance(value, Tensor):
+            digest.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
+            digest.update(_bytes_of(value))
+    return digest.hexdigest()
+
+
+def checked(model: nn.Module) -> nn.Module:
+    """The module to run, without wrappers; an error where its layers cannot be observed."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, found {type(model).__name__}.")
     module = unwrapped(model)

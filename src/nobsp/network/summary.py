@@ -45,8 +45,12 @@ class Summary:
         """Median of each column; of the sample where there are more rows than it holds."""
         return self.sample[:, columns].quantile(0.5, dim=0)
 
+    def some_rows(self, count: int) -> Tensor:
+        """At most `count` rows of the sample, evenly spaced: the table may be sorted."""
+        return _spaced(self.sample, count)
+
     def merge(self, other: Summary) -> Summary:
-        """Both tables together; the sample is the first one's, topped up to the usual size."""
+        """Both tables together; where both samples are too many rows, each gives its table's share."""
         total = self.rows + other.rows
         levels = {}
         for feature in self.levels.keys() & other.levels.keys():
@@ -59,7 +63,7 @@ class Summary:
             torch.minimum(self.minimum, other.minimum),
             torch.maximum(self.maximum, other.maximum),
             levels,
-            torch.cat([self.sample, other.sample])[:SAMPLE_ROWS],
+            _joint_sample(self, other),
         )
 
 
@@ -152,6 +156,20 @@ class Summariser:
         slots = (torch.rand(len(rest), generator=self._generator, dtype=torch.float64) * seen).long()
         for position in torch.nonzero(slots < SAMPLE_ROWS).flatten().tolist():
             self._sample[0][slots[position]] = rest[position]
+
+
+def _spaced(rows: Tensor, count: int) -> Tensor:
+    if len(rows) <= count:
+        return rows
+    return rows[torch.linspace(0, len(rows) - 1, count, dtype=torch.float64).long()]
+
+
+def _joint_sample(first: Summary, second: Summary) -> Tensor:
+    if len(first.sample) + len(second.sample) <= SAMPLE_ROWS:
+        return torch.cat([first.sample, second.sample])
+    share = round(SAMPLE_ROWS * first.rows / (first.rows + second.rows))
+    share = min(max(share, SAMPLE_ROWS - len(second.sample)), len(first.sample))
+    return torch.cat([_spaced(first.sample, share), _spaced(second.sample, SAMPLE_ROWS - share)])
 
 
 def _levels(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nobsp.network.inputs import Subset
 from nobsp.network.readout import Readout
+from nobsp.network.summary import Summary
 from nobsp.projection import (
     Moments,
     Ridge,
@@ -22,16 +23,23 @@ from nobsp.projection import (
     terms_coefficients,
 )
 from nobsp.projection.ridge import EPSILON
-from nobsp.tabular.representations import Isolation, Represent, spread_out, subsets_of, through
+from nobsp.tabular.representations import Isolation, Represent, spread_out, subsets_of, through, unique_rows
 
 # Directions whose spread is below this share of the ridge are silenced by it and need no column.
 _SILENT = 1e-3
 # Most columns of the joint system; past this a Cholesky factorisation takes seconds.
 MOST_COLUMNS = 4000
+# The same while pairs are on trial, when many systems are solved.
+MOST_COLUMNS_ON_TRIAL = 2000
 # Blocks of calibration rows whose moments are kept apart, for bands and for choosing interactions.
 BLOCKS = 24
+# Large batches go to several blocks each, so that a sorted table is spread over all of them.
+_MIXED = 4
+_WORTH_CUTTING = 256
 _BLOCK_BYTES = 400 << 20
 _CACHE_BYTES = 400 << 20
+# Rows of the sample that a value too rare to be in it is put into.
+_HOSTS = 8
 
 OUTPUTS = "outputs"
 TARGET = "target"
@@ -114,18 +122,45 @@ def make_plan(
     sample: Tensor,
     terms: Sequence[Subset],
     *,
+    rare: Tensor,
     pure: bool,
     ridge: Ridge,
+    most_columns: int = MOST_COLUMNS,
 ) -> Plan:
-    """Fixes every term's basis from a sample of rows."""
-    spectra = dict(_term_spectra(isolation, represent, sample, terms, pure=pure))
+    """Fixes every term's basis from a sample of rows, and from rows with values too rare to be in it."""
+    spectra = dict(_term_spectra(isolation, represent, sample, terms, rare=rare, pure=pure))
     ordered = {term: spectra[term] for term in terms}
-    threshold, truncated = _threshold(ordered, ridge) if pure else (0.0, False)
+    threshold, truncated = _threshold(ordered, ridge, most_columns) if pure else (0.0, False)
     bases = {term: known.vectors[:, known.values > threshold].cpu() for term, known in ordered.items()}
     return Plan(isolation, tuple(terms), bases, pure, truncated)
 
 
-def _threshold(spectra: Mapping[Subset, Spectrum], ridge: Ridge) -> tuple[float, bool]:
+def uncovered(summary: Summary, isolation: Isolation) -> Tensor:
+    """Rows of the sample with the levels and extremes put in that it lacks, though the table has them.
+
+    A basis that never saw a level would leave it without a contribution.
+    """
+    sample = summary.sample
+    if summary.rows <= len(sample):
+        return sample[:0]
+    hosts = summary.some_rows(_HOSTS)
+    found = []
+    for feature, columns in enumerate(map(list, isolation.features.columns)):
+        if feature in summary.levels:
+            seen = unique_rows(sample[:, columns])[0]
+            levels = summary.levels[feature][0]
+            values = levels[~(levels[:, None] == seen[None]).all(2).any(1)]
+        elif len(columns) == 1:
+            values = torch.stack([summary.minimum[columns], summary.maximum[columns]])
+        else:
+            continue
+        rows = hosts.repeat(len(values), 1)
+        rows[:, columns] = values.repeat_interleave(len(hosts), dim=0)
+        found.append(rows)
+    return torch.cat([sample[:0], *found])
+
+
+def _threshold(spectra: Mapping[Subset, Spectrum], ridge: Ridge, most_columns: int) -> tuple[float, bool]:
     """The smallest eigenvalue worth a column: what the ridge leaves audible, and what the system can hold.
 
     The relative ridge is α · trace / columns, so it rises as columns go: a few rounds settle it.
@@ -137,13 +172,13 @@ def _threshold(spectra: Mapping[Subset, Spectrum], ridge: Ridge) -> tuple[float,
             columns = max(int((values > threshold).sum()), 1)
             threshold = _SILENT * ridge.value * total / columns
     kept = int((values > threshold).sum())
-    if kept <= MOST_COLUMNS:
+    if kept <= most_columns:
         return threshold, False
-    return float(values[MOST_COLUMNS]), True
+    return float(values[most_columns]), True
 
 
 def _term_spectra(
-    isolation: Isolation, represent: Represent, sample: Tensor, terms: Sequence[Subset], *, pure: bool
+    isolation: Isolation, represent: Represent, sample: Tensor, terms: Sequence[Subset], *, rare: Tensor, pure: bool
 ) -> Iterator[tuple[Subset, Spectrum]]:
     """Directions and spread of each term's own representation over the sample.
 
@@ -154,7 +189,10 @@ def _term_spectra(
     shared = {s for term in terms if pure for s in subsets_of(term) if s != term}
     if shared:
         width = represent(sample[:1]).shape[1]
-        sample = sample[: max(_CACHE_BYTES // (8 * width * len(shared)), 512)]
+        size = max(_CACHE_BYTES // (8 * width * len(shared)), 512)
+        if size < len(sample):  # evenly spaced: the table may be sorted
+            sample = sample[torch.linspace(0, len(sample) - 1, size, dtype=torch.float64).long()]
+    sample = torch.cat([sample, rare])
     kept: dict[Subset, Tensor] = {}
     wanted = set(terms)
     for subset, z, place in isolation.distinct(represent, sample, needed):
@@ -246,21 +284,20 @@ class Accumulator:
             for term, reference in plan.isolation.reference(represent, rows, plan.terms):
                 parts = {TARGET: column[term], REFERENCE: reference.cpu(), OUTPUTS: outputs}
                 self._add(label(term), parts, pieces)
-        self._next += len(pieces)
+        self._next += pieces
 
-    def _add(self, name: str, parts: Tensor | dict[str, Tensor], pieces: Sequence[int]) -> None:
-        start = 0
-        for number, size in enumerate(pieces):
-            rows = slice(start, start + size)
-            start += size
+    def _add(self, name: str, parts: Tensor | dict[str, Tensor], pieces: int) -> None:
+        for number in range(pieces):
+            # Every so-manyth row, not a run of rows: of a sorted table, each block should see all.
+            rows = slice(number, None, pieces)
             piece = parts[rows] if isinstance(parts, Tensor) else {key: part[rows] for key, part in parts.items()}
             self.parts[name][(self._next + number) % self.block_count].update(piece)
 
-    def _pieces(self, count: int) -> list[int]:
-        """Sizes of the pieces of a batch; consecutive pieces go to consecutive blocks."""
+    def _pieces(self, count: int) -> int:
+        """Into how many pieces a batch is cut; they go to consecutive blocks."""
         batches = 1 if self._expected is None else max(-(-self._expected // count), 1)
-        number = max(min(-(-self.block_count // batches), count), 1)
-        return [count // number + (i < count % number) for i in range(number)]
+        enough = max(-(-self.block_count // batches), min(_MIXED, count // _WORTH_CUTTING))
+        return max(min(enough, count, self.block_count), 1)
 
 
 def _affordable_blocks(shapes: Mapping[str, Mapping[str, int]]) -> int:
@@ -326,7 +363,10 @@ def _solve_one_by_one(plan: Plan, totals: Mapping[Subset, Moments], ridge: Ridge
     return Solution(matrices, offsets, base, ridges, shares, notes, "")
 
 
-CONSTANT = "The term does not vary over the calibration rows, so it contributes nothing."
+CONSTANT = (
+    "Its representation does not vary over the calibration rows (the column is constant, or the network ignores it), "
+    "so it contributes nothing."
+)
 
 
 def without(plan: Plan, terms: Sequence[Subset]) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from nobsp.network.adapted import Adapted
 from nobsp.network.inputs import Features, resolve_features
 from nobsp.network.summary import MOST_LEVELS, Summary
+from nobsp.network.tables import matched
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +28,7 @@ class Columns:
         count: How many columns the caller's table has.
         members: Per feature, the caller's columns it stands for.
         text_levels: Per feature whose own column is not numeric, the values it took.
+        number_levels: Per feature whose own column is numeric, has few values and passes an encoder, those values.
         template: One value per caller's column, to encode the others of a feature with; empty without encoder.
         ranges: Smallest and largest value of each of the caller's numeric columns; empty without encoder.
     """
@@ -37,6 +40,7 @@ class Columns:
     text_levels: dict[int, list[Any]] = field(default_factory=dict)
     template: tuple[Any, ...] = ()
     ranges: tuple[tuple[float, ...], ...] = ()
+    number_levels: dict[int, list[float]] = field(default_factory=dict)
 
 
 def columns_of(
@@ -59,12 +63,18 @@ def columns_of(
     if adapted.encode is None:
         known = names if names is not None else adapted.feature_names
         features = resolve_features(given, columns=width, names=known)
+        if known is None and given is not None and not isinstance(given, Mapping):
+            known = features.names  # a frame that is explained later is matched to the names given here
         return Columns(features, None if known is None else tuple(known), width, features.columns)
     frame = nw.from_native(X, eager_only=True, pass_through=True)
     if not isinstance(frame, nw.DataFrame) and not isinstance(X, np.ndarray):
         raise TypeError(
-            f"X must be a frame or an array where the model is a scikit-learn pipeline, found {type(X).__name__}."
+            f"X must be a frame or an array where the model is a scikit-learn pipeline, found {type(X).__name__}; pass "
+            "the whole table at once."
         )
+    if isinstance(frame, nw.DataFrame):
+        frame = matched(frame, argument="X", columns=adapted.feature_names)
+        X = frame.to_native()
     groups = adapted.groups(X)
     known = adapted.feature_names or names
     user_names = tuple(known or (f"x{i}" for i in range(X.shape[1])))
@@ -72,12 +82,16 @@ def columns_of(
     encoded = tuple(
         tuple(column for member in members for column in groups.get(user_names[member], ())) for members in user.columns
     )
-    values = [_column_values(X, frame, position, name) for position, name in enumerate(user_names)]
-    text_levels = {}
+    values = [_column_values(X, frame, position) for position in range(len(user_names))]
+    text_levels, number_levels = {}, {}
     for feature, members in enumerate(user.columns):
-        if len(members) == 1 and not _is_numeric(values[members[0]]):
-            levels = sorted({v for v in values[members[0]].tolist() if v is not None and v == v}, key=str)
-            text_levels[feature] = levels[:MOST_LEVELS]
+        if len(members) != 1:
+            continue
+        levels = set(_known(values[members[0]]))
+        if not _is_numeric(values[members[0]]):
+            text_levels[feature] = sorted(levels, key=str)[:MOST_LEVELS]
+        elif len(levels) <= MOST_LEVELS:
+            number_levels[feature] = sorted(float(level) for level in levels)
     template = tuple(_typical(column) for column in values)
     return Columns(
         Features(user.names, encoded),
@@ -87,6 +101,7 @@ def columns_of(
         text_levels,
         template,
         tuple(_range(column) for column in values),
+        number_levels,
     )
 
 
@@ -99,28 +114,87 @@ def input_values(columns: Columns, adapted: Adapted, feature: int, values: Any) 
         feature: Position of the feature.
         values: One value per row, or one row of values for a feature of several columns.
     """
-    members = columns.members[feature]
-    given = np.asarray(values) if not isinstance(values, Tensor) else values.detach().cpu().numpy()
+    members, name = columns.members[feature], columns.features.names[feature]
+    given = _matrix_of(values, len(members), name)
+    if adapted.encode is None:
+        try:
+            found = np.asarray(given, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"values of {name!r} must be numbers ({error}).") from error
+    elif len(given) == 0 or not columns.features.columns[feature]:
+        found = np.zeros((len(given), len(columns.features.columns[feature])))
+    else:
+        rows = np.tile(np.array(columns.template, dtype=object), (len(given), 1))
+        rows[:, list(members)] = given
+        try:
+            if not any(isinstance(value, str) for value in columns.template):
+                rows = rows.astype(np.float64)
+            encoded = adapted.encode(rows)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"values of {name!r} do not pass the model's preprocessing ({error}); write them as in the calibration "
+                "table."
+            ) from error
+        found = encoded[:, list(columns.features.columns[feature])]
+    if not np.isfinite(found).all():
+        raise ValueError(f"values of {name!r} must be finite, found NaN or infinity.")
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def input_baseline(columns: Columns, adapted: Adapted, baseline: Any) -> Any:
+    """A baseline in the caller's units as one for the network's input; words such as "mean" stay.
+
+    Args:
+        columns: The columns.
+        adapted: The model.
+        baseline: What the caller passed.
+    """
+    if adapted.encode is None or isinstance(baseline, str):
+        return baseline
+    if isinstance(baseline, Mapping):
+        return {name: _feature_baseline(columns, adapted, name, given) for name, given in baseline.items()}
+    row = np.asarray(baseline, dtype=object).ravel()
+    if len(row) != columns.count:
+        raise ValueError(
+            f"baseline has {len(row)} values but the table has {columns.count} columns; pass one value per column or "
+            '"mean".'
+        )
+    return {
+        name: input_values(columns, adapted, feature, row[list(columns.members[feature])][None])[0].numpy()
+        for feature, name in enumerate(columns.features.names)
+    }
+
+
+def _feature_baseline(columns: Columns, adapted: Adapted, name: str, given: Any) -> Any:
+    feature = columns.features.index(name, argument="baseline")
+    levels = columns.text_levels.get(feature, [])
+    if isinstance(given, str) and given not in levels:
+        if given in ("mean", "zero", "median", "mode") or not levels:
+            return given
+        close = ", ".join(map(repr, levels[:8]))
+        raise ValueError(f"baseline for {name!r} is {given!r}, which calibration did not see; there are {close}.")
+    one = given if isinstance(given, str) else np.asarray(given, dtype=object).ravel()
+    row = np.array([one], dtype=object) if isinstance(one, str) else one[None]
+    return input_values(columns, adapted, feature, row).numpy()[0]
+
+
+def _matrix_of(values: Any, members: int, name: str) -> np.ndarray[Any, Any]:
+    """Values of one feature, one row each."""
+    if isinstance(values, Tensor):
+        given = values.detach().cpu().numpy()
+    elif isinstance(values, np.ndarray):
+        given = values
+    else:
+        # Objects, so that numbers beside names stay numbers.
+        given = np.array(values, dtype=object) if not hasattr(values, "to_numpy") else np.asarray(values.to_numpy())
     if given.ndim == 0:
         given = given[None]
     if given.ndim == 1:
-        given = given[:, None] if len(members) == 1 else given[None, :]
-    if given.ndim != 2 or given.shape[1] != len(members):
-        raise ValueError(
-            f"values of {columns.features.names[feature]!r} must have {len(members)} columns, found shape "
-            f"{given.shape}."
-        )
-    if adapted.encode is None:
-        try:
-            return torch.tensor(np.asarray(given, dtype=np.float64))
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"values of {columns.features.names[feature]!r} must be numbers.") from error
-    rows = np.tile(np.array(columns.template, dtype=object), (given.shape[0], 1))
-    rows[:, list(members)] = given
-    if not any(isinstance(value, str) for value in columns.template):
-        rows = rows.astype(np.float64)
-    encoded = adapted.encode(rows)
-    return torch.tensor(encoded[:, list(columns.features.columns[feature])], dtype=torch.float64)
+        given = given[:, None] if members == 1 else given[None, :]
+    if given.ndim != 2 or given.shape[1] != members:
+        expected = "one value per row" if members == 1 else f"rows of {members} values"
+        raise ValueError(f"values of {name!r} must be {expected}, found shape {given.shape}.")
+    return given
 
 
 def categories_of(columns: Columns, summary: Summary, embedded: Sequence[int], *, integer: bool) -> frozenset[int]:
@@ -139,43 +213,61 @@ def categories_of(columns: Columns, summary: Summary, embedded: Sequence[int], *
     return frozenset(found)
 
 
+def twins_of(features: Features, sample: Tensor) -> dict[int, int]:
+    """Single-column features that are an exact linear copy of another one, with the first such."""
+    single = [k for k, group in enumerate(features.columns) if len(group) == 1]
+    if len(single) < 2 or len(sample) < 3:
+        return {}
+    values = sample[:, [features.columns[k][0] for k in single]]
+    values = values - values.mean(0)
+    norms = values.square().sum(0).sqrt()
+    scaled = values / norms.clamp_min(1e-300)
+    close = ((scaled.T @ scaled).abs() > 1 - 1e-10) & (norms > 0)[:, None] & (norms > 0)[None, :]
+    close.fill_diagonal_(False)
+    return {single[i]: single[int(torch.nonzero(row)[0])] for i, row in enumerate(close) if bool(row.any())}
+
+
 def level_labels(columns: Columns, feature: int, levels: Tensor) -> list[str]:
-    """What to call each level of a feature: its number, or the one-hot columns that are on."""
+    """What to call each level of a feature: its number, the one-hot columns that are on, or all its values."""
     members = columns.members[feature]
     if len(members) == 1:
         return [f"{value:g}" for value in levels[:, 0].tolist()]
     names = [columns.names[m] if columns.names else f"x{m}" for m in members]
-    high = levels.amax(0)
-    labels = []
-    for row in levels:
-        on = [name for name, value, top in zip(names, row, high, strict=True) if value == top and top > row.min()]
-        labels.append(" + ".join(on) if on else "(none)")
-    return labels
+    if any(len(torch.unique(levels[:, column])) > 2 for column in range(len(members))):
+        return [", ".join(f"{n}={v:g}" for n, v in zip(names, row.tolist(), strict=True)) for row in levels]
+    on = (levels == levels.amax(0)) & (levels.amax(0) > levels.amin(0))
+    return [" + ".join(n for n, here in zip(names, row.tolist(), strict=True) if here) or "(none)" for row in on]
 
 
-def _column_values(X: Any, frame: Any, position: int, name: str) -> np.ndarray[Any, Any]:
+def _column_values(X: Any, frame: Any, position: int) -> list[Any]:
+    """One column as Python values, None where one is missing."""
     if isinstance(frame, nw.DataFrame):
-        return np.asarray(frame[name].to_list(), dtype=object)
-    return np.asarray(X[:, position], dtype=object)
+        series = frame[:, position]
+        missing = series.is_null().to_list()
+        return [None if gone else value for value, gone in zip(series.to_list(), missing, strict=True)]
+    return list(np.asarray(X[:, position]).tolist())
 
 
-def _is_numeric(column: np.ndarray[Any, Any]) -> bool:
-    return all(isinstance(value, int | float | np.number | bool) for value in column[:1000] if value is not None)
+def _known(column: Sequence[Any]) -> list[Any]:
+    """Values that are neither None nor NaN."""
+    return [value for value in column if value is not None and value == value]
 
 
-def _range(column: np.ndarray[Any, Any]) -> tuple[float, ...]:
-    if not _is_numeric(column):
-        return ()
-    known = np.array([value for value in column.tolist() if value is not None and value == value], dtype=float)
-    return (float(known.min()), float(known.max())) if known.size else ()
+def _is_numeric(column: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float | np.number | bool) for value in _known(column[:1000]))
 
 
-def _typical(column: np.ndarray[Any, Any]) -> Any:
-    """A value that may stand in the other columns while one feature is encoded."""
-    known = [value for value in column.tolist() if value is not None and value == value]
+def _range(column: Sequence[Any]) -> tuple[float, ...]:
+    known = _known(column)
+    return (float(min(known)), float(max(known))) if known and _is_numeric(column) else ()
+
+
+def _typical(column: Sequence[Any]) -> Any:
+    """A value that may stand in the other columns while one feature is encoded: one that occurs."""
+    known = _known(column)
     if not known:
         return float("nan")
     if _is_numeric(column):
-        return float(np.median(np.array(known, dtype=float)))
-    levels, counts = np.unique(np.array(list(map(str, known))), return_counts=True)
-    return str(levels[counts.argmax()])
+        # Not the average of two: an encoder may know only the values it has seen.
+        return float(sorted(known)[len(known) // 2])
+    return Counter(known).most_common(1)[0][0]

@@ -52,9 +52,9 @@ def _grid(fitted: Fitted, feature: int, points: int) -> tuple[Tensor, list[float
         return inputs, [float("nan")] * len(named), [str(value) for value in named]
     if feature in summary.levels and fitted.adapted.encode is None:
         levels = summary.levels[feature][0]
-        if len(group) > 1:
+        if len(group) > 1 and feature in fitted.plan.isolation.categories:
             return levels, [float("nan")] * len(levels), level_labels(columns, feature, levels)
-        if len(levels) <= _FEW_POINTS:
+        if len(group) == 1 and len(levels) <= _FEW_POINTS:
             return levels, levels[:, 0].tolist(), [""] * len(levels)
     if len(columns.members[feature]) != 1 or not group:
         return None
@@ -62,9 +62,13 @@ def _grid(fitted: Fitted, feature: int, points: int) -> tuple[Tensor, list[float
         low, high = float(summary.minimum[group[0]]), float(summary.maximum[group[0]])
         x = torch.linspace(low, high, points, dtype=torch.float64)
         return x[:, None], x.tolist(), [""] * points
-    low, high = columns.ranges[columns.members[feature][0]]
-    grid = np.linspace(low, high, points)
-    return input_values(columns, fitted.adapted, feature, grid), grid.tolist(), [""] * points
+    numbers = columns.number_levels.get(feature, [])
+    if numbers and (len(numbers) <= _FEW_POINTS or len(group) > 1):  # one-hot encoders know no value in between
+        grid = np.array(numbers)
+    else:
+        low, high = columns.ranges[columns.members[feature][0]]
+        grid = np.linspace(low, high, points)
+    return input_values(columns, fitted.adapted, feature, grid), grid.tolist(), [""] * len(grid)
 
 
 def _compressed(fitted: Fitted, represent: Represent, feature: int, given: Tensor) -> Tensor:
@@ -80,7 +84,7 @@ def _compressed(fitted: Fitted, represent: Represent, feature: int, given: Tenso
 def _bands(
     fitted: Fitted, compressed: dict[int, Tensor], values: dict[int, Tensor], level: float
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    if not fitted.parts or fitted.blocks < FEWEST_BLOCKS or _filled(fitted) < FEWEST_BLOCKS:
+    if fitted.blocks < FEWEST_BLOCKS or fitted.filled < FEWEST_BLOCKS:
         missing = {feature: torch.full_like(value, torch.nan) for feature, value in values.items()}
         return {feature: (nothing, nothing) for feature, nothing in missing.items()}
     copies: dict[int, list[Tensor]] = {feature: [] for feature in values}
@@ -91,7 +95,3 @@ def _bands(
             # Coefficients live in the span of the basis, so its transpose brings them back to the small system.
             copies[feature].append(rows @ (bases[term].T @ copy.matrices[term]) - copy.offsets[term])
     return {feature: band(values[feature], torch.stack(copies[feature]), level=level) for feature in values}
-
-
-def _filled(fitted: Fitted) -> int:
-    return sum(part.rows > 0 for part in next(iter(fitted.parts.values())))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -13,15 +13,25 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from torch import Tensor, nn
 
-from nobsp.network.adapted import adapt
+from nobsp.network.adapted import Adapted, adapt
 from nobsp.network.batches import batches_of, with_progress
-from nobsp.network.inputs import Subset, needs_data, resolve_baseline
+from nobsp.network.inputs import Features, Subset, needs_data, resolve_baseline
 from nobsp.network.readout import Readout
 from nobsp.network.summary import Summariser, Summary
 from nobsp.projection import Ridge
 from nobsp.tabular import keeping
-from nobsp.tabular.calibration import Accumulator, Plan, contributions, make_plan, solve, without
-from nobsp.tabular.columns import categories_of, columns_of, input_values
+from nobsp.tabular.calibration import (
+    MOST_COLUMNS,
+    MOST_COLUMNS_ON_TRIAL,
+    Accumulator,
+    Plan,
+    contributions,
+    make_plan,
+    solve,
+    uncovered,
+    without,
+)
+from nobsp.tabular.columns import Columns, categories_of, columns_of, input_baseline, input_values
 from nobsp.tabular.curves import curve_table
 from nobsp.tabular.explanation import Explanation, output_position
 from nobsp.tabular.fitted import Fitted, frame_kind
@@ -129,7 +139,8 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             raise TypeError("fit takes no labels: it explains the network's own outputs. Call fit(X).")
         ridge = self._checked_options()
         adapted = adapt(self.model)
-        source = batches_of(X, batch_size=self.batch_size, encode=adapted.encode, columns=adapted.feature_names)
+        expected = adapted.feature_names if like is None else like._fitted.columns.names
+        source = batches_of(X, batch_size=self.batch_size, encode=adapted.encode, columns=expected)
         reader = Reading(source, progress)
         readout = self._find_readout(adapted.module, reader.first)
         columns = (
@@ -151,7 +162,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 like._require_same_model(readout)
                 candidates: list[Subset] = []
             else:
-                plan, screening, candidates = self._plan(columns, summary, readout, represent, ridge)
+                plan, screening, candidates = self._plan(adapted, columns, summary, readout, represent, ridge)
             accumulator = Accumulator(plan, readout, rows=source.rows)
             summariser = None if ahead else Summariser(groups)
             for batch in reader.rows("calibrating"):
@@ -179,7 +190,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 ridge=ridge,
                 frame=frame_kind(X),
             )
-            self._fit = fitted.measured(represent, as_model_takes(summary.sample[:_MEASURED_ROWS], readout))
+            self._fit = fitted.measured(represent, as_model_takes(summary.some_rows(_MEASURED_ROWS), readout))
         return self
 
     def merge(self, other: NObSP) -> Self:
@@ -198,17 +209,23 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             )
         joined = mine.merged(theirs)
         with running_on(joined.readout, self.device) as represent:
-            sample = as_model_takes(joined.summary.sample[:_MEASURED_ROWS], joined.readout)
+            sample = as_model_takes(joined.summary.some_rows(_MEASURED_ROWS), joined.readout)
             self._fit = joined.measured(represent, sample)
         return self
 
     def _plan(
-        self, columns: Any, summary: Summary, readout: Readout, represent: Represent, ridge: Ridge
+        self,
+        adapted: Adapted,
+        columns: Columns,
+        summary: Summary,
+        readout: Readout,
+        represent: Represent,
+        ridge: Ridge,
     ) -> tuple[Plan, Screening | None, list[Subset]]:
         """Baseline, terms and bases; with "auto", also the pairs that have yet to earn their place."""
         categories = categories_of(columns, summary, readout.embedded_columns, integer=readout.integer)
         baseline = resolve_baseline(
-            self.baseline,
+            input_baseline(columns, adapted, self.baseline),
             features=columns.features,
             columns=summary.mean.numel(),
             summary=summary,
@@ -221,7 +238,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         terms: list[Subset] = [(k,) for k in range(len(columns.features))]
         pure = self.reference == "terms"
         screening, candidates = None, []
-        if isinstance(self.interactions, str | int):
+        if isinstance(self.interactions, str | int | np.integer):
             if self.interactions:
                 screening = screen(isolation, readout, represent, sample)
                 auto = self.interactions == "auto"
@@ -230,8 +247,10 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 candidates = pairs if auto and pure else []
                 terms += pairs
         else:
-            terms += _named_terms(self.interactions, columns.features.index)
-        plan = make_plan(isolation, represent, sample, terms, pure=pure, ridge=ridge)
+            terms += _named_terms(self.interactions, columns.features)
+        most = MOST_COLUMNS_ON_TRIAL if candidates else MOST_COLUMNS
+        rare = as_model_takes(uncovered(summary, isolation), readout)
+        plan = make_plan(isolation, represent, sample, terms, rare=rare, pure=pure, ridge=ridge, most_columns=most)
         return plan, screening, candidates
 
     def _find_readout(self, module: nn.Module, probe: Tensor) -> Readout:
@@ -249,17 +268,25 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         wanted = self.interactions
         if isinstance(wanted, str) and wanted != "auto":
             raise ValueError(f'interactions must be a number, "auto" or a list of pairs, found {wanted!r}.')
-        if isinstance(wanted, bool) or (isinstance(wanted, int) and wanted < 0):
+        if isinstance(wanted, bool) or (isinstance(wanted, int | np.integer) and wanted < 0):
             raise ValueError(f"interactions must not be negative or a boolean, found {wanted!r}.")
-        return Ridge(self.ridge, self.ridge_scale)
+        if not isinstance(wanted, str | int | np.integer) and not isinstance(wanted, Iterable):
+            raise TypeError(f'interactions must be a whole number, "auto" or a list of pairs, found {wanted!r}.')
+        if self.baseline is None:
+            raise TypeError('baseline must be "mean", "zero", "median", "mode" or values, found None.')
+        return Ridge(self.ridge.item() if isinstance(self.ridge, np.generic) else self.ridge, self.ridge_scale)
 
     def _names_of_outputs(self, readout: Readout, known: Sequence[str] | None) -> tuple[str, ...]:
         if self.output_names is not None:
-            if len(self.output_names) != readout.outputs:
-                raise ValueError(
-                    f"output_names has {len(self.output_names)} names but the model has {readout.outputs} outputs."
-                )
-            return tuple(str(name) for name in self.output_names)
+            if isinstance(self.output_names, str):
+                raise TypeError(f"output_names must be a list of names, found the string {self.output_names!r}.")
+            named = tuple(str(name) for name in self.output_names)
+            if len(named) != readout.outputs:
+                raise ValueError(f"output_names has {len(named)} names but the model has {readout.outputs} outputs.")
+            if len(set(named)) != len(named):
+                twice = next(name for name in named if named.count(name) > 1)
+                raise ValueError(f"output_names has the name {twice!r} twice; names must differ.")
+            return named
         if known is not None and len(known) == readout.outputs:
             return tuple(known)
         return ("output",) if readout.outputs == 1 else tuple(f"output {i}" for i in range(readout.outputs))
@@ -283,11 +310,12 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         """
         fitted = self._fitted
         source = fitted.source(X, batch_size=self.batch_size)
-        values, predictions, outside, rows = [], [], [], []
+        values, predictions, rows = [], [], []
+        outside: list[Tensor] = []
         with running_on(fitted.readout, self.device) as represent:
             for batch in with_progress(source, total=source.rows, enabled=progress, description="explaining"):
                 inputs = as_model_takes(batch, fitted.readout)
-                outside.append(fitted.outside(inputs))
+                outside.append(fitted.outside(inputs, first_row=sum(len(part) for part in outside)))
                 predictions.append(fitted.readout.logits(represent(inputs)).cpu())
                 values.append(contributions(fitted.plan, fitted.solution, represent, inputs))
                 if not hasattr(X, "shape"):
@@ -325,6 +353,9 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
         def evaluate(values: Any) -> NDArray[np.float64]:
             given = input_values(fitted.columns, fitted.adapted, position, values)
+            if len(given) == 0:
+                return np.zeros(0)
+            fitted.require_seen(position, given)
             with running_on(fitted.readout, self.device) as represent:
                 return fitted.feature_values(represent, position, given)[:, chosen].numpy()
 
@@ -347,12 +378,12 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             arrays. Features made of several numeric columns have no curve and are left out.
         """
         fitted = self._fitted
-        if isinstance(points, bool) or not isinstance(points, int) or points < 2:
+        if isinstance(points, bool) or not isinstance(points, int | np.integer) or points < 2:
             raise ValueError(f"points must be a whole number of at least 2, found {points!r}.")
-        if not 0 < level < 1:
+        if isinstance(level, str) or not 0 < level < 1:
             raise ValueError(f"level must lie between 0 and 1, found {level!r}.")
         with running_on(fitted.readout, self.device) as represent:
-            table = curve_table(fitted, represent, points=points, level=level)
+            table = curve_table(fitted, represent, points=int(points), level=float(level))
         return fitted.table(table)
 
     # ------------------------------------------------------------------ what the calibration tells
@@ -429,9 +460,10 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             rows=fitted.summary.rows,
             width=fitted.readout.width,
             blocks=fitted.blocks,
+            filled=fitted.filled,
             explained=fitted.explained,
             output_names=fitted.output_names,
-            sample=fitted.summary.sample,
+            twins=fitted.twins,
             outside=outside,
         )
 
@@ -514,13 +546,13 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             raise ValueError("the two explainers are of different models; calibrations add up for one model only.")
 
 
-def _named_terms(given: Sequence[Sequence[str]], index: Callable[[str], int]) -> list[Subset]:
+def _named_terms(given: Sequence[Sequence[str]], features: Features) -> list[Subset]:
     """Pairs and triples by name; a triple brings its pairs along."""
     found: set[Subset] = set()
     for term in given:
-        if isinstance(term, str) or not 2 <= len(term) <= 3:
+        if isinstance(term, str) or not isinstance(term, Sized) or not 2 <= len(term) <= 3:
             raise ValueError(f"interactions must list pairs or triples of feature names, found {term!r}.")
-        positions = tuple(sorted(index(name) for name in term))
+        positions = tuple(sorted(features.index(name, argument="interactions") for name in term))
         if len(set(positions)) != len(positions):
             raise ValueError(f"interactions has {tuple(term)!r}, which names a feature twice.")
         found.update(subset for subset in subsets_of(positions) if len(subset) > 1)

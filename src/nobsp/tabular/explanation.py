@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -64,7 +64,7 @@ class Explanation:
         A pair counts for both of its features, so totals do not add up to the prediction.
         """
         member = np.array([[name in term for name in self.feature_names] for term in self.terms], dtype=float)
-        totals: Array = np.einsum("rto,tf->rfo", self.values, member.reshape(len(self.terms), -1))
+        totals: Array = np.einsum("rto,tf->rfo", self.values, member.reshape(-1, len(self.feature_names)))
         return totals
 
     def from_baseline(self) -> Explanation:
@@ -261,7 +261,9 @@ class Explanation:
         known = [term_name(term) for term in self.terms]
         close = get_close_matches(term_name(wanted), known, n=3)
         more = f" and {len(known) - 12} more" if len(known) > 12 else ""
-        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {', '.join(known[:12])}{more}."
+        hint = (
+            f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {', '.join(known[:12])}{more}."
+        )
         raise KeyError(f"no term {term_name(wanted)!r}; {hint}")
 
 
@@ -309,9 +311,7 @@ def frame_like(data: Any, columns: dict[str, Any]) -> Any:
 
 
 def _listed(given: Any) -> list[Any]:
-    if isinstance(given, str | int | np.integer):
-        return [given]
-    return list(given)
+    return [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
 
 
 def _counted(count: int, what: str) -> str:
@@ -334,7 +334,7 @@ def _row_positions(rows: Any, count: int) -> list[int]:
     if isinstance(rows, int | np.integer) and not isinstance(rows, bool):
         rows = [rows]
     if isinstance(rows, str):
-        raise IndexError(f'rows are chosen by position, found {rows!r}; ex[:, {rows!r}] chooses a term.')
+        raise IndexError(f"rows are chosen by position, found {rows!r}; ex[:, {rows!r}] chooses a term.")
     if not isinstance(rows, slice) and (isinstance(rows, bool) or rows is None):
         raise IndexError(f"rows are chosen by position, slice or mask, found {rows!r}.")
     return _chosen_positions(rows, count, "rows")

@@ -18,7 +18,7 @@ from nobsp.network.readout import Readout
 from nobsp.network.summary import Summary
 from nobsp.projection import Moments, Ridge
 from nobsp.tabular.calibration import Plan, Solution, contributions, solve
-from nobsp.tabular.columns import Columns
+from nobsp.tabular.columns import Columns, twins_of
 from nobsp.tabular.interactions import Screening
 from nobsp.tabular.representations import Represent
 
@@ -42,6 +42,7 @@ class Fitted:
         ridge: Strength of the regularisation.
         explained: Share of each output's variance carried by the terms.
         importance: Mean absolute contributions (features, outputs), "main" and "total".
+        twins: Features that repeat another one, and which.
     """
 
     adapted: Adapted
@@ -57,14 +58,22 @@ class Fitted:
     frame: Any = None
     explained: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     importance: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    twins: dict[int, int] = field(default_factory=dict)
 
     @property
     def blocks(self) -> int:
         """Blocks of rows kept apart."""
         return min((len(blocks) for blocks in self.parts.values()), default=0)
 
+    @property
+    def filled(self) -> int:
+        """Blocks that hold rows."""
+        return sum(part.rows > 0 for part in next(iter(self.parts.values()))) if self.parts else 0
+
     def measured(self, represent: Represent, rows: Tensor) -> Fitted:
-        """The same with explained share and importances, measured on some calibration rows."""
+        """The same with explained share and importances, measured on some calibration rows where there are any."""
+        if len(rows) == 0:
+            return self
         values = contributions(self.plan, self.solution, represent, rows)
         predictions = self.readout.logits(represent(rows)).cpu()
         residual = predictions - self.solution.base - values.sum(1)
@@ -76,7 +85,8 @@ class Fitted:
             member[position, list(term)] = 1.0
         totals = torch.einsum("rto,tf->rfo", values, member)
         importance = {"main": values[:, :count].abs().mean(0).numpy(), "total": totals.abs().mean(0).numpy()}
-        return replace(self, explained=explained.numpy(), importance=importance)
+        twins = twins_of(self.columns.features, self.summary.sample)
+        return replace(self, explained=explained.numpy(), importance=importance, twins=twins)
 
     def screened(self, screening: Screening) -> Fitted:
         """The same with pairs screened."""
@@ -88,11 +98,17 @@ class Fitted:
             name: [a.merge(b) for a, b in zip(blocks, other.parts[name], strict=True)]
             for name, blocks in self.parts.items()
         }
+        share = self.summary.rows / (self.summary.rows + other.summary.rows)
         return replace(
             self,
             parts=parts,
             solution=solve(self.plan, parts, ridge=self.ridge),
             summary=self.summary.merge(other.summary),
+            # Files hold no rows to measure on again: the two measurements then count by their rows.
+            explained=share * self.explained + (1 - share) * other.explained,
+            importance={
+                kind: share * sizes + (1 - share) * other.importance[kind] for kind, sizes in self.importance.items()
+            },
         )
 
     def require_moments(self, what: str) -> None:
@@ -108,25 +124,50 @@ class Fitted:
             raise ValueError(f"X has {source.columns} columns but the explainer was calibrated on {expected}.")
         return source
 
-    def outside(self, rows: Tensor, *, strict: bool = True) -> Tensor:
+    def outside(self, rows: Tensor, *, first_row: int = 0, strict: bool = True) -> Tensor:
         """Which features of each row lie outside the calibrated range, shape (rows, features).
 
-        A category that calibration never saw has no place on a range: with `strict` it is an error.
+        A category that calibration never saw has no place on a range: with `strict` it is an error, which
+        counts rows from `first_row`.
         """
-        beyond = (rows < self.summary.minimum) | (rows > self.summary.maximum)
+        # In the rows' own precision: a float32 copy of the calibration table lies within its range.
+        low, high = self.summary.minimum.to(rows.dtype), self.summary.maximum.to(rows.dtype)
+        beyond = (rows < low) | (rows > high)
         result = torch.zeros(rows.shape[0], len(self.columns.features), dtype=torch.bool)
         for feature, group in enumerate(self.columns.features.columns):
             result[:, feature] = beyond[:, list(group)].any(1)
-            if feature in self.plan.isolation.categories and feature in self.summary.levels:
-                unseen = ~_among(rows[:, list(group)].to(torch.float64), self.summary.levels[feature][0])
-                result[:, feature] |= unseen
-                if strict and bool(unseen.any()):
-                    row = int(torch.nonzero(unseen)[0])
-                    raise ValueError(
-                        f"X has a level of {self.columns.features.names[feature]!r} that calibration did not see "
-                        f"(row {row} of a batch); calibrate on rows that have it, or leave such rows out."
-                    )
+            unseen = self._unseen(feature, rows[:, list(group)])
+            if unseen is None:
+                continue
+            result[:, feature] |= unseen
+            if strict and bool(unseen.any()):
+                row = int(torch.nonzero(unseen)[0])
+                raise ValueError(self._not_seen(feature, f"X, row {first_row + row},", rows[row, list(group)]))
         return result
+
+    def require_seen(self, feature: int, given: Tensor) -> None:
+        """An error for levels of a category that calibration did not see."""
+        unseen = self._unseen(feature, given)
+        if unseen is not None and bool(unseen.any()):
+            row = int(torch.nonzero(unseen)[0])
+            raise ValueError(self._not_seen(feature, f"value {row}", given[row]))
+
+    def _unseen(self, feature: int, values: Tensor) -> Tensor | None:
+        """Which values of a category are none of its levels; None for features that are no category."""
+        if feature not in self.plan.isolation.categories or feature not in self.summary.levels or values.shape[1] == 0:
+            return None
+        levels = self.summary.levels[feature][0]
+        if values.is_floating_point():
+            levels = levels.to(values.dtype)
+        return ~_among(values, levels)
+
+    def _not_seen(self, feature: int, where: str, value: Tensor) -> str:
+        numbers = ", ".join(f"{number:g}" for number in value.tolist()[:8])
+        shown = f" ({numbers})" if self.adapted.encode is None else ""
+        return (
+            f"{where} has a level of {self.columns.features.names[feature]!r} that calibration did not see{shown}; "
+            "calibrate on rows that have it, or leave such rows out."
+        )
 
     def feature_values(self, represent: Represent, feature: int, given: Tensor) -> Tensor:
         """Contributions of one feature for values given as columns of the input, shape (rows, outputs)."""

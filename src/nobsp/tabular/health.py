@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from nobsp.network.inputs import Features, Subset
 from nobsp.tabular.bands import FEWEST_BLOCKS
@@ -48,7 +46,7 @@ class TermHealth:
     ridge: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Health:
     """The state of a calibration.
 
@@ -71,7 +69,7 @@ class Health:
         """Whether there is no warning."""
         return not any(finding.severity == "warning" for finding in self.findings)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         shares = [share for share in self.explained if share == share]
         carried = f"{min(shares):.1%}" if shares else "–"
         lines = [f"{self.rows} rows, {len(self.terms)} terms; the terms carry at least {carried} of each output."]
@@ -90,9 +88,10 @@ def examine(
     rows: int,
     width: int,
     blocks: int,
+    filled: int,
     explained: NDArray[np.float64],
     output_names: Sequence[str],
-    sample: Tensor,
+    twins: Mapping[int, int],
     outside: NDArray[np.bool_] | None,
 ) -> Health:
     """Collects everything that is worth knowing about a calibration.
@@ -102,10 +101,11 @@ def examine(
         solution: Coefficients.
         rows: Calibration rows.
         width: Width of the representation.
-        blocks: Blocks of rows kept apart.
+        blocks: Blocks of rows kept apart; none where moments were not saved.
+        filled: How many of them hold rows.
         explained: Share of variance carried, per output.
         output_names: Names of the outputs.
-        sample: Some calibration rows.
+        twins: Features that repeat another one.
         outside: For rows to be explained, which features lie outside the calibrated range.
     """
     features = plan.isolation.features
@@ -121,10 +121,11 @@ def examine(
                 'anything and coefficients collapse. Calibrate on more rows, or use reference="terms".',
             )
         )
-    twins = _twins(features, sample)
     for term in plan.terms:
         findings += _term_findings(term, solution, term_name(names[term]), twins, features)
-    findings += _output_findings(explained, output_names, any(len(term) > 1 for term in plan.terms))
+    findings += _output_findings(
+        explained, output_names, any(len(term) > 1 for term in plan.terms), few=bool(findings) and rows <= columns
+    )
     if plan.truncated:
         findings.append(
             Finding(
@@ -133,9 +134,22 @@ def examine(
                 f"Terms were cut to {columns} directions to keep the system small; fit fewer interactions to keep all.",
             )
         )
-    if blocks < FEWEST_BLOCKS:
+    if blocks == 0:
+        findings.append(
+            Finding("note", "", "Moments were not saved, so curves have no bands and nothing can be merged.")
+        )
+    elif blocks < FEWEST_BLOCKS:
         findings.append(
             Finding("note", "", "The system is too large to keep blocks of rows apart, so curves have no bands.")
+        )
+    elif filled < FEWEST_BLOCKS:
+        findings.append(
+            Finding(
+                "note",
+                "",
+                f"Only {filled} blocks of rows were read, so curves have no bands; calibrate on more rows or more "
+                f"batches, at least {FEWEST_BLOCKS}.",
+            )
         )
     if outside is not None and outside.size:
         for k in np.nonzero(outside.any(0))[0]:
@@ -156,8 +170,11 @@ def examine(
 
 
 def _term_findings(
-    term: Subset, solution: Solution, name: str, twins: dict[int, int], features: Features
+    term: Subset, solution: Solution, name: str, twins: Mapping[int, int], features: Features
 ) -> list[Finding]:
+    if not features.columns_of(term):
+        dropped = "The preprocessing makes nothing of it (dropped or constant), so it contributes nothing."
+        return [Finding("note", name, dropped)]
     if term in solution.notes:
         return [Finding("note", name, solution.notes[term])]
     if len(term) == 1 and term[0] in twins:
@@ -183,11 +200,16 @@ def _term_findings(
     return []
 
 
-def _output_findings(explained: NDArray[np.float64], names: Sequence[str], has_interactions: bool) -> list[Finding]:
+def _output_findings(
+    explained: NDArray[np.float64], names: Sequence[str], has_interactions: bool, *, few: bool
+) -> list[Finding]:
     weak = [(name, share) for name, share in zip(names, explained, strict=True) if share == share and share < 0.8]
     if not weak:
         return []
     name, share = min(weak, key=lambda item: item[1])
+    if few or share < 0:
+        message = f"The terms carry only {share:.1%} of this output's variance: too few rows. Calibrate on more."
+        return [Finding("warning", name, message)]
     advice = "fit more of them" if has_interactions else 'set interactions="auto"'
     return [
         Finding(
@@ -197,23 +219,3 @@ def _output_findings(explained: NDArray[np.float64], names: Sequence[str], has_i
             f"holds. To see it, {advice}.",
         )
     ]
-
-
-def _twins(features: Features, sample: Tensor) -> dict[int, int]:
-    """Single-column features that are an exact linear copy of an earlier one."""
-    single = [k for k, group in enumerate(features.columns) if len(group) == 1]
-    if len(single) < 2 or len(sample) < 3:
-        return {}
-    values = sample[:, [features.columns[k][0] for k in single]]
-    values = values - values.mean(0)
-    norms = values.square().sum(0).sqrt()
-    alive = norms > 0
-    scaled = values / norms.clamp_min(1e-300)
-    close = (scaled.T @ scaled).abs() > 1 - 1e-10
-    close &= alive[:, None] & alive[None, :]
-    found = {}
-    for i in range(len(single)):
-        earlier = torch.nonzero(close[i, :i]).flatten()
-        if len(earlier):
-            found[single[i]] = single[int(earlier[0])]
-    return found

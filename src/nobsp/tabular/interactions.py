@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -20,8 +20,10 @@ _SCREEN_BUDGET = 2_000_000
 _SCREEN_ROWS = 256
 # A pair below this share of the outputs' spread is not worth fitting.
 WORTH_FITTING = 0.01
+# A larger system must leave this much less of the outputs' variance unexplained on held-out rows.
+WORTH_KEEPING = 1e-3
 MOST_PAIRS = 64
-_FOLDS = 6
+_FOLDS = 4
 
 
 @dataclass(frozen=True)
@@ -76,31 +78,61 @@ def worth_keeping(
 ) -> list[Subset]:
     """The pairs that lower the error on held-out blocks of rows, from the moments alone.
 
-    Fits the 0, 1, 2, 4, … strongest pairs on all blocks but a few and measures the explained share of the
-    outputs' variance on those few. The smallest number of pairs within one standard error of the best wins.
+    Fits the 0, 1, 2, 4, … strongest pairs on all blocks but a few and measures the unexplained share of the
+    outputs' variance on those few. The smallest number of pairs wins that is within a thousandth, or within
+    one standard error, of the best; of these, pairs whose fitted effect is small are left out again.
     """
     singles = [term for term in plan.terms if len(term) == 1]
-    blocks = parts[JOINT]
-    folds = [[b for b in range(len(blocks)) if b % _FOLDS == fold and blocks[b].rows > 0] for fold in range(_FOLDS)]
-    folds = [fold for fold in folds if fold]
+    errors: list[list[float]] = []
+    ladder: list[int] = []
+    folds = list(_folds(parts[JOINT]))
     if len(folds) < 2 or not ranked:
         return []
-    ladder = [0]
-    while ladder[-1] < len(ranked):
-        ladder.append(min(max(2 * ladder[-1], 1), len(ranked)))
-    held_out = []
-    for fold in folds:
-        kept = [b for b in range(len(blocks)) if b not in fold]
-        train = merge_all([blocks[b] for b in kept])
-        test = merge_all([blocks[b] for b in fold])
-        held_out.append([_unexplained(train, test, [*singles, *ranked[:count]], ridge=ridge) for count in ladder])
-    errors = torch.tensor(held_out, dtype=torch.float64)
-    mean = errors.mean(0)
+    for count in _rungs(len(ranked)):
+        terms = [*singles, *ranked[:count]]
+        errors.append([_unexplained(train, test, terms, ridge=ridge) for train, test in folds])
+        ladder.append(count)
+        if _stopped_falling([sum(rung) / len(rung) for rung in errors]):
+            break
+    table = torch.tensor(errors, dtype=torch.float64)
+    mean = table.mean(1)
     best = int(mean.argmin())
     # Folds share their difficulty, so it is the differences to the best that tell.
-    doubt = (errors - errors[:, best : best + 1]).std(0) / len(folds) ** 0.5
-    within = [i for i in range(len(ladder)) if float(mean[i] - mean[best]) <= float(doubt[i])]
-    return list(ranked[: ladder[min(within)]])
+    doubt = (table - table[best]).std(1) / len(folds) ** 0.5
+    within = (mean - mean[best]) <= doubt.clamp_min(WORTH_KEEPING)
+    chosen = ranked[: ladder[int(torch.nonzero(within)[0])]]
+    if not chosen:
+        return []
+    total = merge_all(parts[JOINT]).select([*map(label, [*singles, *chosen]), OUTPUTS])
+    fit = terms_coefficients(total, ridge=ridge, outputs=OUTPUTS, diagnose=False)
+    spread = (total.product(OUTPUTS, OUTPUTS).diagonal().sum() / total.weight).sqrt()
+    return [pair for pair in chosen if float(fit.spread[label(pair)].norm() / spread) >= WORTH_FITTING]
+
+
+def _folds(blocks: Sequence[Moments]) -> Iterator[tuple[Moments, Moments]]:
+    """Moments to fit on and moments to judge by, every block judged by once."""
+    filled = [block for block in blocks if block.rows > 0]
+    for fold in range(min(_FOLDS, len(filled))):
+        rest = [block for number, block in enumerate(filled) if number % _FOLDS != fold]
+        if rest and len(rest) < len(filled):
+            yield merge_all(rest), merge_all(filled[fold::_FOLDS])
+
+
+def _rungs(most: int) -> Iterator[int]:
+    """0, 1, 2, 4, … up to `most`."""
+    yield 0
+    count = 1
+    while count < most:
+        yield count
+        count *= 2
+    yield most
+
+
+def _stopped_falling(errors: Sequence[float]) -> bool:
+    """Whether the last two steps brought nothing worth keeping."""
+    if len(errors) < 3:
+        return False
+    return min(errors[-2:]) > min(errors[:-2]) - WORTH_KEEPING / 10
 
 
 def _unexplained(train: Moments, test: Moments, terms: Sequence[Subset], *, ridge: Ridge) -> float:

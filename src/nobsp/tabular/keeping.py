@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import narwhals as nw
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from nobsp.network.readout import Readout
 from nobsp.network.summary import Summary
 from nobsp.projection import Moments, Ridge
 from nobsp.tabular.calibration import JOINT, OUTPUTS, Plan, Solution, label
-from nobsp.tabular.columns import Columns
+from nobsp.tabular.columns import Columns, input_values
 from nobsp.tabular.fitted import Fitted
 from nobsp.tabular.interactions import Screening
 from nobsp.tabular.representations import Isolation
@@ -53,6 +54,8 @@ def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any
         tensors[f"basis/{label(term)}"] = plan.bases[term]
         tensors[f"matrix/{label(term)}"] = solution.matrices[term]
         tensors[f"offset/{label(term)}"] = solution.offsets[term]
+    if fitted.adapted.encode is not None:
+        tensors["encoded"] = _encoded(fitted.adapted, fitted.columns)
     if moments:
         for name, blocks in fitted.parts.items():
             for number, part in enumerate(blocks):
@@ -75,6 +78,7 @@ def _about(fitted: Fitted, options: Mapping[str, Any], moments: bool) -> dict[st
             "text_levels": {str(k): v for k, v in fitted.columns.text_levels.items()},
             "template": fitted.columns.template,
             "ranges": fitted.columns.ranges,
+            "number_levels": {str(k): v for k, v in fitted.columns.number_levels.items()},
         },
         "few_valued": sorted(plan.isolation.few_valued),
         "categories": sorted(plan.isolation.categories),
@@ -88,6 +92,7 @@ def _about(fitted: Fitted, options: Mapping[str, Any], moments: bool) -> dict[st
         "rows": fitted.summary.rows,
         "output_names": fitted.output_names,
         "frame": None if fitted.frame is None else str(fitted.frame.value),
+        "twins": {str(feature): twin for feature, twin in fitted.twins.items()},
         "screening": None
         if screening is None
         else {
@@ -106,6 +111,8 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Restore]:
     def restore(adapted: Adapted, find: Callable[[Tensor], Readout]) -> Fitted:
         return _restored(tensors, about, adapted, find)
 
+    if "options" not in about:
+        raise ValueError(f"path {str(path)!r} lacks the explainer's options; save it anew.")
     return dict(about["options"]), restore
 
 
@@ -135,7 +142,15 @@ def _restored(
         frozenset(about["categories"]),
         int(about["options"]["batch_size"]),
     )
-    readout = find(_probe(isolation, summary))
+    columns = _columns(features, about["columns"])
+    try:
+        _require_same_preprocessing(adapted, columns, tensors.get("encoded"))
+        readout = find(_probe(isolation, summary))
+    except (TypeError, ValueError) as failure:
+        raise ValueError(
+            f"model is not the one this explainer was calibrated on ({str(failure).rstrip('.')}); pass that model, or "
+            "calibrate anew."
+        ) from failure
     if readout.fingerprint() != about["fingerprint"]:
         width = (
             f"; its head takes {readout.width} numbers, not {about['width']}" if readout.width != about["width"] else ""
@@ -161,20 +176,12 @@ def _restored(
         {term: about["notes"][label(term)] for term in terms if label(term) in about["notes"]},
         about["note"],
     )
-    columns, screening = about["columns"], about["screening"]
+    screening = about["screening"]
     shapes = plan.blocks(readout.width, readout.outputs)
     return Fitted(
         adapted=adapted,
         readout=readout,
-        columns=Columns(
-            features,
-            None if columns["names"] is None else tuple(columns["names"]),
-            columns["count"],
-            _tuples(columns["members"]),
-            {int(k): v for k, v in columns["text_levels"].items()},
-            tuple(columns["template"]),
-            _tuples(columns["ranges"]),
-        ),
+        columns=columns,
         plan=plan,
         parts={
             name: [_unpacked(shapes[name], tensors, f"moments/{name}/{number}/") for number in range(count)]
@@ -191,10 +198,49 @@ def _restored(
         ),
         output_names=tuple(about["output_names"]),
         ridge=Ridge(about["options"]["ridge"], about["options"]["ridge_scale"]),
-        frame=about["frame"],
+        frame=None if about["frame"] is None else nw.Implementation.from_backend(about["frame"]),
+        twins={int(feature): twin for feature, twin in about["twins"].items()},
         explained=tensors["explained"].numpy(),
         importance={kind: tensors[f"importance/{kind}"].numpy() for kind in ("main", "total")},
     )
+
+
+def _columns(features: Features, about: Mapping[str, Any]) -> Columns:
+    return Columns(
+        features,
+        None if about["names"] is None else tuple(about["names"]),
+        about["count"],
+        _tuples(about["members"]),
+        {int(k): v for k, v in about["text_levels"].items()},
+        tuple(about["template"]),
+        _tuples(about["ranges"]),
+        {int(k): v for k, v in about["number_levels"].items()},
+    )
+
+
+def _encoded(adapted: Adapted, columns: Columns) -> Tensor:
+    """What the preprocessing makes of some values of every feature: its fingerprint."""
+    pieces = [torch.zeros(0, dtype=torch.float64)]
+    for feature, members in enumerate(columns.members):
+        if not columns.features.columns[feature]:
+            continue
+        levels = columns.text_levels.get(feature) or columns.number_levels.get(feature)
+        if len(members) == 1:
+            rows = np.array(levels or columns.ranges[members[0]], dtype=object)
+        else:
+            rows = np.array([[columns.template[member] for member in members]], dtype=object)
+        pieces.append(input_values(columns, adapted, feature, rows).flatten())
+    return torch.cat(pieces)
+
+
+def _require_same_preprocessing(adapted: Adapted, columns: Columns, before: Tensor | None) -> None:
+    if (adapted.encode is None) != (before is None):
+        what = ("", "out") if before is None else ("out", "")
+        raise ValueError(f"it comes with{what[0]} preprocessing, and calibration was with{what[1]}")
+    if before is not None:
+        now = _encoded(adapted, columns)
+        if now.shape != before.shape or not torch.allclose(now, before, rtol=1e-9, atol=1e-12):
+            raise ValueError("its preprocessing encodes the same values differently")
 
 
 def _probe(isolation: Isolation, summary: Summary) -> Tensor:
@@ -240,13 +286,13 @@ def _plain(name: str, value: Any, fitted: Fitted) -> Any:
         return fitted.readout.head.name
     if name == "device" and value is not None:
         return str(value)
-    if isinstance(value, Tensor | np.ndarray):
-        return value.tolist()
     if isinstance(value, Mapping):
         return {str(key): _plain("", inner, fitted) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain("", inner, fitted) for inner in value]
-    return value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return value.item() if isinstance(value, np.generic) else value
+    if hasattr(value, "tolist"):  # arrays, tensors, and the columns and indices of frames
+        return value.tolist()
+    return [_plain("", inner, fitted) for inner in value]
 
 
 def _tuples(nested: Sequence[Sequence[Any]]) -> tuple[tuple[Any, ...], ...]:

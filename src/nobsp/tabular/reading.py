@@ -72,7 +72,10 @@ def running_on(readout: Readout, device: torch.device | str | None) -> Iterator[
 
 
 def as_model_takes(rows: Tensor, readout: Readout) -> Tensor:
-    """Whole-number tables as integers for models that take those, as floats for all others."""
+    """Whole-number tables as integers for models that take those, as floats for all others.
+
+    A double-precision model gets doubles: the baseline takes the rows' dtype and must not be rounded for it.
+    """
     if readout.integer:
         return rows.to(torch.int64)
-    return rows if rows.is_floating_point() else rows.to(torch.float64)
+    return rows if rows.dtype == torch.float32 == readout.dtype else rows.to(torch.float64)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import torch
@@ -84,30 +85,54 @@ class Isolation:
     def _run(
         self, represent: Represent, inputs: Iterable[tuple[Subset, Tensor, Tensor | None]]
     ) -> Iterator[tuple[Subset, Tensor, Tensor | None]]:
-        """Forward passes over the stacked inputs, handed back subset by subset."""
-        waiting: list[tuple[Subset, Tensor, Tensor | None]] = []
+        """Forward passes over full batches of stacked inputs, handed back subset by subset."""
+        waiting: deque[_Waiting] = deque()
+        batch: list[tuple[_Waiting, Tensor]] = []
         held = 0
         for subset, x, place in inputs:
-            if waiting and held + x.shape[0] > self.batch_size:
-                yield from self._flush(represent, waiting)
-                waiting, held = [], 0
-            waiting.append((subset, x, place))
-            held += x.shape[0]
-        yield from self._flush(represent, waiting)
+            waiting.append(_Waiting(subset, place, x.shape[0]))
+            for part in _cut(x, first=self.batch_size - held, size=self.batch_size):
+                batch.append((waiting[-1], part))
+                held += part.shape[0]
+                if held == self.batch_size:
+                    _represent_batch(represent, batch)
+                    batch, held = [], 0
+            while waiting and waiting[0].missing == 0:
+                yield waiting.popleft().done()
+        if batch:
+            _represent_batch(represent, batch)
+        while waiting:
+            yield waiting.popleft().done()
 
-    def _flush(
-        self, represent: Represent, waiting: Sequence[tuple[Subset, Tensor, Tensor | None]]
-    ) -> Iterator[tuple[Subset, Tensor, Tensor | None]]:
-        if not waiting:
-            return
-        stacked = waiting[0][1] if len(waiting) == 1 else torch.cat([x for _, x, _ in waiting])
-        size = self.batch_size
-        parts = [represent(stacked[start : start + size]) for start in range(0, len(stacked), size)]
-        z = parts[0] if len(parts) == 1 else torch.cat(parts)
-        start = 0
-        for subset, x, place in waiting:
-            yield subset, z[start : start + len(x)], place
-            start += len(x)
+
+@dataclass(eq=False)
+class _Waiting:
+    """A subset whose inputs wait for their forward pass, or for the rest of it."""
+
+    subset: Subset
+    place: Tensor | None
+    missing: int
+    parts: list[Tensor] = field(default_factory=list)
+
+    def done(self) -> tuple[Subset, Tensor, Tensor | None]:
+        return self.subset, self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts), self.place
+
+
+def _cut(x: Tensor, *, first: int, size: int) -> Iterator[Tensor]:
+    """Rows in pieces of `size`, the first of them smaller where a batch has little room left."""
+    stop = min(first, x.shape[0])
+    yield x[:stop]
+    for start in range(stop, x.shape[0], size):
+        yield x[start : start + size]
+
+
+def _represent_batch(represent: Represent, batch: Sequence[tuple[_Waiting, Tensor]]) -> None:
+    z = represent(batch[0][1] if len(batch) == 1 else torch.cat([part for _, part in batch]))
+    start = 0
+    for owner, part in batch:
+        owner.parts.append(z[start : start + part.shape[0]])
+        owner.missing -= part.shape[0]
+        start += part.shape[0]
 
 
 def unique_rows(values: Tensor) -> tuple[Tensor, Tensor]:

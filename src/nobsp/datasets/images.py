@@ -1,0 +1,6 @@
+"""placeholder"""
+from dataclasses import dataclass
+IMAGE_SETS = ()
+@dataclass
+class Images: ...
+def load_images() -> None: ...

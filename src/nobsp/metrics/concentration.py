@@ -1,0 +1,82 @@
+"""Concentration of an attribution: two measures that both go by the name of sparseness."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nobsp.metrics.arrays import Array, as_array, expect_rows, undefined
+
+
+def sparseness(attributions: Any) -> Array:
+    """The paper's formula, 1 - |a|₁ / (√n |a|₂): 0 if all n absolute values are equal, 1 - 1/√n if one is not zero.
+
+    This is not what Quantus calls sparseness; see `gini_sparseness`. Neither says whether an explanation is right.
+
+    Args:
+        attributions: One explanation a row; further dimensions are flattened.
+
+    Returns:
+        One number a row; nan for rows of zeros.
+
+    Raises:
+        ValueError: If rows have fewer than two values.
+
+    Warns:
+        UndefinedScoreWarning: If some row is zero throughout.
+
+    Example:
+        >>> from nobsp.metrics import sparseness
+        >>> sparseness([[1.0, 1.0, -1.0, 1.0], [0.0, 3.0, 0.0, 0.0]])
+        array([0. , 0.5])
+    """
+    values, zero = _magnitudes(attributions)
+    if zero.any():
+        undefined(f"{zero.sum()} of {len(values)} rows are zero throughout, so their sparseness is nan.")
+    with np.errstate(invalid="ignore"):
+        return np.asarray(1.0 - values.sum(axis=1) / np.sqrt(values.shape[1] * (values**2).sum(axis=1)))
+
+
+def gini_sparseness(attributions: Any) -> Array:
+    """The Gini index of the absolute values, which Quantus calls sparseness.
+
+    It is 0 if all n absolute values are equal and 1 - 1/n if one is not zero.
+
+    Args:
+        attributions: One explanation a row; further dimensions are flattened.
+
+    Returns:
+        One number a row; nan for rows of zeros.
+
+    Raises:
+        ValueError: If rows have fewer than two values.
+
+    Warns:
+        UndefinedScoreWarning: If some row is zero throughout.
+
+    Example:
+        >>> from nobsp.metrics import gini_sparseness
+        >>> gini_sparseness([[1.0, 1.0, -1.0, 1.0], [0.0, 3.0, 0.0, 0.0]])
+        array([0.  , 0.75])
+    """
+    values, zero = _magnitudes(attributions)
+    if zero.any():
+        undefined(f"{zero.sum()} of {len(values)} rows are zero throughout, so their sparseness is nan.")
+    count = values.shape[1]
+    weights = 2 * np.arange(1, count + 1) - count - 1
+    with np.errstate(invalid="ignore"):
+        return np.asarray((np.sort(values, axis=1) * weights).sum(axis=1) / (count * values.sum(axis=1)))
+
+
+def _magnitudes(attributions: Any) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]:
+    values = as_array(attributions, "attributions")
+    expect_rows(values.ndim, "the shape of attributions", least=2, why="one explanation a row")
+    values = np.abs(values.reshape(len(values), -1))
+    if values.shape[1] < 2:
+        raise ValueError("attributions have one value a row; concentration needs at least two.")
+    largest = values.max(axis=1, keepdims=True)
+    zero = largest[:, 0] == 0
+    # Both measures ignore scale; dividing by the largest value keeps squares of tiny ones from vanishing.
+    with np.errstate(invalid="ignore"):
+        return values / largest, zero

@@ -1,0 +1,237 @@
+"""Deletion and insertion of image regions: does the class go where the map says it is? (paper, section V-B)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nobsp.metrics.arrays import Array, as_array, as_images, targets_of
+from nobsp.metrics.running import Model, running
+
+STEPS = 10
+# The paper's sizes, and 4 pixels below them, which again cut an image into 8 x 8 regions.
+_PATCH_SIZES = ((224, 32), (128, 16), (64, 8), (0, 4))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RegionCurves:
+    """What removing, or inserting, region after region does to the target's probability.
+
+    Attributes:
+        auc: Area under each image's curve, shape (images,).
+        curves: Per image the normalised drop (deletion) or the normalised probability (insertion), from no region to
+            all of them, shape (images, steps + 1).
+        fractions: Share of the regions removed or inserted at each step.
+        target: The class watched, per image.
+        patch: Side of a region in pixels.
+    """
+
+    auc: Array
+    curves: Array
+    fractions: Array
+    target: NDArray[np.int64]
+    patch: int
+
+    @property
+    def mean(self) -> float:
+        """Mean area over the images."""
+        return float(self.auc.mean())
+
+    def __repr__(self) -> str:
+        return f"RegionCurves(mean={self.mean:.3f}, {len(self.auc)} images, {self.patch}-pixel regions)"
+
+
+def region_deletion_auc(
+    model: Model,
+    images: Any,
+    maps: Any,
+    *,
+    target: Any = None,
+    outputs: Literal["logits", "probabilities"] = "logits",
+    patch: int | None = None,
+    steps: int = STEPS,
+    baseline: Any = 0.0,
+    batch_size: int = 64,
+) -> RegionCurves:
+    """Masks the regions a map ranks highest and integrates the drop of the target's probability.
+
+    Regions are ranked by the mean of the map in them (equal ones from top left to bottom right). At step s of `steps`
+    the first s/steps of them are masked, all of them at the last. With p the probability of the target, the drop is
+    (p of the image - p of the masked image) / p of the image, integrated over the masked share by trapezoids: higher
+    is better.
+
+    Args:
+        model: A torch module, or a function from images to outputs of shape (images, classes).
+        images: Shape (images, channels, height, width).
+        maps: One map an image, at the image's size, shape (images, height, width).
+        target: The class to watch, or one an image; the predicted one if None.
+        outputs: What the model returns: a softmax is applied to "logits".
+        patch: Side of a region in pixels; 32, 16, 8 or 4 for sides of at least 224, 128, 64 or fewer pixels if None.
+        steps: How many steps from nothing to everything.
+        baseline: What masked pixels become: a number, one a channel, or images.
+        batch_size: Images a forward pass.
+
+    Returns:
+        Areas and curves, image by image.
+
+    Raises:
+        ValueError: If shapes do not match, or outputs called probabilities are not.
+
+    Example:
+        >>> import numpy as np
+        >>> from nobsp.metrics import region_deletion_auc
+        >>> images = np.zeros((1, 1, 8, 8)); images[..., :4, :4] = 1.0
+        >>> brightness = lambda images: np.stack([images.sum(axis=(1, 2, 3)), np.zeros(len(images))], axis=1)
+        >>> good = region_deletion_auc(brightness, images, images[:, 0])
+        >>> bad = region_deletion_auc(brightness, images, -images[:, 0])
+        >>> good.mean > bad.mean
+        True
+    """
+    return _region_curves(model, images, maps, target, outputs, patch, steps, baseline, batch_size, insert=False)
+
+
+def region_insertion_auc(
+    model: Model,
+    images: Any,
+    maps: Any,
+    *,
+    target: Any = None,
+    outputs: Literal["logits", "probabilities"] = "logits",
+    patch: int | None = None,
+    steps: int = STEPS,
+    baseline: Any = 0.0,
+    batch_size: int = 64,
+) -> RegionCurves:
+    """The counterpart of deletion: starts from the baseline and uncovers the highest-ranked regions first.
+
+    The curve is the target's probability as a share of that of the whole image, integrated over the uncovered share:
+    higher is better, and more than 1 is possible where parts of the image speak against the target.
+
+    Args:
+        model: As in `region_deletion_auc`.
+        images: Likewise.
+        maps: Likewise.
+        target: Likewise.
+        outputs: Likewise.
+        patch: Likewise.
+        steps: Likewise.
+        baseline: Likewise.
+        batch_size: Likewise.
+
+    Returns:
+        Areas and curves, image by image.
+
+    Raises:
+        ValueError: If shapes do not match, or outputs called probabilities are not.
+
+    Example:
+        >>> import numpy as np
+        >>> from nobsp.metrics import region_insertion_auc
+        >>> images = np.zeros((1, 1, 8, 8)); images[..., :4, :4] = 1.0
+        >>> brightness = lambda images: np.stack([images.sum(axis=(1, 2, 3)), np.zeros(len(images))], axis=1)
+        >>> good = region_insertion_auc(brightness, images, images[:, 0])
+        >>> bad = region_insertion_auc(brightness, images, -images[:, 0])
+        >>> good.mean > bad.mean
+        True
+    """
+    return _region_curves(model, images, maps, target, outputs, patch, steps, baseline, batch_size, insert=True)
+
+
+def _region_curves(
+    model: Model,
+    images: Any,
+    maps: Any,
+    target: Any,
+    outputs: str,
+    patch: int | None,
+    steps: int,
+    baseline: Any,
+    batch_size: int,
+    *,
+    insert: bool,
+) -> RegionCurves:
+    values, heat = as_images(images), as_array(maps, "maps", ndim=3)
+    if heat.shape != (len(values), *values.shape[2:]):
+        raise ValueError(
+            f"maps have the shape {heat.shape} but images have {values.shape}; pass one map an image, resized to it."
+        )
+    if outputs not in ("logits", "probabilities"):
+        raise ValueError(f"outputs should be 'logits' or 'probabilities', found {outputs!r}.")
+    if steps < 1:
+        raise ValueError(f"steps is {steps}; pass at least 1.")
+    side = _patch_for(values.shape, patch)
+    blank = _blank(baseline, values.shape, values.dtype)
+    place, rank = _ranked_regions(heat, side)
+    regions = rank.shape[1]
+    taken = np.rint(np.linspace(0, regions, steps + 1)).astype(np.int64)
+    curves = np.empty((len(values), steps + 1))
+    with running(model, batch_size=batch_size) as run:
+        whole = _probabilities(run(values), outputs)
+        chosen = targets_of(
+            whole.argmax(axis=1) if target is None else target, rows=len(values), outputs=whole.shape[1]
+        )
+        start = whole[np.arange(len(values)), chosen]
+        # Batch by batch, so that there is never a second copy of all images.
+        for first in range(0, len(values), batch_size):
+            here = slice(first, first + batch_size)
+            for step, count in enumerate(taken):
+                top = (rank[here] < count)[:, place][:, None]
+                shown = np.where(top, values[here], blank[here]) if insert else np.where(top, blank[here], values[here])
+                found = _probabilities(run(shown), outputs)
+                curves[here, step] = found[np.arange(len(found)), chosen[here]]
+    # A probability may have underflown to zero; there is then nothing left to drop.
+    share = curves / np.maximum(start, np.finfo(np.float64).tiny)[:, None]
+    curves = share if insert else 1.0 - share
+    fractions = taken / regions
+    auc = ((curves[:, 1:] + curves[:, :-1]) / 2 * np.diff(fractions)).sum(axis=1)
+    return RegionCurves(auc, curves, fractions, chosen, side)
+
+
+def _patch_for(shape: tuple[int, ...], patch: int | None) -> int:
+    side = min(shape[2:])
+    if patch is None:
+        return next(size for least, size in _PATCH_SIZES if side >= least)
+    if not 1 <= patch <= side:
+        raise ValueError(f"patch is {patch} but images are {shape[2]} by {shape[3]} pixels; pass 1 to {side}.")
+    return patch
+
+
+def _blank(baseline: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    given = as_array(baseline, "baseline").astype(dtype)
+    if given.ndim == 1:
+        given = given[:, None, None]
+    try:
+        return np.broadcast_to(given, shape)
+    except ValueError as failure:
+        raise ValueError(
+            f"baseline has the shape {np.shape(baseline)} but images have {shape}; "
+            "pass a number, one a channel, or images."
+        ) from failure
+
+
+def _ranked_regions(heat: Array, side: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Region of every pixel, shape (height, width), and rank of every region, shape (images, regions)."""
+    height, width = heat.shape[1:]
+    across = -(-width // side)
+    place = (np.arange(height) // side)[:, None] * across + np.arange(width) // side
+    size = np.bincount(place.ravel())
+    means = np.stack([np.bincount(place.ravel(), weights=one.ravel()) / size for one in heat])
+    order = np.argsort(-means, axis=1, kind="stable")
+    return place, np.argsort(order, axis=1)
+
+
+def _probabilities(outputs: Array, kind: str) -> Array:
+    if kind == "probabilities":
+        if outputs.min() < 0 or outputs.max() > 1 + 1e-6:
+            raise ValueError(
+                f"outputs='probabilities' but the model returned {outputs.min():g} to {outputs.max():g}; "
+                "pass outputs='logits'."
+            )
+        return outputs
+    if outputs.shape[1] < 2:
+        raise ValueError("the model returned one output an image; a softmax needs at least two classes.")
+    shifted = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))

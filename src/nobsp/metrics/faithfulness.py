@@ -1,0 +1,251 @@
+"""Faithfulness: do attributions rank features, or pixels, by what removing them does to the model?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nobsp.metrics.arrays import (
+    Array,
+    as_array,
+    as_images,
+    expect_same_shape,
+    named,
+    pearson,
+    spearman,
+    targets_of,
+    undefined,
+)
+from nobsp.metrics.running import Model, running
+from nobsp.network.inputs import resolve_features
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Faithfulness:
+    """Attributed importance beside the effect of removal.
+
+    Attributes:
+        correlation: Spearman correlation between the two; nan if either is the same for all features.
+        importance: Mean absolute attribution of each feature.
+        effect: Mean absolute change of the output when the feature is set to the baseline.
+        feature_names: One a feature.
+    """
+
+    correlation: float
+    importance: Array
+    effect: Array
+    feature_names: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"Faithfulness(correlation={self.correlation:.3f}, {len(self.feature_names)} features)"
+
+
+def removal_effects(
+    model: Model,
+    X: Any,
+    *,
+    baseline: Any,
+    groups: Mapping[str, Any] | None = None,
+    target: Any = None,
+    batch_size: int = 4096,
+) -> Array:
+    """How the output of each row changes when one feature, or group of columns, is set to the baseline.
+
+    The effects belong to the model, not to an explanation: compute them once and judge every method by them.
+
+    Args:
+        model: A torch module, or a function from rows to outputs.
+        X: Rows, shape (rows, columns).
+        baseline: One number for all columns, or one a column.
+        groups: Columns by feature, where a feature has several; every column by itself if None.
+        target: The output to watch, or one a row; what the model predicts (the largest output) if None.
+        batch_size: Rows a forward pass.
+
+    Returns:
+        Output minus output without the feature, shape (rows, features).
+
+    Raises:
+        ValueError: If shapes do not match.
+
+    Example:
+        >>> import numpy as np
+        >>> from nobsp.metrics import removal_effects
+        >>> removal_effects(lambda X: X @ np.array([2.0, -1.0]), np.ones((1, 2)), baseline=0.0)
+        array([[ 2., -1.]])
+    """
+    rows = as_array(X, "X", ndim=2)
+    columns = rows.shape[1]
+    reference = as_array(baseline, "baseline", ndim=(0, 1))
+    if reference.ndim and len(reference) != columns:
+        raise ValueError(f"baseline has {len(reference)} values but X has {columns} columns; pass one value a column.")
+    reference = np.broadcast_to(reference, (columns,))
+    features = resolve_features(groups, columns=columns, names=None)
+    with running(model, batch_size=batch_size) as run:
+        before = run(rows)
+        chosen = targets_of(
+            before.argmax(axis=1) if target is None else target, rows=len(rows), outputs=before.shape[1]
+        )
+        each = np.arange(len(rows))
+        effects = np.empty((len(rows), len(features.columns)))
+        for position, members in enumerate(features.columns):
+            without = rows.copy()
+            without[:, list(members)] = reference[list(members)]
+            effects[:, position] = before[each, chosen] - run(without)[each, chosen]
+    return effects
+
+
+def attribution_faithfulness(
+    attributions: Any,
+    effects: Any,
+    *,
+    groups: Mapping[str, Any] | None = None,
+    feature_names: Iterable[str] | None = None,
+) -> Faithfulness:
+    """Spearman correlation between mean absolute attributions and mean absolute effects of removal.
+
+    Args:
+        attributions: Shape (rows, features); (rows, columns) if `groups` says which columns to add up.
+        effects: What `removal_effects` gives, shape (rows, features).
+        groups: Columns by feature, where attributions come column by column and effects do not.
+        feature_names: One a feature, for the result; taken from `groups` where it is given.
+
+    Returns:
+        The correlation and what it was computed from.
+
+    Raises:
+        ValueError: If shapes do not match or there is only one feature.
+
+    Warns:
+        UndefinedScoreWarning: If all features have the same importance or the same effect.
+
+    Example:
+        >>> from nobsp.metrics import attribution_faithfulness
+        >>> attribution_faithfulness([[3.0, -2.0, 0.1]], [[2.5, -2.2, 0.3]])
+        Faithfulness(correlation=1.000, 3 features)
+    """
+    given, change = as_array(attributions, "attributions", ndim=2), as_array(effects, "effects", ndim=2)
+    if groups is not None:
+        features = resolve_features(groups, columns=given.shape[1], names=None)
+        given = np.column_stack([given[:, list(members)].sum(axis=1) for members in features.columns])
+        feature_names = features.names if feature_names is None else feature_names
+    expect_same_shape(given, "attributions" if groups is None else "attributions added up by groups", change, "effects")
+    if given.shape[1] < 2:
+        raise ValueError("there is one feature, but ranking features needs at least two.")
+    importance, effect = np.abs(given).mean(axis=0), np.abs(change).mean(axis=0)
+    correlation = float(spearman(importance, effect))
+    if np.isnan(correlation):
+        undefined("all features have the same importance or the same effect, so their correlation is nan.")
+    return Faithfulness(correlation, importance, effect, named(feature_names, given.shape[1], "feature_names"))
+
+
+def pixel_faithfulness(
+    model: Model,
+    images: Any,
+    maps: Any,
+    *,
+    target: Any = None,
+    baseline: float = 0.0,
+    subset_size: int = 224,
+    runs: int = 100,
+    seed: int = 0,
+    batch_size: int = 64,
+) -> Array:
+    """Pearson correlation, image by image, between attributions and the effect of masking random pixels.
+
+    In each run `subset_size` of the values of an image, each channel of a pixel counting for itself, are set to the
+    baseline; their attributions are added up and set against the drop of the target's output. This is the Faithfulness
+    Correlation of Bhatt et al. (2020) as Quantus computes it; with maps as coarse as class activation maps it is close
+    to zero for every method.
+
+    Args:
+        model: A torch module, or a function from images to outputs of shape (images, outputs). Quantus watches
+            probabilities, so let the model end in a softmax to compare with it.
+        images: Shape (images, channels, height, width).
+        maps: Attributions, shape (images, height, width), the same for every channel, or the shape of `images`.
+        target: The output to watch, or one an image; the largest output if None.
+        baseline: What masked values are set to.
+        subset_size: Values masked a run.
+        runs: How many random subsets.
+        seed: Decides the subsets.
+        batch_size: Images a forward pass.
+
+    Returns:
+        One correlation an image; nan where the output or the attribution never changes.
+
+    Raises:
+        ValueError: If shapes do not match, or images have fewer values than `subset_size`.
+
+    Warns:
+        UndefinedScoreWarning: If some correlation is nan.
+
+    Example:
+        >>> import numpy as np
+        >>> from nobsp.metrics import pixel_faithfulness
+        >>> images = np.random.default_rng(0).normal(size=(2, 1, 4, 4))
+        >>> total = lambda images: images.sum(axis=(1, 2, 3))
+        >>> pixel_faithfulness(total, images, images, subset_size=3).round(6)
+        array([1., 1.])
+    """
+    values = as_images(images)
+    attributions = as_array(maps, "maps", ndim=(3, 4))
+    if attributions.ndim == 3:
+        attributions = attributions[:, None]
+    if attributions.shape not in (values.shape, (len(values), 1, *values.shape[2:])):
+        raise ValueError(f"maps have the shape {np.shape(maps)} but images have {values.shape}; resize the maps.")
+    size = values[0].size
+    if not 1 <= subset_size <= size:
+        raise ValueError(f"subset_size is {subset_size} but an image has {size} values; pass 1 to {size}.")
+    if runs < 2:
+        raise ValueError(f"runs is {runs}, but a correlation needs at least 2.")
+    scores = _correlation_over(
+        model,
+        values,
+        np.broadcast_to(attributions, values.shape),
+        lambda image: _random_subsets(size, subset_size, runs, seed=(seed, image)),
+        target,
+        baseline,
+        batch_size,
+    )
+    if np.isnan(scores).any():
+        undefined(
+            f"masking never changed the output, or attributions are constant, in {np.isnan(scores).sum()} images."
+        )
+    return scores
+
+
+def _random_subsets(size: int, subset_size: int, runs: int, *, seed: tuple[int, int]) -> NDArray[np.int64]:
+    rng = np.random.default_rng(seed)
+    return np.stack([rng.choice(size, subset_size, replace=False) for _ in range(runs)])
+
+
+def _correlation_over(
+    model: Model,
+    images: NDArray[Any],
+    attributions: Array,
+    subsets_of: Callable[[int], NDArray[np.int64]],
+    target: Any,
+    baseline: float,
+    batch_size: int,
+) -> Array:
+    """Correlations over subsets, shape (runs, subset), that belong to each image whatever the batches are."""
+    scores = np.empty(len(images))
+    with running(model, batch_size=batch_size) as run:
+        before = run(images)
+        chosen = targets_of(
+            before.argmax(axis=1) if target is None else target, rows=len(images), outputs=before.shape[1]
+        )
+        for image, (values, weights) in enumerate(zip(images, attributions, strict=True)):
+            subsets = subsets_of(image)
+            after = []
+            for start in range(0, len(subsets), batch_size):
+                part = subsets[start : start + batch_size]
+                masked = np.repeat(values.reshape(1, -1), len(part), axis=0)
+                np.put_along_axis(masked, part, baseline, axis=1)
+                after.append(run(masked.reshape(len(part), *values.shape))[:, chosen[image]])
+            drops = before[image, chosen[image]] - np.concatenate(after)
+            scores[image] = pearson(weights.reshape(-1)[subsets].sum(axis=1), drops)
+    return scores

@@ -1,0 +1,7 @@
+"""Explaining networks on images."""
+
+from nobsp.vision.cam import NObSPCam
+from nobsp.vision.health import CamHealth, Finding
+from nobsp.vision.maps import ActivationMaps
+
+__all__ = ["ActivationMaps", "CamHealth", "Finding", "NObSPCam"]

@@ -1,0 +1,151 @@
+"""How a tensor lays out the locations of an image, and how those are pooled into a representation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Layout = Literal["nchw", "nhwc", "tokens"]
+Pooling = Literal["mean", "max", "mean+max", "max+mean", "flatten"]
+
+POOLINGS: tuple[Pooling, ...] = ("mean", "max", "mean+max", "max+mean", "flatten")
+
+# Class, distillation and register tokens that may stand before the patches.
+_MOST_PREFIX = 8
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where channels and locations are in a tensor.
+
+    Attributes:
+        layout: "nchw", "nhwc", or "tokens" for (n, tokens, channels).
+        prefix: Tokens that come before the patches and have no place in the image.
+    """
+
+    layout: Layout
+    prefix: int = 0
+
+    def maps(self, tensor: Tensor, aspect: float) -> Tensor:
+        """The tensor as (n, channels, height, width), sharing memory.
+
+        Args:
+            tensor: What passed the place.
+            aspect: Height over width of the image; it decides the shape of a grid of tokens.
+
+        Example:
+            >>> Grid("tokens", prefix=1).maps(torch.zeros(2, 1 + 49, 8), 1.0).shape
+            torch.Size([2, 8, 7, 7])
+        """
+        if self.layout == "nchw":
+            return tensor
+        if self.layout == "nhwc":
+            return tensor.permute(0, 3, 1, 2)
+        patches = tensor[:, self.prefix :]
+        shape = grid_shape(patches.shape[1], aspect)
+        if shape is None:
+            raise ValueError(f"{patches.shape[1]} tokens do not fill a grid of the image's shape.")
+        return torch.unflatten(patches.permute(0, 2, 1), 2, shape)
+
+    def tensor(self, maps: Tensor, template: Tensor) -> Tensor:
+        """A tensor of the model's layout that holds `maps`, prefix tokens taken from the template's first row."""
+        if self.layout == "nchw":
+            return maps.contiguous()
+        if self.layout == "nhwc":
+            return maps.permute(0, 2, 3, 1).contiguous()
+        patches = maps.flatten(2).permute(0, 2, 1)
+        return torch.cat([template[:1, : self.prefix].expand(len(maps), -1, -1), patches], dim=1)
+
+
+def grid_shape(locations: int, aspect: float) -> tuple[int, int] | None:
+    """Height and width of a grid with so many cells and the image's proportions; None where there is none.
+
+    Example:
+        >>> grid_shape(49, 1.0), grid_shape(98, 2.0), grid_shape(50, 1.0)
+        ((7, 7), (14, 7), None)
+    """
+    guess = round((locations * aspect) ** 0.5)
+    for height in (guess, guess - 1, guess + 1):
+        if height > 0 and locations % height == 0:
+            width = locations // height
+            # One more row or column than the image's proportions ask for is rounding; more is another grid.
+            if abs(height - aspect * width) < max(1.0, aspect):
+                return height, width
+    return None
+
+
+def grids_of(tensor: Tensor, aspect: float) -> Iterator[Grid]:
+    """Every way to see a tensor as channels over more than one location."""
+    if tensor.ndim == 4:
+        if tensor.shape[2] * tensor.shape[3] > 1:
+            yield Grid("nchw")
+        if tensor.shape[1] * tensor.shape[2] > 1:
+            yield Grid("nhwc")
+    elif tensor.ndim == 3:
+        for prefix in range(min(_MOST_PREFIX, tensor.shape[1] - 1)):
+            if tensor.shape[1] - prefix > 1 and grid_shape(tensor.shape[1] - prefix, aspect) is not None:
+                yield Grid("tokens", prefix)
+
+
+def pooled(maps: Tensor, pooling: Pooling) -> Tensor:
+    """What a pooling makes of maps, shape (n, units): the representation, where that is what it is.
+
+    Example:
+        >>> maps = torch.tensor([[[[1.0, 3.0]]]])
+        >>> pooled(maps, "mean"), pooled(maps, "max+mean")
+        (tensor([[2.]]), tensor([[3., 2.]]))
+    """
+    flat = maps.flatten(2)
+    if pooling == "mean":
+        return flat.mean(2)
+    if pooling == "max":
+        return flat.amax(2)
+    if pooling == "flatten":
+        return flat.flatten(1)
+    halves = [flat.mean(2), flat.amax(2)]
+    return torch.cat(halves if pooling == "mean+max" else halves[::-1], dim=1)
+
+
+def spread(maps: Tensor, weights: Tensor, pooling: Pooling) -> Tensor:
+    """Σ_k weight_k u_k(h, w): weighted units put back where they came from.
+
+    u_k(h, w) are the maps behind unit k of the representation z; averaged over the locations they give z_k. For a
+    mean-pooled channel that is the channel's map itself. A maximum sits, times the number of locations, where it was
+    found (equal maxima share), and an entry of a flattened map at its own location.
+
+    Args:
+        maps: Shape (n, channels, height, width).
+        weights: Shape (n, targets, units).
+        pooling: How the units came from the maps.
+
+    Returns:
+        Shape (n, targets, height, width). Its mean over locations is Σ_k weight_k z_k.
+    """
+    flat = maps.flatten(2)
+    locations = flat.shape[2]
+    if pooling == "mean":
+        result = torch.bmm(weights, flat)
+    elif pooling == "flatten":
+        result = locations * torch.einsum("ntcp,ncp->ntp", torch.unflatten(weights, 2, flat.shape[1:]), flat)
+    else:
+        top = flat == flat.amax(2, keepdim=True)
+        peaks = flat * top * (locations / top.sum(2, keepdim=True))
+        if pooling == "max":
+            result = torch.bmm(weights, peaks)
+        else:
+            halves = [flat, peaks] if pooling == "mean+max" else [peaks, flat]
+            result = torch.bmm(weights, torch.cat(halves, dim=1))
+    return torch.unflatten(result, 2, maps.shape[2:])
+
+
+def per_channel(values: Tensor, channels: int, pooling: Pooling) -> Tensor:
+    """Values of the units (..., units) summed to those of the channels they came from (..., channels)."""
+    if pooling in ("mean", "max"):
+        return values
+    if pooling == "flatten":
+        return torch.unflatten(values, -1, (channels, -1)).sum(-1)
+    return torch.unflatten(values, -1, (2, channels)).sum(-2)

@@ -1,0 +1,156 @@
+"""Tensors, arrays, loaders and iterables as batches of images; labels are left aside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sized
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+# Under which names dictionaries of a loader carry their images.
+_KEYS = ("pixel_values", "images", "image", "x", "inputs")
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Images in batches: floating tensors (n, channels, height, width), no larger than asked for.
+
+    Attributes:
+        count: How many images there are, or None where it is not known before reading.
+        first: The first batch, looked at without losing it.
+    """
+
+    count: int | None
+    first: Tensor
+    _open: Callable[[], Iterator[Tensor]] = field(repr=False)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self._open()
+
+
+def images_of(images: Any, *, batch_size: int, argument: str = "images") -> Images:
+    """Read images of any kind in batches.
+
+    Args:
+        images: A tensor or array (n, channels, height, width); a DataLoader or other iterable of batches, each
+            a tensor, a tuple or list whose first entry is one, or a dictionary with one.
+        batch_size: At most so many images in a batch; larger ones are split.
+        argument: What the caller calls `images`; error messages use it.
+
+    Raises:
+        TypeError: If `images` is of no such kind, or not of floating point.
+        ValueError: If there are none, or a shape is not that of a batch of images, or a value is not finite.
+
+    Example:
+        >>> import torch
+        >>> from nobsp.vision.images import images_of
+        >>> [len(batch) for batch in images_of(torch.zeros(5, 3, 8, 8), batch_size=2)]
+        [2, 2, 1]
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        raise ValueError(f"batch_size must be a positive whole number, found {batch_size!r}.")
+    size = int(batch_size)
+    if isinstance(images, Tensor | np.ndarray):
+        whole = _checked(images, argument)
+        if len(whole) == 0:
+            raise ValueError(f"{argument} is empty.")
+        return Images(len(whole), whole[:size], lambda: _pieces(whole, size, argument, 0))
+    _refuse(images, argument)
+    return _stream(images, size, argument)
+
+
+def _stream(images: Any, size: int, argument: str) -> Images:
+    opened = iter(images)
+    once = opened is images
+    try:
+        begun = _batch(next(opened), argument, 0)
+    except StopIteration:
+        raise ValueError(f"{argument} has no batches.") from None
+    if len(begun) == 0:
+        raise ValueError(f"batch 0 of {argument} is empty.")
+    waiting: list[Iterator[Any]] = [opened]
+
+    def read() -> Iterator[Tensor]:
+        if waiting:
+            rest, number, seen = waiting.pop(), 1, len(begun)
+            yield from _pieces(begun, size, argument, 0)
+        elif once:
+            raise ValueError(
+                f"{argument} is an iterator that can be read only once and it has been; pass a list of batches, a "
+                "DataLoader, or an object whose __iter__ starts anew."
+            )
+        else:
+            rest, number, seen = iter(images), 0, 0
+        for index, given in enumerate(rest, start=number):
+            batch = _batch(given, argument, index)
+            yield from _pieces(batch, size, argument, seen)
+            seen += len(batch)
+
+    return Images(_count(images), begun[:size], read)
+
+
+def _batch(given: Any, argument: str, number: int) -> Tensor:
+    where = f"batch {number} of {argument}"
+    if isinstance(given, Mapping):
+        keys = [key for key in _KEYS if key in given]
+        if not keys:
+            raise TypeError(f"{where} is a dictionary with {sorted(map(str, given))}; expected one of {list(_KEYS)}.")
+        given = given[keys[0]]
+    elif isinstance(given, tuple | list):
+        if not given:
+            raise ValueError(f"{where} is an empty {type(given).__name__}.")
+        given = given[0]
+    return _checked(given, where)
+
+
+def _checked(batch: Any, argument: str) -> Tensor:
+    if isinstance(batch, np.ndarray):
+        batch = torch.from_numpy(np.ascontiguousarray(batch))
+    if not isinstance(batch, Tensor):
+        raise TypeError(f"{argument} is a {type(batch).__name__}; expected a tensor (n, channels, height, width).")
+    if batch.ndim == 3:
+        raise ValueError(
+            f"{argument} has shape {tuple(batch.shape)}, which is a single image; pass a batch of one, images[None], "
+            "or torch.stack(images) for several."
+        )
+    if batch.ndim != 4:
+        raise ValueError(f"{argument} has shape {tuple(batch.shape)}; expected (n, channels, height, width).")
+    if not batch.is_floating_point():
+        raise TypeError(
+            f"{argument} is of {str(batch.dtype).removeprefix('torch.')}; convert to floating point and normalise the "
+            "way the model was trained, e.g. images.float() / 255."
+        )
+    return batch.detach()
+
+
+def _pieces(batch: Tensor, size: int, argument: str, seen: int) -> Iterator[Tensor]:
+    for start in range(0, len(batch), size):
+        piece = batch[start : start + size]
+        # One sum is the cheapest pass that sees every value; it may also overflow, hence the second look.
+        if not bool(torch.isfinite(piece.sum())) and not bool(torch.isfinite(piece).all()):
+            bad = int(torch.nonzero(~torch.isfinite(piece))[0, 0]) + start + seen
+            raise ValueError(f"image {bad} of {argument} has a value that is not finite; leave it out or repair it.")
+        yield piece
+
+
+def _count(images: Any) -> int | None:
+    if not isinstance(images, DataLoader) or isinstance(images.dataset, IterableDataset):
+        return None
+    if images.batch_size is None or not isinstance(images.sampler, Sized):
+        return None
+    count = len(images.sampler)
+    return count - count % images.batch_size if images.drop_last else count
+
+
+def _refuse(images: Any, argument: str) -> None:
+    if isinstance(images, Dataset) and not isinstance(images, IterableDataset):
+        raise TypeError(f"{argument} is a Dataset; pass torch.utils.data.DataLoader({argument}, batch_size=...).")
+    if isinstance(images, str | bytes | Mapping) or not hasattr(images, "__iter__"):
+        raise TypeError(
+            f"{argument} is a {type(images).__name__}; expected a tensor or array (n, channels, height, width), a "
+            "DataLoader, or an iterable of batches."
+        )

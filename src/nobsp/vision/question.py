@@ -1,0 +1,149 @@
+"""Which class an image is asked about, and against what: targets in all the ways people give them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Against = int | str | Literal["runner-up", "others", "mean"] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """For each image, classes to account for, and what is subtracted from each.
+
+    Attributes:
+        target: Class numbers, shape (n, targets).
+        rival: Weights of the classes whose evidence is subtracted, shape (n, targets, outputs), or None.
+    """
+
+    target: Tensor
+    rival: Tensor | None
+
+    def of_classes(self, values: Tensor) -> Tensor:
+        """Values per class (n, outputs) as those asked for, (n, targets)."""
+        asked = values.gather(1, self.target)
+        return asked if self.rival is None else asked - torch.einsum("ntq,nq->nt", self.rival, values)
+
+    def of_columns(self, matrix: Tensor) -> Tensor:
+        """Columns per class (units, outputs) as those asked for, (n, targets, units)."""
+        asked = matrix.T[self.target]
+        return asked if self.rival is None else asked - self.rival @ matrix.T
+
+
+class Targets:
+    """Targets for a stream of images.
+
+    Args:
+        given: None for the predicted class; a class number or name; one per image; or several per image, as rows.
+        against: None; a class number or name; "runner-up", the strongest other class; "others", the other classes in
+            proportion to their softmax; "mean", all classes alike.
+        outputs: How many classes there are.
+        names: Their names.
+    """
+
+    def __init__(self, given: Any, against: Against, *, outputs: int, names: Sequence[str]) -> None:
+        self._outputs, self._names = outputs, list(names)
+        self._fixed: Tensor | None = None
+        self._single: int | None = None
+        self._against = self._checked_against(against)
+        if given is None:
+            return
+        if isinstance(given, str) or np.ndim(given) == 0:
+            self._single = self._class(given, "target")
+            return
+        self._fixed = self._rows(given)
+
+    @property
+    def several(self) -> bool:
+        """Whether each image has a row of targets."""
+        return self._fixed is not None and self._fixed.ndim == 2
+
+    def require(self, count: int) -> None:
+        """An error unless there are as many targets as images."""
+        if self._fixed is not None and len(self._fixed) != count:
+            raise ValueError(f"target has {len(self._fixed)} entries for {count} images; pass one per image.")
+
+    def question(self, logits: Tensor, start: int) -> Question:
+        """The question for the images whose logits these are, the first of them number `start`."""
+        count = len(logits)
+        if self._single is not None:
+            target = torch.full((count, 1), self._single, device=logits.device)
+        elif self._fixed is None:
+            target = logits.argmax(1, keepdim=True)
+        else:
+            if start + count > len(self._fixed):
+                raise ValueError(
+                    f"target has {len(self._fixed)} entries but there are more images; pass one per image."
+                )
+            target = self._fixed[start : start + count].to(logits.device)
+            target = target if target.ndim == 2 else target[:, None]
+        return Question(target, self._rival(logits, target))
+
+    def _rival(self, logits: Tensor, target: Tensor) -> Tensor | None:
+        if self._against is None:
+            return None
+        weights = logits.new_zeros(*target.shape, self._outputs)
+        if isinstance(self._against, int):
+            weights[..., self._against] = 1.0
+            return weights
+        if self._against == "mean":
+            return weights + 1.0 / self._outputs
+        rest = logits[:, None].expand_as(weights).clone()
+        rest.scatter_(2, target[..., None], -torch.inf)
+        if self._against == "others":
+            return torch.softmax(rest, dim=2)
+        return weights.scatter_(2, rest.argmax(2, keepdim=True), 1.0)
+
+    def _checked_against(self, against: Against) -> int | str | None:
+        if against is None or against in ("runner-up", "others", "mean"):
+            if against is not None and self._outputs < 2:
+                raise ValueError(f"against={against!r} needs at least two classes, but the model has one output.")
+            return against
+        if isinstance(against, str) and against not in self._names:
+            raise ValueError(
+                f'against must be None, "runner-up", "others", "mean", or a class, found {against!r}; '
+                f"{self._classes()}."
+            )
+        return self._class(against, "against")
+
+    def _class(self, given: Any, argument: str) -> int:
+        if isinstance(given, str):
+            if given not in self._names:
+                raise ValueError(f"{argument}={given!r} is not a class; {self._classes()}.")
+            return self._names.index(given)
+        if isinstance(given, Tensor | np.ndarray):
+            given = given.item()
+        if isinstance(given, bool | np.bool_) or not isinstance(given, int | np.integer):
+            raise TypeError(f"{argument} must be a class number or name, found {type(given).__name__}.")
+        if not 0 <= given < self._outputs:
+            raise ValueError(f"{argument}={given} is out of range; {self._classes()}.")
+        return int(given)
+
+    def _rows(self, given: Any) -> Tensor:
+        if isinstance(given, Tensor):
+            given = given.detach().cpu().numpy()
+        try:
+            array = np.asarray(given)
+        except ValueError as ragged:
+            raise ValueError("target has rows of different lengths; give every image as many targets.") from ragged
+        if array.dtype.kind in "UO":
+            array = np.vectorize(lambda one: self._class(one, "target"), otypes=[np.int64])(array)
+        if array.dtype.kind not in "iu":
+            raise TypeError(f"target must hold class numbers, found {array.dtype}.")
+        if array.ndim > 2 or array.size == 0:
+            raise ValueError(
+                f"target has shape {array.shape}; pass one class, one per image (n,), or several per image (n, k)."
+            )
+        if array.min() < 0 or array.max() >= self._outputs:
+            bad = array[(array < 0) | (array >= self._outputs)].flat[0]
+            raise ValueError(f"target holds {bad}, which is out of range; {self._classes()}.")
+        return torch.from_numpy(array.astype(np.int64))
+
+    def _classes(self) -> str:
+        return f"the model has {self._outputs} classes, numbered from 0"

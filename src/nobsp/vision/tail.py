@@ -1,0 +1,313 @@
+"""Coefficients where layers stand between the map and the head: Algorithm 1 with channels as features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nobsp.projection import Moments, Ridge, partial_coefficients
+from nobsp.vision.anatomy import Anatomy, Look
+from nobsp.vision.channels import Answer, Coefficients, Means
+from nobsp.vision.grid import spread
+from nobsp.vision.question import Question
+
+Tail = Callable[[Tensor], Tensor]
+
+# Most images on which the isolated and reference representations are made, by how coefficients come about: the head's
+# own weights need only the mean isolated representation of each channel.
+MOST_IMAGES = {"calibrated": 4096, "head": 256}
+# Values held at once: of the kept maps, and of maps put into the model in one go.
+_KEPT, _AT_ONCE = 1 << 26, 1 << 24
+
+
+@dataclass(frozen=True, eq=False)
+class TailEvidence:
+    """Contributions g_c(x) = (z_c(x) − z̄_c) β_c, with z_c(x) the representation of channel c put in alone.
+
+    Attributes:
+        baseline: Map of an inactive channel, shape (channels, height, width), one location where only means matter.
+        bases: Orthonormal bases of all channels' isolated representations side by side, shape (width, ranks).
+        centres: z̄_c in those bases, shape (ranks,).
+        coefficients: β in those bases, shape (ranks, outputs).
+        ranks: Directions of each channel, shape (channels,).
+        at_baseline: g_c where channel c is at its baseline, shape (channels, outputs).
+        base: Mean logits over the calibration images.
+        explained: Share of each logit's variance that the contributions carry, on the images kept.
+        unique_share: Per channel, what the reference leaves of its isolated representation; None for head weights.
+        ridge: Largest λ used.
+        note: What is wrong with the calibration; empty when all is well.
+    """
+
+    baseline: Tensor
+    bases: Tensor
+    centres: Tensor
+    coefficients: Tensor
+    ranks: Tensor
+    at_baseline: Tensor
+    base: Tensor
+    explained: Tensor
+    unique_share: Tensor | None
+    ridge: float
+    note: str
+
+    def answer(self, anatomy: Anatomy, look: Look, question: Question, image: Tensor) -> Answer:
+        """Maps for the classes asked about; every channel is put into the model by itself."""
+        maps = look.maps
+        inputs = shaped(maps, anatomy)
+        beta = question.of_columns(self.coefficients.to(maps.device))
+        contributions = maps.new_empty(len(maps), beta.shape[1], anatomy.channels)
+        bounds = _bounds(self.ranks)
+        with anatomy.behind(image) as tail:
+            for channels in _chunks(anatomy, len(maps)):
+                z = tail_in_pieces(tail, isolated(inputs, self.baseline.to(maps.device), channels))
+                z = torch.unflatten(z, 0, (len(channels), len(maps)))
+                for position, channel in enumerate(channels):
+                    own = slice(bounds[channel], bounds[channel + 1])
+                    place = z[position] @ self.bases[:, own].to(z.device) - self.centres[own].to(z.device)
+                    contributions[:, :, channel] = torch.einsum("nr,ntr->nt", place, beta[:, :, own])
+        weights = torch.cat([contributions.clamp_min(0.0), (-contributions).clamp_min(0.0)], dim=1)
+        positive, negative = torch.split(spread(maps, weights, "mean"), beta.shape[1], dim=1)
+        return Answer(positive, negative, self._account(anatomy, maps, contributions, question), contributions)
+
+    def _account(self, anatomy: Anatomy, maps: Tensor, contributions: Tensor, question: Question) -> Tensor:
+        """Contributions over the locations, their mean kept.
+
+        Where only a channel's mean p matters, g runs along its secant from the baseline p°:
+            g(p°) + s (F(h, w) − p°),  s = (g(p) − g(p°)) / (p − p°).
+        Where all of the map matters, g is shared out as the channel departs from its baseline, |F − F°|.
+        """
+        if anatomy.reach == "full":
+            departure = (maps - self.baseline.to(maps.device)).abs()
+            whole = departure.mean((2, 3), keepdim=True)
+            shares = torch.where(whole > 0, departure / whole.clamp_min(1e-300), 1.0)
+            return spread(shares, contributions, "mean")
+        rest = self.baseline.to(maps.device).flatten()
+        at_rest = question.of_columns(self.at_baseline.to(maps.device))
+        step = (maps.mean((2, 3)) - rest)[:, None]
+        moved = step.abs() > 1e-12 * (rest.abs() + maps.abs().mean((2, 3)))[:, None]
+        slope = torch.where(moved, (contributions - at_rest) / torch.where(moved, step, 1.0), 0.0)
+        constant = torch.where(moved, at_rest - slope * rest, contributions)
+        return spread(maps, slope, "mean") + constant.sum(2)[..., None, None]
+
+
+class TailCalibration:
+    """Keeps the means of everything and the maps of some images, drawn fairly.
+
+    Args:
+        anatomy: Where the map is.
+        coefficients: "calibrated" or "head".
+    """
+
+    def __init__(self, anatomy: Anatomy, coefficients: Coefficients) -> None:
+        self._coefficients = coefficients
+        shape = (anatomy.channels, *(anatomy.shape if anatomy.reach == "full" else (1, 1)))
+        self._shape = shape
+        values = shape[0] * shape[1] * shape[2]
+        self.room = max(2, min(MOST_IMAGES[coefficients], _KEPT // values))
+        self.inputs = Means(values)
+        self.outputs = Means(anatomy.outputs)
+        self.kept = torch.empty(0, values, dtype=anatomy.dtype)
+        self.kept_logits = torch.empty(0, anatomy.outputs, dtype=torch.float64)
+        # A generator of our own: the caller's random numbers stay where they were.
+        self._generator = torch.Generator().manual_seed(0)
+
+    @property
+    def rows(self) -> int:
+        """Images seen."""
+        return self.inputs.rows
+
+    def update(self, anatomy: Anatomy, look: Look) -> None:
+        """Adds a batch; every image so far is equally likely to be among those kept."""
+        rows = shaped(look.maps, anatomy)
+        if rows.shape[1:] != torch.Size(self._shape):
+            raise ValueError(
+                f"the map has shape {tuple(rows.shape[1:])} where it had {self._shape} before; the layers behind it "
+                "see every location, so use images of one size."
+            )
+        flat, logits = rows.flatten(1).cpu(), look.logits.cpu()
+        before = self.rows
+        self.inputs.update(flat)
+        self.outputs.update(logits)
+        kept = flat.to(self.kept.dtype)
+        free = self.room - len(self.kept)
+        self.kept = torch.cat([self.kept, kept[:free]]) if free > 0 else self.kept
+        self.kept_logits = torch.cat([self.kept_logits, logits[:free]]) if free > 0 else self.kept_logits
+        for position in range(max(free, 0), len(kept)):
+            slot = int(torch.randint(before + position + 1, (), generator=self._generator))
+            if slot < self.room:
+                self.kept[slot], self.kept_logits[slot] = kept[position], logits[position]
+
+    def merge(self, other: TailCalibration) -> TailCalibration:
+        """Both together: exact while all images fit, else the first one's images, topped up."""
+        joined = object.__new__(TailCalibration)
+        joined._coefficients, joined._shape, joined.room = self._coefficients, self._shape, self.room
+        joined.inputs, joined.outputs = self.inputs.merge(other.inputs), self.outputs.merge(other.outputs)
+        joined.kept = torch.cat([self.kept, other.kept])[: self.room]
+        joined.kept_logits = torch.cat([self.kept_logits, other.kept_logits])[: self.room]
+        joined._generator = self._generator
+        return joined
+
+    def solve(self, anatomy: Anatomy, ridge: Ridge, image: Tensor) -> TailEvidence:
+        """Algorithm 1 for every channel: its isolated representation along that of all the others."""
+        device = anatomy.device
+        inputs = torch.unflatten(self.kept, 1, self._shape).to(device)
+        baseline = torch.unflatten(self.inputs.mean, 0, self._shape)
+        origin = baseline.to(device, anatomy.dtype)
+        logits = self.kept_logits
+        weight = anatomy.head.weight
+        fits: list[_Fit] = []
+        total = torch.zeros_like(logits)
+        with anatomy.behind(image) as tail:
+            rest = tail(origin[None]).to("cpu", torch.float64)
+            for channels in _chunks(anatomy, len(inputs)):
+                alone = tail_in_pieces(tail, isolated(inputs, origin, channels)).cpu()
+                alone = torch.unflatten(alone, 0, (len(channels), len(inputs)))
+                others = None
+                if self._coefficients == "calibrated":
+                    others = tail_in_pieces(tail, without(inputs, origin, channels)).cpu()
+                    others = torch.unflatten(others, 0, (len(channels), len(inputs)))
+                for position in range(len(channels)):
+                    reference = None if others is None else others[position]
+                    fit, carried = _fit(alone[position], reference, logits, rest, weight, ridge)
+                    fits.append(fit)
+                    total += carried
+        return self._gathered(fits, total, baseline, weight)
+
+    def _gathered(self, fits: list[_Fit], total: Tensor, baseline: Tensor, weight: Tensor) -> TailEvidence:
+        centred = self.kept_logits - self.kept_logits.mean(0)
+        left, spread_of = (centred - total).square().sum(0), centred.square().sum(0)
+        calibrated = self._coefficients == "calibrated"
+        notes = []
+        width = weight.shape[1]
+        if calibrated and len(self.kept) <= width:
+            notes.append(
+                f"Fewer samples than the representation is wide ({len(self.kept)} ≤ {width}): what the head sees of "
+                "the other channels can reproduce anything, so coefficients shrink towards zero. Calibrate on more than "
+                f'{width} images, or use coefficients="head".'
+            )
+        doubtful = sum(not fit.sound for fit in fits)
+        if doubtful:
+            notes.append(f"{doubtful} channels are decided by rounding: use a larger ridge or more images.")
+        return TailEvidence(
+            baseline=baseline,
+            bases=torch.cat([fit.basis for fit in fits], dim=1),
+            centres=torch.cat([fit.centre for fit in fits]),
+            coefficients=torch.cat([fit.coefficients for fit in fits]),
+            ranks=torch.tensor([fit.basis.shape[1] for fit in fits]),
+            at_baseline=torch.stack([fit.at_baseline for fit in fits]),
+            base=self.outputs.mean,
+            explained=torch.where(spread_of > 0, 1 - left / spread_of, torch.nan),
+            unique_share=torch.tensor([fit.unique_share for fit in fits]) if calibrated else None,
+            ridge=max(fit.ridge for fit in fits),
+            note=" ".join(notes),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    """One channel's part of `TailEvidence`."""
+
+    basis: Tensor
+    centre: Tensor
+    coefficients: Tensor
+    at_baseline: Tensor
+    unique_share: float
+    ridge: float
+    sound: bool
+
+
+def _fit(
+    alone: Tensor, others: Tensor | None, logits: Tensor, rest: Tensor, weight: Tensor, ridge: Ridge
+) -> tuple[_Fit, Tensor]:
+    """One channel's coefficients, and its contributions to the logits of the images kept."""
+    mean = alone.mean(0)
+    basis = row_basis(alone - mean)
+    rows = (alone - mean) @ basis
+    share, amount, sound = 1.0, 0.0, True
+    if others is None or basis.shape[1] == 0:
+        coefficients = basis.T @ weight.T
+    else:
+        blocks = {"target": basis.shape[1], "reference": others.shape[1], "outputs": logits.shape[1]}
+        moments = Moments(blocks).update({"target": rows, "reference": others, "outputs": logits})
+        found = partial_coefficients(moments, ridge=ridge, target_size=alone.shape[1])
+        coefficients, share = found.coefficients, found.unique_share
+        amount, sound = max(found.ridges), found.sound
+    at_baseline = ((rest - mean) @ basis @ coefficients)[0]
+    fit = _Fit(basis, mean @ basis, coefficients, at_baseline, share, amount, sound)
+    return fit, rows @ coefficients
+
+
+def row_basis(rows: Tensor) -> Tensor:
+    """Orthonormal basis of the directions that rows use, shape (width, rank).
+
+    What one channel does to the representation is a curve of low rank. A few random combinations of the rows span it,
+    which is checked; where they do not, all singular vectors are taken.
+
+    Example:
+        >>> row_basis(torch.tensor([[1.0, 0.0, 1.0], [2.0, 0.0, 2.0]], dtype=torch.float64)).shape
+        torch.Size([3, 1])
+    """
+    size = torch.linalg.vector_norm(rows)
+    if float(size) == 0.0:
+        return rows.new_zeros(rows.shape[1], 0)
+    few = 48
+    sketch = rows
+    if min(rows.shape) > 2 * few:
+        draw = torch.randn(few, len(rows), dtype=rows.dtype, generator=torch.Generator().manual_seed(0))
+        # Twice through the rows, so that weak directions stand out of the combinations too.
+        span = torch.linalg.qr((draw @ rows).T).Q
+        span = torch.linalg.qr(rows.T @ (rows @ span)).Q
+        within = rows @ span
+        if float(torch.linalg.vector_norm(rows - within @ span.T)) <= 1e-12 * float(size):
+            sketch = torch.linalg.qr(within).R @ span.T
+    _, values, vectors = torch.linalg.svd(sketch, full_matrices=False)
+    basis: Tensor = vectors[values > 1e-10 * values[0]].T.contiguous()
+    return basis
+
+
+# ---------------------------------------------------------------------- maps put into the model
+
+
+def shaped(maps: Tensor, anatomy: Anatomy) -> Tensor:
+    """Maps as the layers behind them need them: their means where only those matter."""
+    return maps if anatomy.reach == "full" else maps.mean((2, 3), keepdim=True)
+
+
+def isolated(inputs: Tensor, baseline: Tensor, channels: list[int]) -> Iterator[Tensor]:
+    """Per channel, the baseline with that channel of every image put in."""
+    for channel in channels:
+        rows = baseline.to(inputs).expand_as(inputs).clone()
+        rows[:, channel] = inputs[:, channel]
+        yield rows
+
+
+def without(inputs: Tensor, baseline: Tensor, channels: list[int]) -> Iterator[Tensor]:
+    """Per channel, every image with that channel at the baseline."""
+    for channel in channels:
+        rows = inputs.clone()
+        rows[:, channel] = baseline[channel].to(inputs)
+        yield rows
+
+
+def tail_in_pieces(tail: Tail, rows: Iterator[Tensor]) -> Tensor:
+    """The representation of all rows, float64, in as few runs of the model as memory allows."""
+    together = torch.cat(list(rows))
+    at_once = max(1, _AT_ONCE // max(together[0].numel(), 1))
+    z = torch.cat([tail(piece) for piece in torch.split(together, at_once)])
+    return z.to("cpu" if z.device.type == "mps" else z.device, torch.float64)
+
+
+def _chunks(anatomy: Anatomy, images: int) -> Iterator[list[int]]:
+    """Channels in groups small enough to be put into the model at once."""
+    locations = 1 if anatomy.reach == "point" else anatomy.shape[0] * anatomy.shape[1]
+    largest = max(anatomy.channels * locations, anatomy.head.weight.shape[1])
+    at_once = max(1, _AT_ONCE // (images * largest))
+    for start in range(0, anatomy.channels, at_once):
+        yield list(range(start, min(start + at_once, anatomy.channels)))
+
+
+def _bounds(ranks: Tensor) -> list[int]:
+    return [0, *torch.cumsum(ranks, 0).tolist()]

@@ -1,0 +1,321 @@
+"""Mistakes are caught, named after the argument, and cost nothing that was there before."""
+
+import copy
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import torch
+from scipy import sparse
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from nobsp import NObSP
+
+NAMES = ["a", "b", "c"]
+
+
+def make_net(columns=3, outputs=2):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(columns, 12), nn.ReLU(), nn.Linear(12, outputs))
+
+
+@pytest.fixture(scope="module")
+def net():
+    return make_net()
+
+
+@pytest.fixture(scope="module")
+def table():
+    return pd.DataFrame(np.random.default_rng(0).normal(size=(80, 3)), columns=NAMES)
+
+
+@pytest.fixture(scope="module")
+def explainer(net, table):
+    return NObSP(net).fit(table)
+
+
+def spoiled(table, value, kind="pandas"):
+    rows = table.copy()
+    rows.loc[7, "b"] = value
+    return {"pandas": rows, "numpy": rows.to_numpy(), "torch": torch.tensor(rows.to_numpy())}.get(
+        kind, pl.DataFrame({name: rows[name].to_numpy() for name in NAMES})
+    )
+
+
+# ---------------------------------------------------------------------- what X may be
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", ["pandas", "polars", "numpy", "torch"])
+def test_gaps_and_infinities_name_row_and_column(net, explainer, table, value, kind):
+    place = r"row 7, column (1|'b'); remove or impute"
+    for use in (NObSP(net).fit, explainer, explainer.health):
+        with pytest.raises(ValueError, match=f"X is (missing|NaN|infinite) in {place}"):
+            use(spoiled(table, value, kind))
+
+
+def test_gaps_in_later_batches_count_rows_from_the_start(net, table):
+    with pytest.raises(ValueError, match="row 7"):
+        NObSP(net, batch_size=3).fit(spoiled(table, np.nan))
+
+
+@pytest.mark.parametrize(
+    ("X", "kind", "said"),
+    [
+        (lambda t: t.to_numpy()[0], ValueError, r"X must have two dimensions, found shape \(3,\)"),
+        (lambda t: t.to_numpy()[None], ValueError, r"X must have two dimensions, found shape \(1, 80, 3\)"),
+        (lambda t: t["a"], TypeError, "X is a Series"),
+        (lambda t: t[:0], ValueError, "X has no rows"),
+        (lambda t: t.to_numpy()[:0], ValueError, "X has no rows"),
+        (lambda t: t[[]], ValueError, "X (has no columns|lacks 'a', 'b', 'c')"),
+        (lambda t: [], ValueError, "X has no batches"),
+        (lambda t: None, TypeError, "X is a NoneType"),
+        (lambda t: "table.csv", TypeError, "X is a str"),
+        (lambda t: t.to_dict("list"), TypeError, "X is a dict"),
+        (lambda t: sparse.csr_matrix(t.to_numpy()), TypeError, r"X is a sparse matrix; pass X.toarray\(\)"),
+        (lambda t: pl.from_pandas(t).lazy(), TypeError, r"X is a LazyFrame; pass X.collect\(\)"),
+        (lambda t: TensorDataset(torch.zeros(4, 3)), TypeError, "X is a Dataset; pass torch.utils.data.DataLoader"),
+        (lambda t: t.to_numpy().astype(str), TypeError, "X must be numeric, found dtype <U"),
+        (lambda t: t.assign(b="x"), TypeError, "X column 'b' holds String, not numbers"),
+        (lambda t: t.assign(b=pd.Timestamp("2020-01-01")), TypeError, "X column 'b' holds Datetime"),
+        (lambda t: t.assign(b=1j), TypeError, "X column 'b'"),
+        (lambda t: torch.zeros(4, 3, dtype=torch.complex64), TypeError, "X must be a dense real tensor"),
+    ],
+)
+def test_what_is_no_table_is_refused_by_name(net, explainer, table, X, kind, said):
+    for use in (NObSP(net).fit, explainer):
+        with pytest.raises(kind, match=said):
+            use(X(table))
+
+
+def test_object_arrays_of_numbers_are_numbers(explainer, table):
+    objects = table.to_numpy().astype(object)
+    assert np.array_equal(explainer(objects).values, explainer(table).values)
+    objects[3, 1] = "x"
+    with pytest.raises(TypeError, match=r"X\[:, 1\] is not numeric"):
+        explainer(objects)
+
+
+def test_lists_of_rows_are_a_table(explainer, table):
+    assert np.array_equal(explainer(table.to_numpy().tolist()).values, explainer(table).values)
+
+
+def test_two_columns_of_one_name(net, table):
+    with pytest.raises(ValueError, match="X has two columns of the same name"):
+        NObSP(net).fit(pd.DataFrame(table.to_numpy(), columns=["a", "a", "b"]))
+
+
+@pytest.mark.parametrize("columns", [2, 4])
+def test_another_number_of_columns(net, explainer, table, columns):
+    X = np.zeros((5, columns))
+    with pytest.raises(ValueError, match=f"model cannot take .*{columns} columns.*it was trained on"):
+        NObSP(net).fit(X)
+    with pytest.raises(ValueError, match=f"X has {columns} columns but 3 are expected: 'a', 'b', 'c'"):
+        explainer(X)
+    nameless = NObSP(net).fit(table.to_numpy())
+    with pytest.raises(ValueError, match=f"X has {columns} columns but the explainer was calibrated on 3"):
+        nameless(X)
+
+
+def test_labels_passed_by_mistake(net, table):
+    with pytest.raises(TypeError, match=r"fit takes no labels.*Call fit\(X\)"):
+        NObSP(net).fit(table, np.zeros(80))
+    with pytest.raises(ValueError, match="model cannot take rows with 4 columns"):
+        NObSP(net).fit(table.assign(label=0))
+
+
+def test_one_row_is_not_enough_and_two_are(net, table):
+    for reference in ("terms", "complement"):
+        with pytest.raises(ValueError, match="X has 1 row; calibration needs at least two"):
+            NObSP(net, reference=reference).fit(table[:1])
+        ex = NObSP(net, reference=reference).fit(table[:2])(table[:5])
+        assert np.allclose(ex.base_values + ex.values.sum(1) + ex.residual, ex.predictions, atol=1e-10)
+
+
+def test_one_row_can_be_explained(explainer, table):
+    assert np.allclose(explainer(table[:1]).values, explainer(table[:4]).values[:1], atol=1e-6)
+
+
+# ---------------------------------------------------------------------- categories
+
+
+@pytest.fixture
+def coded():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(6, 1))
+    codes = torch.randint(0, 4, (90, 2), generator=torch.Generator().manual_seed(0))
+    return NObSP(net, features=["city", "job"]).fit(codes)
+
+
+def test_categories_unseen_in_calibration_name_row_and_level(coded):
+    rows = torch.zeros(50, 2, dtype=torch.int64)
+    rows[33, 1] = 5
+    with pytest.raises(ValueError, match=r"row 33, has a level of 'job' that calibration did not see \(5\)"):
+        coded(rows)
+    with pytest.raises(ValueError, match="row 33"):
+        coded.set_params(batch_size=8)(rows)
+    with pytest.raises(ValueError, match="level of 'city' that calibration did not see"):
+        coded.function("city")([5])
+    with pytest.raises(ValueError, match="level of 'city' that calibration did not see"):
+        coded.function("city")([0.5])
+
+
+def test_codes_have_no_mean(coded):
+    frequent = coded.baseline_
+    assert np.array_equal(frequent, frequent.round())
+    with pytest.raises(ValueError, match="baseline has fractions but the model takes integers"):
+        NObSP(coded.model, baseline=[0.5, 1]).fit(torch.zeros(9, 2, dtype=torch.int64))
+
+
+def test_a_float32_copy_of_the_table_has_no_unseen_levels():
+    rng = np.random.default_rng(0)
+    on = rng.random((60, 1)) < 0.5
+    X = np.column_stack([on / 3, ~on / 3, rng.normal(size=60)])
+    explainer = NObSP(make_net(), features={"group": [0, 1], "rest": 2}).fit(X)
+    assert not explainer(X.astype(np.float32)).outside.any()
+
+
+# ---------------------------------------------------------------------- models
+
+
+class Wavy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        return torch.sin(3 * self.head(torch.relu(self.body(x))))
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "said"),
+    [
+        (Wavy(), ValueError, "model's output is not W z \\+ b of any linear layer: the closest is 'head'"),
+        ("net.pt", TypeError, "model must be .*found str"),
+        (nn.Linear, TypeError, "model must be .*found type"),
+        (lambda x: x, TypeError, "model must be .*found function"),
+        (None, TypeError, "model must be .*found NoneType"),
+        (nn.ReLU(), ValueError, "linear layer"),
+    ],
+)
+def test_models_without_a_linear_last_layer_are_refused(table, model, kind, said):
+    with pytest.raises(kind, match=said):
+        NObSP(model).fit(table)
+
+
+def runs_here(model, rows):
+    """Not every processor has every precision."""
+    try:
+        model(rows.to(next(model.parameters()).dtype))
+    except RuntimeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_models_work_or_say_why(table, dtype):
+    rows, model = torch.tensor(table.to_numpy(), dtype=torch.float32), make_net().to(dtype)
+    if runs_here(model, rows):
+        ex = NObSP(model).fit(table)(table)
+        assert ex.values.dtype == np.float64
+        assert np.allclose(ex.base_values + ex.values.sum(1) + ex.residual, ex.predictions, atol=1e-10)
+        assert np.allclose(ex.predictions, make_net()(rows).detach().numpy(), atol=0.05)
+    else:
+        with pytest.raises(TypeError, match=r"cannot run it in that precision.*\.float\(\)"):
+            NObSP(model).fit(table)
+    assert next(model.parameters()).dtype == dtype
+
+
+def test_outputs_that_overflow_are_named(table):
+    with pytest.raises(ValueError, match=r"model's output is (nan|inf)"):
+        NObSP(make_net().half()).fit(table * 1e6)
+
+
+# ---------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "said"),
+    [
+        ({"ridge": -1}, ValueError, "ridge must be finite and not negative, found -1"),
+        ({"ridge": np.nan}, ValueError, "ridge must be finite"),
+        ({"ridge": "strong"}, TypeError, "ridge must be a number, found str"),
+        ({"ridge_scale": "global"}, ValueError, 'ridge.scale must be "relative" or "absolute", found \'global\''),
+        ({"reference": "term"}, ValueError, 'reference must be "terms" or "complement", found \'term\''),
+        ({"interactions": -1}, ValueError, "interactions must not be negative"),
+        ({"interactions": True}, ValueError, "interactions must not be .*boolean"),
+        (
+            {"interactions": "all"},
+            ValueError,
+            "interactions must be a number, \"auto\" or a list of pairs, found 'all'",
+        ),
+        ({"interactions": 2.5}, TypeError, "interactions must be a whole number.*found 2.5"),
+        ({"interactions": None}, TypeError, "interactions must be a whole number.*found None"),
+        ({"interactions": ("a", "b")}, ValueError, "interactions must list pairs or triples.*found 'a'"),
+        ({"interactions": [("a",)]}, ValueError, r"interactions must list pairs or triples.*found \('a',\)"),
+        ({"interactions": [(1,)]}, ValueError, "interactions must list pairs or triples"),
+        ({"interactions": [1, 2]}, ValueError, "interactions must list pairs or triples.*found 1"),
+        ({"interactions": [("a", "a")]}, ValueError, "interactions has .*which names a feature twice"),
+        ({"interactions": [("a", "z")]}, ValueError, "interactions names 'z', but there is no such feature"),
+        ({"output_names": ["one"]}, ValueError, "output_names has 1 names but the model has 2 outputs"),
+        ({"output_names": ["one", "one"]}, ValueError, "output_names has the name 'one' twice"),
+        ({"output_names": "ab"}, TypeError, "output_names must be a list of names, found the string 'ab'"),
+        ({"head": "tail"}, ValueError, "head='tail' is not in the model"),
+        ({"batch_size": 0}, ValueError, "batch_size must be a positive whole number, found 0"),
+        ({"batch_size": 2.5}, ValueError, "batch_size must be a positive whole number, found 2.5"),
+    ],
+)
+def test_wrong_options_are_named(net, table, options, kind, said):
+    with pytest.raises(kind, match=said):
+        NObSP(net, **options).fit(table)
+
+
+def test_numpy_numbers_are_numbers(net, table):
+    explainer = NObSP(net, interactions=np.int64(1), ridge=np.float32(1e-3), batch_size=np.int64(32)).fit(table)
+    assert len(explainer.terms_) == 4
+    assert len(explainer.curves(np.int64(5))) == 30
+
+
+def test_more_pairs_than_there_are_means_all_of_them(net, table):
+    assert len(NObSP(net, interactions=99).fit(table).terms_) == 6
+
+
+# ---------------------------------------------------------------------- nothing is lost
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda e, t: e.fit(spoiled(t, np.nan)),
+        lambda e, t: e.fit(t.assign(label=0)),
+        lambda e, t: e.fit(t[:1]),
+        lambda e, t: e.fit(t, np.zeros(80)),
+        lambda e, t: e.set_params(ridge=-1).fit(t),
+        lambda e, t: e.set_params(output_names=["one"]).fit(t),
+        lambda e, t: e.set_params(baseline=[1]).fit(t),
+        lambda e, t: e.merge(NObSP(make_net()).fit(t)),
+    ],
+)
+def test_a_failed_fit_or_merge_leaves_the_calibration_usable(net, table, mistake):
+    explainer = NObSP(net).fit(table[:60])
+    before = explainer(table)
+    with pytest.raises((TypeError, ValueError)):
+        mistake(explainer, table)
+    after = explainer(table)
+    assert np.array_equal(before.values, after.values)
+    assert explainer.health().rows == 60
+
+
+def test_neither_the_table_nor_the_model_is_changed_by_a_failure(table):
+    net = make_net().train()
+    state, rows = copy.deepcopy(net.state_dict()), table.copy()
+    with pytest.raises(ValueError, match="row 7"):
+        NObSP(net, batch_size=4).fit(spoiled(table, np.nan))
+    assert net.training
+    assert all(torch.equal(state[name], value) for name, value in net.state_dict().items())
+    assert not net._forward_hooks
+    pd.testing.assert_frame_equal(table, rows)

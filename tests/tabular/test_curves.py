@@ -1,0 +1,187 @@
+"""Every feature's function as a tidy table, with its band."""
+
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from nobsp import NObSP
+
+
+def make_net(columns, outputs=2, width=16):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(columns, width), nn.SiLU(), nn.Linear(width, outputs))
+
+
+@pytest.fixture(scope="module")
+def table():
+    """A continuous column, a rating, a flag, and a city in three one-hot columns."""
+    rng = np.random.default_rng(0)
+    city = rng.choice(3, 240, p=[0.6, 0.3, 0.1])
+    return pd.DataFrame(
+        {
+            "age": rng.normal(size=240),
+            "rating": rng.integers(1, 6, 240).astype(float),
+            "member": rng.random(240) < 0.4,
+            **{name: (city == i).astype(float) for i, name in enumerate(["rome", "oslo", "bern"])},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def explainer(table):
+    features = {"age": "age", "rating": "rating", "member": "member", "city": ["rome", "oslo", "bern"]}
+    return NObSP(make_net(6), features=features, output_names=["no", "yes"]).fit(table)
+
+
+@pytest.fixture(scope="module")
+def curves(explainer):
+    return explainer.curves(40)
+
+
+def test_the_table_is_tidy(curves, explainer):
+    assert list(curves.columns) == ["feature", "output", "x", "level", "value", "lower", "upper"]
+    counts = curves.groupby(["feature", "output"], sort=False).size()
+    assert counts.to_dict() == {
+        (feature, output): count
+        for feature, count in {"age": 40, "rating": 5, "member": 2, "city": 3}.items()
+        for output in ("no", "yes")
+    }
+    assert curves["feature"].unique().tolist() == list(explainer.feature_names_)
+    assert curves[["x", "value", "lower", "upper"]].dtypes.eq(float).all()
+
+
+def test_the_grid_covers_the_calibrated_range(curves, table):
+    x = curves.query("feature == 'age' and output == 'no'")["x"].to_numpy()
+    assert x[0] == table["age"].min()
+    assert x[-1] == table["age"].max()
+    assert (np.diff(x) > 0).all()
+
+
+def test_numbers_with_few_values_use_them(curves):
+    assert curves.query("feature == 'rating' and output == 'no'")["x"].tolist() == [1, 2, 3, 4, 5]
+    assert curves.query("feature == 'member' and output == 'no'")["x"].tolist() == [0, 1]
+    assert curves.query("feature == 'rating'")["level"].eq("").all()
+
+
+def test_one_hot_groups_are_named_by_their_columns(curves):
+    city = curves.query("feature == 'city' and output == 'no'")
+    assert sorted(city["level"]) == ["bern", "oslo", "rome"]
+    assert city["x"].isna().all()
+
+
+def test_a_level_of_no_column_is_none_of_them(table):
+    rows = table.copy()
+    rows.loc[rows["bern"] == 1, "bern"] = 0
+    features = {"city": ["rome", "oslo", "bern"], "rest": ["age", "rating", "member"]}
+    levels = NObSP(make_net(6), features=features).fit(rows).curves(5)["level"]
+    assert sorted(set(levels)) == ["(none)", "oslo", "rome"]
+
+
+def test_functions_go_through_the_curves(explainer, curves):
+    for feature in ("age", "rating", "member"):
+        for output in ("no", "yes"):
+            part = curves.query("feature == @feature and output == @output")
+            values = explainer.function(feature, output=output)(part["x"])
+            assert np.allclose(values, part["value"], atol=1e-7)
+    rome = curves.query("level == 'rome' and output == 'yes'")["value"].item()
+    assert explainer.function("city", output="yes")([1, 0, 0]) == pytest.approx(rome, abs=1e-7)
+
+
+def test_rows_lie_on_their_curves(explainer, table):
+    values = explainer(table).values
+    found = explainer.function("age", output=1)(table["age"])
+    assert np.allclose(found, values[:, 0, 1], atol=1e-7)
+    city = explainer.function("city")(table[["rome", "oslo", "bern"]])
+    assert np.allclose(city, values[:, 3, 0], atol=1e-7)
+
+
+def test_the_band_contains_the_curve_and_widens_with_the_level(explainer, curves):
+    assert (curves["lower"] <= curves["value"]).all()
+    assert (curves["value"] <= curves["upper"]).all()
+    assert (curves["upper"] > curves["lower"]).all()
+    wide = explainer.curves(40, level=0.99)
+    assert (wide["upper"] - wide["lower"] >= curves["upper"] - curves["lower"]).all()
+    assert np.array_equal(wide["value"], curves["value"])
+
+
+def test_bands_are_the_same_each_time(explainer, curves):
+    pd.testing.assert_frame_equal(explainer.curves(40), curves)
+
+
+def test_more_rows_narrow_the_band(table):
+    rng = np.random.default_rng(1)
+    few, many = rng.normal(size=(300, 6)), rng.normal(size=(4800, 6))
+    width = [np.mean(c["upper"] - c["lower"]) for c in (NObSP(make_net(6)).fit(x).curves(20) for x in (few, many))]
+    assert width[1] < width[0] / 2
+
+
+def test_features_of_several_numbers_have_no_curve(table):
+    features = {"pair": ["age", "rating"], "rest": ["member", "rome", "oslo", "bern"]}
+    explainer = NObSP(make_net(6), features=features).fit(table)
+    assert "pair" not in set(explainer.curves(5)["feature"])
+
+
+def test_without_rows_enough_there_is_a_curve_but_no_band(table):
+    explainer = NObSP(make_net(6)).fit(table[:5].astype(float))
+    curves = explainer.curves(5)
+    assert np.isfinite(curves["value"]).all()
+    assert curves[["lower", "upper"]].isna().all(axis=None)
+    assert "curves have no bands; calibrate on more rows" in str(explainer.health())
+
+
+@pytest.mark.parametrize("values", [1.0, [1.0], np.array([1.0]), torch.tensor([1.0]), pd.Series([1.0]), [[1.0]]])
+def test_functions_take_any_kind_of_values(explainer, values):
+    assert explainer.function("age")(values).shape == (1,)
+
+
+def test_functions_of_nothing_are_empty(explainer):
+    assert explainer.function("age")([]).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("feature", "values", "kind", "said"),
+    [
+        ("age", [np.nan], ValueError, "values of 'age' must be finite"),
+        ("age", [np.inf], ValueError, "values of 'age' must be finite"),
+        ("age", ["old"], TypeError, "values of 'age' must be numbers"),
+        ("age", [[1.0, 2.0]], ValueError, r"values of 'age' must be one value per row, found shape \(1, 2\)"),
+        ("city", [1.0, 0.0], ValueError, r"values of 'city' must be rows of 3 values"),
+        ("city", [1.0, 1.0, 0.0], ValueError, r"level of 'city' that calibration did not see \(1, 1, 0\)"),
+    ],
+)
+def test_values_that_no_feature_can_have_are_refused(explainer, feature, values, kind, said):
+    with pytest.raises(kind, match=said):
+        explainer.function(feature)(values)
+
+
+@pytest.mark.parametrize(
+    ("ask", "kind", "said"),
+    [
+        (lambda e: e.function("agee"), ValueError, "no feature 'agee'; did you mean 'age'"),
+        (lambda e: e.function(0), ValueError, "no feature 0; there are 'age'"),
+        (lambda e: e.function("age", output=2), ValueError, "output is 2, but the model has 2 outputs: 'no', 'yes'"),
+        (lambda e: e.function("age", output="maybe"), ValueError, "no output 'maybe'; there are 'no', 'yes'"),
+        (lambda e: e.function("age", output=1.0), TypeError, "output must be a position or a name, found 1.0"),
+        (lambda e: e.curves(1), ValueError, "points must be a whole number of at least 2, found 1"),
+        (lambda e: e.curves(2.5), ValueError, "points must be a whole number"),
+        (lambda e: e.curves(level=1.0), ValueError, "level must lie between 0 and 1, found 1.0"),
+        (lambda e: e.curves(level="90%"), ValueError, "level must lie between 0 and 1, found '90%'"),
+        (lambda e: e.importance("all"), ValueError, 'kind must be "main" or "total", found \'all\''),
+    ],
+)
+def test_wrong_questions_are_answered_kindly(explainer, ask, kind, said):
+    with pytest.raises(kind, match=said):
+        ask(explainer)
+
+
+def test_a_few_seconds_suffice_for_many_curves():
+    x = np.random.default_rng(0).normal(size=(2000, 20))
+    explainer = NObSP(make_net(20, outputs=3, width=64)).fit(x)
+    start = time.perf_counter()
+    explainer.curves()
+    assert time.perf_counter() - start < 20
