@@ -6,6 +6,7 @@ import hashlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -45,6 +46,7 @@ class Explainer:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
+@cache  # once, and early: code edited while the grid runs is not the code that runs
 def _own_code() -> str:
     """Digest of the rooms an explanation of a table passes through."""
     rooms = Path(inspect.getfile(nobsp)).parent
@@ -72,3 +74,5 @@ EXPLAINERS: tuple[Explainer, ...] = (
     Explainer("probed", peers.probed, "torch"),
     Explainer("EBM", peers.boosting_machine, "interpret-core", network=False, settings=peers.BOOSTING),
 )
+
+_own_code()

@@ -8,21 +8,30 @@ import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+
+if TYPE_CHECKING:  # what was compiled is kept and read where there is no torch
+    from torch import Tensor
 
 
-def save(path: str | os.PathLike[str], *, kind: str, version: int, tensors: Mapping[str, Tensor], about: Any) -> None:
+def save(
+    path: str | os.PathLike[str],
+    *,
+    kind: str,
+    version: int,
+    tensors: Mapping[str, Tensor] | Mapping[str, np.ndarray[Any, Any]],
+    about: Any,
+) -> None:
     """Writes tensors and a description, atomically: the file is whole or not there.
 
     Args:
         path: Where to; an existing file is replaced.
         kind: What the file holds, e.g. "explainer".
         version: Version of the layout.
-        tensors: The numbers.
+        tensors: The numbers, all torch tensors or all numpy arrays.
         about: Anything JSON can hold.
     """
     target = Path(path)
@@ -34,7 +43,7 @@ def save(path: str | os.PathLike[str], *, kind: str, version: int, tensors: Mapp
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
     os.close(handle)
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=metadata)
+        save_file(tensors, temporary, metadata=metadata)
         os.chmod(temporary, _mode_of(target))
         os.replace(temporary, target)
     except BaseException:
@@ -42,8 +51,22 @@ def save(path: str | os.PathLike[str], *, kind: str, version: int, tensors: Mapp
         raise
 
 
-def load(path: str | os.PathLike[str], *, kind: str, version: int) -> tuple[dict[str, Tensor], Any]:
-    """Reads what `save` wrote.
+def save_file(tensors: Mapping[str, Any], path: str, *, metadata: dict[str, str]) -> None:
+    """Writes arrays with numpy alone, and tensors with torch."""
+    if all(isinstance(tensor, np.ndarray) for tensor in tensors.values()):
+        from safetensors.numpy import save_file as save_arrays
+
+        save_arrays({name: np.ascontiguousarray(array) for name, array in tensors.items()}, path, metadata=metadata)
+        return
+    from safetensors.torch import save_file as save_tensors
+
+    save_tensors({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
+
+
+def load(
+    path: str | os.PathLike[str], *, kind: str, version: int, framework: Literal["pt", "numpy"] = "pt"
+) -> tuple[dict[str, Any], Any]:
+    """Reads what `save` wrote, as torch tensors or as numpy arrays.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -52,7 +75,7 @@ def load(path: str | os.PathLike[str], *, kind: str, version: int) -> tuple[dict
     if not Path(path).is_file():
         raise FileNotFoundError(f"path {str(path)!r} is not a file.")
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework=framework) as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != "nobsp" or metadata.get("kind") != kind:
                 held = metadata.get("kind") if metadata.get("format") == "nobsp" else "something else"

@@ -45,6 +45,18 @@ class Embedded(nn.Module):
         return self.mix(torch.cat([self.first(codes[:, 0]), self.second(codes[:, 1]), x[:, 2:]], dim=1))
 
 
+class Codes(nn.Module):
+    """Every column is a code; floats are refused, as embeddings do."""
+
+    def __init__(self, columns: int, width: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(4, 3) for _ in range(columns))
+        self.mix = nn.Sequential(nn.Linear(3 * columns, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(torch.cat([table(x[:, k]) for k, table in enumerate(self.tables)], dim=1))
+
+
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
@@ -94,6 +106,8 @@ def _body(kind: str, columns: int, width: int) -> nn.Module:
         return nn.Sequential(nn.Linear(columns, width), nn.ReLU(), nn.Dropout(0.5), nn.Linear(width, width), nn.Tanh())
     if kind == "embedding":
         return Embedded(columns, width)
+    if kind == "codes":
+        return Codes(columns, width)
     return nn.Sequential(nn.Linear(columns, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
 
 
@@ -102,6 +116,8 @@ def table(kind: str, rows: int, *, columns: int = 5, seed: int = 0, correlation:
     rng = np.random.default_rng(seed)
     shared = rng.standard_normal((rows, 1))
     X = math.sqrt(1 - correlation) * rng.standard_normal((rows, columns)) + math.sqrt(correlation) * shared
+    if kind == "codes":
+        return rng.choice(4, (rows, columns), p=[0.4, 0.3, 0.2, 0.1])
     if kind == "embedding":
         X[:, 0], X[:, 1] = rng.integers(0, 4, rows), rng.integers(0, 3, rows)
     return X

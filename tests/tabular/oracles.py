@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from sklearn.linear_model import Ridge
 
-from tests.tabular.nets import Net
+from tests.tabular.nets import Codes, Net
 
 Array = np.ndarray
 Subset = tuple[int, ...]
@@ -44,7 +44,7 @@ class Network:
         training = {part: part.training for part in self.net.modules()}
         self.net.eval()
         with torch.no_grad():
-            x = torch.tensor(X).to(self.dtype)
+            x = torch.tensor(X).to(torch.int64 if isinstance(self.net.body, Codes) else self.dtype)
             found = torch.cat([self.net.body(part) for part in x.split(self.piece or len(x))]).double().numpy()
         for part, flag in training.items():
             part.training = flag

@@ -144,3 +144,34 @@ def test_strong_and_weak_pairs_are_told_apart() -> None:
 def test_as_published_auto_sends_idle_pairs_away_too() -> None:
     explainer = NObSP.as_published(one_product(), interactions="auto").fit(table("relu", 1500, columns=5))
     assert [term for term in explainer.terms_ if len(term) > 1] == [("x0", "x1")]
+
+
+def difference(a: NObSP, b: NObSP, X: np.ndarray) -> float:
+    left, right = a(X), b(X)
+    assert set(left.terms) == set(right.terms)
+    largest = max(float(np.abs(left[:, term].values - right[:, term].values).max()) for term in right.terms)
+    return largest / float(right.predictions.std())
+
+
+def test_pairs_chosen_automatically_are_those_named_in_any_order() -> None:
+    model, X = net("relu", columns=6, outputs=2), table("relu", 800, columns=6)
+    chosen = NObSP(model, interactions="auto").fit(X)
+    pairs = [term for term in chosen.terms_ if len(term) > 1]
+    assert pairs
+    assert difference(chosen, NObSP(model, interactions=pairs[::-1]).fit(X), X) < 1e-10
+
+
+@pytest.mark.xfail(reason="bases cut short while pairs are on trial stay so when most pairs are dropped", strict=True)
+def test_pairs_chosen_automatically_are_fitted_as_if_they_had_been_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More candidates than the trial can hold: what it left out must not be missing from the fit that follows."""
+    monkeypatch.setattr("nobsp.tabular.explainer.MOST_COLUMNS_ON_TRIAL", 80)
+    model, X = net("relu", columns=6, outputs=2), table("relu", 800, columns=6)
+    chosen = NObSP(model, interactions="auto").fit(X)
+    pairs = [term for term in chosen.terms_ if len(term) > 1]
+    assert difference(chosen, NObSP(model, interactions=pairs).fit(X), X) < 1e-6
+
+
+def test_sorted_rows_do_not_change_the_choice() -> None:
+    X = table("relu", 1500, columns=5)
+    explainer = NObSP(one_product(), interactions="auto").fit(X[np.argsort(X[:, 0])])
+    assert [term for term in explainer.terms_ if len(term) > 1] == [("x0", "x1")]

@@ -21,7 +21,7 @@ def calibrated(kind: str, outputs: int, seed: int, **options: object) -> tuple[N
     return NObSP.as_published(model, **options).fit(X), model, X, held_out
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "codes"])
 @pytest.mark.parametrize("outputs", [1, 2, 7])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_as_published_is_algorithm_1_on_every_kind_of_network(kind: str, outputs: int, seed: int) -> None:

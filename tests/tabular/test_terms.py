@@ -23,7 +23,7 @@ def named(terms: list[tuple[int, ...]]) -> list[tuple[str, ...]]:
     return [tuple(f"x{k}" for k in term) for term in terms]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "codes"])
 @pytest.mark.parametrize("higher", [[], PAIRS, TRIPLE], ids=["singles", "pairs", "triples"])
 @pytest.mark.parametrize("outputs", [1, 7])
 def test_the_fit_is_ridge_regression_on_the_pure_representations(
@@ -189,6 +189,44 @@ def test_measured_from_the_baseline_the_baseline_itself_has_nothing(reference: s
     assert np.abs(at_baseline.values).max() < 1e-12
     values = explainer(X).values - explainer(origin).values
     np.testing.assert_allclose(explainer(X).from_baseline().values, values, atol=1e-12)
+
+
+@pytest.mark.parametrize("reference", ["terms", "complement"])
+@pytest.mark.parametrize("kind", ["relu", "embedding", "codes"])
+def test_a_feature_s_function_is_what_explanations_and_curves_show_of_it(reference: str, kind: str) -> None:
+    model, X = net(kind, outputs=2), table(kind, 300)
+    explainer = NObSP(model, reference=reference, interactions=[["x0", "x2"]]).fit(X)
+    explanation, curves = explainer(X), explainer.curves(9)
+    for k, output in itertools.product(range(5), range(2)):
+        function = explainer.function(f"x{k}", output=output)
+        np.testing.assert_allclose(function(X[:, k]), explanation.values[:, k, output], atol=1e-12)
+        mine = (curves["feature"] == f"x{k}") & (curves["output"] == f"output {output}")
+        np.testing.assert_allclose(function(curves["x"][mine]), curves["value"][mine], atol=1e-12)
+
+
+@pytest.mark.parametrize("reference", ["terms", "complement"])
+def test_importance_is_the_mean_size_of_contributions_over_the_calibration_rows(reference: str) -> None:
+    model, X = net("relu", outputs=2), table("relu", 900)
+    explainer = NObSP(model, reference=reference, interactions=[["x0", "x2"]]).fit(X)
+    explanation = explainer(X)
+    for kind, values in (("main", explanation.values[:, :5]), ("total", explanation.total())):
+        ranking = explainer.importance(kind)
+        expected = np.abs(values).mean(0)
+        found = dict(zip(zip(ranking["feature"], ranking["output"], strict=True), ranking["importance"], strict=True))
+        for k, output in itertools.product(range(5), range(2)):
+            assert found[f"x{k}", f"output {output}"] == pytest.approx(expected[k, output], rel=1e-9)
+    np.testing.assert_allclose(explainer.health().explained, explanation.explained(), rtol=1e-9)
+
+
+def test_importance_and_explained_share_of_a_sorted_table_are_those_of_all_rows() -> None:
+    model, X = net("relu"), table("relu", 6000)
+    X = X[np.argsort(X[:, 0])]
+    explainer = NObSP(model).fit(X)
+    explanation, ranking = explainer(X), explainer.importance()
+    found = dict(zip(ranking["feature"], ranking["importance"], strict=True))
+    expected = np.abs(explanation.values).mean(0)[:, 0]
+    np.testing.assert_allclose([found[f"x{k}"] for k in range(5)], expected, rtol=0.1)
+    np.testing.assert_allclose(explainer.health().explained, explanation.explained(), atol=0.03)
 
 
 # ---------------------------------------------------------------------- features that say nothing, or the same

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Literal, cast
 
 from tqdm.auto import tqdm
 
@@ -38,6 +38,8 @@ class Source:
         saved_as: Name of the download below the cache; the first of `names` if empty.
         sha256: Of what is kept, after it was taken out of the archives; empty if not known.
         archive_sha256: Of what is downloaded; empty if not known.
+        archive_md5: Likewise, where its publishers give no better checksum.
+        gunzip: Whether to keep the download decompressed, so that single members can be read from it.
         by_hand: What to say about getting the file where there is no `url`.
     """
 
@@ -47,6 +49,8 @@ class Source:
     saved_as: str = ""
     sha256: str = ""
     archive_sha256: str = ""
+    archive_md5: str = ""
+    gunzip: bool = False
     by_hand: str = ""
 
 
@@ -87,6 +91,25 @@ def data_folder() -> Path | None:
     return folder
 
 
+def data_roots() -> list[Path]:
+    """The folders to look in, the first one first."""
+    return [root for root in (data_folder(), cache_folder()) if root is not None]
+
+
+def find(source: Source) -> Path | None:
+    """The file on disk if it is there; nothing is downloaded.
+
+    Args:
+        source: Which file.
+    """
+    for root in data_roots():
+        for name in source.names:
+            for ending in _COMPRESSED:
+                if (root / (name + ending)).is_file():
+                    return root / (name + ending)
+    return None
+
+
 def locate(source: Source) -> Path:
     """The file on disk: from NOBSP_DATA, else from the cache, else downloaded into the cache.
 
@@ -97,12 +120,10 @@ def locate(source: Source) -> Path:
         FileNotFoundError: If it is nowhere and cannot be downloaded; says which file to put where.
         ValueError: If what was downloaded does not have the known checksum.
     """
-    roots = [root for root in (data_folder(), cache_folder()) if root is not None]
-    for root in roots:
-        for name in source.names:
-            for ending in _COMPRESSED:
-                if (root / (name + ending)).is_file():
-                    return root / (name + ending)
+    found = find(source)
+    if found is not None:
+        return found
+    roots = data_roots()
     if not source.url:
         raise FileNotFoundError(f"{_not_found(source, roots)} {source.by_hand}")
     kept = cache_folder() / (source.saved_as or source.names[0])
@@ -127,7 +148,12 @@ def _download(source: Source, kept: Path) -> Path:
         archive = Path(scratch) / "archive"
         _fetch(source.url, archive)
         _check(archive, source.archive_sha256, source.url)
+        _check(archive, source.archive_md5, source.url, "md5")
         found = archive
+        if source.gunzip:
+            found = Path(scratch) / "decompressed"
+            with gzip.open(archive, "rb") as packed, found.open("wb") as plain:
+                shutil.copyfileobj(packed, plain)
         for depth, member in enumerate(source.member):
             inside = Path(scratch) / f"member{depth}"
             try:
@@ -156,16 +182,16 @@ def _fetch(url: str, target: Path) -> None:
                 bar.update(len(chunk))
 
 
-def _check(file: Path, sha256: str, url: str) -> None:
-    if not sha256:
+def _check(file: Path, expected: str, url: str, kind: Literal["sha256", "md5"] = "sha256") -> None:
+    if not expected:
         return
-    digest = hashlib.sha256()
+    digest = hashlib.new(kind, usedforsecurity=False)
     with file.open("rb") as handle:
         while chunk := handle.read(_CHUNK):
             digest.update(chunk)
-    if digest.hexdigest() != sha256:
+    if digest.hexdigest() != expected:
         raise ValueError(
-            f"what was downloaded from {url} has the SHA-256 {digest.hexdigest()} but {sha256} was expected: the "
+            f"what was downloaded from {url} has the {kind} {digest.hexdigest()} but {expected} was expected: the "
             "download is damaged or the file was changed at its source. Nothing was kept; try again, or set "
             "NOBSP_DATA to a folder with the right file."
         )

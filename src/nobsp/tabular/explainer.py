@@ -32,6 +32,7 @@ from nobsp.tabular.calibration import (
     without,
 )
 from nobsp.tabular.columns import Columns, categories_of, columns_of, input_baseline, input_values
+from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.curves import curve_table
 from nobsp.tabular.explanation import Explanation, output_position
 from nobsp.tabular.fitted import Fitted, frame_kind
@@ -465,6 +466,54 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             output_names=fitted.output_names,
             twins=fitted.twins,
             outside=outside,
+        )
+
+    # ------------------------------------------------------------------ without the network
+
+    def compile(
+        self,
+        tolerance: float = 1e-6,
+        *,
+        pairs: Literal["grid", "network"] = "grid",
+        reach: float = 0.5,
+        grid_size: int = 65536,
+    ) -> CompiledExplainer:
+        """Every term's function as a table that explains with numpy alone, and fits in a small file.
+
+        A function of one number through a piecewise-linear network (ReLU and its kin) is kept exactly, by its
+        kinks. Through a smooth one it is refined until it is within the tolerance. Categories are tables.
+        Pairs of numbers, and features of several columns of numbers, are grids, linear along each side; they
+        seldom come as close. What was reached is measured and kept in `errors`. A network in single precision
+        is known only to its own rounding, which is then part of the error.
+
+        Args:
+            tolerance: How far a contribution may be off, as a share of the output's `spread`: the largest
+                standard deviation of a single feature's contribution over its calibrated range.
+            pairs: "grid" to compile interactions too; "network" to leave them out of the tables.
+            reach: How far beyond the calibrated range the network is followed, as a share of the range on
+                either side; from there on a straight line continues.
+            grid_size: Most nodes of one grid.
+
+        Raises:
+            NotFittedError: If `fit` has not been called.
+            ValueError: If there are triples to compile, or a category has too many levels.
+        """
+        from nobsp.tabular.compiling import compile_explainer
+
+        for name, value in (("tolerance", tolerance), ("reach", reach)):
+            if isinstance(value, str | bool) or not 0 <= value < float("inf") or (name == "tolerance" and not value):
+                raise ValueError(f"{name} must be a positive number, found {value!r}.")
+        if pairs not in ("grid", "network"):
+            raise ValueError(f'pairs must be "grid" or "network", found {pairs!r}.')
+        if isinstance(grid_size, bool) or not isinstance(grid_size, int | np.integer) or grid_size < 16:
+            raise ValueError(f"grid_size must be a whole number of at least 16, found {grid_size!r}.")
+        return compile_explainer(
+            self._fitted,
+            device=self.device,
+            tolerance=float(tolerance),
+            pairs=pairs,
+            reach=float(reach),
+            grid_size=int(grid_size),
         )
 
     # ------------------------------------------------------------------ files

@@ -80,7 +80,7 @@ def worth_keeping(
 
     Fits the 0, 1, 2, 4, … strongest pairs on all blocks but a few and measures the unexplained share of the
     outputs' variance on those few. The smallest number of pairs wins that is within a thousandth, or within
-    one standard error, of the best; of these, pairs whose fitted effect is small are left out again.
+    two standard errors, of the best; of these, pairs whose fitted effect is small are left out again.
     """
     singles = [term for term in plan.terms if len(term) == 1]
     errors: list[list[float]] = []
@@ -98,7 +98,7 @@ def worth_keeping(
     mean = table.mean(1)
     best = int(mean.argmin())
     # Folds share their difficulty, so it is the differences to the best that tell.
-    doubt = (table - table[best]).std(1) / len(folds) ** 0.5
+    doubt = 2 * (table - table[best]).std(1) / len(folds) ** 0.5
     within = (mean - mean[best]) <= doubt.clamp_min(WORTH_KEEPING)
     chosen = ranked[: ladder[int(torch.nonzero(within)[0])]]
     if not chosen:

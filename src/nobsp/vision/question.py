@@ -54,7 +54,7 @@ class Targets:
         self._against = self._checked_against(against)
         if given is None:
             return
-        if isinstance(given, str) or np.ndim(given) == 0:
+        if not isinstance(given, Sequence | Tensor | np.ndarray) or isinstance(given, str) or _is_scalar(given):
             self._single = self._class(given, "target")
             return
         self._fixed = self._rows(given)
@@ -147,3 +147,7 @@ class Targets:
 
     def _classes(self) -> str:
         return f"the model has {self._outputs} classes, numbered from 0"
+
+
+def _is_scalar(given: Any) -> bool:
+    return isinstance(given, Tensor | np.ndarray) and given.ndim == 0

@@ -1,0 +1,605 @@
+"""From a calibrated explainer to tables: knots, levels and grids found with the network, and their errors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nobsp.network.inputs import Subset
+from nobsp.network.readout import Readout
+from nobsp.tabular.calibration import contributions
+from nobsp.tabular.columns import input_values
+from nobsp.tabular.compiled import CompiledExplainer, CompiledFeature
+from nobsp.tabular.fitted import Fitted
+from nobsp.tabular.knots import AxisOfGrid, choose_grid, kinks, needed, refined
+from nobsp.tabular.lookup import Array, Axis, Chunk, CompiledTerm, Level, LevelAxis, NumberAxis
+from nobsp.tabular.reading import running_on
+from nobsp.tabular.representations import Represent
+
+_AT_ONCE = 8192
+_FIRST_KNOTS = 65
+_MOST_KNOTS = 1 << 16
+_MOST_CODES = 1 << 16
+# A piecewise-linear function must be met this closely, as a share of the spread, to be called exact.
+_EXACT = 1e-9
+_CHECKED_POINTS = 4096
+_CHECKED_NODES = 16384
+
+
+@dataclass(frozen=True, eq=False)
+class _Numeric:
+    """A feature of one or several columns of numbers."""
+
+    feature: int
+    columns: tuple[int, ...]
+    ranges: tuple[tuple[float, float], ...]
+    limits: tuple[tuple[float, float], ...]
+    occurring: Array
+
+
+@dataclass(frozen=True, eq=False)
+class _Named:
+    """A category: its levels, and each one's columns of the network's input."""
+
+    feature: int
+    axis: LevelAxis
+    inputs: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Unused:
+    """A feature that the preprocessing drops."""
+
+    feature: int
+
+
+_Kind = _Numeric | _Named | _Unused
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A way to run the network: as it is, or a copy in double precision, whose rounding hides no kinks."""
+
+    represent: Represent
+    readout: Readout
+    eps: float
+
+
+def compile_explainer(
+    fitted: Fitted,
+    *,
+    device: torch.device | str | None,
+    tolerance: float,
+    pairs: Literal["grid", "network"],
+    reach: float,
+    grid_size: int,
+) -> CompiledExplainer:
+    """Tables for every term; see `NObSP.compile`."""
+    terms, left_out = _chosen_terms(fitted, pairs)
+    with running_on(fitted.readout, device) as represent:
+        own = _Run(represent, fitted.readout, torch.finfo(fitted.readout.dtype).eps)
+        with _in_double_precision(fitted, own) as fine:
+            compiler = _Compiler(fitted, own, fine, reach)
+            spread = compiler.spread()
+            allowed = tolerance * spread
+            compiled = tuple(compiler.term(term, allowed, spread, grid_size) for term in terms)
+        baseline = fitted.plan.isolation.baseline[None]
+        origin = baseline.to(torch.int64) if fitted.readout.integer else baseline
+        at_baseline = contributions(fitted.plan, fitted.solution, represent, origin, terms=terms)[0]
+    names = fitted.columns.features.names
+    return CompiledExplainer(
+        features=tuple(compiler.described(feature) for feature in range(len(names))),
+        column_names=fitted.columns.names,
+        column_count=fitted.columns.count,
+        output_names=fitted.output_names,
+        compiled=compiled,
+        base_values=fitted.solution.base.numpy().copy(),
+        baseline_contributions=at_baseline.numpy(),
+        spread=spread,
+        tolerance=tolerance,
+        left_out=tuple(tuple(names[k] for k in term) for term in left_out),
+    )
+
+
+def _chosen_terms(fitted: Fitted, pairs: str) -> tuple[list[Subset], list[Subset]]:
+    """Terms to compile, and terms left to the network."""
+    terms = list(fitted.plan.terms)
+    if pairs == "network":
+        return [term for term in terms if len(term) == 1], [term for term in terms if len(term) > 1]
+    names = fitted.columns.features.names
+    for term in terms:
+        if len(term) > 2:
+            raise ValueError(
+                f"the triple {tuple(names[k] for k in term)!r} cannot be compiled: its table would be too large; "
+                'calibrate without triples, or leave all interactions out with pairs="network".'
+            )
+    return terms, []
+
+
+@contextmanager
+def _in_double_precision(fitted: Fitted, own: _Run) -> Iterator[_Run]:
+    """The network in float64: itself, or a copy that agrees with it to its own rounding; else as it is."""
+    readout = fitted.readout
+    if readout.integer or readout.dtype == torch.float64:
+        yield own
+        return
+    rows = _probe(fitted)
+    try:
+        double = copy.deepcopy(readout.module).double()
+        found = Readout.find(double, rows, head=readout.head.name)
+        before, after = own.represent(rows).double().cpu(), found.represent(rows).double().cpu()
+        scale = float(before.abs().max())
+        agrees = before.shape == after.shape and float((before - after).abs().max()) <= 1e4 * own.eps * scale
+        if not agrees or found.dtype != torch.float64:
+            raise ValueError("the copy does not compute the same.")
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        # A model that cannot be copied, or fixes its precision by itself, is run as it is, with its rounding.
+        yield own
+        return
+    with found.running() as represent:
+        yield _Run(represent, found, torch.finfo(torch.float64).eps)
+
+
+def _probe(fitted: Fitted) -> Tensor:
+    """The baseline, and each column at its extremes or levels."""
+    rows = [fitted.plan.isolation.baseline]
+    for feature, group in enumerate(fitted.columns.features.columns[:64]):
+        columns = list(group)
+        values = torch.stack([fitted.summary.minimum[columns], fitted.summary.maximum[columns]])
+        if feature in fitted.summary.levels:
+            values = fitted.summary.levels[feature][0][:4]
+        for value in values:
+            row = fitted.plan.isolation.baseline.clone()
+            row[columns] = value
+            rows.append(row)
+    return torch.stack(rows)
+
+
+class _Compiler:
+    """Compiles term after term of one explainer."""
+
+    def __init__(self, fitted: Fitted, own: _Run, fine: _Run, reach: float) -> None:
+        self.fitted, self.own, self.fine = fitted, own, fine
+        self.kinds: list[_Kind] = [_kind_of(fitted, k, reach) for k in range(len(fitted.columns.features))]
+
+    def described(self, feature: int) -> CompiledFeature:
+        kind, name = self.kinds[feature], self.fitted.columns.features.names[feature]
+        if isinstance(kind, _Numeric):
+            return CompiledFeature(name, kind.columns, kind.ranges, kind.limits)
+        return CompiledFeature(name, tuple(self.fitted.columns.members[feature]))
+
+    # ------------------------------------------------------------------ running the network
+
+    def inputs(self, term: Subset, places: Sequence[Array]) -> Tensor:
+        """Input rows in which the term's features take values along its axes, and all others their baseline."""
+        count = len(places[0]) if places else 1
+        rows = self.fitted.plan.isolation.baseline.expand(count, -1).clone()
+        left = list(places)
+        for feature in term:
+            kind, columns = self.kinds[feature], list(self.fitted.columns.features.columns[feature])
+            if isinstance(kind, _Named):
+                rows[:, columns] = kind.inputs[torch.from_numpy(left.pop(0).astype(np.int64))]
+            elif isinstance(kind, _Numeric):
+                given = np.column_stack([left.pop(0) for _ in kind.columns])
+                rows[:, columns] = _encoded(self.fitted, feature, given)
+        return rows
+
+    def values(self, term: Subset, places: Sequence[Array], run: _Run) -> Array:
+        """Contributions of a term along its axes, shape (points, outputs)."""
+        count = len(places[0]) if places else 1
+        parts = []
+        for start in range(0, count, _AT_ONCE):
+            rows = self.inputs(term, [place[start : start + _AT_ONCE] for place in places])
+            rows = rows.to(torch.int64) if self.fitted.readout.integer else rows
+            found = contributions(self.fitted.plan, self.fitted.solution, run.represent, rows, terms=[term])
+            parts.append(found[:, 0].numpy())
+        return np.concatenate(parts)
+
+    def kinks(self, term: Subset, feature: int, others: Sequence[Array]) -> Array | None:
+        """Where anything in the network bends along a number, the term's other features held at a level."""
+        kind = self.kinds[feature]
+        assert isinstance(kind, _Numeric)
+        columns = list(self.fitted.columns.features.columns[feature])
+        context = self.inputs(term, others)[0] if term else self.fitted.plan.isolation.baseline
+        with _listening(self.fine.readout.module) as heard:
+
+            def signals(x: Array) -> list[Array]:
+                parts = []
+                for start in range(0, len(x), _AT_ONCE):
+                    given = _encoded(self.fitted, feature, x[start : start + _AT_ONCE, None])
+                    rows = context.expand(len(given), -1).clone()
+                    rows[:, columns] = given
+                    layers, z = heard(lambda rows=rows: self.fine.represent(rows), len(rows))
+                    parts.append([given.numpy(), *layers, z.double().cpu().numpy()])
+                return [np.concatenate(layer) for layer in zip(*parts, strict=True)]
+
+            return kinks(signals, *kind.limits[0], eps=self.fine.eps)
+
+    def rounding(self, term: Subset, places: Sequence[Array]) -> Array:
+        """What rounding alone may do to a term's contributions: eps · Σ |z| |β|, per output."""
+        rows = self.inputs(term, places)
+        rows = rows.to(torch.int64) if self.fitted.readout.integer else rows
+        z = self.fine.represent(rows).double().cpu().abs()
+        sizes = (z @ self.fitted.solution.matrices[term].abs()).amax(0)
+        return 2.0 ** (len(term) + 1) * self.fine.eps * sizes.numpy()
+
+    def spread(self) -> Array:
+        """Per output the largest standard deviation of a single feature's contribution over its range."""
+        sizes = [np.zeros(len(self.fitted.output_names))]
+        for kind in self.kinds:
+            if isinstance(kind, _Numeric):
+                rng = np.random.default_rng(0)
+                even = [np.linspace(low, high, 257) for low, high in kind.ranges]
+                places = even if len(even) == 1 else [rng.permutation(axis) for axis in even]
+            elif isinstance(kind, _Named):
+                places = [np.arange(len(kind.axis), dtype=float)]
+            else:
+                continue
+            sizes.append(self.values((kind.feature,), places, self.own).std(0))
+        largest = np.max(sizes, axis=0)
+        # An output that no feature moves has no scale of its own.
+        return np.where(largest > 0, largest, largest.max() if largest.max() > 0 else 1.0)
+
+    # ------------------------------------------------------------------ terms
+
+    def term(self, term: Subset, allowed: Array, spread: Array, grid_size: int) -> CompiledTerm:
+        """One term's table, with its errors."""
+        kinds = [self.kinds[k] for k in term]
+        numbers = sum(len(kind.columns) for kind in kinds if isinstance(kind, _Numeric))
+        exact = True
+        if any(isinstance(kind, _Unused) for kind in kinds) and len(term) > 1:
+            kinds = []  # it depends on the other feature only in name: a pair with nothing is zero
+        if numbers == 0 or not kinds:
+            axes = tuple(kind.axis for kind in kinds if isinstance(kind, _Named))
+        elif numbers == 1:
+            axes, exact = self._line(term, allowed, spread, grid_size)
+        else:
+            axes, exact = self._grid(term, allowed, spread, grid_size), False
+        values = self._table(term, axes)
+        nothing = np.zeros(len(spread))
+        made = CompiledTerm(term, axes, values, exact, nothing, nothing)
+        inside, outside = self._errors(made)
+        return CompiledTerm(term, axes, values, exact, inside, outside)
+
+    def _table(self, term: Subset, axes: Sequence[Axis]) -> Array:
+        """Values at every node of the grid."""
+        steps = [axis.knots if isinstance(axis, NumberAxis) else np.arange(len(axis), dtype=float) for axis in axes]
+        if not steps:
+            levels = [np.zeros(1) for k in term for _ in range(self._axes_of(k))]
+            return self.values(term, levels, self.fine)[0]
+        nodes = [node.ravel() for node in np.meshgrid(*steps, indexing="ij")]
+        return self.values(term, nodes, self.fine).reshape(*(len(step) for step in steps), -1)
+
+    def _axes_of(self, feature: int) -> int:
+        kind = self.kinds[feature]
+        return len(kind.columns) if isinstance(kind, _Numeric) else int(isinstance(kind, _Named))
+
+    def _line(self, term: Subset, allowed: Array, spread: Array, grid_size: int) -> tuple[tuple[Axis, ...], bool]:
+        """One number, alone or for every level of a category."""
+        [numeric] = [kind for k in term if isinstance(kind := self.kinds[k], _Numeric)]
+        named = [kind for k in term if isinstance(kind := self.kinds[k], _Named)]
+        levels = len(named[0].axis) if named else 1
+        first = isinstance(self.kinds[term[0]], _Numeric)
+
+        def places(x: Array) -> list[Array]:
+            if not named:
+                return [x]
+            both = [np.repeat(x, levels), np.tile(np.arange(levels, dtype=float), len(x))]
+            return both if first else both[::-1]
+
+        def along(x: Array) -> Array:
+            return self.values(term, places(x), self.fine).reshape(len(x), -1)
+
+        (low, high) = numeric.limits[0]
+        rounding = np.tile(self.rounding(term, places(np.linspace(low, high, 33))), levels)
+        unit = np.tile(spread, levels)
+        most = max(_FIRST_KNOTS, min(_MOST_KNOTS, grid_size // levels if named else _MOST_KNOTS))
+        knots = self._exact_knots(term, numeric.feature, named)
+        if knots is not None and len(knots) <= 16 * most:
+            values = along(knots)
+            kept = needed(knots, values, np.maximum(2e-13 * unit, rounding))
+            x = knots[kept]
+            if len(x) <= most and self._keeps_to_chords(along, x, values[kept], _EXACT * unit + 64 * rounding):
+                return self._axes(term, {numeric.columns[0]: x}), True
+        # Half of what is allowed is spent on leaving out knots that halving has put too close together.
+        close = np.maximum(np.tile(allowed, levels), 8 * rounding)
+        start = np.unique(np.concatenate([np.linspace(low, high, _FIRST_KNOTS), numeric.ranges[0], numeric.occurring]))
+        x = refined(along, start, allowed=close / 4, most=most)
+        x = x[needed(x, along(x), close / 2)]
+        return self._axes(term, {numeric.columns[0]: x}), False
+
+    def _exact_knots(self, term: Subset, feature: int, named: Sequence[_Named]) -> Array | None:
+        """Kinks with all else at the baseline and, in a pair, with the category at each of its levels."""
+        found = self.kinks((), feature, [])
+        for kind in named:
+            for level in range(len(kind.axis)):
+                more = None if found is None else self.kinks((kind.feature,), feature, [np.array([float(level)])])
+                if found is None or more is None:
+                    return None
+                found = np.union1d(found, more)
+        return found
+
+    def _keeps_to_chords(self, along: Callable[[Array], Array], x: Array, values: Array, allowed: Array) -> bool:
+        """Whether a piecewise-linear guess holds at random points of every piece."""
+        toward = np.random.default_rng(2).uniform(size=len(x) - 1)
+        inner = x[:-1] + toward * np.diff(x)
+        toward = ((inner - x[:-1]) / np.diff(x))[:, None]
+        return bool((np.abs(along(inner) - (values[:-1] + toward * np.diff(values, axis=0))) <= allowed).all())
+
+    def _grid(self, term: Subset, allowed: Array, spread: Array, grid_size: int) -> tuple[Axis, ...]:
+        """Several numbers: one set of knots on each, the worst intervals halved until the grid is full."""
+        kinds = [self.kinds[k] for k in term]
+        levels = int(np.prod([len(kind.axis) for kind in kinds if isinstance(kind, _Named)]))
+        sampled = self._points(term, 24, inside=True, seed=3), self._points(term, 8, inside=False, seed=4)
+        others = [np.concatenate(both) for both in zip(*sampled, strict=True)]
+        axes, columns, place = [], [], 0
+        for kind in kinds:
+            if isinstance(kind, _Named):
+                place += 1
+                continue
+            assert isinstance(kind, _Numeric)
+            for column, (low, high), limits in zip(kind.columns, kind.ranges, kind.limits, strict=True):
+
+                def along(x: Array, place: int = place) -> Array:
+                    points = [np.tile(other, len(x)) for other in others]
+                    points[place] = np.repeat(x, len(others[0]))
+                    return self.values(term, points, self.fine).reshape(len(x), -1)
+
+                start = np.unique([*np.linspace(low, high, 5), *limits])
+                axes.append(AxisOfGrid(start, low, high, along, np.tile(spread, len(others[0]))))
+                columns.append(column)
+                place += 1
+        # Errors of several axes add up.
+        choose_grid(axes, allowed=float((allowed / spread).max()) / (2 * len(axes)), most=max(1, grid_size // levels))
+        return self._axes(term, {c: axis.knots for c, axis in zip(columns, axes, strict=True)})
+
+    def _axes(self, term: Subset, knots: dict[int, Array]) -> tuple[Axis, ...]:
+        """The term's axes in the order of its features and their columns."""
+        axes: list[Axis] = []
+        for k in term:
+            kind = self.kinds[k]
+            if isinstance(kind, _Named):
+                axes.append(kind.axis)
+            elif isinstance(kind, _Numeric):
+                axes += [NumberAxis(column, knots[column]) for column in kind.columns]
+        return tuple(axes)
+
+    # ------------------------------------------------------------------ errors
+
+    def _points(self, term: Subset, count: int, *, inside: bool, seed: int) -> list[Array]:
+        """Random points in the calibrated range, or out to the limits, one array an axis."""
+        rng = np.random.default_rng(seed)
+        found: list[Array] = []
+        for k in term:
+            kind = self.kinds[k]
+            if isinstance(kind, _Named):
+                found.append(rng.integers(0, len(kind.axis), count).astype(float))
+            elif isinstance(kind, _Numeric):
+                found += [rng.uniform(low, high, count) for low, high in (kind.ranges if inside else kind.limits)]
+        return found
+
+    def _errors(self, made: CompiledTerm) -> tuple[Array, Array]:
+        """Largest differences to the network as it is, at points that did not choose the knots."""
+        nothing = np.zeros(made.values.shape[-1])
+        if not any(isinstance(axis, NumberAxis) for axis in made.axes):
+            if not made.axes:
+                return nothing, nothing
+            nodes = [np.arange(len(axis)) for axis in made.axes if isinstance(axis, LevelAxis)]
+            points = [node.ravel().astype(float) for node in np.meshgrid(*nodes, indexing="ij")]
+            return self._differences(made, points).max(0), nothing
+        count = _CHECKED_POINTS if len(made.axes) == 1 else _CHECKED_NODES
+        ranges = self._bounds(made, limits=False)
+        points = self._points(made.features, count, inside=True, seed=5)
+        if len(made.axes) == 1 and isinstance(axis := made.axes[0], NumberAxis):
+            points = [np.concatenate([points[0], *_beside(axis.knots)])]
+        inside = self._largest(made, _within(points, ranges), ranges)
+        limits = self._bounds(made, limits=True)
+        wider = self._points(made.features, count, inside=False, seed=6)
+        beyond = np.zeros(count, dtype=bool)
+        for place, bound in zip(wider, ranges, strict=True):
+            if bound is not None:
+                beyond |= (place < bound[0]) | (place > bound[1])
+        outside = nothing if not beyond.any() else self._largest(made, [place[beyond] for place in wider], limits)
+        return inside, outside
+
+    def _bounds(self, made: CompiledTerm, *, limits: bool) -> list[tuple[float, float] | None]:
+        """Per axis its range or limits; None for levels."""
+        found: list[tuple[float, float] | None] = []
+        for k in made.features:
+            kind = self.kinds[k]
+            if isinstance(kind, _Named):
+                found.append(None)
+            elif isinstance(kind, _Numeric):
+                found += kind.limits if limits else kind.ranges
+        return found
+
+    def _largest(self, made: CompiledTerm, points: list[Array], bounds: Sequence[tuple[float, float] | None]) -> Array:
+        """The largest differences at some points, and around the worst of them: a maximum is easily missed."""
+        found = self._differences(made, points)
+        if made.exact:
+            return found.max(0)
+        worst = np.argsort(-(found / found.max(0).clip(1e-300)).max(1), kind="stable")[:48]
+        rng = np.random.default_rng(7)
+        nearby = []
+        for place, axis, bound in zip(points, made.axes, bounds, strict=True):
+            centre = np.repeat(place[worst], 48)
+            if isinstance(axis, NumberAxis) and bound is not None:
+                segment = axis.segments(centre)
+                left, right = axis.knots[segment], axis.knots[segment + 1]
+                centre = np.clip(left + rng.uniform(size=len(centre)) * (right - left), *bound)
+            nearby.append(centre)
+        return np.maximum(found.max(0), self._differences(made, nearby).max(0))
+
+    def _differences(self, made: CompiledTerm, points: list[Array]) -> Array:
+        columns: dict[int, Array] = {}
+        places = {}
+        for axis, place in zip(made.axes, points, strict=True):
+            if isinstance(axis, NumberAxis):
+                columns[axis.column] = place
+            else:
+                places[id(axis)] = place.astype(np.intp)
+        chunk = _Chosen(columns, places, len(points[0]))
+        return np.abs(made(chunk) - self.values(made.features, points, self.own))
+
+
+class _Chosen(Chunk):
+    """Rows whose levels are known by position."""
+
+    def __init__(self, columns: dict[int, Array], places: dict[int, Any], count: int) -> None:
+        super().__init__(columns, slice(0, count))
+        self._places = places
+
+
+def _beside(knots: Array) -> list[Array]:
+    """Points at the knots and a little to either side, where a misplaced knot is seen."""
+    return [knots, *(knots + side * step * np.ptp(knots) for side in (-1, 1) for step in (1e-12, 1e-9, 1e-6))]
+
+
+def _within(points: list[Array], bounds: Sequence[tuple[float, float] | None]) -> list[Array]:
+    keep = np.ones(len(points[0]), dtype=bool)
+    for place, bound in zip(points, bounds, strict=True):
+        if bound is not None:
+            keep &= (place >= bound[0]) & (place <= bound[1])
+    return [place[keep] for place in points]
+
+
+# ---------------------------------------------------------------------- what kind of feature it is
+
+
+def _kind_of(fitted: Fitted, feature: int, reach: float) -> _Kind:
+    columns, summary = fitted.columns, fitted.summary
+    group, members = columns.features.columns[feature], tuple(columns.members[feature])
+    if not group:
+        return _Unused(feature)
+    if feature in columns.text_levels:
+        return _named_levels(fitted, feature, members)
+    if fitted.adapted.encode is None:
+        if feature in fitted.plan.isolation.categories:
+            return _numbered_levels(fitted, feature, members)
+        ranges = tuple((float(summary.minimum[c]), float(summary.maximum[c])) for c in group)
+    else:
+        numbers = columns.number_levels.get(feature)
+        if numbers and not _takes_values_between(fitted, feature, numbers):
+            levels = np.array(numbers, dtype=np.float64)[:, None]
+            return _Named(feature, LevelAxis(members, levels), _encoded(fitted, feature, levels))
+        if any(len(columns.ranges[member]) != 2 for member in members):
+            names = columns.features.names
+            raise ValueError(
+                f"feature {names[feature]!r} joins columns of names, which cannot be compiled; make each a feature."
+            )
+        ranges = tuple((columns.ranges[member][0], columns.ranges[member][1]) for member in members)
+    levels = summary.levels.get(feature)
+    occurring = np.zeros(0)
+    if fitted.adapted.encode is None and len(group) == 1 and levels is not None and len(levels[0]) <= _FIRST_KNOTS:
+        occurring = levels[0][:, 0].numpy()
+    elif len(members) == 1 and len(columns.number_levels.get(feature, [])) <= _FIRST_KNOTS:
+        occurring = np.array(columns.number_levels.get(feature, []))
+    return _Numeric(feature, members, ranges, _limits(fitted, feature, ranges, reach), occurring)
+
+
+def _named_levels(fitted: Fitted, feature: int, members: tuple[int, ...]) -> _Named:
+    levels = fitted.columns.text_levels[feature]
+    name = fitted.columns.features.names[feature]
+    if feature not in fitted.summary.levels:
+        raise ValueError(f"feature {name!r} has too many levels to be compiled; join its rare ones.")
+    odd = [level for level in levels if not isinstance(level, Level)]
+    if odd:
+        raise TypeError(f"feature {name!r} has levels of type {type(odd[0]).__name__}; write them as text.")
+    rows = np.empty((len(levels), 1), dtype=object)
+    rows[:, 0] = levels
+    return _Named(feature, LevelAxis(members, tuple(levels)), _encoded(fitted, feature, rows))
+
+
+def _numbered_levels(fitted: Fitted, feature: int, members: tuple[int, ...]) -> _Named:
+    """Codes and one-hot columns, as the table has them."""
+    if feature in fitted.summary.levels:
+        inputs = fitted.summary.levels[feature][0]
+        return _Named(feature, LevelAxis(members, inputs.numpy()), inputs)
+    columns = list(fitted.columns.features.columns[feature])
+    low, high = fitted.summary.minimum[columns], fitted.summary.maximum[columns]
+    if len(columns) > 1 or float(high - low) >= _MOST_CODES:
+        name = fitted.columns.features.names[feature]
+        raise ValueError(f"feature {name!r} has too many levels to be compiled; join its rare ones.")
+    inputs = torch.arange(float(low), float(high) + 1, dtype=torch.float64)[:, None]
+    return _Named(feature, LevelAxis(members, inputs.numpy()), inputs)
+
+
+def _takes_values_between(fitted: Fitted, feature: int, numbers: Sequence[float]) -> bool:
+    """Whether the preprocessing knows values between those that occurred; one-hot encoders do not."""
+    known = np.array(numbers, dtype=np.float64)
+    between = 0.5 * (known[:-1] + known[1:])[:, None]
+    if not len(between):
+        return False
+    try:
+        fitted.require_seen(feature, _encoded(fitted, feature, between))
+    except ValueError:
+        return False
+    return True
+
+
+def _limits(
+    fitted: Fitted, feature: int, ranges: tuple[tuple[float, float], ...], reach: float
+) -> tuple[tuple[float, float], ...]:
+    """How far each column is followed: part of its range on either side, where the preprocessing goes along."""
+    found = []
+    for place, (low, high) in enumerate(ranges):
+        more = reach * (high - low) if high > low else max(abs(low), 1.0) * (reach or 0.5)
+        sides = []
+        for end, beyond in ((low, low - more), (high, high + more)):
+            rows = np.tile([0.5 * (a + b) for a, b in ranges], (33, 1))
+            rows[:, place] = np.linspace(end, beyond, 33)
+            try:
+                _encoded(fitted, feature, rows)
+            except ValueError:
+                beyond = end
+            sides.append(beyond)
+        if sides[0] == sides[1]:  # a constant that the preprocessing knows nothing beside
+            sides[1] = float(np.nextafter(sides[1], np.inf))
+        found.append((float(sides[0]), float(sides[1])))
+    return tuple(found)
+
+
+def _encoded(fitted: Fitted, feature: int, given: np.ndarray[Any, Any]) -> Tensor:
+    """Values as the caller writes them, one row each, as columns of the network's input."""
+    with np.errstate(all="ignore"):  # what is not finite in the end is an error there
+        return input_values(fitted.columns, fitted.adapted, feature, given)
+
+
+# ---------------------------------------------------------------------- listening to every layer
+
+
+@contextmanager
+def _listening(module: nn.Module) -> Iterator[Callable[[Callable[[], Tensor], int], tuple[list[Array], Tensor]]]:
+    """Hands out `heard(work, rows)`: what `work` returns, and what every innermost layer computed meanwhile."""
+    caught: list[Tensor] = []
+    thread = get_ident()
+
+    def hook(_: nn.Module, __: Any, output: Any) -> None:
+        if get_ident() == thread and isinstance(output, Tensor) and output.is_floating_point():
+            caught.append(output.detach().clone())  # a later layer may write into it
+
+    def heard(work: Callable[[], Tensor], rows: int) -> tuple[list[Array], Tensor]:
+        caught.clear()
+        z = work()
+        layers = [
+            layer.reshape(rows, -1).double().cpu().numpy()
+            for layer in caught
+            if layer.ndim > 1 and layer.shape[0] == rows and layer.shape[1:].numel()
+        ]
+        caught.clear()
+        return layers, z
+
+    handles = [layer.register_forward_hook(hook) for layer in module.modules() if not any(True for _ in layer.children())]
+    try:
+        yield heard
+    finally:
+        for handle in handles:
+            handle.remove()

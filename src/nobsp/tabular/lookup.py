@@ -1,0 +1,262 @@
+"""Functions kept as tables: values on a grid of knots and levels, looked up without a network. Needs numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Places = NDArray[np.intp]
+Level = str | bool | int | float
+
+# Buckets of the table that finds a segment: more of them make searching faster until they leave the cache.
+_MOST_BUCKETS = 1 << 14
+# With more knots than this in one bucket, halving is faster than stepping from knot to knot.
+_MOST_STEPS = 4
+
+
+class Unseen(ValueError):
+    """A level that calibration did not see; holds the position of the first row that has it."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(f"row {row} has a level that calibration did not see.")
+        self.row = row
+
+
+@dataclass(frozen=True, eq=False)
+class NumberAxis:
+    """One column of numbers, cut at knots; linear in between, and on beyond the first and the last knot.
+
+    Attributes:
+        column: Position of the column in the caller's table.
+        knots: At least two, increasing.
+
+    Example:
+        >>> axis = NumberAxis(0, np.array([0.0, 1.0, 4.0]))
+        >>> axis.segments(np.array([-1.0, 0.5, 1.0, 9.0])).tolist()
+        [0, 0, 1, 1]
+    """
+
+    column: int
+    knots: Array
+    _first: Places = field(init=False, repr=False)
+    _steps: int = field(init=False, repr=False)
+    _next: Array = field(init=False, repr=False)
+    _scale: float = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        inner = self.knots[1:-1]
+        count, steps = 64, 0
+        while True:
+            scale = count / (self.knots[-1] - self.knots[0])
+            held = np.bincount(self._buckets(inner, scale, count), minlength=count)
+            steps = int(held.max())
+            if steps <= 1 or count >= _MOST_BUCKETS:
+                break
+            count *= 2
+        # Buckets grow with x, so every knot of an earlier bucket lies below every number of this one.
+        object.__setattr__(self, "_first", (np.cumsum(held) - held).astype(np.intp))
+        object.__setattr__(self, "_steps", steps)
+        object.__setattr__(self, "_next", np.append(inner, np.inf))
+        object.__setattr__(self, "_scale", float(scale))
+
+    def _buckets(self, x: Array, scale: float, count: int) -> Places:
+        place = x - self.knots[0]
+        place *= scale
+        np.clip(place, 0, count - 1, out=place)
+        return place.astype(np.intp)
+
+    def segments(self, x: Array) -> Places:
+        """For each number the segment it lies in: the last knot at or below it."""
+        if self._steps > _MOST_STEPS:
+            return np.searchsorted(self._next, x, side="right").astype(np.intp, copy=False)
+        found = self._first.take(self._buckets(x, self._scale, len(self._first)), mode="clip")
+        for _ in range(self._steps):
+            found += x >= self._next.take(found, mode="clip")
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class LevelAxis:
+    """A category: one column of names or numbers, or several columns of numbers, such as one-hot ones.
+
+    Attributes:
+        columns: Positions of its columns in the caller's table.
+        levels: The names of one column, or an array of numbers (levels, columns).
+
+    Example:
+        >>> axis = LevelAxis((0,), ("oslo", "rome"))
+        >>> axis.places([np.array(["rome", "oslo"])]).tolist()
+        [1, 0]
+    """
+
+    columns: tuple[int, ...]
+    levels: tuple[Level, ...] | Array
+    _names: dict[Any, int] = field(init=False, repr=False)
+    _tries: dict[bool, list[tuple[Array, Places]]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        named = isinstance(self.levels, tuple)
+        object.__setattr__(self, "_names", {n: i for i, n in enumerate(self.levels)} if named else {})
+        if isinstance(self.levels, tuple):
+            object.__setattr__(self, "_tries", {})
+        else:
+            # Numbers that came as float32 are compared with levels rounded alike.
+            single = self.levels.astype(np.float32).astype(np.float64)
+            object.__setattr__(self, "_tries", {False: _trie(self.levels), True: _trie(single)})
+
+    def __len__(self) -> int:
+        return len(self.levels)
+
+    def places(self, columns: Sequence[NDArray[Any]]) -> Places:
+        """Position of each row's level.
+
+        Raises:
+            Unseen: For a level that is not among them.
+        """
+        if self._names:
+            found = np.fromiter((self._names.get(v, -1) for v in columns[0].tolist()), np.intp, len(columns[0]))
+            unseen = found < 0
+        else:
+            single = columns[0].dtype.kind == "f" and columns[0].dtype.itemsize <= 4
+            found = np.zeros(len(columns[0]), np.intp)
+            for column, (values, step) in zip(columns, self._tries[single], strict=True):
+                numbers = column.astype(np.float64)
+                nearest = np.minimum(np.searchsorted(values, numbers), len(values) - 1)
+                nearest[values[nearest] != numbers] = len(values)
+                found = step[found, nearest]
+            unseen = found == len(self.levels)
+        if unseen.any():
+            raise Unseen(int(unseen.argmax()))
+        return found
+
+
+def _trie(levels: Array) -> list[tuple[Array, Places]]:
+    """Per column its distinct numbers, and where (state so far, number) leads; the last state is "unknown"."""
+    states = np.zeros(len(levels), np.intp)
+    steps, before = [], 1
+    for position in range(levels.shape[1]):
+        values, number = np.unique(levels[:, position], return_inverse=True)
+        last = position == levels.shape[1] - 1
+        pairs, after = np.unique(np.column_stack([states, number]), axis=0, return_inverse=True)
+        after = np.arange(len(levels)) if last else after.ravel()
+        unknown = len(levels) if last else len(pairs)
+        step = np.full((before + 1, len(values) + 1), unknown, np.intp)
+        step[states, number] = after
+        steps.append((values, step))
+        states, before = after, unknown
+    return steps
+
+
+Axis = NumberAxis | LevelAxis
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledTerm:
+    """One term's contributions on a grid: linear along every axis of numbers, exact on every axis of levels.
+
+    Attributes:
+        features: Positions of its features.
+        axes: What the grid stands on; none for a feature that the network never sees.
+        values: Contributions at the grid's nodes, one dimension per axis, then outputs.
+        exact: Whether the knots are those of a piecewise-linear function, or all axes are levels.
+        error: Largest difference found to the network in the calibrated range, per output.
+        error_outside: The same from there out to the limits.
+    """
+
+    features: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    values: Array
+    exact: bool
+    error: Array
+    error_outside: Array
+    _slopes: Array = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        slopes = np.zeros(0)
+        if len(self.axes) == 1 and isinstance(self.axes[0], NumberAxis):
+            slopes = np.diff(self.values, axis=0) / np.diff(self.axes[0].knots)[:, None]
+        object.__setattr__(self, "_slopes", slopes)
+
+    def __call__(self, rows: Chunk) -> Array:
+        """Contributions of some rows, shape (rows, outputs)."""
+        if len(self._slopes):
+            return self._on_a_line(rows)
+        outputs = self.values.shape[-1]
+        flat = self.values.reshape(-1, outputs)
+        base = np.zeros(rows.count, np.intp)
+        corners: list[tuple[int, Array]] = []  # how far the next node is, and the share it gets
+        stride = len(flat)
+        for axis, size in zip(self.axes, self.values.shape, strict=False):
+            stride //= size
+            if isinstance(axis, LevelAxis):
+                base += rows.places(axis) * stride
+                continue
+            x = rows.numbers(axis.column)
+            segment = axis.segments(x)
+            left = axis.knots[segment]
+            corners.append((stride, (x - left) / (axis.knots[segment + 1] - left)))
+            base += segment * stride
+        result = np.zeros((rows.count, outputs))
+        for chosen in product((False, True), repeat=len(corners)):
+            node, share = base, np.ones(rows.count)
+            for far, (step, toward) in zip(chosen, corners, strict=True):
+                node = node + step if far else node
+                share = share * (toward if far else 1.0 - toward)
+            result += share[:, None] * flat.take(node, axis=0, mode="clip")
+        return result
+
+    def _on_a_line(self, rows: Chunk) -> Array:
+        axis = self.axes[0]
+        assert isinstance(axis, NumberAxis)
+        x = rows.numbers(axis.column)
+        segment = axis.segments(x)
+        along = x - axis.knots.take(segment, mode="clip")
+        if self.values.shape[1] == 1:
+            along *= self._slopes[:, 0].take(segment, mode="clip")
+            along += self.values[:, 0].take(segment, mode="clip")
+            return along[:, None]
+        result = self._slopes.take(segment, axis=0, mode="clip")
+        result *= along[:, None]
+        result += self.values.take(segment, axis=0, mode="clip")
+        return result
+
+
+class Chunk:
+    """Some rows of a table whose columns are read when they are asked for, each once.
+
+    Args:
+        columns: Columns of the table, by position.
+        rows: Which rows.
+        check: Called with position and numbers of every column of numbers that is read.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[int, NDArray[Any]],
+        rows: slice,
+        check: Callable[[int, Array], None] = lambda _position, _numbers: None,
+    ) -> None:
+        self.count = rows.stop - rows.start
+        self._columns, self._rows, self._check = columns, rows, check
+        self._numbers: dict[int, Array] = {}
+        self._places: dict[int, Places] = {}
+
+    def numbers(self, position: int) -> Array:
+        """A column as contiguous float64."""
+        if position not in self._numbers:
+            numbers = np.ascontiguousarray(self._columns[position][self._rows], dtype=np.float64)
+            self._check(position, numbers)
+            self._numbers[position] = numbers
+        return self._numbers[position]
+
+    def places(self, axis: LevelAxis) -> Places:
+        """Positions of a category's levels."""
+        if id(axis) not in self._places:
+            self._places[id(axis)] = axis.places([self._columns[c][self._rows] for c in axis.columns])
+        return self._places[id(axis)]

@@ -1,0 +1,211 @@
+"""Attributions against what removal does: features, groups of columns, pixels."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from nobsp.metrics import UndefinedScoreWarning, attribution_faithfulness, pixel_faithfulness, removal_effects
+from nobsp.metrics.faithfulness import _correlation_over
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(30, 4))
+WEIGHTS = RNG.normal(size=(4, 3))
+
+
+def linear(rows):
+    return rows @ WEIGHTS
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+def test_effects_are_differences_of_two_outputs_for_the_predicted_class() -> None:
+    baseline = np.array([0.5, -1.0, 0.0, 2.0])
+    effects = removal_effects(linear, X, baseline=baseline)
+    for row in range(30):
+        target = linear(X[row]).argmax()
+        for column in range(4):
+            without = X[row].copy()
+            without[column] = baseline[column]
+            assert effects[row, column] == pytest.approx(linear(X[row])[target] - linear(without)[target])
+
+
+def test_a_group_is_removed_as_a_whole() -> None:
+    groups = {"one": 0, "pair": [1, 3], "two": 2}
+    effects = removal_effects(linear, X, baseline=0.0, groups=groups, target=2)
+    np.testing.assert_allclose(effects[:, 1], X[:, [1, 3]] @ WEIGHTS[[1, 3], 2])
+
+
+def test_the_target_may_differ_from_row_to_row() -> None:
+    target = RNG.integers(0, 3, size=30)
+    effects = removal_effects(linear, X, baseline=0.0, target=target)
+    np.testing.assert_allclose(effects, X * WEIGHTS[:, target].T)
+
+
+def test_batches_do_not_change_effects() -> None:
+    np.testing.assert_allclose(
+        removal_effects(linear, X, baseline=0.0), removal_effects(linear, X, baseline=0.0, batch_size=7)
+    )
+
+
+def test_a_torch_model_is_run_in_evaluation_mode_and_left_as_it_was() -> None:
+    model = network().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    first = removal_effects(model, torch.as_tensor(X), baseline=0.0)
+    np.testing.assert_array_equal(first, removal_effects(model, X, baseline=0.0))
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_correlation_is_spearman_of_mean_absolute_values() -> None:
+    attributions, effects = RNG.normal(size=(30, 6)), RNG.normal(size=(30, 6))
+    score = attribution_faithfulness(attributions, effects)
+    expected = stats.spearmanr(np.abs(attributions).mean(axis=0), np.abs(effects).mean(axis=0)).statistic
+    assert score.correlation == pytest.approx(expected)
+    assert len(score.feature_names) == 6
+
+
+def test_attributions_of_a_group_are_added_up_before_their_size_is_taken() -> None:
+    groups = {"pair": [0, 1], "one": [2], "two": [3]}
+    attributions = np.array([[5.0, -5.0, 1.0, 2.0]])
+    score = attribution_faithfulness(attributions, [[0.1, 1.0, 2.0]], groups=groups)
+    np.testing.assert_array_equal(score.importance, [0.0, 1.0, 2.0])
+    assert score.correlation == pytest.approx(1.0)
+    assert score.feature_names == ("pair", "one", "two")
+
+
+def test_exact_attributions_of_a_linear_model_are_perfectly_faithful() -> None:
+    effects = removal_effects(linear, X, baseline=0.0, target=0)
+    assert attribution_faithfulness(X * WEIGHTS[:, 0], effects).correlation == pytest.approx(1.0)
+
+
+def test_features_that_are_all_alike_have_no_ranking() -> None:
+    with pytest.warns(UndefinedScoreWarning, match="correlation is nan"):
+        assert np.isnan(attribution_faithfulness(np.ones((3, 4)), X[:3]).correlation)
+
+
+@pytest.mark.parametrize(
+    ("attributions", "effects", "options", "words"),
+    [
+        (X, X[:, :3], {}, r"\(30, 4\) but effects has \(30, 3\)"),
+        (X[:5], X, {}, r"\(5, 4\) but effects has \(30, 4\)"),
+        (X[:, :1], X[:, :1], {}, "one feature"),
+        (X[0], X[0], {}, "2 dimensions"),
+        (X, X, {"groups": {"a": [0, 1], "b": [2, 3]}}, "added up by groups"),
+        (X, X, {"feature_names": ["a"]}, "1 names"),
+    ],
+)
+def test_attributions_that_do_not_fit_are_named(attributions, effects, options, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        attribution_faithfulness(attributions, effects, **options)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        (linear, {"baseline": [0.0, 1.0]}, "2 values but X has 4 columns"),
+        (linear, {"baseline": 0.0, "target": 3}, "there are 3 outputs"),
+        (linear, {"baseline": 0.0, "batch_size": 0}, "batch_size is 0"),
+        (lambda rows: rows[:2] @ WEIGHTS, {"baseline": 0.0}, "returned 2 outputs for 30 rows"),
+        (lambda rows: rows * np.nan, {"baseline": 0.0}, "what the model returned has 120 values that are nan"),
+    ],
+)
+def test_models_and_baselines_that_do_not_fit_are_named(model, options, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        removal_effects(model, X, **options)
+
+
+def test_something_that_cannot_be_called_is_no_model() -> None:
+    with pytest.raises(TypeError, match="model should be a torch module or a function, found int"):
+        removal_effects(3, X, baseline=0.0)  # type: ignore[arg-type]
+
+
+IMAGES = RNG.normal(size=(3, 2, 6, 6))
+
+
+def pixel_model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(72, 16), nn.Tanh(), nn.Linear(16, 4)).double()
+
+
+def test_pixel_faithfulness_is_the_correlation_over_masked_subsets() -> None:
+    model, maps = pixel_model(), RNG.normal(size=(3, 6, 6))
+    subsets = np.stack([[RNG.choice(72, 9, replace=False) for _ in range(20)] for _ in IMAGES])
+    weights = np.broadcast_to(maps[:, None], IMAGES.shape)
+    scores = _correlation_over(model, IMAGES, weights, lambda image: subsets[image], 1, 0.25, 64)
+    for image in range(3):
+        drops, sums = [], []
+        for subset in subsets[image]:
+            masked = IMAGES[image].ravel().copy()
+            masked[subset] = 0.25
+            both = torch.as_tensor(np.stack([IMAGES[image].ravel(), masked])).reshape(2, 2, 6, 6)
+            with torch.no_grad():
+                outputs = model(both)[:, 1]
+            drops.append(float(outputs[0] - outputs[1]))
+            sums.append(weights[image].ravel()[subset].sum())
+        assert scores[image] == pytest.approx(stats.pearsonr(sums, drops).statistic)
+
+
+def test_pixel_faithfulness_is_that_of_quantus(monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantus = pytest.importorskip("quantus")
+    model, maps = pixel_model().float().eval(), np.abs(RNG.normal(size=(3, 6, 6)))
+    images = IMAGES.astype(np.float32)
+    target = np.array([0, 3, 2])
+    drawn: list[np.ndarray] = []
+    choice = np.random.choice
+
+    def recorded(*args, **kwargs):
+        drawn.append(choice(*args, **kwargs))
+        return drawn[-1]
+
+    monkeypatch.setattr(np.random, "choice", recorded)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        metric = quantus.FaithfulnessCorrelation(
+            nr_runs=15, subset_size=10, perturb_baseline=0.25, abs=False, normalise=False, return_aggregate=False,
+            disable_warnings=True,
+        )  # fmt: skip
+        theirs = metric(model=model, x_batch=images, y_batch=target, a_batch=maps[:, None], device="cpu", softmax=True)
+    # Quantus draws for every image in turn, run after run.
+    subsets = np.stack(drawn).reshape(15, 3, 10).transpose(1, 0, 2)
+    probabilities = nn.Sequential(model, nn.Softmax(dim=1))
+    weights = np.broadcast_to(maps[:, None], images.shape)
+    ours = _correlation_over(probabilities, images, weights, lambda image: subsets[image], target, 0.25, 64)
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+def test_pixels_do_not_depend_on_batches_and_follow_the_seed() -> None:
+    model, maps = pixel_model(), RNG.normal(size=(3, 6, 6))
+    options = {"subset_size": 5, "runs": 11}
+    first = pixel_faithfulness(model, IMAGES, maps, **options)
+    np.testing.assert_allclose(first, pixel_faithfulness(model, IMAGES, maps, batch_size=4, **options))
+    np.testing.assert_allclose(first[1:2], pixel_faithfulness(model, IMAGES, maps, **options)[1:2])
+    assert not np.allclose(first, pixel_faithfulness(model, IMAGES, maps, seed=1, **options))
+
+
+def test_a_constant_map_has_no_pixel_faithfulness() -> None:
+    with pytest.warns(UndefinedScoreWarning, match="in 3 images"):
+        scores = pixel_faithfulness(pixel_model(), IMAGES, np.ones((3, 6, 6)), subset_size=5, runs=4)
+    assert np.isnan(scores).all()
+
+
+@pytest.mark.parametrize(
+    ("maps", "options", "words"),
+    [
+        (np.ones((3, 5, 6)), {"subset_size": 5}, "resize the maps"),
+        (np.ones((2, 6, 6)), {"subset_size": 5}, "resize the maps"),
+        (np.ones((3, 6, 6)), {}, "subset_size is 224 but an image has 72 values"),
+        (np.ones((3, 6, 6)), {"subset_size": 5, "runs": 1}, "needs at least 2"),
+    ],
+)
+def test_maps_that_do_not_fit_are_named(maps, options, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        pixel_faithfulness(pixel_model(), IMAGES, maps, **options)
