@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,6 +34,13 @@ def made_up(rows: int = 40) -> Table:
         np.arange(rows) % 2,
         ("no", "yes"),
     )
+
+
+def skip_without_files(name: str) -> None:
+    """Files that are too large to ship are looked at where they are."""
+    given = os.environ.get("NOBSP_DATA")
+    if not given or not (Path(given) / name).is_dir():
+        pytest.skip(f"no folder {name} in NOBSP_DATA")
 
 
 @pytest.fixture
@@ -164,9 +172,9 @@ def test_the_nine_tables_of_the_paper_are_there() -> None:
     assert set(TABLES) == {*EMBEDDED, *PUBLISHED}
 
 
-@pytest.mark.skipif(not os.environ.get("NOBSP_DATA"), reason="NOBSP_DATA is not set")
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_files_give_the_sizes_of_the_paper(name: str) -> None:
+    skip_without_files(name)
     rows, columns = PUBLISHED[name]
     data = load(name)
     assert len(data.X_train) + len(data.X_test) == rows

@@ -46,6 +46,14 @@ def test_a_group_differs_by_the_distance_in_its_columns() -> None:
     assert found.feature_names == ("a", "pair", "b", "c")
 
 
+def test_differences_of_zero_do_not_lower_what_counts_as_a_difference() -> None:
+    rows = X.copy()
+    rows[6:, 3] = 0.0
+    found = as_set(find_pairs(rows, classes=CLASSES))
+    assert found == pairs_by_definition(rows, CLASSES, [[k] for k in range(5)])
+    assert all(rows[i, k] != rows[j, k] for k, i, j in found)
+
+
 def test_without_classes_any_two_rows_may_pair() -> None:
     assert as_set(find_pairs(X)) == pairs_by_definition(X, np.zeros(40), [[k] for k in range(5)])
 

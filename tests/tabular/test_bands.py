@@ -50,7 +50,7 @@ def on_grid(curves: dict[str, np.ndarray], column: str) -> np.ndarray:
 
 
 def calibrated(rows: int, seed: int, reference: str) -> NObSP:
-    return NObSP(benchmark_net(), reference=reference, baseline="zero").fit(benchmark_rows(rows, seed))
+    return NObSP(benchmark_net(), interactions=0, reference=reference, baseline="zero").fit(benchmark_rows(rows, seed))
 
 
 @pytest.mark.parametrize("reference", ["terms", "complement"])
@@ -87,7 +87,7 @@ def test_bands_are_as_wide_as_curves_scatter() -> None:
 
 @pytest.mark.parametrize("reference", ["terms", "complement"])
 def test_bands_enclose_their_curve_and_grow_with_the_level(reference: str) -> None:
-    explainer = NObSP(net("silu", outputs=2), reference=reference).fit(table("silu", 300))
+    explainer = NObSP(net("silu", outputs=2), interactions=0, reference=reference).fit(table("silu", 300))
     narrow, wide = explainer.curves(7, level=0.5), explainer.curves(7, level=0.95)
     for curves in (narrow, wide):
         assert (curves["lower"] <= curves["value"]).all()
@@ -97,7 +97,7 @@ def test_bands_enclose_their_curve_and_grow_with_the_level(reference: str) -> No
 
 def test_bands_are_the_same_every_time_and_whatever_the_batches() -> None:
     model, X = net("silu", outputs=2), table("silu", 300)
-    first, second = NObSP(model).fit(X), NObSP(model).fit(X)
+    first, second = NObSP(model, interactions=0).fit(X), NObSP(model, interactions=0).fit(X)
     np.testing.assert_array_equal(first.curves(5)["lower"], second.curves(5)["lower"])
     np.testing.assert_array_equal(first.curves(5)["lower"], first.curves(5)["lower"])
 
@@ -106,7 +106,7 @@ def test_an_ignored_feature_has_no_band_to_speak_of() -> None:
     model = net("relu")
     with torch.no_grad():
         model.body[0].weight[:, 2] = 0.0
-    curves = NObSP(model).fit(table("relu", 300)).curves(5)
+    curves = NObSP(model, interactions=0).fit(table("relu", 300)).curves(5)
     mine = curves["feature"] == "x2"
     assert np.abs(curves["upper"][mine] - curves["lower"][mine]).max() < 1e-12
 
@@ -115,13 +115,13 @@ def test_rows_in_order_do_not_widen_the_bands() -> None:
     """Bands are about other rows of the same kind; that this table was sorted says nothing of those."""
     X = benchmark_rows(800, 3)
     ordered = X[np.argsort(X[:, 1])]
-    bands = [NObSP(benchmark_net(), baseline="zero", batch_size=300).fit(rows).curves(40) for rows in (X, ordered)]
+    bands = [NObSP(benchmark_net(), interactions=0, baseline="zero", batch_size=300).fit(rows).curves(40) for rows in (X, ordered)]
     shuffled, sorted_ = (np.mean(curves["upper"] - curves["lower"]) for curves in bands)
     assert sorted_ == pytest.approx(shuffled, rel=0.5)
 
 
 def test_too_few_rows_for_blocks_give_no_band_rather_than_a_wrong_one() -> None:
-    curves = NObSP(net("relu")).fit(table("relu", 6)).curves(5)
+    curves = NObSP(net("relu"), interactions=0).fit(table("relu", 6)).curves(5)
     assert np.isnan(curves["lower"]).all()
     assert np.isfinite(curves["value"]).all()
 

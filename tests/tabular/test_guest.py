@@ -87,7 +87,7 @@ def test_the_model_is_untouched_by_everything(kind: str, reference: str) -> None
         explainer.interaction_strengths()
         explainer.health(X)
         explainer.importance("total")
-        explainer.merge(NObSP(model, reference=reference).fit(X, like=explainer))
+        explainer.merge(NObSP(model, interactions=0, reference=reference).fit(X, like=explainer))
 
 
 class Poisoned:
@@ -120,19 +120,19 @@ class Moody(nn.Module):
 def test_the_model_is_untouched_when_bad_rows_stop_the_fit(baseline: str) -> None:
     model = used(net("batchnorm", outputs=2))
     with untouched(model), pytest.raises(ValueError, match="NaN"):
-        NObSP(model, baseline=baseline).fit(Poisoned(table("batchnorm", 200)))
+        NObSP(model, interactions=0, baseline=baseline).fit(Poisoned(table("batchnorm", 200)))
 
 
 @pytest.mark.parametrize("patience", range(12))
 def test_the_model_is_untouched_when_it_fails_itself(patience: int) -> None:
     model = Moody(used(net("dropout", outputs=2)), patience)
     with untouched(model), pytest.raises(OSError, match="out of patience"):
-        NObSP(model, batch_size=64).fit(table("dropout", 200))(table("dropout", 200))
+        NObSP(model, interactions=0, batch_size=64).fit(table("dropout", 200))(table("dropout", 200))
 
 
 def test_a_failing_fit_keeps_the_former_calibration() -> None:
     model, X = net("relu"), table("relu", 200)
-    explainer = NObSP(model).fit(X)
+    explainer = NObSP(model, interactions=0).fit(X)
     before = explainer(X[:5]).values
     with pytest.raises(ValueError, match="NaN"):
         explainer.fit(Poisoned(X))
@@ -141,7 +141,7 @@ def test_a_failing_fit_keeps_the_former_calibration() -> None:
 
 def test_the_model_is_untouched_when_explaining_fails() -> None:
     model = used(net("batchnorm"))
-    explainer = NObSP(model).fit(table("batchnorm", 200))
+    explainer = NObSP(model, interactions=0).fit(table("batchnorm", 200))
     bad = table("batchnorm", 20)
     bad[7, 1] = np.inf
     with untouched(model), pytest.raises(ValueError, match="infinite in row 7"):
@@ -167,7 +167,7 @@ def test_the_callers_rows_are_never_written_to(kind: Callable[[np.ndarray], Any]
 def test_rows_that_must_not_be_written_to_are_accepted() -> None:
     X = table("relu", 100)
     X.setflags(write=False)
-    NObSP(net("relu")).fit(X)(X)
+    NObSP(net("relu"), interactions=0).fit(X)(X)
 
 
 class InPlace(nn.Module):
@@ -184,15 +184,15 @@ class InPlace(nn.Module):
 def test_a_model_that_writes_into_its_input_does_no_harm() -> None:
     X = table("relu", 200)
     before, half = X.copy(), net("relu", outputs=2)
-    found = NObSP(InPlace(half)).fit(X)(X)
+    found = NObSP(InPlace(half), interactions=0).fit(X)(X)
     np.testing.assert_array_equal(X, before)
-    expected = NObSP(half).fit(X / 2)(X / 2)
+    expected = NObSP(half, interactions=0).fit(X / 2)(X / 2)
     np.testing.assert_allclose(found.values, expected.values, atol=1e-10)
 
 
 def test_a_model_on_loan_may_be_trained_between_calls_and_the_next_fit_sees_it() -> None:
     model, X = net("relu"), table("relu", 200)
-    explainer = NObSP(model).fit(X)
+    explainer = NObSP(model, interactions=0).fit(X)
     with torch.no_grad():
         model.head.weight.mul_(2.0)
     again = explainer.fit(X)(X)
@@ -201,7 +201,7 @@ def test_a_model_on_loan_may_be_trained_between_calls_and_the_next_fit_sees_it()
 
 def test_explanations_do_not_change_when_the_explainer_is_fitted_again() -> None:
     model, X = net("relu"), table("relu", 200)
-    explainer = NObSP(model).fit(X)
+    explainer = NObSP(model, interactions=0).fit(X)
     explanation = explainer(X)
     kept = explanation.values.copy(), explanation.base_values.copy(), explanation.residual.copy()
     explanation.base_values[:] += 1.0

@@ -56,7 +56,7 @@ def test_auto_finds_the_pair_that_a_trained_network_learned() -> None:
     assert (strengths["first"][0], strengths["second"][0]) == ("x0", "x1")
     assert strengths["strength"][0] > 3 * strengths["strength"][1]
     assert ("x0", "x1") in explainer.terms_
-    alone, explanation = NObSP(model).fit(X)(X), explainer(X)
+    alone, explanation = NObSP(model, interactions=0).fit(X)(X), explainer(X)
     assert explanation.explained()[0] > 0.98 > alone.explained()[0]
     product = X[:, 0] * X[:, 1]
     assert np.corrcoef(explanation[:, ("x0", "x1")].values[:, 0, 0], product)[0, 1] > 0.95
@@ -90,7 +90,7 @@ def test_the_ranking_covers_every_pair_and_is_the_spread_of_the_pure_effect(inte
 def test_screening_costs_what_it_says() -> None:
     """One forward row a pair and sampled row, on at most 256 rows, besides the singles and the rows themselves."""
     model, X = Counted(net("relu", columns=8)), table("relu", 3000, columns=8)
-    explainer = NObSP(model).fit(X)
+    explainer = NObSP(model, interactions=0).fit(X)
     model.forget()
     explainer.interaction_strengths()
     assert model.rows == 256 * (28 + 8 + 1)

@@ -67,7 +67,7 @@ def test_any_absolute_ridge_is_the_lambda_of_both_solves(kind: str, ridge: float
 
 def test_a_relative_ridge_is_a_share_of_the_mean_eigenvalue_of_the_matrix_it_is_added_to() -> None:
     model, X = net("relu", outputs=2), table("relu", 300)
-    explainer = NObSP(model, reference="complement", ridge=1e-3).fit(X)
+    explainer = NObSP(model, interactions=0, reference="complement", ridge=1e-3).fit(X)
     network = Network(model, explainer.baseline_)
     y = centred(network.logits(X))
     for k in range(5):
@@ -168,8 +168,8 @@ def test_without_ridge_it_is_the_oblique_projector(kind: str, outputs: int) -> N
     X = table(kind, 120, columns=3, seed=2) * 2
     network = Network(model, X.mean(0))
     y = centred(network.logits(X))
-    explainer = NObSP(model, reference="complement", ridge=0.0).fit(X)
-    nearly = NObSP(model, reference="complement", ridge=1e-11).fit(X)
+    explainer = NObSP(model, interactions=0, reference="complement", ridge=0.0).fit(X)
+    nearly = NObSP(model, interactions=0, reference="complement", ridge=1e-11).fit(X)
     for k in range(3):
         T, A = (torch.tensor(centred(rows)) for rows in (network.isolated((k,), X), network.reference((k,), X)))
         expected = (oblique_projector(T, A) @ torch.tensor(y)).numpy()
@@ -185,7 +185,7 @@ def test_the_projector_annihilates_what_lies_in_the_reference() -> None:
         body[0].weight.mul_(mask)
     model = Net(body, nn.Linear(9, 2)).double()
     X = table("tanh", 200, columns=3, correlation=0.5) * 2
-    explainer = NObSP(model, reference="complement", ridge=1e-10).fit(X)
+    explainer = NObSP(model, interactions=0, reference="complement", ridge=1e-10).fit(X)
     z = Network(model, X.mean(0)).z(X)
     weight = model.head.weight.detach().numpy()
     for k, block in enumerate(np.split(np.arange(9), 3)):

@@ -87,7 +87,7 @@ def test_at_full_order_the_account_is_complete(kind: str) -> None:
 
 def test_an_additive_network_is_taken_apart_exactly_even_when_features_go_together() -> None:
     model, X = additive(), table("relu", 2000, columns=4, correlation=0.8)
-    explanation = NObSP(model, ridge=1e-12).fit(X)(X)
+    explanation = NObSP(model, interactions=0, ridge=1e-12).fit(X)(X)
     functions = [np.sin, lambda x: 0.3 * x**2, np.abs, np.tanh]
     spread = explanation.predictions.std(0)
     # 33 knots over [-8, 8] draw the functions to a few hundredths; the network's own pieces are exact.
@@ -221,7 +221,7 @@ def test_importance_is_the_mean_size_of_contributions_over_the_calibration_rows(
 def test_importance_and_explained_share_of_a_sorted_table_are_those_of_all_rows() -> None:
     model, X = net("relu"), table("relu", 6000)
     X = X[np.argsort(X[:, 0])]
-    explainer = NObSP(model).fit(X)
+    explainer = NObSP(model, interactions=0).fit(X)
     explanation, ranking = explainer(X), explainer.importance()
     found = dict(zip(ranking["feature"], ranking["importance"], strict=True))
     expected = np.abs(explanation.values).mean(0)[:, 0]
@@ -265,7 +265,7 @@ def test_a_feature_that_the_network_does_not_look_at_contributes_nothing(
 def test_a_constant_column_contributes_nothing(reference: str) -> None:
     model, X = net("relu", outputs=2), table("relu", 300)
     X[:, 1] = 0.1
-    explainer = NObSP(model, reference=reference).fit(X)
+    explainer = NObSP(model, interactions=0, reference=reference).fit(X)
     assert np.abs(explainer(X).values[:, 1]).max() < 1e-12
 
 
@@ -275,7 +275,7 @@ def test_two_features_that_are_the_same_share_alike() -> None:
     with torch.no_grad():
         model.body[0].weight[:, 1] = model.body[0].weight[:, 0]
     X[:, 1] = X[:, 0]
-    explanation = NObSP(model).fit(X)(X)
+    explanation = NObSP(model, interactions=0).fit(X)(X)
     spread = explanation.predictions.std(0)
     assert error(explanation.values[:, 0], explanation.values[:, 1], spread) < 1e-8
 
@@ -284,7 +284,7 @@ def test_copies_of_a_feature_add_up_to_what_the_feature_does() -> None:
     """sin(a) + a²·0.3 with a in two columns: neither can be told from the other, but their sum can."""
     model, X = additive(), table("relu", 1000, columns=4)
     X[:, 1] = X[:, 0]
-    explanation = NObSP(model, ridge=1e-6).fit(X)(X)
+    explanation = NObSP(model, interactions=0, ridge=1e-6).fit(X)(X)
     alone = np.zeros_like(X)
     alone[:, :2] = X[:, :2]
     exact = centred(Network(model, X.mean(0)).logits(alone))
@@ -297,7 +297,7 @@ def test_one_hot_columns_are_one_feature_fitted_jointly() -> None:
     X[:, 2:6] = np.eye(4)[rng.choice(4, 500, p=[0.1, 0.2, 0.4, 0.3])]
     model = net("relu", columns=6, outputs=2)
     features = {"a": 0, "b": 1, "city": [2, 3, 4, 5]}
-    explainer = NObSP(model, features=features, ridge=1e-2, ridge_scale="absolute").fit(X)
+    explainer = NObSP(model, interactions=0, features=features, ridge=1e-2, ridge_scale="absolute").fit(X)
     np.testing.assert_array_equal(explainer.baseline_[2:], [0, 0, 1, 0])
     network = Network(model, explainer.baseline_, [[0], [1], [2, 3, 4, 5]])
     oracle = Terms(network, X, singles(3), 1e-2)
@@ -313,7 +313,7 @@ def test_only_distinct_values_go_through_the_network() -> None:
     rng = np.random.default_rng(0)
     X = np.column_stack([rng.integers(0, 3, 2000), rng.integers(0, 2, 2000), rng.standard_normal(2000)]).astype(float)
     model = Counted(net("relu", columns=3))
-    explainer = NObSP(model).fit(X)
+    explainer = NObSP(model, interactions=0).fit(X)
     model.forget()
     explainer(X)
     # The rows themselves, the one continuous feature, 3 + 2 levels and the baseline.
@@ -328,7 +328,7 @@ def test_only_distinct_values_go_through_the_network() -> None:
 @pytest.mark.parametrize("features", [1, 5, 9])
 def test_explaining_costs_one_forward_row_a_feature_in_full_batches(rows: int, features: int) -> None:
     model = Counted(net("relu", columns=features))
-    explainer = NObSP(model, batch_size=4096).fit(table("relu", 600, columns=features))
+    explainer = NObSP(model, interactions=0, batch_size=4096).fit(table("relu", 600, columns=features))
     X = table("relu", rows, columns=features, seed=1)
     model.forget()
     explainer(X)
@@ -339,7 +339,7 @@ def test_explaining_costs_one_forward_row_a_feature_in_full_batches(rows: int, f
 
 def test_explaining_many_rows_costs_full_batches_too() -> None:
     model = Counted(net("relu"))
-    explainer = NObSP(model, batch_size=256).fit(table("relu", 600))
+    explainer = NObSP(model, interactions=0, batch_size=256).fit(table("relu", 600))
     model.forget()
     explainer(table("relu", 1100, seed=1))
     assert model.calls <= 5 * (5 + 1) + 1
@@ -349,7 +349,7 @@ def test_explaining_many_rows_costs_full_batches_too() -> None:
 def test_calibrating_costs_one_pass_of_forward_rows_and_the_bases() -> None:
     """Singles: d+1 rows a calibration row for the moments, d a sampled row for the bases, and what is measured."""
     model = Counted(net("relu"))
-    NObSP(model).fit(table("relu", 5000))
+    NObSP(model, interactions=0).fit(table("relu", 5000))
     assert model.rows <= 5000 * (5 + 1) + 5000 * 5 + 1024 * (5 + 1) + 6 * 256
 
 
@@ -358,7 +358,7 @@ def test_one_feature_and_more_pairs_than_there_are(interactions: int) -> None:
     model, X = net("relu", columns=2, outputs=1), table("relu", 200, columns=2)
     explainer = NObSP(model, interactions=interactions).fit(X)
     assert explainer.terms_ == ((("x0",), ("x1",)) + ((("x0", "x1"),) if interactions else ()))
-    alone = NObSP(net("relu", columns=1), ridge=1e-10).fit(X[:, :1])
+    alone = NObSP(net("relu", columns=1), interactions=0, ridge=1e-10).fit(X[:, :1])
     explanation = alone(X[:, :1])
     assert np.abs(explanation.residual).max() < 1e-4 * explanation.predictions.std()
     assert len(alone.interaction_strengths()["first"]) == 0

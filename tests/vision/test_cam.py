@@ -223,11 +223,10 @@ def test_maps_change_when_the_model_is_randomised(digits: Any, part: str, coeffi
     before = NObSPCam(digits.model, coefficients=coefficients).fit(digits.train)(x, target=labels)
     again = NObSPCam(digits.model, coefficients=coefficients).fit(digits.train[:700])(x, target=labels)
     after = NObSPCam(randomised, coefficients=coefficients).fit(digits.train)(x, target=labels)
-    for kind in ("positive", "account"):
-        same = similarity(getattr(before, kind), getattr(again, kind))
-        changed = similarity(getattr(before, kind), getattr(after, kind))
-        assert same > 0.95
-        assert changed < 0.6
+    # All positive maps share where the digit is, whatever the head; the account does not.
+    for kind, most in (("positive", 0.85), ("signed", 0.4), ("account", 0.4)):
+        assert similarity(getattr(before, kind), getattr(again, kind)) > 0.95
+        assert similarity(getattr(before, kind), getattr(after, kind)) < most
 
 
 def test_deleting_what_the_map_shows_hurts_more_than_deleting_the_rest(digits: Any) -> None:
@@ -320,7 +319,9 @@ def test_activations_that_are_not_finite_are_named() -> None:
     model = averaged(dtype=torch.float32)
     cam = NObSPCam(model).fit(images(30, dtype=torch.float32))
     huge = images(3, dtype=torch.float32)
-    huge[1] *= 3e38
+    huge[1] = 3e38 * huge[1].sign()
+    with torch.no_grad():
+        model.body[0].weight *= 1e3
     with pytest.raises(ValueError, match=r"map of layer 'body' is not finite for image 1"):
         cam(huge)
 

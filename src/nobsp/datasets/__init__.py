@@ -7,6 +7,7 @@ downloaded into the cache otherwise.
 
 from nobsp.datasets.files import cache_folder
 from nobsp.datasets.images import IMAGE_SETS, Images, load_images
+from nobsp.datasets.pictures import IMAGENETTE_IN_IMAGENET
 from nobsp.datasets.tabular import TABLES, Dataset, load
 
-__all__ = ["IMAGE_SETS", "TABLES", "Dataset", "Images", "cache_folder", "load", "load_images"]
+__all__ = ["IMAGENETTE_IN_IMAGENET", "IMAGE_SETS", "TABLES", "Dataset", "Images", "cache_folder", "load", "load_images"]

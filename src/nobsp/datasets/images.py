@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp.datasets.archives import Shelf
-from nobsp.datasets.pictures import FOLDERS, PACKED, decoded, pillow
+from nobsp.datasets.pictures import FOLDERS, PACKED, decoded, pillow, resized
 
 IMAGE_SETS = (*PACKED, *FOLDERS)
 
@@ -52,9 +51,7 @@ class Images:
         """One image as it is stored, brought to `size`: uint8, shape (height, width, 3)."""
         if self._pixels is not None:
             image = self._pixels[position]
-            return (
-                image if self.size is None or image.shape[:2] == (self.size, self.size) else _resized(image, self.size)
-            )
+            return image if self.size is None else resized(image, self.size)
         assert self._shelf is not None
         return decoded(self._shelf.read(self._files[position]), size=self.size)
 
@@ -145,9 +142,3 @@ def load_images(name: str, *, split: Literal["train", "val"] = "val", size: int 
     return Images(
         name, split, found.labels, found.class_names, found.class_ids, size, _shelf=found.shelf, _files=found.files
     )
-
-
-def _resized(image: Pixels, size: int) -> Pixels:
-    buffer = io.BytesIO()
-    pillow().fromarray(image).save(buffer, format="BMP")
-    return decoded(buffer.getvalue(), size=size)

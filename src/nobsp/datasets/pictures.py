@@ -44,14 +44,25 @@ def decoded(content: bytes, *, size: int | None = None) -> Pixels:
         content: The bytes of a JPEG, PNG, BMP, ...
         size: Resize the shorter side to this and keep the middle; as it is if None.
     """
-    image = pillow().open(io.BytesIO(content)).convert("RGB")
-    if size is not None and image.size != (size, size):
-        scale = size / min(image.size)
-        width, height = (max(size, round(side * scale)) for side in image.size)
-        image = image.resize((width, height), pillow().Resampling.BILINEAR)
-        left, top = (width - size) // 2, (height - size) // 2
-        image = image.crop((left, top, left + size, top + size))
-    return np.asarray(image)
+    pixels = np.asarray(pillow().open(io.BytesIO(content)).convert("RGB"))
+    return pixels if size is None else resized(pixels, size)
+
+
+def resized(pixels: Pixels, size: int) -> Pixels:
+    """An image with its shorter side brought to `size`, of which the middle square is kept.
+
+    Args:
+        pixels: Shape (height, width, 3).
+        size: Side in pixels.
+    """
+    height, width = pixels.shape[:2]
+    if (height, width) == (size, size):
+        return pixels
+    scale = size / min(height, width)
+    height, width = max(size, round(height * scale)), max(size, round(width * scale))
+    image = pillow().fromarray(pixels).resize((width, height), pillow().Resampling.BILINEAR)
+    top, left = (height - size) // 2, (width - size) // 2
+    return np.asarray(image)[top : top + size, left : left + size]
 
 
 # ---------------------------------------------------------------------- one block of pixels
@@ -271,14 +282,12 @@ def _listing(shelf: Shelf, split: str, meant: dict[str, str]) -> Listing:
     classes: set[str] = set()
     for name in names:
         path = PurePosixPath(name)
-        part = next((part for part in ("train", "val") if part in path.parts[:-1]), None)
-        if path.suffix.lower() not in _ENDINGS or part is None:
+        part = next((part for part in ("train", "val") if part in path.parts[:-2]), None)
+        if part is None or path.suffix.lower() not in _ENDINGS:
             continue
-        kind = (
-            listed.get(path.name, path.parts[path.parts.index(part) + 1])
-            if part == "val"
-            else (path.parts[path.parts.index(part) + 1])
-        )
+        kind = path.parts[path.parts.index(part) + 1]
+        if part == "val":
+            kind = listed.get(path.name, kind)
         classes.add(kind)
         if part == split:
             found.append((name, kind))

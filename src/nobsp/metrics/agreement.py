@@ -198,9 +198,9 @@ def _isolating(delta: Array, everywhere: Array, percentile: float) -> NDArray[np
     # What the difference of two sums leaves of an exact zero must not decide which pairs are close.
     rounding = 1e-12 * everywhere.max()
     others = np.maximum(everywhere - delta, 0.0)
-    # Percentiles interpolate between neighbours, so they are taken of distances, not of squares.
-    close = np.percentile(np.sqrt(others), percentile) ** 2
-    return np.flatnonzero((delta >= np.median(np.sqrt(moved)) ** 2 * (1 - 1e-12)) & (others <= close + rounding))
+    # Squares are in the order of the distances, and a threshold between two neighbours parts them wherever it lies.
+    close = np.percentile(others, percentile) + rounding
+    return np.flatnonzero((delta >= np.median(moved) * (1 - 1e-12)) & (others <= close))
 
 
 def delta_agreement(attributions: Any, outputs: Any, pairs: Pairs) -> DeltaAgreement:

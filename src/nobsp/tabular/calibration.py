@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -367,11 +367,6 @@ CONSTANT = (
     "Its representation does not vary over the calibration rows (the column is constant, or the network ignores it), "
     "so it contributes nothing."
 )
-
-
-def without(plan: Plan, terms: Sequence[Subset]) -> Plan:
-    """The plan with fewer terms."""
-    return replace(plan, terms=tuple(terms), bases={term: plan.bases[term] for term in terms})
 
 
 def contributions(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nobsp import store
 from nobsp.tabular.explanation import Explanation, Term, output_position, term_name
-from nobsp.tabular.lookup import Array, Axis, Chunk, CompiledTerm, LevelAxis, NumberAxis, Unseen
+from nobsp.tabular.lookup import Array, Axis, Chunk, CompiledTerm, LevelAxis, NumberAxis, UnseenError
 
 KIND = "compiled explainer"
 VERSION = 1
@@ -101,7 +101,8 @@ class CompiledExplainer:
     def errors(self) -> dict[Term, Array]:
         """Per term the largest difference to the network, per output and in its units, in the calibrated range.
 
-        Measured while compiling on points that were not used to choose the knots.
+        Measured while compiling on points that were not used to choose the knots. A network in single precision
+        differs from itself in double precision by its `rounding`, and no table comes closer to it than that.
         """
         return {name: term.error for name, term in zip(self.terms, self.compiled, strict=True)}
 
@@ -111,10 +112,19 @@ class CompiledExplainer:
         return {name: term.error_outside for name, term in zip(self.terms, self.compiled, strict=True)}
 
     @property
+    def rounding(self) -> dict[Term, Array]:
+        """Per term the share of the error that is the network's own rounding; zero in double precision."""
+        return {name: term.rounding for name, term in zip(self.terms, self.compiled, strict=True)}
+
+    @property
     def missed(self) -> tuple[Term, ...]:
-        """Terms whose error in the calibrated range is above the tolerance."""
+        """Terms whose error in the calibrated range is above the tolerance, the network's own rounding aside."""
         allowed = self.tolerance * self.spread
-        return tuple(name for name, error in self.errors.items() if bool((error > allowed).any()))
+        return tuple(
+            name
+            for name, term in zip(self.terms, self.compiled, strict=True)
+            if bool((term.error > allowed + term.rounding).any())
+        )
 
     # ------------------------------------------------------------------ explaining
 
@@ -170,7 +180,7 @@ class CompiledExplainer:
         for position, term in enumerate(self.compiled):
             try:
                 account[position] = term(chunk)
-            except Unseen as unseen:
+            except UnseenError as unseen:
                 raise ValueError(self._not_seen(term, columns, rows.start + unseen.row)) from unseen
         # Written once, row by row: term by term every line of memory would be visited as often as there are terms.
         values[rows] = account.transpose(1, 0, 2)
@@ -207,7 +217,7 @@ class CompiledExplainer:
             chunk = Chunk(columns, rows, lambda column, numbers: self._require_finite(column, numbers, 0))
             try:
                 return term(chunk)[:, chosen].copy() if len(given) else np.zeros(0)
-            except Unseen as unseen:
+            except UnseenError as unseen:
                 raise ValueError(self._not_seen(term, columns, unseen.row)) from unseen
 
         return evaluate
@@ -251,7 +261,9 @@ class CompiledExplainer:
         except nw.exceptions.DuplicateError as duplicate:
             raise ValueError(f"X has two columns of the same name; rename one ({duplicate}).") from duplicate
         if not isinstance(frame, nw.DataFrame):
-            raise TypeError(f"X must be an array, a tensor or a frame, found {type(X).__name__}; pass all rows at once.")
+            raise TypeError(
+                f"X must be an array, a tensor or a frame, found {type(X).__name__}; pass all rows at once."
+            )
         places = {str(name): position for position, name in enumerate(frame.columns)}
         if self.column_names is None:
             self._require_count(len(places))
@@ -306,7 +318,7 @@ class CompiledExplainer:
                 values = [columns[c][row : row + 1] for c in axis.columns]
                 try:
                     axis.places(values)
-                except Unseen:
+                except UnseenError:
                     shown = ", ".join(str(value[0]) for value in values[:8])
                     return (
                         f"X, row {row}, has a level of {feature.name!r} that calibration did not see ({shown}); "
@@ -336,6 +348,7 @@ class CompiledExplainer:
             "spread": self.spread,
             "errors": np.array([term.error for term in self.compiled]),
             "errors_outside": np.array([term.error_outside for term in self.compiled]),
+            "rounding": np.array([term.rounding for term in self.compiled]),
         }
         levels: dict[int, LevelAxis] = {}
         terms = []
@@ -410,6 +423,7 @@ class CompiledExplainer:
                 term["exact"],
                 tensors["errors"][number],
                 tensors["errors_outside"][number],
+                tensors["rounding"][number],
             )
             for number, term in enumerate(about["terms"])
         )
@@ -430,7 +444,8 @@ class CompiledExplainer:
     def __repr__(self) -> str:
         nodes = sum(term.values[..., 0].size for term in self.compiled)
         worst = max((float((term.error / self.spread).max()) for term in self.compiled), default=0.0)
-        said = [f"{len(self.compiled)} terms", f"{len(self.output_names)} outputs", f"{nodes} nodes"]
+        counts = ((len(self.compiled), "term"), (len(self.output_names), "output"), (nodes, "node"))
+        said = [f"{count} {what}" if count == 1 else f"{count} {what}s" for count, what in counts]
         missed = self.missed
         if missed:
             shown = ", ".join(term_name(term) for term in missed[:3]) + (", ..." if len(missed) > 3 else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import Any, Literal
 
@@ -209,7 +209,7 @@ class _Compiler:
         assert isinstance(kind, _Numeric)
         columns = list(self.fitted.columns.features.columns[feature])
         context = self.inputs(term, others)[0] if term else self.fitted.plan.isolation.baseline
-        with _listening(self.fine.readout.module) as heard:
+        with _listening(self.fine) as heard:
 
             def signals(x: Array) -> list[Array]:
                 parts = []
@@ -217,7 +217,7 @@ class _Compiler:
                     given = _encoded(self.fitted, feature, x[start : start + _AT_ONCE, None])
                     rows = context.expand(len(given), -1).clone()
                     rows[:, columns] = given
-                    layers, z = heard(lambda rows=rows: self.fine.represent(rows), len(rows))
+                    layers, z = heard(rows)
                     parts.append([given.numpy(), *layers, z.double().cpu().numpy()])
                 return [np.concatenate(layer) for layer in zip(*parts, strict=True)]
 
@@ -255,9 +255,8 @@ class _Compiler:
         kinds = [self.kinds[k] for k in term]
         numbers = sum(len(kind.columns) for kind in kinds if isinstance(kind, _Numeric))
         exact = True
-        if any(isinstance(kind, _Unused) for kind in kinds) and len(term) > 1:
-            kinds = []  # it depends on the other feature only in name: a pair with nothing is zero
-        if numbers == 0 or not kinds:
+        axes: tuple[Axis, ...]
+        if numbers == 0:
             axes = tuple(kind.axis for kind in kinds if isinstance(kind, _Named))
         elif numbers == 1:
             axes, exact = self._line(term, allowed, spread, grid_size)
@@ -265,22 +264,18 @@ class _Compiler:
             axes, exact = self._grid(term, allowed, spread, grid_size), False
         values = self._table(term, axes)
         nothing = np.zeros(len(spread))
-        made = CompiledTerm(term, axes, values, exact, nothing, nothing)
-        inside, outside = self._errors(made)
-        return CompiledTerm(term, axes, values, exact, inside, outside)
+        made = CompiledTerm(term, axes, values, exact, nothing, nothing, nothing)
+        inside, outside, rounding = self._errors(made)
+        return replace(made, error=inside, error_outside=outside, rounding=rounding)
 
     def _table(self, term: Subset, axes: Sequence[Axis]) -> Array:
         """Values at every node of the grid."""
         steps = [axis.knots if isinstance(axis, NumberAxis) else np.arange(len(axis), dtype=float) for axis in axes]
         if not steps:
-            levels = [np.zeros(1) for k in term for _ in range(self._axes_of(k))]
-            return self.values(term, levels, self.fine)[0]
+            return self.values(term, [], self.fine)[0]
         nodes = [node.ravel() for node in np.meshgrid(*steps, indexing="ij")]
-        return self.values(term, nodes, self.fine).reshape(*(len(step) for step in steps), -1)
-
-    def _axes_of(self, feature: int) -> int:
-        kind = self.kinds[feature]
-        return len(kind.columns) if isinstance(kind, _Numeric) else int(isinstance(kind, _Named))
+        values: Array = self.values(term, nodes, self.fine).reshape(*(len(step) for step in steps), -1)
+        return values
 
     def _line(self, term: Subset, allowed: Array, spread: Array, grid_size: int) -> tuple[tuple[Axis, ...], bool]:
         """One number, alone or for every level of a category."""
@@ -302,7 +297,7 @@ class _Compiler:
         rounding = np.tile(self.rounding(term, places(np.linspace(low, high, 33))), levels)
         unit = np.tile(spread, levels)
         most = max(_FIRST_KNOTS, min(_MOST_KNOTS, grid_size // levels if named else _MOST_KNOTS))
-        knots = self._exact_knots(term, numeric.feature, named)
+        knots = self._exact_knots(numeric.feature, named)
         if knots is not None and len(knots) <= 16 * most:
             values = along(knots)
             kept = needed(knots, values, np.maximum(2e-13 * unit, rounding))
@@ -316,7 +311,7 @@ class _Compiler:
         x = x[needed(x, along(x), close / 2)]
         return self._axes(term, {numeric.columns[0]: x}), False
 
-    def _exact_knots(self, term: Subset, feature: int, named: Sequence[_Named]) -> Array | None:
+    def _exact_knots(self, feature: int, named: Sequence[_Named]) -> Array | None:
         """Kinks with all else at the baseline and, in a pair, with the category at each of its levels."""
         found = self.kinks((), feature, [])
         for kind in named:
@@ -386,29 +381,41 @@ class _Compiler:
                 found += [rng.uniform(low, high, count) for low, high in (kind.ranges if inside else kind.limits)]
         return found
 
-    def _errors(self, made: CompiledTerm) -> tuple[Array, Array]:
-        """Largest differences to the network as it is, at points that did not choose the knots."""
+    def _errors(self, made: CompiledTerm) -> tuple[Array, Array, Array]:
+        """Largest differences to the network as it is, at points that did not choose the knots.
+
+        Returns:
+            In the calibrated range, from there to the limits, and the network's own rounding.
+        """
         nothing = np.zeros(made.values.shape[-1])
+        if not made.axes:
+            return nothing, nothing, nothing
         if not any(isinstance(axis, NumberAxis) for axis in made.axes):
-            if not made.axes:
-                return nothing, nothing
             nodes = [np.arange(len(axis)) for axis in made.axes if isinstance(axis, LevelAxis)]
             points = [node.ravel().astype(float) for node in np.meshgrid(*nodes, indexing="ij")]
-            return self._differences(made, points).max(0), nothing
+            return self._differences(made, points).max(0), nothing, self._own_rounding(made, points)
         count = _CHECKED_POINTS if len(made.axes) == 1 else _CHECKED_NODES
         ranges = self._bounds(made, limits=False)
         points = self._points(made.features, count, inside=True, seed=5)
         if len(made.axes) == 1 and isinstance(axis := made.axes[0], NumberAxis):
             points = [np.concatenate([points[0], *_beside(axis.knots)])]
-        inside = self._largest(made, _within(points, ranges), ranges)
-        limits = self._bounds(made, limits=True)
+        points = _within(points, ranges)
         wider = self._points(made.features, count, inside=False, seed=6)
         beyond = np.zeros(count, dtype=bool)
         for place, bound in zip(wider, ranges, strict=True):
             if bound is not None:
                 beyond |= (place < bound[0]) | (place > bound[1])
-        outside = nothing if not beyond.any() else self._largest(made, [place[beyond] for place in wider], limits)
-        return inside, outside
+        outside = nothing
+        if beyond.any():
+            outside = self._largest(made, [place[beyond] for place in wider], self._bounds(made, limits=True))
+        return self._largest(made, points, ranges), outside, self._own_rounding(made, points)
+
+    def _own_rounding(self, made: CompiledTerm, points: list[Array]) -> Array:
+        if self.fine is self.own:
+            return np.zeros(made.values.shape[-1])
+        term = made.features
+        largest: Array = np.abs(self.values(term, points, self.own) - self.values(term, points, self.fine)).max(0)
+        return largest
 
     def _bounds(self, made: CompiledTerm, *, limits: bool) -> list[tuple[float, float] | None]:
         """Per axis its range or limits; None for levels."""
@@ -424,9 +431,10 @@ class _Compiler:
     def _largest(self, made: CompiledTerm, points: list[Array], bounds: Sequence[tuple[float, float] | None]) -> Array:
         """The largest differences at some points, and around the worst of them: a maximum is easily missed."""
         found = self._differences(made, points)
+        largest: Array = found.max(0)
         if made.exact:
-            return found.max(0)
-        worst = np.argsort(-(found / found.max(0).clip(1e-300)).max(1), kind="stable")[:48]
+            return largest
+        worst = np.argsort(-(found / largest.clip(1e-300)).max(1), kind="stable")[:48]
         rng = np.random.default_rng(7)
         nearby = []
         for place, axis, bound in zip(points, made.axes, bounds, strict=True):
@@ -436,7 +444,7 @@ class _Compiler:
                 left, right = axis.knots[segment], axis.knots[segment + 1]
                 centre = np.clip(left + rng.uniform(size=len(centre)) * (right - left), *bound)
             nearby.append(centre)
-        return np.maximum(found.max(0), self._differences(made, nearby).max(0))
+        return np.maximum(largest, self._differences(made, nearby).max(0))
 
     def _differences(self, made: CompiledTerm, points: list[Array]) -> Array:
         columns: dict[int, Array] = {}
@@ -447,7 +455,8 @@ class _Compiler:
             else:
                 places[id(axis)] = place.astype(np.intp)
         chunk = _Chosen(columns, places, len(points[0]))
-        return np.abs(made(chunk) - self.values(made.features, points, self.own))
+        differences: Array = np.abs(made(chunk) - self.values(made.features, points, self.own))
+        return differences
 
 
 class _Chosen(Chunk):
@@ -488,8 +497,8 @@ def _kind_of(fitted: Fitted, feature: int, reach: float) -> _Kind:
     else:
         numbers = columns.number_levels.get(feature)
         if numbers and not _takes_values_between(fitted, feature, numbers):
-            levels = np.array(numbers, dtype=np.float64)[:, None]
-            return _Named(feature, LevelAxis(members, levels), _encoded(fitted, feature, levels))
+            known = np.array(numbers, dtype=np.float64)[:, None]
+            return _Named(feature, LevelAxis(members, known), _encoded(fitted, feature, known))
         if any(len(columns.ranges[member]) != 2 for member in members):
             names = columns.features.names
             raise ValueError(
@@ -577,8 +586,8 @@ def _encoded(fitted: Fitted, feature: int, given: np.ndarray[Any, Any]) -> Tenso
 
 
 @contextmanager
-def _listening(module: nn.Module) -> Iterator[Callable[[Callable[[], Tensor], int], tuple[list[Array], Tensor]]]:
-    """Hands out `heard(work, rows)`: what `work` returns, and what every innermost layer computed meanwhile."""
+def _listening(run: _Run) -> Iterator[Callable[[Tensor], tuple[list[Array], Tensor]]]:
+    """Hands out `heard(rows)`: what every innermost layer makes of the rows, and their representation."""
     caught: list[Tensor] = []
     thread = get_ident()
 
@@ -586,18 +595,19 @@ def _listening(module: nn.Module) -> Iterator[Callable[[Callable[[], Tensor], in
         if get_ident() == thread and isinstance(output, Tensor) and output.is_floating_point():
             caught.append(output.detach().clone())  # a later layer may write into it
 
-    def heard(work: Callable[[], Tensor], rows: int) -> tuple[list[Array], Tensor]:
+    def heard(rows: Tensor) -> tuple[list[Array], Tensor]:
         caught.clear()
-        z = work()
+        z = run.represent(rows)
         layers = [
-            layer.reshape(rows, -1).double().cpu().numpy()
+            layer.reshape(len(rows), -1).double().cpu().numpy()
             for layer in caught
-            if layer.ndim > 1 and layer.shape[0] == rows and layer.shape[1:].numel()
+            if layer.ndim > 1 and layer.shape[0] == len(rows) and layer.shape[1:].numel()
         ]
         caught.clear()
         return layers, z
 
-    handles = [layer.register_forward_hook(hook) for layer in module.modules() if not any(True for _ in layer.children())]
+    innermost = [layer for layer in run.readout.module.modules() if next(layer.children(), None) is None]
+    handles = [layer.register_forward_hook(hook) for layer in innermost]
     try:
         yield heard
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -13,33 +13,27 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from torch import Tensor, nn
 
-from nobsp.network.adapted import Adapted, adapt
+from nobsp.network.adapted import adapt
 from nobsp.network.batches import batches_of, with_progress
-from nobsp.network.inputs import Features, Subset, needs_data, resolve_baseline
+from nobsp.network.inputs import needs_data
 from nobsp.network.readout import Readout
-from nobsp.network.summary import Summariser, Summary
+from nobsp.network.summary import Summariser
 from nobsp.projection import Ridge
 from nobsp.tabular import keeping
 from nobsp.tabular.calibration import (
-    MOST_COLUMNS,
-    MOST_COLUMNS_ON_TRIAL,
     Accumulator,
-    Plan,
     contributions,
-    make_plan,
     solve,
-    uncovered,
-    without,
 )
-from nobsp.tabular.columns import Columns, categories_of, columns_of, input_baseline, input_values
+from nobsp.tabular.columns import columns_of, input_values
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.curves import curve_table
 from nobsp.tabular.explanation import Explanation, output_position
 from nobsp.tabular.fitted import Fitted, frame_kind
 from nobsp.tabular.health import Health, examine
-from nobsp.tabular.interactions import MOST_PAIRS, WORTH_FITTING, Screening, screen, worth_keeping
+from nobsp.tabular.interactions import screen
+from nobsp.tabular.planning import settle_plan
 from nobsp.tabular.reading import Reading, as_model_takes, running_on
-from nobsp.tabular.representations import Isolation, Represent, subsets_of
 
 # Rows on which the explained share and the importances of a calibration are measured.
 _MEASURED_ROWS = 1024
@@ -60,8 +54,8 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             "median", "mode", one value per column, or a dictionary from feature to one of these.
         reference: "terms" fits all terms at once, each along all the others; "complement" is Algorithm 1 of
             the paper, each feature along the network's view of all other features.
-        interactions: 0 for single features only; a number of pairs, the strongest are taken; "auto" to fit as
-            many as pay off on held-out rows; or a list of pairs and triples of feature names.
+        interactions: "auto" to fit the pairs that pay off on held-out rows; 0 for single features only; a number
+            of pairs, the strongest are taken; or a list of pairs and triples of feature names.
         ridge: Strength of the regularisation.
         ridge_scale: "relative" to the matrix it is added to, or "absolute" as in the paper.
         head: Name of the last linear layer, or the layer; found by running the model when None.
@@ -77,8 +71,8 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         >>> X = torch.randn(500, 3)
         >>> explainer = NObSP(model, features=["a", "b", "c"]).fit(X)
         >>> explanation = explainer(X[:5])
-        >>> explanation.values.shape
-        (5, 3, 1)
+        >>> explanation.terms
+        (('a',), ('b',), ('c',), ...
         >>> account = explanation.base_values + explanation.values.sum(1) + explanation.residual
         >>> bool((abs(account - explanation.predictions) < 1e-12).all())
         True
@@ -91,7 +85,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         features: Sequence[str] | Mapping[str, Any] | None = None,
         baseline: Any = "mean",
         reference: Literal["terms", "complement"] = "terms",
-        interactions: int | Literal["auto"] | Sequence[Sequence[str]] = 0,
+        interactions: int | Literal["auto"] | Sequence[Sequence[str]] = "auto",
         ridge: float = 1e-4,
         ridge_scale: Literal["relative", "absolute"] = "relative",
         head: str | nn.Module | None = None,
@@ -113,8 +107,13 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
     @classmethod
     def as_published(cls, model: Any, **options: Any) -> Self:
-        """The paper's Algorithm 1 to the letter: complement reference and an absolute ridge of 1e-4."""
-        published: dict[str, Any] = {"reference": "complement", "ridge": 1e-4, "ridge_scale": "absolute"}
+        """The paper's Algorithm 1 to the letter: complement reference, absolute ridge of 1e-4, no interactions."""
+        published: dict[str, Any] = {
+            "reference": "complement",
+            "interactions": 0,
+            "ridge": 1e-4,
+            "ridge_scale": "absolute",
+        }
         return cls(model, **published | options)
 
     # ------------------------------------------------------------------ calibration
@@ -161,9 +160,19 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             if like is not None:
                 plan, screening = like._fitted.plan, like._fitted.screening
                 like._require_same_model(readout)
-                candidates: list[Subset] = []
             else:
-                plan, screening, candidates = self._plan(adapted, columns, summary, readout, represent, ridge)
+                plan, screening = settle_plan(
+                    adapted,
+                    columns,
+                    summary,
+                    readout,
+                    represent,
+                    baseline=self.baseline,
+                    interactions=self.interactions,
+                    pure=self.reference == "terms",
+                    ridge=ridge,
+                    batch_size=self.batch_size,
+                )
             accumulator = Accumulator(plan, readout, rows=source.rows)
             summariser = None if ahead else Summariser(groups)
             for batch in reader.rows("calibrating"):
@@ -175,8 +184,6 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             if summary.rows < 2:
                 raise ValueError(f"X has {summary.rows} row; calibration needs at least two.")
             parts = accumulator.parts
-            if candidates:
-                plan, parts = _drop_the_idle(plan, parts, candidates, ridge)
             solution = solve(plan, parts, ridge=ridge)
             fitted = Fitted(
                 adapted=adapted,
@@ -213,46 +220,6 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             sample = as_model_takes(joined.summary.some_rows(_MEASURED_ROWS), joined.readout)
             self._fit = joined.measured(represent, sample)
         return self
-
-    def _plan(
-        self,
-        adapted: Adapted,
-        columns: Columns,
-        summary: Summary,
-        readout: Readout,
-        represent: Represent,
-        ridge: Ridge,
-    ) -> tuple[Plan, Screening | None, list[Subset]]:
-        """Baseline, terms and bases; with "auto", also the pairs that have yet to earn their place."""
-        categories = categories_of(columns, summary, readout.embedded_columns, integer=readout.integer)
-        baseline = resolve_baseline(
-            input_baseline(columns, adapted, self.baseline),
-            features=columns.features,
-            columns=summary.mean.numel(),
-            summary=summary,
-            categories=categories,
-        )
-        if readout.integer and not torch.equal(baseline, baseline.round()):
-            raise ValueError('baseline has fractions but the model takes integers; pass whole numbers or "mode".')
-        isolation = Isolation(columns.features, baseline, frozenset(summary.levels), categories, self.batch_size)
-        sample = as_model_takes(summary.sample, readout)
-        terms: list[Subset] = [(k,) for k in range(len(columns.features))]
-        pure = self.reference == "terms"
-        screening, candidates = None, []
-        if isinstance(self.interactions, str | int | np.integer):
-            if self.interactions:
-                screening = screen(isolation, readout, represent, sample)
-                auto = self.interactions == "auto"
-                count = MOST_PAIRS if auto else int(self.interactions)
-                pairs = screening.strongest(count, at_least=WORTH_FITTING if auto else 0.0)
-                candidates = pairs if auto and pure else []
-                terms += pairs
-        else:
-            terms += _named_terms(self.interactions, columns.features)
-        most = MOST_COLUMNS_ON_TRIAL if candidates else MOST_COLUMNS
-        rare = as_model_takes(uncovered(summary, isolation), readout)
-        plan = make_plan(isolation, represent, sample, terms, rare=rare, pure=pure, ridge=ridge, most_columns=most)
-        return plan, screening, candidates
 
     def _find_readout(self, module: nn.Module, probe: Tensor) -> Readout:
         try:
@@ -593,27 +560,3 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def _require_same_model(self, readout: Readout) -> None:
         if self._fitted.readout.fingerprint() != readout.fingerprint():
             raise ValueError("the two explainers are of different models; calibrations add up for one model only.")
-
-
-def _named_terms(given: Sequence[Sequence[str]], features: Features) -> list[Subset]:
-    """Pairs and triples by name; a triple brings its pairs along."""
-    found: set[Subset] = set()
-    for term in given:
-        if isinstance(term, str) or not isinstance(term, Sized) or not 2 <= len(term) <= 3:
-            raise ValueError(f"interactions must list pairs or triples of feature names, found {term!r}.")
-        positions = tuple(sorted(features.index(name, argument="interactions") for name in term))
-        if len(set(positions)) != len(positions):
-            raise ValueError(f"interactions has {tuple(term)!r}, which names a feature twice.")
-        found.update(subset for subset in subsets_of(positions) if len(subset) > 1)
-    return sorted(found, key=lambda term: (len(term), term))
-
-
-def _drop_the_idle(
-    plan: Plan, parts: dict[str, list[Any]], candidates: list[Subset], ridge: Ridge
-) -> tuple[Plan, dict[str, list[Any]]]:
-    """Leaves out the pairs that held-out rows do not ask for."""
-    kept = set(worth_keeping(plan, parts, candidates, ridge=ridge))
-    terms = [term for term in plan.terms if len(term) == 1 or term in kept]
-    if len(terms) == len(plan.terms):
-        return plan, parts
-    return without(plan, terms), keeping.only(parts, terms)

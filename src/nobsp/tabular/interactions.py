@@ -23,6 +23,8 @@ WORTH_FITTING = 0.01
 # A larger system must leave this much less of the outputs' variance unexplained on held-out rows.
 WORTH_KEEPING = 1e-3
 MOST_PAIRS = 64
+# With fewer rows to fit on there is nothing to choose between.
+FEWEST_ROWS = 16
 _FOLDS = 4
 
 
@@ -113,9 +115,10 @@ def _folds(blocks: Sequence[Moments]) -> Iterator[tuple[Moments, Moments]]:
     """Moments to fit on and moments to judge by, every block judged by once."""
     filled = [block for block in blocks if block.rows > 0]
     for fold in range(min(_FOLDS, len(filled))):
-        rest = [block for number, block in enumerate(filled) if number % _FOLDS != fold]
-        if rest and len(rest) < len(filled):
-            yield merge_all(rest), merge_all(filled[fold::_FOLDS])
+        train = merge_all([block for number, block in enumerate(filled) if number % _FOLDS != fold] or filled)
+        test = merge_all(filled[fold::_FOLDS])
+        if train.rows >= FEWEST_ROWS and test.rows >= 2:
+            yield train, test
 
 
 def _rungs(most: int) -> Iterator[int]:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from nobsp import store
 from nobsp.network.adapted import Adapted
-from nobsp.network.inputs import Features, Subset
+from nobsp.network.inputs import Features
 from nobsp.network.readout import Readout
 from nobsp.network.summary import Summary
 from nobsp.projection import Moments, Ridge
-from nobsp.tabular.calibration import JOINT, OUTPUTS, Plan, Solution, label
+from nobsp.tabular.calibration import Plan, Solution, label
 from nobsp.tabular.columns import Columns, input_values
 from nobsp.tabular.fitted import Fitted
 from nobsp.tabular.interactions import Screening
@@ -27,12 +27,6 @@ KIND = "tabular explainer"
 VERSION = 1
 
 Restore = Callable[[Adapted, Callable[[Tensor], Readout]], Fitted]
-
-
-def only(parts: Mapping[str, Sequence[Moments]], terms: Sequence[Subset]) -> dict[str, list[Moments]]:
-    """The moments of some terms of a joint system."""
-    names = [*map(label, terms), OUTPUTS]
-    return {JOINT: [part.select(names) for part in parts[JOINT]]}
 
 
 def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any], *, moments: bool) -> None:

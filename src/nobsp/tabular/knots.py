@@ -18,6 +18,7 @@ Function = Callable[[Array], Array]
 _PROBES = np.array([0.11, 0.29, 0.52, 0.68, 0.91])
 _FIRST_INTERVALS = 32
 _MOST_INTERVALS = 4096
+_MOST_HELD = 1 << 24  # numbers held between rounds: wide networks get fewer intervals
 _ROUNDS = 120
 _AT_ONCE = 1 << 21  # numbers held while intervals are looked at
 
@@ -42,6 +43,7 @@ def kinks(signals: Signals, low: float, high: float, *, eps: float) -> Array | N
     span = high - low
     x = np.linspace(low, high, _FIRST_INTERVALS + 1)
     values = np.hstack(signals(x))
+    most = min(_MOST_INTERVALS, max(256, _MOST_HELD // values.shape[1]))
     found = [x]
     a, b, at_a, at_b = x[:-1], x[1:], values[:-1], values[1:]
     for _ in range(_ROUNDS):
@@ -49,10 +51,13 @@ def kinks(signals: Signals, low: float, high: float, *, eps: float) -> Array | N
         width = b - a
         jump = (np.abs(at_b - at_a) / noise).max(1) > 1e6
         smallest = np.maximum(32 * eps * span, 8 * eps * np.maximum(np.abs(a), np.abs(b)))
-        open_ = np.isfinite(cut) & ((width > smallest) | (jump & (cut > a) & (cut < b)))
+        tiny = width <= smallest
+        # A step is followed down to neighbouring numbers; towards zero those lie too deep, so zero is cut at first.
+        cut = np.where(tiny & jump & np.isfinite(cut) & (a < 0) & (b > 0), 0.0, cut)
+        open_ = np.isfinite(cut) & (~tiny | (jump & (cut > a) & (cut < b)))
         if not open_.any():
             return np.unique(np.concatenate(found))
-        if open_.sum() > _MOST_INTERVALS:
+        if open_.sum() > most:
             return None
         a, b, at_a, at_b, cut = a[open_], b[open_], at_a[open_], at_b[open_], cut[open_]
         at_cut = np.hstack(signals(cut))
@@ -75,7 +80,8 @@ def _noise(signals: Signals, low: float, high: float, eps: float) -> Array:
         before, here, after = np.split(layer, 3)
         seen = np.quantile(np.abs(here - (before + toward * (after - before))), 0.9, axis=0)
         limits.append(10 * seen + 16 * eps * np.abs(layer).max(initial=0.0))
-    return np.maximum(np.concatenate(limits), np.finfo(float).tiny)
+    found: Array = np.maximum(np.concatenate(limits), np.finfo(float).tiny)
+    return found
 
 
 def _is_smooth(signals: Signals, low: float, high: float, eps: float, noise: Array) -> bool:
@@ -136,7 +142,9 @@ def _meeting(x: Array, y: Array, noise: Array) -> Array:
             on_right = y[:, -1:] + right[:, None] * (x[:, gap + 1 :] - x[:, -1:])
             # From the gap's own left end, so that large x lose no digits.
             meet = x[:, gap] + (y[:, gap] - y[:, gap + 1] - right * (x[:, gap] - x[:, gap + 1])) / (right - left)
-            fits = (np.abs(y[:, : gap + 1] - on_left) <= room).all(1) & (np.abs(y[:, gap + 1 :] - on_right) <= room).all(1)
+            fits = (np.abs(y[:, : gap + 1] - on_left) <= room).all(1) & (
+                np.abs(y[:, gap + 1 :] - on_right) <= room
+            ).all(1)
             fits &= (meet >= x[:, gap]) & (meet <= x[:, gap + 1]) & (meet > x[:, 0]) & (meet < x[:, -1])
             cut = np.where(fits, meet, cut)
     return np.where((cut > x[:, 0]) & (cut < x[:, -1]), cut, middle)
@@ -226,14 +234,16 @@ class AxisOfGrid:
         self._middle = self.function(self._middles())
 
     def _middles(self) -> Array:
-        return 0.5 * (self.knots[:-1] + self.knots[1:])
+        middles: Array = 0.5 * (self.knots[:-1] + self.knots[1:])
+        return middles
 
     @property
     def errors(self) -> Array:
         """Per interval how far its middle is off the chord; an eighth of it outside the calibrated range."""
         off = (np.abs(self._middle - 0.5 * (self._at[:-1] + self._at[1:])) / self.scale).max(1)
         outside = (self.knots[1:] <= self.low) | (self.knots[:-1] >= self.high)
-        return np.where(outside, off / 8, off)
+        errors: Array = np.where(outside, off / 8, off)
+        return errors
 
     def halve(self, chosen: NDArray[np.intp]) -> None:
         """Cuts some intervals in the middle."""
@@ -266,7 +276,11 @@ def choose_grid(axes: Sequence[AxisOfGrid], *, allowed: float, most: int) -> Non
         if worst <= allowed:
             return
         ranked = sorted(
-            ((float(error[i]), place, int(i)) for place, error in enumerate(errors) for i in np.flatnonzero(error > max(allowed, 0.35 * worst))),
+            (
+                (float(error[i]), place, int(i))
+                for place, error in enumerate(errors)
+                for i in np.flatnonzero(error > max(allowed, 0.35 * worst))
+            ),
             reverse=True,
         )
         sizes = [len(axis.knots) for axis in axes]

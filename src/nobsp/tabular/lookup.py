@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ _MOST_BUCKETS = 1 << 14
 _MOST_STEPS = 4
 
 
-class Unseen(ValueError):
+class UnseenError(ValueError):
     """A level that calibration did not see; holds the position of the first row that has it."""
 
     def __init__(self, row: int) -> None:
@@ -48,6 +47,7 @@ class NumberAxis:
     _steps: int = field(init=False, repr=False)
     _next: Array = field(init=False, repr=False)
     _scale: float = field(init=False, repr=False)
+    _per_width: Array = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         inner = self.knots[1:-1]
@@ -64,11 +64,13 @@ class NumberAxis:
         object.__setattr__(self, "_steps", steps)
         object.__setattr__(self, "_next", np.append(inner, np.inf))
         object.__setattr__(self, "_scale", float(scale))
+        object.__setattr__(self, "_per_width", 1.0 / np.diff(self.knots))
 
     def _buckets(self, x: Array, scale: float, count: int) -> Places:
-        place = x - self.knots[0]
+        place: Array = x - self.knots[0]
         place *= scale
-        np.clip(place, 0, count - 1, out=place)
+        np.maximum(place, 0.0, out=place)
+        np.minimum(place, count - 1.0, out=place)
         return place.astype(np.intp)
 
     def segments(self, x: Array) -> Places:
@@ -79,6 +81,12 @@ class NumberAxis:
         for _ in range(self._steps):
             found += x >= self._next.take(found, mode="clip")
         return found
+
+    def along(self, x: Array, segments: Places) -> Array:
+        """How far each number is along its segment: 0 at its left knot, 1 at its right one."""
+        way: Array = x - self.knots.take(segments, mode="clip")
+        way *= self._per_width.take(segments, mode="clip")
+        return way
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,17 +106,12 @@ class LevelAxis:
     columns: tuple[int, ...]
     levels: tuple[Level, ...] | Array
     _names: dict[Any, int] = field(init=False, repr=False)
-    _tries: dict[bool, list[tuple[Array, Places]]] = field(init=False, repr=False)
+    _trie: list[tuple[Array, Places]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         named = isinstance(self.levels, tuple)
-        object.__setattr__(self, "_names", {n: i for i, n in enumerate(self.levels)} if named else {})
-        if isinstance(self.levels, tuple):
-            object.__setattr__(self, "_tries", {})
-        else:
-            # Numbers that came as float32 are compared with levels rounded alike.
-            single = self.levels.astype(np.float32).astype(np.float64)
-            object.__setattr__(self, "_tries", {False: _trie(self.levels), True: _trie(single)})
+        object.__setattr__(self, "_names", {name: i for i, name in enumerate(self.levels)} if named else {})
+        object.__setattr__(self, "_trie", [] if isinstance(self.levels, tuple) else _trie(self.levels))
 
     def __len__(self) -> int:
         return len(self.levels)
@@ -117,22 +120,23 @@ class LevelAxis:
         """Position of each row's level.
 
         Raises:
-            Unseen: For a level that is not among them.
+            UnseenError: For a level that is not among them.
         """
         if self._names:
             found = np.fromiter((self._names.get(v, -1) for v in columns[0].tolist()), np.intp, len(columns[0]))
             unseen = found < 0
         else:
-            single = columns[0].dtype.kind == "f" and columns[0].dtype.itemsize <= 4
             found = np.zeros(len(columns[0]), np.intp)
-            for column, (values, step) in zip(columns, self._tries[single], strict=True):
+            for column, (known, step) in zip(columns, self._trie, strict=True):
                 numbers = column.astype(np.float64)
+                # Numbers that came as float32 are compared with levels rounded alike.
+                values = known.astype(np.float32).astype(np.float64) if column.dtype == np.float32 else known
                 nearest = np.minimum(np.searchsorted(values, numbers), len(values) - 1)
                 nearest[values[nearest] != numbers] = len(values)
                 found = step[found, nearest]
             unseen = found == len(self.levels)
         if unseen.any():
-            raise Unseen(int(unseen.argmax()))
+            raise UnseenError(int(unseen.argmax()))
         return found
 
 
@@ -167,6 +171,7 @@ class CompiledTerm:
         exact: Whether the knots are those of a piecewise-linear function, or all axes are levels.
         error: Largest difference found to the network in the calibrated range, per output.
         error_outside: The same from there out to the limits.
+        rounding: How much of the error is the network's own: its largest difference to itself in double precision.
     """
 
     features: tuple[int, ...]
@@ -175,6 +180,7 @@ class CompiledTerm:
     exact: bool
     error: Array
     error_outside: Array
+    rounding: Array
     _slopes: Array = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -187,29 +193,22 @@ class CompiledTerm:
         """Contributions of some rows, shape (rows, outputs)."""
         if len(self._slopes):
             return self._on_a_line(rows)
+        node = np.zeros(rows.count, np.intp)
+        corners: list[tuple[int, Array]] = []  # per axis of numbers how far the next node is, and how much it counts
         outputs = self.values.shape[-1]
-        flat = self.values.reshape(-1, outputs)
-        base = np.zeros(rows.count, np.intp)
-        corners: list[tuple[int, Array]] = []  # how far the next node is, and the share it gets
-        stride = len(flat)
+        stride = self.values.size // outputs
         for axis, size in zip(self.axes, self.values.shape, strict=False):
             stride //= size
             if isinstance(axis, LevelAxis):
-                base += rows.places(axis) * stride
+                node += rows.places(axis) * stride
                 continue
             x = rows.numbers(axis.column)
-            segment = axis.segments(x)
-            left = axis.knots[segment]
-            corners.append((stride, (x - left) / (axis.knots[segment + 1] - left)))
-            base += segment * stride
-        result = np.zeros((rows.count, outputs))
-        for chosen in product((False, True), repeat=len(corners)):
-            node, share = base, np.ones(rows.count)
-            for far, (step, toward) in zip(chosen, corners, strict=True):
-                node = node + step if far else node
-                share = share * (toward if far else 1.0 - toward)
-            result += share[:, None] * flat.take(node, axis=0, mode="clip")
-        return result
+            segments = axis.segments(x)
+            corners.append((stride, axis.along(x, segments)))
+            segments *= stride
+            node += segments
+        flat = self.values.reshape(-1) if outputs == 1 else self.values.reshape(-1, outputs)
+        return _between(flat, node, corners).reshape(rows.count, outputs)
 
     def _on_a_line(self, rows: Chunk) -> Array:
         axis = self.axes[0]
@@ -225,6 +224,19 @@ class CompiledTerm:
         result *= along[:, None]
         result += self.values.take(segment, axis=0, mode="clip")
         return result
+
+
+def _between(flat: Array, node: Places, corners: Sequence[tuple[int, Array]]) -> Array:
+    """Linear along one axis after another, from the nodes around each row."""
+    if not corners:
+        return flat.take(node, axis=0, mode="clip")
+    (step, way), *others = corners
+    here = _between(flat, node, others)
+    there = _between(flat, node + step, others)
+    there -= here
+    there *= way if flat.ndim == 1 else way[:, None]
+    there += here
+    return there
 
 
 class Chunk:

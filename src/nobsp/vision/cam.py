@@ -281,7 +281,8 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
     def save(self, path: str | os.PathLike[str], *, moments: bool = False) -> None:
         """Writes the calibration to one safetensors file; the model itself and the images are not in it.
 
-        Coefficients are kept in single precision, so maps of a loaded explainer differ by less than a millionth.
+        Coefficients of channels are kept in single precision, so maps of a loaded explainer differ by less than a
+        millionth of their largest value.
 
         Args:
             path: Where to; an existing file is replaced, atomically.

@@ -21,8 +21,9 @@ VERSION = 1
 Evidence = ChannelEvidence | TailEvidence
 Calibration = ChannelCalibration | TailCalibration
 
-# Numbers there are many of are kept in single precision: maps move by less than a millionth.
-_COMPACT = ("coefficients", "unique_share", "bases", "at_baseline", "explained")
+# What there is much of is kept in single precision: maps move by less than a millionth. Where layers stand between map
+# and head it is not, as the account divides small differences of contributions by each other.
+_COMPACT = ("coefficients", "unique_share", "explained")
 
 
 def save(
@@ -40,7 +41,7 @@ def save(
     plain: dict[str, Any] = {}
     for name, value in vars(evidence).items():
         if isinstance(value, Tensor):
-            compact = value.is_floating_point() and name in _COMPACT
+            compact = isinstance(evidence, ChannelEvidence) and name in _COMPACT
             tensors[name] = value.to(torch.float32) if compact else value
         else:
             plain[name] = value
@@ -52,6 +53,8 @@ def save(
         tensors |= {"state/kept": calibration.kept, "state/logits": calibration.kept_logits}
         tensors |= {f"state/inputs/{name}": value for name, value in _state(calibration.inputs).items()}
         tensors |= {f"state/outputs/{name}": value for name, value in _state(calibration.outputs).items()}
+    # Coefficients may share memory with what they were found from, which a file cannot.
+    tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     about = {
         "options": dict(options),
         "fingerprint": anatomy.fingerprint(),

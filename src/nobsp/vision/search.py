@@ -398,8 +398,10 @@ def _no_map(reader: str | None, seen: list[_Seen]) -> str:
     if reader is not None:
         return (
             f"the head reads one token of {reader or 'the model'!r} (a class token): no map is pooled into it, so no "
-            "map is an account of its logits. Use a model that averages its patch tokens (in timm, global_pool='avg'), or "
-            "name a layer, e.g. layer=" + repr(reader) + ": the logits are then regressed on its pooled channels, and "
+            "map is an account of its logits. Use a model that averages its patch tokens (in timm, global_pool='avg'), "
+            "or name a layer, e.g. layer="
+            + repr(reader)
+            + ": the logits are then regressed on its pooled channels, and "
             "the residual says what that misses."
         )
     if not seen:

@@ -185,8 +185,8 @@ class TailCalibration:
         if calibrated and len(self.kept) <= width:
             notes.append(
                 f"Fewer samples than the representation is wide ({len(self.kept)} ≤ {width}): what the head sees of "
-                "the other channels can reproduce anything, so coefficients shrink towards zero. Calibrate on more than "
-                f'{width} images, or use coefficients="head".'
+                "the other channels can reproduce anything, so coefficients shrink towards zero. Calibrate on more "
+                f'than {width} images, or use coefficients="head".'
             )
         doubtful = sum(not fit.sound for fit in fits)
         if doubtful:

@@ -1,0 +1,147 @@
+"""Files and shards: what was saved comes back, and calibrations add up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from nobsp.projection import Moments
+from nobsp.vision import NObSPCam
+from tests.vision.networks import ClassMaps, Functional, averaged, images, made, through_layers
+
+MAPS = ("positive", "negative", "signed", "account", "contributions", "logits", "residual")
+
+MODELS: dict[str, Any] = {
+    "average": averaged,
+    "rectified": lambda: made(Functional("mean")),
+    "flattened": lambda: made(Functional("flatten")),
+    "class maps": lambda: made(ClassMaps()),
+    "layers between": through_layers,
+    "all of the map": lambda: through_layers(pooled=False),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("coefficients", ["calibrated", "head"])
+def test_a_loaded_explainer_gives_the_same_maps(name: str, coefficients: Any, tmp_path: Path) -> None:
+    model, x = MODELS[name](), images(60)
+    names = list("abcd")[: 3 if name in ("layers between", "all of the map") else 4]
+    cam = NObSPCam(model, coefficients=coefficients, output_names=names).fit(x)
+    cam.save(tmp_path / "cam.safetensors")
+    loaded = NObSPCam.load(tmp_path / "cam.safetensors", model)
+    before, after = cam(x[:5]), loaded(x[:5])
+    for field in MAPS:
+        expected = getattr(before, field)
+        scale = np.abs(before.account if field == "residual" else expected).max()
+        np.testing.assert_allclose(getattr(after, field), expected, rtol=0, atol=1e-6 * scale)
+    assert loaded.output_names_ == cam.output_names_
+    assert loaded.health().rows == 60
+    assert str(loaded.health()) == str(cam.health())
+
+
+def test_layer_and_head_given_as_modules_are_found_again(tmp_path: Path) -> None:
+    model, x = averaged(), images(60)
+    cam = NObSPCam(model, layer=model.body[1], head=model.head).fit(x)
+    cam.save(tmp_path / "cam")
+    loaded = NObSPCam.load(tmp_path / "cam", model)
+    np.testing.assert_allclose(loaded(x[:2]).account, cam(x[:2]).account, rtol=1e-5, atol=1e-6)
+
+
+def test_the_file_is_small(tmp_path: Path) -> None:
+    model = averaged(channels=1280, classes=200, dtype=torch.float32)
+    cam = NObSPCam(model, coefficients="calibrated", ridge=1.0).fit(images(40, dtype=torch.float32))
+    cam.save(tmp_path / "cam")
+    assert (tmp_path / "cam").stat().st_size < 2_000_000
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    NObSPCam(averaged()).fit(images(30)).save(tmp_path / "cam")
+    other = averaged()
+    with torch.no_grad():
+        other.body[0].bias += 1e-3
+    with pytest.raises(ValueError, match="model is not the one this explainer was calibrated on"):
+        NObSPCam.load(tmp_path / "cam", other)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cam").write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match="damaged"):
+        NObSPCam.load(tmp_path / "cam", averaged())
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("coefficients", ["calibrated", "head"])
+def test_merging_shards_equals_one_pass(name: str, coefficients: Any) -> None:
+    model, x = MODELS[name](), images(90)
+    whole = NObSPCam(model, coefficients=coefficients, ridge=1e-2).fit(x)(x[:4])
+    parts = [NObSPCam(model, coefficients=coefficients, ridge=1e-2).fit(x[start : start + 30]) for start in (0, 30, 60)]
+    found = parts[0].merge(parts[1]).merge(parts[2])(x[:4])
+    for field in MAPS:
+        expected = getattr(whole, field)
+        np.testing.assert_allclose(getattr(found, field), expected, rtol=0, atol=1e-8 * np.abs(expected).max() + 1e-12)
+    assert parts[0].health().rows == 90
+
+
+@pytest.mark.parametrize("name", ["average", "layers between"])
+def test_saved_moments_can_be_merged(name: str, tmp_path: Path) -> None:
+    model, x = MODELS[name](), images(60)
+    whole = NObSPCam(model).fit(x)(x[:4])
+    NObSPCam(model).fit(x[:30]).save(tmp_path / "cam", moments=True)
+    found = NObSPCam.load(tmp_path / "cam", model).merge(NObSPCam(model).fit(x[30:]))(x[:4])
+    np.testing.assert_allclose(found.account, whole.account, rtol=0, atol=1e-8 * np.abs(whole.account).max())
+
+
+def test_without_moments_nothing_can_be_merged(tmp_path: Path) -> None:
+    model = averaged()
+    NObSPCam(model).fit(images(30)).save(tmp_path / "cam")
+    with pytest.raises(ValueError, match="save with moments=True"):
+        NObSPCam.load(tmp_path / "cam", model).merge(NObSPCam(model).fit(images(30)))
+
+
+def test_calibrations_of_different_models_do_not_add_up() -> None:
+    with pytest.raises(ValueError, match="different models, layers or kinds"):
+        NObSPCam(averaged()).fit(images(30)).merge(NObSPCam(averaged(classes=3)).fit(images(30)))
+
+
+def test_calibration_holds_moments_of_channels_alone() -> None:
+    cam = NObSPCam(averaged()).fit(images(30))
+    state = cam._fitted.calibration.state  # type: ignore[union-attr]
+    assert isinstance(state, Moments)
+    assert state.blocks == {"channels": 6}
+
+
+def test_one_process_reduces_to_itself() -> None:
+    cam = NObSPCam(averaged()).fit(images(30))
+    before = cam.coefficients_
+    np.testing.assert_array_equal(cam.all_reduce().coefficients_, before)
+
+
+def test_only_moments_are_reduced() -> None:
+    with pytest.raises(ValueError, match="merge them instead"):
+        NObSPCam(through_layers(), coefficients="head").fit(images(30)).all_reduce()
+
+
+def test_more_images_than_are_kept_still_calibrate(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nobsp.vision import tail
+
+    monkeypatch.setattr(tail, "MOST_IMAGES", {"calibrated": 25, "head": 25})
+    model, x = through_layers(), images(80)
+    cam = NObSPCam(model, batch_size=9).fit(x)
+    calibration = cam._fitted.calibration
+    assert isinstance(calibration, tail.TailCalibration)
+    assert len(calibration.kept) == 25
+    assert cam.health().rows == 80
+    with torch.no_grad():
+        np.testing.assert_allclose(cam.base_values_, model(x).mean(0), rtol=1e-10)
+
+
+def test_nn_module_identity_head_survives_a_round_trip(tmp_path: Path) -> None:
+    model: nn.Module = made(ClassMaps())
+    cam = NObSPCam(model).fit(images(60))
+    cam.save(tmp_path / "cam")
+    assert NObSPCam.load(tmp_path / "cam", model).layer_ == "relu(classes)"

@@ -1,0 +1,212 @@
+"""The model is left as it came, nothing is kept, and the surroundings of a call do not matter."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nobsp.vision import NObSPCam
+from tests.vision.networks import averaged, images, through_layers
+
+MAPS = ("positive", "negative", "signed", "account", "contributions")
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules())
+
+
+def living_tensors() -> int:
+    return sum(type(thing) is Tensor for thing in gc.get_objects())
+
+
+class Failing(nn.Module):
+    """Convolutions, a pooled head, and a failure on demand at the very end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = averaged()
+        self.fails = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        if self.fails:
+            raise RuntimeError("the model fails")
+        return y
+
+
+def test_hooks_are_gone_and_modes_restored_after_fit_and_call() -> None:
+    model = averaged().train()
+    model.body[1].eval()
+    before = [part.training for part in model.modules()]
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    NObSPCam(model).fit(images(20))(images(3))
+    assert hooks(model) == 0
+    assert [part.training for part in model.modules()] == before
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in state.items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("step", ["fit", "call"])
+def test_hooks_are_gone_after_an_exception(step: str) -> None:
+    model = Failing().train()
+    cam = NObSPCam(model).fit(images(20))
+    model.fails = True
+    with pytest.raises((RuntimeError, ValueError), match="the model fails"):
+        cam(images(3)) if step == "call" else NObSPCam(model).fit(images(20))
+    assert hooks(model) == 0
+    assert model.training
+
+
+def test_hooks_are_gone_after_a_failure_behind_the_map() -> None:
+    model = through_layers()
+    cam = NObSPCam(model, coefficients="head").fit(images(20))
+    handle = model.hidden.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("stop")))
+    with pytest.raises(RuntimeError, match="stop"):
+        cam(images(3))
+    handle.remove()
+    assert hooks(model) == 0
+
+
+def test_no_graph_is_built() -> None:
+    cam = NObSPCam(averaged()).fit(images(20))
+    x = images(3).requires_grad_()
+    maps = cam(x)
+    assert isinstance(maps.positive, np.ndarray)
+    assert x.grad is None
+    evidence = cam._fitted.evidence
+    assert not any(value.requires_grad for value in vars(evidence).values() if isinstance(value, Tensor))
+
+
+def test_a_thousand_calls_do_not_grow_memory() -> None:
+    cam = NObSPCam(averaged(dtype=torch.float32)).fit(images(20, dtype=torch.float32))
+    x = images(8, dtype=torch.float32)
+    for _ in range(100):
+        cam(x)
+    gc.collect()
+    tensors = living_tensors()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(1000):
+        cam(x)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    gc.collect()
+    assert living_tensors() <= tensors
+    assert grown < 4 * 1024  # kilobytes; one leaked map per call would be 2 MB, one leaked batch 9 MB
+
+
+SURROUNDINGS: dict[str, Callable[[], Any]] = {
+    "inference mode": torch.inference_mode,
+    "no grad": torch.no_grad,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", SURROUNDINGS)
+@pytest.mark.parametrize("kind", ["pooled", "through layers"])
+def test_surroundings_do_not_change_the_maps(name: str, kind: str) -> None:
+    model = averaged() if kind == "pooled" else through_layers()
+    x = images(40)
+    expected = NObSPCam(model).fit(x)(x[:3])
+    with SURROUNDINGS[name]():
+        cam = NObSPCam(model).fit(images(40))
+        found = cam(images(40)[:3])
+    for field in MAPS:
+        np.testing.assert_array_equal(getattr(found, field), getattr(expected, field))
+    # What was calibrated inside can be used and merged outside.
+    cam.merge(NObSPCam(model).fit(images(20, seed=1)))(x[:3])
+
+
+def test_memory_format_does_not_change_the_maps() -> None:
+    x = images(40, dtype=torch.float32)
+    expected = NObSPCam(averaged(dtype=torch.float32)).fit(x)(x[:3])
+    model = averaged(dtype=torch.float32).to(memory_format=torch.channels_last)
+    last = x.to(memory_format=torch.channels_last)
+    found = NObSPCam(model).fit(last)(last[:3])
+    for field in MAPS:
+        np.testing.assert_allclose(getattr(found, field), getattr(expected, field), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_models_of_half_precision_are_accounted_for_exactly(dtype: torch.dtype) -> None:
+    model = averaged(dtype=dtype)
+    x = images(40, dtype=torch.float32)
+    cam = NObSPCam(model, coefficients="head").fit(x)
+    maps = cam(x[:3])
+    centred = np.take_along_axis(maps.logits - maps.base_values, maps.target[:, None], 1)[:, 0]
+    np.testing.assert_allclose(maps.account.mean((1, 2)), centred, rtol=1e-10, atol=1e-12)
+    with torch.no_grad():
+        np.testing.assert_allclose(maps.logits, model(x[:3].to(dtype)).double(), rtol=0.05, atol=0.02)
+
+
+def test_several_threads_share_a_model() -> None:
+    cam = NObSPCam(averaged()).fit(images(40))
+    batches = [images(4, seed=seed) for seed in range(6)]
+    expected = [cam(batch) for batch in batches]
+    found: dict[int, Any] = {}
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for _ in range(10):
+                found[number] = cam(batches[number])
+        except BaseException as failure:  # noqa: BLE001 - a thread's failure would go unseen
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    for number, maps in enumerate(expected):
+        for field in MAPS:
+            np.testing.assert_array_equal(getattr(found[number], field), getattr(maps, field))
+    assert hooks(cam.model) == 0
+
+
+def test_threads_do_not_see_what_others_put_behind_the_map() -> None:
+    cam = NObSPCam(through_layers(), coefficients="head").fit(images(30))
+    batches = [images(4, seed=seed) for seed in range(4)]
+    expected = [cam(batch).contributions for batch in batches]
+    found: dict[int, Any] = {}
+
+    def work(number: int) -> None:
+        for _ in range(10):
+            found[number] = cam(batches[number]).contributions
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(4):
+        np.testing.assert_array_equal(found[number], expected[number])
+
+
+def test_a_first_layer_that_works_in_place_does_not_change_the_images() -> None:
+    model = nn.Sequential(nn.ReLU(inplace=True), averaged())
+    x = images(30)
+    kept = x.clone()
+    NObSPCam(model).fit(x)(x)
+    assert torch.equal(x, kept)
+
+
+def test_the_callers_random_numbers_stay_where_they_were() -> None:
+    model = through_layers()
+    state = torch.get_rng_state()
+    NObSPCam(model).fit(images(30))(images(2))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_wrapped_models_are_unwrapped() -> None:
+    model, x = averaged(), images(30)
+    expected = NObSPCam(model).fit(x)(x[:2])
+    found = NObSPCam(nn.DataParallel(model)).fit(x)(x[:2])
+    np.testing.assert_array_equal(found.account, expected.account)

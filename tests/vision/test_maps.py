@@ -1,0 +1,108 @@
+"""Maps can be resized and laid over images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nobsp.vision import ActivationMaps, NObSPCam
+from nobsp.vision.colours import coloured
+from tests.vision.networks import averaged, images
+
+
+@pytest.fixture(scope="module")
+def maps() -> ActivationMaps:
+    return NObSPCam(averaged()).fit(images(40))(images(5))
+
+
+def test_resizing_keeps_a_constant_and_the_number_of_maps(maps: ActivationMaps) -> None:
+    larger = maps.resize((24, 20))
+    for kind in ("positive", "negative", "signed", "account"):
+        assert getattr(larger, kind).shape == (5, 24, 20)
+    np.testing.assert_array_equal(larger.contributions, maps.contributions)
+    np.testing.assert_allclose(larger.signed, larger.positive - larger.negative, atol=1e-12)
+    np.testing.assert_array_equal(maps.resize(8).account, maps.account)
+
+
+def test_several_targets_are_resized_too() -> None:
+    several = NObSPCam(averaged()).fit(images(40))(images(5), target=[[0, 1]] * 5)
+    assert several.resize(16).positive.shape == (5, 2, 16, 16)
+
+
+@pytest.mark.parametrize("size", [0, -3, (4,), (3, 0), "large", 2.5, True])
+def test_sizes_that_make_no_sense_are_refused(maps: ActivationMaps, size: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        maps.resize(size)
+
+
+@pytest.mark.parametrize("kind", ["positive", "negative", "signed", "account"])
+def test_an_overlay_is_a_picture_of_the_images_size(maps: ActivationMaps, kind: Any) -> None:
+    shown = maps.overlay(images(5), kind=kind)
+    assert shown.shape == (5, 12, 12, 3)
+    assert shown.dtype == np.float32
+    assert shown.min() >= 0
+    assert shown.max() <= 1
+
+
+def test_without_opacity_only_the_image_is_seen(maps: ActivationMaps) -> None:
+    pictures = images(5).sigmoid()
+    np.testing.assert_allclose(maps.overlay(pictures, opacity=0.0), pictures.permute(0, 2, 3, 1), atol=1e-6)
+
+
+def test_images_may_have_their_channels_last_be_grey_or_of_bytes(maps: ActivationMaps) -> None:
+    pictures = images(5).sigmoid()
+    first = maps.overlay(pictures)
+    np.testing.assert_allclose(maps.overlay(pictures.permute(0, 2, 3, 1).numpy()), first, atol=1e-6)
+    grey = maps.overlay(pictures[:, :1])
+    np.testing.assert_allclose(grey, maps.overlay(pictures[:, :1].expand(-1, 3, -1, -1)), atol=1e-6)
+    whole = (pictures * 255).round().to(torch.uint8)
+    np.testing.assert_allclose(maps.overlay(whole), first, atol=0.01)
+
+
+def test_colour_is_strongest_where_the_map_is_largest() -> None:
+    values = np.array([[[0.0, 1.0], [-4.0, 2.0]]])
+    _, strength = coloured(values, diverging=True)
+    np.testing.assert_allclose(strength, [[[0.0, 0.25], [1.0, 0.5]]])
+    _, strength = coloured(values, diverging=False)
+    np.testing.assert_allclose(strength, [[[0.0, 0.5], [0.0, 1.0]]])
+
+
+def test_a_map_of_zeros_is_no_colour() -> None:
+    _, strength = coloured(np.zeros((1, 2, 2)), diverging=True)
+    assert not strength.any()
+
+
+def test_evidence_for_and_against_have_different_colours() -> None:
+    colours, _ = coloured(np.array([[[-1.0, 1.0]]]), diverging=True)
+    blue, red = colours[0, 0]
+    assert blue[2] > blue[0]
+    assert red[0] > red[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"images": images(4)}, "expected 5 images"),
+        ({"images": images(5)[:, :2]}, "channels; expected one or three"),
+        ({"images": images(5), "kind": "both"}, "kind must be"),
+        ({"images": images(5), "opacity": 2}, "opacity must lie between"),
+    ],
+)
+def test_overlays_that_make_no_sense_are_refused(maps: ActivationMaps, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        maps.overlay(**options)
+
+
+def test_several_targets_have_no_overlay() -> None:
+    several = NObSPCam(averaged()).fit(images(40))(images(5), target=[[0, 1]] * 5)
+    with pytest.raises(ValueError, match=r"choose one first, maps.of_target\(0\)"):
+        several.overlay(images(5))
+    assert several.of_target(0).overlay(images(5)).shape == (5, 12, 12, 3)
+
+
+def test_maps_say_what_they_are(maps: ActivationMaps) -> None:
+    assert repr(maps) == "ActivationMaps(5 images, 8×8 locations, layer='body')"
+    assert len(maps) == 5
