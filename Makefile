@@ -9,7 +9,8 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 WORKERS ?= 2
-BENCH ?= benchmarks.synthetic benchmarks.speed.channels benchmarks.speed.moments benchmarks.recovery
+BENCH ?= benchmarks.synthetic benchmarks.speed.channels benchmarks.speed.moments benchmarks.speed.calibration \
+	benchmarks.speed.compiled benchmarks.models benchmarks.recovery
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -25,7 +26,7 @@ help: ## list these commands
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 
 demo: $(VENV)/.stamp-core ## recover known functions from a trained network and print the scores
-	@$(RUN) -m benchmarks.synthetic
+	@$(RUN) -m benchmarks.synthetic --print-only
 
 test: lint types layers unit ## everything that must hold: style, types, layers, tests, examples in docstrings
 
@@ -67,7 +68,7 @@ $(VENV)/.stamp-core: $(PINS)
 	@touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp-core
-	@$(INSTALL) -e ".[plot,report,frames]" --group dev
+	@$(INSTALL) -e ".[plot,report,frames,bench]" --group dev
 	@touch $@
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp-core

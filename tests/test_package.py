@@ -18,7 +18,18 @@ ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
-PUBLIC_NAMES = {"Explanation", "NObSP", "__version__", "network", "projection"}
+PUBLIC_NAMES = {
+    "ActivationMaps",
+    "CompiledExplainer",
+    "Explanation",
+    "NObSP",
+    "NObSPCam",
+    "__version__",
+    "datasets",
+    "metrics",
+    "network",
+    "projection",
+}
 
 OPTIONAL_PACKAGES = {
     "cv2",

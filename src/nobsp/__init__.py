@@ -13,17 +13,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nobsp import network, projection
-    from nobsp.tabular import Explanation, NObSP
+    from nobsp import datasets, metrics, network, projection
+    from nobsp.tabular import CompiledExplainer, Explanation, NObSP
+    from nobsp.vision import ActivationMaps, NObSPCam
 
 __version__ = "0.1.0"
 
-__all__ = ["Explanation", "NObSP", "__version__", "network", "projection"]
+__all__ = [
+    "ActivationMaps",
+    "CompiledExplainer",
+    "Explanation",
+    "NObSP",
+    "NObSPCam",
+    "__version__",
+    "datasets",
+    "metrics",
+    "network",
+    "projection",
+]
 
 # Where each lazy name lives: "module" for a room of the package, "module:name" for something inside one.
 _HOMES = {
+    "ActivationMaps": "nobsp.vision:ActivationMaps",
+    "CompiledExplainer": "nobsp.tabular:CompiledExplainer",
     "Explanation": "nobsp.tabular:Explanation",
     "NObSP": "nobsp.tabular:NObSP",
+    "NObSPCam": "nobsp.vision:NObSPCam",
+    "datasets": "nobsp.datasets",
+    "metrics": "nobsp.metrics",
     "network": "nobsp.network",
     "projection": "nobsp.projection",
 }

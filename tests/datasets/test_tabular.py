@@ -127,6 +127,14 @@ def test_columns_do_not_depend_on_the_seed_even_where_a_level_is_rare(made_up_ta
     assert len({load("made_up", seed=seed).column_names for seed in range(8)}) == 1
 
 
+def test_test_rows_with_a_level_of_their_own_are_found(made_up_table: Table) -> None:
+    seeds = [load("made_up", seed=seed) for seed in range(12)]
+    held_out = [data for data in seeds if "red" in data.raw_test["colour"]]
+    assert 0 < len(held_out) < 12
+    for data in seeds:
+        np.testing.assert_array_equal(data.unseen_levels(), data.raw_test["colour"] == "red")
+
+
 def test_a_column_that_does_not_vary_is_zero_and_not_nan(made_up_table: Table) -> None:
     data = load("made_up")
     assert not data.X_train[:, 5].any()

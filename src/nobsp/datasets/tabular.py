@@ -58,6 +58,16 @@ class Dataset:
         """The features before encoding."""
         return tuple(self.groups)
 
+    def unseen_levels(self) -> NDArray[np.bool_]:
+        """Per test row, whether one of its categories has a level that no training row has.
+
+        A network has learnt nothing about such a level, and an explainer that treats a category as one feature refuses
+        it; leave these rows out there.
+        """
+        levels = [column for columns in self.groups.values() if len(columns) > 1 for column in columns]
+        never = [column for column in levels if not self.X_train[:, column].any()]
+        return np.asarray(self.X_test[:, never].any(axis=1))
+
     def __repr__(self) -> str:
         goal = f"{len(self.class_names)} classes" if self.class_names else "a number to predict"
         return (
