@@ -71,13 +71,11 @@ def declared_requirements() -> dict[str, list[Requirement]]:
     declared = {"core": project["dependencies"], "build": PYPROJECT["build-system"]["requires"]}
     declared |= project["optional-dependencies"] | PYPROJECT["dependency-groups"]
     requirements = {
-        where: [Requirement(line) for line in lines if isinstance(line, str)]
-        for where, lines in declared.items()
+        where: [Requirement(line) for line in lines if isinstance(line, str)] for where, lines in declared.items()
     }
     # The extra `all` lists the package's own extras.
     return {
-        where: [one for one in ones if canonicalize_name(one.name) != "nobsp"]
-        for where, ones in requirements.items()
+        where: [one for one in ones if canonicalize_name(one.name) != "nobsp"] for where, ones in requirements.items()
     }
 
 

@@ -109,9 +109,7 @@ def test_torch_modules_pass_through() -> None:
     assert adapted.groups(np.zeros((3, 2))) == {"x0": [0], "x1": [1]}
 
 
-@pytest.mark.parametrize(
-    "model", [MLPClassifier(), MLPRegressor(), make_pipeline(StandardScaler(), MLPRegressor())]
-)
+@pytest.mark.parametrize("model", [MLPClassifier(), MLPRegressor(), make_pipeline(StandardScaler(), MLPRegressor())])
 def test_unfitted_networks_are_refused(model: Any) -> None:
     with pytest.raises(NotFittedError):
         adapt(model)

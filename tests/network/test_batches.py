@@ -171,9 +171,7 @@ def test_kinds_of_numbers_are_kept(given: Any, kept: torch.dtype) -> None:
         ({"a": np.float32, "b": np.int64}, torch.float64),
     ],
 )
-def test_frames_take_the_kind_that_loses_nothing(
-    frame_of: Frames, columns: dict[str, Any], kept: torch.dtype
-) -> None:
+def test_frames_take_the_kind_that_loses_nothing(frame_of: Frames, columns: dict[str, Any], kept: torch.dtype) -> None:
     X = frame_of({name: np.ones(3, dtype=dtype) for name, dtype in columns.items()})
     source = batches_of(X, batch_size=2)
     assert next(iter(source)).dtype == kept

@@ -48,9 +48,7 @@ def state(model: nn.Module) -> dict[str, Any]:
         "flags": {name: part.training for name, part in model.named_modules()},
         "tensors": {name: value.clone() for name, value in model.state_dict().items()},
         "identity": {name: id(value) for name, value in model.state_dict(keep_vars=True).items()},
-        "grads": {
-            name: (value.requires_grad, value.grad is None) for name, value in model.named_parameters()
-        },
+        "grads": {name: (value.requires_grad, value.grad is None) for name, value in model.named_parameters()},
         "homes": {name: (value.dtype, value.device) for name, value in model.state_dict().items()},
         "hooks": {
             name: [

@@ -73,9 +73,7 @@ class TwoHeads(nn.Module):
 
 
 def mlp(*, outputs: int = 3, bias: bool = True) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, outputs, bias=bias)
-    )
+    return nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, outputs, bias=bias))
 
 
 def busy(activation: nn.Module) -> nn.Sequential:
@@ -93,9 +91,7 @@ def assert_reads(model: nn.Module, x: Tensor, logits: Tensor, **options: Any) ->
     readout = Readout.find(model, rows(), **options)
     z = readout.represent(x)
     assert z.shape == (len(x), readout.width)
-    torch.testing.assert_close(
-        readout.logits(z).float(), logits.reshape(len(x), -1).float(), atol=1e-5, rtol=1e-5
-    )
+    torch.testing.assert_close(readout.logits(z).float(), logits.reshape(len(x), -1).float(), atol=1e-5, rtol=1e-5)
     return readout
 
 
@@ -291,9 +287,7 @@ def test_pointwise_convolution_before_average_pooling_is_a_head(size: int) -> No
 
 
 def test_pointwise_convolution_over_a_sequence_is_a_head() -> None:
-    model = nn.Sequential(
-        nn.Conv1d(2, 6, 1), nn.ReLU(), nn.Conv1d(6, 3, 1, bias=False), nn.AdaptiveAvgPool1d(1)
-    )
+    model = nn.Sequential(nn.Conv1d(2, 6, 1), nn.ReLU(), nn.Conv1d(6, 3, 1, bias=False), nn.AdaptiveAvgPool1d(1))
     x = torch.randn(8, 2, 7)
     readout = Readout.find(model, x)
     torch.testing.assert_close(readout.logits(readout.represent(x)).float(), model(x).squeeze(-1))
@@ -365,9 +359,7 @@ def test_parametrized_head_is_read_through_its_parametrization() -> None:
 
 
 def test_spectral_norm_is_not_advanced() -> None:
-    model = nn.Sequential(
-        nn.Linear(5, 8), nn.ReLU(), nn.utils.parametrizations.spectral_norm(nn.Linear(8, 2))
-    )
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.utils.parametrizations.spectral_norm(nn.Linear(8, 2)))
     before = {name: value.clone() for name, value in model.train().state_dict().items()}
     Readout.find(model, rows())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -585,8 +577,7 @@ def test_one_context_serves_several_threads() -> None:
     got: dict[str, Tensor] = {}
     with readout.running() as represent:
         threads = [
-            threading.Thread(target=lambda k=key, x=x: got.update({k: represent(x)}))
-            for key, x in (("a", a), ("b", b))
+            threading.Thread(target=lambda k=key, x=x: got.update({k: represent(x)})) for key, x in (("a", a), ("b", b))
         ]
         for thread in threads:
             thread.start()

@@ -278,7 +278,7 @@ def test_arrays_get_a_frame_too(explainer, table):
 
 def test_a_feature_may_be_called_like_a_column_of_the_account():
     x = np.random.default_rng(0).normal(size=(50, 3))
-    ex = NObSP(small_net(1, 3), features=["base", "residual", "(residual)"]).fit(x)(x[:4])
+    ex = NObSP(small_net(1, 3), features=["base", "residual", "(residual)"], interactions=0).fit(x)(x[:4])
     frame = ex.to_frame()
     assert list(frame.columns) == ["(base)", "base", "residual", "(residual)", "((residual))", "prediction"]
     assert np.array_equal(frame["base"], ex.values[:, 0, 0])

@@ -32,7 +32,7 @@ def kind(request):
 
 
 def test_names_come_from_the_frame(net, table, kind):
-    explainer = NObSP(net).fit(kind(table))
+    explainer = NObSP(net, interactions=0).fit(kind(table))
     assert explainer.feature_names_ == tuple(NAMES)
     assert explainer.terms_ == tuple((name,) for name in NAMES)
     assert explainer.n_features_in_ == 3
@@ -139,7 +139,7 @@ def test_interaction_strengths_say_which_pairs_were_fitted(net, table):
 
 @pytest.mark.parametrize("groups", [{"who": ["age", "height"], "money": "income"}, {"who": [0, 2], "money": 1}])
 def test_groups_by_name_or_position(net, table, kind, groups):
-    explainer = NObSP(net, features=groups).fit(kind(table))
+    explainer = NObSP(net, features=groups, interactions=0).fit(kind(table))
     ex = explainer(kind(table))
     assert ex.feature_names == ("who", "money")
     assert ex.shape == (200, 2, 2)

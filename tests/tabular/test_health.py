@@ -123,7 +123,7 @@ def test_strong_overlap_short_of_a_copy(table):
 
 def test_a_weak_share_asks_for_interactions(table):
     net = Product()
-    health = NObSP(net, output_names=["profit"]).fit(table).health()
+    health = NObSP(net, output_names=["profit"], interactions=0).fit(table).health()
     [found] = findings(health, "profit")
     assert found.severity == "warning"
     assert 'set interactions="auto"' in found.message

@@ -157,7 +157,7 @@ def test_without_moments_the_file_is_small_and_says_what_it_cannot(net, table, p
 
 
 def test_pairs_that_were_never_screened_cannot_be_after_loading(net, table, path):
-    explainer = NObSP(net).fit(table)
+    explainer = NObSP(net, interactions=0).fit(table)
     explainer.save(path)
     with pytest.raises(ValueError, match="pairs were not screened before this explainer was saved"):
         NObSP.load(path, net).interaction_strengths()

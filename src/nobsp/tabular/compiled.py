@@ -476,7 +476,7 @@ def _checked_threads(threads: int | None) -> int:
 def _checked_predictions(predictions: Any, rows: int, outputs: int) -> Array | None:
     if predictions is None:
         return None
-    given = predictions.detach().cpu() if hasattr(predictions, "detach") else predictions
+    given = predictions.detach().cpu().double().numpy() if hasattr(predictions, "detach") else predictions
     found = np.array(given, dtype=np.float64)
     if found.ndim == 1 and outputs == 1:
         found = found[:, None]

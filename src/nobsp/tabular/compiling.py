@@ -271,10 +271,10 @@ class _Compiler:
     def _table(self, term: Subset, axes: Sequence[Axis]) -> Array:
         """Values at every node of the grid."""
         steps = [axis.knots if isinstance(axis, NumberAxis) else np.arange(len(axis), dtype=float) for axis in axes]
-        if not steps:
-            return self.values(term, [], self.fine)[0]
-        nodes = [node.ravel() for node in np.meshgrid(*steps, indexing="ij")]
-        values: Array = self.values(term, nodes, self.fine).reshape(*(len(step) for step in steps), -1)
+        nodes = [node.ravel() for node in np.meshgrid(*steps, indexing="ij")] if steps else []
+        values: Array = self.values(term, nodes, self.fine).reshape(
+            *(len(step) for step in steps), len(self.fitted.output_names)
+        )
         return values
 
     def _line(self, term: Subset, allowed: Array, spread: Array, grid_size: int) -> tuple[tuple[Axis, ...], bool]:
@@ -444,7 +444,8 @@ class _Compiler:
                 left, right = axis.knots[segment], axis.knots[segment + 1]
                 centre = np.clip(left + rng.uniform(size=len(centre)) * (right - left), *bound)
             nearby.append(centre)
-        return np.maximum(largest, self._differences(made, nearby).max(0))
+        around: Array = self._differences(made, nearby).max(0)
+        return np.maximum(largest, around)
 
     def _differences(self, made: CompiledTerm, points: list[Array]) -> Array:
         columns: dict[int, Array] = {}
@@ -468,8 +469,12 @@ class _Chosen(Chunk):
 
 
 def _beside(knots: Array) -> list[Array]:
-    """Points at the knots and a little to either side, where a misplaced knot is seen."""
-    return [knots, *(knots + side * step * np.ptp(knots) for side in (-1, 1) for step in (1e-12, 1e-9, 1e-6))]
+    """Points at the knots and a little to either side, where a misplaced knot is seen, and halfway between them."""
+    return [
+        knots,
+        0.5 * (knots[:-1] + knots[1:]),
+        *(knots + side * step * np.ptp(knots) for side in (-1, 1) for step in (1e-12, 1e-9, 1e-6)),
+    ]
 
 
 def _within(points: list[Array], bounds: Sequence[tuple[float, float] | None]) -> list[Array]:

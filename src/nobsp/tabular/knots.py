@@ -71,15 +71,24 @@ def _noise(signals: Signals, low: float, high: float, eps: float) -> Array:
     """How far each unit may leave a chord by rounding alone: its second differences over tiny steps, with room."""
     rng = np.random.default_rng(0)
     step = eps**0.4 * (high - low)
-    x = rng.uniform(low + step, high - step, 64)
+    x = rng.uniform(low + step, high - step, 256)
     left, right = x - step, x + step
-    layers = signals(np.concatenate([left, x, right]))
-    limits = []
     toward = ((x - left) / (right - left))[:, None]
-    for layer in layers:
+    limits: list[Array] = []
+    before_size = 0.0
+    for layer in signals(np.concatenate([left, x, right])):
         before, here, after = np.split(layer, 3)
-        seen = np.quantile(np.abs(here - (before + toward * (after - before))), 0.9, axis=0)
-        limits.append(10 * seen + 16 * eps * np.abs(layer).max(initial=0.0))
+        # Not the very largest: a step may hit a kink.
+        seen = np.quantile(np.abs(here - (before + toward * (after - before))), 0.98, axis=0)
+        size = float(np.abs(layer).max(initial=0.0))
+        # A unit that hardly moves shows its rounding in none of the tiny steps; its neighbours do.
+        limit: Array = np.maximum(10 * seen, 10 * np.quantile(seen, 0.75)) + 16 * eps * size
+        if limits and before_size > 0:
+            # A unit that is off almost everywhere shows no noise, and has that of what enters it where it is on.
+            entering = limits[-1] if len(limits[-1]) == len(limit) else np.median(limits[-1])
+            limit = np.maximum(limit, entering * min(1.0, size / before_size))
+        limits.append(limit)
+        before_size = size
     found: Array = np.maximum(np.concatenate(limits), np.finfo(float).tiny)
     return found
 

@@ -14,11 +14,21 @@ from nobsp.network.inputs import Features, Subset, resolve_baseline
 from nobsp.network.readout import Readout
 from nobsp.network.summary import Summary
 from nobsp.projection import Ridge
-from nobsp.tabular.calibration import MOST_COLUMNS_ON_TRIAL, Accumulator, Plan, make_plan, uncovered
+from nobsp.tabular.calibration import (
+    MOST_COLUMNS_ON_TRIAL,
+    Accumulator,
+    Plan,
+    contributions,
+    make_plan,
+    solve,
+    uncovered,
+)
 from nobsp.tabular.columns import Columns, categories_of, input_baseline
 from nobsp.tabular.interactions import MOST_PAIRS, WORTH_FITTING, Screening, screen, worth_keeping
 from nobsp.tabular.reading import as_model_takes
 from nobsp.tabular.representations import Isolation, Represent, subsets_of
+
+_TRIAL_ROWS = 4096
 
 
 def settle_plan(
@@ -60,8 +70,8 @@ def settle_plan(
             more = screening.strongest(int(interactions))
         else:
             more = screening.strongest(MOST_PAIRS, at_least=WORTH_FITTING)
-            if pure and more:
-                more = _on_trial(isolation, readout, represent, sample, [*singles, *more], ridge=ridge)
+            if more:
+                more = _on_trial(isolation, readout, represent, sample, [*singles, *more], pure=pure, ridge=ridge)
     plan = make_plan(isolation, represent, sample, [*singles, *more], rare=rare, pure=pure, ridge=ridge)
     return plan, screening
 
@@ -73,16 +83,29 @@ def _on_trial(
     sample: Tensor,
     terms: Sequence[Subset],
     *,
+    pure: bool,
     ridge: Ridge,
 ) -> list[Subset]:
-    """The pairs that pay off on held-out rows of the sample; the others never see the rest of the data."""
-    plan = make_plan(
-        isolation, represent, sample, terms, rare=sample[:0], pure=True, ridge=ridge, most_columns=MOST_COLUMNS_ON_TRIAL
-    )
+    """The pairs that pay off on the sample; the others never see the rest of the data.
+
+    Fitted together, pairs have to lower the error on held-out rows. Fitted one by one as published, there is no
+    common error to lower, and a pair has to have an effect.
+    """
+    most = MOST_COLUMNS_ON_TRIAL
+    plan = make_plan(isolation, represent, sample, terms, rare=sample[:0], pure=pure, ridge=ridge, most_columns=most)
     accumulator = Accumulator(plan, readout, rows=len(sample))
-    for start in range(0, len(sample), isolation.batch_size):
-        accumulator.update(represent, sample[start : start + isolation.batch_size])
-    return worth_keeping(plan, accumulator.parts, [term for term in terms if len(term) > 1], ridge=ridge)
+    # Not the caller's batch size: how rows fall into blocks must not depend on it.
+    for start in range(0, len(sample), _TRIAL_ROWS):
+        accumulator.update(represent, sample[start : start + _TRIAL_ROWS])
+    pairs = [term for term in terms if len(term) > 1]
+    if pure:
+        return worth_keeping(plan, accumulator.parts, pairs, ridge=ridge)
+    rows = sample[:: max(len(sample) // _TRIAL_ROWS, 1)]
+    effects = contributions(plan, solve(plan, accumulator.parts, ridge=ridge), represent, rows, terms=pairs)
+    spread = readout.logits(represent(rows)).std(0).norm().cpu()
+    return [
+        pair for pair, size in zip(pairs, effects.std(0).norm(dim=1), strict=True) if size >= WORTH_FITTING * spread
+    ]
 
 
 def named_terms(given: Sequence[Sequence[str]], features: Features) -> list[Subset]:
