@@ -112,15 +112,10 @@ def embedded(epochs: int) -> Case:
     model = train(
         model, torch.tensor(train_rows), labels, seed=SEED, epochs=epochs, loss=nn.CrossEntropyLoss(), batch_size=256
     )
-    seen = set()
-    for column, count in enumerate(levels):  # levels that calibration has not seen cannot be explained
-        known = np.isin(test_rows[:, column], train_rows[:, column])
-        seen.update(np.nonzero(~known)[0].tolist())
-        assert count > 0
-    kept = np.array([i for i in range(len(test_rows)) if i not in seen])
     with torch.no_grad():
         score = float((model(torch.tensor(test_rows)).argmax(1).numpy() == data.y_test).mean())
-    return Case("embeddings, Adult", model, train_rows, test_rows[kept], score, {"features": names})
+    known = test_rows[~data.unseen_levels()]
+    return Case("embeddings, Adult", model, train_rows, known, score, {"features": names})
 
 
 def sklearn_pipeline(iterations: int) -> Case:
@@ -143,10 +138,8 @@ def sklearn_pipeline(iterations: int) -> Case:
         MLPClassifier((20, 200), learning_rate_init=3e-3, max_iter=iterations, random_state=SEED, early_stopping=True),
     )
     model.fit(calibration, data.y_train)
-    known = np.all([rows[name].isin(set(calibration[name])) for name in text], axis=0)
-    return Case(
-        "scikit-learn pipeline, Adult", model, calibration, rows[known], float(model.score(rows, data.y_test)), {}
-    )
+    known = rows[~data.unseen_levels()]
+    return Case("scikit-learn pipeline, Adult", model, calibration, known, float(model.score(rows, data.y_test)), {})
 
 
 def covertype(epochs: int) -> Case:

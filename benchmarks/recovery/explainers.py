@@ -60,11 +60,11 @@ def _own_code() -> str:
 NETWORK_PEERS = ("PDP", "ALE", "KernelSHAP", "Integrated Gradients")
 PEERS = (*NETWORK_PEERS, "EBM", "EBM, anchored")
 
-OURS = ("NObSP", "NObSP, auto pairs", "NObSP, all pairs", "NObSP as published")
+OURS = ("NObSP", "NObSP, single features", "NObSP, all pairs", "NObSP as published")
 
 EXPLAINERS: tuple[Explainer, ...] = (
-    Explainer("NObSP", ours.terms, None),
-    Explainer("NObSP, auto pairs", ours.auto_pairs, None),
+    Explainer("NObSP", ours.default, None),
+    Explainer("NObSP, single features", ours.singles, None),
     Explainer("NObSP, all pairs", ours.all_pairs, None),
     Explainer("NObSP as published", ours.published, None),
     Explainer("PDP", peers.partial_dependence, "torch"),

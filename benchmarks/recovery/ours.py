@@ -1,4 +1,4 @@
-"""NObSP in the grid: as it comes, with pairs, and as published."""
+"""NObSP in the grid: as it comes, without and with all pairs, and as published."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ NAMES = [f"x{k}" for k in range(FEATURES)]
 EVERY_PAIR = FEATURES * (FEATURES - 1) // 2
 
 
-def terms(problem: Problem) -> dict[str, Recovered]:
-    """All options at their defaults."""
+def default(problem: Problem) -> dict[str, Recovered]:
+    """All options at their defaults: with the pairs it chooses itself."""
     return {"NObSP": _recovered(problem, NObSP(problem.trained, features=NAMES))}
 
 
-def auto_pairs(problem: Problem) -> dict[str, Recovered]:
-    """With the pairs it chooses itself."""
-    return {"NObSP, auto pairs": _recovered(problem, NObSP(problem.trained, features=NAMES, interactions="auto"))}
+def singles(problem: Problem) -> dict[str, Recovered]:
+    """Single features only."""
+    return {"NObSP, single features": _recovered(problem, NObSP(problem.trained, features=NAMES, interactions=0))}
 
 
 def all_pairs(problem: Problem) -> dict[str, Recovered]:

@@ -1,8 +1,8 @@
 """How long class activation maps take to calibrate, and what they add to a forward pass.
 
-Calibration is timed from pooled features, in batches of 32 as they come from a loader: moments of the channels, then all
-channels and classes from one factorisation. The overhead is a call of the explainer on a batch of 32 images at 224×224
-against the network's own forward pass on the same batch, in turn; weights are random, which changes no time.
+Calibration is timed from pooled features, in batches of 32 as they come from a loader: moments of the channels, then
+all channels and classes from one factorisation. The overhead is a call of the explainer on a batch of 32 images at
+224×224 against the network's own forward pass on the same batch, in turn; weights are random, which changes no time.
 """
 
 from __future__ import annotations

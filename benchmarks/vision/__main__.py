@@ -1,10 +1,10 @@
 """Do the regions that maps show carry the class? Region Deletion AUC beside gradient-based methods.
 
 The paper's protocol: patches of 32 pixels (4 for CIFAR-10, whose images are smaller than any the paper names) are
-ranked by the map, set to zero from the first to the last in ten steps, and the drop of the predicted class's probability is
-integrated. Networks are calibrated on training images. Among the maps that the decomposition offers, one is chosen on
-training images for all networks together; it, the paper's map and the others named below are then compared on
-validation images, which nothing was chosen or calibrated on.
+ranked by the map, set to zero from the first to the last in ten steps, and the drop of the predicted class's
+probability is integrated. Networks are calibrated on training images. Among the maps that the decomposition offers,
+one is chosen on training images for all networks together; it, the paper's map and the others named below are then
+compared on validation images, which nothing was chosen or calibrated on.
 """
 
 from __future__ import annotations

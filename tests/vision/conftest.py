@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,21 @@ def architecture() -> Callable[..., nn.Module]:
     if find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed")
     return architectures.architecture
+
+
+@pytest.fixture
+def timm_model(architecture: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """A timm model by its name, with random weights."""
+    architectures.torchvision_models()  # timm imports torchvision, which has to be helped first
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+
+    def make(name: str, **options: Any) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model: nn.Module = timm.create_model(name, pretrained=False, num_classes=5, **options)
+        return model.eval()
+
+    return make
 
 
 @dataclass(frozen=True)

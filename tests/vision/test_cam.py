@@ -73,6 +73,20 @@ def test_the_positive_map_is_the_papers_equation() -> None:
     assert maps.negative.min() >= 0
 
 
+def test_the_account_is_gradcams_map_before_its_rectifier_up_to_a_constant() -> None:
+    # Where the map is averaged straight into the head, gradients of a logit are the head's weights.
+    model, x = averaged(), images(60)
+    cam = NObSPCam(model, coefficients="head").fit(x)
+    features = model.body(x[:5])
+    features.retain_grad()
+    model.head(model.flat(model.pool(features)))[:, 2].sum().backward()
+    assert features.grad is not None
+    weights = features.grad.mean((2, 3), keepdim=True)
+    gradcam = (weights * features).sum(1).detach().numpy() * features[0, 0].numel()
+    apart = cam(x[:5], target=2).account - gradcam
+    np.testing.assert_allclose(apart, apart.mean((1, 2), keepdims=True) + 0 * apart, atol=1e-12)
+
+
 def test_contributions_are_coefficients_times_centred_channels() -> None:
     x = images(60)
     cam = NObSPCam(averaged()).fit(x)

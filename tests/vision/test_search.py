@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from nobsp.vision.grid import pooled
 from nobsp.vision.search import find_anatomy
-from tests.vision.networks import ClassMaps, Functional, Skipping, Tokens, averaged, images, made, through_layers
+from tests.vision.networks import ClassMaps, Functional, Skipping, Tokens, averaged, body, images, made, through_layers
 
 # Name of the layer, whose map it is, and how it reaches the head.
 ARCHITECTURES = {
@@ -28,8 +31,8 @@ ARCHITECTURES = {
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_architectures_of_torchvision_are_understood(name: str, architecture: object) -> None:
-    model = architecture(name)  # type: ignore[operator]
+def test_architectures_of_torchvision_are_understood(name: str, architecture: Callable[..., nn.Module]) -> None:
+    model = architecture(name)
     x = images(3, size=64, dtype=torch.float32)
     anatomy = find_anatomy(model, x)
     assert (anatomy.layer, anatomy.route) == ARCHITECTURES[name]
@@ -39,8 +42,50 @@ def test_architectures_of_torchvision_are_understood(name: str, architecture: ob
         torch.testing.assert_close(found.logits.float(), model(x), rtol=1e-4, atol=1e-5)
 
 
-def test_a_fully_connected_head_sees_the_map_location_by_location(architecture: object) -> None:
-    anatomy = find_anatomy(architecture("alexnet"), images(2, size=96, dtype=torch.float32))  # type: ignore[operator]
+# Of timm: options, layer, pooling, route.
+TIMM: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
+    "average": ("resnet18", {}, "layer4", "mean", "direct"),
+    "maximum": ("resnet18", {"global_pool": "max"}, "layer4", "max", "direct"),
+    "both": ("resnet18", {"global_pool": "catavgmax"}, "layer4", "mean+max", "direct"),
+    "LayerNorm before the head": ("convnext_atto", {}, "norm_pre", "mean", "tail"),
+    "averaged tokens": (
+        "vit_tiny_patch16_224",
+        {"global_pool": "avg", "fc_norm": False, "img_size": 64},
+        "norm",
+        "mean",
+        "direct",
+    ),
+    "averaged tokens, normalised": (
+        "vit_tiny_patch16_224",
+        {"global_pool": "avg", "img_size": 64},
+        "norm",
+        "mean",
+        "tail",
+    ),
+    "windows": ("swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 4}, "norm", "mean", "direct"),
+}
+
+
+@pytest.mark.parametrize("case", TIMM)
+def test_models_of_timm_are_understood(case: str, timm_model: Callable[..., nn.Module]) -> None:
+    name, given, layer, pooling, route = TIMM[case]
+    anatomy = find_anatomy(timm_model(name, **given), images(2, size=64, dtype=torch.float32))
+    assert (anatomy.layer, anatomy.pooling, anatomy.route) == (layer, pooling, route)
+
+
+def test_a_class_token_model_of_timm_gets_an_honest_message(timm_model: Callable[..., nn.Module]) -> None:
+    with pytest.raises(ValueError, match="the head reads one token of 'norm'"):
+        find_anatomy(timm_model("vit_tiny_patch16_224", img_size=64), images(2, size=64, dtype=torch.float32))
+
+
+def test_a_convolution_as_head_is_seen_through() -> None:
+    model = made(nn.Sequential(body(), nn.Conv2d(6, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+    anatomy = find_anatomy(model, images(3))
+    assert (anatomy.layer, anatomy.head.name, anatomy.route, anatomy.channels) == ("0", "1", "direct", 6)
+
+
+def test_a_fully_connected_head_sees_the_map_location_by_location(architecture: Callable[..., nn.Module]) -> None:
+    anatomy = find_anatomy(architecture("alexnet"), images(2, size=96, dtype=torch.float32))
     assert (anatomy.layer, anatomy.route, anatomy.reach) == ("avgpool", "tail", "full")
 
 

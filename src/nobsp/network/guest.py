@@ -127,6 +127,8 @@ def visiting(module: nn.Module) -> Iterator[Callable[[Tensor], Any]]:
             stack.enter_context(torch.autocast(device_type=x.device.type, enabled=False))
             if compiled:
                 # A compiled part would not call hooks registered after it was compiled.
+                if not hasattr(torch.compiler, "set_stance"):
+                    raise TypeError("model is compiled, which needs torch 2.6 or newer; pass the original module.")
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(_untouched_generators(x.device))
             return module(x)

@@ -209,19 +209,25 @@ class _Compiler:
         assert isinstance(kind, _Numeric)
         columns = list(self.fitted.columns.features.columns[feature])
         context = self.inputs(term, others)[0] if term else self.fitted.plan.isolation.baseline
-        with _listening(self.fine) as heard:
+        low, high = kind.limits[0]
+        with _Ear(self.fine) as ear:
+
+            def rows_at(x: Array) -> tuple[Tensor, Tensor]:
+                given = _encoded(self.fitted, feature, x[:, None])
+                rows = context.expand(len(given), -1).clone()
+                rows[:, columns] = given
+                return given, rows
 
             def signals(x: Array) -> list[Array]:
                 parts = []
                 for start in range(0, len(x), _AT_ONCE):
-                    given = _encoded(self.fitted, feature, x[start : start + _AT_ONCE, None])
-                    rows = context.expand(len(given), -1).clone()
-                    rows[:, columns] = given
-                    layers, z = heard(rows)
-                    parts.append([given.numpy(), *layers, z.double().cpu().numpy()])
+                    given, rows = rows_at(x[start : start + _AT_ONCE])
+                    layers, z = ear.layers(rows)
+                    parts.append([given.numpy(), *layers, z])
                 return [np.concatenate(layer) for layer in zip(*parts, strict=True)]
 
-            return kinks(signals, *kind.limits[0], eps=self.fine.eps)
+            limits = [np.zeros(len(columns)), *ear.rounding(rows_at(np.linspace(low, high, 33))[1])]
+            return kinks(signals, low, high, eps=self.fine.eps, rounding=limits)
 
     def rounding(self, term: Subset, places: Sequence[Array]) -> Array:
         """What rounding alone may do to a term's contributions: eps · Σ |z| |β|, per output."""
@@ -590,31 +596,53 @@ def _encoded(fitted: Fitted, feature: int, given: np.ndarray[Any, Any]) -> Tenso
 # ---------------------------------------------------------------------- listening to every layer
 
 
-@contextmanager
-def _listening(run: _Run) -> Iterator[Callable[[Tensor], tuple[list[Array], Tensor]]]:
-    """Hands out `heard(rows)`: what every innermost layer makes of the rows, and their representation."""
-    caught: list[Tensor] = []
-    thread = get_ident()
+class _Ear:
+    """Hears what every innermost layer computes while the network runs, inside its `with` block."""
 
-    def hook(_: nn.Module, __: Any, output: Any) -> None:
-        if get_ident() == thread and isinstance(output, Tensor) and output.is_floating_point():
-            caught.append(output.detach().clone())  # a later layer may write into it
+    def __init__(self, run: _Run) -> None:
+        self._run, self._thread = run, get_ident()
+        self._caught: list[Array] = []
+        self._limits: list[Array] | None = None
+        self._rows = 0
 
-    def heard(rows: Tensor) -> tuple[list[Array], Tensor]:
-        caught.clear()
-        z = run.represent(rows)
-        layers = [
-            layer.reshape(len(rows), -1).double().cpu().numpy()
-            for layer in caught
-            if layer.ndim > 1 and layer.shape[0] == len(rows) and layer.shape[1:].numel()
-        ]
-        caught.clear()
-        return layers, z
+    def __enter__(self) -> _Ear:
+        innermost = [layer for layer in self._run.readout.module.modules() if next(layer.children(), None) is None]
+        self._handles = [layer.register_forward_hook(self._hear) for layer in innermost]
+        return self
 
-    innermost = [layer for layer in run.readout.module.modules() if next(layer.children(), None) is None]
-    handles = [layer.register_forward_hook(hook) for layer in innermost]
-    try:
-        yield heard
-    finally:
-        for handle in handles:
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
             handle.remove()
+
+    def _hear(self, layer: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        if get_ident() != self._thread or not isinstance(output, Tensor) or not output.is_floating_point():
+            return
+        if output.ndim < 2 or output.shape[0] != self._rows or output.shape[1:].numel() == 0:
+            return
+        # A copy: a later layer may write into it.
+        self._caught.append(output.detach().reshape(self._rows, -1).to("cpu", torch.float64, copy=True).numpy())
+        if self._limits is not None:
+            self._limits.append(self._limit(layer, given, self._limits[-1], self._caught[-1].shape[1]))
+
+    def _limit(self, layer: nn.Module, given: tuple[Any, ...], entering: Array, width: int) -> Array:
+        """Running error analysis: eps (|W| |x| + |b|) + |W| times what enters; activations pass it on."""
+        if isinstance(layer, nn.Linear) and given and given[0].ndim == 2:
+            weight = layer.weight.detach().double().cpu().abs()
+            sums = given[0].detach().double().cpu().abs() @ weight.T
+            sums = sums if layer.bias is None else sums + layer.bias.detach().double().cpu().abs()
+            limit: Array = 2 * self._run.eps * sums.amax(0).numpy()
+            return limit + weight.numpy() @ entering if weight.shape[1] == len(entering) else limit
+        return entering if len(entering) == width else np.zeros(width)
+
+    def layers(self, rows: Tensor) -> tuple[list[Array], Array]:
+        """What every layer makes of the rows, and their representation."""
+        self._caught, self._rows = [], len(rows)
+        z = self._run.represent(rows)
+        return self._caught, z.double().cpu().numpy()
+
+    def rounding(self, rows: Tensor) -> list[Array]:
+        """Per layer, how much rounding there may be in each unit on these rows."""
+        self._limits = [self._run.eps * rows.abs().amax(0).numpy()]
+        self.layers(rows)
+        limits, self._limits = self._limits[1:], None
+        return limits

@@ -23,7 +23,7 @@ _ROUNDS = 120
 _AT_ONCE = 1 << 21  # numbers held while intervals are looked at
 
 
-def kinks(signals: Signals, low: float, high: float, *, eps: float) -> Array | None:
+def kinks(signals: Signals, low: float, high: float, *, eps: float, rounding: Sequence[Array] = ()) -> Array | None:
     """Points between which everything the network computes is straight; None where it is smooth instead.
 
     What enters a layer is straight between the kinks of the layers before, and a straight line through one
@@ -36,8 +36,9 @@ def kinks(signals: Signals, low: float, high: float, *, eps: float) -> Array | N
         low: Where the line begins.
         high: Where it ends.
         eps: Relative rounding of the network's arithmetic.
+        rounding: For the first layers, what is known of the rounding of each unit; more of it is measured.
     """
-    noise = _noise(signals, low, high, eps)
+    noise = _noise(signals, low, high, eps, rounding)
     if _is_smooth(signals, low, high, eps, noise):
         return None
     span = high - low
@@ -67,7 +68,7 @@ def kinks(signals: Signals, low: float, high: float, *, eps: float) -> Array | N
     return np.unique(np.concatenate(found))
 
 
-def _noise(signals: Signals, low: float, high: float, eps: float) -> Array:
+def _noise(signals: Signals, low: float, high: float, eps: float, rounding: Sequence[Array]) -> Array:
     """How far each unit may leave a chord by rounding alone: its second differences over tiny steps, with room."""
     rng = np.random.default_rng(0)
     step = eps**0.4 * (high - low)
@@ -76,7 +77,7 @@ def _noise(signals: Signals, low: float, high: float, eps: float) -> Array:
     toward = ((x - left) / (right - left))[:, None]
     limits: list[Array] = []
     before_size = 0.0
-    for layer in signals(np.concatenate([left, x, right])):
+    for number, layer in enumerate(signals(np.concatenate([left, x, right]))):
         before, here, after = np.split(layer, 3)
         # Not the very largest: a step may hit a kink.
         seen = np.quantile(np.abs(here - (before + toward * (after - before))), 0.98, axis=0)
@@ -87,6 +88,8 @@ def _noise(signals: Signals, low: float, high: float, eps: float) -> Array:
             # A unit that is off almost everywhere shows no noise, and has that of what enters it where it is on.
             entering = limits[-1] if len(limits[-1]) == len(limit) else np.median(limits[-1])
             limit = np.maximum(limit, entering * min(1.0, size / before_size))
+        if number < len(rounding):
+            limit = np.maximum(limit, 4 * rounding[number])
         limits.append(limit)
         before_size = size
     found: Array = np.maximum(np.concatenate(limits), np.finfo(float).tiny)
