@@ -164,7 +164,14 @@ def main() -> None:
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
     images, few = (6, 4) if chosen.quick else (chosen.images, chosen.selection)
-    settings = [SETTINGS[name]() for name in chosen.only]
+    settings = []
+    for name in chosen.only:
+        try:
+            settings.append(SETTINGS[name]())
+        except FileNotFoundError as missing:
+            progress(f"{name} is not run: {missing}")
+    if not settings:
+        return
     methods = []
     for setting in settings:
         progress(f"{setting.name}: calibrating")

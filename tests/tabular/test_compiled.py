@@ -1,9 +1,11 @@
 """Explaining without the network: as exact as promised, errors told truthfully, and no torch needed."""
 
 import json
+import re
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -695,64 +697,45 @@ def test_other_files_are_refused(mixed, tmp_path):
         CompiledExplainer.load(path)
 
 
-def read_plainly(path):
-    """The file with nothing but the standard library, as docs/compiled-format.md tells."""
-    content = path.read_bytes()
+@pytest.fixture(scope="module")
+def reader():
+    """The code of docs/compiled-format.md, which knows nothing but the standard library."""
+    page = (Path(__file__).parents[2] / "docs" / "compiled-format.md").read_text(encoding="utf-8")
+    [code] = [block for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "struct" in block]
+    names = {}
+    exec(compile(code, "docs/compiled-format.md", "exec"), names)
+    return names
+
+
+def test_the_header_says_what_the_file_is(mixed, tmp_path):
+    _, compiled, _ = mixed
+    compiled.save(tmp_path / "file")
+    content = (tmp_path / "file").read_bytes()
     (size,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + size])
     metadata = header.pop("__metadata__")
     assert (metadata["format"], metadata["kind"], metadata["version"]) == ("nobsp", "compiled explainer", "1")
-
-    def numbers(name):
-        entry = header[name]
-        assert entry["dtype"] == "F64"
-        begin, end = (8 + size + offset for offset in entry["data_offsets"])
-        return list(struct.unpack(f"<{(end - begin) // 8}d", content[begin:end])), entry["shape"]
-
-    return json.loads(metadata["about"]), numbers
+    assert {entry["dtype"] for entry in header.values()} == {"F64"}
 
 
-def explain_plainly(about, numbers, row):
-    """Contributions of one row, term by term, in plain Python."""
-    account = []
-    for number, term in enumerate(about["terms"]):
-        values, shape = numbers(f"terms/{number}/values")
-        corners = [(0, 1.0)]
-        for place, axis in enumerate(term["axes"]):
-            if axis["kind"] == "levels":
-                feature = about["features"][axis["feature"]]
-                given_levels = [row[column] for column in feature["columns"]]
-                if feature["levels"] == "tensor":
-                    flat, (count, width) = numbers(f"levels/{axis['feature']}")
-                    level = [flat[i * width : (i + 1) * width] for i in range(count)].index(given_levels)
-                else:
-                    level = feature["levels"].index(given_levels[0])
-                corners = [(node * shape[place] + level, share) for node, share in corners]
-                continue
-            knots, _ = numbers(f"terms/{number}/knots/{place}")
-            x, segment = row[axis["column"]], 0
-            while segment < len(knots) - 2 and x >= knots[segment + 1]:
-                segment += 1
-            way = (x - knots[segment]) / (knots[segment + 1] - knots[segment])
-            corners = [
-                (node * shape[place] + segment + far, share * (way if far else 1 - way))
-                for node, share in corners
-                for far in (0, 1)
-            ]
-        outputs = shape[-1]
-        account.append([sum(share * values[node * outputs + o] for node, share in corners) for o in range(outputs)])
-    return account
-
-
-def test_the_file_can_be_read_with_the_standard_library_alone(mixed, tmp_path):
+def test_the_documented_reader_explains_as_we_do(reader, mixed, tmp_path):
     _, compiled, X = mixed
     compiled.save(tmp_path / "file")
-    about, numbers = read_plainly(tmp_path / "file")
-    for row, expected in zip(X[:20].tolist(), compiled(X[:20]).values, strict=True):
-        assert np.allclose(explain_plainly(about, numbers, row), expected, rtol=0, atol=1e-12 * compiled.spread.max())
-    beyond = [9.0, -9.0, 9.0, 0.0, 1.0, 0.0]
-    expected = compiled(np.array([beyond])).values[0]
-    assert np.allclose(explain_plainly(about, numbers, beyond), expected, rtol=1e-9)
+    about, numbers = reader["read"](tmp_path / "file")
+    rows = np.vstack([X[:20], [9.0, -9.0, 9.0, 0.0, 1.0, 0.0]])  # the last one is beyond every limit
+    for row, expected in zip(rows.tolist(), compiled(rows).values, strict=True):
+        found = list(reader["contributions"](about, numbers, row))
+        assert np.allclose(found, expected, rtol=1e-9, atol=1e-12 * compiled.spread.max())
+
+
+def test_the_documented_reader_knows_levels_by_name(reader, people, tmp_path):
+    frame, target = people
+    compiled = NObSP(pipeline().fit(frame, target), interactions=[("age", "city")]).fit(frame).compile(1e-3)
+    compiled.save(tmp_path / "file")
+    about, numbers = reader["read"](tmp_path / "file")
+    for row, expected in zip(frame[:20].to_numpy(dtype=object).tolist(), compiled(frame[:20]).values, strict=True):
+        found = list(reader["contributions"](about, numbers, row))
+        assert np.allclose(found, expected, rtol=1e-9, atol=1e-12 * compiled.spread.max())
 
 
 def test_neither_loading_nor_explaining_needs_torch(mixed, tmp_path):

@@ -340,6 +340,11 @@ def test_activations_that_are_not_finite_are_named() -> None:
         cam(huge)
 
 
+def test_something_that_is_no_model_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, found str"):
+        NObSPCam("resnet18").fit(images(30))  # type: ignore[arg-type]
+
+
 def test_labels_are_refused() -> None:
     with pytest.raises(TypeError, match="fit takes no labels"):
         NObSPCam(averaged()).fit(images(30), torch.zeros(30))  # type: ignore[arg-type]

@@ -83,6 +83,8 @@ def test_an_image_that_is_not_finite_is_named_by_its_number() -> None:
     for given in (bad, [bad[:10], bad[10:]]):
         with pytest.raises(ValueError, match="image 17 of"):
             list(images_of(given, batch_size=4))
+    with pytest.raises(ValueError, match="image 0 of images has a value that is not finite"):
+        NObSPCam(averaged()).fit(bad[17:])
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, True])

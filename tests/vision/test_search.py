@@ -213,6 +213,12 @@ def test_weights_that_are_not_finite_are_named() -> None:
         find_anatomy(model, images(3))
 
 
+def test_a_mask_of_infinities_is_no_mistake() -> None:
+    model = averaged()
+    model.register_buffer("mask", torch.full((3,), -torch.inf))
+    assert find_anatomy(model, images(3)).layer == "body"
+
+
 class Reused(nn.Module):
     """One rectifier called three times; the map is its second result."""
 

@@ -55,7 +55,7 @@ class CamHealth:
 
     def __str__(self) -> str:
         known = [share for share in self.explained if share == share]
-        carried = f"{min(known):.1%}" if known else "–"
+        carried = f"{max(min(known), 0.0):.1%}" if known else "–"
         lines = [
             f"{self.rows} images, {self.channels} channels of {self.layer!r}; the contributions carry at least "
             f"{carried} of each logit."
@@ -113,9 +113,10 @@ def _weak(anatomy: Anatomy, share: float) -> str:
             "layer, or leave layer=None for the map that is pooled into the head."
         )
     if anatomy.route == "tail":
+        found = f"only {share:.1%} of a logit's variance is carried" if share > 0 else "a logit is missed altogether"
         return (
-            f"Channel by channel, only {share:.1%} of a logit's variance is carried; the rest is made of channels "
-            "together by the layers between map and head. Read maps.residual along with the maps."
+            f"Channel by channel, {found}: the layers between map and head make it of channels together. Read "
+            "maps.residual along with the maps."
         )
     return (
         f"The coefficients carry only {share:.1%} of a logit's variance: the ridge is too strong for these channels, "

@@ -58,7 +58,8 @@ def images_of(images: Any, *, batch_size: int, argument: str = "images") -> Imag
         whole = _checked(images, argument)
         if len(whole) == 0:
             raise ValueError(f"{argument} is empty.")
-        return Images(len(whole), whole[:size], lambda: _pieces(whole, size, argument, 0))
+        first = next(_pieces(whole, size, argument, 0))
+        return Images(len(whole), first, lambda: _pieces(whole, size, argument, 0))
     _refuse(images, argument)
     return _stream(images, size, argument)
 
@@ -90,7 +91,7 @@ def _stream(images: Any, size: int, argument: str) -> Images:
             yield from _pieces(batch, size, argument, seen)
             seen += len(batch)
 
-    return Images(_count(images), begun[:size], read)
+    return Images(_count(images), next(_pieces(begun, size, argument, 0)), read)
 
 
 def _batch(given: Any, argument: str, number: int) -> Tensor:

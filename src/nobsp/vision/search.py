@@ -416,8 +416,14 @@ def _no_map(reader: str | None, seen: list[_Seen]) -> str:
 
 
 def _refuse_non_finite_state(module: nn.Module) -> None:
-    for name, tensor in module.state_dict().items():
-        if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool(torch.isfinite(tensor.sum())):
-            if bool(torch.isfinite(tensor).all()):
-                continue
+    """NaN is a mistake anywhere; infinities are in weights, but masks among the buffers may mean them."""
+    weights = {id(weight) for weight in module.parameters()}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            continue
+        total = tensor.detach().sum()
+        if bool(torch.isfinite(total)):
+            continue
+        bad = ~torch.isfinite(tensor.detach()) if id(tensor) in weights else torch.isnan(tensor.detach())
+        if bool(bad.any()):
             raise ValueError(f"the model's {plain(name)!r} has values that are not finite; load its weights again.")
