@@ -49,11 +49,16 @@ class Pictures:
     target: NDArray[np.int64]
 
 
-def pictures(setting: Setting, split: str, count: int, *, skip: int = 0) -> Pictures:
-    """Images in a fixed random order, from number `skip` on."""
-    data = load_images(setting.data, split=split, size=None)  # type: ignore[arg-type]
-    order = np.random.default_rng(SEED).permutation(len(data))[skip : skip + count]
-    images = setting.model.prepare(torch.from_numpy(data.subset(order).array()))
+def prepared(setting: Setting, split: str, count: int) -> Tensor:
+    """The first images of a split in a fixed random order, as the network wants them."""
+    data = load_images(setting.data, split=split)  # type: ignore[arg-type]
+    order = np.random.default_rng(SEED).permutation(len(data))[:count]
+    images: Tensor = setting.model.prepare(torch.from_numpy(data.subset(order).array()))  # type: ignore[operator]
+    return images
+
+
+def pictures(setting: Setting, split: str, count: int) -> Pictures:
+    images = prepared(setting, split, count)
     with torch.no_grad():
         target = torch.cat([setting.model(batch).argmax(1) for batch in images.split(32)])
     return Pictures(images, target.numpy())
@@ -175,8 +180,7 @@ def main() -> None:
     methods = []
     for setting in settings:
         progress(f"{setting.name}: calibrating")
-        calibration = pictures(setting, "train", 64 if chosen.quick else CALIBRATION)
-        methods.append(candidates(setting, calibration.images))
+        methods.append(candidates(setting, prepared(setting, "train", 64 if chosen.quick else CALIBRATION)))
     tried = selection(settings, methods, few)
     best = max((name for name in tried if name != GRADCAM), key=lambda name: mean_difference(tried, name))
     results = []

@@ -17,6 +17,10 @@ from nobsp.network.tables import Encode, Table, check_finite, table_of
 Batch = TypeVar("Batch", bound=Any)
 
 
+class NoRowsError(ValueError):
+    """The table is empty; where several share the work, one of them may have nothing to do."""
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """Rows of a table in batches: 2-D tensors on the CPU, never more than the asked number of rows each.
@@ -81,7 +85,7 @@ def batches_of(
     reader = _Reader(int(batch_size), encode, argument, columns)
     if table is not None:
         if table.rows == 0:
-            raise ValueError(f"{argument} has no rows.")
+            raise NoRowsError(f"{argument} has no rows.")
         return _table_source(table, reader)
     _refuse(X, argument)
     return _stream_source(X, reader)
@@ -175,7 +179,7 @@ def _stream_source(X: Any, reader: _Reader) -> Source:
     try:
         first = next(opened)
     except StopIteration:
-        raise ValueError(f"{reader.argument} has no batches.") from None
+        raise NoRowsError(f"{reader.argument} has no batches.") from None
     head = reader.table(first, number=0, columns=reader.columns)
     if head.rows == 0:
         raise ValueError(f"batch 0 of {reader.argument} has no rows.")

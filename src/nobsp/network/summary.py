@@ -73,6 +73,9 @@ class Summariser:
     Args:
         groups: Columns of each feature; levels are counted per feature.
 
+    Attributes:
+        rows: Rows seen so far.
+
     Example:
         >>> summariser = Summariser([(0,)])
         >>> summariser.update(torch.tensor([[1.0], [3.0], [3.0]]))
@@ -82,7 +85,7 @@ class Summariser:
 
     def __init__(self, groups: Sequence[Sequence[int]]) -> None:
         self._groups = [list(group) for group in groups]
-        self._rows = 0
+        self.rows = 0
         self._sum: Tensor | None = None
         self._minimum: Tensor | None = None
         self._maximum: Tensor | None = None
@@ -107,7 +110,7 @@ class Summariser:
             if feature not in self._many:
                 self._count_levels(feature, rows[:, group])
         self._keep_some(rows)
-        self._rows += rows.shape[0]
+        self.rows += rows.shape[0]
 
     def result(self) -> Summary:
         """The summary of all rows so far."""
@@ -116,8 +119,8 @@ class Summariser:
         sample = torch.cat(self._sample) if len(self._sample) != 1 else self._sample[0]
         self._sample = [sample]
         return Summary(
-            self._rows,
-            self._sum / self._rows,
+            self.rows,
+            self._sum / self.rows,
             self._minimum,
             self._maximum,
             dict(self._levels),
@@ -152,7 +155,7 @@ class Summariser:
             return
         if len(self._sample) > 1:
             self._sample = [torch.cat(self._sample)]
-        seen = self._rows + max(room, 0) + torch.arange(1, len(rest) + 1, dtype=torch.float64)
+        seen = self.rows + max(room, 0) + torch.arange(1, len(rest) + 1, dtype=torch.float64)
         slots = (torch.rand(len(rest), generator=self._generator, dtype=torch.float64) * seen).long()
         for position in torch.nonzero(slots < SAMPLE_ROWS).flatten().tolist():
             self._sample[0][slots[position]] = rest[position]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -14,29 +14,20 @@ from sklearn.exceptions import NotFittedError
 from torch import Tensor, nn
 
 from nobsp.network.adapted import adapt
-from nobsp.network.batches import batches_of, with_progress
-from nobsp.network.inputs import needs_data
-from nobsp.network.readout import Readout
-from nobsp.network.summary import Summariser
-from nobsp.projection import Ridge
+from nobsp.network.batches import with_progress
 from nobsp.tabular import keeping
-from nobsp.tabular.calibration import (
-    Accumulator,
-    contributions,
-    solve,
-)
-from nobsp.tabular.columns import columns_of, input_values
+from nobsp.tabular.calibration import contributions
+from nobsp.tabular.columns import input_values
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.curves import curve_table
+from nobsp.tabular.distributed import together
 from nobsp.tabular.explanation import Explanation, output_position
-from nobsp.tabular.fitted import Fitted, frame_kind
+from nobsp.tabular.fitted import Fitted
+from nobsp.tabular.fitting import calibrate, measured
 from nobsp.tabular.health import Health, examine
 from nobsp.tabular.interactions import screen
-from nobsp.tabular.planning import settle_plan
-from nobsp.tabular.reading import Reading, as_model_takes, running_on
-
-# Rows on which the explained share and the importances of a calibration are measured.
-_MEASURED_ROWS = 1024
+from nobsp.tabular.options import checked, find_readout
+from nobsp.tabular.reading import as_model_takes, running_on
 
 
 class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -118,11 +109,24 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
     # ------------------------------------------------------------------ calibration
 
-    def fit(self, X: Any, y: None = None, *, progress: bool = False, like: NObSP | None = None) -> Self:
+    def fit(
+        self,
+        X: Any,
+        y: None = None,
+        *,
+        progress: bool = False,
+        like: NObSP | None = None,
+        distributed: bool = True,
+    ) -> Self:
         """Calibrates on `X`; a former calibration is replaced.
 
         Memory does not grow with the rows. Data that can be read only once is read once, which needs a
         baseline that does not depend on it; its first rows then fix each term's basis.
+
+        Where `torch.distributed` is initialised, every rank calls `fit` with its own share of the rows, which may
+        be uneven or empty, and ends with the same calibration on all rows. It is the one a single process
+        would reach on the shares one after another, but for rounding; past 16,384 rows, bases are fixed from
+        another sample of the rows. An error on one rank is an error on all.
 
         Args:
             X: Array, tensor, pandas or polars frame, DataLoader (labels in its batches are left aside), or an
@@ -131,74 +135,18 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             progress: Whether to show a progress bar on stderr.
             like: A calibrated explainer of the same model whose baseline, terms and bases are taken over. What
                 was calibrated so on other rows can be merged with it.
+            distributed: Whether to calibrate together with the other ranks where `torch.distributed` is
+                initialised; without, this process calibrates alone, on what it was given.
 
         Returns:
             The explainer itself.
         """
         if y is not None:
             raise TypeError("fit takes no labels: it explains the network's own outputs. Call fit(X).")
-        ridge = self._checked_options()
-        adapted = adapt(self.model)
-        expected = adapted.feature_names if like is None else like._fitted.columns.names
-        source = batches_of(X, batch_size=self.batch_size, encode=adapted.encode, columns=expected)
-        reader = Reading(source, progress)
-        readout = self._find_readout(adapted.module, reader.first)
-        columns = (
-            like._fitted.columns
-            if like is not None
-            else columns_of(X, adapted, self.features, width=source.columns, names=source.names)
-        )
-        groups = columns.features.columns
-        ahead = hasattr(X, "shape") or (like is None and needs_data(self.baseline, columns.features))
-        if ahead and not source.reiterable:
-            raise ValueError(
-                f"X can be read only once, but baseline={self.baseline!r} has to be known before calibrating; pass "
-                "the baseline's values, or data that can be read again (an array, a DataLoader, a list of batches)."
-            )
-        summary = reader.summarise(groups) if ahead else reader.peek(groups)
-        with running_on(readout, self.device) as represent:
-            if like is not None:
-                plan, screening = like._fitted.plan, like._fitted.screening
-                like._require_same_model(readout)
-            else:
-                plan, screening = settle_plan(
-                    adapted,
-                    columns,
-                    summary,
-                    readout,
-                    represent,
-                    baseline=self.baseline,
-                    interactions=self.interactions,
-                    pure=self.reference == "terms",
-                    ridge=ridge,
-                    batch_size=self.batch_size,
-                )
-            accumulator = Accumulator(plan, readout, rows=source.rows)
-            summariser = None if ahead else Summariser(groups)
-            for batch in reader.rows("calibrating"):
-                if summariser is not None:
-                    summariser.update(batch)
-                accumulator.update(represent, as_model_takes(batch, readout))
-            if summariser is not None:
-                summary = summariser.result()
-            if summary.rows < 2:
-                raise ValueError(f"X has {summary.rows} row; calibration needs at least two.")
-            parts = accumulator.parts
-            solution = solve(plan, parts, ridge=ridge)
-            fitted = Fitted(
-                adapted=adapted,
-                readout=readout,
-                columns=columns,
-                plan=plan,
-                parts=parts,
-                solution=solution,
-                summary=summary,
-                screening=screening,
-                output_names=self._names_of_outputs(readout, adapted.output_names),
-                ridge=ridge,
-                frame=frame_kind(X),
-            )
-            self._fit = fitted.measured(represent, as_model_takes(summary.some_rows(_MEASURED_ROWS), readout))
+        with together(distributed) as ranks:
+            options = checked(self.get_params(deep=False))
+            known = None if like is None else like._fitted
+            self._fit = calibrate(X, self.model, options, ranks=ranks, like=known, progress=progress)
         return self
 
     def merge(self, other: NObSP) -> Self:
@@ -209,7 +157,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         mine, theirs = self._fitted, other._fitted
         mine.require_moments("merge")
         theirs.require_moments("merge")
-        self._require_same_model(theirs.readout)
+        mine.require_same_model(theirs.readout)
         if mine.plan.fingerprint() != theirs.plan.fingerprint():
             raise ValueError(
                 "the two calibrations have different baselines, terms or bases and cannot be added up; calibrate the "
@@ -217,47 +165,8 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             )
         joined = mine.merged(theirs)
         with running_on(joined.readout, self.device) as represent:
-            sample = as_model_takes(joined.summary.some_rows(_MEASURED_ROWS), joined.readout)
-            self._fit = joined.measured(represent, sample)
+            self._fit = measured(joined, represent)
         return self
-
-    def _find_readout(self, module: nn.Module, probe: Tensor) -> Readout:
-        try:
-            return Readout.find(module, probe, head=self.head)
-        except (RuntimeError, IndexError) as failure:
-            raise ValueError(
-                f"the model cannot take the {probe.shape[1]} columns of X ({failure}); pass exactly the columns it "
-                "was trained on, in their order, without labels."
-            ) from failure
-
-    def _checked_options(self) -> Ridge:
-        if self.reference not in ("terms", "complement"):
-            raise ValueError(f'reference must be "terms" or "complement", found {self.reference!r}.')
-        wanted = self.interactions
-        if isinstance(wanted, str) and wanted != "auto":
-            raise ValueError(f'interactions must be a number, "auto" or a list of pairs, found {wanted!r}.')
-        if isinstance(wanted, bool) or (isinstance(wanted, int | np.integer) and wanted < 0):
-            raise ValueError(f"interactions must not be negative or a boolean, found {wanted!r}.")
-        if not isinstance(wanted, str | int | np.integer) and not isinstance(wanted, Iterable):
-            raise TypeError(f'interactions must be a whole number, "auto" or a list of pairs, found {wanted!r}.')
-        if self.baseline is None:
-            raise TypeError('baseline must be "mean", "zero", "median", "mode" or values, found None.')
-        return Ridge(self.ridge.item() if isinstance(self.ridge, np.generic) else self.ridge, self.ridge_scale)
-
-    def _names_of_outputs(self, readout: Readout, known: Sequence[str] | None) -> tuple[str, ...]:
-        if self.output_names is not None:
-            if isinstance(self.output_names, str):
-                raise TypeError(f"output_names must be a list of names, found the string {self.output_names!r}.")
-            named = tuple(str(name) for name in self.output_names)
-            if len(named) != readout.outputs:
-                raise ValueError(f"output_names has {len(named)} names but the model has {readout.outputs} outputs.")
-            if len(set(named)) != len(named):
-                twice = next(name for name in named if named.count(name) > 1)
-                raise ValueError(f"output_names has the name {twice!r} twice; names must differ.")
-            return named
-        if known is not None and len(known) == readout.outputs:
-            return tuple(known)
-        return ("output",) if readout.outputs == 1 else tuple(f"output {i}" for i in range(readout.outputs))
 
     # ------------------------------------------------------------------ explaining
 
@@ -505,7 +414,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         adapted = adapt(model)
         options, restore = keeping.load(path)
         explainer = cls(model, **options)
-        explainer._fit = restore(adapted, lambda probe: explainer._find_readout(adapted.module, probe))
+        explainer._fit = restore(adapted, lambda probe: find_readout(adapted.module, probe, head=explainer.head))
         return explainer
 
     # ------------------------------------------------------------------ scikit-learn manners
@@ -556,7 +465,3 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         if not hasattr(self, "_fit"):
             raise NotFittedError("This NObSP is not calibrated yet; call fit(X) first.")
         return self._fit
-
-    def _require_same_model(self, readout: Readout) -> None:
-        if self._fitted.readout.fingerprint() != readout.fingerprint():
-            raise ValueError("the two explainers are of different models; calibrations add up for one model only.")

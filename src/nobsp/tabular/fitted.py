@@ -116,6 +116,11 @@ class Fitted:
         if not self.parts:
             raise ValueError(f"{what} needs the moments, which were not saved; save with moments=True.")
 
+    def require_same_model(self, readout: Readout) -> None:
+        """An error where this is another model's calibration."""
+        if self.readout.fingerprint() != readout.fingerprint():
+            raise ValueError("the two explainers are of different models; calibrations add up for one model only.")
+
     def source(self, X: Any, *, batch_size: int) -> Source:
         """Rows to explain, checked against the calibrated columns."""
         source = batches_of(X, batch_size=batch_size, encode=self.adapted.encode, columns=self.columns.names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
@@ -22,11 +22,11 @@ class Reading:
     def __init__(self, source: Source, progress: bool) -> None:
         self._source, self._progress = source, progress
         self._begun: Iterator[Tensor] = iter(source)
-        self._held: list[Tensor] = [next(self._begun)]
+        self._held: list[Tensor] = list(islice(self._begun, 1))
 
     @property
     def first(self) -> Tensor:
-        """The first batch."""
+        """The first batch, of a source that was not read yet."""
         return self._held[0]
 
     def _batches(self) -> Iterable[Tensor]:
@@ -38,21 +38,14 @@ class Reading:
         """Every batch, with progress where that was asked for."""
         return with_progress(self._batches(), total=self._source.rows, enabled=self._progress, description=description)
 
-    def summarise(self, groups: Sequence[Sequence[int]]) -> Summary:
-        """What all rows look like: one pass."""
-        summariser = Summariser(groups)
-        for batch in self.rows("reading"):
-            summariser.update(batch)
-        return summariser.result()
-
-    def peek(self, groups: Sequence[Sequence[int]]) -> Summary:
-        """What the first rows look like; they are read again with the others."""
+    def peek(self, groups: Sequence[Sequence[int]]) -> Summary | None:
+        """What the first rows look like, where there are any; they are read again with the others."""
         while sum(map(len, self._held)) < SAMPLE_ROWS and (batch := next(self._begun, None)) is not None:
             self._held.append(batch)
         summariser = Summariser(groups)
         for batch in self._held:
             summariser.update(batch)
-        return summariser.result()
+        return summariser.result() if self._held else None
 
 
 @contextmanager

@@ -1,0 +1,167 @@
+"""Calibrates: reads a table, settles the plan, adds the rows up and solves, alone or together with other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from nobsp.network.adapted import Adapted, adapt
+from nobsp.network.batches import NoRowsError, Source, batches_of
+from nobsp.network.inputs import needs_data
+from nobsp.network.readout import Readout
+from nobsp.network.summary import Summariser, Summary
+from nobsp.tabular.calibration import Accumulator, Plan, solve
+from nobsp.tabular.columns import Columns, columns_of
+from nobsp.tabular.distributed import Ranks
+from nobsp.tabular.fitted import Fitted, frame_kind
+from nobsp.tabular.interactions import Screening
+from nobsp.tabular.options import Options, find_readout, names_of_outputs
+from nobsp.tabular.planning import settle_plan
+from nobsp.tabular.reading import Reading, as_model_takes, running_on
+from nobsp.tabular.representations import Represent
+from nobsp.tabular.shards import Glimpse, common_columns, common_glimpse, common_summary, require_same
+
+# Rows on which the explained share and the importances of a calibration are measured.
+MEASURED_ROWS = 1024
+
+
+def calibrate(
+    X: Any, model: Any, options: Options, *, ranks: Ranks, like: Fitted | None = None, progress: bool = False
+) -> Fitted:
+    """A calibration on `X`, and on what the other ranks have; see `NObSP.fit`."""
+    adapted = adapt(model)
+    expected = adapted.feature_names if like is None else like.columns.names
+    source = _source(X, adapted, expected, options, ranks)
+    reader = Reading(source, progress) if source is not None else None
+    glimpse = common_glimpse(ranks, None if source is None or reader is None else Glimpse.of(source, reader.first))
+    readout = find_readout(adapted.module, glimpse.probe, head=options.head)
+    if not ranks.alone:
+        require_same(ranks, readout.fingerprint(), "the model")
+    if like is not None:
+        like.require_same_model(readout)
+        columns = like.columns
+    else:
+        mine = None
+        if source is not None:
+            mine = columns_of(X, adapted, options.features, width=source.columns, names=source.names)
+        columns = common_columns(ranks, mine)
+    if source is None or reader is None:
+        source = Source(glimpse.names, 0, True, False, glimpse.columns, lambda: iter(()))
+        reader = Reading(source, progress)
+    ahead = _looks_ahead(X, source, columns, options, ranks, like=like)
+    groups = columns.features.columns
+    summary = _summarised(reader, groups, ranks) if ahead else common_summary(ranks, reader.peek(groups))
+    with running_on(readout, options.device) as represent:
+        plan, screening = _plan(adapted, columns, summary, readout, represent, options, ranks, like=like)
+        accumulator = Accumulator(plan, readout, rows=source.rows)
+        summariser = None if ahead else Summariser(groups)
+        ranks.work(_added_up(reader, accumulator, summariser, readout, represent))
+        if summariser is not None:
+            summary = common_summary(ranks, summariser.result() if summariser.rows else None)
+        if summary.rows < 2:
+            raise ValueError(f"X has {summary.rows} row; calibration needs at least two.")
+        ranks.all_reduce(accumulator.parts)
+        fitted = Fitted(
+            adapted=adapted,
+            readout=readout,
+            columns=columns,
+            plan=plan,
+            parts=accumulator.parts,
+            # Solved once and handed out: processors differ in their last digits, ranks must not.
+            solution=ranks.decide(lambda: solve(plan, accumulator.parts, ridge=options.ridge)),
+            summary=summary,
+            screening=screening,
+            output_names=names_of_outputs(options.output_names, outputs=readout.outputs, known=adapted.output_names),
+            ridge=options.ridge,
+            frame=frame_kind(X),
+        )
+        return measured(fitted, represent)
+
+
+def measured(fitted: Fitted, represent: Represent) -> Fitted:
+    """The same with explained share and importances, measured on some of its rows."""
+    return fitted.measured(represent, as_model_takes(fitted.summary.some_rows(MEASURED_ROWS), fitted.readout))
+
+
+def _source(X: Any, adapted: Adapted, expected: Sequence[str] | None, options: Options, ranks: Ranks) -> Source | None:
+    """The rows in batches; None where this rank has none, which is allowed where others may have some."""
+    try:
+        return batches_of(X, batch_size=options.batch_size, encode=adapted.encode, columns=expected)
+    except NoRowsError:
+        if ranks.alone:
+            raise
+        return None
+
+
+def _looks_ahead(
+    X: Any, source: Source, columns: Columns, options: Options, ranks: Ranks, *, like: Fitted | None
+) -> bool:
+    """Whether all rows are looked at before they are added up: where the baseline needs it, or it is cheap."""
+    wanted = hasattr(X, "shape") or (like is None and needs_data(options.baseline, columns.features))
+    ahead = any(ranks.gather(wanted))
+    if ahead and not source.reiterable:
+        raise ValueError(
+            f"X can be read only once, but baseline={options.baseline!r} has to be known before calibrating; pass "
+            "the baseline's values, or data that can be read again (an array, a DataLoader, a list of batches)."
+        )
+    return ahead
+
+
+def _summarised(reader: Reading, groups: Sequence[Sequence[int]], ranks: Ranks) -> Summary:
+    """What all rows look like: one pass."""
+    summariser = Summariser(groups)
+
+    def steps() -> Iterator[None]:
+        for batch in reader.rows("reading"):
+            summariser.update(batch)
+            yield
+
+    ranks.work(steps())
+    return common_summary(ranks, summariser.result() if summariser.rows else None)
+
+
+def _plan(
+    adapted: Adapted,
+    columns: Columns,
+    summary: Summary,
+    readout: Readout,
+    represent: Represent,
+    options: Options,
+    ranks: Ranks,
+    *,
+    like: Fitted | None,
+) -> tuple[Plan, Screening | None]:
+    """Another calibration's plan, or one settled on the first rank."""
+    if like is not None:
+        if not ranks.alone:
+            require_same(ranks, like.plan.fingerprint(), "like")
+        return like.plan, like.screening
+    return ranks.decide(
+        lambda: settle_plan(
+            adapted,
+            columns,
+            summary,
+            readout,
+            represent,
+            baseline=options.baseline,
+            interactions=options.interactions,
+            pure=options.reference == "terms",
+            ridge=options.ridge,
+            batch_size=options.batch_size,
+        )
+    )
+
+
+def _added_up(
+    reader: Reading,
+    accumulator: Accumulator,
+    summariser: Summariser | None,
+    readout: Readout,
+    represent: Represent,
+) -> Iterator[None]:
+    """Adds every batch to the moments, one step a batch."""
+    for batch in reader.rows("calibrating"):
+        if summariser is not None:
+            summariser.update(batch)
+        accumulator.update(represent, as_model_takes(batch, readout))
+        yield

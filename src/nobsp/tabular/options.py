@@ -1,0 +1,76 @@
+"""What an explainer was asked for, checked before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nobsp.network.readout import Readout
+from nobsp.projection import Ridge
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """The options of an explainer, under the names they have there; `ridge` is a strength with its scale."""
+
+    features: Sequence[str] | Mapping[str, Any] | None
+    baseline: Any
+    reference: str
+    interactions: Any
+    ridge: Ridge
+    head: str | nn.Module | None
+    output_names: Sequence[str] | None
+    device: torch.device | str | None
+    batch_size: int
+
+
+def checked(given: Mapping[str, Any]) -> Options:
+    """An explainer's options, or an error that names the one that cannot be meant."""
+    if given["reference"] not in ("terms", "complement"):
+        raise ValueError(f'reference must be "terms" or "complement", found {given["reference"]!r}.')
+    wanted = given["interactions"]
+    if isinstance(wanted, str) and wanted != "auto":
+        raise ValueError(f'interactions must be a number, "auto" or a list of pairs, found {wanted!r}.')
+    if isinstance(wanted, bool) or (isinstance(wanted, int | np.integer) and wanted < 0):
+        raise ValueError(f"interactions must not be negative or a boolean, found {wanted!r}.")
+    if not isinstance(wanted, str | int | np.integer) and not isinstance(wanted, Iterable):
+        raise TypeError(f'interactions must be a whole number, "auto" or a list of pairs, found {wanted!r}.')
+    if given["baseline"] is None:
+        raise TypeError('baseline must be "mean", "zero", "median", "mode" or values, found None.')
+    strength, scale = given["ridge"], given["ridge_scale"]
+    ridge = Ridge(strength.item() if isinstance(strength, np.generic) else strength, scale)
+    kept = {name: value for name, value in given.items() if name not in ("model", "ridge", "ridge_scale")}
+    return Options(**kept, ridge=ridge)
+
+
+def find_readout(module: nn.Module, probe: Tensor, *, head: str | nn.Module | None) -> Readout:
+    """The model's linear head, or an error about the columns where the model cannot take them."""
+    try:
+        return Readout.find(module, probe, head=head)
+    except (RuntimeError, IndexError) as failure:
+        raise ValueError(
+            f"the model cannot take the {probe.shape[1]} columns of X ({failure}); pass exactly the columns it "
+            "was trained on, in their order, without labels."
+        ) from failure
+
+
+def names_of_outputs(given: Sequence[str] | None, *, outputs: int, known: Sequence[str] | None) -> tuple[str, ...]:
+    """Names for the outputs: those given, those the model knows, or numbers."""
+    if given is not None:
+        if isinstance(given, str):
+            raise TypeError(f"output_names must be a list of names, found the string {given!r}.")
+        named = tuple(str(name) for name in given)
+        if len(named) != outputs:
+            raise ValueError(f"output_names has {len(named)} names but the model has {outputs} outputs.")
+        if len(set(named)) != len(named):
+            twice = next(name for name in named if named.count(name) > 1)
+            raise ValueError(f"output_names has the name {twice!r} twice; names must differ.")
+        return named
+    if known is not None and len(known) == outputs:
+        return tuple(known)
+    return ("output",) if outputs == 1 else tuple(f"output {i}" for i in range(outputs))
