@@ -128,6 +128,20 @@ def test_a_truncated_file_is_damaged(tmp_path, kept):
         store.load(path, kind="thing", version=1)
 
 
+@pytest.mark.parametrize("words", [{}, {"about": "{'n': 1}"}, {"about": ""}], ids=["missing", "no json", "empty"])
+def test_a_description_that_cannot_be_read_is_damage(tmp_path, words):
+    path = tmp_path / "file"
+    save_file({"a": torch.zeros(2)}, path, metadata={"format": "nobsp", "kind": "thing", "version": "1", **words})
+    with pytest.raises(ValueError, match=r"path .*file' is damaged: its description cannot be read"):
+        store.load(path, kind="thing", version=1)
+
+
+def test_saving_never_touches_the_umask_of_the_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "umask", lambda _: pytest.fail("the umask is shared by all threads"))
+    saved(tmp_path / "file")
+    saved(tmp_path / "file")
+
+
 def test_no_source_file_speaks_pickle():
     words = ("import pickle", "pickle.load", "torch.load", "torch.save", "joblib", "cloudpickle", "allow_pickle=True")
     for path in Path(store.__file__).parent.rglob("*.py"):

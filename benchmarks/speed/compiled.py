@@ -8,7 +8,7 @@ same output. Methods whose cost grows with the rows are timed on fewer and given
     Integrated Gradients  captum, 25 steps, in batches
     DeepLift              captum, in batches
     Kernel SHAP           shap, its default number of samples, a background of 100 rows
-    effector              a global effect (PDP) of each feature on 1,000 rows, then evaluated at every row
+    effector              the global effect (PDP) of each feature on 1,000 rows, fitted while warming up, at every row
 
 Pairs are left out: the target is on functions of single features. A second table adds pairs as grids.
 """
@@ -170,9 +170,9 @@ def main() -> None:
     explainer = NObSP(model, interactions=0).fit(calibration)
     compiled = explainer.compile(TOLERANCE)
     ways = {
-        f"compiled, float64, {threads} threads": (lambda: compiled(double, threads=threads), rows),
-        f"compiled, float32, {threads} threads": (lambda: compiled(X, threads=threads), rows),
-        "compiled, float64, 1 thread": (lambda: compiled(double, threads=1), rows),
+        f"compiled, float64, threads: {threads}": (lambda: compiled(double, threads=threads), rows),
+        f"compiled, float32, threads: {threads}": (lambda: compiled(X, threads=threads), rows),
+        "compiled, float64, one thread": (lambda: compiled(double, threads=1), rows),
         "uncompiled explainer": (lambda: explainer(X[:some]), some),
         f"Integrated Gradients, {STEPS} steps": (integrated_gradients(model, X[:some]), some),
         "DeepLift": (deep_lift(model, X[:some]), some),
@@ -226,7 +226,7 @@ def main() -> None:
         title=f"Explaining {rows:,} rows × {FEATURES} features without the network",
         tables=(speeds, compiling),
         findings=(
-            f"Compiled tables give {FEATURES / medians[first]:.1e} feature evaluations a second with {threads} threads "
+            f"Compiled tables give {FEATURES / medians[first]:.1e} feature evaluations a second, threads: {threads} "
             "(target: 2e7 on two cores).",
             f"Per row, Kernel SHAP takes {ratios['Kernel SHAP']:,.0f} times as long (target: 1,000), Integrated "
             f"Gradients {ratios[f'Integrated Gradients, {STEPS} steps']:,.0f} times (target: 20).",

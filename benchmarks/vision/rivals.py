@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.architectures import torchvision_models
 from benchmarks.vision.candidates import Maps, Method
 from benchmarks.vision.networks import Setting
 
@@ -16,6 +17,7 @@ GRADCAM = "GradCAM"
 
 def rivals(setting: Setting) -> dict[str, Method]:
     """Maps of the same layer, at the size of the images as the package returns them."""
+    torchvision_models()  # the package imports torchvision, which has to be helped first
     from pytorch_grad_cam import EigenCAM, GradCAM, GradCAMPlusPlus, LayerCAM
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,14 +40,16 @@ def save(
     if target.is_dir():
         raise IsADirectoryError(f"path {str(target)!r} is a folder; pass the name of a file.")
     metadata = {"format": "nobsp", "kind": kind, "version": str(version), "about": json.dumps(about)}
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
-    os.close(handle)
+    temporary = target.with_name(f"{target.name}.{secrets.token_hex(8)}.part")
+    # Asking for the umask would change it for other threads; an empty file shows what it allows.
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     try:
-        save_file(tensors, temporary, metadata=metadata)
-        os.chmod(temporary, _mode_of(target))
+        mode = stat.S_IMODE((target if target.exists() else temporary).stat().st_mode)
+        save_file(tensors, str(temporary), metadata=metadata)
+        os.chmod(temporary, mode)  # safetensors writes files for their owner alone
         os.replace(temporary, target)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -88,13 +90,7 @@ def load(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
     except SafetensorError as damaged:
         raise ValueError(f"path {str(path)!r} is damaged or no safetensors file: {damaged}.") from damaged
-    return tensors, json.loads(metadata["about"])
-
-
-def _mode_of(target: Path) -> int:
-    """Who may read the file: as before, or as any new file. Temporary files are for their owner alone."""
-    if target.exists():
-        return stat.S_IMODE(target.stat().st_mode)
-    umask = os.umask(0)
-    os.umask(umask)
-    return 0o666 & ~umask
+    try:
+        return tensors, json.loads(metadata["about"])
+    except (KeyError, json.JSONDecodeError, RecursionError) as damaged:
+        raise ValueError(f"path {str(path)!r} is damaged: its description cannot be read ({damaged}).") from damaged

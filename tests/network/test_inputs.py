@@ -74,6 +74,10 @@ def test_a_dictionary_groups_columns_by_position_or_name(given_groups: dict[str,
         ({"a": ["age", "oslo", "rom"]}, ValueError, "did you mean 'rome'"),
         ({"a": [0, 1, True]}, TypeError, "by position or name, found True"),
         ({"a": [0, 1, 2.0]}, TypeError, "by position or name, found 2.0"),
+        ({"a": 0.5, "b": [0, 1, 2]}, TypeError, r"features\['a'\] must be a column or a list of columns, found 0.5"),
+        ({"a": None, "b": [0, 1, 2]}, TypeError, r"features\['a'\] must be a column or a list of columns, found None"),
+        ({1: 0, "1": [1, 2]}, ValueError, "the name '1' twice"),
+        ({"1": 0, 1: [1, 2]}, ValueError, "the name '1' twice"),
     ],
 )
 def test_impossible_features_are_refused_in_words(given_features: Any, kind: type[Exception], words: str) -> None:

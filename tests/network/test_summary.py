@@ -150,3 +150,73 @@ def test_a_merged_sample_holds_each_table_by_its_size(sizes: tuple[int, int]) ->
     sample = a.merge(b).sample
     assert len(sample) == SAMPLE_ROWS
     assert float(sample.mean()) == pytest.approx(sizes[1] / sum(sizes), abs=0.011)
+
+
+# ---------------------------------------------------------------------- categories with many levels
+
+
+@pytest.mark.parametrize("size", [7, 100, 10_000])
+@pytest.mark.parametrize("start", [0, -40])
+def test_whole_numbers_are_counted_however_many(size: int, start: int) -> None:
+    X = np.random.default_rng(0).integers(start, start + 2000, 6000).astype(float)
+    X[:3] = start + 7
+    summary = summary_of(X[:, None], size=size)
+    values, counts = np.unique(X, return_counts=True)
+    known = summary.levels_of(0, [0])
+    assert 0 not in summary.levels
+    assert known is not None
+    np.testing.assert_array_equal(known[0][:, 0], values)
+    np.testing.assert_array_equal(known[1], counts)
+    assert summary.mode(0, [0]) == values[counts.argmax()]
+
+
+@pytest.mark.parametrize("odd", [0.5, 1e6, -1e6])
+def test_fractions_and_numbers_far_apart_are_no_codes(odd: float) -> None:
+    X = np.concatenate([np.arange(1000.0), [odd]])[:, None]
+    assert summary_of(X).levels_of(0, [0]) is None
+
+
+@pytest.mark.parametrize("size", [50, 5000])
+def test_every_level_of_a_wide_one_hot_group_is_counted(size: int) -> None:
+    rng = np.random.default_rng(0)
+    level = rng.integers(0, 300, 3000)
+    level[:100] = 17
+    X = np.column_stack([np.eye(300)[level], rng.normal(size=3000)])
+    columns = list(range(300))
+    summary = summary_of(X, size=size, groups=[columns, [300]])
+    known = summary.levels_of(0, columns)
+    assert known is not None
+    assert len(known[0]) == len(np.unique(level))
+    assert int(known[1].sum()) == 3000
+    assert int(summary.mode(0, columns).argmax()) == 17
+    assert summary.two_valued.tolist() == [True] * 300 + [False]
+
+
+def test_combinations_of_many_switches_are_not_levels_of_a_category() -> None:
+    X = np.random.default_rng(0).integers(0, 2, (2000, 20)).astype(float)
+    summary = summary_of(X, groups=[list(range(20))])
+    assert summary.levels_of(0, range(20)) is None
+    assert bool(summary.two_valued.all())
+
+
+@given(st.integers(1, 3), st.integers(0, 50))
+def test_columns_of_two_values_are_known_whatever_the_batches(size: int, seed: int) -> None:
+    X = np.random.default_rng(seed).choice([0.0, 1.0, 1.0, 2.5], (6, 4))
+    expected = [len(np.unique(column)) <= 2 for column in X.T]
+    assert summary_of(X, size=size).two_valued.tolist() == expected
+    assert summary_of(X[:2]).merge(summary_of(X[2:])).two_valued.tolist() == expected
+
+
+@pytest.mark.parametrize("cut", [10, 600, 2990])
+def test_many_levels_merge_to_those_of_both(cut: int) -> None:
+    rng = np.random.default_rng(1)
+    X = np.column_stack([rng.integers(0, 900, 3000), np.eye(300)[rng.integers(0, 300, 3000)]])
+    groups = [[0], list(range(1, 301))]
+    whole = summary_of(X, groups=groups)
+    merged = summary_of(X[:cut], groups=groups).merge(summary_of(X[cut:], groups=groups))
+    for feature, columns in enumerate(groups):
+        both, one = merged.levels_of(feature, columns), whole.levels_of(feature, columns)
+        assert both is not None
+        assert one is not None
+        assert torch.equal(both[0], one[0])
+        assert torch.equal(both[1], one[1])

@@ -164,6 +164,87 @@ def test_categories_unseen_in_calibration_name_row_and_level(coded):
         coded.function("city")([0.5])
 
 
+class ManyCodes(nn.Module):
+    """A column of codes among amounts, all floats."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.mix, self.head = nn.Embedding(300, 3), nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.mix(torch.cat([self.table(x[:, 0].long()), x[:, 1:]], dim=1))))
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+def test_codes_are_known_one_by_one_however_many(kind):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = ManyCodes()
+    rng = np.random.default_rng(0)
+    codes = np.concatenate([np.delete(np.arange(300), 123).repeat(3), [77.0]])
+    X = np.column_stack([codes, rng.normal(size=len(codes))]).astype(kind)
+    explainer = NObSP(net, features=["city", "age"], interactions=0).fit(X)
+    assert explainer.baseline_[0] == 77
+    explainer(X)
+    for unseen in (10.5, 123):
+        with pytest.raises(ValueError, match="row 1, has a level of 'city' that calibration did not see"):
+            explainer(np.array([[5, 0.0], [unseen, 0.0]], dtype=kind))
+        with pytest.raises(ValueError, match="level of 'city' that calibration did not see"):
+            explainer.function("city")([unseen])
+
+
+def test_grouped_codes_with_many_combinations_are_known_column_by_column():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Embedding(60, 3), nn.Flatten(), nn.Linear(6, 1))
+    codes = torch.randint(0, 50, (3000, 2), generator=torch.Generator().manual_seed(0))
+    explainer = NObSP(net, features={"place": [0, 1]}, interactions=0).fit(codes)
+    explainer(codes[:5])
+    with pytest.raises(ValueError, match="level of 'place' that calibration did not see"):
+        explainer(torch.tensor([[3, 55]]))
+
+
+def test_codes_too_far_apart_to_be_counted_are_said_so():
+    class Far(ManyCodes):
+        def forward(self, x):
+            return super().forward(torch.cat([x[:, :1] - 1e6 * (x[:, :1] > 1e5), x[:, 1:]], dim=1))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Far().double()
+    X = np.column_stack([np.arange(900) % 300, np.random.default_rng(0).normal(size=900)])
+    X[600:, 0] += 1e6
+    with pytest.warns(UserWarning, match="codes of feature 'city' .* will not be refused"):
+        NObSP(net, features=["city", "age"], interactions=0).fit(X)
+
+
+def test_a_wide_one_hot_group_has_its_most_frequent_level_as_baseline():
+    rng = np.random.default_rng(0)
+    level = np.concatenate([np.arange(300), np.full(20, 42), rng.integers(0, 300, 280)])
+    X = np.column_stack([np.eye(300)[level], rng.normal(size=600)])
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(301, 8), nn.ReLU(), nn.Linear(8, 1))
+    explainer = NObSP(net, features={"city": range(300), "age": 300}, interactions=0).fit(X)
+    assert explainer.baseline_[:300].tolist() == np.eye(300)[42].tolist()
+    twice = X[:1].copy()
+    twice[0, :2] = 1
+    with pytest.raises(ValueError, match="level of 'city' that calibration did not see"):
+        explainer(twice)
+
+
+def test_new_combinations_of_many_switches_are_explained():
+    switches = np.random.default_rng(0).integers(0, 2, (2000, 20)).astype(float)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 1))
+    explainer = NObSP(net, features={"switches": range(20)}, interactions=0).fit(switches[:1000])
+    assert set(explainer.baseline_) <= {0.0, 1.0}
+    assert len(explainer(switches[1000:])) == 1000
+    with pytest.raises(ValueError, match="level of 'switches' that calibration did not see"):
+        explainer(np.full((1, 20), 0.5))
+
+
 def test_codes_have_no_mean(coded):
     frequent = coded.baseline_
     assert np.array_equal(frequent, frequent.round())

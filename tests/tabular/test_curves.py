@@ -185,3 +185,34 @@ def test_a_few_seconds_suffice_for_many_curves():
     start = time.perf_counter()
     explainer.curves()
     assert time.perf_counter() - start < 20
+
+
+class Coded(nn.Module):
+    """One column of codes and one amount."""
+
+    def __init__(self, levels):
+        super().__init__()
+        self.table, self.mix = nn.Embedding(levels, 3), nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.head(self.mix(torch.cat([self.table(x[:, 0].long()), x[:, 1:]], dim=1)))
+
+
+@pytest.mark.parametrize("levels", [50, 300])
+def test_codes_get_one_row_per_level_however_many(levels):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Coded(levels)
+    rng = np.random.default_rng(0)
+    X = np.column_stack([np.arange(1200) % levels, rng.normal(size=1200)])
+    curves = NObSP(model, features=["code", "amount"], interactions=0).fit(X).curves()
+    assert curves["x"][curves["feature"] == "code"].tolist() == list(range(levels))
+    assert (curves["feature"] == "amount").sum() == 200
+
+
+def test_wide_one_hot_groups_get_one_row_per_level():
+    X = np.eye(300)[np.arange(900) % 300]
+    explainer = NObSP(make_net(300), features={"city": range(300)}, interactions=0).fit(X)
+    curves = explainer.curves()
+    assert sorted(curves["level"][:300]) == sorted(f"x{k}" for k in range(300))

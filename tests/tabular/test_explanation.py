@@ -172,10 +172,10 @@ def test_an_explanation_can_be_walked_row_by_row(ex):
         (1.5, IndexError, "rows are chosen by position"),
         (True, IndexError, "rows are chosen by position"),
         (np.arange(9) < 3, IndexError, "mask has 9 entries but there are 10 rows"),
-        ((slice(None), "bb"), KeyError, "no term 'bb'; did you mean 'b'"),
-        ((slice(None), "z"), KeyError, "no term 'z'; there are a, b, c, d, a × b"),
-        ((slice(None), ("a", "d")), KeyError, "no term 'a × d'"),
-        ((slice(None), ("a", "a")), KeyError, "no term 'a × a'"),
+        ((slice(None), "bb"), ValueError, "no term 'bb'; did you mean 'b'"),
+        ((slice(None), "z"), ValueError, "no term 'z'; there are a, b, c, d, a × b"),
+        ((slice(None), ("a", "d")), ValueError, "no term 'a × d'"),
+        ((slice(None), ("a", "a")), ValueError, "no term 'a × a'"),
         ((slice(None), 6), IndexError, "term 6 is out of range; there are 6 terms"),
         ((slice(None), 1.5), TypeError, "found 1.5"),
         ((slice(None), [1.5]), TypeError, "found 1.5"),
@@ -283,6 +283,17 @@ def test_a_feature_may_be_called_like_a_column_of_the_account():
     assert list(frame.columns) == ["(base)", "base", "residual", "(residual)", "((residual))", "prediction"]
     assert np.array_equal(frame["base"], ex.values[:, 0, 0])
     assert np.array_equal(frame["((residual))"], ex.residual[:, 0])
+
+
+def test_a_feature_named_like_a_pair_does_not_hide_it():
+    x = np.random.default_rng(0).normal(size=(50, 3))
+    explainer = NObSP(small_net(1, 3), features=["a", "b", "a × b"], interactions=[("a", "b")]).fit(x)
+    ex = explainer(x[:4])
+    frame = ex.to_frame()
+    assert list(frame.columns) == ["base", "a", "b", "a × b", "(a × b)", "residual", "prediction"]
+    assert np.array_equal(frame["a × b"], ex.values[:, 2, 0])
+    assert np.array_equal(frame["(a × b)"], ex.values[:, 3, 0])
+    assert np.array_equal(ex[:, ("a", "b")].values[:, 0, 0], frame["(a × b)"])
 
 
 def test_the_output_must_be_chosen_where_there_are_several(ex):

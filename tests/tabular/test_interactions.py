@@ -79,12 +79,33 @@ def test_the_ranking_covers_every_pair_and_is_the_spread_of_the_pure_effect(inte
     assert sorted(found) == list(itertools.combinations([f"x{k}" for k in range(5)], 2))
     assert (np.diff(ranking["strength"]) <= 0).all()
     network = Network(model, explainer.baseline_)
-    spread = np.sqrt((centred(network.logits(X)) ** 2).sum())
+    spread = network.logits(X).std(0)
     for (first, second), strength in zip(found, ranking["strength"], strict=True):
         pure = centred(network.pure((int(first[1]), int(second[1])), X) @ network.weight.T)
-        assert strength == pytest.approx(np.sqrt((pure**2).sum()) / spread, rel=1e-9)
+        assert strength == pytest.approx((pure.std(0) / spread).max(), rel=1e-9)
     chosen = {term for term in explainer.terms_ if len(term) == 2}
     assert {pair for pair, fitted in zip(found, ranking["fitted"], strict=True) if fitted} == chosen
+
+
+class TwoScales(nn.Module):
+    """y0 = 1000 x0 and y1 = x1 x2: the pair matters only to the small output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 2, bias=False).double()
+        with torch.no_grad():
+            self.head.weight.copy_(torch.tensor([[1000.0, 0.0], [0.0, 1.0]]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.stack([x[:, 0], x[:, 1] * x[:, 2]], dim=1))
+
+
+@pytest.mark.parametrize("reference", ["terms", "complement"])
+def test_a_pair_that_matters_only_to_a_small_output_is_found(reference: str) -> None:
+    X = np.random.default_rng(0).normal(size=(1000, 3))
+    explainer = NObSP(TwoScales(), reference=reference).fit(X)
+    assert ("x1", "x2") in explainer.terms_
+    assert explainer(X).explained().min() > 0.99
 
 
 def test_screening_costs_what_it_says() -> None:

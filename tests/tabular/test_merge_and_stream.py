@@ -142,6 +142,23 @@ def test_data_that_can_be_read_once_is_read_once(reference: str) -> None:
     assert_same(found, NObSP(model, baseline="zero", reference=reference, interactions=[["x0", "x2"]]).fit(X))
 
 
+@pytest.mark.parametrize("reiterable", [False, True])
+def test_a_stream_may_fill_the_same_memory_with_every_batch(reiterable: bool) -> None:
+    model, X = net("relu"), table("relu", 600)
+
+    class Refilled:
+        def __iter__(self) -> Iterator[np.ndarray]:
+            buffer = np.empty((100, X.shape[1]))
+            for start in range(0, len(X), 100):
+                buffer[:] = X[start : start + 100]
+                yield buffer
+            buffer[:] = np.nan
+
+    data = Refilled() if reiterable else iter(Refilled())
+    found = NObSP(model, baseline="zero", interactions=0).fit(data)
+    assert_same(found, NObSP(model, baseline="zero", interactions=0).fit(X))
+
+
 @pytest.mark.parametrize("baseline", ["mean", "median", "mode", {"x0": "mean"}])
 def test_data_that_can_be_read_once_cannot_give_the_baseline(baseline: Any) -> None:
     with pytest.raises(ValueError, match=r"X can be read only once.*baseline.*pass the baseline's values"):

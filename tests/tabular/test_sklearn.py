@@ -1,5 +1,6 @@
 """scikit-learn's networks and pipelines are taken as they are, and the explainer has scikit-learn's manners."""
 
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -21,6 +22,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from nobsp import NObSP
+from nobsp.network.adapted import adapt
+from nobsp.tabular.columns import columns_of
 
 ROWS = 300
 COLUMNS = ["age", "city", "income", "code", "grade", "constant", "unused"]
@@ -194,6 +197,65 @@ def test_calibrating_on_polars_gives_the_same_functions_and_polars_tables(pipeli
     ours = NObSP(pipeline).fit(complete)
     assert np.allclose(theirs(complete).values, ours(complete).values, atol=1e-12)
     assert isinstance(theirs.curves(5), pl.DataFrame)
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "array"])
+def test_every_level_of_a_text_column_is_known_by_name(kind):
+    names = [f"lv{k}" for k in range(300)] * 3
+    X = pd.DataFrame({"c0": names, "c1": np.random.default_rng(0).normal(size=900)})
+    prepare = ColumnTransformer([("names", OneHotEncoder(), [0]), ("rest", "passthrough", [1])])
+    given = {"pandas": X, "polars": pl.from_pandas(X), "array": X.to_numpy()}[kind]
+    model = trained(make_pipeline(prepare, network(MLPRegressor)), X.to_numpy(), X["c1"])
+    names = None if kind != "array" else ["c0", "c1"]
+    explainer = NObSP(model, features=names, baseline={"c0": "lv290"}, interactions=0).fit(given)
+    assert explainer.baseline_[:300].sum() == 1
+    assert explainer.function("c0")("lv290") == pytest.approx(explainer(given[290:291]).values[0, 0, 0])
+    curves = explainer.curves(9)
+    assert sum(name == "c0" for name in curves["feature"]) == 300
+
+
+def test_numbers_that_are_encoded_one_by_one_have_a_curve_however_many():
+    X = np.column_stack([np.arange(900) % 300 * 1.5, np.random.default_rng(0).normal(size=900)])
+    prepare = ColumnTransformer([("names", OneHotEncoder(), [0]), ("rest", "passthrough", [1])])
+    model = trained(make_pipeline(prepare, network(MLPRegressor)), X, X[:, 1])
+    curves = NObSP(model, interactions=0).fit(X).curves()
+    assert curves["x"][curves["feature"] == "x0"].tolist() == [1.5 * k for k in range(300)]
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "array"])
+def test_names_after_many_gaps_are_names(kind):
+    X = pd.DataFrame({"city": [None] * 1200 + ["rome", "oslo"] * 100, "age": np.linspace(0, 1, 1400)}, dtype=object)
+    X["age"] = X["age"].astype(float)
+    fill = SimpleImputer(strategy="constant", fill_value="nowhere", missing_values=None)
+    prepare = ColumnTransformer([("names", make_pipeline(fill, OneHotEncoder()), [0]), ("rest", "passthrough", [1])])
+    model = trained(make_pipeline(prepare, network(MLPRegressor)), X.to_numpy(), X["age"])
+    given = {"pandas": X, "polars": pl.from_pandas(X), "array": X.to_numpy()}[kind]
+    explainer = NObSP(model, features=["city", "age"], interactions=0).fit(given)
+    levels = [
+        level for level, name in zip(*map(explainer.curves(5).__getitem__, ("level", "feature"))) if name == "city"
+    ]
+    assert levels == ["oslo", "rome"]
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "array"])
+def test_the_columns_of_a_large_table_are_looked_at_one_by_one(kind):
+    """No more than a few copies of one column are held, and no Python object per value."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(100_000, 20))
+    names = [f"x{k}" for k in range(20)]
+    X = {
+        "pandas": lambda: pd.DataFrame(values, columns=names),
+        "polars": lambda: pl.DataFrame(values, schema=names),
+        "array": lambda: values,
+    }[kind]()
+    model = adapt(trained(make_pipeline(StandardScaler(), network(MLPRegressor)), values[:100], values[:100, 0]))
+    tracemalloc.start()
+    try:
+        columns_of(X, model, None, width=20, names=names)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 0.75 * values.nbytes
 
 
 def test_columns_in_any_order_calibrate_the_same(people):

@@ -255,6 +255,92 @@ def test_bad_files_are_value_errors(net, table, path, content):
         NObSP.load(path, net)
 
 
+def tampered(path, *, tensors=None, about=None):
+    """Writes the file anew with some parts changed; a tensor that is None, or a key that is ..., is left out."""
+    held, said = store.load(path, kind=keeping.KIND, version=keeping.VERSION)
+    held = {name: value for name, value in (held | (tensors or {})).items() if value is not None}
+    said = {name: value for name, value in (said | (about or {})).items() if value is not ...}
+    store.save(path, kind=keeping.KIND, version=keeping.VERSION, tensors=held, about=said)
+
+
+DAMAGED_TENSORS = {
+    "missing": ({"matrix/0": None}, "lacks 'matrix/0'"),
+    "narrow": ({"matrix/1": torch.zeros(11, 2, dtype=torch.float64)}, "'matrix/1' is .* of shape"),
+    "single": ({"matrix/1": torch.zeros(12, 2)}, "'matrix/1' is torch.float32"),
+    "nan": ({"matrix/2": torch.full((12, 2), torch.nan, dtype=torch.float64)}, "'matrix/2' has values that are not"),
+    "short range": ({"summary/minimum": torch.zeros(3, dtype=torch.float64)}, "'summary/minimum'"),
+    "moments": ({"moments/joint/3/products": torch.zeros(4, dtype=torch.float64)}, "'moments/joint/3/products'"),
+    "no moments": ({"moments/joint/3/rows": None}, "lacks 'moments/joint/3/rows'"),
+    "odd levels": ({"levels/9/values": torch.zeros(1, 1), "levels/9/counts": torch.ones(1)}, "9, which is not between"),
+    "pairs": ({"screening/pairs": torch.tensor([[0, 9]])}, "9, which is not between 0 and 3"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_TENSORS)
+def test_damaged_tensors_are_found_on_loading(net, table, path, damage):
+    tensors, said = DAMAGED_TENSORS[damage]
+    NObSP(net, interactions=1).fit(table).save(path)
+    tampered(path, tensors=tensors)
+    with pytest.raises(ValueError, match=rf"path .*explainer.safetensors' is damaged: .*{said}"):
+        NObSP.load(path, net)
+
+
+DAMAGED_WORDS = {
+    "missing": ({"terms": ...}, "lacks 'terms'"),
+    "no options": ({"options": ...}, "lacks 'options'"),
+    "unknown option": (lambda said: {"options": said["options"] | {"colour": "red"}}, "colour"),
+    "batch size": (lambda said: {"options": said["options"] | {"batch_size": 0}}, "batch_size"),
+    "column": (
+        lambda said: {"features": said["features"] | {"columns": [[0], [1], [2], [99]]}},
+        "99, which is not between 0 and 3",
+    ),
+    "names": (lambda said: {"features": said["features"] | {"names": ["a", "b", "c", "c"]}}, "the same name"),
+    "term": ({"terms": [[0], [1], [2], [4]]}, "4, which is not between"),
+    "frame": ({"frame": "spreadsheet"}, "spreadsheet"),
+    "twins": ({"twins": {"0": 17}}, "17, which is not between"),
+    "rows": ({"rows": "many"}, "'rows' is 'many'"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_WORDS)
+def test_damaged_descriptions_are_found_on_loading(net, table, path, damage):
+    about, said = DAMAGED_WORDS[damage]
+    NObSP(net, interactions=0).fit(table).save(path)
+    if callable(about):
+        about = about(store.load(path, kind=keeping.KIND, version=keeping.VERSION)[1])
+    tampered(path, about=about)
+    with pytest.raises(ValueError, match=rf"path .*explainer.safetensors' is damaged: .*{said}"):
+        NObSP.load(path, net)
+
+
+def test_screened_pairs_are_kept_as_tensors_not_in_the_header(net, table, path):
+    explainer = NObSP(net, interactions=1).fit(table)
+    explainer.save(path)
+    tensors, about = store.load(path, kind=keeping.KIND, version=keeping.VERSION)
+    assert tensors["screening/pairs"].shape == (6, 2)
+    assert tensors["screening/strengths"].dtype == torch.float64
+    assert about["screening"].keys() == {"rows", "forward_rows"}
+    loaded = NObSP.load(path, net)
+    pd.testing.assert_frame_equal(loaded.interaction_strengths(), explainer.interaction_strengths())
+
+
+def test_many_codes_and_one_hot_levels_survive(path):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(302, 4), nn.ReLU(), nn.Linear(4, 1)).double()
+    rows = np.column_stack([np.arange(900) % 400, np.ones(900), np.eye(300)[np.arange(900) % 300]])
+    features = {"code": 0, "one": 1, "hot": list(range(2, 302))}
+    explainer = NObSP(model, features=features, interactions=0).fit(rows)
+    explainer.save(path)
+    before, after = explainer._fitted.summary, NObSP.load(path, model)._fitted.summary
+    assert torch.equal(before.codes[0][0][0], after.codes[0][0][0])
+    assert torch.equal(before.many[2][1], after.many[2][1])
+    assert torch.equal(before.two_valued, after.two_valued)
+    nothing = np.zeros((1, 302))
+    with pytest.raises(ValueError, match="'hot' that calibration did not see"):
+        NObSP.load(path, model)(nothing)
+
+
 def test_a_failed_save_leaves_the_old_file_usable(net, table, path, monkeypatch):
     explainer = NObSP(net).fit(table)
     explainer.save(path)

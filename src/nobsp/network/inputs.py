@@ -86,7 +86,11 @@ def resolve_features(
             twice = next(name for name in listed if listed.count(name) > 1)
             raise ValueError(f"features has the name {twice!r} twice; names must differ.")
         return Features(listed, tuple((i,) for i in range(columns)))
-    groups = {str(name): _columns(name, given, columns, names) for name, given in features.items()}
+    groups: dict[str, tuple[int, ...]] = {}
+    for key, given in features.items():
+        if str(key) in groups:
+            raise ValueError(f"features has the name {str(key)!r} twice, as text and as {key!r}; names must differ.")
+        groups[str(key)] = _columns(key, given, columns, names)
     owner: dict[int, str] = {}
     for name, group in groups.items():
         for column in group:
@@ -201,6 +205,8 @@ def _numbers(argument: str, given: Any) -> Tensor:
 
 
 def _columns(name: Any, given: Any, columns: int, names: Sequence[str] | None) -> tuple[int, ...]:
+    if not isinstance(given, str | int | np.integer | Iterable):
+        raise TypeError(f"features[{name!r}] must be a column or a list of columns, found {given!r}.")
     members = [given] if isinstance(given, str | int | np.integer) else list(given)
     if not members:
         raise ValueError(f"features[{name!r}] has no columns.")

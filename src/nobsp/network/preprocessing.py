@@ -102,6 +102,18 @@ def groups_by_running(X: Any, encode: Encode | None, names: Sequence[str] | None
     }
 
 
+def grouping_rows(X: Any) -> Any:
+    """The rows of a frame or array that tell which columns its preprocessing makes of which."""
+    return _Columns(X, None).sample().native
+
+
+def stacked(tables: Sequence[Any]) -> Any:
+    """Frames of one kind, or arrays, as one."""
+    if not is_frame(tables[0]):
+        return np.concatenate(tables)
+    return nw.concat([nw.from_native(table, eager_only=True) for table in tables]).to_native()
+
+
 def _refuse_mixtures(changed: Matrix, names: Sequence[str]) -> None:
     shared = np.flatnonzero(changed.sum(axis=0) > 1)
     if len(shared) == 0:
@@ -135,18 +147,13 @@ class _Columns:
             return self
         kept = [np.linspace(0, rows - 1, GROUPING_ROWS).astype(np.int64)]
         for position in range(len(self.names)):
-            firsts = _first_rows(self._values(position))
-            if len(firsts) <= _LEVELS_KEPT:
+            firsts = _first_rows(self._frame[:, position] if self._is_frame else self.native[:, position])
+            if firsts is not None:
                 kept.append(firsts)
         chosen = np.unique(np.concatenate(kept))
         if self._is_frame:
             return _Columns(self._frame[chosen.tolist(), :].to_native(), None)
         return _Columns(self.native[chosen], self._given)
-
-    def _values(self, position: int) -> Matrix:
-        if self._is_frame:
-            return np.asarray(self._frame[:, position].to_numpy())
-        return np.asarray(self.native[:, position])
 
     def shuffled(self, position: int) -> Any:
         """The rows with one column moved on by one row.
@@ -162,9 +169,23 @@ class _Columns:
         return self._frame.with_columns(self._frame[name][turned.tolist()].alias(name)).to_native()
 
 
-def _first_rows(values: Matrix) -> Matrix:
-    """The first row in which each distinct value occurs."""
+def _first_rows(series: nw.Series[Any] | Matrix) -> Matrix | None:
+    """The first row in which each distinct value occurs; None where these are more than are kept."""
+    if isinstance(series, np.ndarray):
+        if series.dtype.kind == "O":
+            return _first_objects(series)
+        firsts = np.unique(series, return_index=True)[1]
+    else:
+        if series.dtype == nw.Object:
+            return _first_objects(np.asarray(series.to_numpy(), dtype=object))
+        firsts = np.flatnonzero(series.is_first_distinct().to_numpy())
+    return firsts if len(firsts) <= _LEVELS_KEPT else None
+
+
+def _first_objects(values: Matrix) -> Matrix | None:
     firsts: dict[Any, int] = {}
-    for row, value in enumerate(values.tolist()):
+    for row, value in enumerate(values):
         firsts.setdefault(value, row)
+        if len(firsts) > _LEVELS_KEPT:
+            return None
     return np.fromiter(firsts.values(), dtype=np.int64)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from nobsp.network.levels import MOST_CODES, MOST_LEVELS, Counted, Tally, distinct
+
+__all__ = ["MOST_CODES", "MOST_LEVELS", "SAMPLE_ROWS", "Summariser", "Summary"]
+
 SAMPLE_ROWS = 16384
-MOST_LEVELS = 256
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,10 @@ class Summary:
         maximum: Largest value of each column.
         levels: Per feature with few distinct values, those values (levels, columns of the feature) and how
             often each occurred; other features are missing here.
+        many: The same for one-hot groups that have more levels than are few.
+        codes: By feature and place in it, values and counts of columns of whole numbers, of features in neither of
+            the two.
+        two_valued: Which columns have at most two values.
         sample: All rows, or a uniform sample of 16,384 where there are more, as float64.
     """
 
@@ -30,15 +37,22 @@ class Summary:
     mean: Tensor
     minimum: Tensor
     maximum: Tensor
-    levels: dict[int, tuple[Tensor, Tensor]]
+    levels: dict[int, Counted]
+    many: dict[int, Counted]
+    codes: dict[int, dict[int, Counted]]
+    two_valued: Tensor
     sample: Tensor
+
+    def levels_of(self, feature: int, columns: Sequence[int]) -> Counted | None:
+        """Every level of a category, however many, and how often each occurred; None where they are not known."""
+        for known in (self.levels, self.many):
+            if feature in known:
+                return known[feature]
+        return self.codes.get(feature, {}).get(0) if len(columns) == 1 else None
 
     def mode(self, feature: int, columns: Sequence[int]) -> Tensor:
         """Most frequent level of a feature; among equals the smallest."""
-        if feature in self.levels:
-            values, counts = self.levels[feature]
-        else:
-            values, counts = _levels(self.sample[:, columns])
+        values, counts = self.levels_of(feature, columns) or distinct(self.sample[:, columns])
         return values[int(counts.argmax())]
 
     def median(self, columns: Sequence[int]) -> Tensor:
@@ -52,19 +66,27 @@ class Summary:
     def merge(self, other: Summary) -> Summary:
         """Both tables together; where both samples are too many rows, each gives its table's share."""
         total = self.rows + other.rows
-        levels = {}
-        for feature in self.levels.keys() & other.levels.keys():
-            joined = _join_levels(self.levels[feature], other.levels[feature])
-            if len(joined[0]) <= MOST_LEVELS:
-                levels[feature] = joined
+        tallies = {}
+        for feature in sorted(self._counted() & other._counted()):
+            tallies[feature] = self._tally(feature)
+            tallies[feature].merge(other._tally(feature))
+        minimum, maximum = torch.minimum(self.minimum, other.minimum), torch.maximum(self.maximum, other.maximum)
+        ends = torch.stack([self.minimum, self.maximum, other.minimum, other.maximum])
         return Summary(
             total,
             self.mean + (other.mean - self.mean) * (other.rows / total),
-            torch.minimum(self.minimum, other.minimum),
-            torch.maximum(self.maximum, other.maximum),
-            levels,
-            _joint_sample(self, other),
+            minimum,
+            maximum,
+            *_by_number(tallies),
+            two_valued=self.two_valued & other.two_valued & ((ends == minimum) | (ends == maximum)).all(0),
+            sample=_joint_sample(self, other),
         )
+
+    def _counted(self) -> set[int]:
+        return {*self.levels, *self.many, *self.codes}
+
+    def _tally(self, feature: int) -> Tally:
+        return Tally.of(self.levels.get(feature) or self.many.get(feature), self.codes.get(feature, {}))
 
 
 class Summariser:
@@ -89,8 +111,8 @@ class Summariser:
         self._sum: Tensor | None = None
         self._minimum: Tensor | None = None
         self._maximum: Tensor | None = None
-        self._levels: dict[int, tuple[Tensor, Tensor]] = {}
-        self._many: set[int] = set()
+        self._two_valued: Tensor | None = None
+        self._tallies = [Tally() for _ in self._groups]
         self._sample: list[Tensor] = []
         self._held = 0
         # A generator of our own: the caller's random numbers stay where they were.
@@ -100,21 +122,26 @@ class Summariser:
         """Adds rows."""
         rows = batch.to(torch.float64)
         low, high = rows.amin(0), rows.amax(0)
-        if self._sum is None or self._minimum is None or self._maximum is None:
-            self._sum, self._minimum, self._maximum = rows.sum(0), low, high
+        ends = torch.stack([low, high])
+        two_valued = ((rows == low) | (rows == high)).all(0)
+        if self._sum is None or self._minimum is None or self._maximum is None or self._two_valued is None:
+            self._sum, self._minimum, self._maximum, self._two_valued = rows.sum(0), low, high, two_valued
         else:
+            ends = torch.cat([ends, torch.stack([self._minimum, self._maximum])])
             self._sum = self._sum + rows.sum(0)
             self._minimum = torch.minimum(self._minimum, low)
             self._maximum = torch.maximum(self._maximum, high)
-        for feature, group in enumerate(self._groups):
-            if feature not in self._many:
-                self._count_levels(feature, rows[:, group])
+            same = ((ends == self._minimum) | (ends == self._maximum)).all(0)
+            self._two_valued = self._two_valued & two_valued & same
+        for tally, group in zip(self._tallies, self._groups, strict=True):
+            if not tally.over:
+                tally.add(rows[:, group])
         self._keep_some(rows)
         self.rows += rows.shape[0]
 
     def result(self) -> Summary:
         """The summary of all rows so far."""
-        if self._sum is None or self._minimum is None or self._maximum is None:
+        if self._sum is None or self._minimum is None or self._maximum is None or self._two_valued is None:
             raise ValueError("no rows were read.")
         sample = torch.cat(self._sample) if len(self._sample) != 1 else self._sample[0]
         self._sample = [sample]
@@ -123,26 +150,10 @@ class Summariser:
             self._sum / self.rows,
             self._minimum,
             self._maximum,
-            dict(self._levels),
-            sample.clone(),
+            *_by_number(dict(enumerate(self._tallies))),
+            two_valued=self._two_valued,
+            sample=sample.clone(),
         )
-
-    def _count_levels(self, feature: int, values: Tensor) -> None:
-        # A look at the first rows tells a continuous column from a categorical one without sorting them all.
-        if len(_levels(values[: 4 * MOST_LEVELS])[0]) > MOST_LEVELS:
-            self._forget_levels(feature)
-            return
-        levels, counts = _levels(values)
-        if feature in self._levels:
-            levels, counts = _join_levels(self._levels[feature], (levels, counts))
-        if len(levels) > MOST_LEVELS:
-            self._forget_levels(feature)
-        else:
-            self._levels[feature] = (levels, counts)
-
-    def _forget_levels(self, feature: int) -> None:
-        self._many.add(feature)
-        self._levels.pop(feature, None)
 
     def _keep_some(self, rows: Tensor) -> None:
         """Reservoir sampling: every row seen so far is equally likely to be held."""
@@ -175,20 +186,11 @@ def _joint_sample(first: Summary, second: Summary) -> Tensor:
     return torch.cat([_spaced(first.sample, share), _spaced(second.sample, SAMPLE_ROWS - share)])
 
 
-def _levels(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct rows and how often each occurs; a feature of no columns has one level, the empty one."""
-    if values.shape[1] == 0:
-        return values[:1], torch.tensor([len(values)])
-    if values.shape[1] == 1:  # sorting numbers is many times faster than sorting rows
-        levels, counts = torch.unique(values[:, 0], return_counts=True)
-        return levels[:, None], counts
-    levels, counts = torch.unique(values, dim=0, return_counts=True)
-    return levels, counts
-
-
-def _join_levels(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    if first[0].shape[1] == 0:
-        return first[0], first[1] + second[1]
-    values, place = torch.unique(torch.cat([first[0], second[0]]), dim=0, return_inverse=True)
-    counts = torch.zeros(len(values), dtype=torch.int64)
-    return values, counts.index_add_(0, place, torch.cat([first[1], second[1]]))
+def _by_number(
+    tallies: Mapping[int, Tally],
+) -> tuple[dict[int, Counted], dict[int, Counted], dict[int, dict[int, Counted]]]:
+    """Levels that are few, levels that are many, and codes."""
+    joint = {feature: tally.joint for feature, tally in tallies.items() if tally.joint is not None}
+    few = {feature: counted for feature, counted in joint.items() if len(counted[0]) <= MOST_LEVELS}
+    many = {feature: counted for feature, counted in joint.items() if feature not in few}
+    return few, many, {feature: dict(tally.codes) for feature, tally in tallies.items() if tally.codes}

@@ -16,7 +16,7 @@ _CANCELLATION = 1e-6
 # Rounding is bounded by some thirty times what is seen. While the bound is below the first share of the ridge it is
 # added to, a Cholesky factorisation is closer to the truth than cutting the spectrum; below the second it is harmless.
 _BELOW_RIDGE = 1e-2
-_HARMLESS = 1e-4
+_HARMLESS = 1e-3
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,9 @@ def partial_coefficients(
     ridge = ridge or Ridge()
     products = _Products.of(moments, target, reference, outputs)
     reference_ridge = ridge.amount(products.aa)
-    # With no more rows than reference columns the target is inside the reference up to the ridge alone.
-    unique = _unique_by_cholesky(products, reference_ridge) if moments.rows > products.aa.shape[0] else None
+    # N centred rows span N - 1 directions: with no more than the reference has columns, the target is inside it.
+    spare = moments.rows - 1 > products.aa.shape[0]
+    unique = _unique_by_cholesky(products, reference_ridge) if spare else None
     if unique is None or not _trusted(unique, products, ridge.amount(unique.remaining, size=target_size)):
         unique = _unique_by_spectrum(products, reference_ridge, moments.rows)
     remaining, cross = unique.remaining, unique.cross

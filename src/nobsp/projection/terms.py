@@ -114,14 +114,15 @@ def terms_coefficients(
     names = [name for name in moments.blocks if name != outputs]
     if outputs not in moments.blocks or not names:
         raise ValueError(f"moments must have a block {outputs!r} and at least one term.")
+    if list(moments.blocks)[-1] != outputs:
+        moments = moments.select([*names, outputs])
     joint = moments.products
-    columns = {name: moments._slice(name) for name in moments.blocks}
-    index = torch.cat([torch.arange(columns[n].start, columns[n].stop) for n in names]).to(joint.device)
-    gram, cross = joint[index][:, index], joint[index][:, columns[outputs]]
+    size = moments.size - moments.blocks[outputs]
+    gram, cross = joint[:size, :size], joint[:size, size:]
     places = _places(names, moments.blocks)
     amount = (ridge or Ridge()).amount(gram)
     beta, unique_share = _solve(gram, cross, amount, places if diagnose else {}, moments.rows)
-    total = joint.diagonal()[columns[outputs]]
+    total = joint.diagonal()[size:]
     fitted = 2 * (beta * cross).sum(0) - (beta * (gram @ beta)).sum(0)
     explained = torch.where(total > 0, fitted / total.clamp_min(1e-300), 1.0)
     coefficients = {name: beta[place] for name, place in places.items()}

@@ -261,10 +261,18 @@ class Accumulator:
         self._shapes = plan.blocks(readout.width, readout.outputs)
         self.block_count = _affordable_blocks(self._shapes)
         self._expected = rows
-        self._next = 0
+        self.next_block = 0
         self.parts: dict[str, list[Moments]] = {
             name: [Moments(shape) for _ in range(self.block_count)] for name, shape in self._shapes.items()
         }
+
+    def resume(self, parts: Mapping[str, Sequence[Moments]], *, next_block: int) -> None:
+        """Goes on with rows that were added up before."""
+        held = {name: len(blocks) for name, blocks in parts.items()}
+        if held != {name: len(blocks) for name, blocks in self.parts.items()}:
+            raise ValueError("the rows added up before are in other blocks; start anew.")
+        self.parts = {name: list(blocks) for name, blocks in parts.items()}
+        self.next_block = next_block
 
     def update(self, represent: Represent, rows: Tensor) -> None:
         """Adds a batch of input rows."""
@@ -284,14 +292,14 @@ class Accumulator:
             for term, reference in plan.isolation.reference(represent, rows, plan.terms):
                 parts = {TARGET: column[term], REFERENCE: reference.cpu(), OUTPUTS: outputs}
                 self._add(label(term), parts, pieces)
-        self._next += pieces
+        self.next_block += pieces
 
     def _add(self, name: str, parts: Tensor | dict[str, Tensor], pieces: int) -> None:
         for number in range(pieces):
             # Every so-manyth row, not a run of rows: of a sorted table, each block should see all.
             rows = slice(number, None, pieces)
             piece = parts[rows] if isinstance(parts, Tensor) else {key: part[rows] for key, part in parts.items()}
-            self.parts[name][(self._next + number) % self.block_count].update(piece)
+            self.parts[name][(self.next_block + number) % self.block_count].update(piece)
 
     def _pieces(self, count: int) -> int:
         """Into how many pieces a batch is cut; they go to consecutive blocks."""

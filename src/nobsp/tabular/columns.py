@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from nobsp.network.adapted import Adapted
 from nobsp.network.inputs import Features, resolve_features
-from nobsp.network.summary import MOST_LEVELS, Summary
+from nobsp.network.levels import MOST_CODES, MOST_LEVELS
+from nobsp.network.summary import Summary
 from nobsp.network.tables import matched
 
 
@@ -28,7 +30,8 @@ class Columns:
         count: How many columns the caller's table has.
         members: Per feature, the caller's columns it stands for.
         text_levels: Per feature whose own column is not numeric, the values it took.
-        number_levels: Per feature whose own column is numeric, has few values and passes an encoder, those values.
+        number_levels: Per feature whose own column is numeric, has few values (or no more than a one-hot encoder makes
+            columns) and passes an encoder, those values.
         template: One value per caller's column, to encode the others of a feature with; empty without encoder.
         ranges: Smallest and largest value of each of the caller's numeric columns; empty without encoder.
     """
@@ -50,6 +53,7 @@ def columns_of(
     *,
     width: int,
     names: Sequence[str] | None,
+    grouping: Any = None,
 ) -> Columns:
     """Settles the features for a table and a model.
 
@@ -59,6 +63,7 @@ def columns_of(
         given: What the caller passed as `features`.
         width: Columns of the encoded input.
         names: Names of the caller's columns, where known.
+        grouping: Rows that tell which columns the preprocessing makes of which, where `X` is only a share of them.
     """
     if adapted.encode is None:
         known = names if names is not None else adapted.feature_names
@@ -66,6 +71,39 @@ def columns_of(
         if known is None and given is not None and not isinstance(given, Mapping):
             known = features.names  # a frame that is explained later is matched to the names given here
         return Columns(features, None if known is None else tuple(known), width, features.columns)
+    X, frame = whole_table(X, adapted)
+    groups = adapted.groups(X if grouping is None else grouping)
+    known = adapted.feature_names or names
+    user_names = tuple(known or (f"x{i}" for i in range(X.shape[1])))
+    user = resolve_features(given, columns=len(user_names), names=user_names)
+    encoded = tuple(
+        tuple(column for member in members for column in groups.get(user_names[member], ())) for members in user.columns
+    )
+    seen = [_seen(X, frame, position, name) for position, name in enumerate(user_names)]
+    text_levels, number_levels = {}, {}
+    for feature, members in enumerate(user.columns):
+        if len(members) != 1:
+            continue
+        column = seen[members[0]]
+        if not column.numeric:
+            text_levels[feature] = column.levels.tolist()
+        # A one-hot encoder knows no value in between, so all of its values are kept.
+        elif len(column.levels) <= max(MOST_LEVELS, len(encoded[feature]) + 1):
+            number_levels[feature] = column.levels.tolist()
+    return Columns(
+        Features(user.names, encoded),
+        tuple(known) if known else None,
+        len(user_names),
+        user.columns,
+        text_levels,
+        tuple(column.typical for column in seen),
+        tuple(column.span for column in seen),
+        number_levels,
+    )
+
+
+def whole_table(X: Any, adapted: Adapted) -> tuple[Any, Any]:
+    """A table for a scikit-learn pipeline, its columns in the order of the pipeline, and as narwhals sees it."""
     frame = nw.from_native(X, eager_only=True, pass_through=True)
     if not isinstance(frame, nw.DataFrame) and not isinstance(X, np.ndarray):
         raise TypeError(
@@ -75,34 +113,7 @@ def columns_of(
     if isinstance(frame, nw.DataFrame):
         frame = matched(frame, argument="X", columns=adapted.feature_names)
         X = frame.to_native()
-    groups = adapted.groups(X)
-    known = adapted.feature_names or names
-    user_names = tuple(known or (f"x{i}" for i in range(X.shape[1])))
-    user = resolve_features(given, columns=len(user_names), names=user_names)
-    encoded = tuple(
-        tuple(column for member in members for column in groups.get(user_names[member], ())) for members in user.columns
-    )
-    values = [_column_values(X, frame, position) for position in range(len(user_names))]
-    text_levels, number_levels = {}, {}
-    for feature, members in enumerate(user.columns):
-        if len(members) != 1:
-            continue
-        levels = set(_known(values[members[0]]))
-        if not _is_numeric(values[members[0]]):
-            text_levels[feature] = sorted(levels, key=str)[:MOST_LEVELS]
-        elif len(levels) <= MOST_LEVELS:
-            number_levels[feature] = sorted(float(level) for level in levels)
-    template = tuple(_typical(column) for column in values)
-    return Columns(
-        Features(user.names, encoded),
-        tuple(known) if known else None,
-        len(user_names),
-        user.columns,
-        text_levels,
-        template,
-        tuple(_range(column) for column in values),
-        number_levels,
-    )
+    return X, frame
 
 
 def input_values(columns: Columns, adapted: Adapted, feature: int, values: Any) -> Tensor:
@@ -206,10 +217,14 @@ def categories_of(columns: Columns, summary: Summary, embedded: Sequence[int], *
     for feature, group in enumerate(columns.features.columns):
         if integer or any(column in embedded for column in group):
             found.add(feature)
-        elif len(group) > 1 and feature in summary.levels:
-            levels = summary.levels[feature][0]
-            if all(len(torch.unique(levels[:, column])) <= 2 for column in range(len(group))):
-                found.add(feature)
+            if feature not in summary.levels and len(summary.codes.get(feature, ())) < len(group):
+                warnings.warn(
+                    f"the codes of feature {columns.features.names[feature]!r} are not whole, or span more than the "
+                    f"{MOST_CODES:,} that are counted; codes that calibration did not see will not be refused.",
+                    stacklevel=2,
+                )
+        elif len(group) > 1 and bool(summary.two_valued[list(group)].all()):
+            found.add(feature)
     return frozenset(found)
 
 
@@ -239,35 +254,62 @@ def level_labels(columns: Columns, feature: int, levels: Tensor) -> list[str]:
     return [" + ".join(n for n, here in zip(names, row.tolist(), strict=True) if here) or "(none)" for row in on]
 
 
-def _column_values(X: Any, frame: Any, position: int) -> list[Any]:
-    """One column as Python values, None where one is missing."""
-    if isinstance(frame, nw.DataFrame):
-        series = frame[:, position]
-        missing = series.is_null().to_list()
-        return [None if gone else value for value, gone in zip(series.to_list(), missing, strict=True)]
-    return list(np.asarray(X[:, position]).tolist())
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """What one of the caller's columns holds, missing values aside.
+
+    Attributes:
+        numeric: Whether it holds numbers or booleans only.
+        levels: Its distinct values in order.
+        typical: A value that may stand in the other columns while one feature is encoded: one that occurs.
+        span: Smallest and largest number; empty without any.
+    """
+
+    numeric: bool
+    levels: np.ndarray[Any, Any]
+    typical: Any
+    span: tuple[float, ...]
 
 
-def _known(column: Sequence[Any]) -> list[Any]:
-    """Values that are neither None nor NaN."""
-    return [value for value in column if value is not None and value == value]
+def _seen(X: Any, frame: Any, position: int, name: str) -> _Seen:
+    """What is in one column; no other is looked at meanwhile."""
+    if not isinstance(frame, nw.DataFrame):
+        column = np.asarray(X[:, position])
+        return _seen_numbers(column) if column.dtype.kind in "biuf" else _seen_objects(column.astype(object), name)
+    series = frame[:, position].alias("value")
+    if series.dtype.is_numeric() or series.dtype == nw.Boolean:
+        return _seen_numbers(np.asarray(series.drop_nulls().to_numpy()))
+    if series.dtype == nw.Object:
+        return _seen_objects(np.asarray(series.to_numpy(), dtype=object), name)
+    counts = series.drop_nulls().value_counts(name="times")
+    return _seen_values(dict(zip(counts["value"].to_list(), counts["times"].to_list(), strict=True)), name)
 
 
-def _is_numeric(column: Sequence[Any]) -> bool:
-    return all(isinstance(value, int | float | np.number | bool) for value in _known(column[:1000]))
+def _seen_numbers(column: np.ndarray[Any, Any]) -> _Seen:
+    values = column.astype(np.float64)
+    values = np.sort(values[~np.isnan(values)])
+    if len(values) == 0:
+        return _Seen(True, values, float("nan"), ())
+    # Not the average of two: an encoder may know only the values it has seen.
+    typical = float(values[len(values) // 2])
+    return _Seen(True, np.unique(values), typical, (float(values[0]), float(values[-1])))
 
 
-def _range(column: Sequence[Any]) -> tuple[float, ...]:
-    known = _known(column)
-    return (float(min(known)), float(max(known))) if known and _is_numeric(column) else ()
+def _seen_objects(column: np.ndarray[Any, Any], name: str) -> _Seen:
+    return _seen_values(Counter(value for value in column if value is not None and value == value), name)
 
 
-def _typical(column: Sequence[Any]) -> Any:
-    """A value that may stand in the other columns while one feature is encoded: one that occurs."""
-    known = _known(column)
-    if not known:
-        return float("nan")
-    if _is_numeric(column):
-        # Not the average of two: an encoder may know only the values it has seen.
-        return float(sorted(known)[len(known) // 2])
-    return Counter(known).most_common(1)[0][0]
+def _seen_values(times: Mapping[Any, int], name: str) -> _Seen:
+    """Values of a column of any kind, with how often each occurs."""
+    if all(isinstance(value, int | float | np.number | bool) for value in times):
+        return _seen_numbers(np.repeat(np.array(list(times), dtype=np.float64), list(times.values())))
+    levels = sorted(times, key=str)
+    if len(levels) > MOST_CODES:
+        warnings.warn(
+            f"column {name!r} has {len(levels):,} levels, of which only the first {MOST_CODES:,} in order are kept; "
+            "leave it out if it numbers the rows.",
+            stacklevel=2,
+        )
+    kept = np.empty(min(len(levels), MOST_CODES), dtype=object)
+    kept[:] = levels[:MOST_CODES]
+    return _Seen(False, kept, max(levels, key=times.__getitem__), ())

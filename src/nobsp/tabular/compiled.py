@@ -70,7 +70,7 @@ class CompiledExplainer:
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).double()
         >>> X = np.random.default_rng(0).normal(size=(500, 3))
-        >>> explainer = NObSP(model, features=["a", "b", "c"]).fit(X)
+        >>> explainer = NObSP(model, features=["a", "b", "c"], interactions=0).fit(X)
         >>> compiled = explainer.compile()
         >>> bool(np.abs(compiled(X).values - explainer(X).values).max() < 1e-12)
         True

@@ -50,15 +50,20 @@ def _grid(fitted: Fitted, feature: int, points: int) -> tuple[Tensor, list[float
         named = columns.text_levels[feature]
         inputs = input_values(columns, fitted.adapted, feature, np.array(named, dtype=object))
         return inputs, [float("nan")] * len(named), [str(value) for value in named]
-    if feature in summary.levels and fitted.adapted.encode is None:
-        levels = summary.levels[feature][0]
-        if len(group) > 1 and feature in fitted.plan.isolation.categories:
+    if fitted.adapted.encode is None and feature in fitted.plan.isolation.categories:
+        known = summary.levels_of(feature, group)
+        if known is None:
+            return None
+        levels = known[0]
+        if len(group) > 1:
             return levels, [float("nan")] * len(levels), level_labels(columns, feature, levels)
-        if len(group) == 1 and len(levels) <= _FEW_POINTS:
-            return levels, levels[:, 0].tolist(), [""] * len(levels)
+        return levels, levels[:, 0].tolist(), [""] * len(levels)
     if len(columns.members[feature]) != 1 or not group:
         return None
     if fitted.adapted.encode is None:
+        if feature in summary.levels and len(summary.levels[feature][0]) <= _FEW_POINTS:
+            levels = summary.levels[feature][0]
+            return levels, levels[:, 0].tolist(), [""] * len(levels)
         low, high = float(summary.minimum[group[0]]), float(summary.maximum[group[0]])
         x = torch.linspace(low, high, points, dtype=torch.float64)
         return x[:, None], x.tolist(), [""] * points
@@ -66,8 +71,10 @@ def _grid(fitted: Fitted, feature: int, points: int) -> tuple[Tensor, list[float
     if numbers and (len(numbers) <= _FEW_POINTS or len(group) > 1):  # one-hot encoders know no value in between
         grid = np.array(numbers)
     else:
-        low, high = columns.ranges[columns.members[feature][0]]
-        grid = np.linspace(low, high, points)
+        span = columns.ranges[columns.members[feature][0]]
+        if not span:  # nothing but missing values
+            return None
+        grid = np.linspace(span[0], span[1], points)
     return input_values(columns, fitted.adapted, feature, grid), grid.tolist(), [""] * len(grid)
 
 
@@ -87,11 +94,10 @@ def _bands(
     if fitted.blocks < FEWEST_BLOCKS or fitted.filled < FEWEST_BLOCKS:
         missing = {feature: torch.full_like(value, torch.nan) for feature, value in values.items()}
         return {feature: (nothing, nothing) for feature, nothing in missing.items()}
-    copies: dict[int, list[Tensor]] = {feature: [] for feature in values}
-    bases = fitted.plan.bases
-    for copy in replicates(fitted.plan, fitted.parts, ridge=fitted.ridge):
-        for feature, rows in compressed.items():
-            term = (feature,)
-            # Coefficients live in the span of the basis, so its transpose brings them back to the small system.
-            copies[feature].append(rows @ (bases[term].T @ copy.matrices[term]) - copy.offsets[term])
-    return {feature: band(values[feature], torch.stack(copies[feature]), level=level) for feature in values}
+    terms = [(feature,) for feature in values]
+    copies = list(replicates(fitted.plan, fitted.parts, terms, ridge=fitted.ridge))
+    limits = {}
+    for feature, rows in compressed.items():
+        samples = torch.stack([rows @ copy[feature,][0] - copy[feature,][1] for copy in copies])
+        limits[feature] = band(values[feature], samples, level=level)
+    return limits

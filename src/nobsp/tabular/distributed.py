@@ -126,7 +126,7 @@ class Ranks:
             self._stopped = True
             raise RuntimeError(
                 f"calibration stopped on rank {self.rank}: another of the {self.size} ranks ended, or did not answer "
-                f"in time ({failure})"
+                "in time; look at what it said last."
             ) from failure
 
 

@@ -150,17 +150,17 @@ class Explanation:
             else polars, where they were an array.
         """
         chosen = self._chosen(output)
-        terms = {term_name(term): self.values[:, i, chosen] for i, term in enumerate(self.terms)}
+        names = _column_names(self.terms)
 
         def free(name: str) -> str:
             """A feature may be called "base" too: the account's own columns give way."""
-            return free(f"({name})") if name in terms else name
+            return free(f"({name})") if name in names else name
 
         return frame_like(
             self.data,
             {
                 free("base"): np.full(len(self), self.base_values[chosen]),
-                **terms,
+                **{name: self.values[:, i, chosen] for i, name in enumerate(names)},
                 free("residual"): self.residual[:, chosen],
                 free("prediction"): self.predictions[:, chosen],
             },
@@ -264,7 +264,7 @@ class Explanation:
         hint = (
             f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {', '.join(known[:12])}{more}."
         )
-        raise KeyError(f"no term {term_name(wanted)!r}; {hint}")
+        raise ValueError(f"no term {term_name(wanted)!r}; {hint}")
 
 
 def term_name(term: Sequence[str]) -> str:
@@ -275,6 +275,17 @@ def term_name(term: Sequence[str]) -> str:
         'age × income'
     """
     return " × ".join(term)
+
+
+def _column_names(terms: Sequence[Term]) -> list[str]:
+    """One name per term; where a feature's name reads like another term's, the larger term is put in brackets."""
+    taken: dict[str, int] = {}
+    for position in sorted(range(len(terms)), key=lambda place: len(terms[place])):
+        name = term_name(terms[position])
+        while name in taken:
+            name = f"({name})"
+        taken[name] = position
+    return sorted(taken, key=taken.__getitem__)
 
 
 def output_position(output: int | str, names: Sequence[str]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,11 +13,13 @@ from torch import Tensor
 
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import Source, batches_of
+from nobsp.network.levels import among
 from nobsp.network.readout import Readout
 from nobsp.network.summary import Summary
 from nobsp.projection import Moments, Ridge
-from nobsp.tabular.calibration import Plan, Solution, contributions, solve
+from nobsp.tabular.calibration import JOINT, Plan, Solution, contributions, solve
 from nobsp.tabular.columns import Columns, twins_of
+from nobsp.tabular.heldout import WEAKEST, chosen_ridge
 from nobsp.tabular.interactions import Screening
 from nobsp.tabular.representations import Represent
 
@@ -40,6 +41,7 @@ class Fitted:
         screening: How strongly pairs act together, where that was measured.
         output_names: Names of the outputs.
         ridge: Strength of the regularisation.
+        chooses_ridge: Whether the strength was left to the rows to choose.
         explained: Share of each output's variance carried by the terms.
         importance: Mean absolute contributions (features, outputs), "main" and "total".
         twins: Features that repeat another one, and which.
@@ -55,6 +57,7 @@ class Fitted:
     screening: Screening | None
     output_names: tuple[str, ...]
     ridge: Ridge
+    chooses_ridge: bool = False
     frame: Any = None
     explained: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     importance: dict[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -99,10 +102,12 @@ class Fitted:
             for name, blocks in self.parts.items()
         }
         share = self.summary.rows / (self.summary.rows + other.summary.rows)
+        ridge, solution = solved(self.plan, parts, None if self.chooses_ridge else self.ridge)
         return replace(
             self,
             parts=parts,
-            solution=solve(self.plan, parts, ridge=self.ridge),
+            ridge=ridge,
+            solution=solution,
             summary=self.summary.merge(other.summary),
             # Files hold no rows to measure on again: the two measurements then count by their rows.
             explained=share * self.explained + (1 - share) * other.explained,
@@ -158,13 +163,22 @@ class Fitted:
             raise ValueError(self._not_seen(feature, f"value {row}", given[row]))
 
     def _unseen(self, feature: int, values: Tensor) -> Tensor | None:
-        """Which values of a category are none of its levels; None for features that are no category."""
-        if feature not in self.plan.isolation.categories or feature not in self.summary.levels or values.shape[1] == 0:
+        """Which values of a category are none of its levels; None for features that are no category.
+
+        Of a feature of several codes with too many combinations to be counted, each code has to be known.
+        """
+        if feature not in self.plan.isolation.categories or values.shape[1] == 0:
             return None
-        levels = self.summary.levels[feature][0]
-        if values.is_floating_point():
-            levels = levels.to(values.dtype)
-        return ~_among(values, levels)
+        # Levels are doubles; what they were read from may have been rounded to the values' own precision.
+        kind = values.dtype if values.is_floating_point() else torch.float64
+        joint = self.summary.levels_of(feature, self.columns.features.columns[feature])
+        if joint is not None:
+            return ~among(values.to(kind), joint[0].to(kind))
+        codes = self.summary.codes.get(feature, {})
+        if not codes:
+            return None
+        known = [among(values[:, [place]].to(kind), code[0].to(kind)) for place, code in codes.items()]
+        return ~torch.stack(known).all(0)
 
     def _not_seen(self, feature: int, where: str, value: Tensor) -> str:
         numbers = ", ".join(f"{number:g}" for number in value.tolist()[:8])
@@ -191,14 +205,14 @@ class Fitted:
         ).to_native()
 
 
+def solved(plan: Plan, parts: Parts, ridge: Ridge | None) -> tuple[Ridge, Solution]:
+    """Coefficients from the moments, with the ridge asked for, or the one that held-out rows choose."""
+    if ridge is None:
+        ridge = chosen_ridge(parts[JOINT], plan.terms) if plan.pure else WEAKEST
+    return ridge, solve(plan, parts, ridge=ridge)
+
+
 def frame_kind(X: Any) -> Any:
     """Which library's frame `X` is; None if it is none."""
     frame = nw.from_native(X, eager_only=True, pass_through=True)
     return frame.implementation if isinstance(frame, nw.DataFrame) else None
-
-
-def _among(rows: Tensor, levels: Tensor) -> Tensor:
-    """Whether each row is one of the levels."""
-    distinct, place = torch.unique(rows, dim=0, return_inverse=True)
-    known: Sequence[bool] = [bool((levels == row).all(1).any()) for row in distinct]
-    return torch.tensor(known)[place]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,10 +11,11 @@ from nobsp.network.batches import NoRowsError, Source, batches_of
 from nobsp.network.inputs import needs_data
 from nobsp.network.readout import Readout
 from nobsp.network.summary import Summariser, Summary
-from nobsp.tabular.calibration import Accumulator, Plan, solve
-from nobsp.tabular.columns import Columns, columns_of
+from nobsp.tabular.calibration import Accumulator, Plan
+from nobsp.tabular.checkpoint import Keeper, checkpoint_of, common_plan
+from nobsp.tabular.columns import Columns
 from nobsp.tabular.distributed import Ranks
-from nobsp.tabular.fitted import Fitted, frame_kind
+from nobsp.tabular.fitted import Fitted, frame_kind, solved
 from nobsp.tabular.interactions import Screening
 from nobsp.tabular.options import Options, find_readout, names_of_outputs
 from nobsp.tabular.planning import settle_plan
@@ -26,7 +28,15 @@ MEASURED_ROWS = 1024
 
 
 def calibrate(
-    X: Any, model: Any, options: Options, *, ranks: Ranks, like: Fitted | None = None, progress: bool = False
+    X: Any,
+    model: Any,
+    options: Options,
+    *,
+    ranks: Ranks,
+    like: Fitted | None = None,
+    progress: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: float = 60.0,
 ) -> Fitted:
     """A calibration on `X`, and on what the other ranks have; see `NObSP.fit`."""
     adapted = adapt(model)
@@ -37,45 +47,67 @@ def calibrate(
     readout = find_readout(adapted.module, glimpse.probe, head=options.head)
     if not ranks.alone:
         require_same(ranks, readout.fingerprint(), "the model")
+        require_same(ranks, "" if like is None else like.plan.fingerprint(), "like")
     if like is not None:
         like.require_same_model(readout)
         columns = like.columns
     else:
-        mine = None
-        if source is not None:
-            mine = columns_of(X, adapted, options.features, width=source.columns, names=source.names)
-        columns = common_columns(ranks, mine)
+        columns = common_columns(ranks, X, adapted, options.features, source)
     if source is None or reader is None:
         source = Source(glimpse.names, 0, True, False, glimpse.columns, lambda: iter(()))
         reader = Reading(source, progress)
     ahead = _looks_ahead(X, source, columns, options, ranks, like=like)
     groups = columns.features.columns
-    summary = _summarised(reader, groups, ranks) if ahead else common_summary(ranks, reader.peek(groups))
+    first = reader.first if source.rows != 0 else None
+    summary = _summarised(reader, groups, ranks) if ahead else None
+    kept = checkpoint_of(
+        checkpoint,
+        checkpoint_every,
+        ranks=ranks,
+        readout=readout,
+        options=options,
+        first=first,
+        rows=source.rows,
+        summary=summary,
+        like=None if like is None else like.plan,
+    )
+    resumed = None if kept is None else kept.resume(readout, batch_size=options.batch_size)
     with running_on(readout, options.device) as represent:
-        plan, screening = _plan(adapted, columns, summary, readout, represent, options, ranks, like=like)
+        agreed = common_plan(ranks, resumed) if like is None else (like.plan, like.screening)
+        if agreed is None:
+            seen = common_summary(ranks, reader.peek(groups)) if summary is None else summary
+            agreed = _settled(adapted, columns, seen, readout, represent, options, ranks)
+        plan, screening = agreed
         accumulator = Accumulator(plan, readout, rows=source.rows)
-        summariser = None if ahead else Summariser(groups)
-        ranks.work(_added_up(reader, accumulator, summariser, readout, represent))
-        if summariser is not None:
-            summary = common_summary(ranks, summariser.result() if summariser.rows else None)
+        summariser = Summariser(groups) if summary is None else None
+        keeper = Keeper(kept, plan, screening, accumulator, resumed)
+        ranks.work(_added_up(reader, keeper, summariser, readout, represent))
+        if summary is None:
+            summary = common_summary(ranks, None if summariser is None or not summariser.rows else summariser.result())
         if summary.rows < 2:
             raise ValueError(f"X has {summary.rows} row; calibration needs at least two.")
         ranks.all_reduce(accumulator.parts)
+        # Solved once and handed out: processors differ in their last digits, ranks must not.
+        ridge, solution = ranks.decide(lambda: solved(plan, accumulator.parts, options.ridge))
         fitted = Fitted(
             adapted=adapted,
             readout=readout,
             columns=columns,
             plan=plan,
             parts=accumulator.parts,
-            # Solved once and handed out: processors differ in their last digits, ranks must not.
-            solution=ranks.decide(lambda: solve(plan, accumulator.parts, ridge=options.ridge)),
+            solution=solution,
             summary=summary,
             screening=screening,
             output_names=names_of_outputs(options.output_names, outputs=readout.outputs, known=adapted.output_names),
-            ridge=options.ridge,
+            ridge=ridge,
+            chooses_ridge=options.ridge is None,
             frame=frame_kind(X),
         )
-        return measured(fitted, represent)
+        fitted = measured(fitted, represent)
+    ranks.gather(None)  # no rank removes its file while another may still fail
+    if kept is not None:
+        kept.remove()
+    return fitted
 
 
 def measured(fitted: Fitted, represent: Represent) -> Fitted:
@@ -120,7 +152,7 @@ def _summarised(reader: Reading, groups: Sequence[Sequence[int]], ranks: Ranks) 
     return common_summary(ranks, summariser.result() if summariser.rows else None)
 
 
-def _plan(
+def _settled(
     adapted: Adapted,
     columns: Columns,
     summary: Summary,
@@ -128,14 +160,8 @@ def _plan(
     represent: Represent,
     options: Options,
     ranks: Ranks,
-    *,
-    like: Fitted | None,
 ) -> tuple[Plan, Screening | None]:
-    """Another calibration's plan, or one settled on the first rank."""
-    if like is not None:
-        if not ranks.alone:
-            require_same(ranks, like.plan.fingerprint(), "like")
-        return like.plan, like.screening
+    """The plan, settled on the first rank."""
     return ranks.decide(
         lambda: settle_plan(
             adapted,
@@ -153,15 +179,15 @@ def _plan(
 
 
 def _added_up(
-    reader: Reading,
-    accumulator: Accumulator,
-    summariser: Summariser | None,
-    readout: Readout,
-    represent: Represent,
+    reader: Reading, keeper: Keeper, summariser: Summariser | None, readout: Readout, represent: Represent
 ) -> Iterator[None]:
-    """Adds every batch to the moments, one step a batch."""
+    """Adds every batch that was not yet added up to the moments, one step a batch."""
+    keeper.begin()
     for batch in reader.rows("calibrating"):
         if summariser is not None:
             summariser.update(batch)
-        accumulator.update(represent, as_model_takes(batch, readout))
+        if not keeper.counted(batch):
+            keeper.accumulator.update(represent, as_model_takes(batch, readout))
+            keeper.added(batch)
         yield
+    keeper.require_all_counted()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.network.inputs import Features, Subset
+from nobsp.network.inputs import Subset
+from nobsp.projection import Moments, merge_all, overlap
 from nobsp.tabular.bands import FEWEST_BLOCKS
-from nobsp.tabular.calibration import Plan, Solution
+from nobsp.tabular.calibration import JOINT, REFERENCE, TARGET, Plan, Solution, label
 from nobsp.tabular.explanation import term_name
+
+# Principal angles take an eigendecomposition of all other terms' columns for every term.
+_MOST_COLUMNS_MEASURED = 600
 
 
 @dataclass(frozen=True)
@@ -37,12 +42,19 @@ class TermHealth:
         term: Names of its features.
         rank: Directions its representation uses.
         unique_share: How much of its spread the other terms (or the reference) cannot reproduce.
+        angle: Smallest principal angle between its subspace and theirs, in degrees. Zero means that some direction
+            of it, however weak, can be reproduced exactly.
+        condition: Largest over smallest singular value of its representation.
         ridge: The λ it was solved with.
+
+    Angle and condition are NaN where moments were not saved, and in systems of more than 600 columns.
     """
 
     term: tuple[str, ...]
     rank: int
     unique_share: float
+    angle: float
+    condition: float
     ridge: float
 
 
@@ -53,7 +65,7 @@ class Health:
     Attributes:
         findings: What is worth knowing, warnings first; empty when all is well.
         terms: One entry per term.
-        explained: Share of each output's variance that the terms carry over the calibration rows.
+        explained: Share of each output's variance that the terms carry, over up to 1,024 calibration rows.
         rows: Calibration rows.
         columns: Columns of the joint system, or the width of the reference where terms are fitted one by one.
     """
@@ -84,10 +96,10 @@ class Health:
 def examine(
     plan: Plan,
     solution: Solution,
+    parts: Mapping[str, Sequence[Moments]],
     *,
     rows: int,
     width: int,
-    blocks: int,
     filled: int,
     explained: NDArray[np.float64],
     output_names: Sequence[str],
@@ -99,16 +111,17 @@ def examine(
     Args:
         plan: Terms and bases.
         solution: Coefficients.
+        parts: Moments per block of rows; empty where they were not saved.
         rows: Calibration rows.
         width: Width of the representation.
-        blocks: Blocks of rows kept apart; none where moments were not saved.
-        filled: How many of them hold rows.
+        filled: How many blocks hold rows.
         explained: Share of variance carried, per output.
         output_names: Names of the outputs.
         twins: Features that repeat another one.
         outside: For rows to be explained, which features lie outside the calibrated range.
     """
     features = plan.isolation.features
+    blocks = min((len(part) for part in parts.values()), default=0)
     names = {term: tuple(features.names[k] for k in term) for term in plan.terms}
     columns = sum(basis.shape[1] for basis in plan.bases.values()) if plan.pure else width
     findings = [Finding("warning", "", solution.note)] if solution.note else []
@@ -122,9 +135,10 @@ def examine(
             )
         )
     for term in plan.terms:
-        findings += _term_findings(term, solution, term_name(names[term]), twins, features)
+        findings += _term_findings(plan, term, solution, term_name(names[term]), twins)
+    findings += _weak_terms(plan, solution, {term: term_name(names[term]) for term in plan.terms}, findings)
     findings += _output_findings(
-        explained, output_names, any(len(term) > 1 for term in plan.terms), few=bool(findings) and rows <= columns
+        explained, output_names, any(len(term) > 1 for term in plan.terms), few=rows <= columns
     )
     if plan.truncated:
         findings.append(
@@ -163,20 +177,39 @@ def examine(
                 )
             )
     findings.sort(key=lambda finding: finding.severity != "warning")
+    stand = _overlaps(plan, parts, columns)
     terms = tuple(
-        TermHealth(names[t], plan.bases[t].shape[1], solution.unique_share[t], solution.ridges[t]) for t in plan.terms
+        TermHealth(names[t], plan.bases[t].shape[1], solution.unique_share[t], *stand[t], solution.ridges[t])
+        for t in plan.terms
     )
     return Health(tuple(findings), terms, tuple(map(float, explained)), rows, columns)
 
 
-def _term_findings(
-    term: Subset, solution: Solution, name: str, twins: Mapping[int, int], features: Features
-) -> list[Finding]:
+def _overlaps(plan: Plan, parts: Mapping[str, Sequence[Moments]], columns: int) -> dict[Subset, tuple[float, float]]:
+    """Smallest principal angle and condition of every term."""
+    if not parts or columns > _MOST_COLUMNS_MEASURED:
+        return dict.fromkeys(plan.terms, (math.nan, math.nan))
+    joint = merge_all(parts[JOINT]) if plan.pure else None
+    found = {}
+    for term in plan.terms:
+        if joint is None:
+            measured = overlap(merge_all(parts[label(term)]), target=TARGET, reference=REFERENCE)
+        else:
+            others = [label(other) for other in plan.terms if other != term]
+            measured = overlap(joint, target=label(term), reference=others)
+        angle = float(measured.angles.min()) if measured.angles.numel() else 90.0
+        found[term] = (angle, measured.condition)
+    return found
+
+
+def _term_findings(plan: Plan, term: Subset, solution: Solution, name: str, twins: Mapping[int, int]) -> list[Finding]:
+    features = plan.isolation.features
     if not features.columns_of(term):
         dropped = "The preprocessing makes nothing of it (dropped or constant), so it contributes nothing."
         return [Finding("note", name, dropped)]
     if term in solution.notes:
-        return [Finding("note", name, solution.notes[term])]
+        constant = plan.bases[term].shape[1] == 0
+        return [Finding("note" if constant else "warning", name, solution.notes[term])]
     if len(term) == 1 and term[0] in twins:
         twin = features.names[twins[term[0]]]
         return [
@@ -187,17 +220,32 @@ def _term_findings(
                 "or leave one out.",
             )
         ]
-    share = solution.unique_share[term]
-    if share < 0.01:
-        return [
-            Finding(
-                "warning",
-                name,
-                f"Only {share:.2%} of its spread is its own: its function rests on few rows. Read its band before its "
-                "curve; more rows, or grouping it with the features it goes along with, will help.",
-            )
-        ]
     return []
+
+
+def _weak_terms(plan: Plan, solution: Solution, named: Mapping[Subset, str], said: Sequence[Finding]) -> list[Finding]:
+    """One finding for all terms of which little is their own and nothing worse was said."""
+    spoken = {finding.subject for finding in said}
+    weak = [term for term in plan.terms if solution.unique_share[term] < 0.01 and named[term] not in spoken]
+    if not weak:
+        return []
+    weak.sort(key=lambda term: solution.unique_share[term])
+    subject = ", ".join(named[term] for term in weak[:5])
+    if len(weak) > 5:
+        subject += f" and {len(weak) - 5} more"
+    return [
+        Finding(
+            "warning",
+            subject,
+            f"Of {_counted(len(weak))} less than 1% of the spread is their own (least: "
+            f"{solution.unique_share[weak[0]]:.2%}); the functions rest on few rows. Read their bands before their "
+            "curves; more rows, a stronger ridge, or grouping features that go along with each other will help.",
+        )
+    ]
+
+
+def _counted(terms: int) -> str:
+    return "this term" if terms == 1 else f"these {terms} terms"
 
 
 def _output_findings(
@@ -207,7 +255,7 @@ def _output_findings(
     if not weak:
         return []
     name, share = min(weak, key=lambda item: item[1])
-    if few or share < 0:
+    if few:
         message = f"The terms carry only {share:.1%} of this output's variance: too few rows. Calibrate on more."
         return [Finding("warning", name, message)]
     advice = "fit more of them" if has_interactions else 'set interactions="auto"'

@@ -16,13 +16,16 @@ from nobsp.projection import Ridge
 
 @dataclass(frozen=True, eq=False)
 class Options:
-    """The options of an explainer, under the names they have there; `ridge` is a strength with its scale."""
+    """The options of an explainer, under the names they have there.
+
+    `ridge` is a strength with its scale; None where it is to be chosen from the rows.
+    """
 
     features: Sequence[str] | Mapping[str, Any] | None
     baseline: Any
     reference: str
     interactions: Any
-    ridge: Ridge
+    ridge: Ridge | None
     head: str | nn.Module | None
     output_names: Sequence[str] | None
     device: torch.device | str | None
@@ -43,7 +46,12 @@ def checked(given: Mapping[str, Any]) -> Options:
     if given["baseline"] is None:
         raise TypeError('baseline must be "mean", "zero", "median", "mode" or values, found None.')
     strength, scale = given["ridge"], given["ridge_scale"]
-    ridge = Ridge(strength.item() if isinstance(strength, np.generic) else strength, scale)
+    if isinstance(strength, str) and strength != "auto":
+        raise ValueError(f'ridge must be a number or "auto", found {strength!r}.')
+    chosen = strength == "auto" if isinstance(strength, str) else False
+    if chosen and scale != "relative":
+        raise ValueError(f'ridge_scale must be "relative" where ridge is "auto", found {scale!r}.')
+    ridge = None if chosen else Ridge(strength.item() if isinstance(strength, np.generic) else strength, scale)
     kept = {name: value for name, value in given.items() if name not in ("model", "ridge", "ridge_scale")}
     return Options(**kept, ridge=ridge)
 

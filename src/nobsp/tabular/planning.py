@@ -24,7 +24,15 @@ from nobsp.tabular.calibration import (
     uncovered,
 )
 from nobsp.tabular.columns import Columns, categories_of, input_baseline
-from nobsp.tabular.interactions import MOST_PAIRS, WORTH_FITTING, Screening, screen, worth_keeping
+from nobsp.tabular.heldout import WEAKEST
+from nobsp.tabular.interactions import (
+    MOST_PAIRS,
+    WORTH_FITTING,
+    Screening,
+    largest_share,
+    screen,
+    worth_keeping,
+)
 from nobsp.tabular.reading import as_model_takes
 from nobsp.tabular.representations import Isolation, Represent, subsets_of
 
@@ -41,10 +49,13 @@ def settle_plan(
     baseline: Any,
     interactions: Any,
     pure: bool,
-    ridge: Ridge,
+    ridge: Ridge | None,
     batch_size: int,
 ) -> tuple[Plan, Screening | None]:
-    """Baseline, terms and bases, from what is known of the rows; with the screening of pairs where one was made."""
+    """Baseline, terms and bases, from what is known of the rows; with the screening of pairs where one was made.
+
+    A ridge of None is yet to be chosen.
+    """
     categories = categories_of(columns, summary, readout.embedded_columns, integer=readout.integer)
     origin = resolve_baseline(
         input_baseline(columns, adapted, baseline),
@@ -72,7 +83,8 @@ def settle_plan(
             more = screening.strongest(MOST_PAIRS, at_least=WORTH_FITTING)
             if more:
                 more = _on_trial(isolation, readout, represent, sample, [*singles, *more], pure=pure, ridge=ridge)
-    plan = make_plan(isolation, represent, sample, [*singles, *more], rare=rare, pure=pure, ridge=ridge)
+    terms = [*singles, *more]
+    plan = make_plan(isolation, represent, sample, terms, rare=rare, pure=pure, ridge=ridge or WEAKEST)
     return plan, screening
 
 
@@ -84,7 +96,7 @@ def _on_trial(
     terms: Sequence[Subset],
     *,
     pure: bool,
-    ridge: Ridge,
+    ridge: Ridge | None,
 ) -> list[Subset]:
     """The pairs that pay off on the sample; the others never see the rest of the data.
 
@@ -92,7 +104,9 @@ def _on_trial(
     common error to lower, and a pair has to have an effect.
     """
     most = MOST_COLUMNS_ON_TRIAL
-    plan = make_plan(isolation, represent, sample, terms, rare=sample[:0], pure=pure, ridge=ridge, most_columns=most)
+    plan = make_plan(
+        isolation, represent, sample, terms, rare=sample[:0], pure=pure, ridge=ridge or WEAKEST, most_columns=most
+    )
     accumulator = Accumulator(plan, readout, rows=len(sample))
     # Not the caller's batch size: how rows fall into blocks must not depend on it.
     for start in range(0, len(sample), _TRIAL_ROWS):
@@ -101,11 +115,10 @@ def _on_trial(
     if pure:
         return worth_keeping(plan, accumulator.parts, pairs, ridge=ridge)
     rows = sample[:: max(len(sample) // _TRIAL_ROWS, 1)]
-    effects = contributions(plan, solve(plan, accumulator.parts, ridge=ridge), represent, rows, terms=pairs)
-    spread = readout.logits(represent(rows)).std(0).norm().cpu()
-    return [
-        pair for pair, size in zip(pairs, effects.std(0).norm(dim=1), strict=True) if size >= WORTH_FITTING * spread
-    ]
+    effects = contributions(plan, solve(plan, accumulator.parts, ridge=ridge or WEAKEST), represent, rows, terms=pairs)
+    spread = readout.logits(represent(rows)).cpu().std(0)
+    sizes = [largest_share(effects[:, place].std(0), spread) for place in range(len(pairs))]
+    return [pair for pair, size in zip(pairs, sizes, strict=True) if size >= WORTH_FITTING]
 
 
 def named_terms(given: Sequence[Sequence[str]], features: Features) -> list[Subset]:

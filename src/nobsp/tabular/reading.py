@@ -22,7 +22,8 @@ class Reading:
     def __init__(self, source: Source, progress: bool) -> None:
         self._source, self._progress = source, progress
         self._begun: Iterator[Tensor] = iter(source)
-        self._held: list[Tensor] = list(islice(self._begun, 1))
+        # Copies: a stream may fill the same memory again with its next rows.
+        self._held: list[Tensor] = [batch.clone() for batch in islice(self._begun, 1)]
 
     @property
     def first(self) -> Tensor:
@@ -41,7 +42,7 @@ class Reading:
     def peek(self, groups: Sequence[Sequence[int]]) -> Summary | None:
         """What the first rows look like, where there are any; they are read again with the others."""
         while sum(map(len, self._held)) < SAMPLE_ROWS and (batch := next(self._begun, None)) is not None:
-            self._held.append(batch)
+            self._held.append(batch.clone())
         summariser = Summariser(groups)
         for batch in self._held:
             summariser.update(batch)

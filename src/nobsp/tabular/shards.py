@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Any
 
 from torch import Tensor
 
+from nobsp.network.adapted import Adapted
 from nobsp.network.batches import Source
+from nobsp.network.preprocessing import grouping_rows, stacked
 from nobsp.network.readout import PROBE_ROWS
 from nobsp.network.summary import MOST_LEVELS, SAMPLE_ROWS, Summary
-from nobsp.tabular.columns import Columns
+from nobsp.tabular.columns import Columns, columns_of, whole_table
 from nobsp.tabular.distributed import Ranks
 
 
@@ -61,10 +64,18 @@ def require_same(ranks: Ranks, mine: str, what: str) -> None:
             raise ValueError(f"{what} differs between rank 0 and rank {rank}; calibrations add up for one only.")
 
 
-def common_columns(ranks: Ranks, mine: Columns | None) -> Columns:
-    """The columns with the levels and ranges of all ranks' rows."""
-    found = [columns for columns in ranks.gather(mine) if columns is not None]
-    return reduce(_joined, found)
+def common_columns(
+    ranks: Ranks, X: Any, adapted: Adapted, features: Sequence[str] | Mapping[str, Any] | None, source: Source | None
+) -> Columns:
+    """The columns with the levels and ranges of all ranks' rows; a rank without rows has no source."""
+    grouping = None
+    if not ranks.alone and adapted.encode is not None:
+        mine = None if source is None else grouping_rows(whole_table(X, adapted)[0])
+        grouping = stacked([rows for rows in ranks.gather(mine) if rows is not None])
+    own = None
+    if source is not None:
+        own = columns_of(X, adapted, features, width=source.columns, names=source.names, grouping=grouping)
+    return reduce(_joined, [columns for columns in ranks.gather(own) if columns is not None])
 
 
 def common_summary(ranks: Ranks, mine: Summary | None) -> Summary:
@@ -79,8 +90,6 @@ def common_summary(ranks: Ranks, mine: Summary | None) -> Summary:
 
 
 def _joined(first: Columns, second: Columns) -> Columns:
-    if first.features != second.features:
-        raise ValueError("the preprocessing makes different columns on different ranks; use the same model on all.")
     text = {
         feature: sorted({*first.text_levels.get(feature, []), *second.text_levels.get(feature, [])}, key=str)
         for feature in first.text_levels.keys() | second.text_levels.keys()

@@ -1,0 +1,85 @@
+"""Calibrations that are killed at random moments and run again, until one comes to its end; run as a script."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from nobsp import NObSP
+from nobsp.tabular.calibration import Accumulator
+from tests.tabular.nets import net, table
+from tests.tabular.ranks import numbers
+
+BATCHES, ROWS = 40, 50
+# Which options, and whether the rows can be read only once.
+CASES: dict[str, tuple[dict[str, Any], bool]] = {
+    "terms": ({"interactions": [["x0", "x1"]]}, False),
+    "complement": ({"reference": "complement", "interactions": 0}, False),
+    "once": ({"baseline": "zero", "interactions": 0}, True),
+}
+
+
+class Slow:
+    """Batches that take their time, so that there is some to be killed in."""
+
+    def __init__(self, pause: float) -> None:
+        self.X, self.pause = table("silu", BATCHES * ROWS), pause
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for start in range(0, len(self.X), ROWS):
+            time.sleep(self.pause)
+            yield self.X[start : start + ROWS]
+
+
+def calibrated(case: str, pause: float, **checkpoint: Any) -> NObSP:
+    options, once = CASES[case]
+    rows: Any = Slow(pause)
+    return NObSP(net("silu", outputs=2), **options).fit(iter(rows) if once else rows, **checkpoint)
+
+
+def child(case: str, folder: Path, every: float) -> None:
+    """Runs in a process of its own, and notes every batch that goes through the network."""
+    update, log = Accumulator.update, os.open(folder / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def noted(self: Accumulator, *given: Any) -> None:
+        os.write(log, b"b")
+        update(self, *given)
+
+    Accumulator.update = noted  # type: ignore[method-assign]
+    found = numbers(calibrated(case, 0.004, checkpoint=folder / "under way", checkpoint_every=every))
+    safetensors.torch.save_file(found, folder / "found")
+    os._exit(0)
+
+
+def main(case: str, folder: Path, every: float, kills: int, seed: int) -> None:
+    torch.set_num_threads(1)
+    moments, killed = random.Random(seed), 0
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            child(case, folder, every)
+        if killed < kills:
+            time.sleep(moments.uniform(0.05, 0.6))
+            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                killed += 1
+                continue
+            break
+        assert os.waitpid(pid, 0)[1] == 0
+        break
+    (folder / "killed").write_text(str(killed))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))
