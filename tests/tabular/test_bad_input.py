@@ -311,7 +311,7 @@ def test_outputs_that_overflow_are_named(table):
     [
         ({"ridge": -1}, ValueError, "ridge must be finite and not negative, found -1"),
         ({"ridge": np.nan}, ValueError, "ridge must be finite"),
-        ({"ridge": "strong"}, TypeError, "ridge must be a number, found str"),
+        ({"ridge": "strong"}, ValueError, "ridge must be a number or \"auto\", found 'strong'"),
         ({"ridge_scale": "global"}, ValueError, 'ridge.scale must be "relative" or "absolute", found \'global\''),
         ({"reference": "term"}, ValueError, 'reference must be "terms" or "complement", found \'term\''),
         ({"interactions": -1}, ValueError, "interactions must not be negative"),

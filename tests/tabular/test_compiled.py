@@ -465,7 +465,7 @@ def test_a_loaded_explainer_compiles_to_the_same(tmp_path):
 def test_algorithm_1_compiles_as_well():
     model = layered(nn.ReLU)
     X = table("relu", 300, columns=4)
-    explainer = NObSP(model, reference="complement", ridge_scale="absolute", interactions=[("x0", "x1")]).fit(X)
+    explainer = NObSP.as_published(model, interactions=[("x0", "x1")]).fit(X)
     compiled = explainer.compile()
     measured = shares(compiled, explainer, points_of(compiled, 5000))
     assert measured[:4].max() <= 1e-11

@@ -63,7 +63,7 @@ def test_predictions_are_the_networks_own_outputs(ex, explainer, table):
 @pytest.mark.parametrize("rows", [1, 2])
 def test_shapes_keep_rows_and_outputs_even_where_there_is_one(outputs, rows):
     x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
-    ex = NObSP(small_net(outputs)).fit(x)(x[:rows])
+    ex = NObSP(small_net(outputs), interactions=0).fit(x)(x[:rows])
     assert ex.shape == ex.values.shape == (rows, 4, outputs)
     assert ex.total().shape == (rows, 4, outputs)
     assert ex.outside.shape == (rows, 4)

@@ -231,10 +231,8 @@ def test_names_after_many_gaps_are_names(kind):
     model = trained(make_pipeline(prepare, network(MLPRegressor)), X.to_numpy(), X["age"])
     given = {"pandas": X, "polars": pl.from_pandas(X), "array": X.to_numpy()}[kind]
     explainer = NObSP(model, features=["city", "age"], interactions=0).fit(given)
-    levels = [
-        level for level, name in zip(*map(explainer.curves(5).__getitem__, ("level", "feature"))) if name == "city"
-    ]
-    assert levels == ["oslo", "rome"]
+    curves = explainer.curves(5)
+    assert [level for level in curves["level"] if level] == ["oslo", "rome"]
 
 
 @pytest.mark.parametrize("kind", ["pandas", "polars", "array"])

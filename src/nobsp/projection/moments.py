@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -58,7 +59,6 @@ class Moments:
         self._offset = torch.zeros_like(self._origin)
         # Only the panels on and above the diagonal are kept up to date; `products` mirrors them.
         self._products = torch.zeros(size, size, dtype=torch.float64, device=device)
-        self._scratch: Tensor | None = None
 
     # ------------------------------------------------------------------ adding rows
 
@@ -142,9 +142,7 @@ class Moments:
     def _shifted_chunk(self, parts: Mapping[str, Tensor], rows: slice, pivot: Tensor) -> Tensor:
         """Some rows as float64, less `pivot`, in a buffer that is used again for every chunk."""
         length = len(range(*rows.indices(next(iter(parts.values())).shape[0])))
-        if self._scratch is None or self._scratch.device != self.device:
-            self._scratch = self._products.new_empty(_CHUNK, self.size)
-        chunk = self._scratch[:length]
+        chunk = _scratch(self.device, length * self.size).view(length, self.size)
         for name, columns in self._columns.items():
             part, place = parts[name][rows], chunk[:, columns]
             if part.dtype == place.dtype and part.device == place.device:
@@ -343,6 +341,18 @@ def merge_all(parts: Sequence[Moments], *, weights: Sequence[float] | None = Non
             joined._products.add_(part._products, alpha=factor)
     joined._products.addmm_(shifts.T * share, shifts)
     return joined
+
+
+# One buffer a thread, not one per set of moments: a thousand sets, one a feature, would hold gigabytes between them.
+_buffers = threading.local()
+
+
+def _scratch(device: torch.device, size: int) -> Tensor:
+    """Room for some numbers, overwritten by whoever asks next on this thread."""
+    held: dict[torch.device, Tensor] = _buffers.__dict__.setdefault("held", {})
+    if device not in held or held[device].numel() < size:
+        held[device] = torch.empty(size, dtype=torch.float64, device=device)
+    return held[device][:size]
 
 
 def _column_slices(blocks: Mapping[str, int]) -> dict[str, slice]:

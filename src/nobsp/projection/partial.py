@@ -16,7 +16,7 @@ _CANCELLATION = 1e-6
 # Rounding is bounded by some thirty times what is seen. While the bound is below the first share of the ridge it is
 # added to, a Cholesky factorisation is closer to the truth than cutting the spectrum; below the second it is harmless.
 _BELOW_RIDGE = 1e-2
-_HARMLESS = 1e-3
+_HARMLESS = 1e-4
 
 
 @dataclass(frozen=True)

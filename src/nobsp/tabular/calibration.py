@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +37,8 @@ BLOCKS = 24
 _MIXED = 4
 _WORTH_CUTTING = 256
 _BLOCK_BYTES = 400 << 20
+# Compressed representations of one batch that are held at a time; more features than fit go one lot after another.
+_LOT_BYTES = 128 << 20
 _CACHE_BYTES = 400 << 20
 # Rows of the sample that a value too rare to be in it is put into.
 _HOSTS = 8
@@ -253,13 +255,14 @@ class Accumulator:
         plan: Terms and bases.
         readout: The model.
         rows: How many rows will come, where known; decides how batches are cut into blocks.
+        memory: Bytes the blocks may take; with fewer, there are fewer of them.
     """
 
-    def __init__(self, plan: Plan, readout: Readout, *, rows: int | None = None) -> None:
+    def __init__(self, plan: Plan, readout: Readout, *, rows: int | None = None, memory: int = _BLOCK_BYTES) -> None:
         self.plan = plan
         self._readout = readout
         self._shapes = plan.blocks(readout.width, readout.outputs)
-        self.block_count = _affordable_blocks(self._shapes)
+        self.block_count = _affordable_blocks(self._shapes, min(memory, _BLOCK_BYTES))
         self._expected = rows
         self.next_block = 0
         self.parts: dict[str, list[Moments]] = {
@@ -283,16 +286,25 @@ class Accumulator:
             compressed = through(plan.isolation, represent, rows, plan.bases, pure=True).cpu()
             self._add(JOINT, torch.cat([compressed, outputs], dim=1), pieces)
         else:
-            targets = through(plan.isolation, represent, rows, plan.bases, pure=False).cpu()
-            start = 0
-            column = {}
-            for term in plan.terms:
-                column[term] = targets[:, start : start + plan.bases[term].shape[1]]
-                start += plan.bases[term].shape[1]
-            for term, reference in plan.isolation.reference(represent, rows, plan.terms):
-                parts = {TARGET: column[term], REFERENCE: reference.cpu(), OUTPUTS: outputs}
-                self._add(label(term), parts, pieces)
+            for lot in self._lots(rows.shape[0]):
+                targets = through(plan.isolation, represent, rows, lot, pure=False).cpu()
+                cut = torch.split(targets, [basis.shape[1] for basis in lot.values()], dim=1)
+                columns = dict(zip(lot, cut, strict=True))
+                for term, reference in plan.isolation.reference(represent, rows, list(lot)):
+                    parts = {TARGET: columns[term], REFERENCE: reference.cpu(), OUTPUTS: outputs}
+                    self._add(label(term), parts, pieces)
         self.next_block += pieces
+
+    def _lots(self, rows: int) -> Iterator[dict[Subset, Tensor]]:
+        """The bases in lots whose compressed rows fit into memory side by side."""
+        lot: dict[Subset, Tensor] = {}
+        for term in self.plan.terms:
+            basis = self.plan.bases[term]
+            if lot and 8 * rows * (basis.shape[1] + sum(held.shape[1] for held in lot.values())) > _LOT_BYTES:
+                yield lot
+                lot = {}
+            lot[term] = basis
+        yield lot
 
     def _add(self, name: str, parts: Tensor | dict[str, Tensor], pieces: int) -> None:
         for number in range(pieces):
@@ -308,10 +320,15 @@ class Accumulator:
         return max(min(enough, count, self.block_count), 1)
 
 
-def _affordable_blocks(shapes: Mapping[str, Mapping[str, int]]) -> int:
-    size = sum(8 * sum(shape.values()) ** 2 for shape in shapes.values())
+def bytes_of_moments(shape: Mapping[str, int]) -> int:
+    """What one set of moments takes."""
+    return 8 * sum(shape.values()) ** 2
+
+
+def _affordable_blocks(shapes: Mapping[str, Mapping[str, int]], memory: int) -> int:
+    size = sum(map(bytes_of_moments, shapes.values()))
     for count in (BLOCKS, 16, 12, 8):
-        if count * size <= _BLOCK_BYTES:
+        if count * size <= memory:
             return count
     return 1
 
@@ -339,7 +356,9 @@ def solve(
     if plan.pure:
         total = merge_all(parts[JOINT], weights=weights)
         return _solve_jointly(plan, total, ridge, diagnose)
-    return _solve_one_by_one(plan, {t: merge_all(parts[label(t)], weights=weights) for t in plan.terms}, ridge)
+    # One after another: all terms' sums a second time would be the most that is ever held.
+    totals = ((term, merge_all(parts[label(term)], weights=weights)) for term in plan.terms)
+    return _solve_one_by_one(plan, totals, ridge)
 
 
 def _solve_jointly(plan: Plan, total: Moments, ridge: Ridge, diagnose: bool) -> Solution:
@@ -357,9 +376,11 @@ def _solve_jointly(plan: Plan, total: Moments, ridge: Ridge, diagnose: bool) -> 
     return Solution(matrices, offsets, total.mean(OUTPUTS), ridges, shares, notes, fit.note)
 
 
-def _solve_one_by_one(plan: Plan, totals: Mapping[Subset, Moments], ridge: Ridge) -> Solution:
+def _solve_one_by_one(plan: Plan, totals: Iterable[tuple[Subset, Moments]], ridge: Ridge) -> Solution:
     matrices, offsets, ridges, shares, notes = {}, {}, {}, {}, {}
-    for term, total in totals.items():
+    base = torch.zeros(0, dtype=torch.float64)
+    for term, total in totals:
+        base = total.mean(OUTPUTS)
         width = total.blocks[REFERENCE]
         fit = partial_coefficients(total, ridge=ridge, target_size=width)
         matrices[term] = plan.bases[term] @ fit.coefficients
@@ -367,7 +388,6 @@ def _solve_one_by_one(plan: Plan, totals: Mapping[Subset, Moments], ridge: Ridge
         ridges[term], shares[term] = fit.ridges[1], fit.unique_share
         if fit.note:
             notes[term] = fit.note
-    base = next(iter(totals.values())).mean(OUTPUTS)
     return Solution(matrices, offsets, base, ridges, shares, notes, "")
 
 

@@ -19,6 +19,9 @@ from nobsp.network.levels import MOST_CODES, MOST_LEVELS
 from nobsp.network.summary import Summary
 from nobsp.network.tables import matched
 
+# Distinct numbers of a column that are kept, for encoders that know no others; a one-hot group is seldom wider.
+_MOST_NUMBERS = 4096
+
 
 @dataclass(frozen=True, eq=False)
 class Columns:
@@ -86,10 +89,10 @@ def columns_of(
             continue
         column = seen[members[0]]
         if not column.numeric:
-            text_levels[feature] = column.levels.tolist()
+            text_levels[feature] = column.levels
         # A one-hot encoder knows no value in between, so all of its values are kept.
-        elif len(column.levels) <= max(MOST_LEVELS, len(encoded[feature]) + 1):
-            number_levels[feature] = column.levels.tolist()
+        elif column.distinct <= min(_MOST_NUMBERS, max(MOST_LEVELS, len(encoded[feature]) + 1)):
+            number_levels[feature] = column.levels
     return Columns(
         Features(user.names, encoded),
         tuple(known) if known else None,
@@ -260,13 +263,15 @@ class _Seen:
 
     Attributes:
         numeric: Whether it holds numbers or booleans only.
-        levels: Its distinct values in order.
+        distinct: How many distinct values it has.
+        levels: These values in order, up to as many as are kept.
         typical: A value that may stand in the other columns while one feature is encoded: one that occurs.
         span: Smallest and largest number; empty without any.
     """
 
     numeric: bool
-    levels: np.ndarray[Any, Any]
+    distinct: int
+    levels: list[Any]
     typical: Any
     span: tuple[float, ...]
 
@@ -289,10 +294,11 @@ def _seen_numbers(column: np.ndarray[Any, Any]) -> _Seen:
     values = column.astype(np.float64)
     values = np.sort(values[~np.isnan(values)])
     if len(values) == 0:
-        return _Seen(True, values, float("nan"), ())
+        return _Seen(True, 0, [], float("nan"), ())
     # Not the average of two: an encoder may know only the values it has seen.
     typical = float(values[len(values) // 2])
-    return _Seen(True, np.unique(values), typical, (float(values[0]), float(values[-1])))
+    levels = values[np.concatenate([[True], values[1:] != values[:-1]])]
+    return _Seen(True, len(levels), levels[:_MOST_NUMBERS].tolist(), typical, (float(values[0]), float(values[-1])))
 
 
 def _seen_objects(column: np.ndarray[Any, Any], name: str) -> _Seen:
@@ -310,6 +316,4 @@ def _seen_values(times: Mapping[Any, int], name: str) -> _Seen:
             "leave it out if it numbers the rows.",
             stacklevel=2,
         )
-    kept = np.empty(min(len(levels), MOST_CODES), dtype=object)
-    kept[:] = levels[:MOST_CODES]
-    return _Seen(False, kept, max(levels, key=times.__getitem__), ())
+    return _Seen(False, len(levels), levels[:MOST_CODES], max(levels, key=times.__getitem__), ())

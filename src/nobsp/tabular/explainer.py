@@ -119,6 +119,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         like: NObSP | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: float = 60.0,
+        memory_limit: int | str = "4GiB",
         distributed: bool = True,
     ) -> Self:
         """Calibrates on `X`; a former calibration is replaced.
@@ -129,7 +130,8 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         Where `torch.distributed` is initialised, every rank calls `fit` with its own share of the rows, which may
         be uneven or empty, and ends with the same calibration on all rows. It is the one a single process
         would reach on the shares one after another, but for rounding; past 16,384 rows, bases are fixed from
-        another sample of the rows. An error on one rank is an error on all.
+        another sample of the rows. Where held-out rows choose the ridge, other rows are held out. An error on one
+        rank is an error on all.
 
         Args:
             X: Array, tensor, pandas or polars frame, DataLoader (labels in its batches are left aside), or an
@@ -143,6 +145,10 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 past, not run again. A file of other rows, options or of another model is an error. It is
                 removed when the calibration is done. Of several ranks, each has its own file beside it.
             checkpoint_every: Seconds between two writes of that file, which are what an interruption can cost.
+            memory_limit: Bytes to stay within, as a number or as "4GB" or "512MiB", the network and the data
+                aside. With reference="complement" each feature has sums of its own; where these take more than half,
+                features are fitted in several passes over `X`, which must then be readable again, and `merge`, bands
+                and checkpoints are not to be had.
             distributed: Whether to calibrate together with the other ranks where `torch.distributed` is
                 initialised; without, this process calibrates alone, on what it was given.
 
@@ -163,6 +169,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 progress=progress,
                 checkpoint=checkpoint,
                 checkpoint_every=checkpoint_every,
+                memory_limit=memory_limit,
             )
         return self
 

@@ -117,9 +117,12 @@ class Fitted:
         )
 
     def require_moments(self, what: str) -> None:
-        """An error where the moments were left out of the file this was loaded from."""
+        """An error where the moments were left out of the file this was loaded from, or did not fit into memory."""
         if not self.parts:
-            raise ValueError(f"{what} needs the moments, which were not saved; save with moments=True.")
+            raise ValueError(
+                f"{what} needs the moments, which were not saved, or not held at once; save with moments=True, or "
+                "calibrate with a larger memory_limit."
+            )
 
     def require_same_model(self, readout: Readout) -> None:
         """An error where this is another model's calibration."""

@@ -11,12 +11,14 @@ from nobsp.network.batches import NoRowsError, Source, batches_of
 from nobsp.network.inputs import needs_data
 from nobsp.network.readout import Readout
 from nobsp.network.summary import Summariser, Summary
-from nobsp.tabular.calibration import Accumulator, Plan
-from nobsp.tabular.checkpoint import Keeper, checkpoint_of, common_plan
+from nobsp.projection import Ridge
+from nobsp.tabular.calibration import Accumulator, Plan, Solution
+from nobsp.tabular.checkpoint import Checkpoint, Keeper, checkpoint_of, common_plan
 from nobsp.tabular.columns import Columns
 from nobsp.tabular.distributed import Ranks
-from nobsp.tabular.fitted import Fitted, frame_kind, solved
+from nobsp.tabular.fitted import Fitted, Parts, frame_kind, solved
 from nobsp.tabular.interactions import Screening
+from nobsp.tabular.memory import bytes_of, in_passes, joined
 from nobsp.tabular.options import Options, find_readout, names_of_outputs
 from nobsp.tabular.planning import settle_plan
 from nobsp.tabular.reading import Reading, as_model_takes, running_on
@@ -37,8 +39,10 @@ def calibrate(
     progress: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: float = 60.0,
+    memory_limit: int | str = "4GiB",
 ) -> Fitted:
     """A calibration on `X`, and on what the other ranks have; see `NObSP.fit`."""
+    memory = min(ranks.gather(bytes_of(memory_limit)))
     adapted = adapt(model)
     expected = adapted.feature_names if like is None else like.columns.names
     source = _source(X, adapted, expected, options, ranks)
@@ -78,24 +82,29 @@ def calibrate(
             seen = common_summary(ranks, reader.peek(groups)) if summary is None else summary
             agreed = _settled(adapted, columns, seen, readout, represent, options, ranks)
         plan, screening = agreed
-        accumulator = Accumulator(plan, readout, rows=source.rows)
+        stages = in_passes(plan, readout, memory=memory)
+        if len(stages) > 1:
+            _require_passes(len(stages), source, kept, memory)
         summariser = Summariser(groups) if summary is None else None
-        keeper = Keeper(kept, plan, screening, accumulator, resumed)
-        ranks.work(_added_up(reader, keeper, summariser, readout, represent))
-        if summary is None:
-            summary = common_summary(ranks, None if summariser is None or not summariser.rows else summariser.result())
-        if summary.rows < 2:
-            raise ValueError(f"X has {summary.rows} row; calibration needs at least two.")
-        ranks.all_reduce(accumulator.parts)
-        # Solved once and handed out: processors differ in their last digits, ranks must not.
-        ridge, solution = ranks.decide(lambda: solved(plan, accumulator.parts, options.ridge))
+        solutions: list[Solution] = []
+        for stage in stages:
+            accumulator = Accumulator(stage, readout, rows=source.rows, memory=memory // 2)
+            keeper = Keeper(kept, stage, screening, accumulator, resumed)
+            ranks.work(_added_up(reader, keeper, summariser, readout, represent))
+            if summariser is not None:
+                summary = common_summary(ranks, summariser.result() if summariser.rows else None)
+                summariser = None
+            ranks.all_reduce(accumulator.parts)
+            ridge, solution = _solved(stage, accumulator.parts, options, ranks)
+            solutions.append(solution)
+        assert summary is not None  # looked at ahead, or while the rows were added up
         fitted = Fitted(
             adapted=adapted,
             readout=readout,
             columns=columns,
             plan=plan,
-            parts=accumulator.parts,
-            solution=solution,
+            parts=accumulator.parts if len(stages) == 1 else {},
+            solution=joined(solutions),
             summary=summary,
             screening=screening,
             output_names=names_of_outputs(options.output_names, outputs=readout.outputs, known=adapted.output_names),
@@ -137,6 +146,28 @@ def _looks_ahead(
             "the baseline's values, or data that can be read again (an array, a DataLoader, a list of batches)."
         )
     return ahead
+
+
+def _solved(plan: Plan, parts: Parts, options: Options, ranks: Ranks) -> tuple[Ridge, Solution]:
+    """Coefficients from the moments; solved once and handed out: processors differ in their last digits."""
+    rows = sum(part.rows for part in next(iter(parts.values())))
+    if rows < 2:
+        raise ValueError(f"X has {rows} row; calibration needs at least two.")
+    return ranks.decide(lambda: solved(plan, parts, options.ridge))
+
+
+def _require_passes(count: int, source: Source, kept: Checkpoint | None, memory: int) -> None:
+    """An error where rows cannot be read, or not be kept, as often as the memory asks for."""
+    if not source.reiterable:
+        raise ValueError(
+            f"X can be read only once, but within memory_limit ({memory:,} bytes) it has to be read {count} times; "
+            "raise the limit, or pass data that can be read again (an array, a DataLoader, a list of batches)."
+        )
+    if kept is not None:
+        raise ValueError(
+            f"checkpoint keeps a calibration in one pass, but within memory_limit ({memory:,} bytes) this one takes "
+            f"{count}; raise the limit, or calibrate without a checkpoint."
+        )
 
 
 def _summarised(reader: Reading, groups: Sequence[Sequence[int]], ranks: Ranks) -> Summary:

@@ -34,8 +34,8 @@ Restore = Callable[[Adapted, Callable[[Tensor], Readout]], Fitted]
 def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any], *, moments: bool) -> None:
     """Writes a calibration; see `NObSP.save`.
 
-    No rows are in the file, but what was seen of the columns is: ranges and means, values and counts of columns with few
-    values or whole numbers, levels of text columns, and one typical value of each column of a pipeline's table.
+    No rows are in the file, but what was seen of the columns is: ranges and means, values and counts of columns with
+    few values or whole numbers, levels of text columns, and one typical value of each column of a pipeline's table.
     """
     plan, solution, summary = fitted.plan, fitted.solution, fitted.summary
     tensors: dict[str, Tensor] = {

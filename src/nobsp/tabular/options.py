@@ -48,12 +48,12 @@ def checked(given: Mapping[str, Any]) -> Options:
     strength, scale = given["ridge"], given["ridge_scale"]
     if isinstance(strength, str) and strength != "auto":
         raise ValueError(f'ridge must be a number or "auto", found {strength!r}.')
-    chosen = strength == "auto" if isinstance(strength, str) else False
+    chosen = isinstance(strength, str)
+    ridge = Ridge(1e-4 if chosen else strength.item() if isinstance(strength, np.generic) else strength, scale)
     if chosen and scale != "relative":
-        raise ValueError(f'ridge_scale must be "relative" where ridge is "auto", found {scale!r}.')
-    ridge = None if chosen else Ridge(strength.item() if isinstance(strength, np.generic) else strength, scale)
+        raise ValueError('ridge_scale is "absolute" but ridge is "auto"; pass a number for ridge, such as 1e-4.')
     kept = {name: value for name, value in given.items() if name not in ("model", "ridge", "ridge_scale")}
-    return Options(**kept, ridge=ridge)
+    return Options(**kept, ridge=None if chosen else ridge)
 
 
 def find_readout(module: nn.Module, probe: Tensor, *, head: str | nn.Module | None) -> Readout:

@@ -13,7 +13,7 @@ from nobsp.network.adapted import Adapted
 from nobsp.network.batches import Source
 from nobsp.network.preprocessing import grouping_rows, stacked
 from nobsp.network.readout import PROBE_ROWS
-from nobsp.network.summary import MOST_LEVELS, SAMPLE_ROWS, Summary
+from nobsp.network.summary import MOST_CODES, MOST_LEVELS, SAMPLE_ROWS, Summary
 from nobsp.tabular.columns import Columns, columns_of, whole_table
 from nobsp.tabular.distributed import Ranks
 
@@ -98,10 +98,12 @@ def _joined(first: Columns, second: Columns) -> Columns:
         feature: sorted({*first.number_levels[feature], *second.number_levels[feature]})
         for feature in first.number_levels.keys() & second.number_levels.keys()
     }
+    # As many as a single table's: a one-hot encoder knows no value in between.
+    most = [max(MOST_LEVELS, len(encoded) + 1) for encoded in first.features.columns]
     return replace(
         first,
-        text_levels={feature: levels[:MOST_LEVELS] for feature, levels in sorted(text.items())},
-        number_levels={feature: levels for feature, levels in numbers.items() if len(levels) <= MOST_LEVELS},
+        text_levels={feature: levels[:MOST_CODES] for feature, levels in sorted(text.items())},
+        number_levels={feature: levels for feature, levels in numbers.items() if len(levels) <= most[feature]},
         ranges=tuple(_span(a, b) for a, b in zip(first.ranges, second.ranges, strict=True)),
     )
 

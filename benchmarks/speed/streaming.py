@@ -1,0 +1,124 @@
+"""Memory and time of a calibration as rows grow, and of one with a thousand features.
+
+Rows are made on the fly and forgotten; every calibration runs in a process of its own, whose peak of resident memory is
+taken from the operating system. The many features are fitted as published, where each has sums of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.networks import feed_forward
+from benchmarks.report import Column, Report, Table, options, progress, publish
+from nobsp import NObSP
+
+SEED, BATCH, COLUMNS, HIDDEN = 0, 8192, 8, (32, 32)
+ROWS, QUICK_ROWS = (10**5, 10**6, 10**7), (10**5, 3 * 10**5)
+FEATURES, WIDTH, FEATURE_ROWS, LIMIT = 1000, 256, 1024, "4GiB"
+
+
+def rows_on_the_fly(count: int) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(SEED)
+    for start in range(0, count, BATCH):
+        yield torch.randn(min(BATCH, count - start), COLUMNS, generator=generator)
+
+
+def stream(count: int) -> None:
+    network = feed_forward(COLUMNS, HIDDEN, 1, seed=SEED)
+    NObSP(network, baseline="zero", interactions=0).fit(rows_on_the_fly(count))
+
+
+def many_features(limit: str) -> None:
+    network = feed_forward(FEATURES, (WIDTH,), 1, seed=SEED)
+    X = torch.randn(FEATURE_ROWS, FEATURES, generator=torch.Generator().manual_seed(SEED))
+    NObSP(network, reference="complement", interactions=0).fit(X, memory_limit=limit)
+
+
+def measured(case: str, argument: str, threads: int | None) -> dict[str, float]:
+    """Seconds and peak megabytes of one calibration in a process of its own."""
+    progress(f"{case} {argument}")
+    command = [sys.executable, "-m", "benchmarks.speed.streaming", "--case", case, "--argument", argument]
+    command += [] if threads is None else ["--threads", str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def run_case(chosen: argparse.Namespace) -> None:
+    stream(2 * BATCH)  # libraries are loaded and buffers are made before the clock starts
+    begun = time.perf_counter()
+    if chosen.case == "stream":
+        stream(int(chosen.argument))
+    else:
+        many_features(chosen.argument)
+    taken = time.perf_counter() - begun
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    print(json.dumps({"seconds": taken, "peak": peak}))
+
+
+def report(chosen: argparse.Namespace) -> Report:
+    counts = QUICK_ROWS if chosen.quick else ROWS
+    streams = {count: measured("stream", str(count), chosen.threads) for count in counts}
+    few, many = streams[counts[0]], streams[counts[-1]]
+    growth = math.log(many["seconds"] / few["seconds"]) / math.log(counts[-1] / counts[0])
+    tables = [
+        Table(
+            f"Rows of {COLUMNS} numbers, network {COLUMNS}-{'-'.join(map(str, HIDDEN))}-1, one pass",
+            (Column("rows", ",d"), Column("seconds", ".1f"), Column("µs a row", ".2f"), Column("peak MB", ".0f")),
+            tuple((n, s["seconds"], 1e6 * s["seconds"] / n, s["peak"]) for n, s in streams.items()),
+        )
+    ]
+    findings = [
+        f"Peak memory at {counts[-1]:,} rows is {many['peak'] / few['peak']:.3f} times that at {counts[0]:,}.",
+        f"Time grows as rows to the power {growth:.2f}.",
+    ]
+    if not chosen.quick:
+        wide = {limit: measured("features", limit, chosen.threads) for limit in (LIMIT, "1GiB")}
+        lines: tuple[tuple[Any, ...], ...] = tuple((limit, w["seconds"], w["peak"]) for limit, w in wide.items())
+        tables.append(
+            Table(
+                f"{FEATURES} features of width {WIDTH}, each along its complement, {FEATURE_ROWS} rows",
+                (Column("memory_limit"), Column("seconds", ".1f"), Column("peak MB", ".0f")),
+                lines,
+                "The peak is the process's: Python, torch, the table and the network are in it.",
+            )
+        )
+        findings.append(
+            f"{FEATURES} features of width {WIDTH} take {wide[LIMIT]['peak']:,.0f} MB under memory_limit={LIMIT}."
+        )
+    return Report(
+        name="speed_streaming",
+        title="Calibration of a stream: memory and time",
+        tables=tuple(tables),
+        findings=tuple(findings),
+        seeds=(SEED,),
+        settings={"batch": BATCH, "columns": COLUMNS, "hidden": HIDDEN},
+    )
+
+
+def main() -> None:
+    parser = options((__doc__ or "").splitlines()[0], threads=True)
+    parser.add_argument("--case", choices=("stream", "features"), help=argparse.SUPPRESS)
+    parser.add_argument("--argument", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
+    if chosen.case:
+        run_case(chosen)
+    else:
+        publish(report(chosen), chosen)
+
+
+if __name__ == "__main__":
+    main()
