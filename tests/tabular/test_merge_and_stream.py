@@ -357,3 +357,20 @@ def test_curves_from_a_stream_have_bands_as_well() -> None:
     model, X = net("relu"), table("relu", 2000)
     curves = NObSP(model, interactions=0, baseline="zero").fit(iter(pieces(X, 1000))).curves(5)
     assert np.isfinite(curves["lower"]).all()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"reference": "complement"}, {"ridge": 10.0}, {"baseline": "zero"}, {"interactions": 2}, {"features": list("abcde")}],
+)
+def test_taking_over_a_plan_with_other_options_is_an_error_that_names_them(other: dict[str, Any]) -> None:
+    model, X = net("relu"), table("relu", 200)
+    first = NObSP(model, interactions=0).fit(X)
+    with pytest.raises(ValueError, match=f"like was calibrated with {next(iter(other))}="):
+        NObSP(model, **{"interactions": 0, **other}).fit(X, like=first)
+
+
+def test_options_that_are_equal_but_not_identical_are_alike() -> None:
+    model, X = net("relu"), table("relu", 200)
+    first = NObSP(model, baseline=np.zeros(5), interactions=[("x0", "x1")]).fit(X)
+    NObSP(model, baseline=[0.0] * 5, interactions=(["x0", "x1"],)).fit(X, like=first)

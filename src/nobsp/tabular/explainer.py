@@ -26,7 +26,7 @@ from nobsp.tabular.fitted import Fitted
 from nobsp.tabular.fitting import calibrate, measured
 from nobsp.tabular.health import Health, examine
 from nobsp.tabular.interactions import screen
-from nobsp.tabular.options import checked, find_readout
+from nobsp.tabular.options import checked, find_readout, require_alike
 from nobsp.tabular.reading import as_model_takes, running_on
 
 
@@ -160,6 +160,8 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         with together(distributed) as ranks:
             options = checked(self.get_params(deep=False))
             known = None if like is None else like._fitted
+            if like is not None:
+                require_alike(options, checked(like.get_params(deep=False)))
             self._fit = calibrate(
                 X,
                 self.model,
@@ -174,9 +176,10 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         return self
 
     def merge(self, other: NObSP) -> Self:
-        """Adds another calibration's rows to this one, exactly as if both had been read in one pass.
+        """Adds another calibration's rows to this one: the sums are those of one pass over both.
 
-        Baseline, terms and bases must be the same; `fit(X, like=explainer)` makes them so.
+        Baseline, terms and bases must be the same; `fit(X, like=explainer)` makes them so. They stay those of the
+        first rows, so these should be typical: what only later rows hold may have no direction in the bases.
         """
         mine, theirs = self._fitted, other._fitted
         mine.require_moments("merge")

@@ -56,6 +56,29 @@ def checked(given: Mapping[str, Any]) -> Options:
     return Options(**kept, ridge=None if chosen else ridge)
 
 
+def require_alike(own: Options, other: Options) -> None:
+    """An error where an explainer that takes over another's plan was itself asked for something else."""
+    for name in ("features", "baseline", "reference", "interactions", "ridge"):
+        mine, theirs = getattr(own, name), getattr(other, name)
+        if _comparable(mine) != _comparable(theirs):
+            raise ValueError(
+                f"like was calibrated with {name}={theirs!r}, but this explainer has {name}={mine!r}; make it with "
+                "sklearn.base.clone(like)."
+            )
+
+
+def _comparable(value: Any) -> Any:
+    """Options as something that compares by value."""
+    if isinstance(value, Tensor):
+        return _comparable(value.detach().cpu().numpy())
+    if isinstance(value, Mapping):
+        return {str(key): _comparable(inner) for key, inner in value.items()}
+    if isinstance(value, Ridge) or value is None or isinstance(value, str):
+        return value
+    plain = np.asarray(value).tolist() if not isinstance(value, Iterable) or hasattr(value, "__array__") else value
+    return [_comparable(inner) for inner in plain] if isinstance(plain, list | tuple | range) else plain
+
+
 def find_readout(module: nn.Module, probe: Tensor, *, head: str | nn.Module | None) -> Readout:
     """The model's linear head, or an error about the columns where the model cannot take them."""
     try:
