@@ -223,7 +223,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 predictions.append(fitted.readout.logits(represent(inputs)).cpu())
                 values.append(contributions(fitted.plan, fitted.solution, represent, inputs))
                 if not hasattr(X, "shape"):
-                    rows.append(batch)
+                    rows.append(batch.clone())  # a stream may fill the same buffer again
             origin = as_model_takes(fitted.plan.isolation.baseline[None], fitted.readout)
             at_baseline = contributions(fitted.plan, fitted.solution, represent, origin)[0]
         account, total = torch.cat(values), torch.cat(predictions)
