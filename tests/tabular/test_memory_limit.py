@@ -17,8 +17,13 @@ from nobsp.tabular.memory import bytes_of
 from tests.tabular.nets import Passes, net, table
 from tests.tabular.test_merge_and_stream import assert_same, pieces
 
-# Five features of a network of width 12 have sums of at most (12 + 12 + 2)² numbers each.
-LARGEST = 8 * (12 + 12 + 2) ** 2
+# Five features of a network of width 12 have sums of at most (12 + 12 + 2)² numbers each, and bases of 12².
+LARGEST, BASES = 8 * (12 + 12 + 2) ** 2, 5 * 8 * 12**2
+
+
+def room_for(features: int) -> int:
+    """The memory in which so many features' sums have room: half of it, or three quarters less the bases."""
+    return max(2 * features * LARGEST, -(-4 * (features * LARGEST + BASES) // 3))
 
 
 def complement(**options: Any) -> NObSP:
@@ -30,7 +35,7 @@ def complement(**options: Any) -> NObSP:
 def test_several_passes_find_what_one_pass_finds(interactions: Any, baseline: str) -> None:
     X, options = table("silu", 500), {"interactions": interactions, "baseline": baseline}
     expected, data = complement(**options).fit(Passes(pieces(X))), Passes(pieces(X))
-    found = complement(**options).fit(data, memory_limit=4 * LARGEST)
+    found = complement(**options).fit(data, memory_limit=room_for(2))
     assert_same(found, expected, 1e-12)
     np.testing.assert_allclose(found(X).values, expected(X).values, atol=1e-12)
     looks_ahead = baseline == "mean"
@@ -39,17 +44,17 @@ def test_several_passes_find_what_one_pass_finds(interactions: Any, baseline: st
 
 
 def test_as_many_features_as_fit_share_a_pass() -> None:
-    """Half of the limit is for sums; each of the five features has a full set here."""
+    """Each of the five features has a full set of sums here."""
     X = table("silu", 500)
     for fitting, expected in ((1, 5), (2, 3), (4, 2), (5, 1)):
         data = Passes(pieces(X))
-        complement(baseline="zero").fit(data, memory_limit=2 * fitting * LARGEST)
+        complement(baseline="zero").fit(data, memory_limit=room_for(fitting))
         assert data.passes == expected
 
 
 def test_an_explainer_made_in_passes_explains_but_does_not_merge() -> None:
     X = table("silu", 500)
-    found = complement().fit(X, memory_limit=4 * LARGEST)
+    found = complement().fit(X, memory_limit=room_for(2))
     assert np.isfinite(found(X).values).all()
     assert np.isnan(found.curves(5)["lower"]).all()
     with pytest.raises(ValueError, match="calibrate with a larger memory_limit"):
@@ -58,7 +63,7 @@ def test_an_explainer_made_in_passes_explains_but_does_not_merge() -> None:
 
 def test_an_explainer_made_in_passes_comes_back_from_its_file(tmp_path: Any) -> None:
     X = table("silu", 500)
-    found = complement().fit(X, memory_limit=4 * LARGEST)
+    found = complement().fit(X, memory_limit=room_for(2))
     found.save(tmp_path / "explainer")
     again = NObSP.load(tmp_path / "explainer", net("silu", outputs=2))
     np.testing.assert_array_equal(again(X).values, found(X).values)
@@ -67,12 +72,12 @@ def test_an_explainer_made_in_passes_comes_back_from_its_file(tmp_path: Any) -> 
 def test_rows_that_can_be_read_once_need_memory_for_one_pass() -> None:
     rows = iter(pieces(table("silu", 500)))
     with pytest.raises(ValueError, match=r"X can be read only once, but within memory_limit .* read [3-5] times"):
-        complement(baseline="zero").fit(rows, memory_limit=4 * LARGEST)
+        complement(baseline="zero").fit(rows, memory_limit=room_for(2))
 
 
 def test_a_checkpoint_needs_memory_for_one_pass(tmp_path: Any) -> None:
     with pytest.raises(ValueError, match="checkpoint keeps a calibration in one pass"):
-        complement().fit(table("silu", 500), memory_limit=4 * LARGEST, checkpoint=tmp_path / "under way")
+        complement().fit(table("silu", 500), memory_limit=room_for(2), checkpoint=tmp_path / "under way")
 
 
 @pytest.mark.parametrize("reference", ["terms", "complement"])
@@ -90,7 +95,7 @@ def test_a_limit_that_holds_nothing_names_what_is_needed(reference: str) -> None
 
 def test_blocks_for_bands_give_way_first() -> None:
     X = table("silu", 500)
-    roomy, tight = complement().fit(X), complement().fit(X, memory_limit=2 * 5 * LARGEST)
+    roomy, tight = complement().fit(X), complement().fit(X, memory_limit=room_for(5))
     assert roomy._fitted.blocks == calibration.BLOCKS
     assert tight._fitted.blocks == 1
     assert_same(tight, roomy)

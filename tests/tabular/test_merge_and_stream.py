@@ -361,7 +361,13 @@ def test_curves_from_a_stream_have_bands_as_well() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [{"reference": "complement"}, {"ridge": 10.0}, {"baseline": "zero"}, {"interactions": 2}, {"features": list("abcde")}],
+    [
+        {"reference": "complement"},
+        {"ridge": 10.0},
+        {"baseline": "zero"},
+        {"interactions": 2},
+        {"features": list("abcde")},
+    ],
 )
 def test_taking_over_a_plan_with_other_options_is_an_error_that_names_them(other: dict[str, Any]) -> None:
     model, X = net("relu"), table("relu", 200)

@@ -130,9 +130,13 @@ def make_plan(
     most_columns: int = MOST_COLUMNS,
 ) -> Plan:
     """Fixes every term's basis from a sample of rows, and from rows with values too rare to be in it."""
-    spectra = dict(_term_spectra(isolation, represent, sample, terms, rare=rare, pure=pure))
+    found = _term_spectra(isolation, represent, sample, terms, rare=rare, pure=pure)
+    if not pure:  # one after another: all spectra beside all bases would be twice as much
+        every = {term: known.vectors[:, known.values > 0].cpu() for term, known in found}
+        return Plan(isolation, tuple(terms), {term: every[term] for term in terms}, pure)
+    spectra = dict(found)
     ordered = {term: spectra[term] for term in terms}
-    threshold, truncated = _threshold(ordered, ridge, most_columns) if pure else (0.0, False)
+    threshold, truncated = _threshold(ordered, ridge, most_columns)
     bases = {term: known.vectors[:, known.values > threshold].cpu() for term, known in ordered.items()}
     return Plan(isolation, tuple(terms), bases, pure, truncated)
 
@@ -263,6 +267,7 @@ class Accumulator:
         self._readout = readout
         self._shapes = plan.blocks(readout.width, readout.outputs)
         self.block_count = _affordable_blocks(self._shapes, min(memory, _BLOCK_BYTES))
+        self._lot_bytes = min(_LOT_BYTES, memory // 4)
         self._expected = rows
         self.next_block = 0
         self.parts: dict[str, list[Moments]] = {
@@ -300,7 +305,7 @@ class Accumulator:
         lot: dict[Subset, Tensor] = {}
         for term in self.plan.terms:
             basis = self.plan.bases[term]
-            if lot and 8 * rows * (basis.shape[1] + sum(held.shape[1] for held in lot.values())) > _LOT_BYTES:
+            if lot and 8 * rows * (basis.shape[1] + sum(held.shape[1] for held in lot.values())) > self._lot_bytes:
                 yield lot
                 lot = {}
             lot[term] = basis

@@ -145,10 +145,11 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 past, not run again. A file of other rows, options or of another model is an error. It is
                 removed when the calibration is done. Of several ranks, each has its own file beside it.
             checkpoint_every: Seconds between two writes of that file, which are what an interruption can cost.
-            memory_limit: Bytes to stay within, as a number or as "4GB" or "512MiB", the network and the data
-                aside. With reference="complement" each feature has sums of its own; where these take more than half,
-                features are fitted in several passes over `X`, which must then be readable again, and `merge`, bands
-                and checkpoints are not to be had.
+            memory_limit: Bytes that bases, sums and batches under way should take at most, as a number or as
+                "4GB" or "512MiB"; the network, the data and the libraries are not in it. With
+                reference="complement" each feature has sums of its own; where these do not fit, features are
+                fitted in several passes over `X`, which must then be readable again, and `merge`, bands and
+                checkpoints are not to be had. While interactions are chosen automatically, more may be taken.
             distributed: Whether to calibrate together with the other ranks where `torch.distributed` is
                 initialised; without, this process calibrates alone, on what it was given.
 

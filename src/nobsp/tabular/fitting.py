@@ -18,7 +18,7 @@ from nobsp.tabular.columns import Columns
 from nobsp.tabular.distributed import Ranks
 from nobsp.tabular.fitted import Fitted, Parts, frame_kind, solved
 from nobsp.tabular.interactions import Screening
-from nobsp.tabular.memory import bytes_of, in_passes, joined
+from nobsp.tabular.memory import bytes_of, in_passes, joined, room_for_moments
 from nobsp.tabular.options import Options, find_readout, names_of_outputs
 from nobsp.tabular.planning import settle_plan
 from nobsp.tabular.reading import Reading, as_model_takes, running_on
@@ -88,7 +88,7 @@ def calibrate(
         summariser = Summariser(groups) if summary is None else None
         solutions: list[Solution] = []
         for stage in stages:
-            accumulator = Accumulator(stage, readout, rows=source.rows, memory=memory // 2)
+            accumulator = Accumulator(stage, readout, rows=source.rows, memory=room_for_moments(plan, memory))
             keeper = Keeper(kept, stage, screening, accumulator, resumed)
             ranks.work(_added_up(reader, keeper, summariser, readout, represent))
             if summariser is not None:

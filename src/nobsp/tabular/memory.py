@@ -11,8 +11,6 @@ from nobsp.network.readout import Readout
 from nobsp.tabular.calibration import Plan, Solution, bytes_of_moments, label
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-# The rest is for bases, the sample, batches under way and the solution.
-_SHARE_OF_MOMENTS = 0.5
 
 
 def bytes_of(limit: int | str) -> int:
@@ -34,6 +32,15 @@ def bytes_of(limit: int | str) -> int:
     return size
 
 
+def room_for_moments(plan: Plan, memory: int) -> int:
+    """Bytes for sums: half of all, and less where bases are large; a quarter is left for batches under way."""
+    return min(memory // 2, 3 * memory // 4 - _bytes_of_bases(plan))
+
+
+def _bytes_of_bases(plan: Plan) -> int:
+    return sum(basis.numel() * basis.element_size() for basis in plan.bases.values())
+
+
 def in_passes(plan: Plan, readout: Readout, *, memory: int) -> list[Plan]:
     """The plan in as many parts as its moments need, each with some of the terms.
 
@@ -42,10 +49,11 @@ def in_passes(plan: Plan, readout: Readout, *, memory: int) -> list[Plan]:
     Raises:
         ValueError: If the moments of a part that cannot be parted do not fit.
     """
-    room = int(memory * _SHARE_OF_MOMENTS)
+    room = room_for_moments(plan, memory)
     sizes = {name: bytes_of_moments(shape) for name, shape in plan.blocks(readout.width, readout.outputs).items()}
     if max(sizes.values()) > room:
-        needed = int(max(sizes.values()) / _SHARE_OF_MOMENTS)
+        largest = max(sizes.values())
+        needed = max(2 * largest, -(-4 * (largest + _bytes_of_bases(plan)) // 3))
         raise ValueError(f"memory_limit is {memory:,} bytes but this calibration needs at least {needed:,}.")
     if plan.pure:
         return [plan]
