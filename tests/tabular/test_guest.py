@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 from torch import Tensor, nn
 
 from nobsp import NObSP
@@ -87,7 +88,7 @@ def test_the_model_is_untouched_by_everything(kind: str, reference: str) -> None
         explainer.interaction_strengths()
         explainer.health(X)
         explainer.importance("total")
-        explainer.merge(NObSP(model, interactions=0, reference=reference).fit(X, like=explainer))
+        explainer.merge(clone(explainer).fit(X, like=explainer))
 
 
 class Poisoned:
