@@ -40,6 +40,8 @@ _BLOCK_BYTES = 400 << 20
 # Compressed representations of one batch that are held at a time; more features than fit go one lot after another.
 _LOT_BYTES = 128 << 20
 _CACHE_BYTES = 400 << 20
+# Numbers in a piece of memory for bases: so large that it comes from the system directly, and is touched only as used.
+_SHELF_NUMBERS = 8 << 20
 # Rows of the sample that a value too rare to be in it is put into.
 _HOSTS = 8
 
@@ -131,14 +133,35 @@ def make_plan(
 ) -> Plan:
     """Fixes every term's basis from a sample of rows, and from rows with values too rare to be in it."""
     found = _term_spectra(isolation, represent, sample, terms, rare=rare, pure=pure)
-    if not pure:  # one after another: all spectra beside all bases would be twice as much
-        every = {term: known.vectors[:, known.values > 0].cpu() for term, known in found}
+    if not pure:
+        shelf = _Shelf()
+        every = {term: shelf.put(known.vectors[:, known.values > 0]) for term, known in found}
+        if sum(basis.numel() for basis in every.values()) < _SHELF_NUMBERS:  # few: a copy would take the shelf along
+            every = {term: basis.clone() for term, basis in every.items()}
         return Plan(isolation, tuple(terms), {term: every[term] for term in terms}, pure)
     spectra = dict(found)
     ordered = {term: spectra[term] for term in terms}
     threshold, truncated = _threshold(ordered, ridge, most_columns)
     bases = {term: known.vectors[:, known.values > threshold].cpu() for term, known in ordered.items()}
     return Plan(isolation, tuple(terms), bases, pure, truncated)
+
+
+class _Shelf:
+    """Keeps many matrices in a few large pieces of memory.
+
+    One by one they would lie scattered among what comes and goes while they are made. That memory then stays with the
+    process though most of it is free: for a thousand features, several times the size of the bases.
+    """
+
+    def __init__(self) -> None:
+        self._left = torch.empty(0, dtype=torch.float64)
+
+    def put(self, matrix: Tensor) -> Tensor:
+        """A copy of a matrix, on the shelf and on the CPU."""
+        if matrix.numel() > self._left.numel():
+            self._left = torch.empty(max(_SHELF_NUMBERS, matrix.numel()), dtype=torch.float64)
+        place, self._left = self._left[: matrix.numel()], self._left[matrix.numel() :]
+        return place.view(matrix.shape).copy_(matrix)
 
 
 def uncovered(summary: Summary, isolation: Isolation) -> Tensor:

@@ -145,7 +145,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 past, not run again. A file of other rows, options or of another model is an error. It is
                 removed when the calibration is done. Of several ranks, each has its own file beside it.
             checkpoint_every: Seconds between two writes of that file, which are what an interruption can cost.
-            memory_limit: Bytes that bases, sums and batches under way should take at most, as a number or as
+            memory_limit: Bytes that bases, sums and batches under way are laid out to fit in, as a number or as
                 "4GB" or "512MiB"; the network, the data and the libraries are not in it. With
                 reference="complement" each feature has sums of its own; where these do not fit, features are
                 fitted in several passes over `X`, which must then be readable again, and `merge`, bands and
