@@ -2,7 +2,8 @@
 
 Rows are made on the fly and forgotten; every calibration runs in a process of its own, whose peak of resident memory is
 taken from the operating system. Where the allocator happens to put things moves that peak by some percent from run to
-run, so each is run several times, in turn, and the medians are compared. The many features are fitted as published, where each has sums of its own.
+run, so each is run several times, in turn, and the medians are compared. The many features are fitted as published,
+where each has sums of its own.
 """
 
 from __future__ import annotations
