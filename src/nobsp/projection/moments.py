@@ -87,8 +87,10 @@ class Moments:
         total = float(count) if weights is None else float(weights.sum())
         if self.weight == 0.0:
             # A row, not a mean: less itself, a constant column is zero exactly, whatever its mean rounds to.
-            self._origin = torch.cat([parts[name][0].to(self._origin) for name in self.blocks])
-            self._offset = torch.zeros_like(self._origin)
+            # In place: small things that stay, made between large ones that go, would cut up the process's memory.
+            for name, columns in self._columns.items():
+                self._origin[columns].copy_(parts[name][0])
+            self._offset.zero_()
         # Products are taken about `pivot`, the mean of the batch's first rows in float64: x - pivot is
         # exact where the mean dwarfs the spread. The running mean would not do: a batch far from it would be
         # corrected by more than its own products hold.
