@@ -447,6 +447,18 @@ def test_functions_and_curves_are_those_of_the_explainer():
         compiled.function("bb")
 
 
+def test_functions_of_pairs_are_the_grids_that_rows_are_explained_by():
+    compiled = calibrated(layered(nn.Tanh, outputs=2), features=list("abcd"), interactions=[("b", "d")]).compile(1e-3)
+    X = np.random.default_rng(0).uniform(-1, 1, (40, 4))
+    expected = compiled(X)[:, ("b", "d"), 1].values[:, 0, 0]
+    assert np.array_equal(compiled.function(("b", "d"), output=1)(X[:, 1], X[:, 3]), expected)
+    assert np.array_equal(compiled.function(["d", "b"], output=1)(X[:, 3], X[:, 1]), expected)
+    with pytest.raises(ValueError, match="a × b was not compiled"):
+        compiled.function(("a", "b"))
+    with pytest.raises(TypeError, match="b × d takes 2 arrays, found 1"):
+        compiled.function(("b", "d"))(X[:, 1])
+
+
 def test_an_explainer_that_is_not_calibrated_cannot_be_compiled():
     with pytest.raises(NotFittedError):
         NObSP(layered(nn.ReLU)).compile()

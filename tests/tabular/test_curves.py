@@ -100,6 +100,28 @@ def test_rows_lie_on_their_curves(explainer, table):
     assert np.allclose(city, values[:, 3, 0], atol=1e-7)
 
 
+def test_rows_lie_on_the_surfaces_of_pairs_in_either_order(table):
+    features = {"age": "age", "rating": "rating", "city": ["rome", "oslo", "bern"], "member": "member"}
+    pairs = [("age", "rating"), ("city", "age")]
+    explainer = NObSP(make_net(6), features=features, interactions=pairs).fit(table)
+    ex, city = explainer(table), table[["rome", "oslo", "bern"]]
+    for names, given in (
+        (("age", "rating"), (table["age"], table["rating"])),
+        (("rating", "age"), (table["rating"], table["age"])),
+        (["city", "age"], (city, table["age"])),
+    ):
+        found = explainer.function(names, output=1)(*given)
+        assert np.allclose(found, ex[:, tuple(names)].values[:, 0, 1], atol=1e-7)
+    surface = explainer.function(("age", "rating"))
+    assert surface([], []).shape == (0,)
+    with pytest.raises(TypeError, match="age × rating takes 2 arrays, found 1"):
+        surface([1.0])
+    with pytest.raises(ValueError, match=r"equally many, found \[1, 2\]"):
+        surface([1.0], [1.0, 2.0])
+    with pytest.raises(ValueError, match="age × member was not fitted"):
+        explainer.function(("age", "member"))
+
+
 def test_the_band_contains_the_curve_and_widens_with_the_level(explainer, curves):
     assert (curves["lower"] <= curves["value"]).all()
     assert (curves["value"] <= curves["upper"]).all()

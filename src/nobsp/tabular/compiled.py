@@ -192,33 +192,48 @@ class CompiledExplainer:
                 if x.min() < low or x.max() > high:
                     outside[rows, position] |= (x < low) | (x > high)
 
-    def function(self, feature: str, *, output: int | str = 0) -> Callable[[Any], Array]:
-        """The learned function of one feature, as something to call on its values.
+    def function(self, term: str | Sequence[str], *, output: int | str = 0) -> Callable[..., Array]:
+        """The learned function of a feature, or of an interaction, as something to call on values.
 
         Args:
-            feature: Name of the feature.
+            term: Name of a feature, or the names of a compiled interaction's features.
             output: Which output.
 
         Returns:
-            A function from values (numbers, levels, or rows of values for a feature of several columns) to
-            contributions.
+            A function from values (numbers, levels, or rows of values for a feature of several columns), one
+            argument a feature in the order they were named, to contributions.
         """
-        position, chosen = self._feature(feature), output_position(output, self.output_names)
-        members = self.features[position].columns
+        named = tuple(term) if isinstance(term, tuple | list) else (term,)
+        asked = [self.features[self._feature(name)] for name in named]
+        compiled = next(
+            (one for one, names in zip(self.compiled, self.terms, strict=True) if set(names) == set(named)), None
+        )
+        if compiled is None or len(set(named)) != len(named):
+            raise ValueError(f"{' × '.join(named)} was not compiled; `terms` names the terms there are.")
+        chosen = output_position(output, self.output_names)
 
-        def evaluate(values: Any) -> Array:
-            given = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
-            given = given.reshape(-1, len(members)) if given.ndim < 2 else given
-            if given.ndim != 2 or given.shape[1] != len(members):
-                raise ValueError(f"values of {feature!r} must be rows of {len(members)}, found shape {given.shape}.")
-            term = self.compiled[position]
-            columns = self._used({column: given[:, i] for i, column in enumerate(members)}, [term])
-            rows = slice(0, len(given))
-            chunk = Chunk(columns, rows, lambda column, numbers: self._require_finite(column, numbers, 0))
+        def evaluate(*values: Any) -> Array:
+            if len(values) != len(asked):
+                raise TypeError(f"the function of {' × '.join(named)} takes {len(asked)} arrays, found {len(values)}.")
+            given = [_value_rows(one, feature) for one, feature in zip(values, asked, strict=True)]
+            lengths = [len(one) for one in given]
+            if len(set(lengths)) > 1:
+                raise ValueError(f"the values of {' × '.join(named)} must be equally many, found {lengths}.")
+            if lengths[0] == 0:
+                return np.zeros(0)
+            members = {
+                column: one[:, i]
+                for one, feature in zip(given, asked, strict=True)
+                for i, column in enumerate(feature.columns)
+            }
+            columns = self._used(members, [compiled])
+            chunk = Chunk(
+                columns, slice(0, lengths[0]), lambda column, numbers: self._require_finite(column, numbers, 0)
+            )
             try:
-                return term(chunk)[:, chosen].copy() if len(given) else np.zeros(0)
+                return compiled(chunk)[:, chosen].copy()
             except UnseenError as unseen:
-                raise ValueError(self._not_seen(term, columns, unseen.row)) from unseen
+                raise ValueError(self._not_seen(compiled, columns, unseen.row)) from unseen
 
         return evaluate
 
@@ -492,3 +507,13 @@ def _pairs(nested: Sequence[Sequence[float]]) -> tuple[tuple[float, float], ...]
 def _listed(names: Sequence[str], at_most: int = 12) -> str:
     shown = ", ".join(map(repr, names[:at_most]))
     return shown + (f" and {len(names) - at_most} more" if len(names) > at_most else "")
+
+
+def _value_rows(values: Any, feature: CompiledFeature) -> NDArray[Any]:
+    """Values of a feature as rows, one column a member."""
+    members = len(feature.columns)
+    given = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+    given = given.reshape(-1, members) if given.ndim < 2 else given
+    if given.ndim != 2 or given.shape[1] != members:
+        raise ValueError(f"values of {feature.name!r} must be rows of {members}, found shape {given.shape}.")
+    return given

@@ -24,7 +24,7 @@ def curve_table(fitted: Fitted, represent: Represent, *, points: int, level: flo
         if grid is not None:
             grids[feature] = grid
     compressed = {feature: _compressed(fitted, represent, feature, grid[0]) for feature, grid in grids.items()}
-    values = {feature: fitted.feature_values(represent, feature, grid[0]) for feature, grid in grids.items()}
+    values = {feature: fitted.term_values(represent, (feature,), [grid[0]]) for feature, grid in grids.items()}
     limits = _bands(fitted, compressed, values, level)
     names, outputs = fitted.columns.features.names, fitted.output_names
     columns: dict[str, list[Any]] = {key: [] for key in ("feature", "output", "x", "level", "value", "lower", "upper")}

@@ -21,7 +21,7 @@ from nobsp.tabular.columns import input_values
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.curves import curve_table
 from nobsp.tabular.distributed import together
-from nobsp.tabular.explanation import Explanation, output_position
+from nobsp.tabular.explanation import Explanation, output_position, term_name
 from nobsp.tabular.fitted import Fitted
 from nobsp.tabular.fitting import calibrate, measured
 from nobsp.tabular.health import Health, examine
@@ -241,28 +241,56 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             baseline_contributions=at_baseline.numpy(),
         )
 
-    def function(self, feature: str, *, output: int | str = 0) -> Callable[[Any], NDArray[np.float64]]:
-        """The learned function of one feature, as something to call on its values.
+    def function(self, term: str | Sequence[str], *, output: int | str = 0) -> Callable[..., NDArray[np.float64]]:
+        """The learned function of a feature, or of an interaction, as something to call on values.
 
         Args:
-            feature: Name of the feature.
+            term: Name of a feature, or the names of a fitted interaction's features.
             output: Which output.
 
         Returns:
-            A function from values (as the caller writes them: numbers, or levels of a category; rows of values
-            for a feature of several columns) to contributions.
+            A function from values to contributions, with one argument a feature, in the order they were named:
+            values as the caller writes them (numbers, or levels of a category; rows of values for a feature
+            of several columns).
+
+        Example:
+            >>> import torch
+            >>> from nobsp import NObSP
+            >>> _ = torch.manual_seed(0)
+            >>> model = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+            >>> explainer = NObSP(model, features=["a", "b"], interactions=[("a", "b")]).fit(torch.randn(200, 2))
+            >>> explainer.function("a")([0.0, 1.0]).shape
+            (2,)
+            >>> explainer.function(("a", "b"))([0.0, 1.0], [2.0, 2.0]).shape
+            (2,)
         """
         fitted = self._fitted
-        position = fitted.columns.features.index(feature)
+        named = tuple(term) if isinstance(term, tuple | list) else (term,)
+        asked = [fitted.columns.features.index(name) for name in named]
+        place = tuple(sorted(asked))
+        if place not in fitted.plan.terms:
+            raise ValueError(
+                f"{term_name(named)} was not fitted; terms_ names the terms there are, and NObSP(model, "
+                f"interactions=[{named!r}]) fits this one."
+            )
         chosen = output_position(output, fitted.output_names)
 
-        def evaluate(values: Any) -> NDArray[np.float64]:
-            given = input_values(fitted.columns, fitted.adapted, position, values)
-            if len(given) == 0:
+        def evaluate(*values: Any) -> NDArray[np.float64]:
+            if len(values) != len(asked):
+                raise TypeError(f"the function of {term_name(named)} takes {len(asked)} arrays, found {len(values)}.")
+            given = {
+                position: input_values(fitted.columns, fitted.adapted, position, one)
+                for position, one in zip(asked, values, strict=True)
+            }
+            lengths = [len(one) for one in given.values()]
+            if len(set(lengths)) > 1:
+                raise ValueError(f"the values of {term_name(named)} must be equally many, found {lengths}.")
+            if lengths[0] == 0:
                 return np.zeros(0)
-            fitted.require_seen(position, given)
+            for position, one in given.items():
+                fitted.require_seen(position, one)
             with running_on(fitted.readout, self.device) as represent:
-                return fitted.feature_values(represent, position, given)[:, chosen].numpy()
+                return fitted.term_values(represent, place, [given[k] for k in place])[:, chosen].numpy()
 
         return evaluate
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import Source, batches_of
+from nobsp.network.inputs import Subset
 from nobsp.network.levels import among
 from nobsp.network.readout import Readout
 from nobsp.network.summary import Summary
@@ -191,12 +193,13 @@ class Fitted:
             "calibrate on rows that have it, or leave such rows out."
         )
 
-    def feature_values(self, represent: Represent, feature: int, given: Tensor) -> Tensor:
-        """Contributions of one feature for values given as columns of the input, shape (rows, outputs)."""
-        rows = self.plan.isolation.baseline.expand(given.shape[0], -1).clone()
-        rows[:, list(self.columns.features.columns[feature])] = given
+    def term_values(self, represent: Represent, term: Subset, given: Sequence[Tensor]) -> Tensor:
+        """Contributions of one term for each of its features' values as columns of the input, (rows, outputs)."""
+        rows = self.plan.isolation.baseline.expand(given[0].shape[0], -1).clone()
+        for feature, values in zip(term, given, strict=True):
+            rows[:, list(self.columns.features.columns[feature])] = values
         rows = rows.to(torch.int64) if self.readout.integer else rows
-        return contributions(self.plan, self.solution, represent, rows, terms=[(feature,)])[:, 0]
+        return contributions(self.plan, self.solution, represent, rows, terms=[term])[:, 0]
 
     def table(self, columns: dict[str, Any]) -> Any:
         """A table as a frame of the kind that was calibrated on, or as it is."""
