@@ -356,6 +356,11 @@ def test_repr_fits_on_a_line_or_two(ex):
     assert repr(ex[[]]) == "Explanation(0 rows, 6 terms, 3 outputs)"
 
 
+def test_a_term_goes_by_the_name_frames_give_it(ex):
+    assert np.array_equal(ex[:, "a × b"].values, ex[:, PAIR].values)
+    assert ex.to_frame("mid").columns[5] == "a × b"
+
+
 def test_repr_names_the_strongest_term_first(ex):
     sizes = np.abs(ex.values).mean((0, 2))
     strongest = " × ".join(ex.terms[int(sizes.argmax())])

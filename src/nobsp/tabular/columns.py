@@ -56,7 +56,7 @@ def columns_of(
     *,
     width: int,
     names: Sequence[str] | None,
-    grouping: Any = None,
+    groups: Mapping[str, Sequence[int]] | None = None,
 ) -> Columns:
     """Settles the features for a table and a model.
 
@@ -66,7 +66,7 @@ def columns_of(
         given: What the caller passed as `features`.
         width: Columns of the encoded input.
         names: Names of the caller's columns, where known.
-        grouping: Rows that tell which columns the preprocessing makes of which, where `X` is only a share of them.
+        groups: Which columns the preprocessing makes of which, where `X` is only a share of the rows that tell.
     """
     if adapted.encode is None:
         known = names if names is not None else adapted.feature_names
@@ -75,7 +75,7 @@ def columns_of(
             known = features.names  # a frame that is explained later is matched to the names given here
         return Columns(features, None if known is None else tuple(known), width, features.columns)
     X, frame = whole_table(X, adapted)
-    groups = adapted.groups(X if grouping is None else grouping)
+    groups = adapted.groups(X) if groups is None else groups
     known = adapted.feature_names or names
     user_names = tuple(known or (f"x{i}" for i in range(X.shape[1])))
     user = resolve_features(given, columns=len(user_names), names=user_names)

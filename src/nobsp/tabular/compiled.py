@@ -169,6 +169,7 @@ class CompiledExplainer:
             data=X,
             outside=outside,
             baseline_contributions=self.baseline_contributions.copy(),
+            explainer=self,
         )
 
     def _explain(

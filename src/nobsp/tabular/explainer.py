@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nobsp.network.adapted import adapt
 from nobsp.network.batches import with_progress
+from nobsp.network.on_ray import is_ray
 from nobsp.tabular import keeping
 from nobsp.tabular.calibration import contributions
 from nobsp.tabular.columns import input_values
@@ -26,6 +27,7 @@ from nobsp.tabular.fitted import Fitted
 from nobsp.tabular.fitting import calibrate, measured
 from nobsp.tabular.health import Health, examine
 from nobsp.tabular.interactions import screen
+from nobsp.tabular.on_ray import calibrate_on_ray, require_ray_alone
 from nobsp.tabular.options import checked, find_readout, require_alike
 from nobsp.tabular.reading import as_model_takes, running_on
 
@@ -133,9 +135,12 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         another sample of the rows. Where held-out rows choose the ridge, other rows are held out. An error on one
         rank is an error on all.
 
+        A Ray dataset is read and added up by the workers of its cluster, which load the model once; only sums come
+        back, in the order of the rows. What was said of ranks holds for its batches. Workers that die are replaced.
+
         Args:
-            X: Array, tensor, pandas or polars frame, DataLoader (labels in its batches are left aside), or an
-                iterable of batches.
+            X: Array, tensor, pandas or polars frame, DataLoader (labels in its batches are left aside), an iterable
+                of batches, or a `ray.data.Dataset` of numbers (or of arrays, one a row).
             y: Not used: the network's own outputs are explained. Passing labels is an error.
             progress: Whether to show a progress bar on stderr.
             like: A calibrated explainer of the same model whose baseline, terms and bases are taken over. What
@@ -163,6 +168,12 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             known = None if like is None else like._fitted
             if like is not None:
                 require_alike(options, checked(like.get_params(deep=False)))
+            if is_ray(X):
+                require_ray_alone(ranks, checkpoint)
+                self._fit = calibrate_on_ray(
+                    X, self.model, options, like=known, progress=progress, memory_limit=memory_limit
+                )
+                return self
             self._fit = calibrate(
                 X,
                 self.model,
@@ -239,6 +250,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             data=X if hasattr(X, "shape") else torch.cat(rows).numpy(),
             outside=torch.cat(outside).numpy(),
             baseline_contributions=at_baseline.numpy(),
+            explainer=self,
         )
 
     def function(self, term: str | Sequence[str], *, output: int | str = 0) -> Callable[..., NDArray[np.float64]]:
@@ -500,6 +512,11 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def base_values_(self) -> NDArray[np.float64]:
         """Mean output over the calibration rows."""
         return self._fitted.solution.base.numpy().copy()
+
+    @property
+    def link_(self) -> str:
+        """What the model applies to its logits: "identity", "softmax", "log_softmax", "sigmoid" or "exp"."""
+        return self._fitted.adapted.link or self._fitted.readout.link
 
     @property
     def n_features_in_(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -35,6 +35,7 @@ class Explanation:
         data: The rows as they were given.
         outside: Whether a feature's value lies outside the calibrated range, shape (rows, features).
         baseline_contributions: What each term contributes at the baseline, shape (terms, outputs).
+        explainer: What gave this account, for those who want its functions too; it is not kept in a pickle.
     """
 
     values: Array
@@ -47,6 +48,11 @@ class Explanation:
     data: Any
     outside: NDArray[np.bool_]
     baseline_contributions: Array
+    explainer: Any = field(default=None, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # An account that goes to another process or into a cache leaves the network behind.
+        return self.__dict__ | {"explainer": None}
 
     def __len__(self) -> int:
         return int(self.values.shape[0])
@@ -258,7 +264,9 @@ class Explanation:
         for position, names in enumerate(self.terms):
             if set(names) == set(wanted) and len(names) == len(wanted):
                 return position
-        known = [term_name(term) for term in self.terms]
+        known = _column_names(self.terms)
+        if term in known:  # as frames and plots call it
+            return known.index(str(term))
         close = get_close_matches(term_name(wanted), known, n=3)
         more = f" and {len(known) - 12} more" if len(known) > 12 else ""
         hint = (
@@ -292,7 +300,9 @@ def output_position(output: int | str, names: Sequence[str]) -> int:
     """Position of an output given by position or name."""
     if isinstance(output, str):
         if output not in names:
-            raise ValueError(f"no output {output!r}; there are {', '.join(map(repr, names))}.")
+            shown = get_close_matches(output, names, n=3) or names[:12]
+            more = f" and {len(names) - 12} more" if len(shown) == 12 < len(names) else ""
+            raise ValueError(f"no output {output!r}; there are {', '.join(map(repr, shown))}{more}.")
         return list(names).index(output)
     if isinstance(output, bool) or not isinstance(output, int | np.integer):
         raise TypeError(f"output must be a position or a name, found {output!r}.")

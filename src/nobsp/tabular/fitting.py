@@ -80,7 +80,7 @@ def calibrate(
         agreed = common_plan(ranks, resumed) if like is None else (like.plan, like.screening)
         if agreed is None:
             seen = common_summary(ranks, reader.peek(groups)) if summary is None else summary
-            agreed = _settled(adapted, columns, seen, readout, represent, options, ranks)
+            agreed = settled(adapted, columns, seen, readout, represent, options, ranks)
         plan, screening = agreed
         stages = in_passes(plan, readout, memory=memory)
         if len(stages) > 1:
@@ -95,10 +95,12 @@ def calibrate(
                 summary = common_summary(ranks, summariser.result() if summariser.rows else None)
                 summariser = None
             ranks.all_reduce(accumulator.parts)
-            ridge, solution = _solved(stage, accumulator.parts, options, ranks)
+            ridge, solution = solved_together(stage, accumulator.parts, options, ranks)
             solutions.append(solution)
         assert summary is not None  # looked at ahead, or while the rows were added up
-        fitted = Fitted(
+        fitted = concluded(
+            represent,
+            options,
             adapted=adapted,
             readout=readout,
             columns=columns,
@@ -107,16 +109,21 @@ def calibrate(
             solution=joined(solutions),
             summary=summary,
             screening=screening,
-            output_names=names_of_outputs(options.output_names, outputs=readout.outputs, known=adapted.output_names),
             ridge=ridge,
-            chooses_ridge=options.ridge is None,
             frame=frame_kind(X),
         )
-        fitted = measured(fitted, represent)
     ranks.gather(None)  # no rank removes its file while another may still fail
     if kept is not None:
         kept.remove()
     return fitted
+
+
+def concluded(represent: Represent, options: Options, *, adapted: Adapted, readout: Readout, **found: Any) -> Fitted:
+    """A calibration that was solved, with its outputs' names, explained share and importances."""
+    names = names_of_outputs(options.output_names, outputs=readout.outputs, known=adapted.output_names)
+    chooses = options.ridge is None
+    fitted = Fitted(adapted=adapted, readout=readout, output_names=names, chooses_ridge=chooses, **found)
+    return measured(fitted, represent)
 
 
 def measured(fitted: Fitted, represent: Represent) -> Fitted:
@@ -148,7 +155,7 @@ def _looks_ahead(
     return ahead
 
 
-def _solved(plan: Plan, parts: Parts, options: Options, ranks: Ranks) -> tuple[Ridge, Solution]:
+def solved_together(plan: Plan, parts: Parts, options: Options, ranks: Ranks) -> tuple[Ridge, Solution]:
     """Coefficients from the moments; solved once and handed out: processors differ in their last digits."""
     rows = sum(part.rows for part in next(iter(parts.values())))
     if rows < 2:
@@ -183,7 +190,7 @@ def _summarised(reader: Reading, groups: Sequence[Sequence[int]], ranks: Ranks) 
     return common_summary(ranks, summariser.result() if summariser.rows else None)
 
 
-def _settled(
+def settled(
     adapted: Adapted,
     columns: Columns,
     summary: Summary,

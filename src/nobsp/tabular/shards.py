@@ -68,14 +68,14 @@ def common_columns(
     ranks: Ranks, X: Any, adapted: Adapted, features: Sequence[str] | Mapping[str, Any] | None, source: Source | None
 ) -> Columns:
     """The columns with the levels and ranges of all ranks' rows; a rank without rows has no source."""
-    grouping = None
+    groups = None
     if not ranks.alone and adapted.encode is not None:
         mine = None if source is None else grouping_rows(whole_table(X, adapted)[0])
-        grouping = stacked([rows for rows in ranks.gather(mine) if rows is not None])
+        groups = adapted.groups(stacked([rows for rows in ranks.gather(mine) if rows is not None]))
     own = None
     if source is not None:
-        own = columns_of(X, adapted, features, width=source.columns, names=source.names, grouping=grouping)
-    return reduce(_joined, [columns for columns in ranks.gather(own) if columns is not None])
+        own = columns_of(X, adapted, features, width=source.columns, names=source.names, groups=groups)
+    return reduce(joined_columns, [columns for columns in ranks.gather(own) if columns is not None])
 
 
 def common_summary(ranks: Ranks, mine: Summary | None) -> Summary:
@@ -89,7 +89,8 @@ def common_summary(ranks: Ranks, mine: Summary | None) -> Summary:
     return reduce(Summary.merge, [summary for summary in ranks.gather(mine) if summary is not None])
 
 
-def _joined(first: Columns, second: Columns) -> Columns:
+def joined_columns(first: Columns, second: Columns) -> Columns:
+    """The columns of two shares of a table, with the levels and ranges of both."""
     text = {
         feature: sorted({*first.text_levels.get(feature, []), *second.text_levels.get(feature, [])}, key=str)
         for feature in first.text_levels.keys() | second.text_levels.keys()

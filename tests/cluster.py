@@ -1,0 +1,59 @@
+"""A Ray cluster of two processors on this machine, for the tests that need one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+
+# Ray's own: options that it sets itself and calls deprecated, what pandas says of its calls, and sockets left open.
+CLUSTER_WARNINGS = (
+    "ignore::DeprecationWarning:ray.data.context",
+    "ignore:The inplace keyword in DataFrame.reset_index",
+    "ignore::ResourceWarning",
+)
+
+
+@contextmanager
+def cluster() -> Iterator[Any]:
+    """Ray, started for the time being; its workers use one thread each and write nothing here."""
+    ray = pytest.importorskip("ray", reason="ray is not installed")
+    settings = {"RAY_AUTH_MODE": "disabled", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=100 << 20,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+        yield ray
+    finally:
+        ray.shutdown()
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+class Mortal(nn.Module):
+    """Kills a worker that runs it, on its so-manyth forward call, once in all; never the process that made it."""
+
+    def __init__(self, inner: nn.Module, notice: Path, *, call: int) -> None:
+        super().__init__()
+        self.inner, self.notice, self.call = inner, str(notice), call
+        self.home, self.calls_away = os.getpid(), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls_away += os.getpid() != self.home
+        if self.calls_away == self.call and not os.path.exists(self.notice):
+            Path(self.notice).write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.inner(x)
