@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, Self
 
 import torch
@@ -15,17 +16,20 @@ from torch import Tensor, nn
 
 from nobsp.network.batches import with_progress
 from nobsp.network.guest import home_of
+from nobsp.network.on_ray import is_ray
 from nobsp.network.readout import checked
 from nobsp.projection import Moments, Ridge
 from nobsp.vision import keeping
-from nobsp.vision.anatomy import Anatomy
+from nobsp.vision.anatomy import Anatomy, Look
 from nobsp.vision.channels import ChannelCalibration, Coefficients
 from nobsp.vision.grid import per_channel
 from nobsp.vision.health import CamHealth, examine
 from nobsp.vision.images import images_of
 from nobsp.vision.keeping import Calibration, Evidence
 from nobsp.vision.maps import ActivationMaps, joined
-from nobsp.vision.question import Against, Targets
+from nobsp.vision.on_ray import first_images, looked_at
+from nobsp.vision.question import Against, Scale, Targets
+from nobsp.vision.removal import Removal
 from nobsp.vision.search import find_anatomy
 from nobsp.vision.tail import TailCalibration, TailEvidence
 
@@ -108,9 +112,9 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         """Calibrates on images; a former calibration is replaced. Memory does not grow with their number.
 
         Args:
-            images: Tensor or array (n, channels, height, width), DataLoader (labels in its batches are left aside), or
-                an iterable of batches; preprocessed the way the model was trained. Data that can be read only once is
-                read once.
+            images: Tensor or array (n, channels, height, width), DataLoader (labels in its batches are left aside), an
+                iterable of batches, or a `ray.data.Dataset` with a column of images, which its workers look at;
+                preprocessed the way the model was trained. Data that can be read only once is read once.
             y: Not used: the network's own outputs are explained. Passing labels is an error.
             progress: Whether to show a progress bar on stderr.
 
@@ -120,19 +124,24 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         if y is not None:
             raise TypeError("fit takes no labels: it explains the network's own outputs. Call fit(images).")
         ridge = self._checked_ridge()
-        source = images_of(images, batch_size=self.batch_size)
+        source = None if is_ray(images) else images_of(images, batch_size=self.batch_size)
+        first = first_images(images, batch_size=self.batch_size) if source is None else source.first
         with self._running():
-            anatomy = find_anatomy(self.model, source.first, layer=self.layer, head=self.head)
+            anatomy = find_anatomy(self.model, first, layer=self.layer, head=self.head)
             calibration = self._calibration(anatomy)
             names = self._names(anatomy)
-            with anatomy.looking() as look:
-                bar = with_progress(source, total=source.count, enabled=progress, description="calibrating")
-                for batch in bar:
-                    calibration.update(anatomy, look(batch))
+            if source is None:
+                begin = partial(type(calibration), coefficients=self.coefficients)
+                calibration = looked_at(images, anatomy, begin, batch_size=self.batch_size, progress=progress)
+            else:
+                with anatomy.looking() as look:
+                    bar = with_progress(source, total=source.count, enabled=progress, description="calibrating")
+                    for batch in bar:
+                        calibration.update(anatomy, look(batch))
             if calibration.rows < 2:
                 raise ValueError(f"images has {calibration.rows} image; calibration needs at least two.")
             # Any image will do to run the layers behind the map.
-            image = source.first[:1].detach().to("cpu", copy=True)
+            image = first[:1].detach().to("cpu", copy=True)
             evidence = _solved(calibration, anatomy, ridge, image)
         self._fit = _Fitted(anatomy, evidence, calibration, calibration.rows, names, image)
         return self
@@ -201,7 +210,14 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
     # ------------------------------------------------------------------ explaining
 
     def __call__(
-        self, images: Any, target: Any = None, *, against: Against = None, progress: bool = False
+        self,
+        images: Any,
+        target: Any = None,
+        *,
+        against: Against = None,
+        scale: Scale = "logit",
+        baseline: Any = None,
+        progress: bool = False,
     ) -> ActivationMaps:
         """Maps for a batch of images, with one forward pass each.
 
@@ -213,15 +229,29 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
                 "runner-up" for the strongest other class; "others" for the other classes in proportion to their
                 softmax, which makes the account one of the log-odds; "mean" for all classes alike. The account is then
                 of the difference of logits.
+            scale: "logit", or "probability" for evidence in the target's probability: the account's mean is then how
+                far that is from the probability at the baseline (see `ActivationMaps`).
+            baseline: What evidence is counted from: None for the calibration mean; or an image, as a number for a
+                blank one or an array (channels, height, width), on the scale the model takes. It costs one image more.
             progress: Whether to show a progress bar on stderr.
 
         Raises:
             NotFittedError: If `fit` has not been called.
-            ValueError: If a target is out of range, or images have another shape or values that are not finite.
+            ValueError: If a target is out of range, images have another shape or values that are not finite, or the
+                layers between map and head leave a baseline image without meaning.
         """
         fitted = self._fitted
         source = images_of(images, batch_size=self.batch_size)
-        targets = Targets(target, against, outputs=fitted.anatomy.outputs, names=fitted.output_names)
+        sigmoid = fitted.anatomy.link == "sigmoid" or fitted.anatomy.outputs == 1
+        targets = Targets(
+            target,
+            against,
+            outputs=fitted.anatomy.outputs,
+            names=fitted.output_names,
+            scale=scale,
+            sigmoid=sigmoid,
+        )
+        blank = None if baseline is None else self._baseline(baseline, source.first)
         if source.count is not None:
             targets.require(source.count)
         parts: list[dict[str, Tensor]] = []
@@ -229,36 +259,124 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         with self._running():
             anatomy = fitted.anatomy.at_home()
             with anatomy.looking() as look:
+                start = None if blank is None else look(blank)
                 bar = with_progress(source, total=source.count, enabled=progress, description="explaining")
                 for batch in bar:
-                    parts.append(self._part(anatomy, look, batch, targets, seen))
+                    parts.append(self._part(anatomy, look(batch), targets, seen, start))
                     seen += len(batch)
         targets.require(seen)
         return joined(
             parts,
             several=targets.several,
-            base_values=fitted.evidence.base.numpy().copy(),
+            base_values=(fitted.evidence.base if start is None else start.logits[0].cpu()).numpy().copy(),
             output_names=fitted.output_names,
             layer=anatomy.layer,
         )
 
     def explain(
-        self, images: Any, target: Any = None, *, against: Against = None, progress: bool = False
+        self,
+        images: Any,
+        target: Any = None,
+        *,
+        against: Against = None,
+        scale: Scale = "logit",
+        baseline: Any = None,
+        progress: bool = False,
     ) -> ActivationMaps:
         """The same as calling the explainer."""
-        return self(images, target, against=against, progress=progress)
+        return self(images, target, against=against, scale=scale, baseline=baseline, progress=progress)
 
-    def _part(self, anatomy: Anatomy, look: Any, batch: Tensor, targets: Targets, seen: int) -> dict[str, Tensor]:
+    def removal(self, images: Any, target: Any = None, *, progress: bool = False) -> Removal:
+        """In which order locations have to go for the target to go fastest, with one forward pass an image.
+
+        A location that goes is put to the calibration mean. At each step that one goes whose going lowers the target's
+        probability most, exactly, given those gone before. Of all maps compared, this order finds the regions whose
+        deletion from the image costs the class most. Time grows with the square of the number of locations.
+
+        Args:
+            images: Images of any kind that `fit` takes.
+            target: None for the predicted class; a class number or name; or one per image.
+            progress: Whether to show a progress bar on stderr.
+
+        Raises:
+            NotFittedError: If `fit` has not been called.
+            ValueError: If several targets per image are given, or if layers stand between map and head, through which
+                a location's evidence cannot be followed exactly.
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from nobsp.vision import NObSPCam
+            >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+            >>> cam = NObSPCam(nn.Sequential(body, nn.Linear(8, 5))).fit(torch.randn(64, 3, 6, 6))
+            >>> removal = cam.removal(torch.randn(2, 3, 6, 6))
+            >>> removal.order.shape, removal.probability.shape
+            ((2, 4, 4), (2, 17))
+        """
         fitted = self._fitted
-        view = look(batch)
-        question = targets.question(view.logits, seen)
+        evidence = fitted.evidence
+        if isinstance(evidence, TailEvidence):
+            raise ValueError(
+                "layers stand between map and head, so what a location brings depends on all others; use the account "
+                "instead, cam(images).account."
+            )
+        source = images_of(images, batch_size=self.batch_size)
+        sigmoid = fitted.anatomy.link == "sigmoid" or fitted.anatomy.outputs == 1
+        targets = Targets(target, None, outputs=fitted.anatomy.outputs, names=fitted.output_names)
+        if targets.several:
+            raise ValueError("target has several classes per image; ask for one at a time.")
+        if source.count is not None:
+            targets.require(source.count)
+        parts: list[tuple[Tensor, ...]] = []
+        seen = 0
+        with self._running():
+            anatomy = fitted.anatomy.at_home()
+            with anatomy.looking() as look:
+                bar = with_progress(source, total=source.count, enabled=progress, description="taking out")
+                for batch in bar:
+                    view = look(batch)
+                    asked = targets.question(view.logits, seen, evidence.base).target[:, 0]
+                    parts.append((*evidence.taken_out(anatomy, view, asked, sigmoid=sigmoid), asked))
+                    seen += len(batch)
+        targets.require(seen)
+        order, probability, asked = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+        return Removal(order, probability, asked, fitted.output_names, anatomy.layer)
+
+    def _baseline(self, baseline: Any, images: Tensor) -> Tensor:
+        """The baseline as a batch of one image like those to explain."""
+        if isinstance(self._fitted.evidence, TailEvidence):
+            raise ValueError(
+                "layers stand between map and head, so every channel's function starts from its calibration mean; "
+                "leave baseline out."
+            )
+        try:
+            given = torch.as_tensor(baseline, dtype=images.dtype, device=images.device)
+        except (TypeError, ValueError, RuntimeError) as failure:
+            raise TypeError(
+                f"baseline must be a number or one image (channels, height, width), found {type(baseline).__name__}."
+            ) from failure
+        if given.ndim and given.shape != images.shape[1:]:
+            raise ValueError(
+                f"baseline has shape {tuple(given.shape)} but images have {tuple(images.shape[1:])}; pass a number or "
+                "one image (channels, height, width)."
+            )
+        if not bool(torch.isfinite(given).all()):
+            raise ValueError("baseline has a value that is not finite.")
+        return given.expand(1, *images.shape[1:])
+
+    def _part(self, anatomy: Anatomy, view: Look, targets: Targets, seen: int, start: Look | None) -> dict[str, Tensor]:
+        fitted = self._fitted
+        base = (fitted.evidence.base if start is None else start.logits[0]).to(view.logits.device)
+        question = targets.question(view.logits, seen, base)
         if isinstance(fitted.evidence, TailEvidence):
             answer = fitted.evidence.answer(anatomy, view, question, fitted.image)
         else:
-            answer = fitted.evidence.answer(anatomy, view, question)
-        centred = question.of_classes(view.logits - fitted.evidence.base.to(view.logits.device))
-        sigmoid = anatomy.link == "sigmoid" or anatomy.outputs == 1
-        chances = view.logits.sigmoid() if sigmoid else view.logits.softmax(1)
+            answer = fitted.evidence.answer(anatomy, view, question, start)
+        chances = targets.chances(view.logits)
+        if targets.probability:
+            whole = (chances - targets.chances(base)).gather(1, question.target)
+        else:
+            whole = question.of_classes(view.logits - base)
         return {
             "positive": answer.positive,
             "negative": answer.negative,
@@ -267,7 +385,7 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             "contributions": per_channel(answer.contributions, anatomy.channels, anatomy.pooling),
             "target": question.target,
             "logits": view.logits,
-            "residual": centred - answer.account.mean((2, 3)),
+            "residual": whole - answer.account.mean((2, 3)),
             "confidence": chances.gather(1, question.target),
         }
 

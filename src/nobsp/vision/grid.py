@@ -81,7 +81,8 @@ def grid_shape(locations: int, aspect: float) -> tuple[int, int] | None:
 def grids_of(tensor: Tensor, aspect: float) -> Iterator[Grid]:
     """Every way to see a tensor as channels over more than one location."""
     if tensor.ndim == 4:
-        if tensor.shape[2] * tensor.shape[3] > 1:
+        # (n, 1, 1, c) is a pooled vector with its channels last, as LayerNorm wants it, and no map of one channel.
+        if tensor.shape[2] * tensor.shape[3] > 1 and tensor.shape[1] * tensor.shape[2] > 1:
             yield Grid("nchw")
         if tensor.shape[1] * tensor.shape[2] > 1:
             yield Grid("nhwc")

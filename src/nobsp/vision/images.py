@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 # Under which names dictionaries of a loader carry their images.
-_KEYS = ("pixel_values", "images", "image", "x", "inputs")
+KEYS = ("pixel_values", "images", "image", "x", "inputs")
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +97,9 @@ def _stream(images: Any, size: int, argument: str) -> Images:
 def _batch(given: Any, argument: str, number: int) -> Tensor:
     where = f"batch {number} of {argument}"
     if isinstance(given, Mapping):
-        keys = [key for key in _KEYS if key in given]
+        keys = [key for key in KEYS if key in given]
         if not keys:
-            raise TypeError(f"{where} is a dictionary with {sorted(map(str, given))}; expected one of {list(_KEYS)}.")
+            raise TypeError(f"{where} is a dictionary with {sorted(map(str, given))}; expected one of {list(KEYS)}.")
         given = given[keys[0]]
     elif isinstance(given, tuple | list):
         if not given:

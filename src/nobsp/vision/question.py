@@ -1,7 +1,8 @@
-"""Which class an image is asked about, and against what: targets in all the ways people give them."""
+"""Which class an image is asked about, on what scale and against what: targets in all the ways people give them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +12,10 @@ import torch
 from torch import Tensor
 
 Against = int | str | Literal["runner-up", "others", "mean"] | None
+Scale = Literal["logit", "probability"]
+
+# Nodes of an integral, which are only that many where logits change by hundreds.
+_MOST_NODES = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +50,22 @@ class Targets:
             proportion to their softmax; "mean", all classes alike.
         outputs: How many classes there are.
         names: Their names.
+        scale: "logit", or "probability".
+        sigmoid: Whether probabilities come from a sigmoid, one class at a time.
     """
 
-    def __init__(self, given: Any, against: Against, *, outputs: int, names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        given: Any,
+        against: Against,
+        *,
+        outputs: int,
+        names: Sequence[str],
+        scale: Scale = "logit",
+        sigmoid: bool = False,
+    ) -> None:
         self._outputs, self._names = outputs, list(names)
+        self.probability, self._sigmoid = self._checked_scale(scale, against), sigmoid
         self._fixed: Tensor | None = None
         self._single: int | None = None
         self._against = self._checked_against(against)
@@ -64,13 +81,23 @@ class Targets:
         """Whether each image has a row of targets."""
         return self._fixed is not None and self._fixed.ndim == 2
 
+    def chances(self, logits: Tensor) -> Tensor:
+        """Probabilities of the classes."""
+        return logits.sigmoid() if self._sigmoid else logits.softmax(-1)
+
     def require(self, count: int) -> None:
         """An error unless there are as many targets as images."""
         if self._fixed is not None and len(self._fixed) != count:
             raise ValueError(f"target has {len(self._fixed)} entries for {count} images; pass one per image.")
 
-    def question(self, logits: Tensor, start: int) -> Question:
-        """The question for the images whose logits these are, the first of them number `start`."""
+    def question(self, logits: Tensor, start: int, base: Tensor) -> Question:
+        """The question for the images whose logits these are, the first of them number `start`.
+
+        Args:
+            logits: Shape (n, outputs).
+            start: Number of the first image.
+            base: Logits that evidence is counted from, shape (outputs,).
+        """
         count = len(logits)
         if self._single is not None:
             target = torch.full((count, 1), self._single, device=logits.device)
@@ -83,6 +110,9 @@ class Targets:
                 )
             target = self._fixed[start : start + count].to(logits.device)
             target = target if target.ndim == 2 else target[:, None]
+        if self.probability:
+            own = torch.nn.functional.one_hot(target, self._outputs).to(logits)
+            return Question(target, own - probability_weights(base.to(logits), logits, target, sigmoid=self._sigmoid))
         return Question(target, self._rival(logits, target))
 
     def _rival(self, logits: Tensor, target: Tensor) -> Tensor | None:
@@ -99,6 +129,17 @@ class Targets:
         if self._against == "others":
             return torch.softmax(rest, dim=2)
         return weights.scatter_(2, rest.argmax(2, keepdim=True), 1.0)
+
+    @staticmethod
+    def _checked_scale(scale: Scale, against: Against) -> bool:
+        if scale not in ("logit", "probability"):
+            raise ValueError(f'scale must be "logit" or "probability", found {scale!r}.')
+        if scale == "probability" and against is not None:
+            raise ValueError(
+                f'scale="probability" has all other classes in it already; leave against={against!r} out, or use '
+                'scale="logit".'
+            )
+        return scale == "probability"
 
     def _checked_against(self, against: Against) -> int | str | None:
         if against is None or against in ("runner-up", "others", "mean"):
@@ -147,6 +188,44 @@ class Targets:
 
     def _classes(self) -> str:
         return f"the model has {self._outputs} classes, numbered from 0"
+
+
+def probability_weights(start: Tensor, stop: Tensor, target: Tensor, *, sigmoid: bool) -> Tensor:
+    """Mean gradient of the target's probability p_c in the logits on the straight way from one to the other.
+
+    v_k = ∫₀¹ p_c (δ_ck − p_k) dt for a softmax, ∫₀¹ p_c (1 − p_c) dt for the target alone with a sigmoid, so that
+    Σ_k v_k (stop_k − start_k) is the change of the probability.
+
+    Args:
+        start: Logits, shape (outputs,).
+        stop: Logits, shape (n, outputs).
+        target: Class numbers, shape (n, targets).
+        sigmoid: Whether probabilities come from a sigmoid.
+
+    Returns:
+        Shape (n, targets, outputs).
+
+    Example:
+        >>> start, stop = torch.tensor([0.0, 0.0]), torch.tensor([[2.0, -1.0]])
+        >>> v = probability_weights(start, stop, torch.tensor([[0]]), sigmoid=False)
+        >>> float((v * (stop - start)).sum()), float(stop.softmax(1)[0, 0] - 0.5)
+        (0.452..., 0.452...)
+    """
+    change = stop - start
+    # The integrand is analytic up to a distance of π over the change of a difference of logits, so Gauss and Legendre's
+    # rule has an error of exp(−2 n asinh(2π / change)): below rounding with so many nodes.
+    reach = float((change.amax(1) - change.amin(1) if not sigmoid else change.abs().amax(1)).max())
+    count = min(_MOST_NODES, math.ceil(18 / math.asinh(2 * math.pi / max(reach, 1.0))))
+    nodes, shares = np.polynomial.legendre.leggauss(count)
+    own = torch.nn.functional.one_hot(target, stop.shape[1]).to(stop)
+    weights = torch.zeros_like(own)
+    for place, share in zip((nodes + 1) / 2, shares / 2, strict=True):
+        logits = start + place * change
+        chances = logits.sigmoid() if sigmoid else logits.softmax(1)
+        of_target = chances.gather(1, target)[..., None]
+        rest = own * of_target if sigmoid else chances[:, None]
+        weights += share * of_target * (own - rest)
+    return weights
 
 
 def _is_scalar(given: Any) -> bool:

@@ -141,12 +141,18 @@ class TailCalibration:
                 self.kept[slot], self.kept_logits[slot] = kept[position], logits[position]
 
     def merge(self, other: TailCalibration) -> TailCalibration:
-        """Both together: exact while all images fit, else the first one's images, topped up."""
+        """Both together: exact while all images fit; else as many are kept of each as it has a share in all."""
         joined = object.__new__(TailCalibration)
         joined._coefficients, joined._shape, joined.room = self._coefficients, self._shape, self.room
         joined.inputs, joined.outputs = self.inputs.merge(other.inputs), self.outputs.merge(other.outputs)
-        joined.kept = torch.cat([self.kept, other.kept])[: self.room]
-        joined.kept_logits = torch.cat([self.kept_logits, other.kept_logits])[: self.room]
+        mine, theirs = len(self.kept), len(other.kept)
+        if mine + theirs > self.room:
+            share = round(self.room * self.rows / (self.rows + other.rows))
+            mine = min(max(share, self.room - theirs), mine)
+            theirs = self.room - mine
+        chosen = [(self, _spaced(len(self.kept), mine)), (other, _spaced(len(other.kept), theirs))]
+        joined.kept = torch.cat([part.kept[rows] for part, rows in chosen])
+        joined.kept_logits = torch.cat([part.kept_logits[rows] for part, rows in chosen])
         joined._generator = self._generator
         return joined
 
@@ -307,6 +313,11 @@ def _chunks(anatomy: Anatomy, images: int) -> Iterator[list[int]]:
     at_once = max(1, _AT_ONCE // (images * largest))
     for start in range(0, anatomy.channels, at_once):
         yield list(range(start, min(start + at_once, anatomy.channels)))
+
+
+def _spaced(count: int, chosen: int) -> Tensor:
+    """Positions evenly spaced: images may come sorted."""
+    return torch.linspace(0, count - 1, chosen, dtype=torch.float64).long() if chosen < count else torch.arange(count)
 
 
 def _bounds(ranks: Tensor) -> list[int]:
