@@ -1,0 +1,273 @@
+"""How predictions come about: one row's account as a waterfall, and what carries the variance of all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nobsp.plots import asked, colours
+from nobsp.plots.canvas import (
+    LARGE,
+    NORMAL,
+    SMALL,
+    bars,
+    beside,
+    checked_count,
+    ink,
+    noted,
+    one_axes,
+    rows_of_names,
+    tidy,
+)
+from nobsp.plots.features import values_of
+from nobsp.plots.wording import (
+    counted,
+    decimals_for,
+    labels_of,
+    number,
+    percent,
+    shown,
+    shown_apart,
+    signed,
+    value_shown,
+)
+from nobsp.tabular.explanation import Explanation
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One step of a waterfall: what it is called, what it adds, and what kind it is."""
+
+    name: str
+    value: float
+    kind: str
+
+
+_STYLES = {
+    "for": (colours.FOR, ""),
+    "against": (colours.AGAINST, colours.AGAINST_HATCH),
+    "residual": (colours.RESIDUAL, colours.RESIDUAL_HATCH),
+}
+
+
+def waterfall(
+    ex: Explanation, *, row: int = 0, output: int | str | None = None, max_display: int = 10, ax: Axes | None = None
+) -> Axes:
+    """Draws the account of one row: from the base over every term and the residual to the prediction.
+
+    The strongest terms come first. Terms that do not fit are put together, the residual never is: it has a bar of its
+    own. Bars to the left are hatched. A value outside the calibrated range is marked.
+
+    Args:
+        ex: An explanation.
+        row: Position of the row.
+        output: Position or name of the output; may be left out where there is only one.
+        max_display: Most bars of terms, the one that holds the rest among them.
+        ax: Axes to draw on; a new figure when None.
+
+    Returns:
+        The axes.
+
+    Raises:
+        IndexError: If there is no such row.
+        ValueError: If there is no such output.
+
+    Example:
+        >>> import torch
+        >>> from nobsp import NObSP, plots
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+        >>> X = torch.randn(300, 3)
+        >>> ex = NObSP(model, features=["a", "b", "c"], interactions=0).fit(X)(X)
+        >>> ax = plots.waterfall(ex, row=7)
+        >>> [label.get_text().partition(" ")[0] for label in ax.get_yticklabels()][-2:]
+        ['residual', 'prediction']
+    """
+    most = checked_count(max_display)
+    asked.explanation(ex, "waterfall")
+    chosen = asked.one_output(output, ex.output_names)
+    if isinstance(row, bool) or not isinstance(row, int | np.integer):
+        raise TypeError(f"row must be the position of one row, found {row!r}.")
+    one = ex[row]
+    steps = _steps(one, chosen, most)
+    base, residual = float(one.base_values[chosen]), float(one.residual[0, chosen])
+    known = residual == residual
+    ends = np.cumsum([base, *(step.value for step in steps), residual if known else 0.0])
+    decimals = decimals_for(np.diff(ends))
+    ax = one_axes(ax, (7.4, 0.36 * (len(steps) + 3) + 1.1))
+    tidy(ax, grid=True)
+    for place, (step, start) in enumerate(zip(steps, ends, strict=False), start=1):
+        _bar(ax, place, start, step.value, step.kind, decimals)
+    last = len(steps) + 2
+    if known:
+        _bar(ax, last - 1, ends[-2], residual, "residual", decimals)
+    else:
+        ax.text(ends[-1], last - 1, "  not known", va="center", fontsize=SMALL, color=colours.MUTED)
+    for place, end in enumerate(ends):  # from each bar's end down to the next bar's beginning
+        ax.plot([end, end], [place, place + 1], color=colours.MUTED, linewidth=0.8, zorder=1)
+    ax.plot(base, 0, marker="o", markersize=6, color=colours.MUTED, zorder=3)
+    ax.plot(ends[-1], last, marker="D", markersize=7, color=ink(ax), zorder=3)
+    ends_at = "prediction" if known else "base and terms"
+    rows_of_names(
+        ax,
+        [
+            f"base = {number(base, decimals)}",
+            *(step.name for step in steps),
+            "residual",
+            f"{ends_at} = {number(float(ends[-1]), decimals)}",
+        ],
+    )
+    ax.get_yticklabels()[-1].set_fontweight("bold")
+    _room_for_numbers(ax, ends)
+    ax.set_xlabel(shown(one.output_names[chosen], 60), fontsize=NORMAL)
+    ax.set_title(f"row {row % len(ex)}", loc="left", fontsize=LARGE)
+    if one.outside.any():
+        noted(ax, "* outside the calibrated range")
+    return ax
+
+
+def _steps(one: Explanation, output: int, most: int) -> list[_Step]:
+    """The strongest terms of a row, and the rest put together."""
+    values = one.values[0, :, output]
+    order = np.argsort(-np.abs(values), kind="stable")
+    kept = order if len(order) <= most else order[: most - 1]
+    names = _told(one, [one.terms[k] for k in kept])
+    steps = [
+        _Step(name, float(values[k]), "for" if values[k] >= 0 else "against")
+        for name, k in zip(names, kept, strict=True)
+    ]
+    rest = order[len(kept) :]
+    if len(rest):
+        together = float(values[rest].sum())
+        steps.append(_Step(counted(len(rest), "other term"), together, "for" if together >= 0 else "against"))
+    return steps
+
+
+def _told(one: Explanation, terms: Sequence[tuple[str, ...]]) -> list[str]:
+    """Terms with the values their features have in the row."""
+    labels = {size: labels_of(one.feature_names, max(36 // size, 8)) for size in {len(term) for term in terms}}
+
+    every = values_of(one)
+
+    def told(name: str, size: int) -> str:
+        values = every[name]
+        value = "" if values is None else f" = {value_shown(values[0])}"
+        outside = "*" if one.outside[0, one.feature_names.index(name)] else ""
+        return f"{labels[size][name]}{value}{outside}"
+
+    return [" × ".join(told(name, len(term)) for name in term) for term in terms]
+
+
+def _bar(ax: Axes, place: int, start: float, value: float, kind: str, decimals: int) -> None:
+    colour, hatch = _STYLES[kind]
+    bars(ax, place, value, left=start, colour=colour, hatch=hatch, gid=kind)
+    beside(ax, signed(value, decimals), start + value, place, points=4 if value >= 0 else -4)
+
+
+def _room_for_numbers(ax: Axes, ends: Array) -> None:
+    low, high = float(ends.min()), float(ends.max())
+    width = (high - low) or 1.0
+    ax.set_xlim(low - 0.14 * width, high + 0.14 * width)
+
+
+# ---------------------------------------------------------------------- variance
+
+
+def ledger(ex: Explanation, *, output: int | str | None = None, max_display: int = 10, ax: Axes | None = None) -> Axes:
+    """Draws what carries the variance of the outputs: single features, what pairs add to them, and the residual.
+
+    The share of single features is what they explain on their own, 1 − var(prediction − their sum) / var(prediction);
+    pairs, then larger terms, get what is explained on top. The residual's share is var(residual) / var(prediction),
+    so that `1 - residual` is `ex.explained()`, and the shares add up to one. A share below zero means that terms need
+    the larger ones to make up for what they overdo.
+
+    Args:
+        ex: An explanation of at least two rows.
+        output: Position or name of the output; all when None.
+        max_display: Most outputs; those with the largest residual are shown.
+        ax: Axes to draw on; a new figure when None.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: If there is no such output, the residual is not known, or no output varies.
+
+    Example:
+        >>> import torch
+        >>> from nobsp import NObSP, plots
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+        >>> X = torch.randn(300, 3)
+        >>> ax = plots.ledger(NObSP(model).fit(X)(X))
+        >>> ax.get_xlabel()
+        'share of the variance of each output'
+    """
+    most = checked_count(max_display)
+    asked.known_residual(asked.explanation(ex, "ledger"), "ledger")
+    outputs = np.array(asked.some_outputs(output, ex.output_names))
+    shares = variance_shares(ex)[:, outputs]
+    varying = ~np.isnan(shares[0])
+    if not varying.any():
+        raise ValueError("no output varies over these rows, so there is no variance to account for; pass more rows.")
+    kept = np.flatnonzero(varying)
+    if len(kept) > most:
+        kept = np.sort(kept[np.argsort(-shares[-1, kept], kind="stable")[:most]])
+    shares, names = shares[:, kept], [ex.output_names[k] for k in outputs[kept]]
+    orders = sorted({min(len(term), 3) for term in ex.terms} | {1})
+    styles = [_KINDS[order] for order in orders] + [_KINDS[0]]
+    shares = shares[[order - 1 for order in orders] + [3]]
+    ax = one_axes(ax, (7.4, 0.46 * len(names) + 1.5))
+    tidy(ax)
+    above, below = np.zeros(len(names)), np.zeros(len(names))
+    for share, (label, colour, hatch) in zip(shares, styles, strict=True):
+        left = np.where(share >= 0, above, below)
+        bars(ax, range(len(names)), share, left=left, colour=colour, hatch=hatch, label=label, gid=label)
+        for place, (begin, value) in enumerate(zip(left, share, strict=True)):
+            if abs(value) >= 0.09:
+                text = ax.text(begin + value / 2, place, percent(value), ha="center", va="center", fontsize=NORMAL)
+                text.set(color="white", fontweight="bold")
+                text.set_bbox({"facecolor": colour, "edgecolor": "none", "pad": 1.5})
+        above += np.maximum(share, 0.0)
+        below += np.minimum(share, 0.0)
+    for place, (end, left_over) in enumerate(zip(above, shares[-1], strict=True)):
+        beside(ax, f"residual {percent(left_over)}", end, place)
+    rows_of_names(ax, shown_apart(names, 30))
+    ax.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}".replace("-", "−"))
+    ax.set_xlim(min(float(below.min()) * 1.08, 0.0), float(above.max()) * 1.17)
+    ax.set_xlabel("share of the variance of each output", fontsize=NORMAL)
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(styles), frameon=False, fontsize=SMALL)
+    if len(kept) < varying.sum():
+        noted(ax, f"{len(kept)} of {counted(int(varying.sum()), 'output')}")
+    return ax
+
+
+_KINDS = {
+    1: ("single features", colours.MAIN, ""),
+    2: ("pairs, on top", colours.PAIR, colours.PAIR_HATCH),
+    3: ("larger terms, on top", colours.LARGER, colours.LARGER_HATCH),
+    0: ("residual", colours.RESIDUAL, colours.RESIDUAL_HATCH),
+}
+
+
+def variance_shares(ex: Explanation) -> Array:
+    """Shares of variance that single features, pairs, larger terms and the residual carry, shape (4, outputs).
+
+    NaN for outputs that do not vary; else each column adds up to one.
+    """
+    total = ex.predictions.var(0)
+    orders = np.array([min(len(term), 3) for term in ex.terms])
+    explained, account = [np.zeros_like(total)], ex.predictions - ex.base_values
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for order in (1, 2, 3):
+            account = account - ex.values[:, orders == order].sum(1)
+            left = ex.residual if order == 3 else account
+            explained.append(np.where(total > 0, 1.0 - left.var(0) / total, np.nan))
+        return np.vstack([np.diff(explained, axis=0), 1.0 - explained[-1]])

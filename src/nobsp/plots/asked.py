@@ -1,0 +1,105 @@
+"""What was asked for: which explanation, which output, which features; and errors that help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+from nobsp.plots.wording import listed
+from nobsp.tabular.compiled import CompiledExplainer
+from nobsp.tabular.explanation import Explanation, output_position
+
+
+def is_explainer(given: Any) -> bool:
+    """Whether it is an `NObSP`; told by what it can do, so that compiled explainers are drawn without torch."""
+    return all(hasattr(type(given), name) for name in ("curves", "interaction_strengths", "health"))
+
+
+def explanation(given: Any, plot: str) -> Explanation:
+    """An explanation of at least one row.
+
+    Raises:
+        TypeError: If it is something else.
+        ValueError: If it has no rows.
+    """
+    if not isinstance(given, Explanation):
+        if is_explainer(given) or isinstance(given, CompiledExplainer):
+            raise TypeError(f"{plot} draws the account of rows, found the explainer itself; pass explainer(X).")
+        raise TypeError(f"{plot} draws an Explanation, found {type(given).__name__}; pass explainer(X).")
+    if len(given) == 0:
+        raise ValueError(f"the explanation has no rows, so {plot} has nothing to draw.")
+    return given
+
+
+def known_residual(given: Explanation, plot: str) -> Explanation:
+    """An explanation whose residual is known.
+
+    Raises:
+        ValueError: If it comes from a compiled explainer that was not told the network's outputs.
+    """
+    if np.isnan(given.residual).any():
+        raise ValueError(
+            f"{plot} needs the residual, which a compiled explainer does not know; pass the network's outputs, "
+            "compiled(X, predictions=...)."
+        )
+    return given
+
+
+def one_output(output: int | str | None, names: Sequence[str], among: Sequence[int] | None = None) -> int:
+    """Position of the output to draw; may be left out where there is only one, or only one is `among` those meant."""
+    if output is not None:
+        return output_position(output, names)
+    meant = list(range(len(names))) if among is None else list(among)
+    if len(meant) != 1:
+        raise ValueError(f"output must be chosen among {listed([names[k] for k in meant], 12)}.")
+    return meant[0]
+
+
+def some_outputs(output: int | str | None, names: Sequence[str], among: Sequence[int] | None = None) -> list[int]:
+    """Positions of the outputs to draw: the one asked for, or all that are meant."""
+    if output is not None:
+        return [output_position(output, names)]
+    return list(range(len(names))) if among is None else list(among)
+
+
+def feature_positions(asked: Any, names: Sequence[str]) -> list[int]:
+    """Positions of features given by name or position."""
+    wanted = [asked] if isinstance(asked, str | int | np.integer) else list(asked)
+    if not wanted:
+        raise ValueError("features is empty; name at least one, or leave it out to draw the strongest.")
+    return [feature_position(one, names) for one in wanted]
+
+
+def feature_position(asked: Any, names: Sequence[str]) -> int:
+    """Position of a feature, or an error with the close matches."""
+    if isinstance(asked, int | np.integer) and not isinstance(asked, bool):
+        if not -len(names) <= asked < len(names):
+            raise ValueError(f"feature {asked} is out of range; there are {len(names)}.")
+        return int(asked) % len(names)
+    if asked in names:
+        return list(names).index(asked)
+    close = get_close_matches(str(asked), names, n=3)
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {listed(names)}."
+    raise ValueError(f"no feature {asked!r}; {hint}")
+
+
+def pair_term(asked: Any, terms: Sequence[tuple[str, ...]], names: Sequence[str]) -> tuple[str, str]:
+    """The fitted pair of two features, in the order asked for.
+
+    Raises:
+        ValueError: If there are no such features, or no such pair was fitted.
+    """
+    if isinstance(asked, str) or not isinstance(asked, Iterable) or len(tuple(asked)) != 2:
+        raise ValueError(f"pair must be two features, found {asked!r}.")
+    first, second = (names[feature_position(one, names)] for one in asked)
+    pairs = [term for term in terms if len(term) == 2]
+    if not any({first, second} == set(term) for term in pairs):
+        have = f"fitted are {listed(pairs)}" if pairs else "none was"
+        raise ValueError(
+            f"the pair {(first, second)!r} was not fitted; {have}. To draw it, calibrate with "
+            f"interactions=[{(first, second)!r}]."
+        )
+    return first, second

@@ -1,0 +1,68 @@
+"""One palette for all plots: told apart by people who see few colours, and, with hatches and dashes, in grey."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.colors import Colormap
+
+# Okabe and Ito's colours, darkest contrast first; yellow is left out, for it vanishes on white.
+SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#5B5B5B")
+DASHES: tuple[Any, ...] = (
+    "-",
+    (0, (5, 1.5)),
+    (0, (1, 1)),
+    (0, (6, 1.5, 1, 1.5)),
+    (0, (3, 1)),
+    (0, (8, 2)),
+    (0, (2, 2)),
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "||||", "++++")
+
+# What each thing looks like in every plot it is in.
+MAIN = SERIES[0]
+PAIR = SERIES[1]
+LARGER = SERIES[2]
+FOR = "#C8501E"
+AGAINST = SERIES[0]
+RESIDUAL = "#8C8C8C"
+MUTED = "#757575"  # the lightest grey that is still read on white (WCAG AA)
+FAINT = "#D9D9D9"
+ROWS = "#B5B5B5"
+EMPTY = ("#F2F2F2", "#CFCFCF")  # ground and hatching where nothing is known
+# Laid over pictures, where both have to shine.
+FOR_TINT = "#FF5A1F"
+AGAINST_TINT = "#2F86FF"
+AGAINST_HATCH = "////"
+RESIDUAL_HATCH = "...."
+PAIR_HATCH = "\\\\\\\\"
+LARGER_HATCH = "xxxx"
+
+# From dark to light all along, so that the order also shows in grey; the light end still shows on white.
+_LOW_TO_HIGH = ("#12235A", "#2E5C8A", "#6F8796", "#BF9A5C", "#F2B134")
+# White is nothing. In grey both ends are dark: plots add solid lines above zero and dashed ones below.
+_AGAINST_TO_FOR = ("#2A6CB0", "#7DB3DE", "#F7F7F7", "#F2A582", "#C8502F")
+_NOTHING_TO_MUCH = ("#FFFFFF", "#CFE0EE", "#7FB0D5", "#2F78B2", "#08306B")
+
+
+def low_to_high() -> Colormap:
+    """For values of a feature, drawn as points."""
+    return _blended("low to high", _LOW_TO_HIGH)
+
+
+def against_to_for() -> Colormap:
+    """For contributions on both sides of zero."""
+    return _blended("against to for", _AGAINST_TO_FOR)
+
+
+def nothing_to_much() -> Colormap:
+    """For strengths, which begin at zero."""
+    return _blended("nothing to much", _NOTHING_TO_MUCH)
+
+
+def _blended(name: str, colours: tuple[str, ...]) -> Colormap:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list(name, colours)

@@ -1,0 +1,248 @@
+"""What two features do only together: a surface, where there are rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nobsp.plots import asked, colours
+from nobsp.plots.canvas import NORMAL, SMALL, colour_bar, noted, one_axes, tidy
+from nobsp.plots.features import Drawn, Feature, drawn
+from nobsp.plots.tables import Table, as_numbers
+from nobsp.plots.wording import decimals_for, shown, shown_apart, signed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+# How far from a row a surface is still shown, as a share of the axis.
+_NEAR = 0.055
+# Rows in the far tails, which would shrink everything else, are left out of the picture.
+_TAIL = 0.005
+_MOST_LEVELS = 24
+_MOST_DOTS = 400
+
+
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """One side of a surface.
+
+    Attributes:
+        feature: The feature along it.
+        at: Where the surface is evaluated: numbers, or positions of levels.
+        edges: Edges of the cells around these places.
+        rows: Where the rows lie; NaN for rows with an unknown level. Empty where rows are not known.
+        reach: How many cells from a row are shown.
+    """
+
+    feature: Feature
+    at: Array
+    edges: Array
+    rows: Array
+    reach: float
+
+    def values(self, places: Array) -> NDArray[Any]:
+        """The feature's own values at some places, one row each."""
+        if not self.feature.category:
+            return places[:, None]
+        levels = np.empty((len(self.feature.levels), len(self.feature.columns)), dtype=object)
+        levels[:] = self.feature.levels
+        return np.asarray(levels[places.astype(int)])
+
+
+def interaction(
+    explainer: Any,
+    pair: Any,
+    *,
+    output: int | str | None = None,
+    data: Any = None,
+    points: int = 80,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draws what two features contribute only together, where there are rows.
+
+    Places far from any row are hatched: nothing is known there. Lines follow equal contributions, solid above zero and
+    dashed below. Sides of categories have one stripe per level.
+
+    Args:
+        explainer: A calibrated `NObSP`, a `CompiledExplainer`, or an `Explanation`, for the functions behind it.
+        pair: Two features, by name; the first runs along the bottom.
+        output: Position or name of the output; may be left out where there is only one.
+        data: Rows that show where the data is: a table or an `Explanation`. When None, those of the explanation, or
+            calibrated rows where the explainer keeps some (not after loading, and not for pipelines). Without any, the
+            whole range is drawn, and it says so.
+        points: Points along each side of numbers.
+        ax: Axes to draw on; a new figure when None.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: If there is no such pair or output, or a feature has no line to walk along.
+
+    Example:
+        >>> import torch
+        >>> from nobsp import NObSP, plots
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+        >>> X = torch.randn(300, 3)
+        >>> explainer = NObSP(model, features=["a", "b", "c"], interactions=[("a", "b")]).fit(X)
+        >>> ax = plots.interaction(explainer, ("b", "a"))
+        >>> ax.get_xlabel(), ax.get_ylabel()
+        ('b', 'a')
+    """
+    if isinstance(points, bool) or not isinstance(points, int | np.integer) or points < 2:
+        raise ValueError(f"points must be a whole number of at least 2, found {points!r}.")
+    what = drawn(explainer, "interaction")
+    term = asked.pair_term(pair, what.terms, what.feature_names)
+    chosen = asked.one_output(output, what.output_names, what.of_outputs)
+    table = what.table(data)
+    across, up = (_side(what.features[what.feature_names.index(name)], table, int(points)) for name in term)
+    surface = _surface(what, term, across, up, chosen)
+    near = _near(across, up) if table is not None else np.ones_like(surface, dtype=bool)
+    ax = one_axes(ax, (5.6, 4.4))
+    tidy(ax)
+    _draw_surface(ax, across, up, np.ma.masked_array(surface, ~near), shown(what.output_names[chosen], 30))
+    _draw_rows(ax, across, up)
+    first, second = shown_apart(term, 36)
+    _name_side(ax, "x", across, first)
+    _name_side(ax, "y", up, second)
+    if table is None:
+        noted(ax, "rows are not known: parts may be without any")
+    elif not near.all():
+        noted(ax, "hatched: no rows nearby")
+    return ax
+
+
+def _side(feature: Feature, table: Table | None, points: int) -> _Side:
+    if feature.category:
+        if len(feature.levels) > _MOST_LEVELS:
+            raise ValueError(
+                f"feature {feature.name!r} has {len(feature.levels)} levels, more than the {_MOST_LEVELS} that can be "
+                "told apart."
+            )
+        places = np.arange(len(feature.levels), dtype=np.float64)
+        rows = np.zeros(0) if table is None else feature.levels_at([table.column(c) for c in feature.columns])
+        return _Side(feature, places, np.append(places - 0.5, places[-1] + 0.5), rows, 0.0)
+    if not feature.span:
+        raise ValueError(f"feature {feature.name!r} is made of several columns of numbers; its pairs have no surface.")
+    numbers = as_numbers(np.zeros(0) if table is None else table.column(feature.columns[0]))
+    if numbers is None:
+        raise ValueError(f"data has something else than numbers for {feature.name!r}.")
+    low, high = feature.span
+    finite = numbers[np.isfinite(numbers)]
+    if len(finite):
+        inner = np.quantile(finite, [_TAIL, 1 - _TAIL])
+        low, high = (float(inner[0]), float(inner[1])) if inner[0] < inner[1] else (low, high)
+    edges = np.linspace(low, high if high > low else low + 1.0, points + 1)
+    return _Side(feature, (edges[:-1] + edges[1:]) / 2, edges, numbers, _NEAR * points)
+
+
+def _surface(what: Drawn, term: tuple[str, str], across: _Side, up: _Side, output: int) -> Array:
+    """Contributions, shape (up, across)."""
+    right, top = (grid.ravel() for grid in np.meshgrid(across.at, up.at))
+    values = what.explainer.function(term, output=output)(across.values(right), up.values(top))
+    return np.asarray(values, dtype=np.float64).reshape(len(up.at), len(across.at))
+
+
+def _near(across: _Side, up: _Side) -> Mask:
+    """Which cells have a row in them or nearby."""
+    known = np.isfinite(across.rows) & np.isfinite(up.rows)
+    held = np.histogram2d(up.rows[known], across.rows[known], bins=[up.edges, across.edges])[0] > 0
+    result = np.zeros_like(held)
+    for down, right in product(_steps(up.reach), _steps(across.reach)):
+        if (down / (up.reach or 1.0)) ** 2 + (right / (across.reach or 1.0)) ** 2 <= 1.0:
+            result[_shifted(down), _shifted(right)] |= held[_shifted(-down), _shifted(-right)]
+    return result
+
+
+def _steps(reach: float) -> range:
+    return range(-int(reach), int(reach) + 1)
+
+
+def _shifted(step: int) -> slice:
+    return slice(max(step, 0), min(step, 0) or None)
+
+
+def _draw_surface(ax: Axes, across: _Side, up: _Side, surface: Any, output: str) -> None:
+    from matplotlib.patches import Rectangle
+
+    width, height = across.edges[-1] - across.edges[0], up.edges[-1] - up.edges[0]
+    empty, lines = colours.EMPTY
+    ground = Rectangle((across.edges[0], up.edges[0]), width, height, facecolor=empty, edgecolor=lines, hatch="///")
+    ground.set(linewidth=0, zorder=0, gid="no rows")
+    ax.add_patch(ground)
+    largest = float(np.abs(surface).max()) if surface.count() else 0.0
+    largest = largest if largest > 0 else 1.0
+    style: dict[str, Any] = {"cmap": colours.against_to_for(), "vmin": -largest, "vmax": largest, "rasterized": True}
+    mesh = ax.pcolormesh(across.edges, up.edges, surface, zorder=1, gid="surface", **style)
+    colour_bar(ax, mesh, f"contribution to {output}")
+    for side, line in ((across, ax.axvline), (up, ax.axhline)):
+        for edge in side.edges[1:-1] if side.feature.category else ():
+            line(edge, color="white", linewidth=1.5, zorder=2)
+    _draw_lines(ax, across, up, surface, largest)
+
+
+def _draw_lines(ax: Axes, across: _Side, up: _Side, surface: Any, largest: float) -> None:
+    """Lines of equal contributions, dashed below zero; stripe by stripe along a category."""
+    from matplotlib.ticker import MaxNLocator
+
+    if across.feature.category and up.feature.category:
+        _write_cells(ax, surface, largest)
+        return
+    levels = [level for level in MaxNLocator(9, symmetric=True).tick_values(-largest, largest) if abs(level) < largest]
+    levels = [level for level in levels if abs(level) > 1e-9 * largest]
+    stripes: list[tuple[Array, Array, Any]] = [(across.at, up.at, surface)]
+    if up.feature.category:
+        stripes = [(across.at, _across_stripe(k), np.ma.stack([line] * 9)) for k, line in enumerate(surface)]
+    elif across.feature.category:
+        stripes = [(_across_stripe(k), up.at, np.ma.stack([line] * 9, 1)) for k, line in enumerate(surface.T)]
+    for x, y, part in stripes:
+        inside = [level for level in levels if part.count() and part.min() < level < part.max()]
+        if inside:
+            lines = ax.contour(x, y, part, levels=inside, colors="#333333", linewidths=0.7, zorder=2)
+            ax.clabel(lines, fontsize=SMALL - 1, fmt=lambda level: f"{level:+g}".replace("-", "−"), inline_spacing=2)
+
+
+def _across_stripe(position: int) -> Array:
+    return position + np.linspace(-0.5, 0.5, 9)
+
+
+def _write_cells(ax: Axes, surface: Any, largest: float) -> None:
+    """Numbers in the cells of two categories, as far as they fit."""
+    if surface.size > 64:
+        return
+    for place, line in enumerate(surface):
+        for column, value in enumerate(line):
+            if not np.ma.is_masked(value):
+                text = ax.text(column, place, signed(float(value), decimals_for([largest])), ha="center", va="center")
+                text.set(color="white" if abs(value) > 0.6 * largest else "black", fontsize=SMALL)
+
+
+def _draw_rows(ax: Axes, across: _Side, up: _Side) -> None:
+    """Some rows, as dots; beside each other where they share a level."""
+    if len(across.rows) == 0 or (across.feature.category and up.feature.category):
+        return
+    some = np.linspace(0, len(across.rows) - 1, min(len(across.rows), _MOST_DOTS)).astype(int)
+    # The golden ratio spreads any number of rows evenly.
+    beside = ((np.arange(len(some)) * 0.6180339887) % 1.0 - 0.5) * 0.6
+    x, y = (side.rows[some] + (beside if side.feature.category else 0.0) for side in (across, up))
+    inside = (x >= across.edges[0]) & (x <= across.edges[-1]) & (y >= up.edges[0]) & (y <= up.edges[-1])
+    ax.plot(x[inside], y[inside], ".", markersize=2.2, color="black", alpha=0.35, zorder=3, gid="rows")
+
+
+def _name_side(ax: Axes, which: str, side: _Side, name: str) -> None:
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    axis.set_label_text(name, fontsize=NORMAL)
+    (ax.set_xlim if which == "x" else ax.set_ylim)(side.edges[0], side.edges[-1])
+    if not side.feature.category:
+        return
+    labels = shown_apart(side.feature.labels, 16)
+    axis.set_ticks(side.at, labels=labels)
+    if which == "x" and sum(map(len, labels)) > 40:
+        axis.set_ticks(side.at, labels=labels, rotation=35, ha="right", rotation_mode="anchor")

@@ -1,0 +1,293 @@
+"""A query beside its nearest neighbours, by the evidence and by the activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nobsp.plots import colours
+from nobsp.plots.canvas import NORMAL, SMALL, as_axes, bare, checked_count, new_figure
+from nobsp.plots.pictures import picture_of
+from nobsp.plots.tables import as_numbers, frame_of, matrix_of
+from nobsp.plots.wording import in_full, listed, number, percent, plain, shown, shown_apart, value_shown
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Array = NDArray[np.float64]
+
+_MOST_COLUMNS = 8
+# A neighbour that differs from the query by so many standard deviations is shaded fully.
+_FAR = 2.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """Neighbours of the query in one space.
+
+    Attributes:
+        title: The space, and how many of all neighbours have the predicted class.
+        indices: Positions in the database.
+        distances: How far each is.
+        labels: What each is called; empty where the database has no labels.
+        agrees: Whether each has the predicted class; empty where that has no meaning.
+    """
+
+    title: str
+    indices: list[int]
+    distances: list[float]
+    labels: list[str]
+    agrees: list[bool]
+
+
+def retrieval_panel(
+    query: Any,
+    hits_contributions: Any,
+    hits_activations: Any = None,
+    *,
+    database: Any,
+    row: int = 0,
+    label: Any = None,
+    class_names: Sequence[str] | None = None,
+    features: Sequence[str] | None = None,
+    max_display: int = 4,
+    ax: Any = None,
+) -> NDArray[Any]:
+    """Draws a query, and beside it its neighbours in the space of contributions and in that of activations.
+
+    Under each neighbour stand its label and its distance. A solid frame and a tick mark mean the class predicted for
+    the query, a dashed frame and a cross another one. Of a table, each neighbour is a column of values; the darker a
+    cell, the further it is from the query, up to two standard deviations of the database.
+
+    Args:
+        query: One image or row, or all that were queried, of which `row` is taken.
+        hits_contributions: Neighbours by contributions, as `ContributionIndex.query` returns them: anything with
+            `indices`, `distances`, `labels`, `predicted` and `confidence`.
+        hits_activations: The same by activations; may be left out.
+        database: The rows that were searched: images (an array, a tensor, a dataset, a list), or a table.
+        row: Which of the queries.
+        label: The true class of the query, written where it is not the predicted one.
+        class_names: Names of the classes, where labels are numbers.
+        features: Of a frame, the columns to show; of an array, the names of its columns. The first eight are shown
+            when None, and of an array.
+        max_display: Most neighbours in each space.
+        ax: Axes to draw on; a new figure when None. For images one for the query, then one for each neighbour, space by
+            space; for a table one for each space.
+
+    Returns:
+        The axes: for images of shape (spaces, 1 + neighbours), the query first in each; for a table of shape (spaces,).
+
+    Raises:
+        TypeError: If hits are something else.
+        ValueError: If there is no such query, or the database lacks a neighbour.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> import numpy as np
+        >>> from nobsp import plots
+        >>> images = np.random.default_rng(0).random((10, 3, 8, 8))
+        >>> hits = SimpleNamespace(
+        ...     indices=np.array([[4, 2]]), distances=np.array([[0.1, 0.3]]), labels=np.array([["cat", "dog"]]),
+        ...     predicted=np.array(["cat"]), confidence=np.array([0.9]),
+        ... )
+        >>> plots.retrieval_panel(images[0], hits, hits, database=images).shape
+        (2, 3)
+    """
+    most = checked_count(max_display)
+    given = [(hits_contributions, "contributions"), (hits_activations, "activations")]
+    spaces = [_row(hits, name, row, class_names, most) for hits, name in given if hits is not None]
+    title = _told(hits_contributions, row, label, class_names)
+    if frame_of(database) is not None or getattr(database, "ndim", 0) == 2:
+        return _table(query, database, spaces, title, row, features, ax)
+    count = max(len(space.indices) for space in spaces)
+    wanted = query[row] if getattr(query, "ndim", 0) == 4 else query
+    first, others = _picture_axes(ax, len(spaces), count)
+    bare(first)
+    first.imshow(picture_of(wanted, "query"))
+    first.set_title(title, fontsize=NORMAL, fontweight="bold")
+    for space, axes in zip(spaces, others, strict=True):
+        for place, panel in enumerate(axes):
+            bare(panel)
+            if place < len(space.indices):
+                panel.imshow(picture_of(_from(database, space.indices[place]), "database"))
+                _frame(panel, space, place)
+        axes[0].set_title(space.title, fontsize=NORMAL, loc="left")
+    return np.array([[first, *axes] for axes in others], dtype=object)
+
+
+def _row(hits: Any, name: str, row: int, class_names: Sequence[str] | None, most: int) -> _Row:
+    missing = [
+        part for part in ("indices", "distances", "labels", "predicted", "confidence") if not hasattr(hits, part)
+    ]
+    if missing:
+        raise TypeError(
+            f"hits_{name} must be neighbours as index.query(X) returns them, found {type(hits).__name__} without "
+            f"{missing[0]}."
+        )
+    if not -len(hits.indices) <= row < len(hits.indices):
+        raise ValueError(f"row is {row}, but hits_{name} has {len(hits.indices)} queries.")
+    space = getattr(hits, "space", name)
+    indices, distances = np.asarray(hits.indices[row])[:most], np.asarray(hits.distances[row])[:most]
+    if hits.labels is None:
+        return _Row(space, indices.tolist(), distances.tolist(), [], [])
+    labels = [_class(one, class_names) for one in hits.labels[row]]
+    agrees: list[bool] = []
+    if _classified(hits, row):
+        agrees = [one == _class(hits.predicted[row], class_names) for one in labels]
+        space = f"{space}: {sum(agrees)} of {len(agrees)} agree"
+    return _Row(space, indices.tolist(), distances.tolist(), labels[:most], agrees[:most])
+
+
+def _classified(hits: Any, row: int) -> bool:
+    """Whether a class was predicted; a regression has no confidence."""
+    return bool(np.isfinite(hits.confidence[row]))
+
+
+def _class(given: Any, class_names: Sequence[str] | None) -> str:
+    """What a label is called."""
+    if class_names is None or isinstance(given, bool | np.bool_) or not isinstance(given, int | np.integer):
+        return in_full(given)
+    if not 0 <= given < len(class_names):
+        raise ValueError(f"class_names has {len(class_names)} names, but there is a label {given}.")
+    return plain(class_names[int(given)])
+
+
+def _told(hits: Any, row: int, label: Any, class_names: Sequence[str] | None) -> str:
+    """The query in words: what was predicted, how sure the model is, and what it is if something else."""
+    predicted = _class(hits.predicted[row], class_names)
+    text = f"query: {shown(predicted, 20)}"
+    if _classified(hits, row):
+        text += f", {percent(float(hits.confidence[row]))}"
+    if label is not None and _class(label, class_names) != predicted:
+        text += f"\n(is {shown(_class(label, class_names), 20)})"
+    return text
+
+
+def _from(database: Any, index: int) -> Any:
+    try:
+        return database[index]
+    except (IndexError, KeyError) as missing:
+        raise ValueError(
+            f"database has no row {index}, which is a neighbour; pass the rows that were indexed."
+        ) from missing
+
+
+def _mark(space: _Row, place: int) -> str:
+    return "✓" if space.agrees[place] else "✗"
+
+
+# ---------------------------------------------------------------------- images
+
+
+def _picture_axes(ax: Any, spaces: int, count: int) -> tuple[Axes, list[list[Axes]]]:
+    """Axes for the query and, space by space, for its neighbours."""
+    if ax is not None:
+        given = as_axes(ax, 1 + spaces * count, "this retrieval")
+        return given[0], [given[1 + space * count : 1 + (space + 1) * count] for space in range(spaces)]
+    panel = 1.55
+    figure = new_figure((panel * (count + 1.25), (panel + 0.62) * spaces + 0.1))
+    grid = figure.add_gridspec(spaces, count + 1, width_ratios=[1.25] + [1.0] * count)
+    return figure.add_subplot(grid[:, 0]), [
+        [figure.add_subplot(grid[space, place + 1]) for place in range(count)] for space in range(spaces)
+    ]
+
+
+def _frame(ax: Axes, space: _Row, place: int) -> None:
+    text = f"d = {number(space.distances[place], 3)}"
+    if space.labels:
+        text = f"{shown(space.labels[place], 18)}\n{text}"
+    if space.agrees:
+        agrees = space.agrees[place]
+        ax.spines[:].set(
+            visible=True,
+            color=colours.MAIN if agrees else colours.FOR,
+            linewidth=3.0,
+            linestyle="solid" if agrees else (0, (2.5, 1.5)),
+        )
+        text = f"{_mark(space, place)} {text}"
+    ax.set_xlabel(text, fontsize=SMALL)
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def _table(
+    query: Any, database: Any, spaces: Sequence[_Row], title: str, row: int, features: Sequence[str] | None, ax: Any
+) -> NDArray[Any]:
+    """Values of the query and its neighbours, space by space, shaded by how far they are from the query's."""
+    columns = _columns(database, features)
+    asked_for = _query(query, row, list(columns))
+    labels = shown_apart(columns, 24)
+    if ax is None:
+        count = max(len(space.indices) for space in spaces)
+        figure = new_figure((1.15 * (count + 1) + 2.0, len(spaces) * (0.27 * len(columns) + 0.95) + 0.1))
+        axes = [figure.add_subplot(len(spaces), 1, place + 1) for place in range(len(spaces))]
+    else:
+        axes = as_axes(ax, len(spaces), "this retrieval")
+    for panel, space in zip(axes, spaces, strict=True):
+        cells = [[asked_for[name], *(_from(column, k) for k in space.indices)] for name, column in columns.items()]
+        far = np.array([_far(line, column) for line, column in zip(cells, columns.values(), strict=True)])
+        panel.imshow(far, cmap=colours.nothing_to_much(), vmin=0.0, vmax=2.2 * _FAR, aspect="auto", gid="far")
+        for (down, right), _ in np.ndenumerate(far):
+            panel.text(right, down, value_shown(cells[down][right], 12), ha="center", va="center", fontsize=SMALL)
+        panel.axvline(0.5, color=colours.MUTED, linewidth=1.5)
+        heads = [title.replace("query: ", "query\n", 1), *(_head(space, k) for k in range(len(space.indices)))]
+        panel.xaxis.tick_top()
+        panel.set_xticks(range(len(heads)), labels=heads, fontsize=SMALL)
+        panel.set_yticks(range(len(labels)), labels=labels, fontsize=NORMAL)
+        panel.tick_params(length=0)
+        panel.spines[:].set_visible(False)
+        panel.set_title(space.title, loc="left", fontsize=NORMAL)
+    return np.array(axes, dtype=object)
+
+
+def _columns(database: Any, features: Sequence[str] | None) -> dict[str, NDArray[Any]]:
+    """The columns to show, by name."""
+    frame = frame_of(database)
+    if frame is None:
+        matrix = matrix_of(database)
+        assert matrix is not None
+        names = [f"x{position}" for position in range(matrix.shape[1])] if features is None else features
+        if len(names) != matrix.shape[1]:
+            raise ValueError(f"features has {len(names)} names but database has {matrix.shape[1]} columns.")
+        return dict(list(zip(map(str, names), matrix.T, strict=True))[:_MOST_COLUMNS])
+    every = {str(name): np.asarray(frame[name].to_numpy()) for name in frame.columns}
+    chosen = list(every)[:_MOST_COLUMNS] if features is None else [str(name) for name in features]
+    for name in chosen:
+        if name not in every:
+            raise ValueError(f"features has {name!r}, which is no column of database; there are {listed(list(every))}.")
+    return {name: every[name] for name in chosen}
+
+
+def _query(query: Any, row: int, names: Sequence[str]) -> dict[str, Any]:
+    """The query's values by name."""
+    frame = frame_of(query)
+    if frame is not None:
+        place = row if len(frame) > 1 else 0
+        return {str(name): frame[name].to_list()[place] for name in frame.columns}
+    if hasattr(query, "to_dict"):  # a row of a pandas frame
+        query = query.to_dict()
+    if isinstance(query, dict):
+        return {str(name): value for name, value in query.items()}
+    values = np.asarray(query.detach().cpu() if hasattr(query, "detach") else query)
+    return dict(zip(names, values[row] if values.ndim == 2 else values, strict=False))
+
+
+def _far(line: Sequence[Any], column: NDArray[Any]) -> Array:
+    """How far each value is from the first, in standard deviations; a category is far from all others."""
+    numbers = as_numbers(column)
+    if numbers is None:
+        return np.array([0.0 if value == line[0] else _FAR for value in line])
+    spread = float(np.nanstd(numbers)) or 1.0
+    values = np.asarray(line, dtype=np.float64)
+    return np.asarray(np.minimum(np.abs(values - values[0]) / spread, _FAR))
+
+
+def _head(space: _Row, place: int) -> str:
+    label = f"{shown(space.labels[place], 14)}\n" if space.labels else ""
+    mark = f"{_mark(space, place)} " if space.agrees else ""
+    return f"{mark}{label}d = {number(space.distances[place], 3)}"

@@ -1,0 +1,115 @@
+"""Every plot once, on subjects that do not change: what the images in `baseline` show."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch import nn
+
+from nobsp import NObSP, NObSPCam, plots
+from nobsp.tabular import Finding, Health, TermHealth
+from tests.plots.subjects import Known, account, rows_of_known
+
+
+def explainer(outputs=1, **options):
+    names, pair = ["age", "income", "rooms"], ("age", "income")
+    settled = {"features": names, "interactions": [pair], "output_names": ["price", "risk"][:outputs]}
+    return NObSP(Known(outputs), **settled | options).fit(rows_of_known())
+
+
+def curves():
+    # Without the pair and with a strong ridge the bands are wide.
+    rough = explainer(interactions=0, ridge=0.3)
+    return plots.curves(rough, truth={"age": np.abs, "rooms": lambda x: x})
+
+
+def curves_of_two_outputs():
+    return plots.curves(explainer(2), ["age", "rooms"])
+
+
+def importance():
+    return plots.importance(account(outputs=3))
+
+
+def waterfall():
+    return plots.waterfall(account(), row=0, max_display=4)
+
+
+def beeswarm():
+    return plots.beeswarm(account())
+
+
+def ledger():
+    return plots.ledger(account(outputs=3))
+
+
+def interaction():
+    return plots.interaction(explainer(), ("age", "income"), points=40)
+
+
+def interaction_matrix():
+    return plots.interaction_matrix(explainer())
+
+
+def health():
+    terms = [TermHealth((name,), 3, share, 9.0, 5.0, 1e-4) for name, share in (("age", 0.4), ("rooms", 0.004))]
+    warning = Finding("warning", "rooms", "Less than 1% of its spread is its own; the function rests on few rows.")
+    return plots.health(Health((warning,), tuple(terms), (0.97,), 400, 12))
+
+
+def images():
+    """Six pictures of a bright square, each in another place."""
+    pictures = np.full((6, 1, 12, 12), 0.2, dtype=np.float32)
+    for place, picture in enumerate(pictures):
+        picture[0, 1 + place : 5 + place, 6 - place : 10 - place] = 0.9
+    return torch.from_numpy(pictures)
+
+
+def cam_grid():
+    body = nn.Conv2d(1, 2, 3, padding=1)
+    head = nn.Linear(2, 2)
+    with torch.no_grad():
+        body.weight[0], body.weight[1] = torch.full((1, 3, 3), 0.2), torch.full((1, 3, 3), -0.2)
+        body.bias.copy_(torch.tensor([0.0, 1.0]))
+        head.weight.copy_(torch.tensor([[1.0, 1.2], [-1.0, 0.0]]))
+        head.bias.zero_()
+    model = nn.Sequential(body, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
+    cam = NObSPCam(model, coefficients="head", output_names=["square", "dark"]).fit(0.5 * images())
+    return plots.cam_grid(cam(images()[:2], target=0), images()[:2], labels=["square", "dark"])
+
+
+def hits(space):
+    return SimpleNamespace(
+        indices=np.array([[1, 2, 4]]),
+        distances=np.array([[0.21, 0.35, 0.62]]),
+        labels=np.array([["cat", "dog", "cat"]]),
+        predicted=np.array(["cat"]),
+        confidence=np.array([0.62]),
+        space=space,
+    )
+
+
+def retrieval_panel():
+    found = hits("contributions"), hits("activations")
+    return plots.retrieval_panel(images()[0], *found, database=images(), label="dog")
+
+
+def retrieval_of_a_table():
+    return plots.retrieval_panel(account().data, hits("contributions"), database=account().data)
+
+
+# Per plot, what must not be missing: parts whose absence an image comparison has to notice.
+PLOTS = {
+    curves: ("function", "band", "truth", "baseline", "rows"),
+    curves_of_two_outputs: ("function",),
+    importance: ("residual",),
+    waterfall: ("residual", "for", "against"),
+    beeswarm: ("residual",),
+    ledger: ("residual",),
+    interaction: ("no rows", "rows"),
+    interaction_matrix: ("fitted",),
+    health: ("share", "doubtful"),
+    cam_grid: ("positive", "negative", "signed"),
+    retrieval_panel: (),
+    retrieval_of_a_table: ("far",),
+}

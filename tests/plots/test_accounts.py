@@ -1,0 +1,157 @@
+"""One row's account as a waterfall, and what carries the variance of all rows."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from torch import nn
+
+from nobsp import NObSP, plots
+from nobsp.plots.accounts import variance_shares
+
+
+def bars_of(ax):
+    """Start and width of each bar, from top to bottom."""
+    return sorted(((bar.get_y(), bar.get_x(), bar.get_width()) for bar in ax.patches), key=lambda bar: bar[0])
+
+
+def labels_of(ax):
+    return [label.get_text() for label in ax.get_yticklabels()]
+
+
+@pytest.mark.parametrize("max_display", [1, 3, 10])
+def test_bars_lead_from_the_base_to_the_prediction_without_a_gap(ex, max_display):
+    ax = plots.waterfall(ex, row=5, max_display=max_display)
+    bars = bars_of(ax)
+    assert len(bars) == min(max_display, 5) + 1
+    end = ex.base_values[0]
+    for _, start, width in bars:
+        assert start == pytest.approx(end)
+        end += width
+    assert end == pytest.approx(ex.predictions[5, 0])
+
+
+@pytest.mark.parametrize("max_display", [1, 2, 10])
+def test_the_residual_always_has_a_bar_of_its_own(ex, max_display):
+    ax = plots.waterfall(ex, row=5, max_display=max_display)
+    [bar] = [patch for patch in ax.patches if patch.get_gid() == "residual"]
+    assert bar.get_width() == pytest.approx(ex.residual[5, 0])
+    assert labels_of(ax)[-2] == "residual"
+
+
+def test_terms_come_in_the_order_of_their_size_and_the_rest_together(ex):
+    ax = plots.waterfall(ex, row=5, max_display=3)
+    widths = [width for *_, width in bars_of(ax)]
+    sizes = np.sort(np.abs(ex.values[5, :, 0]))[::-1]
+    assert np.abs(widths[:2]) == pytest.approx(sizes[:2])
+    assert labels_of(ax)[3] == "3 other terms"
+    assert widths[2] == pytest.approx(ex.values[5, :, 0].sum() - sum(widths[:2]))
+
+
+def test_every_bar_says_its_number(ex):
+    ax = plots.waterfall(ex, row=5)
+    said = [float(text.get_text().replace("−", "-")) for text in ax.texts]
+    assert said == pytest.approx([width for *_, width in bars_of(ax)], abs=0.006)
+
+
+def test_bars_against_are_hatched_and_bars_for_are_not(ex):
+    ax = plots.waterfall(ex, row=5)
+    for bar in ax.patches:
+        if bar.get_gid() != "residual":
+            assert bool(bar.get_hatch()) == (bar.get_width() < 0)
+
+
+def test_names_tell_values_and_mark_what_is_out_of_range(ex):
+    row = ex.data.iloc[0]
+    labels = labels_of(plots.waterfall(ex, row=0))
+    assert f"age = {row['age']:.4g}*" in labels
+    assert f"city = {row['city']}" in labels
+    assert any(label.startswith("age = ") and " × income = " in label for label in labels)
+    assert "outside the calibrated range" in plots.waterfall(ex, row=0).get_title(loc="right")
+    assert plots.waterfall(ex, row=1).get_title(loc="right") == ""
+
+
+def test_a_group_of_columns_is_told_by_the_level_it_has():
+    draw = np.random.default_rng(0)
+    X = np.column_stack([draw.normal(size=120), np.eye(3)[draw.integers(0, 3, 120)]])
+    features = {"size": 0, "city": [1, 2, 3]}
+    ex = NObSP(nn.Linear(4, 1).double(), features=features, interactions=0).fit(X)(X[:5])
+    for row in range(5):
+        assert f"city = x{1 + X[row, 1:].argmax()}" in labels_of(plots.waterfall(ex, row=row))
+
+
+def test_a_residual_that_is_not_known_is_said_to_be_so(ex):
+    unknown = replace(ex, residual=np.full_like(ex.residual, np.nan), predictions=np.full_like(ex.residual, np.nan))
+    ax = plots.waterfall(unknown, row=5)
+    assert labels_of(ax)[-2] == "residual"
+    assert any("not known" in text.get_text() for text in ax.texts)
+    assert labels_of(ax)[-1].startswith("base and terms = ")
+
+
+def test_an_output_is_chosen_by_name_or_position_and_has_to_be(several):
+    by_name, by_place = plots.waterfall(several, output="risk"), plots.waterfall(several, output=1)
+    assert bars_of(by_name) == bars_of(by_place)
+    assert by_name.get_xlabel() == "risk"
+    with pytest.raises(ValueError, match="output must be chosen among 'price', 'risk', 'rank'"):
+        plots.waterfall(several)
+
+
+@pytest.mark.parametrize(
+    ("row", "error"), [(500, IndexError), ("3", TypeError), ([1, 2], TypeError), (True, TypeError)]
+)
+def test_a_row_that_is_none_is_an_error(ex, row, error):
+    with pytest.raises(error, match="row"):
+        plots.waterfall(ex, row=row)
+
+
+# ---------------------------------------------------------------------- variance
+
+
+def test_shares_of_variance_add_up_and_agree_with_what_is_explained(several):
+    shares = variance_shares(several)
+    assert shares.sum(0) == pytest.approx(1.0)
+    assert 1 - shares[3] == pytest.approx(several.explained())
+
+
+def test_pairs_carry_what_they_add_to_single_features(ex):
+    total = ex.predictions[:, 0].var()
+    alone = 1 - (ex.predictions[:, 0] - ex.values[:, :4, 0].sum(1)).var() / total
+    assert variance_shares(ex)[0, 0] == pytest.approx(alone)
+    without = ex[:, ["age", "income", "city", "noise"]]
+    assert variance_shares(without)[1, 0] == 0
+    assert variance_shares(without)[3, 0] == pytest.approx(1 - alone)
+
+
+def test_bars_of_the_ledger_are_the_shares(several):
+    ax = plots.ledger(several)
+    widths = np.array([bar.get_width() for bar in ax.patches]).reshape(3, 3)
+    assert widths == pytest.approx(variance_shares(several)[[0, 1, 3]])
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["single features", "pairs, on top", "residual"]
+
+
+def test_the_ledger_tells_every_residual_in_words(several):
+    said = [text.get_text() for text in plots.ledger(several).texts if "residual" in text.get_text()]
+    assert len(said) == 3
+
+
+def test_terms_that_overdo_go_to_the_left_of_zero(ex):
+    values = ex.values.copy()
+    values[:, 0, 0] *= 5
+    values[:, 4, 0] -= 4 * ex.values[:, 0, 0]
+    ax = plots.ledger(replace(ex, values=values))
+    assert ax.patches[0].get_width() < 0
+    assert ax.get_xlim()[0] < ax.patches[0].get_width()
+
+
+def test_of_many_outputs_those_with_the_largest_residual_are_shown(several):
+    worst = int(np.argmax(1 - several.explained()))
+    ax = plots.ledger(several, max_display=1)
+    assert labels_of(ax) == [several.output_names[worst]]
+    assert ax.get_title(loc="right") == "1 of 3 outputs"
+
+
+def test_without_variance_or_residual_there_is_no_ledger(ex):
+    with pytest.raises(ValueError, match="no output varies"):
+        plots.ledger(ex[:1])
+    with pytest.raises(ValueError, match="predictions="):
+        plots.ledger(replace(ex, residual=np.full_like(ex.residual, np.nan)))
