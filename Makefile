@@ -9,8 +9,8 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 WORKERS ?= 2
-BENCH ?= benchmarks.synthetic benchmarks.speed.channels benchmarks.speed.moments benchmarks.speed.calibration \
-	benchmarks.speed.compiled benchmarks.models benchmarks.recovery
+TABLE ?= speed
+QUICK ?=
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -25,8 +25,8 @@ CODE := $(wildcard src tests benchmarks examples docs)
 help: ## list these commands
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 
-demo: $(VENV)/.stamp-core ## recover known functions from a trained network and print the scores
-	@$(RUN) -m benchmarks.synthetic --print-only
+demo: $(VENV)/.stamp-demo ## train three small networks, take them apart and write pages to look at, in demo/
+	@$(RUN) -m nobsp demo --out demo --force
 
 test: lint types layers unit ## everything that must hold: style, types, layers, tests, examples in docstrings
 
@@ -48,11 +48,11 @@ unit: $(VENV)/.stamp-browser ## the tests and the examples in docstrings
 docs: $(VENV)/.stamp-docs ## the documentation, in site/
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
-bench: $(VENV)/.stamp-bench ## every benchmark; BENCH="benchmarks.synthetic" runs one
-	@for module in $(BENCH); do echo "== $$module"; $(RUN) -m "$$module"; done
+bench: $(VENV)/.stamp-bench ## one table of speeds; TABLE=synthetic runs another, TABLE= lists them, QUICK=1 hurries
+	@$(RUN) -m benchmarks $(TABLE) $(if $(QUICK),--quick)
 
 clean: ## remove .venv, caches and built files
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist site
+	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist site
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The interpreter is checked before the environment is made, so an old one fails with a sentence.
@@ -65,6 +65,10 @@ $(VENV)/.stamp-core: $(PINS)
 	@$(RUN) -m pip install -qq --upgrade -c constraints.txt pip
 	@$(INSTALL) torch
 	@$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.stamp-demo: $(VENV)/.stamp-core
+	@$(INSTALL) -e ".[report,frames]"
 	@touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp-core
@@ -86,5 +90,5 @@ $(VENV)/.stamp-docs: $(VENV)/.stamp-core
 	@touch $@
 
 $(VENV)/.stamp-bench: $(VENV)/.stamp-core
-	@$(INSTALL) -e ".[bench]"
+	@$(INSTALL) -e ".[bench,ann,milvus,report,frames]"
 	@touch $@

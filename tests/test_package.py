@@ -20,15 +20,21 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 PUBLIC_NAMES = {
     "ActivationMaps",
+    "Audit",
     "CompiledExplainer",
+    "ContributionIndex",
     "Explanation",
     "NObSP",
     "NObSPCam",
+    "Neighbours",
     "__version__",
+    "audit",
     "datasets",
     "metrics",
     "network",
+    "plots",
     "projection",
+    "report",
 }
 
 OPTIONAL_PACKAGES = {

@@ -13,7 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nobsp import datasets, metrics, network, projection
+    from nobsp import datasets, metrics, network, plots, projection
+    from nobsp.neighbours import Audit, ContributionIndex, Neighbours, audit
+    from nobsp.page import report
     from nobsp.tabular import CompiledExplainer, Explanation, NObSP
     from nobsp.vision import ActivationMaps, NObSPCam
 
@@ -21,28 +23,40 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ActivationMaps",
+    "Audit",
     "CompiledExplainer",
+    "ContributionIndex",
     "Explanation",
     "NObSP",
     "NObSPCam",
+    "Neighbours",
     "__version__",
+    "audit",
     "datasets",
     "metrics",
     "network",
+    "plots",
     "projection",
+    "report",
 ]
 
 # Where each lazy name lives: "module" for a room of the package, "module:name" for something inside one.
 _HOMES = {
     "ActivationMaps": "nobsp.vision:ActivationMaps",
+    "Audit": "nobsp.neighbours:Audit",
     "CompiledExplainer": "nobsp.tabular:CompiledExplainer",
+    "ContributionIndex": "nobsp.neighbours:ContributionIndex",
     "Explanation": "nobsp.tabular:Explanation",
     "NObSP": "nobsp.tabular:NObSP",
     "NObSPCam": "nobsp.vision:NObSPCam",
+    "Neighbours": "nobsp.neighbours:Neighbours",
+    "audit": "nobsp.neighbours:audit",
     "datasets": "nobsp.datasets",
     "metrics": "nobsp.metrics",
     "network": "nobsp.network",
+    "plots": "nobsp.plots",
     "projection": "nobsp.projection",
+    "report": "nobsp.page:report",
 }
 
 # Type checkers read the imports above; hiding this from them keeps misspelt names an error.

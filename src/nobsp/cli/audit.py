@@ -1,0 +1,264 @@
+"""`nobsp audit`: rows or images that deserve a second look, most suspicious first."""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nobsp.cli.cam import calibrated, calibration_of, how_prepared, limited
+from nobsp.cli.console import Console, Misuse, counted
+from nobsp.cli.explain import example_of, require_report, tables_of
+from nobsp.cli.folder import require_free, written
+from nobsp.cli.models import Loaded, load_model
+from nobsp.cli.pictures import Pictures, find_pictures
+from nobsp.cli.tables import grouped, names_in, write_csv
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from nobsp.neighbours import Audit, ContributionIndex
+
+FILES = ("audit.csv", "report.html")
+_ROWS_IN_REPORT, _IMAGES_IN_REPORT = 5000, 60
+_TARGETS = 3
+
+
+def run(options: Namespace, console: Console) -> None:
+    """Reads, calibrates, audits, and writes what was found."""
+    if (options.data is None) == (options.images is None):
+        raise Misuse("say what to audit: a table with --data and --target, or images with --images.")
+    if options.neighbours < 1:
+        raise Misuse(f"--neighbours must be at least 1, found {options.neighbours}.")
+    files = FILES if options.report else FILES[:-1]
+    require_free(options.out, files, force=options.force)
+    loaded = load_model(options.model, weights=options.weights, trust_pickle=options.trust_pickle)
+    if options.report:
+        require_report()
+    (_table if options.data is not None else _images)(options, console, loaded, files)
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def _table(options: Namespace, console: Console, loaded: Loaded, files: Sequence[str]) -> None:
+    if options.target is None:
+        raise Misuse("--data needs --target, the column with the true classes.")
+    console.step(f"reading {options.data}")
+    data, database = tables_of(options, loaded, need_target=True)
+    import numpy as np
+
+    from nobsp import NObSP
+
+    explainer = NObSP(
+        loaded.ready(lambda: example_of(database.rows)),
+        features=grouped([str(name) for name in database.rows.columns], options.groups),
+        head=options.head,
+        output_names=names_in(options.output_names),
+        device=options.device,
+        batch_size=options.batch_size or 4096,
+    )
+    console.step(f"calibrating on {counted(len(database.rows), 'row')}")
+    explainer.fit(database.rows, progress=console.progress)
+    labels = labels_of(database.labels)
+    index = _index(explainer, options, labels).fit(database.rows, labels, progress=console.progress)
+    console.step(f"auditing {counted(len(data.rows), 'row')}")
+    fresh = data is not database
+    found = _audit(index, options, data.rows if fresh else None, labels_of(data.labels) if fresh else None)
+    with written(options.out) as folder:
+        write_csv(folder / "audit.csv", _lines(found))
+        if options.report:
+            console.step("writing the report")
+            from nobsp.page import report
+
+            # In the order of the file, so that rows have the same numbers everywhere, as long as all fit.
+            kept = np.sort(most_suspicious(found)[:_ROWS_IN_REPORT])
+            some = f" Shown are the {len(kept):,} most suspicious." if len(kept) < len(found) else ""
+            report(
+                explainer(data.rows)[kept],
+                folder / "report.html",
+                title=options.title or f"An audit of {loaded.name}",
+                about=f"{loaded.name} ({loaded.origin}) on {counted(len(data.rows), 'row')} of {options.data.name}: "
+                f"{_counts_in_words(found)}{some}",
+                labels=_codes(found, kept),
+                class_names=[str(one) for one in _classes(found)],
+                hits=found.by_contributions[kept],
+            )
+    console.results(*_summary(options, files, found, [f"row {row}" for row in range(len(found))]))
+
+
+def labels_of(column: Any) -> NDArray[Any]:
+    """The column of true classes: whole numbers, or names."""
+    import numpy as np
+
+    if column.isna().any():
+        row = int(column.isna().to_numpy().argmax())
+        raise Misuse(f"--target {column.name} is missing in row {row}; take such rows out.")
+    values = column.to_numpy()
+    if values.dtype.kind in "iub":
+        return np.asarray(values, dtype=np.int64)
+    if values.dtype.kind == "f":
+        if (values != np.rint(values)).any():
+            raise Misuse(f"--target {column.name} holds fractions; an audit is about classes, not about values.")
+        return np.asarray(values, dtype=np.int64)
+    return np.asarray([str(value) for value in values])
+
+
+# ---------------------------------------------------------------------- images
+
+
+def _images(options: Namespace, console: Console, loaded: Loaded, files: Sequence[str]) -> None:
+    size = options.batch_size or 32
+    pictures = limited(find_pictures(options.images, options, option="--images", batch_size=size), options.limit)
+    database = calibration_of(options, pictures)
+    for option, ones in (("--images", pictures), ("--calibrate", database)):
+        if None in ones.labels:
+            alone = ones.paths[ones.labels.index(None)]
+            raise Misuse(f"{option} {ones.folder}: {alone.name} lies in no folder; an audit needs one folder a class.")
+    console.step(f"calibrating on {counted(len(database), 'image')} of {database.folder} ({how_prepared(database)})")
+    cam = calibrated(options, loaded, database, console)
+    import numpy as np
+
+    labels = np.array(database.labels)
+    index = _index(cam, options, labels).fit(database, labels)
+    console.step(f"auditing {counted(len(pictures), 'image')}")
+    fresh = pictures is not database
+    found = _audit(index, options, pictures if fresh else None, np.array(pictures.labels) if fresh else None)
+    with written(options.out) as folder:
+        names = [str(path) for path in pictures.paths]
+        write_csv(folder / "audit.csv", _lines(found, image=names))
+        if options.report:
+            console.step("writing the report")
+            _pictured(folder / "report.html", options, loaded, found, cam, pictures, database)
+    console.results(*_summary(options, files, found, names))
+
+
+def _pictured(
+    path: Path,
+    options: Namespace,
+    loaded: Loaded,
+    found: Audit,
+    cam: Any,
+    pictures: Pictures,
+    database: Pictures,
+) -> None:
+    """The most suspicious images with their maps, beside their neighbours."""
+    import numpy as np
+
+    from nobsp.page import report
+
+    order = most_suspicious(found)[:_IMAGES_IN_REPORT]
+    some = pictures.chosen([int(row) for row in order])
+    images = some.batch(range(len(some)))
+    likely = np.argsort(-cam(images).logits, axis=1)[:, :_TARGETS]
+    hits = found.by_contributions[order]
+    # Only the neighbours are read again, and the page is told their numbers among these.
+    near, places = np.unique(hits.indices, return_inverse=True)
+    hits = dataclasses.replace(hits, indices=places.reshape(hits.indices.shape))
+    others = database.chosen([int(row) for row in near])
+    report(
+        cam(images, likely),
+        path,
+        title=options.title or f"An audit of {loaded.name}",
+        about=f"{loaded.name} ({loaded.origin}) on {counted(len(pictures), 'image')} of {pictures.folder.name}: "
+        f"{_counts_in_words(found)} Most suspicious first, in the order of audit.csv.",
+        explainer=cam,
+        labels=_codes(found, order),
+        class_names=[str(one) for one in _classes(found)],
+        images=some.shown(images),
+        hits=hits,
+        gallery=others.shown(others.batch(range(len(others)))),
+    )
+
+
+# ---------------------------------------------------------------------- the audit
+
+
+def _index(explainer: Any, options: Namespace, labels: NDArray[Any]) -> ContributionIndex:
+    import numpy as np
+
+    from nobsp.neighbours import ContributionIndex
+
+    named = names_in(options.classes)
+    classes = None if named is None else np.array(named)
+    if classes is not None and labels.dtype.kind == "i":
+        try:
+            classes = classes.astype(np.int64)
+        except ValueError:
+            raise Misuse(f"--classes are {', '.join(classes)}, but the labels are whole numbers.") from None
+    return ContributionIndex(explainer, task="classification", classes=classes, device=options.device)
+
+
+def _audit(index: ContributionIndex, options: Namespace, rows: Any, labels: Any) -> Audit:
+    from nobsp.neighbours import audit
+
+    most = len(index) - (rows is None)
+    if options.neighbours > most:
+        raise Misuse(f"--neighbours {options.neighbours}: there are only {most} others to compare with.")
+    return audit(index, rows, labels, k=options.neighbours)
+
+
+def _classes(found: Audit) -> list[Any]:
+    classes = found.by_contributions.classes
+    assert classes is not None  # an audit is about classes
+    return classes.tolist()
+
+
+def _codes(found: Audit, rows: NDArray[np.intp]) -> list[int]:
+    """Labels as the page takes them: numbers of the classes."""
+    assert found.labels is not None  # there are labels, or there would be no audit here
+    return [_classes(found).index(label) for label in found.labels[rows].tolist()]
+
+
+def most_suspicious(found: Audit) -> NDArray[np.intp]:
+    """All rows: likely wrong labels first, then likely errors, then what else was flagged, by joint confidence."""
+    import numpy as np
+
+    mislabelled = np.zeros(len(found), dtype=bool) if found.mislabels is None else found.mislabels
+    flagged = np.array([bool(reason) for reason in found.reasons])
+    return np.lexsort((found.joint, ~flagged, ~found.errors, ~mislabelled))
+
+
+def _lines(found: Audit, **more: Sequence[Any]) -> dict[str, list[Any]]:
+    """The audit as columns, most suspicious first."""
+    order = most_suspicious(found)
+    table = found.to_frame()
+    columns = {**more, **{str(name): list(table[name]) for name in table.columns}}
+    return {name: [values[row] for row in order] for name, values in columns.items()}
+
+
+# ---------------------------------------------------------------------- what is said
+
+
+def _counts(found: Audit) -> dict[str, int]:
+    flags = {"likely wrong label": found.mislabels, "likely error": found.errors}
+    flags |= {"boundary case": found.boundary, "outlier": found.outliers}
+    return {name: int(flag.sum()) for name, flag in flags.items() if flag is not None}
+
+
+def _counts_in_words(found: Audit) -> str:
+    return ", ".join(counted(count, name) for name, count in _counts(found).items()) + "."
+
+
+def _summary(
+    options: Namespace, files: Sequence[str], found: Audit, names: Sequence[str]
+) -> tuple[list[str], dict[str, Any]]:
+    first = [int(row) for row in most_suspicious(found)[:5] if found.reasons[row]]
+    lines = [f"{len(found):,} predictions audited: {_counts_in_words(found)}"]
+    if found.labels is not None:
+        lines.append(f"{(found.predicted == found.labels).mean():.1%} of the predictions agree with the labels.")
+    if found.auroc:
+        scores = ", ".join(f"{name} {score:.3f}" for name, score in found.auroc.items())
+        lines.append(f"Telling right from wrong predictions, AUROC: {scores}.")
+    lines += [f"{names[row]}: {found.reasons[row]}." for row in first]
+    lines.append("Wrote " + ", ".join(str(options.out / name) for name in files) + ".")
+    return lines, {
+        "rows": len(found),
+        **{f"{name}s".replace(" ", "_"): count for name, count in _counts(found).items()},
+        "auroc": found.auroc,
+        "first": [{"name": names[row], "reason": found.reasons[row]} for row in first],
+        "files": {name: str(options.out / name) for name in files},
+    }

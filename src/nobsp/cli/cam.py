@@ -1,0 +1,251 @@
+"""`nobsp cam`: a network and a folder of images in, maps of the evidence out."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nobsp.cli.console import Console, Misuse, close_to, counted
+from nobsp.cli.explain import require_report
+from nobsp.cli.folder import require_free, written
+from nobsp.cli.models import Loaded, load_model
+from nobsp.cli.pictures import Pictures, find_pictures
+from nobsp.cli.tables import names_in, write_csv
+
+if TYPE_CHECKING:
+    from nobsp import ActivationMaps, NObSPCam
+
+FILES = ("maps", "predictions.csv", "explainer.nobsp", "report.html")
+_IN_REPORT = 60
+_TARGETS = 3
+
+
+def run(options: Namespace, console: Console) -> None:
+    """Reads, calibrates, makes maps, and writes them."""
+    files = FILES if options.report else FILES[:-1]
+    require_free(options.out, files, force=options.force)
+    pictures = find_pictures(options.images, options, option="--images", batch_size=options.batch_size)
+    pictures = limited(pictures, options.limit)
+    others = calibration_of(options, pictures)
+    loaded = load_model(options.model, weights=options.weights, trust_pickle=options.trust_pickle)
+    if options.report:
+        require_report()
+    console.step(f"calibrating on {counted(len(others), 'image')} of {others.folder} ({how_prepared(others)})")
+    cam = calibrated(options, loaded, others, console)
+    target, against = _asked(options.target, cam, "--class"), _asked(options.against, cam, "--against")
+    console.step(f"making maps of {counted(len(pictures), 'image')}")
+    with written(options.out) as folder:
+        (folder / "maps").mkdir()
+        table = _maps(folder / "maps", pictures, cam, target, against, options.kind)
+        write_csv(folder / "predictions.csv", table)
+        cam.save(folder / "explainer.nobsp")
+        if options.report:
+            console.step("writing the report")
+            _report(folder / "report.html", options, loaded, pictures, others, cam, target, against)
+    console.results(*_summary(options, files, table, cam))
+
+
+def limited(pictures: Pictures, limit: int | None) -> Pictures:
+    """The first images, where only some are asked for."""
+    if limit is not None and limit < 1:
+        raise Misuse(f"--limit must be at least 1, found {limit}.")
+    return pictures if limit is None else pictures.chosen(range(min(limit, len(pictures))))
+
+
+def calibration_of(options: Namespace, pictures: Pictures) -> Pictures:
+    """The images to calibrate on."""
+    if options.calibrate is None:
+        return pictures
+    return find_pictures(options.calibrate, options, option="--calibrate", batch_size=pictures.batch_size)
+
+
+def how_prepared(pictures: Pictures) -> str:
+    """Size and normalisation in words: what the network was not trained on shows here first."""
+    size = "as they are" if pictures.size is None else f"{pictures.size[0]}×{pictures.size[1]}"
+    mean, std = (", ".join(f"{number:g}" for number in numbers) for numbers in (pictures.mean, pictures.std))
+    return f"{size}, mean {mean}, std {std}"
+
+
+def calibrated(options: Namespace, loaded: Loaded, others: Pictures, console: Console) -> NObSPCam:
+    """The explainer, with names for its classes where they are known."""
+    from nobsp import NObSPCam
+
+    model = loaded.ready(lambda: others.batch(range(min(4, len(others)))))
+    names = names_in(options.output_names)
+
+    def made(output_names: Sequence[str] | None) -> NObSPCam:
+        return NObSPCam(
+            model,
+            layer=getattr(options, "layer", None),
+            head=options.head,
+            coefficients=getattr(options, "coefficients", "calibrated"),
+            output_names=output_names,
+            device=options.device,
+            batch_size=others.batch_size,
+        ).fit(_Batches(others, console))
+
+    if names is None and len(others.classes) > 1:
+        from nobsp.vision.search import find_anatomy
+
+        outputs = find_anatomy(
+            model, others.batch(range(min(3, len(others)))), layer=getattr(options, "layer", None), head=options.head
+        ).outputs
+        if outputs == len(others.classes):
+            names = list(others.classes)
+            console.step(
+                f"classes are named after the folders, in their order: {', '.join(names[:5])}"
+                f"{' …' if len(names) > 5 else ''}"
+            )
+    return made(names)
+
+
+class _Batches:
+    """Batches with a progress bar, which knows how many images are to come."""
+
+    def __init__(self, pictures: Pictures, console: Console) -> None:
+        self._pictures, self._console = pictures, console
+
+    def __iter__(self) -> Any:
+        from nobsp.network.batches import with_progress
+
+        return with_progress(
+            self._pictures, total=len(self._pictures), enabled=self._console.progress, description="calibrating"
+        )
+
+
+def _asked(given: str | None, cam: NObSPCam, option: str) -> int | str | None:
+    """A class by its name or number."""
+    names = cam.output_names_
+    words = ("runner-up", "others", "mean") if option == "--against" else ()
+    if given is None or given in names or given in words:
+        return given
+    if given.isdigit() and int(given) < len(names):
+        return int(given)
+    hint = close_to(given, [*names, *words])
+    raise Misuse(f"{option} {given}: the model has {len(names)} classes, from 0 to {len(names) - 1}; {hint}")
+
+
+# ---------------------------------------------------------------------- what is written
+
+
+def _maps(
+    folder: Path, pictures: Pictures, cam: NObSPCam, target: Any, against: Any, kind: Any
+) -> dict[str, list[Any]]:
+    """Lays every map over its image, and hands back what was predicted."""
+    names = _file_names(pictures)
+    columns = ("image", "label", "predicted", "explained", "probability", "logit", "base", "residual", "map")
+    table: dict[str, list[Any]] = {name: [] for name in columns}
+    seen = 0
+    for batch in pictures:
+        maps = cam(batch, target, against=against)
+        _save(folder, names[seen : seen + len(batch)], maps.overlay(pictures.shown(batch), kind=kind))
+        here = slice(seen, seen + len(batch))
+        for column, values in _rows(maps, pictures.paths[here], pictures.labels[here], names[here]).items():
+            table[column] += values
+        seen += len(batch)
+    return table
+
+
+def _rows(maps: ActivationMaps, paths: Sequence[Path], labels: Sequence[str | None], names: Sequence[str]) -> Any:
+    every = range(len(maps))
+    return {
+        "image": [str(path) for path in paths],
+        "label": [label or "" for label in labels],
+        "predicted": [maps.output_names[k] for k in maps.logits.argmax(1)],
+        "explained": [str(name) for name in maps.target_names],
+        "probability": [float(value) for value in maps.confidence],
+        "logit": [float(maps.logits[row, maps.target[row]]) for row in every],
+        "base": [float(maps.base_values[maps.target[row]]) for row in every],
+        "residual": [float(value) for value in maps.residual],
+        "map": [f"maps/{name}" for name in names],
+    }
+
+
+def _file_names(pictures: Pictures) -> list[str]:
+    """One name per image, its folders written into it; names that would fall together get a number."""
+    taken: dict[str, int] = {}
+    names = []
+    for path in pictures.paths:
+        stem = "-".join(path.relative_to(pictures.folder).with_suffix("").parts)
+        number = taken[stem] = taken.get(stem, 0) + 1
+        names.append(f"{stem}.png" if number == 1 else f"{stem}-{number}.png")
+    return names
+
+
+def _save(folder: Path, names: Sequence[str], overlays: Any) -> None:
+    import numpy as np
+    from PIL import Image
+
+    for name, overlay in zip(names, overlays, strict=True):
+        picture = Image.fromarray(np.rint(255 * overlay).astype(np.uint8))
+        # Small images are enlarged, or nobody would see a thing.
+        factor = max(1, -(-160 // max(picture.size)))
+        picture = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+        picture.save(folder / name)
+
+
+def _report(
+    path: Path,
+    options: Namespace,
+    loaded: Loaded,
+    pictures: Pictures,
+    others: Pictures,
+    cam: NObSPCam,
+    target: Any,
+    against: Any,
+) -> None:
+    """Some images, evenly chosen, each with the classes it most likely is."""
+    import numpy as np
+
+    from nobsp.page import report
+
+    kept = np.unique(np.linspace(0, len(pictures) - 1, min(_IN_REPORT, len(pictures))).round().astype(int)).tolist()
+    some = pictures.chosen(kept)
+    images = some.batch(range(len(some)))
+    maps = cam(images, target, against=against)
+    outputs = len(maps.output_names)
+    if target is None and outputs > 1:
+        top = np.argsort(-maps.logits, axis=1)[:, : min(_TARGETS, outputs)]
+        maps = cam(images, top, against=against)
+    known = all(label in cam.output_names_ for label in some.labels)
+    same = "the same images" if others is pictures else f"{counted(len(others), 'image')} of {others.folder.name}"
+    report(
+        maps,
+        path,
+        title=options.title or f"Where {loaded.name} sees evidence",
+        about=f"{loaded.name} ({loaded.origin}) on {counted(len(pictures), 'image')} of {pictures.folder.name}, "
+        f"calibrated on {same}.",
+        explainer=cam,
+        images=some.shown(images),
+        labels=list(some.labels) if known else None,
+    )
+
+
+# ---------------------------------------------------------------------- what is said
+
+
+def _summary(
+    options: Namespace, files: Sequence[str], table: dict[str, list[Any]], cam: NObSPCam
+) -> tuple[list[str], dict[str, Any]]:
+    health = cam.health()
+    images = len(table["image"])
+    labelled = [(label, found) for label, found in zip(table["label"], table["predicted"], strict=True) if label]
+    right = sum(label == found for label, found in labelled)
+    matched = bool(labelled) and {label for label, _ in labelled} <= set(cam.output_names_)
+    classes = counted(len(cam.output_names_), "class", "classes")
+    lines = [f"{counted(images, 'image')}, {classes}; maps of layer {cam.layer_!r}."]
+    if matched:
+        share = right / len(labelled)
+        lines.append(f"{right} of {len(labelled)} predictions are the class of the image's folder ({share:.1%}).")
+    lines += [f"{finding.severity}: {finding.message}" for finding in health.findings]
+    lines.append("Wrote " + ", ".join(str(options.out / name) for name in files) + ".")
+    return lines, {
+        "images": images,
+        "classes": list(cam.output_names_),
+        "layer": cam.layer_,
+        "accuracy": right / len(labelled) if matched else None,
+        "health": [{"severity": found.severity, "message": found.message} for found in health.findings],
+        "files": {name: str(options.out / name) for name in files},
+    }

@@ -1,0 +1,142 @@
+"""The main job on data that comes along: three small networks, trained, explained, audited, and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from nobsp import __version__
+
+__all__ = ["PAGES", "Findings", "run"]
+
+PAGES = ("index.html", "known-functions.html", "breast-cancer.html", "digits.html")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the demo found.
+
+    Attributes:
+        lines: Five sentences, every number in them measured.
+        numbers: The same numbers by name.
+    """
+
+    lines: tuple[str, ...]
+    numbers: dict[str, Any]
+
+
+def run(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> Findings:
+    """Trains three networks, explains and audits them, and writes a page for each and one that leads to them.
+
+    Args:
+        folder: Where the pages go; it must be there.
+        say: Told what is being done.
+
+    Raises:
+        ImportError: If the extra "report" is not installed.
+    """
+    from nobsp.demo import cancer, digits, synthetic
+
+    with _one_thread():
+        say("1 of 3: training a network on known functions, and taking it apart")
+        functions = synthetic.run(folder / PAGES[1], epochs=300)
+        say("2 of 3: breast cancer cells")
+        cells = cancer.run(folder / PAGES[2], epochs=40)
+        say("3 of 3: handwritten digits")
+        images = digits.run(folder / PAGES[3], epochs=12)
+    (folder / PAGES[0]).write_text(_index(functions, cells, images), encoding="utf-8")
+    return _findings(functions, cells, images)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """These networks are too small for a second thread to pay its way."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _findings(functions: Any, cells: Any, images: Any) -> Findings:
+    strongest = ", ".join(name for name, _ in cells.strongest[:3])
+    terms = "functions and interactions" if cells.pairs else "functions"
+    lines = (
+        f"Known functions: the network's own R² on fresh rows is {functions.accuracy:.4f}; taken apart, it gives back "
+        f"the four functions it was trained on with a mean R² of {functions.mean:.4f}.",
+        f"The column that plays no part gets {functions.null:.2%} of the output's spread.",
+        f"Breast cancer: {cells.accuracy:.1%} of {cells.fresh} fresh cells are right; {terms} carry "
+        f"{cells.explained:.1%} of the log-odds' variance. Strongest: {strongest}.",
+        f"Digits: {images.accuracy:.1%} of {images.fresh} fresh ones are right; every map and its residual add up to "
+        f"the logit, to {images.gap:.0e}.",
+        f"Audit: of {images.planted} labels that were made wrong on purpose, {images.caught} are among the "
+        f"{images.suspected} it suspects.",
+    )
+    numbers = {
+        "known functions": {
+            "network R²": functions.accuracy,
+            "mean R² of functions": functions.mean,
+            "R² of functions": functions.recovered,
+            "share of the idle column": functions.null,
+            "explained": functions.explained,
+        },
+        "breast cancer": {
+            "accuracy": cells.accuracy,
+            "explained": cells.explained,
+            "interactions": cells.pairs,
+            "strongest": [name for name, _ in cells.strongest],
+        },
+        "digits": {"accuracy": images.accuracy, "gap of the account": images.gap},
+        "audit": {"planted": images.planted, "suspected": images.suspected, "caught": images.caught},
+    }
+    return Findings(lines, numbers)
+
+
+def _index(functions: Any, cells: Any, images: Any) -> str:
+    import jinja2
+
+    from nobsp.demo import drawing
+    from nobsp.demo.synthetic import FORMULAS
+
+    curves = []
+    for name, (grid, learned, true) in functions.curves.items():
+        low, high = drawing.limits([learned, true])
+        if name not in functions.recovered:  # what plays no part is drawn to the scale of the others
+            low, high = drawing.limits([c for k in functions.recovered for c in functions.curves[k][1:]])
+        curves.append(
+            {
+                "formula": FORMULAS[name],
+                "learned": drawing.path(grid, learned, low=low, high=high),
+                "true": drawing.path(grid, true, low=low, high=high),
+                "r2": functions.recovered.get(name),
+            }
+        )
+    largest = max(size for _, size in cells.strongest)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string((resources.files("nobsp.demo") / "index.html.j2").read_text(encoding="utf-8"))
+    return template.render(
+        version=__version__,
+        pages=PAGES,
+        functions=functions,
+        curves=curves,
+        cells=cells,
+        bars=[{"name": name, "size": size, "share": size / largest} for name, size in cells.strongest],
+        images=images,
+        examples=[
+            {"digit": one.digit, "image": drawing.address(one.image), "overlay": drawing.address(one.overlay)}
+            for one in images.examples
+        ],
+        suspects=[
+            {"given": one.given, "suggested": one.suggested, "image": drawing.address(one.image)}
+            for one in images.suspects
+        ],
+    )

@@ -1,0 +1,488 @@
+"""An index of rows by the evidence their predictions rest on: who is near whom, and why."""
+
+from __future__ import annotations
+
+import os
+from copy import copy
+from dataclasses import replace
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.exceptions import NotFittedError
+from torch import Tensor
+
+from nobsp.neighbours.approximate import Usearch
+from nobsp.neighbours.hits import Neighbours
+from nobsp.neighbours.keeping import Fitted, load, made, save, searched
+from nobsp.neighbours.labels import Labelled, labelled
+from nobsp.neighbours.milvus import Milvus
+from nobsp.neighbours.outcomes import Outcomes, Task, label_array, outcomes_of
+from nobsp.neighbours.prototypes import Duplicates, Prototypes, covering, linked
+from nobsp.neighbours.rows import Rows, joined
+from nobsp.neighbours.spaces import Evidence, Kind, Metric, Space, measure, moments, pieces
+from nobsp.neighbours.witness import Wanted, Witness, witness_of
+from nobsp.tabular.memory import bytes_of
+
+
+class ContributionIndex:
+    """Finds the rows of a database whose predictions rest on similar evidence.
+
+    Rows are compared by what each term (of a table) or channel (of an image) contributes to a class, or by the
+    activations that enter the network's last layer. No labels are needed to query: the class is the predicted one.
+
+    - `target="query"`: every row of the database by its evidence for the class predicted for the *query*. Like is
+      compared with like, and a neighbour of another class is one that looks like this class to the network.
+    - `target="own"`, as in the paper: every row by its evidence for the class predicted for *it*. The predicted class
+      is then written into the vectors, so that neighbours mostly share it, right or wrong: purity is high, and says
+      little about whether a prediction is right.
+
+    Vectors are z-scored with the mean and spread of the rows given to `fit`, and brought to unit length; distances are
+    Euclidean. Rows that are added later are measured in the same units.
+
+    Args:
+        explainer: A fitted NObSP, a fitted NObSPCam, or the torch.nn.Linear that reads the activations to be passed as
+            rows. A fitted NObSPCam also takes pooled activations, shape (rows, units), instead of images.
+        space: "contributions" or "activations".
+        target: "query" or "own"; see above.
+        metric: "euclidean"; or "cosine", one minus the cosine similarity of contributions as they are, without
+            z-scores (of activations: of their deviations from the mean).
+        backend: "exact", in memory, compares with every row; "usearch", in memory or mapped from a file, walks a graph;
+            "milvus" keeps rows in a local file or on a cluster. `Usearch(...)` and `Milvus(...)` have options.
+        task: "classification" or "regression"; "auto" takes a model for a classifier if it has several outputs or a
+            sigmoid, or if labels take exactly two values. A regression has neighbours but no purity.
+        output: Which output of a regression with several.
+        classes: Label of every class, where they are neither numbers from 0 nor the names of the outputs.
+        device: Where the exact search works; the CPU when None.
+        memory_limit: Most bytes of rows kept in memory, as a number or as "4GB" or "512MiB".
+
+    Example:
+        >>> import torch
+        >>> from nobsp.neighbours import ContributionIndex
+        >>> _ = torch.manual_seed(0)
+        >>> head = torch.nn.Linear(8, 3)
+        >>> activations = torch.randn(200, 8)
+        >>> labels = head(activations).argmax(1)
+        >>> index = ContributionIndex(head).fit(activations, labels)
+        >>> hits = index.query(activations[:5], k=4)
+        >>> hits.indices[:, 0]
+        array([0, 1, 2, 3, 4])
+        >>> bool((hits.distances[:, 0] == 0).all())
+        True
+        >>> hits.purity.shape
+        (5,)
+    """
+
+    def __init__(
+        self,
+        explainer: Any,
+        *,
+        space: Literal["contributions", "activations"] = "contributions",
+        target: Literal["query", "own"] = "query",
+        metric: Metric = "euclidean",
+        backend: Literal["exact", "usearch", "milvus"] | Usearch | Milvus = "exact",
+        task: Task | Literal["auto"] = "auto",
+        output: int | str | None = None,
+        classes: Any = None,
+        device: torch.device | str | None = None,
+        memory_limit: int | str = "4GiB",
+    ) -> None:
+        for name, value in (("space", space), ("target", target), ("metric", metric)):
+            _one_of(name, value, _CHOICES[name])
+        self.explainer = explainer
+        self.space: Literal["contributions", "activations"] = space
+        self.target: Literal["query", "own"] = target
+        self.metric: Metric = metric
+        self.backend = backend
+        self._backend = _checked_backend(backend)
+        self.task = task
+        self.output = output
+        self.classes = classes
+        self.device = device
+        self.memory_limit = memory_limit
+
+    # ------------------------------------------------------------------ the database
+
+    def fit(self, X: Any, labels: Any = None, *, progress: bool = False) -> Self:
+        """Makes a database of rows; a former one is replaced. They also fix the units in which vectors are measured.
+
+        Args:
+            X: Rows of any kind the explainer takes: arrays, tensors, frames, DataLoaders, iterables of batches.
+            labels: The true label of every row: class numbers from 0, or names of outputs, or `classes`; values for a
+                regression. When None, batches (x, y) of a loader bring them, and else there are none.
+            progress: Whether to show a progress bar on stderr.
+
+        Returns:
+            The index itself.
+        """
+        witness = witness_of(self.explainer)
+        given = None if labels is None else label_array(labels, _length(X, labels))
+        outcomes = self._outcomes(witness, given)
+        rows, found = self._read(witness, outcomes, X, given, progress=progress)
+        if given is None and found is not None:
+            outcomes, before = self._outcomes(witness, found), outcomes
+            if outcomes.task != before.task:
+                raise ValueError(
+                    "the model has one output, which may be a logit or a value, and the labels come with the rows; say "
+                    'task="classification" or task="regression".'
+                )
+        rows = _with_labels(rows, outcomes, found)
+        evidence = _evidence(witness, outcomes, rows)
+        spaces = measure(self._kinds(witness), evidence, rows, outcomes.count)
+        own = self.space == "contributions" and self.target == "own"
+        backend = made(self._backend, searched(spaces, own=own, metric=self.metric), rows, device=self.device)
+        self._fit = Fitted(witness, outcomes, evidence, spaces, backend, found is not None)
+        return self
+
+    def add(self, X: Any, labels: Any = None, *, progress: bool = False) -> Self:
+        """Adds rows behind those that are there; the units in which vectors are measured stay those of `fit`.
+
+        Args:
+            X: Rows, as for `fit`.
+            labels: Their labels; needed if and only if the database has labels.
+            progress: Whether to show a progress bar on stderr.
+
+        Returns:
+            The index itself.
+        """
+        fitted = self._fitted
+        given = None if labels is None else label_array(labels, _length(X, labels))
+        rows, found = self._read(fitted.witness, fitted.outcomes, X, given, progress=progress)
+        if (found is not None) != fitted.labelled:
+            state = "has labels" if fitted.labelled else "has no labels"
+            raise ValueError(f"labels must be passed for all rows or for none; the database {state}.")
+        fitted.backend.add(_with_labels(rows, fitted.outcomes, found))
+        return self
+
+    def __len__(self) -> int:
+        return len(self._fitted.backend)
+
+    # ------------------------------------------------------------------ neighbours
+
+    def query(self, X: Any = None, k: int = 8, *, exclude: Any = None, progress: bool = False) -> Neighbours:
+        """The k rows of the database nearest to each row of `X`, nearest first, equal distances by position.
+
+        Args:
+            X: Rows, as for `fit`; None for the rows of the database themselves, each without itself.
+            k: How many neighbours.
+            exclude: Rows of the database to leave out: None for none; "self" where query i is row i of the database;
+                positions, one per query or several as rows, −1 for none.
+            progress: Whether to show a progress bar on stderr.
+
+        Raises:
+            NotFittedError: If `fit` has not been called.
+            ValueError: If there are fewer than k rows to choose from.
+        """
+        fitted = self._fitted
+        if X is None:
+            asked = fitted.backend.take(torch.arange(len(self)))
+            exclude = "self" if exclude is None else exclude
+        else:
+            asked, _ = self._read(fitted.witness, fitted.outcomes, X, None, progress=progress, labels=False)
+        return self.ask(asked, k, exclude=exclude)
+
+    def ask(self, asked: Rows, k: int = 8, *, exclude: Any = None) -> Neighbours:
+        """The same for rows that `see` has read already: no forward pass."""
+        fitted = self._fitted
+        _require_count("k", k)
+        leave = _positions_to_leave(exclude, len(asked), len(self))
+        spared = 0 if leave is None else leave.shape[1]
+        if k > len(self) - spared:
+            raise ValueError(
+                f"k is {k}, but the database has {len(self)} rows{', less those excluded' * bool(spared)}."
+            )
+        walked = fitted.space("activations" if self._kind == "query" else self._kind, self.metric)
+        positions, distances = fitted.backend.nearest(self._space, asked, int(k), leave, walked=walked)
+        outcomes = fitted.outcomes
+        labels = None
+        if fitted.labelled:
+            codes = fitted.backend.take(positions.flatten()).labels
+            assert codes is not None
+            labels = outcomes.decoded(codes).reshape(positions.shape)
+        regression = outcomes.classes is None
+        return Neighbours(
+            indices=positions.numpy(),
+            distances=distances.numpy(),
+            labels=labels,
+            predicted=asked.response.numpy().copy() if regression else outcomes.decoded(asked.predicted),
+            confidence=np.full(len(asked), np.nan) if regression else asked.response.numpy().copy(),
+            space=self.space,
+            target=self.target,
+            classes=outcomes.classes,
+        )
+
+    def see(self, X: Any, *, progress: bool = False) -> Rows:
+        """What the model shows of rows, for `ask`: several questions about the same rows then need one forward pass."""
+        fitted = self._fitted
+        return self._read(fitted.witness, fitted.outcomes, X, None, progress=progress, labels=False)[0]
+
+    def view(
+        self,
+        *,
+        space: Literal["contributions", "activations"] | None = None,
+        target: Literal["query", "own"] | None = None,
+        metric: Metric | None = None,
+    ) -> ContributionIndex:
+        """The same database seen in another space; rows are shared, and what is added to one is added to both."""
+        fitted = self._fitted
+        other = copy(self)
+        for name, value in (("space", space), ("target", target), ("metric", metric)):
+            if value is not None:
+                _one_of(name, value, _CHOICES[name])
+                setattr(other, name, value)
+        fitted.space(other._kind, other.metric)  # an error now rather than at the first query
+        return other
+
+    # ------------------------------------------------------------------ what the database itself shows
+
+    def prototypes(self, per_class: int = 3) -> Prototypes:
+        """Rows that stand for each class: together as similar as possible to all rows with the class's label.
+
+        They are chosen among the rows that are labelled with a class and predicted as it, compared in the index's space
+        by evidence for that class. Of more than 4,096 such rows, as many evenly spaced ones are looked at.
+
+        Args:
+            per_class: How many for each class; fewer where it has fewer rows.
+
+        Raises:
+            ValueError: If the database has no labels, or the model is a regression.
+        """
+        _require_count("per_class", per_class)
+        fitted = self._fitted
+        classes = fitted.outcomes.classes
+        if classes is None or not fitted.labelled:
+            raise ValueError("prototypes stand for classes; they need a classifier, and labels of the database.")
+        members = self._members(len(classes))
+        found = []
+        for number, own in enumerate(members):
+            if len(own) == 0:
+                continue
+            own = own[torch.linspace(0, len(own) - 1, min(len(own), _MOST_MEMBERS)).long()]
+            rows = fitted.backend.take(own)
+            vectors = self._space.vectors(rows, rows.predicted).to(torch.float32)
+            chosen, shares, similarity = covering(vectors, int(per_class))
+            found.append((own[chosen], torch.full_like(chosen, number), shares, similarity))
+        if not found:
+            raise ValueError("no row of the database is predicted as its label says, so none stands for its class.")
+        positions, codes, shares, similarity = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return Prototypes(
+            positions.numpy(), fitted.outcomes.decoded(codes), shares.double().numpy(), similarity.double().numpy()
+        )
+
+    def _members(self, classes: int) -> list[Tensor]:
+        """For each class, positions of the rows that are both labelled and predicted so."""
+        right = []
+        for piece in pieces(len(self), self._space.width):
+            rows = self._fitted.backend.take(torch.arange(piece.start, piece.stop))
+            right.append(torch.where(rows.labels == rows.predicted, rows.predicted, -1))
+        codes = torch.cat(right)
+        return [torch.nonzero(codes == number)[:, 0] for number in range(classes)]
+
+    def duplicates(self, threshold: float = 0.1, *, k: int = 8) -> Duplicates:
+        """Rows that are nearly the same to the network: pairs nearer than a threshold, in activation space.
+
+        Args:
+            threshold: Largest distance of a pair. Unrelated vectors are about 1.4 from each other, equal ones 0.
+            k: How many neighbours of each row are looked at. Rows of larger groups are still linked with one another,
+                though not each with each.
+        """
+        if isinstance(threshold, bool | str) or not 0 <= threshold < 2:
+            raise ValueError(f"threshold must lie between 0 and 2, found {threshold!r}.")
+        _require_count("k", k)
+        fitted = self._fitted
+        hits = self.view(space="activations").query(None, min(int(k), len(self) - 1))
+        found = linked(hits, float(threshold))
+        if not fitted.labelled:
+            return found
+        labels = [fitted.backend.take(torch.from_numpy(group)).labels for group in found.groups]
+        differ = [bool((codes != codes[0]).any()) for codes in labels if codes is not None]
+        return replace(found, conflicting=np.array(differ, dtype=bool))
+
+    # ------------------------------------------------------------------ files
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the index to one safetensors file, atomically; rows that are in Milvus stay there.
+
+        The explainer and the model are not in it, nor are labels' names other than the classes.
+
+        Args:
+            path: Where to; an existing file is replaced. Whoever has it open goes on with what it was.
+        """
+        names = ("space", "target", "metric", "task", "output", "memory_limit")
+        options = {name: getattr(self, name) for name in names}
+        save(path, self._fitted, options)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        explainer: Any,
+        *,
+        backend: Literal["exact", "usearch"] | Usearch | Milvus | None = None,
+        device: torch.device | str | None = None,
+    ) -> Self:
+        """Reads an index that `save` wrote. The file is mapped into memory, not read: several processes can share it.
+
+        Args:
+            path: The file.
+            explainer: The very explainer the index was made with; another one is an error.
+            backend: Another backend for the same rows; or where a collection is now, and its token.
+            device: Where the exact search works.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If the file is damaged, of another kind or version, or made with another explainer.
+            ConnectionError: If Milvus cannot be reached.
+        """
+        asked = None if backend is None else _checked_backend(backend) or "exact"
+        fitted, options, used = load(path, witness_of(explainer), backend=asked, device=device)
+        index = cls(explainer, backend="exact" if used is None else used, device=device, **options)
+        index.classes = fitted.outcomes.classes
+        index._fit = fitted
+        return index
+
+    # ------------------------------------------------------------------ how it is done
+
+    @property
+    def _kind(self) -> Kind:
+        return "activations" if self.space == "activations" else self.target
+
+    @property
+    def _space(self) -> Space:
+        return self._fitted.space(self._kind, self.metric)
+
+    @property
+    def _fitted(self) -> Fitted:
+        if not hasattr(self, "_fit"):
+            raise NotFittedError("This ContributionIndex has no rows yet; call fit(X, labels) first.")
+        return self._fit
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_fit")
+
+    def _wanted(self) -> Wanted:
+        if self.space == "activations":
+            return "none"
+        return "own" if self.target == "own" else "every"
+
+    def _kinds(self, witness: Witness) -> tuple[Kind, ...]:
+        """Spaces that what is kept of the rows allows for."""
+        if witness.multiples is not None:
+            return ("activations", "own", "query")
+        kept: dict[Wanted, tuple[Kind, ...]] = {"none": (), "own": ("own",), "every": ("own", "query")}
+        return ("activations", *kept[self._wanted()])
+
+    def _outcomes(self, witness: Witness, labels: NDArray[Any] | None) -> Outcomes:
+        return outcomes_of(witness, task=self.task, output=self.output, classes=self.classes, labels=labels)
+
+    def _read(
+        self,
+        witness: Witness,
+        outcomes: Outcomes,
+        X: Any,
+        given: NDArray[Any] | None,
+        *,
+        progress: bool,
+        labels: bool = True,
+    ) -> tuple[Rows, NDArray[Any] | None]:
+        """Rows and their labels, those given or those that come with the batches."""
+        batches = labelled(X) if labels and given is None else X
+        wanted = self._wanted()
+        limit, held = bytes_of(self.memory_limit), 0
+        parts: list[Rows] = []
+        for said in witness.testimonies(batches, wanted=wanted, progress=progress):
+            part = outcomes.rows(said, wanted=wanted)
+            part = part.without_logits() if labels else part
+            held += sum(t.numel() * t.element_size() for t in (part.activations, part.evidence) if t is not None)
+            if held > limit:
+                raise ValueError(_too_much(limit, part, sum(map(len, parts)) + len(part)))
+            parts.append(part)
+        rows = joined(parts)
+        found = batches.labels if isinstance(batches, Labelled) else given
+        if found is not None and len(found) != len(rows):
+            raise ValueError(f"labels has {len(found)} entries for {len(rows)} rows.")
+        return rows, found
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "space": ("contributions", "activations"),
+    "target": ("query", "own"),
+    "metric": ("euclidean", "cosine"),
+}
+
+
+# Rows of a class among which prototypes are sought.
+_MOST_MEMBERS = 4096
+
+
+def _require_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name} must be a positive whole number, found {value!r}.")
+
+
+def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, found {value!r}.")
+
+
+def _checked_backend(backend: Any) -> Usearch | Milvus | None:
+    """Options of a backend; None for the exact one."""
+    known = {"exact": None, "usearch": Usearch(), "milvus": Milvus()}
+    if isinstance(backend, Usearch | Milvus):
+        return backend
+    if not isinstance(backend, str) or backend not in known:
+        raise ValueError(
+            f'backend must be "exact", "usearch", "milvus", Usearch(...) or Milvus(...), found {backend!r}.'
+        )
+    return known[backend]
+
+
+def _evidence(witness: Witness, outcomes: Outcomes, rows: Rows) -> Evidence:
+    if witness.multiples is None:
+        return Evidence()
+    mean = witness.multiples.mean
+    if mean is None:
+        mean, _ = moments(rows, lambda part: part.activations.to(torch.float64))
+    return Evidence(outcomes.per_class(witness.multiples.coefficients).T.contiguous(), mean)
+
+
+def _with_labels(rows: Rows, outcomes: Outcomes, labels: NDArray[Any] | None) -> Rows:
+    return rows if labels is None else replace(rows, labels=outcomes.encoded(labels, len(rows)))
+
+
+def _length(X: Any, labels: Any) -> int:
+    """How many labels to expect: as many as rows, where these can be counted before they are read."""
+    return int(X.shape[0]) if hasattr(X, "shape") else len(labels)
+
+
+def _positions_to_leave(exclude: Any, queries: int, rows: int) -> Tensor | None:
+    if exclude is None:
+        return None
+    if isinstance(exclude, str):
+        if exclude != "self":
+            raise ValueError(f'exclude must be None, "self", or positions in the database, found {exclude!r}.')
+        if queries != rows:
+            raise ValueError(
+                f'exclude="self" says that query i is row i of the database, but there are {queries} queries and '
+                f"{rows} rows; pass the position of each query."
+            )
+        return torch.arange(rows)[:, None]
+    given = np.asarray(exclude.cpu() if isinstance(exclude, Tensor) else exclude)
+    if given.dtype.kind not in "iu" or given.ndim not in (1, 2) or len(given) != queries:
+        raise ValueError(
+            f"exclude must hold positions, one or one row of them for each of the {queries} queries, found "
+            f"{given.dtype} of shape {given.shape}."
+        )
+    if given.size and (given.min() < -1 or given.max() >= rows):
+        raise ValueError(
+            f"exclude must hold positions from 0 to {rows - 1}, or −1, found {given.min()} to {given.max()}."
+        )
+    return torch.from_numpy(given.astype(np.int64).reshape(queries, -1))
+
+
+def _too_much(limit: int, part: Rows, count: int) -> str:
+    way = "add rows to a larger limit"
+    if part.evidence is not None and part.evidence.shape[1] > 1:
+        way = f'keep evidence for one class instead of {part.evidence.shape[1]} with target="own", or a larger limit'
+    return f"memory_limit is {limit:,} bytes, and {count:,} rows take more; {way}."

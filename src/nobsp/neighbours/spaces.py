@@ -1,0 +1,194 @@
+"""Spaces in which rows are compared: activations, evidence for each row's own class, evidence for the query's class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nobsp.neighbours.rows import Rows
+
+Kind = Literal["activations", "own", "query"]
+Metric = Literal["euclidean", "cosine"]
+
+# Numbers in double precision held at once while rows are passed over: few enough to stay in the processor's cache.
+_AT_ONCE = 1 << 18
+# A column that varies less than this, as a share of its size, is constant: single precision knows no more.
+_CONSTANT = 1e-7
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """Contributions of rows to a class: multiples β_c ⊙ (z − z̄) of the activations, or as they were kept.
+
+    Attributes:
+        coefficients: β, one row per class, shape (classes, width), float64; None where contributions were kept.
+        mean: z̄, shape (width,).
+    """
+
+    coefficients: Tensor | None = None
+    mean: Tensor | None = None
+
+    def of(self, rows: Rows, classes: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Contributions of each row to a class of its own, shape (rows, terms)."""
+        if self.coefficients is not None and self.mean is not None:
+            return self.coefficients.to(dtype)[classes] * (rows.activations.to(dtype) - self.mean.to(dtype))
+        assert rows.evidence is not None
+        kept = rows.evidence.shape[1]
+        place = torch.zeros_like(classes) if kept == 1 else classes
+        return rows.evidence[torch.arange(len(rows)), place].to(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """A way to make vectors of rows.
+
+    Attributes:
+        kind: "activations"; "own" for evidence for each row's own predicted class; "query" for evidence for the class
+            that is asked about.
+        metric: "euclidean" between vectors of unit length, after z-scores; "cosine" without z-scores, as one minus the
+            similarity.
+        evidence: How contributions come about.
+        origin: What is subtracted, shape (1, width) or (classes, width).
+        unit: What columns are multiplied with afterwards, shape (width,); zero for columns that do not vary.
+        centre: Where evidence for every class is zero after `origin` was subtracted; only where it is a multiple of the
+            activations and kind is "query".
+        spread: Standard deviation of the activations around it; ones for zero.
+    """
+
+    kind: Kind
+    metric: Metric
+    evidence: Evidence
+    origin: Tensor
+    unit: Tensor
+    centre: Tensor | None = None
+    spread: Tensor | None = None
+
+    @property
+    def width(self) -> int:
+        """Numbers in a vector."""
+        return len(self.unit)
+
+    def vectors(self, rows: Rows, classes: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Vectors of unit length; rows without any direction are zero.
+
+        Args:
+            rows: The rows.
+            classes: The class each row is asked about; only for kind "query".
+            dtype: In which precision.
+        """
+        return self.directions(rows, classes, dtype)[0]
+
+    def directions(self, rows: Rows, classes: Tensor, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+        """Vectors of unit length, and the lengths they had."""
+        if self.kind == "activations":
+            raw = rows.activations.to(dtype)
+        else:
+            raw = self.evidence.of(rows, rows.predicted if self.kind == "own" else classes, dtype)
+        origin = self.origin.to(dtype)
+        scaled = (raw - (origin if len(origin) == 1 else origin[classes])) * self.unit.to(dtype)
+        lengths = torch.linalg.vector_norm(scaled, dim=1)
+        return scaled / torch.where(lengths > 0, lengths, 1.0)[:, None], lengths
+
+    def recovered(self, vectors: Tensor, lengths: Tensor) -> Tensor:
+        """What vectors and lengths were made of; not for kind "query". Columns that do not vary are at their mean."""
+        return vectors * lengths[:, None] / torch.where(self.unit > 0, self.unit, torch.inf) + self.origin
+
+    def distances(self, found: Tensor, asked: Tensor) -> Tensor:
+        """Distances between vectors of unit length along the last axis; exactly zero where they are equal."""
+        if self.metric == "euclidean":
+            return (found - asked).square().sum(-1).sqrt()
+        return 1.0 - (found * asked).sum(-1)
+
+    def probes(self, asked: Rows, sought: Space) -> Tensor:
+        """Directions in which to look here for rows that are near in another space, float32.
+
+        Evidence β_c ⊙ (z − z̄) is w_c times the vectors of this space, column by column. Rows with similar evidence lie
+        in the direction of the query's own vector, each column of it weighted by |w_c|.
+        """
+        vectors = self.vectors(asked, asked.predicted)
+        if sought.kind == "query" and sought.evidence.coefficients is not None:
+            beta = sought.evidence.coefficients * sought.unit
+            weights = torch.where(self.unit > 0, beta / torch.where(self.unit > 0, self.unit, 1.0), 0.0).abs()
+            vectors = vectors * weights[asked.predicted]
+            lengths = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+            vectors = vectors / torch.where(lengths > 0, lengths, 1.0)
+        return vectors.to(torch.float32)
+
+    def as_it_is(self) -> Space:
+        """The same without z-scores, compared by cosine similarity: deviations from the mean as they are."""
+        origin = self.origin if self.kind == "activations" else torch.zeros_like(self.origin[:1])
+        centre = None if self.centre is None else self.evidence.mean
+        return replace(self, metric="cosine", origin=origin, unit=torch.ones_like(self.unit), centre=centre)
+
+    def tables(self) -> dict[str, Tensor]:
+        """Its numbers, for a file."""
+        named = {"origin": self.origin, "unit": self.unit, "centre": self.centre, "spread": self.spread}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def measure(kinds: Iterable[Kind], evidence: Evidence, rows: Rows, classes: int) -> dict[Kind, Space]:
+    """Finds the scale of spaces on the rows of a database.
+
+    Activations, and evidence for own classes, are z-scored column by column. Evidence for the query's class is centred
+    for each class, and each column is divided by one spread for all classes,
+        s_k = sqrt(mean over classes c of Var_i g_kc(x_i)).
+    A spread for each class would undo what is to be compared: for g_kc = β_kc (z_k − z̄_k) it is |β_kc| times that of
+    z_k, so that β cancels and only activations are left.
+    """
+    mean, spread = moments(rows, lambda part: part.activations.to(torch.float64))
+    spaces: dict[Kind, Space] = {}
+    for kind in kinds:
+        if kind == "activations":
+            spaces[kind] = Space(kind, "euclidean", evidence, mean[None], _inverse(spread, mean))
+        elif kind == "own":
+            centre, own = moments(rows, lambda part: evidence.of(part, part.predicted))
+            spaces[kind] = Space(kind, "euclidean", evidence, centre[None], _inverse(own, centre))
+        elif evidence.coefficients is not None:
+            spaces[kind] = _of_multiples(evidence, mean, spread)
+        else:
+            each = [moments(rows, _towards(evidence, number)) for number in range(classes)]
+            centres = torch.stack([centre for centre, _ in each])
+            pooled = torch.stack([own for _, own in each]).square().mean(0).sqrt()
+            spaces[kind] = Space(kind, "euclidean", evidence, centres, _inverse(pooled, centres.abs().amax(0)))
+    return spaces
+
+
+def _of_multiples(evidence: Evidence, mean: Tensor, spread: Tensor) -> Space:
+    """Evidence for the query's class where it is β_c ⊙ (z − z̄): only the moments of z are needed."""
+    assert evidence.coefficients is not None
+    assert evidence.mean is not None
+    beta = evidence.coefficients
+    varies = _inverse(spread, mean) > 0
+    known = torch.where(varies, spread, 1.0)
+    typical = beta.square().mean(0).sqrt()
+    unit = torch.where(varies & (typical > 0), 1 / (known * torch.where(typical > 0, typical, 1.0)), 0.0)
+    return Space("query", "euclidean", evidence, beta * (mean - evidence.mean), unit, mean, known)
+
+
+def pieces(count: int, width: int) -> Iterator[slice]:
+    """Slices of rows that are few enough to be held in double precision."""
+    step = max(1, _AT_ONCE // max(1, width))
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
+
+
+def moments(rows: Rows, of: Callable[[Rows], Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of columns, in two passes."""
+    width = rows.activations.shape[1]
+    parts = list(pieces(len(rows), width))
+    mean = sum((of(rows.take(part)).sum(0) for part in parts), torch.zeros(())) / len(rows)
+    squares = sum(((of(rows.take(part)) - mean).square().sum(0) for part in parts), torch.zeros(()))
+    return mean, (squares / len(rows)).sqrt()
+
+
+def _towards(evidence: Evidence, number: int) -> Callable[[Rows], Tensor]:
+    return lambda part: evidence.of(part, torch.full((len(part),), number))
+
+
+def _inverse(spread: Tensor, size: Tensor) -> Tensor:
+    """One over the spread; zero for columns that do not vary."""
+    return torch.where(spread > _CONSTANT * size.abs(), 1 / torch.where(spread > 0, spread, 1.0), 0.0)

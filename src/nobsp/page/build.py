@@ -1,0 +1,168 @@
+"""`nobsp.report`: an explanation, maps or neighbours in, one self-contained HTML file out."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import nobsp
+from nobsp.page.packing import embedded
+from nobsp.page.writing import checked_path, write_text
+
+_SCRIPTS = ("numbers", "functions", "charts", "account", "overview", "curves", "whatif", "rows", "pictures", "page")
+
+
+def report(
+    subject: Any,
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    about: str | None = None,
+    explainer: Any = None,
+    labels: Any = None,
+    class_names: Sequence[str] | None = None,
+    link: str | None = None,
+    truth: Mapping[str, Callable[[Any], Any]] | None = None,
+    hits: Any = None,
+    images: Any = None,
+    gallery: Any = None,
+    rows: int = 5000,
+    overwrite: bool = True,
+) -> Path:
+    """Writes one HTML file that shows what a network has learned, and lets people try it without Python.
+
+    The learned functions travel inside the page, so its what-if section computes accounts in the browser. Nothing
+    is loaded from elsewhere, and a content security policy keeps it so. The same input gives the same file.
+
+    Args:
+        subject: An `Explanation`, `ActivationMaps`, or the neighbours that an index found.
+        path: The file; its folder must be there. Writing is atomic.
+        title: Heading of the page.
+        about: A sentence or two on model and data, shown below it.
+        explainer: The explainer the subject is from. An explanation remembers its own; for maps it tells of the
+            calibration.
+        labels: What the rows or images truly are: class numbers, names, or numbers of a regression.
+        class_names: Names of classes 0, 1, …; the outputs' names when None.
+        link: "identity", "softmax", "sigmoid" or "exp": how outputs become probabilities. The model's own when None,
+            or the usual one where labels are classes.
+        truth: Known functions by feature, drawn over the learned ones.
+        hits: Neighbours of the same rows or images, as an index finds them.
+        images: The images that maps or neighbours are about, (n, channels, height, width) or channels last.
+        gallery: The images the index was fitted on, for panels of what was found.
+        rows: Most rows that can be browsed in the page; fewer are kept where a table is wide. Statistics use all.
+        overwrite: Whether a file that is there is replaced.
+
+    Returns:
+        Where the page is.
+
+    Raises:
+        ImportError: If the extra "report" is not installed.
+        OSError: If the file cannot be written there.
+        TypeError: If the subject is of another kind.
+        ValueError: If arguments do not fit the subject.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from nobsp import NObSP
+        >>> from nobsp.page import report
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        >>> X = torch.randn(200, 2)
+        >>> explanation = NObSP(model, features=["age", "income"]).fit(X)(X)
+        >>> folder = tempfile.mkdtemp()
+        >>> report(explanation, f"{folder}/report.html", title="Loans").name
+        'report.html'
+    """
+    target = checked_path(path, overwrite=overwrite)
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+        raise ValueError(f"rows must be a whole number of at least 1, found {rows!r}.")
+    data: dict[str, Any] = {
+        "title": title or "What the network has learned",
+        "about": about or "",
+        "version": nobsp.__version__,
+        "table": None,
+        "pictures": None,
+    }
+    kind = _kind_of(subject)
+    if kind == "table":
+        from nobsp.page.tables import table_data
+
+        data["table"] = table_data(
+            subject,
+            explainer=explainer,
+            labels=labels,
+            class_names=class_names,
+            link=link,
+            truth=truth,
+            hits=hits,
+            rows=rows,
+        )
+    else:
+        from nobsp.page.pictures import pictures_data
+
+        data["pictures"] = pictures_data(
+            subject if kind == "images" else None,
+            hits=hits if kind == "images" else subject,
+            images=images,
+            gallery=gallery,
+            explainer=explainer,
+            labels=labels,
+            class_names=class_names,
+            rows=rows,
+        )
+    write_text(target, rendered(data))
+    return target
+
+
+def _kind_of(subject: Any) -> str:
+    """Which kind of page a subject asks for, by what it has: the page knows no index, and loads no torch by itself."""
+    if all(hasattr(subject, name) for name in ("values", "base_values", "terms", "feature_names")):
+        return "table"
+    if all(hasattr(subject, name) for name in ("positive", "negative", "signed", "logits")):
+        return "images"
+    if all(hasattr(subject, name) for name in ("indices", "distances")):
+        return "neighbours"
+    raise TypeError(
+        f"subject must be an Explanation, ActivationMaps, or what an index found, found {type(subject).__name__}; "
+        "pass explainer(X), cam(images) or index.query(X)."
+    )
+
+
+def rendered(data: dict[str, Any]) -> str:
+    """The whole page."""
+    try:
+        import jinja2
+        from plotly.offline import get_plotlyjs
+    except ImportError as missing:
+        raise ImportError("a report needs jinja2 and plotly: pip install 'nobsp[report]'.") from missing
+    here = resources.files("nobsp.page")
+    own = "\n".join((here / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
+    scripts = [(here / "theme.js").read_text(encoding="utf-8")]
+    scripts.append(f'(() => {{\n"use strict";\n{own}\n}})();')
+    scripts += [get_plotlyjs()] if data["table"] else []
+    scripts = [_as_parsed(script) for script in scripts]
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string((here / "page.html.j2").read_text(encoding="utf-8"))
+    return template.render(
+        data=data,
+        embedded=embedded(data),
+        style=(here / "page.css").read_text(encoding="utf-8"),
+        scripts=scripts,
+        hashes=[_hash(script) for script in scripts],
+    )
+
+
+def _as_parsed(script: str) -> str:
+    """A script as a browser reads it, so that its hash holds: a line ends in a line feed alone."""
+    return script.replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script")
+
+
+def _hash(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")

@@ -1,0 +1,295 @@
+// Drawings: curves, levels and surfaces by plotly, sparks and histograms by hand.
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+const faded = (name, opacity) => {
+  const hex = colour(name);
+  const [r, g, b] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+  return `rgba(${r},${g},${b},${opacity})`;
+};
+// Plotly reads tags in its texts; names are text.
+const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+const brief = (text, most = 18) => { const letters = [...text]; return letters.length > most ? letters.slice(0, most - 1).join("") + "…" : text; };
+
+const SETTINGS = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: "reset" };
+const touch = matchMedia("(pointer: coarse)").matches;
+
+function layout(more = {}) {
+  const axis = {
+    gridcolor: colour("line"), zerolinecolor: colour("faint"), linecolor: colour("line"), tickcolor: colour("line"),
+    tickfont: { color: colour("quiet"), size: 11 }, fixedrange: touch, separatethousands: true,
+  };
+  return {
+    margin: { l: 44, r: 12, t: 8, b: 24 }, height: 230, showlegend: false, dragmode: touch ? false : "zoom",
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: "inherit", color: colour("ink") },
+    hoverlabel: { bgcolor: colour("ink"), bordercolor: colour("ink"), font: { color: colour("paper"), size: 12 } },
+    ...more,
+    xaxis: { ...axis, ...more.xaxis }, yaxis: { ...axis, zerolinewidth: 1.5, ...more.yaxis },
+    ...(more.yaxis2 ? { yaxis2: { ...axis, ...more.yaxis2 } } : {}),
+  };
+}
+
+const react = (place, traces, arrangement) => Plotly.react(place, traces, layout(arrangement), SETTINGS);
+
+// ---------------------------------------------------------------- one feature
+
+const valuesOf = (column) => table.rows.columns[column] || new Float64Array(0);
+
+function histogram(values, low, high, bins) {
+  const counts = new Float64Array(bins);
+  const width = (high - low) / bins || 1;
+  for (const value of values) counts[Math.max(0, Math.min(bins - 1, Math.floor((value - low) / width)))] += 1;
+  return { counts, width, centres: Array.from(counts, (_, i) => low + (i + 0.5) * width) };
+}
+
+// Where a curve is drawn: evenly spaced points for hovering, and every knot between them, so that nothing is cut off.
+function pointsAlong(knots, low, high, count = 120) {
+  const points = [...Array(count + 1).keys()].map((i) => low + ((high - low) * i) / count);
+  for (const knot of knots) if (knot > low && knot < high) points.push(knot);
+  return Float64Array.from(points).sort();
+}
+
+function curveAt(term, x, output) {
+  const point = { numbers: { [term.axes[0].column]: x }, levels: {} };
+  return contribution(term, point)[output];
+}
+
+function drawCurve(place, term, scale) {
+  const o = state.output, outputs = table.outputs.length;
+  const k = term.features[0], about = table.features[k].columns[0];
+  const [low, high] = about.range;
+  const knots = term.axes[0].knots;
+  const x = pointsAlong(knots, low, high);
+  const y = Array.from(x, (at) => curveAt(term, at, o));
+  const traces = [];
+  const band = table.bands[k];
+  let said = null;
+  if (band && band.x) {
+    const bx = unpacked(band.x), lower = unpacked(band.lower), upper = unpacked(band.upper);
+    const pick = (from) => Array.from(bx, (_, i) => from[i * outputs + o]);
+    const [under, over] = [pick(lower), pick(upper)];
+    traces.push(
+      { x: Array.from(bx), y: under, mode: "lines", line: { width: 0 }, hoverinfo: "skip" },
+      { x: Array.from(bx), y: over, mode: "lines", line: { width: 0 }, fill: "tonexty", fillcolor: faded("accent", 0.18), hoverinfo: "skip" },
+    );
+    const between = (from, at) => {
+      const s = segmentOf(bx, at), w = bx.length > 1 ? (at - bx[s]) / (bx[s + 1] - bx[s]) : 0;
+      return bx.length > 1 ? from[s] + w * (from[s + 1] - from[s]) : from[0];
+    };
+    said = (at) => ` (${shown(between(under, at))} to ${shown(between(over, at))})`;
+  }
+  for (const [a, b] of [[about.limits[0], low], [high, about.limits[1]]]) {
+    if (b - a <= 0) continue;
+    const outer = pointsAlong(knots, a, b, 24);
+    traces.push({
+      x: Array.from(outer), y: Array.from(outer, (at) => curveAt(term, at, o)), mode: "lines",
+      line: { color: colour("quiet"), width: 1.5, dash: "dot" }, hovertemplate: "%{text}<extra></extra>",
+      text: Array.from(outer, (at) => `${shown(at, 4)}: extrapolated`),
+    });
+  }
+  const truth = table.truth[k];
+  if (truth) {
+    const tx = unpacked(truth.x), wide = truth.value[0].length;
+    traces.push({
+      x: Array.from(tx), y: truth.value.map((at) => at[Math.min(o, wide - 1)]), mode: "lines", name: "truth",
+      line: { color: colour("truth"), width: 2, dash: "dash" }, hoverinfo: "skip",
+    });
+  }
+  traces.push({
+    x: Array.from(x), y, mode: "lines", line: { color: colour("accent"), width: 2.5, shape: "linear" },
+    text: Array.from(x, (at, i) => `${shown(at, 4)}: <b>${signed(y[i])}</b>${said ? said(at) : ""}`),
+    hovertemplate: "%{text}<extra></extra>",
+  });
+  const rows = valuesOf(about.column).filter((value) => value >= low && value <= high);
+  // Whole numbers get a bar each: bars of other widths would hold now one of them, now two.
+  const support = high > low && high - low <= 120 && rows.every(Number.isInteger)
+    ? histogram(rows, low - 0.5, high + 0.5, Math.round(high - low) + 1) : histogram(rows, low, high, 60);
+  traces.push({
+    x: support.centres, y: Array.from(support.counts), type: "bar", width: support.width, yaxis: "y2",
+    marker: { color: colour("support"), line: { width: 0 } },
+    text: Array.from(support.counts, (count) => counted(count, "row")), textposition: "none", hovertemplate: "%{text}<extra></extra>",
+  });
+  const margin = (high - low || 1) * 0.04;
+  const heights = traces.filter((trace) => trace.type !== "bar" && trace.line.dash !== "dot").flatMap((trace) => trace.y);
+  const bottom = Math.min(0, ...heights), top = Math.max(0, ...heights), air = (top - bottom || 1) * 0.07;
+  react(place, traces, {
+    xaxis: { range: [low - margin, high + margin], zeroline: false, anchor: "y2" },
+    yaxis: { domain: [0.16, 1], zeroline: true, range: scale || [bottom - air, top + air] },
+    yaxis2: { domain: [0, 0.12], visible: false, fixedrange: true },
+    bargap: 0, hovermode: "closest",
+  });
+}
+
+function drawLevels(place, term, scale) {
+  const o = state.output, outputs = table.outputs.length, k = term.features[0];
+  const names = table.features[k].levels;
+  const values = names.map((_, level) => contribution(term, { numbers: {}, levels: { [k]: level } })[o]);
+  const counts = new Float64Array(names.length);
+  (table.rows.levels[k] || []).forEach((level) => { counts[level] += 1; });
+  const band = table.bands[k];
+  const error = band && unpacked(band.lower).length === names.length * outputs ? {
+    type: "data", symmetric: false, thickness: 1.2, width: 3, color: colour("ink"),
+    array: values.map((v, i) => unpacked(band.upper)[i * outputs + o] - v),
+    arrayminus: values.map((v, i) => v - unpacked(band.lower)[i * outputs + o]),
+  } : undefined;
+  const x = names.map((_, i) => i);
+  const ticks = {
+    tickmode: "array", tickvals: x, ticktext: names.map((name) => plain(brief(name, 14))), zeroline: false,
+    range: [-0.6, names.length - 0.4], automargin: true,
+  };
+  if (names.length > 24) { ticks.tickmode = "auto"; delete ticks.tickvals; delete ticks.ticktext; ticks.showticklabels = false; }
+  react(place, [
+    {
+      type: "bar", x, y: values, error_y: error, marker: { color: values.map((v) => colour(v < 0 ? "against" : "for")) }, width: 0.62,
+      text: names.map((name, i) => `${plain(brief(name, 40))}: <b>${signed(values[i])}</b>`), textposition: "none",
+      hovertemplate: "%{text}<extra></extra>",
+    },
+    {
+      type: "bar", x, y: Array.from(counts), yaxis: "y2", width: 0.62, marker: { color: colour("support") },
+      text: names.map((name, i) => `${plain(brief(name, 40))}: ${counted(counts[i], "row")}`), textposition: "none",
+      hovertemplate: "%{text}<extra></extra>",
+    },
+  ], {
+    xaxis: { ...ticks, anchor: "y2" }, yaxis: { domain: [0.16, 1], zeroline: true, ...(scale ? { range: scale } : {}) },
+    yaxis2: { domain: [0, 0.12], visible: false, fixedrange: true }, bargap: 0.3, barmode: "overlay", hovermode: "closest",
+  });
+}
+
+// ---------------------------------------------------------------- two numbers or levels
+
+const CELLS = 40;
+
+// An axis cut into cells: where their middles are, what they are called, and which cell each row is in.
+function cellsOf(term, axis) {
+  if (!axis.knots) {
+    const names = table.features[axis.feature].levels;
+    return { levels: true, middles: names.map((_, i) => i), names, of: table.rows.levels[axis.feature] || [], feature: axis.feature };
+  }
+  const about = table.features.flatMap((f) => f.columns || []).find((column) => column.column === axis.column);
+  const [low, high] = about.range;
+  const width = (high - low) / CELLS || 1;
+  return {
+    levels: false, middles: [...Array(CELLS).keys()].map((i) => low + (i + 0.5) * width), column: axis.column, about,
+    of: Array.from(valuesOf(axis.column), (x) => Math.max(0, Math.min(CELLS - 1, Math.floor((x - low) / width)))),
+  };
+}
+
+// Cells that hold rows or, on axes of numbers, have a neighbour that does.
+function supported(across, up) {
+  const held = new Set();
+  const reach = (axis, at) => (axis.levels ? [at] : [at - 2, at - 1, at, at + 1, at + 2]);
+  for (let row = 0; row < table.rows.count; row++) {
+    for (const i of reach(across, across.of[row])) for (const j of reach(up, up.of[row])) held.add(j * 4096 + i);
+  }
+  return (i, j) => table.rows.count < 20 || held.has(j * 4096 + i);
+}
+
+function drawSurface(place, term) {
+  const o = state.output;
+  const [across, up] = term.axes.map((axis) => cellsOf(term, axis));
+  const inside = supported(across, up);
+  const point = { numbers: {}, levels: {} };
+  const put = (axis, at) => { if (axis.levels) point.levels[axis.feature] = at; else point.numbers[axis.column] = at; };
+  const told = (axis, at) => (axis.levels ? brief(axis.names[at], 24) : shown(at, 4));
+  const texts = [];
+  const z = up.middles.map((b, j) => {
+    texts.push([]);
+    return across.middles.map((a, i) => {
+      put(across, a); put(up, b);
+      const value = contribution(term, point)[o];
+      texts[j].push(plain(`${told(across, a)}, ${told(up, b)}: ${signed(value)}`));
+      return inside(i, j) ? value : null;
+    });
+  });
+  const largest = Math.max(1e-12, ...z.flat().map((v) => Math.abs(v ?? 0)));
+  const ticks = (axis) => (axis.levels
+    ? { tickmode: "array", tickvals: axis.middles, ticktext: axis.names.map((name) => plain(brief(name, 12))), zeroline: false, showgrid: false, automargin: true }
+    : { zeroline: false, showgrid: false });
+  react(place, [{
+    type: "heatmap", x: across.middles, y: up.middles, z, text: texts, hovertemplate: "%{text}<extra></extra>", zmin: -largest, zmax: largest,
+    hoverongaps: false, xgap: across.levels ? 1 : 0, ygap: up.levels ? 1 : 0,
+    colorscale: [[0, colour("against")], [0.5, colour("middle")], [1, colour("for")]],
+    colorbar: { thickness: 8, outlinewidth: 0, tickfont: { color: colour("quiet"), size: 10 }, len: 0.9, nticks: 5 },
+  }], { height: 290, xaxis: ticks(across), yaxis: ticks(up), hovermode: "closest" });
+}
+
+// A category of few levels and a number: one line a level says more than a surface.
+const LINES = ["line-1", "line-2", "line-3", "line-4", "line-5"];
+const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
+const linesFit = (term) => term.axes.length === 2 && term.axes.filter((axis) => axis.knots).length === 1
+  && term.axes.find((axis) => !axis.knots).size <= LINES.length;
+
+function drawLines(place, term) {
+  const o = state.output;
+  const cells = term.axes.map((axis) => cellsOf(term, axis));
+  const number = cells.find((axis) => !axis.levels), levels = cells.find((axis) => axis.levels);
+  const inside = supported(number, levels);
+  const traces = levels.names.map((name, level) => ({
+    x: number.middles, mode: "lines", line: { color: colour(LINES[level]), width: 2.5, dash: DASHES[level] },
+    y: number.middles.map((x, i) => (inside(i, level) ? contribution(term, { numbers: { [number.column]: x }, levels: { [levels.feature]: level } })[o] : null)),
+    text: number.middles.map((x) => plain(`${brief(name, 24)}, ${shown(x, 4)}`)), hovertemplate: "%{text}: <b>%{y:+.3g}</b><extra></extra>",
+  }));
+  react(place, traces, { height: 290, xaxis: { zeroline: false }, yaxis: { zeroline: true }, hovermode: "closest" });
+}
+
+function linesKey(term) {
+  const axis = term.axes.find((a) => !a.knots), number = term.axes.find((a) => a.knots);
+  const about = table.features.flatMap((f) => f.columns || []).find((column) => column.column === number.column);
+  return ["across: ", bdi(about.name), ...table.features[axis.feature].levels.flatMap((name, i) => {
+    const line = svg("svg", { viewBox: "0 0 22 6", class: "sample " + LINES[i], "aria-hidden": "true" });
+    line.append(svg("line", { x1: 0, x2: 22, y1: 3, y2: 3, "stroke-dasharray": ["", "6 3", "2 2", "6 2 2 2", "10 3"][i] }));
+    return [" · ", line, " ", bdi(name)];
+  })];
+}
+
+// ---------------------------------------------------------------- small drawings by hand
+
+const svg = (tag, about = {}) => {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(about)) element.setAttribute(name, value);
+  return element;
+};
+
+// A single term as a line or as bars across a box of 100 × 28, and where in it a value is.
+function spark(term, output, { from = null, to = null, scale = null } = {}) {
+  const k = term.features[0], about = table.features[k];
+  const box = svg("svg", { viewBox: "0 0 100 28", preserveAspectRatio: "none", class: "spark", "aria-hidden": "true" });
+  if (term.axes.length !== 1) return { box, at: () => null };
+  const levels = about.levels;
+  const low = levels ? 0 : from ?? about.columns[0].range[0], high = levels ? levels.length : to ?? about.columns[0].range[1];
+  const x = levels ? levels.map((_, i) => i) : Array.from(pointsAlong(term.axes[0].knots, low, high, 80));
+  const y = levels ? x.map((i) => contribution(term, { numbers: {}, levels: { [k]: i } })[output]) : x.map((at) => curveAt(term, at, output));
+  const [bottom, top] = scale || [Math.min(0, ...y), Math.max(0, ...y)], span = top - bottom || 1;
+  const across = (at) => (100 * (at - low)) / (high - low || 1);
+  const up = (value) => 26 - (24 * (value - bottom)) / span;
+  box.append(svg("line", { x1: 0, x2: 100, y1: up(0), y2: up(0), class: "zero" }));
+  if (levels) {
+    const wide = 100 / levels.length;
+    x.forEach((i) => box.append(svg("rect", {
+      x: i * wide + wide * 0.15, width: wide * 0.7, y: Math.min(up(0), up(y[i])), height: Math.max(0.6, Math.abs(up(y[i]) - up(0))),
+      class: y[i] < 0 ? "against" : "for",
+    })));
+  } else box.append(svg("polyline", { points: x.map((at, i) => `${across(at).toFixed(2)},${up(y[i]).toFixed(2)}`).join(" "), class: "curve" }));
+  return { box, across, up: (value) => (up(value) / 28) * 100 };
+}
+
+// How residuals are spread, and where one of them is.
+function residualStrip(output, marked = null) {
+  const outputs = table.outputs.length, held = table.rows.residuals;
+  const values = [];
+  for (let row = 0; row < table.rows.count; row++) values.push(held[row * outputs + output]);
+  const sorted = Float64Array.from(values, Math.abs).sort();
+  const most = Math.max(sorted[Math.floor(0.99 * (sorted.length - 1))], Math.abs(marked ?? 0)) * 1.05 || 1;
+  const outside = sorted[sorted.length - 1] > most;
+  const { counts } = histogram(values, -most, most, 41);
+  const tallest = Math.max(...counts);
+  const box = svg("svg", { viewBox: "0 0 410 60", class: "strip", role: "img", preserveAspectRatio: "none" });
+  const about = `Residuals of ${counted(values.length, "row")}, from ${shown(-most)} to ${shown(most)}, most of them near zero.`;
+  box.append(Object.assign(svg("title"), { textContent: about }));
+  counts.forEach((count, i) => box.append(svg("rect", { x: i * 10 + 1, width: 8, y: 58 - (54 * count) / tallest, height: (54 * count) / tallest })));
+  box.append(svg("line", { x1: 205, x2: 205, y1: 0, y2: 60, class: "zero" }));
+  if (marked !== null) {
+    const at = 205 + (205 * Math.max(-most, Math.min(most, marked))) / most;
+    box.append(svg("line", { x1: at, x2: at, y1: 0, y2: 60, class: "mark" }));
+  }
+  return make("div", { className: "residuals" }, box, make("div", { className: "ends" },
+    make("span", { textContent: (outside ? "≤ " : "") + shown(-most, 2) }), make("span", { textContent: "0" }), make("span", { textContent: (outside ? "≥ " : "") + shown(most, 2) })));
+}

@@ -1,0 +1,68 @@
+// Puts the page together: outputs, light and dark, printing.
+function chooseOutput(output) {
+  state.output = output;
+  for (const work of watchers) work();
+}
+
+function startOutputs() {
+  const list = byId("output");
+  list.append(...table.outputs.map((name, i) => make("option", { value: i, textContent: name })));
+  byId("output-choice").hidden = table.outputs.length < 2;
+  list.addEventListener("change", () => chooseOutput(Number(list.value)));
+}
+
+function tellExactness() {
+  const o = state.output, worst = table.difference[o], approximate = table.terms.filter((term) => !term.exact);
+  const said = [`On these rows the functions in this page add up to what the explainer says within ${shown(Math.max(worst ?? 0, 1e-15), 2)}.`];
+  if (approximate.length) {
+    const largest = Math.max(...approximate.map((term) => term.error[o] ?? 0));
+    said.push(` ${counted(table.terms.length - approximate.length, "term")} ${table.terms.length - approximate.length === 1 ? "is" : "are"} kept exactly; ${counted(approximate.length, "other")} as tables that are off by at most ${shown(largest, 2)} in the calibrated range.`);
+  } else said.push(" All functions are kept exactly.");
+  byId("exactness").textContent = said.join("");
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  byId("theme").textContent = theme === "dark" ? "Light" : "Dark";
+  byId("theme").setAttribute("aria-pressed", String(theme === "dark"));
+  byId("theme").setAttribute("aria-label", theme === "dark" ? "Use light colours" : "Use dark colours");
+  refresh();
+}
+
+if (table) {
+  startOutputs();
+  startCurves();
+  startWhatif();
+  startRows();
+  whenOutputChanges(() => {
+    drawOverview();
+    arrangeCurves();
+    refresh();
+    order = null;
+    for (const control of controls) control.redraw();
+    changed();
+    drawRows();
+    drawRow();
+    tellExactness();
+  });
+  chooseOutput(0);
+}
+
+if (pictures) startPictures();
+
+byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => setTheme(event.matches ? "dark" : "light"));
+setTheme(document.documentElement.dataset.theme);
+
+let beforePrint = null;
+addEventListener("beforeprint", () => {
+  beforePrint = document.documentElement.dataset.theme;
+  setTheme("light");
+  drawEverything();
+});
+addEventListener("afterprint", () => { if (beforePrint) setTheme(beforePrint); beforePrint = null; });
+
+// For those who want to compute with it: nobsp.account({numbers: {0: 1.5}, levels: {3: 0}}).
+if (table) window.nobsp = { account: accountOf, row: pointOfRow, typical: typicalPoint, probabilities: linked, terms: table.terms.map((term) => term.name) };
+document.documentElement.dataset.ready = "yes";
+addEventListener("load", () => requestAnimationFrame(() => setTimeout(startDrawing)));

@@ -1,0 +1,151 @@
+// Sliders and lists for every feature; the account follows them.
+let point = null;
+let startedFrom = null;
+let order = null;
+const controls = [];
+
+function startWhatif() {
+  const place = byId("controls");
+  for (const term of [...table.singles].sort((a, b) => table.strengths[b.position].reduce((s, v) => s + v, 0) - table.strengths[a.position].reduce((s, v) => s + v, 0))) {
+    const control = term.axes.length ? controlFor(term) : null;
+    if (control) { controls.push(control); place.append(control.card); }
+  }
+  byId("typical").addEventListener("click", () => startFrom(null));
+  byId("load-row").addEventListener("click", () => {
+    const row = findRow(byId("from-row").value);
+    if (row >= 0) startFrom(row); else byId("whatif-start").textContent = `There is no row ${byId("from-row").value} in this page.`;
+  });
+  byId("from-row").addEventListener("keydown", (event) => { if (event.key === "Enter") byId("load-row").click(); });
+  byId("find-control").addEventListener("input", () => {
+    const wanted = byId("find-control").value.trim().toLowerCase();
+    for (const control of controls) control.card.hidden = !control.name.toLowerCase().includes(wanted);
+  });
+  byId("find-control").parentElement.hidden = controls.length < 12;
+  startFrom(null);
+}
+
+const findRow = (name) => table.rows.names.findIndex((known) => String(known) === String(name).trim());
+
+// From the typical row (null) or from one of the rows.
+function startFrom(row) {
+  startedFrom = row;
+  point = row === null ? typicalPoint() : pointOfRow(row);
+  order = null;
+  byId("whatif-start").textContent = row === null ? "Started from a typical row: medians, and the most frequent levels." : `Started from row ${table.rows.names[row]}.`;
+  if (row !== null) byId("from-row").value = table.rows.names[row];
+  changed();
+}
+
+function changed() {
+  for (const control of controls) control.update();
+  const account = accountOf(point);
+  order = order || orderOf(account.contributions, state.output);
+  const untouched = startedFrom !== null && same(point, pointOfRow(startedFrom));
+  drawAccount(byId("whatif-account"), {
+    caption: untouched ? `The account of row ${table.rows.names[startedFrom]}` : "The account of what you set",
+    point, account, prediction: untouched ? predictionOf(startedFrom) : null, order,
+  });
+  byId("running").textContent = shown(account.total[state.output], 4) + (table.link === "softmax" || table.link === "sigmoid" ? `, ${percent(linked(account.total)[state.output])}` : "");
+  const out = featuresBeyond(point);
+  const place = byId("whatif-beyond");
+  place.className = out.length ? "finding warning" : "finding fine";
+  const far = out.some((feature) => feature.worst === 2);
+  place.replaceChildren(make("b", { textContent: out.length ? "Extrapolated" : "Within range" }), " ",
+    ...(out.length ? [bdi(out.map((feature) => feature.name).slice(0, 6).join(", ") + (out.length > 6 ? ", …" : "")), ` ${out.length === 1 ? "lies" : "lie"} outside what was calibrated` + (far ? ", so far out that the last piece is only continued as a straight line." : "; the network was still followed here.")]
+      : ["Each value lies within its calibrated range. Whether they occur together is another question."]));
+  drawDistance();
+}
+
+const same = (a, b) => Object.keys(a.numbers).every((c) => a.numbers[c] === b.numbers[c]) && Object.keys(a.levels).every((k) => a.levels[k] === b.levels[k]);
+
+// How far the account is from the model, for rows the page knows.
+function drawDistance() {
+  const o = state.output, place = byId("whatif-distance"), r = table.residuals;
+  if (!table.rows.residuals) { place.replaceChildren(make("p", { className: "quiet", textContent: "How far the account is from the model is not known: its predictions were not given." })); return; }
+  place.replaceChildren(make("h3", { className: "small", textContent: "How far is the account from the model?" }), residualStrip(o),
+    make("p", { className: "quiet", textContent: `For the ${counted(r.rows, "row")} it knows: half within ${shown(r.median[o])}, 95% within ${shown(r.most[o])}, at most ${shown(r.largest[o])}; predictions themselves have a standard deviation of ${shown(r.spread[o])}. For a row you make up, the model was not run, and the distance is not known.` }));
+}
+
+// ---------------------------------------------------------------- one feature
+
+function controlFor(term) {
+  const k = term.features[0], about = table.features[k];
+  const effect = make("span", { className: "number effect" });
+  const card = make("div", { className: "control" }, make("div", { className: "head" }, bdi(about.name, "name"), effect));
+  const parts = about.levels ? [listOf(term, k, about)] : about.columns.map((column) => sliderOf(term, about, column));
+  card.append(...parts.map((part) => part.box));
+  const update = () => {
+    const value = contribution(term, point)[state.output];
+    effect.textContent = signed(value, Math.max(Math.abs(value), table.strengths[term.position][state.output]));
+    effect.className = "number effect " + (value < 0 ? "against" : "for");
+    parts.forEach((part) => part.update(value));
+  };
+  return { card, update, name: about.name, redraw: () => parts.forEach((part) => part.redraw()) };
+}
+
+function sparkWithDot(term, from, to) {
+  const holder = make("div", { className: "sparkline" });
+  const dot = make("span", { className: "now", "aria-hidden": "true" });
+  let drawn = null;
+  const redraw = () => { drawn = spark(term, state.output, { from, to }); holder.replaceChildren(drawn.box, dot); };
+  const move = (at, value) => {
+    if (!drawn.across) { dot.hidden = true; return; }
+    dot.style.left = Math.max(0, Math.min(100, drawn.across(at))) + "%";
+    dot.style.top = Math.max(0, Math.min(100, drawn.up(value))) + "%";
+  };
+  redraw();
+  return { holder, redraw, move };
+}
+
+function listOf(term, k, about) {
+  const list = make("select", { "aria-label": about.name }, ...about.levels.map((name, i) => make("option", { value: i, textContent: name })));
+  const line = sparkWithDot(term);
+  list.addEventListener("change", () => { point.levels[k] = Number(list.value); order = null; changed(); });
+  return { box: make("div", {}, line.holder, list), redraw: line.redraw, update: (value) => { list.value = point.levels[k]; line.move(point.levels[k] + 0.5, value); } };
+}
+
+function sliderOf(term, about, column) {
+  const [low, high] = column.range, wide = (high - low || 1) * 0.1;
+  const from = Math.max(column.limits[0], low - wide), to = Math.min(column.limits[1], high + wide);
+  const whole = Array.from(valuesOf(column.column)).every(Number.isInteger) && Number.isInteger(low) && Number.isInteger(high);
+  const alone = about.columns.length === 1;
+  const label = alone ? about.name : `${about.name}, ${column.name}`;
+  const first = whole ? Math.ceil(from) : from, last = whole ? Math.floor(to) : to;
+  const slider = make("input", { type: "range", min: first, max: last, step: whole ? 1 : "any", "aria-label": label });
+  const field = make("input", { type: "number", step: whole ? 1 : "any", inputMode: "decimal", "aria-label": label + ", exact value" });
+  const line = alone ? sparkWithDot(term, first, last) : null;
+  const calibrated = make("span", { className: "calibrated", "aria-hidden": "true" });
+  calibrated.style.left = (100 * (low - first)) / (last - first || 1) + "%";
+  calibrated.style.width = (100 * (high - low)) / (last - first || 1) + "%";
+  const set = (value) => { point.numbers[column.column] = value; changed(); };
+  const pace = whole ? 1 : (high - low) / 100 || 0.01;
+  slider.addEventListener("input", () => set(rounded(Number(slider.value), high - low)));
+  slider.addEventListener("change", () => { order = null; changed(); });
+  // With step "any" browsers leave it to themselves how far an arrow key goes.
+  slider.addEventListener("keydown", (event) => {
+    const way = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageDown: -10, PageUp: 10 }[event.key];
+    if (!way) return;
+    event.preventDefault();
+    order = null;
+    set(Math.max(first, Math.min(last, point.numbers[column.column] + way * pace)));
+  });
+  field.addEventListener("change", () => {
+    if (field.value.trim() === "" || !Number.isFinite(Number(field.value))) { field.value = point.numbers[column.column]; return; }
+    order = null;
+    set(Number(field.value));
+  });
+  const row = make("div", { className: "dial" }, make("div", { className: "slide" }, calibrated, slider), field);
+  const box = make("div", {}, line ? line.holder : make("span", { className: "quiet" }, bdi(column.name)), row);
+  return {
+    box,
+    redraw: () => line?.redraw(),
+    update: (value) => {
+      const x = point.numbers[column.column];
+      slider.value = x;
+      slider.setAttribute("aria-valuetext", shown(x, 4));
+      if (document.activeElement !== field || Number(field.value) !== x) field.value = rounded(x, high - low);
+      field.classList.toggle("out", beyond(column, x) > 0);
+      line?.move(x, value);
+    },
+  };
+}

@@ -1,0 +1,146 @@
+"""`nobsp audit`: tables and images, against themselves or against others, and wrong labels come first."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+Run = Callable[..., Any]
+NAMES = ["cat", "dog", "owl"]
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three clear classes, two rows of which are labelled wrong, and a network that tells them apart."""
+    folder = tmp_path_factory.mktemp("kinds")
+    rng = np.random.default_rng(0)
+    truth = np.repeat([0, 1, 2], 40)
+    rows = 3.0 * np.eye(3)[truth] + 0.4 * rng.normal(size=(120, 3))
+    given = truth.copy()
+    given[[5, 70]] = [1, 2]
+    table = pd.DataFrame(rows, columns=["a", "b", "c"])
+    table["code"], table["kind"] = given, np.array(NAMES)[given]
+    table["other"] = given + 10
+    table.to_csv(folder / "kinds.csv", index=False)
+    table[::2].to_csv(folder / "half.csv", index=False)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.03)
+    x, y = torch.tensor(rows, dtype=torch.float32), torch.tensor(truth)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    program = torch.export.export(net.eval(), (x[:5],), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    torch.export.save(program, folder / "kinds.pt2")
+    return folder
+
+
+def lines_of(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def asked(kinds: Path, data: str, target: str) -> list[object]:
+    words = ["--model", kinds / "kinds.pt2", "--data", kinds / data, "--target", target, "--features", "a,b,c"]
+    return ["audit", *words, "--json"]
+
+
+def test_wrong_labels_of_a_table_come_first(nobsp: Run, kinds: Path, tmp_path: Path) -> None:
+    done = nobsp(*asked(kinds, "kinds.csv", "kind"), "--output-names", *NAMES, "--out", tmp_path / "out")
+    found = json.loads(done.out)
+    lines = lines_of(tmp_path / "out" / "audit.csv")
+    assert found["likely_wrong_labels"] == 2
+    assert [(line["row"], line["label"], line["suggested"]) for line in lines[:2]] in (
+        [("5", "dog", "cat"), ("70", "owl", "dog")],
+        [("70", "owl", "dog"), ("5", "dog", "cat")],
+    )
+    assert lines[0]["reason"].startswith("labelled")
+    assert len(lines) == found["rows"] == 120
+    assert (tmp_path / "out" / "report.html").stat().st_size > 100_000
+
+
+@pytest.mark.parametrize(
+    ("target", "more"), [("code", ()), ("other", ("--classes", "10", "11", "12")), ("kind", ("--classes", *NAMES))]
+)
+def test_labels_are_numbers_or_names_as_the_table_has_them(
+    nobsp: Run, kinds: Path, tmp_path: Path, target: str, more: tuple[str, ...]
+) -> None:
+    done = nobsp(*asked(kinds, "kinds.csv", target), *more, "--no-report", "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    assert {line["row"] for line in lines_of(tmp_path / "out" / "audit.csv")[:2]} == {"5", "70"}
+
+
+def test_rows_may_be_compared_with_others(nobsp: Run, kinds: Path, tmp_path: Path) -> None:
+    words = asked(kinds, "half.csv", "code")
+    done = nobsp(*words, "--calibrate", kinds / "kinds.csv", "--no-report", "--out", tmp_path / "out")
+    assert json.loads(done.out)["rows"] == 60
+    assert "calibrating on 120 rows" in done.err
+
+
+def test_images_in_the_wrong_folder_are_found(nobsp: Run, gallery: Path, tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    shutil.copytree(gallery / "more", images)
+    (images / "across" / "0.png").rename(images / "down" / "moved.png")
+    done = nobsp(
+        "audit", "--model", gallery / "trained.pt2", "--images", images, "--channels", 1, "--neighbours", 5,
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    first = lines_of(tmp_path / "out" / "audit.csv")[0]
+    assert (Path(first["image"]).name, first["label"], first["suggested"]) == ("moved.png", "down", "across")
+    assert "moved.png: labelled 'down'" in done.out
+    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ((), 2, "say what to audit"),
+        (("--data", "kinds.csv", "--images", "."), 2, "say what to audit"),
+        (("--data", "kinds.csv"), 2, "--data needs --target"),
+        (("--data", "kinds.csv", "--target", "kind", "--features", "a,b,c"), 1, "none of the classes"),
+        (("--data", "kinds.csv", "--target", "a", "--features", "b,c,code"), 2, "--target a holds fractions"),
+        (
+            ("--data", "kinds.csv", "--target", "code", "--features", "a,b,c", "--neighbours", "200"),
+            2,
+            "only 119 others",
+        ),
+        (("--data", "kinds.csv", "--target", "code", "--neighbours", "0"), 2, "--neighbours must be at least 1"),
+        (("--data", "kinds.csv", "--target", "code", "--features", "a,b,c", "--classes", *NAMES), 2, "whole numbers"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    nobsp: Run,
+    kinds: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    code: int,
+    said: str,
+) -> None:
+    monkeypatch.chdir(kinds)
+    done = nobsp("audit", "--model", "kinds.pt2", "--out", tmp_path / "out", "--no-report", "--quiet", *words)
+    assert said in done.err
+    assert (done.code, done.out, done.err.count("\n")) == (code, "", 1)
+
+
+def test_an_image_in_no_folder_has_no_label(nobsp: Run, gallery: Path, tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    shutil.copytree(gallery / "images", images)
+    (images / "down" / "0.png").rename(images / "0.png")
+    done = nobsp(
+        "audit", "--model", gallery / "net.pt2", "--images", images, "--channels", 1, "--out", tmp_path / "out"
+    )
+    assert done.code == 2
+    assert "0.png lies in no folder" in done.err

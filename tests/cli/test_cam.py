@@ -1,0 +1,125 @@
+"""`nobsp cam`: maps, predictions and a report of a folder of images."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nobsp import NObSPCam
+from nobsp.cli.arguments import parsed
+from nobsp.cli.pictures import find_pictures
+from nobsp.network.exported import load_exported, opened
+
+Run = Callable[..., object]
+
+
+def pictures_of(folder: Path, *words: str) -> object:
+    options = parsed(["cam", "--model", "m", "--images", str(folder), "--out", "o", *words])
+    return find_pictures(folder, options, option="--images", batch_size=4)
+
+
+def test_maps_predictions_and_a_report_come_out(nobsp: Run, gallery: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = nobsp(
+        "cam", "--model", gallery / "net.pt2", "--images", gallery / "images", "--calibrate", gallery / "more",
+        "--channels", 1, "--out", out, "--json",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["classes"] == ["across", "down"]
+    with (out / "predictions.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["label"] for row in rows] == ["across"] * 3 + ["down"] * 3
+    assert {path.name for path in (out / "maps").iterdir()} == {row["map"].removeprefix("maps/") for row in rows}
+    assert "classes are named after the folders" in done.err
+    assert (out / "report.html").stat().st_size > 10_000
+    loaded = opened(load_exported(gallery / "net.pt2"), torch.zeros(4, 1, 12, 12))
+    cam = NObSPCam.load(out / "explainer.nobsp", loaded)
+    batch = pictures_of(gallery / "images", "--channels", "1").batch(range(6))
+    maps = cam(batch)
+    np.testing.assert_allclose([float(row["probability"]) for row in rows], maps.confidence, rtol=1e-5)
+    assert [row["predicted"] for row in rows] == [maps.output_names[k] for k in maps.logits.argmax(1)]
+
+
+def test_a_class_may_be_asked_for_by_name_or_number(nobsp: Run, gallery: Path, tmp_path: Path) -> None:
+    images = ("--model", gallery / "net.pt2", "--images", gallery / "images", "--channels", 1, "--no-report")
+    for name, asked in (("a", "down"), ("b", "1")):
+        done = nobsp("cam", *images, "--class", asked, "--map", "signed", "--limit", 2, "--out", tmp_path / name)
+        assert done.code == 0, done.err
+    first, second = ((tmp_path / name / "predictions.csv").read_text(encoding="utf-8") for name in "ab")
+    assert first == second
+    assert first.count("\n") == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--images", "imagse"), 2, "there is no such folder; did you mean 'images'?"),
+        (("--images", "empty"), 2, "holds no images"),
+        (("--images", "broken"), 1, "cannot be read as an image"),
+        (("--images", "uneven"), 2, "have different sizes, such as 5×4 and 12×12"),
+        (("--class", "dwon"), 2, "did you mean 'down'?"),
+        (("--against", "mein"), 2, "did you mean 'mean'?"),
+        (("--size", "0"), 2, "--size takes a side"),
+        (("--limit", "0"), 2, "--limit must be at least 1"),
+        (("--normalise", "imagent"), 2, "did you mean 'imagenet'?"),
+        (("--normalise", "imagenet"), 2, "one for each of the 1 channels; imagenet has three channels"),
+        (("--std", "0"), 2, "--std must be above zero"),
+        (("--channels", "3"), 1, "cannot be run on input of shape"),
+        (("--layer", "relu_9"), 1, "layer='relu_9' is not in the model"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    nobsp: Run,
+    gallery: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    code: int,
+    said: str,
+) -> None:
+    monkeypatch.chdir(gallery)
+    options = ("--model", "net.pt2", "--images", "images", "--channels", 1, "--no-report", "--out", tmp_path / "out")
+    done = nobsp("cam", *options, "--quiet", *words)
+    assert said in done.err
+    assert (done.code, done.out, done.err.count("\n")) == (code, "", 1)
+    assert not (tmp_path / "out").exists()
+
+
+# ---------------------------------------------------------------------- how images are read
+
+
+def test_images_are_brought_to_size_by_cutting_or_squashing(tmp_path: Path) -> None:
+    wide = np.zeros((10, 30, 3), np.uint8)
+    wide[:, 10:20] = 255
+    Image.fromarray(wide).save(tmp_path / "wide.png")
+    cut = pictures_of(tmp_path, "--size", "10", "--normalise", "none").batch([0])
+    squashed = pictures_of(tmp_path, "--size", "10", "--normalise", "none", "--fit", "squash").batch([0])
+    assert cut.shape == squashed.shape == (1, 3, 10, 10)
+    assert float(cut.min()) == 1.0
+    assert float(squashed[..., 0].max()) == 0.0
+
+
+def test_normalised_images_look_as_they_did(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (8, 8, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "noise.png")
+    pictures = pictures_of(tmp_path)
+    batch = pictures.batch([0])
+    expected = (pixels[0, 0] / 255 - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
+    np.testing.assert_allclose(batch[0, :, 0, 0], expected, rtol=1e-5)
+    np.testing.assert_allclose(pictures.shown(batch)[0].permute(1, 2, 0) * 255, pixels, atol=1e-3)
+
+
+def test_a_picture_that_was_turned_is_turned_back(tmp_path: Path) -> None:
+    pixels = np.zeros((4, 8, 3), np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # taken with the camera on its side
+    Image.fromarray(pixels).save(tmp_path / "side.jpg", exif=exif)
+    assert pictures_of(tmp_path).batch([0]).shape == (1, 3, 8, 4)

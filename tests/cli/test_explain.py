@@ -1,0 +1,286 @@
+"""`nobsp explain`: four files come out, whatever the model is in, and bad input is one clear line."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.compose import make_column_transformer
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+from torch import nn
+
+from nobsp import NObSP
+from nobsp.network.exported import load_exported, opened
+
+Run = Callable[..., object]
+FILES = {"contributions.parquet", "curves.csv", "explainer.nobsp", "report.html"}
+HOUSE = ("--model", "house.pt2", "--data", "houses.csv", "--target", "price")
+FAST = ("--interactions", "0")
+
+
+def test_four_files_and_a_summary_come_out(nobsp: Run, home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    done = nobsp("explain", *HOUSE, *FAST, "--out", out)
+    assert (done.code, {path.name for path in out.iterdir()}) == (0, FILES)
+    assert "120 rows, 4 features, 0 interactions, 1 output." in done.out
+    assert "calibrating on 120 rows" in done.err
+    assert "calibrating" not in done.out
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_the_files_hold_what_the_library_finds(nobsp: Run, home: Path, tmp_path: Path) -> None:
+    nobsp("explain", *HOUSE, *FAST, "--out", tmp_path / "out", "--no-report")
+    rows = pd.read_csv(home / "houses.csv").drop(columns="price")
+    model = opened(load_exported(home / "house.pt2"), torch.tensor(rows.to_numpy()))
+    explanation = NObSP(model, interactions=0).fit(rows)(rows)
+    written = pd.read_parquet(tmp_path / "out" / "contributions.parquet")
+    assert list(written) == ["row", "output", "base", "age", "income", "oslo", "rome", "residual", "prediction"]
+    np.testing.assert_allclose(written[["age", "income", "oslo", "rome"]], explanation.values[:, :, 0], rtol=1e-12)
+    account = written[["base", "age", "income", "oslo", "rome", "residual"]].sum(axis=1)
+    np.testing.assert_allclose(account, written["prediction"], atol=1e-12)
+    loaded = NObSP.load(tmp_path / "out" / "explainer.nobsp", model)
+    np.testing.assert_array_equal(loaded(rows).values, explanation.values)
+    with (tmp_path / "out" / "curves.csv").open(encoding="utf-8") as file:
+        curves = list(csv.DictReader(file))
+    assert set(curves[0]) == {"feature", "output", "x", "level", "value", "lower", "upper"}
+    assert {curve["feature"] for curve in curves} == {"age", "income", "oslo", "rome"}
+
+
+def test_json_is_all_there_is_on_stdout(nobsp: Run, tmp_path: Path) -> None:
+    done = nobsp("explain", *HOUSE, *FAST, "--out", tmp_path / "out", "--no-report", "--json", "--quiet")
+    found = json.loads(done.out)
+    assert found["outputs"][0]["explained"] == pytest.approx(1.0, abs=0.1)
+    assert set(found["files"]) == FILES - {"report.html"}
+    assert done.err == ""
+
+
+def test_quiet_says_nothing(nobsp: Run, tmp_path: Path) -> None:
+    done = nobsp("explain", *HOUSE, *FAST, "--out", tmp_path / "out", "--no-report", "--quiet")
+    assert (done.code, done.out, done.err) == (0, "", "")
+
+
+@pytest.mark.parametrize("data", ["houses.parquet", "houses-semicolon.csv"])
+def test_tables_of_other_kinds_give_the_same(nobsp: Run, home: Path, tmp_path: Path, data: str) -> None:
+    for name, source in (("a", "houses.csv"), ("b", data)):
+        options = ("--model", "house.pt2", "--data", source, "--target", "price", *FAST, "--no-report")
+        assert nobsp("explain", *options, "--out", tmp_path / name).code == 0
+    first, second = (pd.read_parquet(tmp_path / name / "contributions.parquet") for name in "ab")
+    pd.testing.assert_frame_equal(first, second, rtol=1e-9)
+
+
+def test_groups_pairs_names_and_fresh_rows_are_taken(nobsp: Run, home: Path, tmp_path: Path) -> None:
+    done = nobsp(
+        "explain", "--model", "house.pt2", "--data", "fresh.csv", "--target", "price", "--calibrate", "houses.csv",
+        "--groups", "city=oslo,rome", "--interactions", "age:income", "--output-names", "price in crowns", "--json",
+        "--no-report", "--out", tmp_path / "out",
+    )  # fmt: skip
+    found = json.loads(done.out)
+    assert found["features"] == ["age", "income", "city"]
+    assert found["interactions"] == [["age", "income"]]
+    assert found["outputs"][0]["name"] == "price in crowns"
+    assert found["rows"] == 60
+    assert "calibrating on 120 rows" in done.err
+
+
+def test_groups_are_also_read_from_a_file(nobsp: Run, tmp_path: Path) -> None:
+    (tmp_path / "groups.json").write_text('{"city": ["oslo", "rome"]}', encoding="utf-8")
+    done = nobsp("explain", *HOUSE, *FAST, "--groups", tmp_path / "groups.json", "--json", "--no-report", "--out",
+                 tmp_path / "out")  # fmt: skip
+    assert json.loads(done.out)["features"] == ["age", "income", "city"]
+
+
+def test_a_factory_with_weights_is_the_same_model(nobsp: Run, home: Path, tmp_path: Path) -> None:
+    nobsp("explain", *HOUSE, *FAST, "--no-report", "--out", tmp_path / "a")
+    for name, factory in (("b", "shop:house"), ("c", "shop.py:ready")):
+        options = ("--model", factory, "--weights", "house.safetensors", "--data", "houses.csv", "--target", "price")
+        done = nobsp("explain", *options, *FAST, "--no-report", "--out", tmp_path / name)
+        assert done.code == 0, done.err
+        first, second = (pd.read_parquet(tmp_path / n / "contributions.parquet") for n in ("a", name))
+        pd.testing.assert_frame_equal(first, second, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A scikit-learn pipeline with a column of text, in a skops file and in a pickle, and its table."""
+    import joblib
+    import skops.io
+
+    folder = tmp_path_factory.mktemp("pipelines")
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(
+        {"id": range(90), "age": rng.normal(size=90), "city": rng.choice(["oslo", "rome", "bonn"], 90)}
+    )
+    table["rich"] = np.where(table["age"] + (table["city"] == "oslo") > 0.3, "yes", "no")
+    table.to_csv(folder / "people.csv", index=False)
+
+    def fitted(scaler: object) -> object:
+        columns = make_column_transformer((scaler, ["age"]), (OneHotEncoder(), ["city"]))
+        network = MLPClassifier(hidden_layer_sizes=(8,), max_iter=40, random_state=0)
+        with pytest.warns(ConvergenceWarning):
+            return make_pipeline(columns, network).fit(table[["age", "city"]], table["rich"])
+
+    skops.io.dump(fitted(StandardScaler()), folder / "people.skops")
+    skops.io.dump(fitted(FunctionTransformer(copy.copy)), folder / "custom.skops")
+    joblib.dump(fitted(StandardScaler()), folder / "people.joblib")
+    return folder
+
+
+def test_a_pipeline_from_skops_explains_the_caller_s_own_columns(nobsp: Run, pipelines: Path, tmp_path: Path) -> None:
+    options = ("--data", pipelines / "people.csv", "--target", "rich", "--json", *FAST)
+    done = nobsp("explain", "--model", pipelines / "people.skops", *options, "--out", tmp_path / "out")
+    found = json.loads(done.out)
+    assert (found["features"], found["outputs"][0]["name"]) == (["age", "city"], "yes")
+    assert found["not_used"] == ["id"]
+    assert (tmp_path / "out" / "report.html").stat().st_size > 100_000
+
+
+def test_pickles_are_refused_with_the_reason_and_read_when_trusted(nobsp: Run, pipelines: Path, tmp_path: Path) -> None:
+    options = ("--data", pipelines / "people.csv", "--target", "rich", *FAST, "--no-report", "--out", tmp_path / "out")
+    refused = nobsp("explain", "--model", pipelines / "people.joblib", *options)
+    assert refused.code == 2
+    assert "is a pickle, and reading a pickle can run any code" in refused.err
+    assert nobsp("explain", "--model", pipelines / "people.joblib", *options, "--trust-pickle").code == 0
+
+
+def test_a_whole_network_pickled_by_torch_is_refused_and_a_state_is_told_apart(nobsp: Run, tmp_path: Path) -> None:
+    torch.save(nn.Linear(4, 1), tmp_path / "net.pt")
+    torch.save(nn.Linear(4, 1).state_dict(), tmp_path / "state.pt")
+    options = ("--data", "houses.csv", "--target", "price", *FAST, "--no-report", "--out", tmp_path / "out")
+    assert "is a pickle" in nobsp("explain", "--model", tmp_path / "net.pt", *options).err
+    assert "holds weights alone" in nobsp("explain", "--model", tmp_path / "state.pt", *options).err
+    assert nobsp("explain", "--model", tmp_path / "net.pt", *options, "--trust-pickle").code == 0
+
+
+def test_objects_that_skops_does_not_know_are_named(nobsp: Run, pipelines: Path, tmp_path: Path) -> None:
+    options = ("--data", pipelines / "people.csv", "--target", "rich", "--out", tmp_path / "out")
+    refused = nobsp("explain", "--model", pipelines / "custom.skops", *options)
+    assert refused.code == 2
+    assert "could run code when they are loaded" in refused.err
+    assert "copy.copy" in refused.err
+
+
+# ---------------------------------------------------------------------- what is refused
+
+WRONG: dict[str, tuple[tuple[object, ...], int, str]] = {
+    "no data": (("--data", "hauses.csv"), 2, "there is no such file; did you mean 'houses.csv'"),
+    "no model": (("--model", "hose.pt2"), 2, "there is no such file; did you mean 'house.pt2'"),
+    "data is a folder": (("--data", "."), 2, "is a folder"),
+    "wrong target": (("--target", "prize"), 2, "houses.csv has no column 'prize'; did you mean 'price'?"),
+    "wrong feature": (("--features", "age,incom"), 2, "has no column 'incom'; did you mean 'income'?"),
+    "target as feature": (("--features", "age,price"), 2, "which is the --target"),
+    "feature twice": (("--features", "age,age"), 2, "'age' is named twice"),
+    "wrong group": (("--groups", "city=oslo,room"), 2, "the column 'room'; did you mean 'rome'?"),
+    "group without columns": (("--groups", "city=", "b=oslo"), 2, "write name=column,column"),
+    "group in two": (("--groups", "a=oslo,rome", "b=rome"), 2, "'rome' is in 'a' and in 'b'"),
+    "group named like a column": (("--groups", "age=oslo,rome"), 2, "choose another name"),
+    "groups file missing": (("--groups", "groups.json"), 2, "there is no such file"),
+    "wrong pair": (("--interactions", "age:incom"), 2, "no feature 'incom'; did you mean 'income'?"),
+    "half a pair": (("--interactions", "age"), 2, "write auto, a number, or pairs"),
+    "ridge in words": (("--ridge", "strong"), 2, "--ridge must be auto or a number, found 'strong'"),
+    "negative ridge": (("--ridge", "-1"), 1, "ridge"),
+    "names of outputs": (("--output-names", "a", "b"), 1, "output_names has 2 names but the model has 1 output"),
+    "unknown head": (("--head", "3"), 1, "head='3' is not in the model"),
+    "too few columns": (("--features", "age,income"), 1, "cannot be run on input of shape (120, 2)"),
+    "no such factory": (("--model", "shop:hous"), 2, "has no 'hous'; did you mean 'house'"),
+    "no such module": (("--model", "shopping:house"), 2, "there is no module 'shopping'"),
+    "a factory that makes no model": (("--model", "shop:number"), 1, "found int"),
+    "weights for a file": (("--weights", "house.safetensors"), 2, "--weights goes with a factory"),
+    "weights as a model": (("--model", "house.safetensors"), 2, "holds weights alone"),
+    "a model that is none": (("--model", "houses.csv"), 2, "is no model this command reads"),
+    "out is a file": (("--out", "houses.csv"), 2, "--out houses.csv is a file; name a folder"),
+    "out below a file": (("--out", "houses.csv/out"), 2, "houses.csv is a file"),
+    "out where nobody may write": (("--out", "/proc/nobsp"), 2, "cannot be written to"),
+    "option that is none": (("--modell", "x"), 2, "unrecognized arguments: --modell"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_said_in_one_line(nobsp: Run, tmp_path: Path, case: str) -> None:
+    words, code, said = WRONG[case]
+    done = nobsp("explain", *HOUSE, *FAST, "--out", tmp_path / "out", "--quiet", *words)
+    assert done.code == code, done.err
+    assert said in done.err
+    assert done.err.count("\n") == 1
+    assert done.out == ""
+    assert not (tmp_path / "out").exists()
+
+
+BAD_TABLES = {
+    "empty": ("", "cannot be read"),
+    "names only": ("age,income,oslo,rome,price\n", "has no rows"),
+    "ragged": ("age,income,oslo,rome,price\n1,2,3,4,5\n1,2\n", "cannot be read"),
+    "the same name twice": ("age,age,oslo,rome,price\n1,2,3,4,5\n", "two columns called 'age'"),
+    "binary": ("\x00\x01\x02", "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TABLES)
+def test_tables_that_are_none_are_one_line(nobsp: Run, tmp_path: Path, case: str) -> None:
+    content, said = BAD_TABLES[case]
+    (tmp_path / "bad.csv").write_text(content, encoding="utf-8")
+    done = nobsp("explain", *HOUSE, "--out", tmp_path / "out", "--quiet", "--data", tmp_path / "bad.csv")
+    assert (done.code, done.err.count("\n")) == (2, 1), done.err
+    assert said in done.err
+
+
+def test_words_and_gaps_in_a_network_s_table_are_named(nobsp: Run, tmp_path: Path) -> None:
+    (tmp_path / "words.csv").write_text("age,income,oslo,rome\n1,2,a,4\n2,3,b,5\n", encoding="utf-8")
+    (tmp_path / "gaps.csv").write_text("age,income,oslo,rome\n1,2,3,4\n2,,4,5\n", encoding="utf-8")
+    options = ("explain", "--model", "house.pt2", "--out", tmp_path / "out", "--quiet", "--data")
+    words, gaps = nobsp(*options, tmp_path / "words.csv"), nobsp(*options, tmp_path / "gaps.csv")
+    assert "'oslo' holds String" in words.err
+    assert "is missing in row 1, column 'income'" in gaps.err
+    assert (words.code, gaps.code) == (1, 1)
+
+
+def test_weights_that_do_not_fit_are_refused(nobsp: Run, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"0.weight": torch.zeros(2, 2)}, tmp_path / "other.safetensors")
+    options = ("--data", "houses.csv", "--target", "price", "--out", tmp_path / "out", "--quiet")
+    done = nobsp("explain", "--model", "shop:house", "--weights", tmp_path / "other.safetensors", *options)
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "does not fit the model" in done.err
+
+
+# ---------------------------------------------------------------------- what is there already
+
+
+def test_results_are_not_overwritten_without_force(nobsp: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "curves.csv").write_text("mine", encoding="utf-8")
+    (out / "notes.txt").write_text("also mine", encoding="utf-8")
+    refused = nobsp("explain", *HOUSE, *FAST, "--no-report", "--out", out)
+    assert (refused.code, (out / "curves.csv").read_text(encoding="utf-8")) == (2, "mine")
+    assert "has curves.csv already" in refused.err
+    assert nobsp("explain", *HOUSE, *FAST, "--no-report", "--out", out, "--force").code == 0
+    assert (out / "curves.csv").read_text(encoding="utf-8").startswith("feature,")
+    assert (out / "notes.txt").read_text(encoding="utf-8") == "also mine"
+    assert {path.name for path in tmp_path.iterdir()} == {"out"}
+
+
+def test_a_failure_while_writing_leaves_nothing(nobsp: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(NObSP, "save", full)
+    done = nobsp("explain", *HOUSE, *FAST, "--no-report", "--out", tmp_path / "new" / "out", "--quiet")
+    assert (done.code, done.err) == (1, "nobsp: no space left on device.\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_where_an_error_came_from(nobsp: Run, tmp_path: Path) -> None:
+    done = nobsp("explain", *HOUSE, "--out", tmp_path / "out", "--head", "3", "--debug")
+    assert done.code == 1
+    assert "Traceback" in done.err

@@ -1,0 +1,120 @@
+"""The command line as a process: pipes that close, interrupts, what starting costs, and every command once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+NOBSP = [sys.executable, "-m", "nobsp"]
+HOUSE = ["--model", "house.pt2", "--data", "houses.csv", "--target", "price"]
+
+SLOW = '''
+"""A network that says when it is run, and then takes its time."""
+import time
+from pathlib import Path
+from torch import nn
+
+class Slow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 1)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 8:
+            Path("running").touch()
+            time.sleep(60)
+        return self.head(x)
+'''
+
+
+def run(words: Sequence[object], *, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*NOBSP, *map(str, words)], cwd=cwd, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_help_is_shown_when_nothing_is_asked(tmp_path: Path) -> None:
+    done = run([], cwd=tmp_path)
+    assert done.returncode == 0
+    for word in ("explain", "cam", "audit", "bench", "demo", "version", "exit codes"):
+        assert word in done.stdout
+    assert done.stderr == ""
+
+
+def test_version_costs_no_torch(tmp_path: Path) -> None:
+    program = "import sys; from nobsp.cli import main; main(['version']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "torch" in done.stdout
+
+
+@pytest.mark.parametrize("words", [["version"], ["--help"]])
+def test_a_reader_who_has_gone_is_not_complained_about(words: list[str], tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*NOBSP, *words], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_full_disk_behind_stdout_is_one_line() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run([*NOBSP, "version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "nobsp: no space left on device.\n")
+
+
+def test_an_unknown_command_is_one_line_with_what_is_close(tmp_path: Path) -> None:
+    done = run(["explian"], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "nobsp: there is no command 'explian'; did you mean 'explain'?\n"
+
+
+def test_explain_runs_and_says_results_on_stdout_alone(home: Path, tmp_path: Path) -> None:
+    done = run(["explain", *HOUSE, "--interactions", "0", "--out", tmp_path / "out", "--json"], cwd=home)
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout)["files"]) == {path.name for path in (tmp_path / "out").iterdir()}
+    assert done.stderr.splitlines()[0] == "reading houses.csv"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_leaves_nothing_half_written(number: int, code: int, home: Path, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW, encoding="utf-8")
+    words = ["explain", "--model", "slow:Slow", "--data", home / "houses.csv", "--target", "price", "--out", "out"]
+    process = subprocess.Popen(
+        [*NOBSP, *map(str, words)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        while not (tmp_path / "running").exists():
+            assert process.poll() is None, process.communicate()[1]
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.1)
+        process.send_signal(number)
+        said, complained = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, said) == (code, "")
+    assert "Traceback" not in complained
+    assert {path.name for path in tmp_path.iterdir()} <= {"slow.py", "running", "__pycache__"}
+
+
+def test_bench_hands_over_to_the_checkout_s_benchmarks(tmp_path: Path) -> None:
+    package = tmp_path / "benchmarks"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text("import sys; print(sys.argv[1:]); sys.exit(3)", encoding="utf-8")
+    done = run(["bench", "synthetic", "--quick"], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (3, "['synthetic', '--quick']\n")
+
+
+def test_bench_without_a_checkout_says_where_to_get_one(tmp_path: Path) -> None:
+    done = run(["bench", "synthetic"], cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Clone the repository" in done.stderr

@@ -1,0 +1,107 @@
+"""The demo: what it says was measured and is good, and its pages open without complaint."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nobsp import demo as room
+from nobsp.cli import main
+from nobsp.demo import Findings, drawing, synthetic
+from nobsp.demo.training import seeded
+
+CHROMIUM = Path("/usr/bin/chromium")
+
+
+def test_it_says_what_it_found_in_five_lines_and_where_the_pages_are(demo: Any) -> None:
+    lines = demo.out.splitlines()
+    assert len(lines) == 6
+    assert lines[-1].endswith(str(demo.folder / "index.html"))
+    assert {path.name for path in demo.folder.iterdir()} == set(room.PAGES)
+    assert demo.err.splitlines()[0].startswith("1 of 3")
+
+
+def test_the_functions_that_made_the_data_are_recovered(demo: Any) -> None:
+    network, functions = (float(found) for found in re.findall(r"R²[^.]*?(0\.\d+)", demo.out)[:2])
+    assert network > 0.99
+    assert functions > 0.995
+
+
+def test_the_networks_of_the_demo_are_good_enough_to_look_at(demo: Any) -> None:
+    cells = float(re.search(r"Breast cancer: ([\d.]+)%", demo.out)[1])
+    digits = float(re.search(r"Digits: ([\d.]+)%", demo.out)[1])
+    assert cells > 93
+    assert digits > 97
+
+
+def test_every_page_opens_without_a_complaint_or_a_request(demo: Any) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    if not CHROMIUM.exists():
+        pytest.skip("there is no Chromium here")
+    heard: list[str] = []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 400, "height": 800})
+        page.on("console", lambda message: heard.append(message.text))
+        page.on("pageerror", lambda error: heard.append(str(error)))
+        page.on("request", lambda request: request.url.startswith(("file:", "data:")) or heard.append(request.url))
+        for link in range(3):
+            page.goto((demo.folder / "index.html").as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth") <= 400
+            page.locator("a.go").nth(link).click()
+            page.wait_for_selector("h1")
+        browser.close()
+    assert heard == []
+
+
+def test_opening_the_first_page_is_left_to_the_browser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def made(folder: Path, *, say: Any) -> Findings:
+        for name in room.PAGES:
+            (folder / name).write_text("page", encoding="utf-8")
+        return Findings(("found",), {"number": 1})
+
+    opened: list[str] = []
+    monkeypatch.setattr(room, "run", made)
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert main(["demo", "--out", str(tmp_path / "pages"), "--open", "--quiet"]) == 0
+    assert opened == [(tmp_path / "pages" / "index.html").as_uri()]
+    assert main(["demo", "--out", str(tmp_path / "pages")]) == 2
+    assert "already; name another folder, or replace with --force" in capsys.readouterr().err
+
+
+def test_a_case_leaves_random_numbers_and_threads_alone(tmp_path: Path) -> None:
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    first = synthetic.run(tmp_path / "page.html", epochs=1)
+    second = synthetic.run(tmp_path / "again.html", epochs=1)
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.get_num_threads() == threads
+    assert first.recovered == second.recovered
+    assert (tmp_path / "page.html").read_bytes() == (tmp_path / "again.html").read_bytes()
+
+
+def test_seeds_repeat_and_leave_no_trace() -> None:
+    before = torch.get_rng_state()
+    with seeded(3):
+        first = torch.rand(3)
+    with seeded(3):
+        assert torch.equal(first, torch.rand(3))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_an_image_becomes_an_address_that_holds_it() -> None:
+    pytest.importorskip("PIL")
+    import base64
+    import io
+
+    from PIL import Image
+
+    picture = np.random.default_rng(0).uniform(size=(5, 4, 3)).astype(np.float32)
+    content = base64.b64decode(drawing.address(picture).partition(",")[2])
+    np.testing.assert_allclose(np.asarray(Image.open(io.BytesIO(content))) / 255, picture, atol=0.5 / 255)

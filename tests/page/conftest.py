@@ -1,0 +1,218 @@
+"""A real Chromium, and pages to open in it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from nobsp import NObSP, NObSPCam
+from nobsp.page import report
+from tests.page.names import NASTY, QUOTED, RTL
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or "/usr/bin/chromium"
+    if not Path(chromium).exists():
+        pytest.skip("chromium is not installed")
+    with playwright.sync_playwright() as running:
+        started = running.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield started
+        started.close()
+
+
+@dataclass
+class Opened:
+    """A page in the browser, and everything it complained about or asked for."""
+
+    page: Any
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def value(self, selector: str) -> float:
+        """The number behind what is shown."""
+        return float(self.page.get_attribute(selector, "data-value"))
+
+
+# Everything as it was when the page was opened. Reading plotly takes a browser two seconds, this none.
+AGAIN = """() => {
+  const put = (id, value) => { const e = document.getElementById(id); if (!e) return;
+    if (e.type === 'checkbox') e.checked = value; else e.value = value;
+    e.dispatchEvent(new Event('input', {bubbles: true})); e.dispatchEvent(new Event('change', {bubbles: true})); };
+  for (const id of ['find', 'find-control', 'filter-low', 'filter-high', 'from-row']) put(id, '');
+  for (const id of ['only-beyond', 'only-wrong', 'same-scale', 'picture-wrong']) put(id, false);
+  put('output', '0'); put('order', 'strength'); put('picture-order', 'given');
+  document.querySelectorAll('.platehead select').forEach(e => { e.value = '0'; e.dispatchEvent(new Event('change')); });
+  document.getElementById('typical')?.click();
+  const by = () => document.querySelector('th[data-id=residual]');
+  while (by() && by().getAttribute('aria-sort') !== 'descending') by().querySelector('button').click();
+  scrollTo({top: 0, behavior: 'instant'});
+  document.activeElement?.blur();
+}"""
+
+
+@pytest.fixture(scope="session")
+def kept() -> Iterator[dict[Path, Opened]]:
+    """Pages that stay open from test to test."""
+    pages: dict[Path, Opened] = {}
+    yield pages
+    for opened in pages.values():
+        opened.page.context.close()
+
+
+@pytest.fixture
+def show(browser: Any, kept: dict[Path, Opened]) -> Iterator[Any]:
+    """Opens a file and waits until it is ready; `fresh=False` takes one that is open already, and sets it back."""
+    contexts = []
+
+    def opened(path: Path, *, fresh: bool = True, **options: Any) -> Opened:
+        if not fresh and path in kept:
+            kept[path].page.evaluate(AGAIN)
+            return kept[path]
+        options.setdefault("viewport", {"width": 1280, "height": 800})
+        context = browser.new_context(**options)
+        found = Opened(context.new_page())
+        if fresh:
+            contexts.append(context)
+        else:
+            kept[path] = found
+        found.page.on("console", lambda said: found.complaints.append(said.text) if said.type == "error" else None)
+        found.page.on("pageerror", lambda error: found.complaints.append(str(error)))
+        found.page.on("dialog", lambda dialog: (found.complaints.append(dialog.message), dialog.dismiss()))
+        found.page.on("request", lambda request: found.requests.append(request.url))
+        found.page.goto(path.as_uri())
+        found.page.wait_for_selector("html[data-ready=yes]", state="attached")
+        return found
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+# ---------------------------------------------------------------------- a table of numbers and names
+
+
+@pytest.fixture(scope="session")
+def mixed() -> SimpleNamespace:
+    """Four numbers with names that are hard to write, and a category of three levels; one output, two interactions."""
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    model = nn.Sequential(nn.Linear(7, 24), nn.ReLU(), nn.Linear(24, 12), nn.ReLU(), nn.Linear(12, 1)).double()
+    city = np.eye(3)[rng.integers(0, 3, 400)]
+    X = pd.DataFrame(
+        np.column_stack([rng.normal(size=(400, 3)), rng.integers(2000, 2020, 400), city]),
+        columns=[NASTY, QUOTED, RTL, "year", "oslo", "rome", "paris"],
+    )
+    with torch.no_grad():
+        model[0].weight[:, 3] *= 0.05
+        model[0].bias -= model[0].weight[:, 3] * 2010
+    features = {NASTY: NASTY, QUOTED: QUOTED, RTL: RTL, "year": "year", "city": ["oslo", "rome", "paris"]}
+    explainer = NObSP(
+        model, features=features, interactions=[(NASTY, QUOTED), (RTL, "city")], output_names=["<b>spend</b>"]
+    ).fit(X)
+    compiled = explainer.compile(grid_size=900)
+    return SimpleNamespace(X=X, explainer=explainer, compiled=compiled, explanation=explainer(X))
+
+
+@pytest.fixture(scope="session")
+def mixed_page(mixed: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Through the compiled explainer, whose tables then are those of the page.
+    explanation = mixed.compiled(mixed.X, predictions=mixed.explanation.predictions)
+    return report(explanation, tmp_path_factory.mktemp("mixed") / "mixed.html", title=NASTY, about=QUOTED)
+
+
+# ---------------------------------------------------------------------- three classes
+
+
+@pytest.fixture(scope="session")
+def classes() -> SimpleNamespace:
+    torch.manual_seed(1)
+    rng = np.random.default_rng(1)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)).double()
+    with torch.no_grad():
+        model[2].weight *= 4
+    X = rng.normal(size=(300, 4))
+    explainer = NObSP(model, features=list("abcd"), interactions=0, output_names=["red", "green", "blue"]).fit(X)
+    explanation = explainer(X)
+    labels = explanation.predictions.argmax(1)
+    labels[:30] = (labels[:30] + 1) % 3
+    found = rng.integers(0, 50, (300, 5))
+    names = np.array(["red", "green", "blue"])
+    predicted = names[explanation.predictions.argmax(1)]
+    near = names[rng.integers(0, 3, 50)][found]
+    hits = SimpleNamespace(
+        indices=found,
+        distances=np.sort(rng.uniform(size=(300, 5)), axis=1),
+        labels=near,
+        predicted=predicted,
+        purity=(near == predicted[:, None]).mean(1),
+        confidence=rng.uniform(size=300),
+    )
+    return SimpleNamespace(X=X, explainer=explainer, explanation=explanation, labels=labels, hits=hits, model=model)
+
+
+@pytest.fixture(scope="session")
+def classes_page(classes: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("classes") / "classes.html"
+    return report(classes.explanation, path, labels=classes.labels, hits=classes.hits)
+
+
+# ---------------------------------------------------------------------- images
+
+
+@pytest.fixture(scope="session")
+def pictures() -> SimpleNamespace:
+    torch.manual_seed(2)
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)
+    )
+    images = torch.rand(80, 1, 12, 12)
+    cam = NObSPCam(model, output_names=["cat", "dog", NASTY]).fit(images)
+    some = images[:14]
+    order = model(some).detach().argsort(1, descending=True)[:, :2]
+    rng = np.random.default_rng(0)
+    hits = SimpleNamespace(
+        indices=rng.integers(0, 80, (14, 4)),
+        distances=np.sort(rng.uniform(size=(14, 4)), axis=1),
+        labels=rng.integers(0, 3, (14, 4)),
+        predicted=order[:, 0].numpy(),
+        purity=rng.integers(0, 5, 14) / 4,
+        confidence=rng.uniform(size=14),
+    )
+    labels = order[:, 0].numpy().copy()
+    labels[0] = order[0, 1]
+    return SimpleNamespace(cam=cam, images=some, gallery=images, maps=cam(some, order), hits=hits, labels=labels)
+
+
+@pytest.fixture(scope="session")
+def pictures_page(pictures: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return report(
+        pictures.maps,
+        tmp_path_factory.mktemp("pictures") / "pictures.html",
+        images=pictures.images,
+        explainer=pictures.cam,
+        labels=pictures.labels,
+        hits=pictures.hits,
+        gallery=pictures.gallery,
+    )
