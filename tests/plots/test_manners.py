@@ -164,6 +164,19 @@ def test_importing_the_plots_loads_neither_matplotlib_nor_torch():
     assert run("import nobsp.plots, sys; print({'matplotlib', 'torch'} & {*sys.modules})") == "set()\n"
 
 
+def test_a_compiled_explainer_is_drawn_without_torch(known, tmp_path):
+    known.compile(tolerance=0.1).save(tmp_path / "small.nobsp")
+    program = f"""
+import sys
+from nobsp import CompiledExplainer, plots
+compiled = CompiledExplainer.load({str(tmp_path / "small.nobsp")!r})
+plots.curves(compiled)
+plots.interaction(compiled, ("age", "income"))
+print("torch" in sys.modules)
+"""
+    assert run(program) == "False\n"
+
+
 def test_without_matplotlib_the_extra_is_named():
     program = """
 import sys
