@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +108,32 @@ def test_a_factory_with_weights_is_the_same_model(nobsp: Run, home: Path, tmp_pa
         assert done.code == 0, done.err
         first, second = (pd.read_parquet(tmp_path / n / "contributions.parquet") for n in ("a", name))
         pd.testing.assert_frame_equal(first, second, rtol=1e-4, atol=1e-6)
+
+
+def test_a_script_is_the_same_model(nobsp: Run, home: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1)).eval()
+    net.load_state_dict(load_file(home / "house.safetensors"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # making scripts is deprecated, having them is not
+        torch.jit.trace(net, torch.zeros(2, 4)).save(str(tmp_path / "house.pt"))
+    for name, model in (("a", "house.pt2"), ("b", tmp_path / "house.pt")):
+        options = ("--model", model, "--data", "houses.csv", "--target", "price", *FAST, "--no-report")
+        assert nobsp("explain", *options, "--out", tmp_path / name).code == 0
+    first, second = (pd.read_parquet(tmp_path / name / "contributions.parquet") for name in "ab")
+    pd.testing.assert_frame_equal(first, second, rtol=1e-4, atol=1e-6)
+
+
+def test_an_exported_file_that_could_run_code_is_refused(
+    nobsp: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nobsp.network.exported._code_in", lambda _: iter(["a pickled object"]))
+    options = (*HOUSE, *FAST, "--no-report", "--out", tmp_path / "out")
+    refused = nobsp("explain", *options)
+    assert refused.code == 2
+    assert "holds a pickled object, which can run code when it is loaded" in refused.err
+    assert nobsp("explain", *options, "--trust-pickle").code == 0
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from nobsp.cli.console import Console
+
 NOBSP = [sys.executable, "-m", "nobsp"]
 HOUSE = ["--model", "house.pt2", "--data", "houses.csv", "--target", "price"]
 
@@ -84,6 +86,26 @@ def test_explain_runs_and_says_results_on_stdout_alone(home: Path, tmp_path: Pat
     assert done.stderr.splitlines()[0] == "reading houses.csv"
 
 
+@pytest.mark.parametrize("command", ["cam", "audit"])
+def test_commands_on_images_run(command: str, gallery: Path, tmp_path: Path) -> None:
+    words = [
+        "--model",
+        "net.pt2",
+        "--images",
+        "images",
+        "--calibrate",
+        "more",
+        "--channels",
+        "1",
+        "--out",
+        tmp_path / "out",
+    ]
+    done = run([command, *words], cwd=gallery)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert done.stdout.splitlines()[-1].startswith(f"Wrote {tmp_path}")
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_leaves_nothing_half_written(number: int, code: int, home: Path, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW, encoding="utf-8")
@@ -118,3 +140,15 @@ def test_bench_without_a_checkout_says_where_to_get_one(tmp_path: Path) -> None:
     done = run(["bench", "synthetic"], cwd=tmp_path)
     assert done.returncode == 2
     assert "Clone the repository" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("terminal", "quiet", "drawn"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_progress_bars_are_for_terminals(
+    terminal: bool, quiet: bool, drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    console = Console()
+    console.quiet = quiet
+    assert console.progress is drawn

@@ -100,7 +100,7 @@ def test_an_opened_model_computes_the_same_and_its_head_is_found(
     assert torch.equal(state, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["dynamic.pt2", "script.pt", "frozen.pt"])
 def test_an_opened_model_has_the_functions_of_the_original(
     name: str, files: dict[str, Path], net: Net, rows: Tensor
 ) -> None:
@@ -142,6 +142,16 @@ def test_a_convolution_that_is_the_head_is_found() -> None:
     images = torch.randn(8, 1, 6, 6)
     model = opened(torch.export.export(net, (images[:2],), dynamic_shapes=ROWS), images)
     assert Readout.find(model, images).head.name == "2"
+
+
+def test_whole_numbers_are_codes_or_measurements_as_the_model_takes_them() -> None:
+    whole = torch.arange(60).reshape(20, 3) % 5
+    looked_up = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(12, 1)).eval()
+    codes = opened(torch.export.export(looked_up, (whole[:4],), dynamic_shapes=ROWS), whole)
+    assert Readout.find(codes, whole).integer
+    measured = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).eval()
+    numbers = opened(torch.export.export(measured, (torch.zeros(4, 3),), dynamic_shapes=ROWS), whole)
+    assert not Readout.find(numbers, whole).integer
 
 
 def test_rows_that_a_fixed_size_mixes_are_refused_with_the_way_to_export(rows: Tensor) -> None:

@@ -204,7 +204,8 @@ def _audit(index: ContributionIndex, options: Namespace, rows: Any, labels: Any)
 def _classes(found: Audit) -> list[Any]:
     classes = found.by_contributions.classes
     assert classes is not None  # an audit is about classes
-    return classes.tolist()
+    named: list[Any] = classes.tolist()
+    return named
 
 
 def _codes(found: Audit, rows: NDArray[np.intp]) -> list[int]:

@@ -246,6 +246,11 @@ def _refuse(X: Any, argument: str) -> None:
     kind = type(X).__name__
     if isinstance(X, Dataset) and not isinstance(X, IterableDataset):
         raise TypeError(f"{argument} is a Dataset; pass torch.utils.data.DataLoader({argument}, batch_size=...).")
+    if type(X).__module__.partition(".")[0] == "ray":
+        raise TypeError(
+            f"{argument} is a Ray {kind}; only `fit` takes it whole. Work on its batches where they are, with "
+            f"{argument}.map_batches(..., batch_format='pandas')."
+        )
     if hasattr(X, "collect") and "Lazy" in kind:
         raise TypeError(f"{argument} is a {kind}; pass {argument}.collect().")
     if hasattr(X, "toarray"):

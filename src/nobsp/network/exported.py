@@ -123,9 +123,19 @@ def opened(model: ExportedProgram | nn.Module, example: Tensor) -> ExportedModel
         ('output',)
     """
     closed = Program(model) if isinstance(model, ExportedProgram) else model
-    rows = closed.rows if isinstance(closed, Program) else None
     floating = next((t.dtype for t in (*closed.parameters(), *closed.buffers()) if t.is_floating_point()), None)
-    example = example.to(floating) if floating is not None and example.is_floating_point() else example
+    as_floats = example if floating is None else example.to(floating)
+    # Whole numbers may be codes that a model looks up, or measurements; the model itself gives the answer.
+    if not example.is_floating_point():
+        try:
+            return _opened(closed, example)
+        except ValueError:
+            return _opened(closed, as_floats)
+    return _opened(closed, as_floats)
+
+
+def _opened(closed: nn.Module, example: Tensor) -> ExportedModel:
+    rows = closed.rows if isinstance(closed, Program) else None
     if rows is None:
         return ExportedModel(closed, example)
     fixed = (
@@ -133,12 +143,12 @@ def opened(model: ExportedProgram | nn.Module, example: Tensor) -> ExportedModel
         f"export it with a dynamic first dimension: {RECIPE}."
     )
     try:
-        model_at_once = ExportedModel(closed, example)
+        made = ExportedModel(closed, example)
     except ValueError as failure:
         raise ValueError(fixed) from failure
     if not _same_rows(closed, example[: 8 * rows], rows):
         raise ValueError(fixed)
-    return model_at_once
+    return made
 
 
 class Program(nn.Module):
