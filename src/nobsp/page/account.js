@@ -1,30 +1,38 @@
 // One prediction written out: base, terms, what they add up to, and what is left over. A table with bars in it.
 const SHOWN = 10;
 
-// Terms in the order of what they do here, the smallest ones put together.
+// Terms in the order of what they do here.
 function orderOf(contributions, output) {
-  return contributions.map((_, i) => i).sort((a, b) => Math.abs(contributions[b][output]) - Math.abs(contributions[a][output]) || a - b);
+  const size = (i) => Math.abs(contributions[i][output]);
+  return contributions.map((_, i) => i).sort((a, b) => size(b) - size(a) || a - b);
+}
+
+// One step a term, the smallest ones put together.
+function stepsOf(point, contributions, order) {
+  const o = state.output, steps = [];
+  let sum = table.base[o];
+  const step = (about, value) => { steps.push({ ...about, value, from: sum, to: sum + value }); sum += value; };
+  const most = order.length > SHOWN + 1 ? SHOWN : order.length;
+  for (const i of order.slice(0, most)) {
+    const { name, features } = table.terms[i];
+    step({ name: bdi(name, "name"), values: features.map((k) => named(k, point)).join(", ") }, contributions[i][o]);
+  }
+  const rest = order.slice(most);
+  if (rest.length) {
+    step({ name: counted(rest.length, "smaller term"), values: "" }, rest.reduce((total, i) => total + contributions[i][o], 0));
+  }
+  return steps;
 }
 
 function drawAccount(place, { caption, point, account, prediction = null, order = null }) {
-  const o = state.output;
-  const sorted = order || orderOf(account.contributions, o);
-  const most = sorted.length > SHOWN + 1 ? SHOWN : sorted.length;
-  const steps = [];
-  let sum = table.base[o];
-  const step = (about, value) => { steps.push({ ...about, value, from: sum, to: sum + value }); sum += value; };
-  for (const i of sorted.slice(0, most)) {
-    const term = table.terms[i];
-    const values = term.features.map((k) => named(k, point)).join(", ");
-    step({ name: term.name, values, feature: term.features[0] }, account.contributions[i][o]);
-  }
-  const rest = sorted.slice(most);
-  if (rest.length) step({ name: counted(rest.length, "smaller term"), own: true }, rest.reduce((total, i) => total + account.contributions[i][o], 0));
-  const left = prediction ? prediction[o] - account.total[o] : null;
-  const ends = [table.base[o], account.total[o], ...steps.flatMap((s) => [s.from, s.to]), ...(prediction ? [prediction[o]] : [])];
-  const low = Math.min(...ends), high = Math.max(...ends), span = high - low || 1;
-  const scale = Math.max(...steps.map((s) => Math.abs(s.value)), Math.abs(left ?? 0), 1e-12);
+  const o = state.output, base = table.base[o], total = account.total[o];
+  const steps = stepsOf(point, account.contributions, order || orderOf(account.contributions, o));
+  const left = prediction ? prediction[o] - total : 0;
+  const ends = [base, total, total + left, ...steps.flatMap((step) => [step.from, step.to])];
+  const low = Math.min(...ends), span = Math.max(...ends) - low || 1;
+  const scale = Math.max(...steps.map((step) => Math.abs(step.value)), Math.abs(left), 1e-12);
   const at = (value) => 2 + (96 * (value - low)) / span;
+
   const bar = (from, to, kind) => {
     const mark = make("span", { className: "step " + kind });
     mark.style.left = Math.min(at(from), at(to)) + "%";
@@ -36,38 +44,51 @@ function drawAccount(place, { caption, point, account, prediction = null, order 
     mark.style.left = at(value) + "%";
     return make("td", { className: "track", "aria-hidden": "true" }, mark);
   };
-  const line = (className, name, values, track, text, value) => make("tr", { className, "data-value": value },
-    make("th", { scope: "row" }, name, ...(values ? [" ", make("span", { className: "given" }, "= ", bdi(brief(values, 28)))] : [])), track, make("td", { className: "number", textContent: text }));
-  const body = make("tbody", {},
-    line("sum", "average prediction", "", level(table.base[o], ""), fixed(table.base[o], scale), table.base[o]),
-    ...steps.map((s) => line("term", s.own ? s.name : bdi(s.name, "name"), s.values, bar(s.from, s.to, s.value < 0 ? "against" : "for"), signed(s.value, scale), s.value)),
-    line("sum total", "account", "", level(account.total[o], "total"), fixed(account.total[o], scale), account.total[o]));
-  if (prediction) body.append(
-    line("left", "left over (residual)", "", bar(account.total[o], prediction[o], "rest"), signed(left, scale), left),
-    line("sum total", "model's prediction", "", level(prediction[o], "total"), fixed(prediction[o], scale), prediction[o]));
-  place.replaceChildren(
-    make("table", { className: "account" }, make("caption", {}, caption, table.outputs.length > 1 ? make("span", { className: "quiet" }, " for ", bdi(table.outputs[o])) : null), body),
+  const line = (className, value, name, track, text, values = "") => {
+    const given = values ? make("span", { className: "given" }, "= ", bdi(brief(values, 28))) : "";
+    return make("tr", { className, "data-value": value }, make("th", { scope: "row" }, name, " ", given), track,
+      make("td", { className: "number", textContent: text }));
+  };
+
+  const body = make("tbody", {}, line("sum", base, "average prediction", level(base, ""), fixed(base, scale)));
+  for (const { name, values, value, from, to } of steps) {
+    body.append(line("term", value, name, bar(from, to, value < 0 ? "against" : "for"), signed(value, scale), values));
+  }
+  body.append(line("sum total", total, "account", level(total, "total"), fixed(total, scale)));
+  if (prediction) {
+    body.append(
+      line("left", left, "left over (residual)", bar(total, prediction[o], "rest"), signed(left, scale)),
+      line("sum total", prediction[o], "model's prediction", level(prediction[o], "total"), fixed(prediction[o], scale)),
+    );
+  }
+  const which = table.outputs.length > 1 ? make("span", { className: "quiet" }, " for ", bdi(table.outputs[o])) : "";
+  place.replaceChildren(make("table", { className: "account" }, make("caption", {}, caption, which), body),
     ...probabilities(account.total, prediction));
 }
 
 // Probabilities by the account, and by the model where it was run; never one in the name of the other.
 function probabilities(total, prediction) {
-  const ours = linked(total);
+  const ours = linked(total), theirs = prediction ? linked(prediction) : null;
   if (!ours) return [];
-  if (table.link === "exp") return [make("p", { className: "quiet", textContent: `The account's output is ${shown(ours[state.output], 4)}.` })];
-  const theirs = prediction ? linked(prediction) : null;
+  if (table.link === "exp") {
+    return [make("p", { className: "quiet", textContent: `The account's output is ${shown(ours[state.output], 4)}.` })];
+  }
   const names = table.outputs.length > 1 ? table.outputs : [table.classes[1] || table.outputs[0]];
   const order = names.map((_, i) => i).sort((a, b) => ours[b] - ours[a]).slice(0, 6);
-  const head = make("tr", {}, make("th", { scope: "col", textContent: "probability" }), make("td"), make("th", { scope: "col", className: "number", textContent: "account" }));
-  if (theirs) head.append(make("th", { scope: "col", className: "number", textContent: "model" }));
+  const column = (textContent) => make("th", { scope: "col", className: "number", textContent });
+  const head = make("tr", {}, make("th", { scope: "col", textContent: "probability" }), make("td"), column("account"));
+  if (theirs) head.append(column("model"));
   const rows = order.map((i) => {
     const fill = make("span", { className: "fill" });
     fill.style.width = 100 * ours[i] + "%";
-    const row = make("tr", { "data-output": i, "data-value": ours[i] }, make("th", { scope: "row" }, bdi(names[i])), make("td", { className: "track", "aria-hidden": "true" }, fill),
-      make("td", { className: "number", textContent: percent(ours[i]) }));
-    if (theirs) row.append(make("td", { className: "number", textContent: percent(theirs[i]) }));
+    const row = make("tr", { "data-output": i, "data-value": ours[i] }, make("th", { scope: "row" }, bdi(names[i])),
+      make("td", { className: "track", "aria-hidden": "true" }, fill));
+    for (const share of theirs ? [ours[i], theirs[i]] : [ours[i]]) {
+      row.append(make("td", { className: "number", textContent: percent(share) }));
+    }
     return row;
   });
   const said = theirs ? "Probabilities of the account and of the model." : "Probabilities of the account: the model was not run.";
-  return [make("table", { className: "chances" }, make("caption", { className: "quiet", textContent: said }), make("thead", {}, head), make("tbody", {}, ...rows))];
+  return [make("table", { className: "chances" }, make("caption", { className: "quiet", textContent: said }),
+    make("thead", {}, head), make("tbody", {}, ...rows))];
 }

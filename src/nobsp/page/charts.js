@@ -201,14 +201,15 @@ function drawSurface(place, term) {
   });
   const largest = Math.max(1e-12, ...z.flat().map((v) => Math.abs(v ?? 0)));
   const ticks = (axis) => (axis.levels
-    ? { tickmode: "array", tickvals: axis.middles, ticktext: axis.names.map((name) => plain(brief(name, 12))), zeroline: false, showgrid: false, automargin: true }
-    : { zeroline: false, showgrid: false });
+    ? { tickmode: "array", tickvals: axis.middles, ticktext: axis.names.map((name) => plain(brief(name, 12))), automargin: true }
+    : {});
   react(place, [{
     type: "heatmap", x: across.middles, y: up.middles, z, text: texts, hovertemplate: "%{text}<extra></extra>", zmin: -largest, zmax: largest,
     hoverongaps: false, xgap: across.levels ? 1 : 0, ygap: up.levels ? 1 : 0,
     colorscale: [[0, colour("against")], [0.5, colour("middle")], [1, colour("for")]],
     colorbar: { thickness: 8, outlinewidth: 0, tickfont: { color: colour("quiet"), size: 10 }, len: 0.9, nticks: 5 },
-  }], { height: 290, xaxis: ticks(across), yaxis: ticks(up), hovermode: "closest" });
+  }], { height: 290, xaxis: { ...ticks(across), zeroline: false, showgrid: false },
+    yaxis: { ...ticks(up), zeroline: false, showgrid: false }, hovermode: "closest" });
 }
 
 // A category of few levels and a number: one line a level says more than a surface.
@@ -222,9 +223,10 @@ function drawLines(place, term) {
   const cells = term.axes.map((axis) => cellsOf(term, axis));
   const number = cells.find((axis) => !axis.levels), levels = cells.find((axis) => axis.levels);
   const inside = supported(number, levels);
+  const at = (x, level) => contribution(term, { numbers: { [number.column]: x }, levels: { [levels.feature]: level } })[o];
   const traces = levels.names.map((name, level) => ({
     x: number.middles, mode: "lines", line: { color: colour(LINES[level]), width: 2.5, dash: DASHES[level] },
-    y: number.middles.map((x, i) => (inside(i, level) ? contribution(term, { numbers: { [number.column]: x }, levels: { [levels.feature]: level } })[o] : null)),
+    y: number.middles.map((x, i) => (inside(i, level) ? at(x, level) : null)),
     text: number.middles.map((x) => plain(`${brief(name, 24)}, ${shown(x, 4)}`)), hovertemplate: "%{text}: <b>%{y:+.3g}</b><extra></extra>",
   }));
   react(place, traces, { height: 290, xaxis: { zeroline: false }, yaxis: { zeroline: true }, hovermode: "closest" });
@@ -290,6 +292,6 @@ function residualStrip(output, marked = null) {
     const at = 205 + (205 * Math.max(-most, Math.min(most, marked))) / most;
     box.append(svg("line", { x1: at, x2: at, y1: 0, y2: 60, class: "mark" }));
   }
-  return make("div", { className: "residuals" }, box, make("div", { className: "ends" },
-    make("span", { textContent: (outside ? "≤ " : "") + shown(-most, 2) }), make("span", { textContent: "0" }), make("span", { textContent: (outside ? "≥ " : "") + shown(most, 2) })));
+  const ends = [(outside ? "≤ " : "") + shown(-most, 2), "0", (outside ? "≥ " : "") + shown(most, 2)];
+  return make("div", {}, box, make("div", { className: "ends" }, ...ends.map((textContent) => make("span", { textContent }))));
 }

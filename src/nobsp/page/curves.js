@@ -26,7 +26,8 @@ function drawEverything() {
 }
 
 // From the lowest to the highest contribution of some features, in their calibrated range.
-function scaleOf(features) {
+function scaleOf(some) {
+  const features = [...some];
   let low = 0, high = 0;
   for (const term of table.singles) {
     if (term.axes.length !== 1 || !features.includes(term.features[0])) continue;
@@ -40,48 +41,51 @@ function scaleOf(features) {
   return [low - margin, high + margin];
 }
 
+// A single function at its levels, or at evenly spaced points: names or numbers, and contributions.
+function samples(term, count) {
+  const o = state.output, k = term.features[0], about = table.features[k];
+  if (about.levels) return about.levels.map((name, i) => [name, contribution(term, { numbers: {}, levels: { [k]: i } })[o]]);
+  return Array.from(pointsAlong([], ...about.columns[0].range, count), (x) => [shown(x, 4), curveAt(term, x, o)]);
+}
+
 // A function in a sentence, for those who do not see it.
 function inWords(term) {
-  const o = state.output, about = table.features[term.features[0]];
-  if (about.levels) {
-    const values = about.levels.map((name, i) => [name, contribution(term, { numbers: {}, levels: { [term.features[0]]: i } })[o]]).sort((a, b) => b[1] - a[1]);
-    const last = values[values.length - 1];
-    return `${term.name}: from ${signed(last[1])} for ${last[0]} to ${signed(values[0][1])} for ${values[0][0]}.`;
-  }
-  const [low, high] = about.columns[0].range;
-  const x = Array.from(pointsAlong([], low, high, 60)), y = x.map((at) => curveAt(term, at, o));
-  const least = y.indexOf(Math.min(...y)), most = y.indexOf(Math.max(...y));
-  return `${term.name}: ${signed(y[0])} at ${shown(low)}, ${signed(y[y.length - 1])} at ${shown(high)}; lowest ${signed(y[least])} at ${shown(x[least])}, highest ${signed(y[most])} at ${shown(x[most])}.`;
+  const all = samples(term, 60), sorted = [...all].sort((a, b) => a[1] - b[1]);
+  const told = ([x, value]) => `${signed(value)} at ${x}`;
+  const ends = `lowest ${told(sorted[0])}, highest ${told(sorted[sorted.length - 1])}.`;
+  if (table.features[term.features[0]].levels) return `${term.name}: ${ends}`;
+  return `${term.name}: ${told(all[0])}, ${told(all[all.length - 1])}; ${ends}`;
 }
 
 function valuesTable(term) {
-  const o = state.output, k = term.features[0], about = table.features[k];
-  const lines = about.levels
-    ? about.levels.map((name, i) => [name, contribution(term, { numbers: {}, levels: { [k]: i } })[o]])
-    : Array.from(pointsAlong([], ...about.columns[0].range, 10), (at) => [shown(at, 4), curveAt(term, at, o)]);
+  const lines = samples(term, 10);
   const scale = Math.max(...lines.map(([, value]) => Math.abs(value)), 1e-12);
-  return make("table", { className: "values" }, make("thead", {}, make("tr", {}, make("th", { scope: "col" }, bdi(about.name)), make("th", { scope: "col", className: "number", textContent: "contribution" }))),
-    make("tbody", {}, ...lines.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, bdi(name)), make("td", { className: "number", textContent: signed(value, scale) })))));
+  return plainTable([bdi(term.name), "contribution"], lines.map(([name, value]) => [bdi(name), signed(value, scale)]), [1]);
 }
 
+const axesInWords = (names) => make("p", { className: "quiet axes" }, "across: ", bdi(names[0]), " · up: ", bdi(names[1]));
+
 function curveCard(term) {
-  const k = term.features[0];
-  const drawable = term.axes.length === 1;
+  const k = term.features[0], about = table.features[k];
+  const flat = term.axes.length === 1, drawable = flat || term.axes.length === 2;
   const place = make("div", { className: "chart", role: "img" });
   const details = make("details", {}, make("summary", { textContent: "values" }));
   const strength = make("span", { className: "quiet number" });
   const card = make("article", { className: "card", id: "feature-" + k, tabIndex: -1, "aria-label": term.name },
-    make("h3", {}, bdi(term.name, "name"), strength), drawable ? place : make("p", { className: "quiet", textContent: whyNoCurve(term) }), drawable ? details : "");
+    make("h3", {}, bdi(term.name, "name"), strength), drawable ? place : whyNoCurve(term));
+  if (flat) card.append(details);
+  else if (drawable) card.append(axesInWords(about.columns.map((column) => column.name)));
   const update = () => {
     strength.textContent = "± " + shown(table.strengths[term.position][state.output]);
-    if (drawable) place.setAttribute("aria-label", inWords(term));
-  };
-  const draw = () => {
-    update();
-    (table.features[k].levels ? drawLevels : drawCurve)(place, term, byId("same-scale").checked ? scaleOf(table.features.map((_, i) => i)) : null);
-    if (details.open) open();
+    if (drawable) place.setAttribute("aria-label", flat ? inWords(term) : `${term.name}: a function of two numbers.`);
   };
   const open = () => { details.replaceChildren(details.firstChild, valuesTable(term)); };
+  const draw = () => {
+    update();
+    if (details.open) open();
+    if (!flat) return drawSurface(place, term);
+    return (about.levels ? drawLevels : drawCurve)(place, term, byId("same-scale").checked ? scaleOf(table.features.keys()) : null);
+  };
   details.addEventListener("toggle", () => { if (details.open) open(); });
   if (drawable) drawers.set(place, draw);
   update();
@@ -89,27 +93,26 @@ function curveCard(term) {
 }
 
 function whyNoCurve(term) {
-  if (!term.axes.length) return "The model never sees this feature: it contributes nothing.";
-  return `A function of ${term.axes.length} columns together, which has no curve; try it under “What if”.`;
+  const textContent = term.axes.length
+    ? `A function of ${term.axes.length} columns together, which has no curve; try it under “What if”.`
+    : "The model never sees this feature: it contributes nothing.";
+  return make("p", { className: "quiet", textContent });
 }
 
 function surfaceCard(term) {
   const place = make("div", { className: "chart", role: "img" });
   const strength = make("span", { className: "quiet number" });
-  const [across, up] = term.features.map((k) => table.features[k].name);
-  const drawable = term.axes.length === 2;
-  const card = make("article", { className: "card", "aria-label": term.name }, make("h3", {}, bdi(term.name, "name"), strength),
-    drawable ? place : make("p", { className: "quiet", textContent: whyNoCurve(term) }),
-    make("p", { className: "quiet axes" }, ...(linesFit(term) ? linesKey(term) : ["across: ", bdi(across), " · up: ", bdi(up)])));
+  const drawable = term.axes.length === 2, lines = linesFit(term);
+  const card = make("article", { className: "card", "aria-label": term.name },
+    make("h3", {}, bdi(term.name, "name"), strength), drawable ? place : whyNoCurve(term));
+  if (lines) card.append(make("p", { className: "quiet axes" }, ...linesKey(term)));
+  else if (drawable) card.append(axesInWords(term.features.map((k) => table.features[k].name)));
   const update = () => {
-    strength.textContent = "± " + shown(table.strengths[term.position][state.output]);
-    if (drawable) place.setAttribute("aria-label", `${term.name}: what both do only together, ± ${shown(table.strengths[term.position][state.output])} on average.`);
+    const size = shown(table.strengths[term.position][state.output]);
+    strength.textContent = "± " + size;
+    if (drawable) place.setAttribute("aria-label", `${term.name}: what both do only together, ± ${size} on average.`);
   };
-  const draw = () => {
-    update();
-    (linesFit(term) ? drawLines : drawSurface)(place, term);
-  };
-  if (drawable) drawers.set(place, draw);
+  if (drawable) drawers.set(place, () => { update(); (lines ? drawLines : drawSurface)(place, term); });
   update();
   return card;
 }
@@ -132,7 +135,8 @@ function arrangeCurves() {
 function startCurves() {
   byId("curves").append(...table.singles.map(curveCard));
   byId("interactions").hidden = !table.pairs.length;
-  byId("surfaces").append(...[...table.pairs].sort((a, b) => table.strengths[b.position][0] - table.strengths[a.position][0]).map(surfaceCard));
+  const strongest = [...table.pairs].sort((a, b) => table.strengths[b.position][0] - table.strengths[a.position][0]);
+  byId("surfaces").append(...strongest.map(surfaceCard));
   byId("find").parentElement.hidden = table.singles.length < 9;
   byId("band-words").hidden = !table.bands.some(Boolean);
   byId("truth-words").hidden = !table.truth.some(Boolean);

@@ -76,7 +76,7 @@ def features_for_page(compiled: CompiledExplainer, labels: Mapping[str, list[str
         else:
             about["columns"] = [
                 {"column": column, "name": _column_name(compiled, feature, column), "range": span, "limits": limits}
-                for column, span, limits in zip(feature.columns, feature.ranges, feature.limits, strict=True)
+                for column, span, limits in zip(feature.columns, feature.ranges, feature.limits, strict=False)
                 if column in used
             ]
         described.append(about)
@@ -159,7 +159,7 @@ def _columns_of(table: Any) -> dict[str, Any]:
 
 
 def truth_for_page(
-    truth: Mapping[str, Callable[[Any], Any]] | None, compiled: CompiledExplainer, columns: Mapping[int, NDArray[Any]]
+    truth: Mapping[str, Callable[[Any], Any]], compiled: CompiledExplainer, data: Any
 ) -> dict[str, dict[str, Any]]:
     """Known functions along the calibrated range, with the mean over the rows that the learned ones have there.
 
@@ -168,10 +168,11 @@ def truth_for_page(
     Args:
         truth: Functions of one number, by feature.
         compiled: The learned functions.
-        columns: The rows' columns.
+        data: The rows, without missing values.
     """
+    columns, _ = compiled._columns(data)
     drawn = {}
-    for name, function in (truth or {}).items():
+    for name, function in truth.items():
         if name not in compiled.feature_names:
             raise ValueError(
                 f"truth names {name!r}, which is no feature; there are {', '.join(compiled.feature_names[:12])}."

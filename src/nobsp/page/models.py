@@ -49,46 +49,38 @@ def described(model: Any) -> str:
     return f"{chain} with {counted(int(sizes), 'parameter')}" if sizes else chain
 
 
-def findings_of(explanation: Explanation, health: Any, compiled: CompiledExplainer) -> list[dict[str, str]]:
+def findings_of(
+    explanation: Explanation, health: Any, compiled: CompiledExplainer, *, missing: int
+) -> list[dict[str, str]]:
     """What is worth knowing before the page is believed, warnings first."""
     findings = []
     if health is not None:
-        findings = [
-            {"severity": finding.severity, "subject": finding.subject, "message": finding.message}
-            for finding in health.findings
-        ]
+        findings = [_finding(finding.severity, finding.message, finding.subject) for finding in health.findings]
     outside = explanation.outside.sum(0)
     if outside.any():
         order = np.argsort(-outside, kind="stable")[: min(5, int((outside > 0).sum()))]
         some = ", ".join(f"{explanation.feature_names[k]} ({outside[k]:,})" for k in order)
         more = int((outside > 0).sum()) - len(order)
         rows = int(explanation.outside.any(1).sum())
-        findings.append(
-            {
-                "severity": "warning",
-                "subject": some + (f" and {more} more" if more else ""),
-                "message": f"{counted(rows, 'row')} of {len(explanation):,} lie outside what was calibrated: their "
-                "accounts extrapolate. Calibrate on rows that cover them.",
-            }
+        message = (
+            f"{counted(rows, 'row')} of {len(explanation):,} lie outside what was calibrated: their accounts "
+            "extrapolate. Calibrate on rows that cover them."
         )
+        findings.append(_finding("warning", message, some + (f" and {more} more" if more else "")))
+    if missing:
+        message = f"{counted(missing, 'row')} with missing values cannot be browsed here; shares and sizes count them."
+        findings.append(_finding("note", message))
     if compiled.left_out:
-        findings.append(
-            {
-                "severity": "note",
-                "subject": "",
-                "message": f"{counted(len(compiled.left_out), 'interaction')} could not travel with this page and are "
-                "counted in what is left over.",
-            }
-        )
+        message = f"{counted(len(compiled.left_out), 'interaction')} could not travel with this page and are left over."
+        findings.append(_finding("note", message))
     if not np.isfinite(explanation.predictions).all():
-        findings.append(
-            {
-                "severity": "note",
-                "subject": "",
-                "message": "The model was not run here, so how far the account is from its predictions is not known.",
-            }
-        )
+        message = "The model was not run here, so how far the account is from its predictions is not known."
+        findings.append(_finding("note", message))
     return sorted(findings, key=lambda finding: finding["severity"] != "warning")
+
+
+def _finding(severity: str, message: str, subject: str = "") -> dict[str, str]:
+    return {"severity": severity, "subject": subject, "message": message}
 
 
 def counted(count: int, what: str) -> str:

@@ -79,5 +79,14 @@ function make(tag, about = {}, ...children) {
   return element;
 }
 
+// A plain table of few columns; the first names a line, and columns in `numbers` are aligned as such.
+function plainTable(heads, lines, numbers) {
+  const kind = (i) => (numbers.includes(i) ? "number" : "");
+  const row = (cells) => make("tr", {}, ...cells.map((content, i) => (i
+    ? make("td", { className: kind(i) }, content) : make("th", { scope: "row" }, content))));
+  const head = make("tr", {}, ...heads.map((content, i) => make("th", { scope: "col", className: kind(i) }, content)));
+  return make("table", { className: "values" }, make("thead", {}, head), make("tbody", {}, ...lines.map(row)));
+}
+
 const byId = (id) => document.getElementById(id);
 const bdi = (text, className = "") => make("bdi", { textContent: text, className });

@@ -12,17 +12,20 @@ function drawOverview() {
   const carried = left[o] === null ? null : 1 - left[o];
   byId("share").textContent = percent(carried);
   const several = table.outputs.length > 1;
-  const parts = counted(table.singles.length, "function") + (table.pairs.length ? ` and ${counted(table.pairs.length, "interaction")}` : "");
+  const pairs = table.pairs.length ? ` and ${counted(table.pairs.length, "interaction")}` : "";
+  const parts = counted(table.singles.length, "function") + pairs;
   const subject = several ? [" of how the model’s output ", bdi(table.outputs[o]), " varies"] : [" of how the model’s output varies"];
   byId("share-words").replaceChildren(...(carried === null ? ["How much of the output the functions carry is not known here."]
     : ["", ...subject, ` over ${counted(table.residuals.rows, "row")} is carried by ${parts} you can look at below.`]));
   drawLedger(carried === null ? [] : [["functions", singles[o], "one"], ["interactions", interactions[o], "two"], ["left over", left[o], "three"]]);
-  const order = table.features.map((_, k) => k).filter((k) => table.totals[k][o] > 0).sort((a, b) => table.totals[b][o] - table.totals[a][o] || a - b);
+  const size = (k) => table.totals[k][o];
+  const order = [...table.features.keys()].filter((k) => size(k) > 0).sort((a, b) => size(b) - size(a) || a - b);
   const largest = table.totals[order[0]]?.[o] || 1;
   const scale = scaleOf(order.slice(0, STRONGEST));
   byId("strongest").replaceChildren(...order.slice(0, STRONGEST).map((k) => strongLine(k, o, largest, scale)));
   const rest = order.length - STRONGEST;
-  byId("strongest-words").textContent = "Mean size of each feature’s contribution" + (table.pairs.length ? "; the lighter part comes from interactions." : ".") + (rest > 0 ? ` ${rest} more below.` : "");
+  byId("strongest-words").textContent = "Mean size of each feature’s contribution"
+    + (table.pairs.length ? "; the lighter part comes from interactions." : ".") + (rest > 0 ? ` ${rest} more below.` : "");
   for (const place of document.querySelectorAll(".output-name")) place.textContent = several ? table.outputs[o] : "the output";
 }
 
@@ -40,7 +43,8 @@ function drawLedger(shares) {
   const place = byId("ledger");
   const kept = shares.filter(([name, share]) => share !== null && !(name === "interactions" && !table.pairs.length));
   const sum = kept.reduce((total, [, share]) => total + Math.max(0, share), 0) || 1;
-  const bar = make("div", { className: "stack", role: "img", "aria-label": "Variance: " + kept.map(([name, share]) => `${name} ${percent(share)}`).join(", ") });
+  const said = kept.map(([name, share]) => `${name} ${percent(share)}`).join(", ");
+  const bar = make("div", { className: "stack", role: "img", "aria-label": "Variance: " + said });
   const key = make("ul", { className: "key" });
   for (const [name, share, kind] of kept) {
     const part = make("span", { className: kind });

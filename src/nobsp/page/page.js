@@ -12,13 +12,15 @@ function startOutputs() {
 }
 
 function tellExactness() {
-  const o = state.output, worst = table.difference[o], approximate = table.terms.filter((term) => !term.exact);
-  const said = [`On these rows the functions in this page add up to what the explainer says within ${shown(Math.max(worst ?? 0, 1e-15), 2)}.`];
+  const o = state.output, within = shown(Math.max(table.difference[o] ?? 0, 1e-15), 2);
+  const approximate = table.terms.filter((term) => !term.exact), exact = table.terms.length - approximate.length;
+  let said = `On these rows the functions in this page add up to what the explainer says within ${within}. `;
   if (approximate.length) {
-    const largest = Math.max(...approximate.map((term) => term.error[o] ?? 0));
-    said.push(` ${counted(table.terms.length - approximate.length, "term")} ${table.terms.length - approximate.length === 1 ? "is" : "are"} kept exactly; ${counted(approximate.length, "other")} as tables that are off by at most ${shown(largest, 2)} in the calibrated range.`);
-  } else said.push(" All functions are kept exactly.");
-  byId("exactness").textContent = said.join("");
+    const largest = shown(Math.max(...approximate.map((term) => term.error[o] ?? 0)), 2);
+    said += `${counted(exact, "term")} ${exact === 1 ? "is" : "are"} kept exactly; ${counted(approximate.length, "other")} `
+      + `as tables that are off by at most ${largest} in the calibrated range.`;
+  } else said += "All functions are kept exactly.";
+  byId("exactness").textContent = said;
 }
 
 function setTheme(theme) {
@@ -63,6 +65,9 @@ addEventListener("beforeprint", () => {
 addEventListener("afterprint", () => { if (beforePrint) setTheme(beforePrint); beforePrint = null; });
 
 // For those who want to compute with it: nobsp.account({numbers: {0: 1.5}, levels: {3: 0}}).
-if (table) window.nobsp = { account: accountOf, row: pointOfRow, typical: typicalPoint, probabilities: linked, terms: table.terms.map((term) => term.name) };
+if (table) {
+  const terms = table.terms.map((term) => term.name);
+  window.nobsp = { account: accountOf, row: pointOfRow, typical: typicalPoint, probabilities: linked, terms };
+}
 document.documentElement.dataset.ready = "yes";
 addEventListener("load", () => requestAnimationFrame(() => setTimeout(startDrawing)));

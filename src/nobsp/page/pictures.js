@@ -3,10 +3,11 @@ const pictures = data.pictures;
 const CANVAS = 168;
 
 if (pictures) {
-  for (const kind of pictures.maps ? ["positive", "negative", "signed"] : []) pictures.maps[kind].steps = unpacked(pictures.maps[kind].steps);
-  if (pictures.hits) for (const name of ["indices", "distances", "labels", "predicted", "values"]) pictures.hits[name] = unpacked(pictures.hits[name]);
-  if (pictures.labels?.codes) pictures.labels.codes = unpacked(pictures.labels.codes);
-  if (pictures.labels?.values) pictures.labels.values = unpacked(pictures.labels.values);
+  const { maps, hits, labels } = pictures;
+  if (maps) for (const kind of ["positive", "negative", "signed"]) maps[kind].steps = unpacked(maps[kind].steps);
+  if (maps) maps.logits = unpacked(maps.logits);
+  if (hits) for (const name of ["indices", "distances", "labels", "predicted"]) hits[name] = unpacked(hits[name]);
+  if (labels?.codes) labels.codes = unpacked(labels.codes);
 }
 
 const channels = (name) => [1, 3, 5].map((at) => parseInt(colour(name).slice(at, at + 2), 16));
@@ -53,84 +54,107 @@ function placeInWords(kind, plate, target) {
 }
 
 const PANELS = [["positive", "for"], ["negative", "against"], ["signed", "balance"]];
-const className = (code) => pictures.classes[code] ?? pictures.maps?.outputs[code] ?? String(code);
-const labelOf = (plate) => (pictures.labels?.codes ? pictures.classes[pictures.labels.codes[plate]] : null);
-const saidOf = (plate) => (pictures.maps ? pictures.maps.outputs[pictures.maps.predicted[plate]] : pictures.hits?.predicted ? pictures.hits.names[pictures.hits.predicted[plate]] : null);
-const plateWrong = (plate) => labelOf(plate) !== null && saidOf(plate) !== null && labelOf(plate) !== saidOf(plate);
 const plates = [];
 let platesShown = 12;
 
+const labelOf = (plate) => (pictures.labels?.codes ? pictures.classes[pictures.labels.codes[plate]] : null);
+
+function saidOf(plate) {
+  if (pictures.maps) return pictures.maps.outputs[pictures.maps.predicted[plate]];
+  return pictures.hits.predicted ? pictures.hits.names[pictures.hits.predicted[plate]] : null;
+}
+
+const plateWrong = (plate) => labelOf(plate) !== null && saidOf(plate) !== null && labelOf(plate) !== saidOf(plate);
+
+function imageOf(plate, alt) {
+  return pictures.images ? make("img", { src: pictures.images[plate], alt }) : null;
+}
+
+// Draws when the image is there, which even inside a page takes a moment.
+const onceLoaded = (image, draw) => () => (image && !image.complete ? image.addEventListener("load", draw, { once: true }) : draw());
+
+function fitTo(canvas, image) {
+  if (image) canvas.height = Math.round((CANVAS * image.naturalHeight) / image.naturalWidth) || CANVAS;
+}
+
 function plateFor(plate) {
-  const number = pictures.positions[plate];
-  const heading = make("h3", {}, `Image ${number}`);
-  const facts = [];
-  if (saidOf(plate) !== null) facts.push(["predicted", saidOf(plate)]);
-  if (labelOf(plate) !== null) facts.push(["label", labelOf(plate)]);
-  const line = make("p", { className: "quiet says" }, ...facts.flatMap(([word, name], i) => [i ? " · " : "", word + " ", bdi(name, "name")]), plateWrong(plate) ? make("b", { className: "miss", textContent: " wrong" }) : "");
-  const card = make("article", { className: "plate", id: "image-" + number, "aria-label": `Image ${number}` }, make("div", { className: "platehead" }, heading, line));
+  const number = pictures.positions[plate], label = labelOf(plate), said = saidOf(plate);
+  const facts = [["predicted", said], ["label", label]].filter(([, name]) => name !== null);
+  const line = make("p", { className: "quiet says" }, ...facts.flatMap(([word, name], i) => [i ? " · " : "", word + " ", bdi(name, "name")]));
+  if (plateWrong(plate)) line.append(make("b", { className: "miss", textContent: " wrong" }));
+  const head = make("div", { className: "platehead" }, make("h3", { textContent: `Image ${number}` }), line);
   const panels = make("div", { className: "panels" });
-  const source = pictures.images ? make("img", { src: pictures.images[plate], alt: `Image ${number}` + (labelOf(plate) ? `, ${labelOf(plate)}` : "") }) : null;
-  if (source) panels.append(make("figure", {}, source, make("figcaption", { textContent: "image" })));
-  let target = 0;
-  const canvases = pictures.maps ? PANELS.map(([kind, word]) => {
-    const canvas = make("canvas", { width: CANVAS, height: CANVAS, role: "img" });
-    panels.append(make("figure", {}, canvas, make("figcaption", { className: word, textContent: word })));
-    return [kind, word, canvas];
-  }) : [];
-  card.append(panels);
-  const chosen = make("p", { className: "quiet" });
-  const tell = () => {
-    const name = pictures.maps.outputs[pictures.maps.targets[plate][target]];
-    for (const [kind, word, canvas] of canvases) canvas.setAttribute("aria-label", `Evidence ${word === "balance" ? "for and against" : word} ${name}: ${placeInWords(kind, plate, target)}.`);
-    chosen.replaceChildren("evidence about ", bdi(name, "name"), `, probability ${percent(pictures.maps.confidence[plate][target])}, logit ${shown(unpackedLogits()[plate * pictures.maps.outputs.length + pictures.maps.targets[plate][target]])}` +
-      (Math.abs(pictures.maps.residual[plate][target] ?? 0) >= 0.005 ? `, left over ${signed(pictures.maps.residual[plate][target])}` : ""));
-  };
-  const draw = () => {
-    if (source) for (const [, , canvas] of canvases) canvas.height = Math.round((CANVAS * source.naturalHeight) / source.naturalWidth) || CANVAS;
-    for (const [kind, , canvas] of canvases) drawMap(canvas, source, kind, plate, target);
-    card.dataset.drawn = target;
-  };
-  if (pictures.maps) {
-    if (pictures.maps.targets[plate].length > 1) {
-      const list = make("select", { "aria-label": `Class shown for image ${number}` }, ...pictures.maps.targets[plate].map((code, i) => make("option", { value: i, textContent: pictures.maps.outputs[code] })));
-      list.addEventListener("change", () => { target = Number(list.value); tell(); draw(); });
-      card.querySelector(".platehead").append(list);
-    }
-    card.append(chosen);
-    tell();
-    drawers.set(card, () => (source && !source.complete ? source.addEventListener("load", draw, { once: true }) : draw()));
-  }
+  const card = make("article", { className: "plate", id: "image-" + number, "aria-label": `Image ${number}` }, head, panels);
+  const image = imageOf(plate, `Image ${number}` + (label ? `, ${label}` : ""));
+  if (image) panels.append(make("figure", {}, image, make("figcaption", { textContent: "image" })));
+  if (pictures.maps) addMaps(card, head, panels, image, plate);
   if (pictures.hits) card.append(...found(plate));
   plates.push({ plate, card });
   return card;
 }
 
-let logits = null;
-const unpackedLogits = () => (logits = logits || unpacked(pictures.maps.logits));
+// Three maps, a list to choose the class they are about, and a line that says what they are about.
+function addMaps(card, head, panels, image, plate) {
+  const { maps } = pictures, targets = maps.targets[plate];
+  const chosen = make("p", { className: "quiet" });
+  let target = 0;
+  const canvases = PANELS.map(([kind, word]) => {
+    const canvas = make("canvas", { width: CANVAS, height: CANVAS, role: "img" });
+    panels.append(make("figure", {}, canvas, make("figcaption", { className: word, textContent: word })));
+    return [kind, word === "balance" ? "for and against" : word, canvas];
+  });
+  const tell = () => {
+    const name = maps.outputs[targets[target]], left = maps.residual[plate][target] ?? 0;
+    for (const [kind, word, canvas] of canvases) {
+      canvas.setAttribute("aria-label", `Evidence ${word} ${name}: ${placeInWords(kind, plate, target)}.`);
+    }
+    const logit = shown(maps.logits[plate * maps.outputs.length + targets[target]]);
+    chosen.replaceChildren("evidence about ", bdi(name, "name"), `, probability ${percent(maps.confidence[plate][target])}, `
+      + `logit ${logit}` + (Math.abs(left) >= 0.005 ? `, left over ${signed(left)}` : ""));
+  };
+  const draw = () => {
+    for (const [kind, , canvas] of canvases) { fitTo(canvas, image); drawMap(canvas, image, kind, plate, target); }
+    card.dataset.drawn = target;
+  };
+  if (targets.length > 1) {
+    const options = targets.map((code, value) => make("option", { value, textContent: maps.outputs[code] }));
+    const list = make("select", { "aria-label": `Class shown for image ${pictures.positions[plate]}` }, ...options);
+    list.addEventListener("change", () => { target = Number(list.value); tell(); draw(); });
+    head.append(list);
+  }
+  tell();
+  card.append(chosen);
+  drawers.set(card, onceLoaded(image, draw));
+}
 
 function found(plate) {
-  const { hits } = pictures, k = hits.count;
-  const strip = make("div", { className: "found" });
-  for (let i = 0; i < k; i++) {
-    const index = hits.indices[plate * k + i];
-    if (index < 0) continue;
-    const label = hits.labels ? hits.names[hits.labels[plate * k + i]] : null;
-    const uri = pictures.gallery[index];
-    strip.append(make("figure", { className: label !== null && label !== saidOf(plate) ? "other" : "" }, uri ? make("img", { src: uri, alt: `Neighbour ${index}` + (label ? `, ${label}` : "") }) : make("span", { className: "blank", textContent: String(index) }),
-      make("figcaption", {}, label !== null ? bdi(label, "name") : "", make("span", { textContent: fixed(hits.distances[plate * k + i], 1) }))));
+  const { hits } = pictures, strip = make("div", { className: "found" });
+  for (let at = plate * hits.count; at < (plate + 1) * hits.count; at++) {
+    const index = hits.indices[at], uri = pictures.gallery[index];
+    if (index < 0) continue; // fewer were found than asked for
+    const label = hits.labels ? hits.names[hits.labels[at]] : null;
+    const seen = uri ? make("img", { src: uri, alt: `Neighbour ${index}` + (label ? `, ${label}` : "") })
+      : make("span", { className: "blank", textContent: String(index) });
+    const distance = make("span", { textContent: fixed(hits.distances[at], 1) });
+    strip.append(make("figure", { className: label !== null && label !== saidOf(plate) ? "other" : "" }, seen,
+      make("figcaption", {}, label !== null ? bdi(label, "name") : "", distance)));
   }
-  return [make("p", { className: "quiet" }, "Neighbours, nearest first" + (hits.purity ? `: ${percent(hits.purity[plate])} have the predicted class` : "")), strip];
+  const agree = hits.purity ? `: ${percent(hits.purity[plate])} have the predicted class` : "";
+  return [make("p", { className: "quiet", textContent: "Neighbours, nearest first" + agree }), strip];
 }
 
 const ORDERS = [
-  ["given", "as given", () => 0, () => true],
-  ["confidence", "least confident first", (i) => pictures.maps?.confidence[i][0] ?? pictures.hits?.confidence?.[i] ?? 0, () => pictures.maps || pictures.hits?.confidence],
-  ["purity", "lowest purity first", (i) => pictures.hits?.purity?.[i] ?? 0, () => pictures.hits?.purity],
-  ["residual", "most left over first", (i) => -Math.abs(pictures.maps?.residual[i][0] ?? 0), () => pictures.maps],
+  { id: "given", name: "as given", key: () => 0, there: () => true },
+  {
+    id: "confidence", name: "least confident first", there: () => pictures.maps || pictures.hits.confidence,
+    key: (i) => (pictures.maps ? pictures.maps.confidence[i][0] : pictures.hits.confidence[i]),
+  },
+  { id: "purity", name: "lowest purity first", key: (i) => pictures.hits.purity[i], there: () => pictures.hits?.purity },
+  { id: "residual", name: "most left over first", key: (i) => -Math.abs(pictures.maps.residual[i][0]), there: () => pictures.maps },
 ];
 
 function arrangePlates() {
-  const [, , key] = ORDERS.find(([id]) => id === byId("picture-order").value);
+  const { key } = ORDERS.find(({ id }) => id === byId("picture-order").value);
   let count = 0;
   for (const { plate, card } of [...plates].sort((a, b) => key(a.plate) - key(b.plate) || a.plate - b.plate)) {
     const fits = !byId("picture-wrong").checked || plateWrong(plate);
@@ -144,7 +168,8 @@ function arrangePlates() {
 
 function startPictures() {
   byId("plates").append(...[...Array(pictures.count).keys()].map(plateFor));
-  byId("picture-order").append(...ORDERS.filter(([, , , there]) => there()).map(([value, textContent]) => make("option", { value, textContent })));
+  const orders = ORDERS.filter(({ there }) => there());
+  byId("picture-order").append(...orders.map(({ id, name }) => make("option", { value: id, textContent: name })));
   byId("picture-wrong-choice").hidden = ![...Array(pictures.count).keys()].some(plateWrong);
   byId("opacity-choice").hidden = !pictures.maps;
   byId("more-plates").addEventListener("click", () => { platesShown += 12; arrangePlates(); });
@@ -153,37 +178,38 @@ function startPictures() {
   byId("opacity").addEventListener("input", refresh);
   const few = pictures.count < pictures.total ? `${pictures.count} of ${counted(pictures.total, "image")}, evenly spread. ` : "";
   byId("pictures-lead").textContent = few + (pictures.maps
-    ? "Orange shows where channels are active that speak for the class, blue where channels are active that speak against it. For and against share one scale within an image, so that they can be compared."
+    ? "Orange shows where channels are active that speak for the class, blue where channels are active that speak against "
+      + "it. For and against share one scale within an image, so that they can be compared."
     : "Each case with the most similar ones that the index holds.");
   arrangePlates();
   drawExamples();
+  byId("main").classList.toggle("coarse", pictures.coarse);
   const share = headline();
-  byId("picture-share").textContent = share ? share[0] : "";
+  byId("picture-share").textContent = share ? percent(share[0]) : "";
   byId("picture-words").textContent = share ? share[1] : "";
 }
 
 // The first screen: three images with what they were taken for, evenly chosen.
 function drawExamples() {
   const few = Math.min(3, pictures.count);
-  byId("examples").replaceChildren(...[...Array(few).keys()].map((i) => {
-    const plate = Math.floor((i * pictures.count) / few), line = make("div", { className: "example" });
-    const source = pictures.images ? make("img", { src: pictures.images[plate], alt: "" }) : null;
-    if (source) line.append(source);
-    if (pictures.maps) {
-      const canvas = make("canvas", { width: CANVAS, height: CANVAS, "aria-hidden": "true" });
-      line.append(canvas);
-      const draw = () => {
-        if (source) canvas.height = Math.round((CANVAS * source.naturalHeight) / source.naturalWidth) || CANVAS;
-        drawMap(canvas, source, "signed", plate, 0);
-      };
-      drawers.set(line, () => (source && !source.complete ? source.addEventListener("load", draw, { once: true }) : draw()));
-    }
-    const said = saidOf(plate), label = labelOf(plate);
-    line.append(make("p", {}, said !== null ? "says " : "", said !== null ? bdi(said, "name") : "",
-      pictures.maps ? ` (${percent(pictures.maps.confidence[plate][0])})` : "", label !== null ? ", is " : "", label !== null ? bdi(label, "name") : "",
-      pictures.hits?.purity ? `; ${percent(pictures.hits.purity[plate])} of its neighbours agree` : "", " ", showLink(plate)));
-    return line;
-  }));
+  byId("examples").replaceChildren(...[...Array(few).keys()].map((i) => exampleOf(Math.floor((i * pictures.count) / few))));
+}
+
+function exampleOf(plate) {
+  const { maps, hits } = pictures, line = make("div", { className: "example" }), image = imageOf(plate, "");
+  if (image) line.append(image);
+  if (maps) {
+    const canvas = make("canvas", { width: CANVAS, height: CANVAS, "aria-hidden": "true" });
+    line.append(canvas);
+    drawers.set(line, onceLoaded(image, () => { fitTo(canvas, image); drawMap(canvas, image, "signed", plate, 0); }));
+  }
+  const words = make("p"), said = saidOf(plate), label = labelOf(plate);
+  if (said !== null) words.append("says ", bdi(said, "name"), maps ? ` (${percent(maps.confidence[plate][0])})` : "");
+  if (label !== null) words.append(", is ", bdi(label, "name"));
+  if (hits?.purity) words.append(`; ${percent(hits.purity[plate])} of its neighbours agree`);
+  words.append(" ", showLink(plate));
+  line.append(words);
+  return line;
 }
 
 function showLink(plate) {
@@ -195,9 +221,11 @@ function showLink(plate) {
 }
 
 function headline() {
-  const known = (pictures.explained || []).filter((share) => share !== null);
-  if (known.length) return [percent(Math.max(0, Math.min(...known))), "of how each class’s logit varies, at least, is carried by the channels’ own evidence."];
-  if (pictures.hits?.purity) return [percent(pictures.hits.purity.reduce((a, b) => a + b, 0) / pictures.hits.purity.length), "of the neighbours found have the class that the model predicts."];
-  if (labelOf(0) !== null && saidOf(0) !== null) return [percent([...Array(pictures.count).keys()].filter((i) => !plateWrong(i)).length / pictures.count), "of the images in this page are classified right."];
-  return null;
+  const shares = (pictures.explained || []).filter((share) => share !== null), purity = pictures.hits?.purity;
+  if (shares.length) {
+    return [Math.max(0, Math.min(...shares)), "of how each class’s logit varies, at least, is carried by the channels’ own evidence."];
+  }
+  if (purity) return [purity.reduce((a, b) => a + b, 0) / purity.length, "of the neighbours found have the class that the model predicts."];
+  if (labelOf(0) === null || saidOf(0) === null) return null;
+  return [plates.filter(({ plate }) => !plateWrong(plate)).length / plates.length, "of the images in this page are classified right."];
 }

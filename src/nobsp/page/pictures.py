@@ -22,6 +22,8 @@ Pixels = NDArray[np.uint8]
 # A photograph of 160 pixels a side takes about 60 kB; sixty of them, and their neighbours, fit into 8 MB.
 MOST_IMAGES = 60
 _SIDE, _SMALL_SIDE = 160, 72
+# With more neighbours than this, they are shown smaller.
+_MANY, _SMALLEST_SIDE = 160, 48
 _KINDS = ("positive", "negative", "signed")
 
 
@@ -61,6 +63,8 @@ def pictures_data(
         "classes": given.names if given is not None and given.codes is not None else names,
         "labels": None if given is None else given.described(kept),
         "images": None if images is None else _uris(_chosen(images, kept, count, "images"), _SIDE),
+        # Pictures of few pixels are shown as pixels.
+        "coarse": max(getattr(images if images is not None else gallery, "shape", (0,))[1:], default=0) <= 48,
         "maps": None if maps is None else _maps(maps, kept),
         "hits": None if hits is None else hits_for_page(hits, kept, rows=count, names=names),
         "gallery": {},
@@ -71,7 +75,8 @@ def pictures_data(
     if hits is not None and gallery is not None:
         found = np.unique(np.asarray(hits.indices)[kept])
         found = found[found >= 0]
-        pictures = _uris(_chosen(gallery, found, None, "gallery"), _SMALL_SIDE)
+        side = _SMALL_SIDE if len(found) <= _MANY else _SMALLEST_SIDE
+        pictures = _uris(_chosen(gallery, found, None, "gallery"), side)
         data["gallery"] = {str(index): uri for index, uri in zip(found.tolist(), pictures, strict=True)}
     if explainer is not None and hasattr(explainer, "health"):
         health = explainer.health()

@@ -1,82 +1,108 @@
 // The rows: sorted, filtered, and one of them opened.
 const PAGE = 20;
 const browse = { by: null, down: true, page: 0, open: null };
+const everyRow = () => [...Array(table.rows.count).keys()];
 
+// What is shown of each row: how it is called, its value, and how that is written.
 function rowColumns() {
-  const o = state.output, outputs = table.outputs.length, rows = table.rows;
+  const o = state.output, outputs = table.outputs.length, { rows, hits } = table;
   const columns = [];
-  const several = outputs > 1;
+  if (rows.labels?.codes) {
+    columns.push({ id: "label", name: "label", text: true, value: (row) => rows.labels.codes[row], show: (code) => rows.labels.names[code] });
+  } else if (rows.labels) columns.push({ id: "label", name: "true value", value: (row) => rows.labels.values[row] });
   if (rows.predictions) {
-    if (table.link === "softmax" || (table.link === "sigmoid" && !several)) {
-      columns.push({ id: "class", name: "predicted", text: true, value: (row) => classOf(predictionOf(row)), show: (code) => (several ? table.outputs[code] : table.classes[code]) });
+    const prediction = (row) => rows.predictions[row * outputs + o], residual = (row) => rows.residuals[row * outputs + o];
+    if (classOf(predictionOf(0)) !== null) {
+      const names = outputs > 1 ? table.outputs : table.classes;
+      columns.push({ id: "class", name: "predicted", text: true, value: (row) => classOf(predictionOf(row)), show: (code) => names[code] });
     }
-    columns.push({ id: "prediction", name: "prediction", value: (row) => rows.predictions[row * outputs + o] });
-    columns.push({ id: "account", name: "account", value: (row) => rows.predictions[row * outputs + o] - rows.residuals[row * outputs + o] });
-    columns.push({ id: "residual", name: "residual", value: (row) => rows.residuals[row * outputs + o], sort: Math.abs, signed: true });
+    columns.push({ id: "prediction", name: "prediction", value: prediction });
+    columns.push({ id: "account", name: "account", value: (row) => prediction(row) - residual(row) });
+    columns.push({ id: "residual", name: "residual", value: residual, sort: Math.abs, signed: true });
   } else columns.push({ id: "account", name: "account", value: (row) => accountOf(pointOfRow(row)).total[o] });
-  if (rows.labels) {
-    columns.unshift(rows.labels.codes
-      ? { id: "label", name: "label", text: true, value: (row) => rows.labels.codes[row], show: (code) => rows.labels.names[code] }
-      : { id: "label", name: "true value", value: (row) => rows.labels.values[row] });
+  if (hits?.purity) columns.push({ id: "purity", name: "purity", value: (row) => hits.purity[row] });
+  if (rows.beyond.some(Boolean)) {
+    columns.push({ id: "beyond", name: "out of range", value: (row) => rows.beyond[row], show: (count) => (count ? String(count) : "") });
   }
-  if (rows.purity) columns.push({ id: "purity", name: "purity", value: (row) => rows.purity[row] });
-  if (rows.beyond.some(Boolean)) columns.push({ id: "beyond", name: "out of range", value: (row) => rows.beyond[row], show: (count) => (count ? String(count) : "") });
   return columns;
 }
 
 function wrong(row) {
-  const prediction = predictionOf(row), labels = table.rows.labels;
-  if (!prediction || !labels?.codes) return false;
+  const prediction = predictionOf(row), codes = table.rows.labels?.codes;
+  if (!prediction || !codes) return false;
   const said = classOf(prediction);
-  return said !== null && said !== labels.codes[row];
+  return said !== null && said !== codes[row];
 }
 
 function chosenRows(columns) {
   const by = columns.find((column) => column.id === byId("filter-by").value);
-  const low = byId("filter-low").value === "" ? -Infinity : Number(byId("filter-low").value);
-  const high = byId("filter-high").value === "" ? Infinity : Number(byId("filter-high").value);
-  let rows = [...Array(table.rows.count).keys()];
+  const bound = (id, otherwise) => (byId(id).value === "" ? otherwise : Number(byId(id).value));
+  const low = bound("filter-low", -Infinity), high = bound("filter-high", Infinity);
+  let rows = everyRow();
   if (by && (low > -Infinity || high < Infinity)) rows = rows.filter((row) => by.value(row) >= low && by.value(row) <= high);
   if (byId("only-beyond").checked) rows = rows.filter((row) => table.rows.beyond[row]);
   if (byId("only-wrong").checked) rows = rows.filter(wrong);
   const sort = columns.find((column) => column.id === browse.by);
   if (sort) {
-    const size = (row) => (sort.sort || ((v) => v))(sort.value(row));
-    const keys = new Map(rows.map((row) => [row, size(row)]));
-    rows.sort((a, b) => (browse.down ? keys.get(b) - keys.get(a) : keys.get(a) - keys.get(b)) || a - b);
+    const sizes = new Map(rows.map((row) => [row, (sort.sort || Number)(sort.value(row))])), way = browse.down ? -1 : 1;
+    rows.sort((a, b) => way * (sizes.get(a) - sizes.get(b)) || a - b);
   }
   return rows;
+}
+
+// ---------------------------------------------------------------- the table
+
+function drawHead(columns) {
+  const head = byId("row-table").tHead, ids = columns.map((column) => column.id).join();
+  // Kept while it fits, so that a button keeps its focus when it is pressed.
+  if (head.dataset.ids !== ids) {
+    head.dataset.ids = ids;
+    head.replaceChildren(make("tr", {}, make("th", { scope: "col", textContent: "row" }), ...columns.map((column) => {
+      const button = make("button", { type: "button", textContent: column.name });
+      button.addEventListener("click", () => {
+        browse.down = browse.by === column.id ? !browse.down : true;
+        browse.by = column.id;
+        browse.page = 0;
+        drawRows();
+      });
+      return make("th", { scope: "col", "data-id": column.id, className: column.text ? "" : "number" }, button);
+    })));
+  }
+  for (const cell of head.querySelectorAll("[data-id]")) {
+    const way = browse.down ? "descending" : "ascending";
+    cell.setAttribute("aria-sort", cell.dataset.id === browse.by ? way : "none");
+  }
+}
+
+function rowLine(row, columns) {
+  const name = String(table.rows.names[row]);
+  const open = make("button", { type: "button", className: "open", "aria-label": `Open row ${name}` }, bdi(name));
+  open.addEventListener("click", () => openRow(row));
+  const className = (row === browse.open ? "here " : "") + (wrong(row) ? "wrong" : "");
+  return make("tr", { "data-row": row, className }, make("th", { scope: "row" }, open), ...columns.map((column) => {
+    const value = column.value(row);
+    if (column.text) return make("td", { "data-value": value }, bdi(column.show(value) ?? "–"));
+    const text = column.show ? column.show(value) : (column.signed ? signed : fixed)(value, column.scale);
+    return make("td", { className: "number", "data-value": value, textContent: text });
+  }));
 }
 
 function drawRows() {
   const columns = rowColumns(), rows = chosenRows(columns);
   const pages = Math.max(1, Math.ceil(rows.length / PAGE));
   browse.page = Math.max(0, Math.min(browse.page, pages - 1));
-  const head = byId("row-table").tHead, body = byId("row-table").tBodies[0];
-  if (!head.rows.length || head.dataset.columns !== columns.map((c) => c.id).join()) {
-    head.dataset.columns = columns.map((c) => c.id).join();
-    head.replaceChildren(make("tr", {}, make("th", { scope: "col", textContent: "row" }), ...columns.map((column) => {
-      const button = make("button", { type: "button", textContent: column.name });
-      button.addEventListener("click", () => { browse.down = browse.by === column.id ? !browse.down : true; browse.by = column.id; browse.page = 0; drawRows(); });
-      return make("th", { scope: "col", "data-id": column.id, className: column.text ? "" : "number" }, button);
-    })));
+  for (const column of columns) {
+    if (!column.show) column.scale = rows.reduce((most, row) => Math.max(most, Math.abs(column.value(row)) || 0), 1e-12);
   }
-  for (const cell of head.querySelectorAll("[data-id]")) cell.setAttribute("aria-sort", cell.dataset.id !== browse.by ? "none" : browse.down ? "descending" : "ascending");
-  for (const column of columns) if (!column.text && !column.show) column.scale = Math.max(1e-12, ...rows.map((row) => Math.abs(column.value(row))).filter(Number.isFinite));
-  body.replaceChildren(...rows.slice(browse.page * PAGE, (browse.page + 1) * PAGE).map((row) => {
-    const open = make("button", { type: "button", className: "open", "aria-label": `Open row ${table.rows.names[row]}` }, bdi(String(table.rows.names[row])));
-    open.addEventListener("click", () => openRow(row));
-    const line = make("tr", { "data-row": row, className: (row === browse.open ? "here " : "") + (wrong(row) ? "wrong" : "") }, make("th", { scope: "row" }, open), ...columns.map((column) => {
-      const value = column.value(row);
-      const cell = column.show ? column.show(value) : (column.signed ? signed : fixed)(value, column.scale);
-      return make("td", { className: column.text ? "" : "number", "data-value": value }, column.text ? bdi(cell ?? "–") : cell);
-    }));
-    return line;
-  }));
+  drawHead(columns);
+  const first = browse.page * PAGE, last = Math.min(rows.length, first + PAGE);
+  byId("row-table").tBodies[0].replaceChildren(...rows.slice(first, last).map((row) => rowLine(row, columns)));
   byId("before").disabled = browse.page === 0;
   byId("after").disabled = browse.page >= pages - 1;
-  byId("page-words").textContent = rows.length ? `${browse.page * PAGE + 1}–${Math.min(rows.length, (browse.page + 1) * PAGE)} of ${written(rows.length, 0, 0)}` : "no rows";
+  byId("page-words").textContent = rows.length ? `${first + 1}–${last} of ${written(rows.length, 0, 0)}` : "no rows";
 }
+
+// ---------------------------------------------------------------- one row
 
 function openRow(row) {
   browse.open = row;
@@ -85,51 +111,51 @@ function openRow(row) {
 }
 
 function drawRow() {
-  const place = byId("row"), row = browse.open;
-  if (row === null) { place.replaceChildren(make("p", { className: "quiet", textContent: "Open a row to see its account." })); return; }
-  const at = pointOfRow(row), account = accountOf(at), prediction = predictionOf(row);
-  const holder = make("div");
+  const row = browse.open, at = pointOfRow(row), account = accountOf(at), prediction = predictionOf(row), o = state.output;
+  const holder = make("div"), small = (textContent) => make("h3", { className: "small", textContent });
   drawAccount(holder, { caption: make("span", {}, "Row ", bdi(String(table.rows.names[row]))), point: at, account, prediction });
+  const parts = [holder];
+  const out = featuresBeyond(at).map((feature) => feature.name).join(", ");
+  if (out) parts.push(make("p", { className: "finding warning" }, make("b", { textContent: "Extrapolated" }), " ", bdi(out)));
+  if (prediction) parts.push(small("Its residual among all"), residualStrip(o, prediction[o] - account.total[o]));
+  if (table.hits) parts.push(small("Its neighbours"), ...neighboursOf(row));
   const go = make("button", { type: "button", className: "go", textContent: "Try it under “What if”" });
-  go.addEventListener("click", () => { startFrom(row); byId("whatif").scrollIntoView(); byId("whatif-title").setAttribute("tabindex", "-1"); byId("whatif-title").focus({ preventScroll: true }); });
-  const out = featuresBeyond(at);
-  place.replaceChildren(holder,
-    ...(out.length ? [make("p", { className: "finding warning" }, make("b", { textContent: "Extrapolated" }), " ", bdi(out.map((feature) => feature.name).join(", ")))] : []),
-    ...(prediction ? [make("h3", { className: "small", textContent: "Its residual among all" }), residualStrip(state.output, prediction[state.output] - account.total[state.output])] : []),
-    ...neighboursOf(row), go);
+  go.addEventListener("click", () => {
+    startFrom(row);
+    byId("whatif").scrollIntoView();
+    byId("whatif-title").setAttribute("tabindex", "-1");
+    byId("whatif-title").focus({ preventScroll: true });
+  });
+  byId("row").replaceChildren(...parts, go);
 }
-
-const labelFound = (hits, at) => (hits.labels ? bdi(hits.names[hits.labels[at]]) : hits.values ? shown(hits.values[at], 4) : "–");
 
 function neighboursOf(row) {
-  const hits = table.hits;
-  if (!hits) return [];
-  const k = hits.count;
-  const lines = [...Array(k).keys()].map((i) => make("tr", {}, make("th", { scope: "row", textContent: String(hits.indices[row * k + i]) }),
-    make("td", {}, labelFound(hits, row * k + i)), make("td", { className: "number", textContent: shown(hits.distances[row * k + i]) })));
-  return [make("h3", { className: "small", textContent: "Its neighbours" }),
-    make("p", { className: "quiet", textContent: table.rows.purity ? `${percent(table.rows.purity[row])} of them have the predicted class.` : "" }),
-    make("table", { className: "values" }, make("thead", {}, make("tr", {}, make("th", { scope: "col", textContent: "row of the index" }), make("th", { scope: "col", textContent: "label" }), make("th", { scope: "col", className: "number", textContent: "distance" }))), make("tbody", {}, ...lines))];
+  const { hits } = table;
+  const label = (at) => (hits.labels ? bdi(hits.names[hits.labels[at]]) : hits.values ? shown(hits.values[at], 4) : "–");
+  const lines = [...Array(hits.count).keys()].map((i) => row * hits.count + i)
+    .map((at) => [String(hits.indices[at]), label(at), shown(hits.distances[at])]);
+  const said = hits.purity ? `${percent(hits.purity[row])} of them have the predicted class.` : "";
+  return [make("p", { className: "quiet", textContent: said }), plainTable(["row of the index", "label", "distance"], lines, [2])];
 }
 
+// ---------------------------------------------------------------- the section
+
 function startRows() {
-  const rows = table.rows;
-  rows.beyond = [...Array(rows.count).keys()].map((row) => featuresBeyond(pointOfRow(row)).length);
-  const hits = table.hits;
+  const { rows, hits } = table;
+  rows.beyond = everyRow().map((row) => featuresBeyond(pointOfRow(row)).length);
   if (hits) for (const name of ["indices", "distances", "labels", "values"]) hits[name] = unpacked(hits[name]);
-  rows.purity = hits ? hits.purity : null;
   const few = rows.count < rows.total ? `${written(rows.count, 0, 0)} of ${counted(rows.total, "row")}, evenly spread` : counted(rows.count, "row");
   byId("rows-words").textContent = `${few}. Sort by a column, open a row to see its account.`;
-  const numeric = rowColumns().filter((column) => !column.text);
-  byId("filter-by").append(...numeric.map((column) => make("option", { value: column.id, textContent: column.name })));
+  for (const column of rowColumns()) {
+    if (!column.text) byId("filter-by").append(make("option", { value: column.id, textContent: column.name }));
+  }
   byId("only-beyond").parentElement.hidden = !rows.beyond.some(Boolean);
-  byId("only-wrong-choice").hidden = ![...Array(rows.count).keys()].some(wrong);
-  for (const id of ["filter-by", "filter-low", "filter-high", "only-beyond", "only-wrong"]) byId(id).addEventListener("input", () => { browse.page = 0; drawRows(); });
+  byId("only-wrong-choice").hidden = !everyRow().some(wrong);
+  for (const id of ["filter-by", "filter-low", "filter-high", "only-beyond", "only-wrong"]) {
+    byId(id).addEventListener("input", () => { browse.page = 0; drawRows(); });
+  }
   byId("before").addEventListener("click", () => { browse.page -= 1; drawRows(); });
   byId("after").addEventListener("click", () => { browse.page += 1; drawRows(); });
   browse.by = rows.predictions ? "residual" : null;
-  drawRows();
-  browse.open = chosenRows(rowColumns())[0] ?? null;
-  drawRow();
-  drawRows();
+  browse.open = chosenRows(rowColumns())[0];
 }

@@ -50,43 +50,58 @@ def table_data(
     """
     explainer = explanation.explainer if explainer is None else explainer
     _require_whole(explanation, explainer)
-    outputs = explanation.output_names
-    numbers_a_row = len(explanation.feature_names) + 2 * len(outputs)
-    kept = evenly(len(explanation), min(rows, max(1, _MOST_ROW_NUMBERS // numbers_a_row)))
-    compiled = compiled_within(explainer, (_ROOM - 16 * len(kept) * numbers_a_row // 3) * 3 // 32)
-    bands, level_names = bands_of(explainer)
-    own = getattr(explainer, "link_", "identity")
-    names = _class_names(class_names, explainer, outputs)
+    names = _class_names(class_names, explainer, explanation.output_names)
     given = labels_of(labels, rows=len(explanation), names=names, classes=True if class_names is not None else None)
     classes = (given is not None and given.codes is not None) or getattr(hits, "classes", None) is not None
-    settled = chosen_link(link, own, outputs=len(outputs), classes=classes)
-    if given is None or given.codes is None:
-        names = names if settled in ("softmax", "sigmoid") else ()
+    own = getattr(explainer, "link_", "identity")
+    link = chosen_link(link, own, outputs=len(explanation.output_names), classes=classes)
+    if given is not None and given.codes is not None:
+        names = given.names
+    elif link not in ("softmax", "sigmoid"):
+        names = ()
+    numbers_a_row = len(explanation.feature_names) + 2 * len(explanation.output_names)
+    most = min(rows, len(explanation), max(1, _MOST_ROW_NUMBERS // numbers_a_row))
+    compiled = compiled_within(explainer, (_ROOM - 16 * most * numbers_a_row // 3) * 3 // 32)
+    complete = complete_rows(compiled, explanation.data)
+    if len(complete) == 0:
+        raise ValueError("every row of subject has missing values; a page needs some that have none.")
+    kept = complete[evenly(len(complete), most)]
     health = explainer.health() if hasattr(explainer, "health") else None
-    told = explanation[kept]
-    again = compiled(told.data, predictions=told.predictions, threads=1)
-    columns, _ = compiled._columns(told.data)
-    every, _ = compiled._columns(explanation.data) if truth else (columns, 0)
+    missing = len(explanation) - len(complete)
     return {
-        "outputs": outputs,
-        "link": settled,
-        "classes": given.names if given is not None and given.codes is not None else names,
-        "facts": facts_of(explanation, explainer, health, settled),
-        "findings": findings_of(explanation, health, compiled),
-        "base": known(compiled.base_values),
+        "outputs": explanation.output_names,
+        "link": link,
+        "classes": names,
+        "facts": facts_of(explanation, explainer, health, link),
+        "findings": findings_of(explanation, health, compiled, missing=missing),
         "ledger": ledger(explanation),
         "residuals": residuals(explanation),
-        "strengths": known(np.abs(explanation.values[:, [explanation.terms.index(t) for t in compiled.terms]]).mean(0)),
-        "totals": known(np.abs(explanation.total()).mean(0)),
+        "hits": None if hits is None else hits_for_page(hits, kept, rows=len(explanation), names=names),
+        **_functions(explanation, explainer, compiled, truth, complete),
+        **_rows(explanation[kept], compiled, given, kept, len(explanation)),
+    }
+
+
+def _functions(
+    explanation: Explanation,
+    explainer: Any,
+    compiled: CompiledExplainer,
+    truth: Mapping[str, Callable[[Any], Any]] | None,
+    complete: NDArray[np.intp],
+) -> dict[str, Any]:
+    """The learned functions, how strong they are, and what is drawn around them."""
+    bands, level_names = bands_of(explainer)
+    drawn = truth_for_page(truth, compiled, explanation[complete].data) if truth else {}
+    terms = [explanation.terms.index(term) for term in compiled.terms]
+    return {
+        "base": known(compiled.base_values),
         "features": features_for_page(compiled, level_names),
         "terms": terms_for_page(compiled),
         "interactions": sum(len(term.features) > 1 for term in compiled.compiled),
-        "left_out": [list(term) for term in compiled.left_out],
+        "strengths": known(np.abs(explanation.values[:, terms]).mean(0)),
+        "totals": known(np.abs(explanation.total()).mean(0)),
         "bands": [bands.get(name) for name in compiled.feature_names],
-        "truth": [truth_for_page(truth, compiled, every).get(name) for name in compiled.feature_names],
-        "difference": known(_difference(told, again)),
-        "rows": _rows(told, again, compiled, columns, given, kept, len(explanation)),
-        "hits": None if hits is None else hits_for_page(hits, kept, rows=len(explanation), names=names),
+        "truth": [drawn.get(name) for name in compiled.feature_names],
     }
 
 
@@ -150,25 +165,28 @@ def residuals(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _difference(told: Explanation, again: Explanation) -> Array:
-    """Largest difference between the explainer's contributions and those of the page's tables, on the page's rows."""
-    place = [told.terms.index(term) for term in again.terms]
-    largest: Array = np.abs(told.values[:, place].sum(1) - again.values.sum(1)).max(0)
-    return largest
+def complete_rows(compiled: CompiledExplainer, data: Any) -> NDArray[np.intp]:
+    """Positions of rows without missing values; preprocessing may fill them in, but the functions do not take them."""
+    columns, count = compiled._columns(data)
+    complete = np.ones(count, dtype=bool)
+    for column in columns.values():
+        if column.dtype.kind == "f":
+            complete &= np.isfinite(column)
+        elif column.dtype.kind == "O":
+            complete &= np.array([value is not None and value == value for value in column.tolist()], dtype=bool)
+    return np.flatnonzero(complete)
 
 
 def _rows(
-    told: Explanation,
-    again: Explanation,
-    compiled: CompiledExplainer,
-    columns: Mapping[int, NDArray[Any]],
-    labels: Labels | None,
-    kept: NDArray[np.intp],
-    total: int,
+    told: Explanation, compiled: CompiledExplainer, labels: Labels | None, kept: NDArray[np.intp], total: int
 ) -> dict[str, Any]:
+    """Rows to browse in, and how far the page's own functions are from the explainer's on them."""
+    again = compiled(told.data, predictions=told.predictions, threads=1)
+    columns, _ = compiled._columns(told.data)
     levels = level_axes(compiled)
-    known_outputs = bool(np.isfinite(told.predictions).all())
-    return {
+    ran = bool(np.isfinite(told.predictions).all())
+    terms = [told.terms.index(term) for term in again.terms]
+    rows = {
         "count": len(kept),
         "total": total,
         "names": _row_names(told.data, kept),
@@ -183,10 +201,11 @@ def _rows(
             str(k): packed_codes(axis.places([columns[column] for column in axis.columns]))
             for k, axis in levels.items()
         },
-        "predictions": packed(told.predictions) if known_outputs else None,
-        "residuals": packed(again.residual, "f4") if known_outputs else None,
+        "predictions": packed(told.predictions) if ran else None,
+        "residuals": packed(again.residual, "f4") if ran else None,
         "labels": None if labels is None else labels.described(kept),
     }
+    return {"rows": rows, "difference": known(np.abs(told.values[:, terms].sum(1) - again.values.sum(1)).max(0))}
 
 
 def _row_names(data: Any, kept: NDArray[np.intp]) -> list[str] | list[int]:

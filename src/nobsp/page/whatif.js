@@ -6,14 +6,16 @@ const controls = [];
 
 function startWhatif() {
   const place = byId("controls");
-  for (const term of [...table.singles].sort((a, b) => table.strengths[b.position].reduce((s, v) => s + v, 0) - table.strengths[a.position].reduce((s, v) => s + v, 0))) {
+  const strength = (term) => table.strengths[term.position].reduce((sum, value) => sum + value, 0);
+  for (const term of [...table.singles].sort((a, b) => strength(b) - strength(a))) {
     const control = term.axes.length ? controlFor(term) : null;
     if (control) { controls.push(control); place.append(control.card); }
   }
   byId("typical").addEventListener("click", () => startFrom(null));
   byId("load-row").addEventListener("click", () => {
     const row = findRow(byId("from-row").value);
-    if (row >= 0) startFrom(row); else byId("whatif-start").textContent = `There is no row ${byId("from-row").value} in this page.`;
+    if (row >= 0) startFrom(row);
+    else byId("whatif-start").textContent = `There is no row ${byId("from-row").value} in this page.`;
   });
   byId("from-row").addEventListener("keydown", (event) => { if (event.key === "Enter") byId("load-row").click(); });
   byId("find-control").addEventListener("input", () => {
@@ -31,7 +33,8 @@ function startFrom(row) {
   startedFrom = row;
   point = row === null ? typicalPoint() : pointOfRow(row);
   order = null;
-  byId("whatif-start").textContent = row === null ? "Started from a typical row: medians, and the most frequent levels." : `Started from row ${table.rows.names[row]}.`;
+  byId("whatif-start").textContent = row === null
+    ? "Started from a typical row: medians, and the most frequent levels." : `Started from row ${table.rows.names[row]}.`;
   if (row !== null) byId("from-row").value = table.rows.names[row];
   changed();
 }
@@ -45,25 +48,41 @@ function changed() {
     caption: untouched ? `The account of row ${table.rows.names[startedFrom]}` : "The account of what you set",
     point, account, prediction: untouched ? predictionOf(startedFrom) : null, order,
   });
-  byId("running").textContent = shown(account.total[state.output], 4) + (table.link === "softmax" || table.link === "sigmoid" ? `, ${percent(linked(account.total)[state.output])}` : "");
-  const out = featuresBeyond(point);
-  const place = byId("whatif-beyond");
-  place.className = out.length ? "finding warning" : "finding fine";
-  const far = out.some((feature) => feature.worst === 2);
-  place.replaceChildren(make("b", { textContent: out.length ? "Extrapolated" : "Within range" }), " ",
-    ...(out.length ? [bdi(out.map((feature) => feature.name).slice(0, 6).join(", ") + (out.length > 6 ? ", …" : "")), ` ${out.length === 1 ? "lies" : "lie"} outside what was calibrated` + (far ? ", so far out that the last piece is only continued as a straight line." : "; the network was still followed here.")]
-      : ["Each value lies within its calibrated range. Whether they occur together is another question."]));
+  const chance = table.link === "softmax" || table.link === "sigmoid" ? `, ${percent(linked(account.total)[state.output])}` : "";
+  byId("running").textContent = shown(account.total[state.output], 4) + chance;
+  tellBeyond();
   drawDistance();
 }
 
-const same = (a, b) => Object.keys(a.numbers).every((c) => a.numbers[c] === b.numbers[c]) && Object.keys(a.levels).every((k) => a.levels[k] === b.levels[k]);
+const same = (a, b) => ["numbers", "levels"].every((kind) => Object.keys(a[kind]).every((key) => a[kind][key] === b[kind][key]));
+
+function tellBeyond() {
+  const out = featuresBeyond(point), place = byId("whatif-beyond");
+  place.className = out.length ? "finding warning" : "finding fine";
+  if (!out.length) {
+    place.replaceChildren(make("b", { textContent: "Within range" }),
+      " Each value lies within its calibrated range. Whether they occur together is another question.");
+    return;
+  }
+  const some = out.map((feature) => feature.name).slice(0, 6).join(", ") + (out.length > 6 ? ", …" : "");
+  const how = out.some((feature) => feature.worst === 2)
+    ? ", so far out that the last piece is only continued as a straight line." : "; the network was still followed here.";
+  place.replaceChildren(make("b", { textContent: "Extrapolated" }), " ", bdi(some),
+    ` ${out.length === 1 ? "lies" : "lie"} outside what was calibrated${how}`);
+}
 
 // How far the account is from the model, for rows the page knows.
 function drawDistance() {
   const o = state.output, place = byId("whatif-distance"), r = table.residuals;
-  if (!table.rows.residuals) { place.replaceChildren(make("p", { className: "quiet", textContent: "How far the account is from the model is not known: its predictions were not given." })); return; }
-  place.replaceChildren(make("h3", { className: "small", textContent: "How far is the account from the model?" }), residualStrip(o),
-    make("p", { className: "quiet", textContent: `For the ${counted(r.rows, "row")} it knows: half within ${shown(r.median[o])}, 95% within ${shown(r.most[o])}, at most ${shown(r.largest[o])}; predictions themselves have a standard deviation of ${shown(r.spread[o])}. For a row you make up, the model was not run, and the distance is not known.` }));
+  const said = (textContent) => make("p", { className: "quiet", textContent });
+  if (!table.rows.residuals) {
+    place.replaceChildren(said("How far the account is from the model is not known: its predictions were not given."));
+    return;
+  }
+  place.replaceChildren(make("h3", { className: "small", textContent: "How far is the account from the model?" }), residualStrip(o), said(
+    `For the ${counted(r.rows, "row")} it knows: half within ${shown(r.median[o])}, 95% within ${shown(r.most[o])}, at most `
+    + `${shown(r.largest[o])}; predictions themselves have a standard deviation of ${shown(r.spread[o])}. For a row you make up, `
+    + "the model was not run, and the distance is not known."));
 }
 
 // ---------------------------------------------------------------- one feature
@@ -101,7 +120,8 @@ function listOf(term, k, about) {
   const list = make("select", { "aria-label": about.name }, ...about.levels.map((name, i) => make("option", { value: i, textContent: name })));
   const line = sparkWithDot(term);
   list.addEventListener("change", () => { point.levels[k] = Number(list.value); order = null; changed(); });
-  return { box: make("div", {}, line.holder, list), redraw: line.redraw, update: (value) => { list.value = point.levels[k]; line.move(point.levels[k] + 0.5, value); } };
+  const update = (value) => { list.value = point.levels[k]; line.move(point.levels[k] + 0.5, value); };
+  return { box: make("div", {}, line.holder, list), redraw: line.redraw, update };
 }
 
 function sliderOf(term, about, column) {
@@ -130,12 +150,12 @@ function sliderOf(term, about, column) {
     set(Math.max(first, Math.min(last, point.numbers[column.column] + way * pace)));
   });
   field.addEventListener("change", () => {
-    if (field.value.trim() === "" || !Number.isFinite(Number(field.value))) { field.value = point.numbers[column.column]; return; }
+    if (field.value.trim() === "" || !Number.isFinite(Number(field.value))) return changed();
     order = null;
-    set(Number(field.value));
+    return set(Number(field.value));
   });
   const row = make("div", { className: "dial" }, make("div", { className: "slide" }, calibrated, slider), field);
-  const box = make("div", {}, line ? line.holder : make("span", { className: "quiet" }, bdi(column.name)), row);
+  const box = make("div", {}, line ? make("div", { className: "above" }, line.holder) : make("span", { className: "quiet" }, bdi(column.name)), row);
   return {
     box,
     redraw: () => line?.redraw(),
