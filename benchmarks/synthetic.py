@@ -12,7 +12,9 @@ samples that neither the network nor the calibration saw, true and recovered fun
 
 Only the algebra of `nobsp.projection` is used here, step by step, for both references and both ridge scales.
 For comparison the network is also probed one feature at a time, the others at their mean: what it seems to have
-learned to someone who projects nothing.
+learned to someone who projects nothing. KernelSHAP (50 background rows), Integrated Gradients (25 steps), PDP and ALE
+explain the same networks; EBM, an additive model, learns from the same rows instead. Their functions are centred on the
+held-out rows. A method whose package is not installed is left out, and the table says so.
 
 What the paper leaves open. The distribution of the inputs is not stated: the main block draws them uniformly
 from [-2, 2], a second one from a standard normal. There the functions take their largest values where samples
@@ -24,14 +26,22 @@ network never learned.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.kept import FOLDER, Kept, fingerprint, rooms
 from benchmarks.networks import REGRESSION_HIDDEN, determination, feed_forward, train
+from benchmarks.recovery import designs, peers
+from benchmarks.recovery.problems import Problem as Asked
 from benchmarks.report import Cell, Column, Quoted, Report, Spread, Table, options, progress, publish
 from nobsp.projection import Moments, Ridge, compress, partial_coefficients, terms_coefficients
 
@@ -80,6 +90,8 @@ class Problem:
     held_out: Tensor
     functions: Tensor
     network_r2: float
+    targets: Tensor | None = None
+    seed: int = 0
 
 
 def problem(draw: Draw, *, seed: int, epochs: int) -> Problem:
@@ -94,7 +106,7 @@ def problem(draw: Draw, *, seed: int, epochs: int) -> Problem:
     held_out = inputs[TRAINING:]
     with torch.no_grad():
         network_r2 = float(determination(targets[TRAINING:], network(held_out)))
-    return Problem(network, inputs[:TRAINING], held_out, functions[TRAINING:], network_r2)
+    return Problem(network, inputs[:TRAINING], held_out, functions[TRAINING:], network_r2, targets[:TRAINING], seed)
 
 
 # ---------------------------------------------------------------------- contributions
@@ -172,6 +184,47 @@ METHODS: dict[str, tuple[Callable[[nn.Sequential, Tensor, Tensor, Ridge], Tensor
 }
 PUBLISHED, DEFAULT = "Algorithm 1, absolute 1e-4", "all terms, relative 1e-4"
 
+# Every other method with the package it comes from.
+PEERS: dict[str, tuple[Callable[[Asked], dict[str, Any]], str]] = {
+    "KernelSHAP": (peers.kernel_shap, "shap"),
+    "Integrated Gradients": (peers.integrated_gradients, "captum"),
+    "PDP": (peers.partial_dependence, "torch"),
+    "ALE": (peers.accumulated_local_effects, "effector"),
+    "EBM": (peers.boosting_machine, "interpret-core"),
+}
+
+
+def peer_contributions(case: Problem, peer: str) -> Tensor:
+    """What another method finds, centred on the held-out rows."""
+    if case.targets is None:
+        raise ValueError("the targets are needed too: EBM learns from them.")
+    rows, held_out = case.calibration.numpy(), case.held_out.numpy()
+    sample = designs.Sample(
+        inputs=rows,
+        targets=case.targets[:, 0].numpy(),
+        held_out=held_out,
+        singles=case.functions.numpy(),
+        pairs={},
+        output=case.functions.sum(1).numpy(),
+        fresh=rows,
+    )
+    place = designs.Case("paper", SAMPLES, 0.0, "ReLU", case.seed)
+    found = torch.as_tensor(PEERS[peer][0](Asked(place, sample, case.network))[peer].singles)
+    return found - found.mean(0)
+
+
+def missing() -> list[str]:
+    """Methods whose packages are not installed."""
+    return [peer for peer, (_, package) in PEERS.items() if not _installed(package)]
+
+
+def _installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
 
 # ---------------------------------------------------------------------- scores
 
@@ -191,14 +244,17 @@ class Scores:
 
 
 @torch.no_grad()
-def score(case: Problem, contributions: Tensor) -> Scores:
-    """The paper's scores of contributions (rows, features) on the held-out rows."""
+def score(case: Problem, contributions: Tensor, *, base: Tensor | None = None) -> Scores:
+    """The paper's scores of contributions (rows, features) on the held-out rows.
+
+    The base is the mean output over the calibration rows, unless contributions are centred elsewhere.
+    """
     active = len(ACTIVE)
     truth = (case.functions - case.functions.mean(0))[:, :active]
     found = (contributions - contributions.mean(0))[:, :active]
     error = (truth - found).square().mean(0).sqrt() / truth.square().mean(0).sqrt()
     outputs = case.network(case.held_out)
-    base = case.network(case.calibration).mean(0)
+    base = case.network(case.calibration).mean(0) if base is None else base
     account = base + contributions.sum(1, keepdim=True)
     return Scores(
         per_function=tuple(determination(truth, found).tolist()),
@@ -213,17 +269,33 @@ def score(case: Problem, contributions: Tensor) -> Scores:
 Found = dict[str, list[Scores]]
 
 
-def run(draw: Draw, *, seeds: tuple[int, ...], epochs: int, label: str) -> tuple[Found, list[float]]:
+def explained(label: str, seed: int, epochs: int) -> dict[str, Any]:
+    """The network's own R² and the scores of every method, for one seed."""
+    case = problem(INPUTS[label], seed=seed, epochs=epochs)
+    found = {
+        method: score(case, contributions(case.network, case.calibration, case.held_out, ridge))
+        for method, (contributions, ridge) in METHODS.items()
+    }
+    with torch.no_grad():
+        base = case.network(case.held_out).mean(0)
+    absent = missing()
+    for peer in PEERS:
+        if peer not in absent:
+            found[peer] = score(case, peer_contributions(case, peer), base=base)
+    return {"network_r2": case.network_r2, "scores": {name: dataclasses.asdict(s) for name, s in found.items()}}
+
+
+def run(label: str, *, seeds: tuple[int, ...], epochs: int, kept: Kept) -> tuple[Found, list[float]]:
     """Scores of every method, one per seed, and the networks' own R²."""
-    found: Found = {method: [] for method in METHODS}
+    found: Found = {}
     network_r2 = []
+    depends = sys.modules[__name__], peers, rooms("projection"), epochs, missing()
     for seed in seeds:
-        progress(f"{label}, seed {seed}: training")
-        case = problem(draw, seed=seed, epochs=epochs)
-        network_r2.append(case.network_r2)
-        for method, (contributions, ridge) in METHODS.items():
-            explained = contributions(case.network, case.calibration, case.held_out, ridge)
-            found[method].append(score(case, explained))
+        progress(f"{label}, seed {seed}")
+        outcome = kept.cell(f"{label}, seed {seed}", fingerprint(*depends), partial(explained, label, seed, epochs))
+        network_r2.append(outcome["network_r2"])
+        for method, scores in outcome["scores"].items():
+            found.setdefault(method, []).append(Scores(**{**scores, "per_function": tuple(scores["per_function"])}))
     return found, network_r2
 
 
@@ -265,10 +337,11 @@ def function_table(found: Found, label: str) -> Table:
     )
 
 
-def findings(found: Found, label: str, network_r2: list[float]) -> tuple[str, str]:
+def findings(found: Found, label: str, network_r2: list[float]) -> tuple[str, ...]:
     """What a block says, from its numbers: each reference with the ridge it is meant to be used with."""
     algorithm, terms = found[PUBLISHED], found[DEFAULT]
     paper_frs, _, paper_null, _ = PAPER["NObSP"]
+    others = [f"{peer} recovers {_mean(s.frs for s in found[peer]):.4f}" for peer in PEERS if peer in found]
     return (
         f"Inputs {label}: Algorithm 1 as published (absolute ridge) recovers the functions to an R² of "
         f"{_mean(s.frs for s in algorithm):.4f}, all terms at once (relative ridge, the default here) to "
@@ -276,6 +349,7 @@ def findings(found: Found, label: str, network_r2: list[float]) -> tuple[str, st
         f"held-out targets is {_mean(network_r2):.4f}.",
         f"Inputs {label}: to the feature that plays no part they give {_mean(s.null for s in algorithm):.4f} "
         f"and {_mean(s.null for s in terms):.4f} on average; the paper reports {paper_null.mean:.3f}.",
+        *([f"Inputs {label}: {', '.join(others)}."] if others else []),
     )
 
 
@@ -291,8 +365,9 @@ def main() -> None:
     epochs = 100 if chosen.quick else 300
     tables: list[Table] = []
     told: list[str] = []
-    for label, draw in INPUTS.items():
-        found, network_r2 = run(draw, seeds=seeds, epochs=epochs, label=label)
+    kept = Kept(None if chosen.quick or chosen.print_only else FOLDER / "synthetic.jsonl")
+    for label in INPUTS:
+        found, network_r2 = run(label, seeds=seeds, epochs=epochs, kept=kept)
         tables += [summary_table(found, label, network_r2), function_table(found, label)]
         told += findings(found, label, network_r2)
     report = Report(
@@ -307,7 +382,12 @@ def main() -> None:
             "noise": NOISE,
             "hidden": REGRESSION_HIDDEN,
             "epochs": epochs,
+            "SHAP_background": peers.SHAP_BACKGROUND,
+            "gradient_steps": peers.GRADIENT_STEPS,
+            "ALE_bins": peers.ALE_BINS,
+            "not_run": missing() or None,
         },
+        packages=tuple(package for peer, (_, package) in PEERS.items() if peer not in missing() and package != "torch"),
     )
     publish(report, chosen)
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks.kept import Kept
 from benchmarks.recovery.designs import Case
 from benchmarks.recovery.explainers import EXPLAINERS, Explainer
-from benchmarks.recovery.kept import Kept
 from benchmarks.recovery.problems import Problem, problem
 from benchmarks.recovery.scores import determination, network_score, score
 
@@ -68,16 +69,17 @@ def _explained(
     for explainer in explainers:
         asked = _asked(here, calibration, explainer)
         suffix = "-fresh" if explainer.network and calibration == FRESH else ""
-        place = f"{asked.case}{suffix}", explainer.name, explainer.fingerprint(asked)
-        found = kept.get(*place)
-        if found is None:
-            bar.set_postfix_str(f"{place[0]}: {explainer.name}")
-            start = time.perf_counter()
-            recovered = explainer.run(asked)
-            seconds = time.perf_counter() - start
-            found = {name: score(asked, what) | {"seconds": seconds} for name, what in recovered.items()}
-            kept.put(*place, found)
+        cell = f"{asked.case}{suffix}, {explainer.name}"
+        bar.set_postfix_str(cell)
+        found = kept.cell(cell, explainer.fingerprint(asked), partial(_scored, asked, explainer))
         yield from found.items()
+
+
+def _scored(asked: Problem, explainer: Explainer) -> dict[str, Scores]:
+    start = time.perf_counter()
+    recovered = explainer.run(asked)
+    seconds = time.perf_counter() - start
+    return {name: score(asked, what) | {"seconds": seconds} for name, what in recovered.items()}
 
 
 def _asked(here: Problem, calibration: str, explainer: Explainer) -> Problem:

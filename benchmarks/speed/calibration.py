@@ -19,12 +19,14 @@ Both networks see the same 4,000 rows of 10 numbers and 44 zero-one columns, the
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.networks import feed_forward
 from benchmarks.report import Column, Report, Table, options, progress, publish, seconds
+from benchmarks.speed.ratios import Ratio, raced
 from nobsp import NObSP
 from nobsp.network.inputs import isolated, reference
 
@@ -99,39 +101,75 @@ def difference(network: nn.Sequential, X: Tensor, features: range, loop: list[Te
     return worst
 
 
+@dataclass(frozen=True)
+class Times:
+    """Seconds of every way in each round, the loops scaled to all features, and how far the results are apart."""
+
+    printed: list[float]
+    loop: list[float]
+    fit: list[float]
+    forward: list[float]
+    products: list[float]
+    features: int
+    scaled_from: int
+    difference: float
+
+    @property
+    def floor(self) -> list[float]:
+        return [a + b for a, b in zip(self.forward, self.products, strict=True)]
+
+    def ratios(self) -> list[Ratio]:
+        what = f"calibrate {ROWS:,} rows × {self.features} columns, width {HIDDEN[-1]}, {OUTPUTS} outputs, as published"
+        printed = "the obvious loop, scaled from 1 feature"
+        brackets = f"the loop with brackets set well, scaled from {self.scaled_from}"
+        return [
+            raced(what, self.fit, printed, self.printed, target=40),
+            raced(what, self.fit, brackets, self.loop),
+            raced(what, self.fit, "bare forward passes and products", self.floor, cost=True),
+        ]
+
+
+def measure(*, repeats: int, timed_features: range) -> Times:
+    X = table()
+    network = feed_forward(X.shape[1], HIDDEN, OUTPUTS, seed=SEED)
+    progress("calibration: warming up")
+    explainer = NObSP.as_published(network).fit(X)
+    coefficients = obvious_loop(network, X, timed_features, brackets=True)
+    representations = forward_passes(network, X)
+    count = X.shape[1]
+    times = Times(
+        [], [], [], [], [], count, len(timed_features), difference(network, X, timed_features, coefficients, explainer)
+    )
+    scale = count / len(timed_features)
+    for turn in range(repeats):
+        progress(f"calibration: round {turn + 1} of {repeats}")
+        times.fit.append(seconds(lambda: NObSP.as_published(network).fit(X)))
+        times.forward.append(seconds(lambda: forward_passes(network, X)))
+        times.products.append(seconds(lambda: products(representations)))
+        times.loop.append(scale * seconds(lambda: obvious_loop(network, X, timed_features, brackets=True)))
+        times.printed.append(count * seconds(lambda: obvious_loop(network, X, timed_features[:1], brackets=False)))
+    return times
+
+
+def ratios(*, quick: bool) -> list[Ratio]:
+    """For the table of all speeds."""
+    return measure(repeats=2 if quick else 5, timed_features=range(8, 10) if quick else range(7, 13)).ratios()
+
+
 def main() -> None:
     chosen = options(__doc__.splitlines()[0], threads=True).parse_args()
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
     repeats, timed_features = (2, range(8, 10)) if chosen.quick else (5, range(7, 13))
-    X = table()
-    network = feed_forward(X.shape[1], HIDDEN, OUTPUTS, seed=SEED)
-    progress("warming up")
-    explainer = NObSP.as_published(network).fit(X)
-    coefficients = obvious_loop(network, X, timed_features, brackets=True)
-    representations = forward_passes(network, X)
-    times: dict[str, list[float]] = {"printed": [], "loop": [], "fit": [], "forward": [], "products": []}
-    scale = X.shape[1] / len(timed_features)
-    for turn in range(repeats):
-        progress(f"round {turn + 1} of {repeats}")
-        times["fit"].append(seconds(lambda: NObSP.as_published(network).fit(X)))
-        times["forward"].append(seconds(lambda: forward_passes(network, X)))
-        times["products"].append(seconds(lambda: products(representations)))
-        times["loop"].append(scale * seconds(lambda: obvious_loop(network, X, timed_features, brackets=True)))
-        printed = seconds(lambda: obvious_loop(network, X, timed_features[:1], brackets=False))
-        times["printed"].append(X.shape[1] * printed)
-    floor = [a + b for a, b in zip(times["forward"], times["products"], strict=True)]
-    as_printed = statistics.median(a / b for a, b in zip(times["printed"], times["fit"], strict=True))
-    ratio = statistics.median(a / b for a, b in zip(times["loop"], times["fit"], strict=True))
-    to_floor = statistics.median(a / b for a, b in zip(times["fit"], floor, strict=True))
-    worst = difference(network, X, timed_features, coefficients, explainer)
+    times = measure(repeats=repeats, timed_features=timed_features)
+    as_printed, brackets, to_floor = (ratio.ratio for ratio in times.ratios())
     rows = (
-        ("loop as printed (scaled)", statistics.median(times["printed"]), as_printed),
-        ("loop with brackets (scaled)", statistics.median(times["loop"]), ratio),
-        ("fit, all included", statistics.median(times["fit"]), 1.0),
-        ("forward passes alone", statistics.median(times["forward"]), None),
-        ("symmetric products alone", statistics.median(times["products"]), None),
-        ("floor: both", statistics.median(floor), 1 / to_floor),
+        ("loop as printed (scaled)", statistics.median(times.printed), as_printed),
+        ("loop with brackets (scaled)", statistics.median(times.loop), brackets),
+        ("fit, all included", statistics.median(times.fit), 1.0),
+        ("forward passes alone", statistics.median(times.forward), None),
+        ("symmetric products alone", statistics.median(times.products), None),
+        ("floor: both", statistics.median(times.floor), 1 / to_floor),
     )
     report = Report(
         name="speed_calibration",
@@ -141,14 +179,14 @@ def main() -> None:
                 "Seconds, and times the fit",
                 (Column("way"), Column("seconds", ".3f"), Column("relative to fit", ".2f")),
                 rows,
-                f"The loops are timed on 1 and on {len(timed_features)} of {X.shape[1]} features and scaled.",
+                f"The loops are timed on 1 and on {len(timed_features)} of {times.features} features and scaled.",
             ),
         ),
         findings=(
-            f"The fit is {as_printed:.0f} times as fast as the obvious loop as printed (target: 40), and {ratio:.0f} "
-            "times as fast as the loop with its brackets set well.",
+            f"The fit is {as_printed:.0f} times as fast as the obvious loop as printed (target: 40), and "
+            f"{brackets:.0f} times as fast as the loop with its brackets set well.",
             f"It takes {to_floor:.1f} times the floor of bare forward passes and one product a feature.",
-            f"Contributions differ by at most {worst:.1e} of the outputs' spread.",
+            f"Contributions differ by at most {times.difference:.1e} of the outputs' spread.",
         ),
         seeds=(SEED,),
         settings={"rows": ROWS, "numbers": NUMBERS, "flags": FLAGS, "hidden": HIDDEN, "repeats": repeats},

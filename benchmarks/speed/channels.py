@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import Column, Race, Report, Table, options, progress, publish, race, seconds
+from benchmarks.speed.ratios import Ratio, raced
 from nobsp.projection import Moments, Ridge, channel_coefficients
 
 ROWS, OUTPUTS, RIDGE, SEED = 2000, 200, 1e-4, 0
@@ -275,6 +276,26 @@ def findings(results: list[Result]) -> tuple[str, ...]:
         f"{few.channels} channels, where most columns are outputs, and {last.whole.ratio:.2f} times at "
         f"{last.channels}.",
     )
+
+
+def ratios(*, quick: bool) -> list[Ratio]:
+    """For the table of all speeds: the largest number of channels."""
+    found = measure(512 if quick else 1280, 4 if quick else 6, repeats=3 if quick else 7)
+    printed, _, shared = found.algorithms
+    what = f"coefficients of {found.channels:,} channels × {OUTPUTS} classes, {ROWS:,} images"
+    scaled = f"scaled from {found.sampled} channels"
+    return [
+        raced(what, printed.second, f"Algorithm 1 as printed, {scaled}", printed.first),
+        raced(what, shared.second, f"Algorithm 1, Gram matrix shared, {scaled}", shared.first),
+        raced(
+            what,
+            found.whole_with_outputs.first,
+            "Gram product, one Cholesky factorisation, inverse",
+            found.whole_with_outputs.second,
+            target=1.5,
+            cost=True,
+        ),
+    ]
 
 
 def main() -> None:

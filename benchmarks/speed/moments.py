@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.report import Column, Race, Report, Table, options, progress, publish, race
+from benchmarks.speed.ratios import Ratio, raced
 from nobsp.projection import Moments
 
 BATCH, SEED, PANEL = 4096, 0, 64
@@ -167,6 +168,16 @@ def memory_table(memories: list[Memory]) -> Table:
         ),
         "Seconds include starting the process and drawing the rows.",
     )
+
+
+def ratios(*, quick: bool) -> list[Ratio]:
+    """For the table of all speeds."""
+    found = []
+    for width in QUICK_WIDTHS if quick else WIDTHS[:-1]:
+        speed = measure(width, torch.float64, repeats=5 if quick else max(9, 4000 // width))
+        what = f"moments of a batch of {BATCH:,} rows × {width:,} columns"
+        found.append(raced(what, speed.full.first, "the bare matrix product", speed.full.second, target=1.3, cost=True))
+    return found
 
 
 def main() -> None:

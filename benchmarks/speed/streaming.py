@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from math import log
 from typing import Any
 
 import torch
@@ -24,6 +23,8 @@ from torch import Tensor
 
 from benchmarks.networks import feed_forward
 from benchmarks.report import Column, Report, Table, options, progress, publish
+from benchmarks.speed.moments import peak_memory
+from benchmarks.speed.ratios import Ratio
 from nobsp import NObSP
 
 SEED, BATCH, COLUMNS, HIDDEN = 0, 8192, 8, (32, 32)
@@ -67,8 +68,37 @@ def run_case(chosen: argparse.Namespace) -> None:
     else:
         many_features(chosen.argument)
     taken = time.perf_counter() - begun
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    print(json.dumps({"seconds": taken, "peak": peak}))
+    print(json.dumps({"seconds": taken, "peak": peak_memory() / 1e6}))
+
+
+def ratios(*, quick: bool) -> list[Ratio]:
+    """For the table of all speeds: the most rows against the fewest, and a thousand features."""
+    few, many = (QUICK_ROWS if quick else ROWS)[0], (QUICK_ROWS if quick else ROWS)[-1]
+    threads = torch.get_num_threads()
+    runs = [[measured("stream", str(n), threads) for n in (few, many)] for _ in range(1 if quick else 2)]
+    peaks = [[run["peak"] for run in pair] for pair in runs]
+    shown = [f"{statistics.median(column):,.0f} MB" for column in zip(*peaks, strict=True)]
+    what = f"peak memory of calibrating on a stream of {many:,} rows"
+    longer = tuple(log(b["seconds"] / a["seconds"]) / log(many / few) for a, b in runs)
+    found = [
+        Ratio(what, shown[1], f"{few:,} rows: {shown[0]}", tuple(b / a for a, b in peaks), 1.05, least=False),
+        Ratio(
+            f"time of calibrating on a stream, {few:,} to {many:,} rows",
+            f"{statistics.median(1e6 * b['seconds'] / many for _, b in runs):.2f} µs a row",
+            "rows to the power",
+            longer,
+            1.05,
+            least=False,
+        ),
+    ]
+    if not quick:
+        peak = measured("features", LIMIT, threads)["peak"]
+        what = f"peak memory of {FEATURES:,} features of width {WIDTH}, as published, memory_limit={LIMIT}"
+        share = peak * 1e6 / 2**32
+        found.append(
+            Ratio(what, f"{peak:,.0f} MB", f"the {LIMIT} allowed, Python included", (share,), 1.0, least=False)
+        )
+    return found
 
 
 def report(chosen: argparse.Namespace) -> Report:
@@ -79,7 +109,7 @@ def report(chosen: argparse.Namespace) -> Report:
     streams = {n: {key: statistics.median(run[n][key] for run in runs) for key in ("seconds", "peak")} for n in counts}
     peaks = {n: sorted(run[n]["peak"] for run in runs) for n in counts}
     few, many = streams[counts[0]], streams[counts[-1]]
-    growth = math.log(many["seconds"] / few["seconds"]) / math.log(counts[-1] / counts[0])
+    growth = log(many["seconds"] / few["seconds"]) / log(counts[-1] / counts[0])
     tables = [
         Table(
             f"Rows of {COLUMNS} numbers, network {COLUMNS}-{'-'.join(map(str, HIDDEN))}-1, one pass",

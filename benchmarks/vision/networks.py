@@ -30,6 +30,7 @@ class Setting:
         classes: Output of the network for each label.
         layer: Module whose output is the map that gradient-based methods use.
         earlier: A layer with a finer map, for candidates that look there too.
+        size: Side in pixels to which images are brought; as stored if None.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Setting:
     classes: tuple[int, ...]
     layer: str
     earlier: str
+    size: int | None = None
 
 
 class Normalised(nn.Module):
@@ -93,7 +95,19 @@ def resnet18_cifar10() -> Setting:
     return Setting("ResNet-18, CIFAR-10", model, "cifar10", tuple(range(10)), "network.layer4", "network.layer3")
 
 
-SETTINGS = {"mobilenet_v2": mobilenet_v2, "efficientnet_lite0": efficientnet_lite0, "resnet18": resnet18_cifar10}
+def resnet20_cifar10() -> Setting:
+    network = ResNet20(classes=10)
+    network.load_state_dict(_weights("resnet20_cifar10"))
+    model = Normalised(network, *IMAGENET).eval()
+    return Setting("ResNet-20, CIFAR-10", model, "cifar10", tuple(range(10)), "network.layer3", "network.layer2")
+
+
+SETTINGS = {
+    "mobilenet_v2": mobilenet_v2,
+    "efficientnet_lite0": efficientnet_lite0,
+    "resnet18": resnet18_cifar10,
+    "resnet20": resnet20_cifar10,
+}
 
 _LITE = "efficientnet_lite0_imagenet"
 
@@ -113,13 +127,14 @@ class _SameConv(nn.Conv2d):
     """Padded as TensorFlow does: what is missing is split, the odd pixel goes right and below."""
 
     def forward(self, x: Tensor) -> Tensor:
-        sides = []
-        for size, kernel, stride in zip(x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
-            missing = max((-(-size // stride) - 1) * stride + kernel - size, 0)
-            sides += [missing // 2, missing - missing // 2]
-        return functional.conv2d(
-            functional.pad(x, sides), self.weight, self.bias, self.stride, 0, self.dilation, self.groups
-        )
+        missing = [
+            max((-(-int(size) // stride) - 1) * stride + kernel - int(size), 0)
+            for size, kernel, stride in zip(x.shape[2:], self.kernel_size, self.stride, strict=True)
+        ]
+        if any(rows % 2 for rows in missing):  # what both sides get alike, the convolution pads faster itself
+            x = functional.pad(x, (0, missing[1] % 2, 0, missing[0] % 2))
+        both = [rows // 2 for rows in missing]
+        return functional.conv2d(x, self.weight, self.bias, self.stride, both, self.dilation, self.groups)
 
 
 class _InvertedResidual(nn.Module):
@@ -139,8 +154,8 @@ class _InvertedResidual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = functional.relu6(self.bn0(self.expand_conv(x))) if self.expand else x
         y = functional.relu6(self.bn1(self.depthwise_conv(y)))
-        y = self.bn2(self.project_conv(y))
-        return x + y if self.skip else y
+        result: Tensor = self.bn2(self.project_conv(y))
+        return x + result if self.skip else result
 
 
 class EfficientNetLite0(nn.Module):
@@ -181,38 +196,66 @@ class EfficientNetLite0(nn.Module):
 
 
 class _BasicBlock(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    """Two convolutions beside a shortcut, which is a convolution where shapes differ, or skips pixels and pads."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, *, padded: bool = False) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.shortcut = nn.Sequential()
+        self.shortcut: nn.Module = nn.Sequential()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            projection = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.shortcut = _Padded(outputs - inputs) if padded else nn.Sequential(projection, nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
         return functional.relu(y + self.shortcut(x))
 
 
-class ResNet18ForSmallImages(nn.Module):
-    """ResNet-18 with a stem for 32×32 images: a 3×3 convolution and no max pooling."""
-
-    def __init__(self, classes: int) -> None:
+class _Padded(nn.Module):
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64)
-        width = 64
-        for number, channels in enumerate((64, 128, 256, 512), start=1):
-            stride = 1 if number == 1 else 2
-            blocks = [_BasicBlock(width, channels, stride), _BasicBlock(channels, channels, 1)]
-            setattr(self, f"layer{number}", nn.Sequential(*blocks))
+        self.channels = channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.channels // 2
+        return functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, before, self.channels - before))
+
+
+class _SmallImageResNet(nn.Module):
+    """A 3×3 convolution without max pooling, stages of basic blocks, the mean, and a linear layer."""
+
+    def __init__(self, widths: tuple[int, ...], blocks: int, *, classes: int, padded: bool) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0])
+        self.stages = [f"layer{number}" for number in range(1, len(widths) + 1)]
+        width = widths[0]
+        for stage, channels in zip(self.stages, widths, strict=True):
+            stride = 1 if stage == "layer1" else 2
+            first = _BasicBlock(width, channels, stride, padded=padded)
+            setattr(self, stage, nn.Sequential(first, *(_BasicBlock(channels, channels, 1) for _ in range(blocks - 1))))
             width = channels
-        self.linear = nn.Linear(512, classes)
+        self.linear = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = functional.relu(self.bn1(self.conv1(x)))
-        for number in range(1, 5):
-            x = getattr(self, f"layer{number}")(x)
+        for stage in self.stages:
+            x = getattr(self, stage)(x)
         result: Tensor = self.linear(x.mean((2, 3)))
         return result
+
+
+class ResNet18ForSmallImages(_SmallImageResNet):
+    """ResNet-18 with a stem for 32×32 images."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__((64, 128, 256, 512), 2, classes=classes, padded=False)
+
+
+class ResNet20(_SmallImageResNet):
+    """ResNet-20 for CIFAR-10: He et al. (2016), section 4.2, shortcuts without weights."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__((16, 32, 64), 3, classes=classes, padded=True)

@@ -187,6 +187,27 @@ def test_what_cannot_be_had_on_ray_is_said(ray: Any, tmp_path: Path) -> None:
         require_ray_alone(Ranks(object(), rank=0, size=2), None)
 
 
+def test_explaining_a_dataset_says_where_to_do_it(ray: Any) -> None:
+    explainer = NObSP(net("silu"), interactions=0).fit(frame(60))
+    with pytest.raises(TypeError, match=r"only `fit` takes it whole.*X\.map_batches"):
+        explainer(ray.data.from_pandas(frame(30)))
+
+
+def test_compiled_functions_explain_a_dataset_where_it_is(ray: Any) -> None:
+    """As the documentation does it: numpy alone in the workers."""
+    whole = frame(300)
+    explainer = NObSP(net("silu"), interactions=0).fit(whole)
+    compiled = explainer.compile(1e-3)
+
+    def explain(batch: pd.DataFrame) -> dict[str, Any]:
+        ex = compiled(batch[NAMES].to_numpy(dtype=np.float64))
+        return {" × ".join(term): ex.values[:, k, 0] for k, term in enumerate(ex.terms)}
+
+    found = ray.data.from_pandas(whole).map_batches(explain, batch_format="pandas").to_pandas()
+    expected = compiled(whole.to_numpy(dtype=np.float64)).values[:, :, 0]
+    np.testing.assert_allclose(found[NAMES].to_numpy(dtype=np.float64), expected, atol=1e-12)
+
+
 def test_ray_is_loaded_only_where_it_is_used() -> None:
     code = (
         "import sys, numpy, torch; from nobsp import NObSP, NObSPCam\n"

@@ -1,4 +1,4 @@
-"""Accounts of the probability, and accounts that start from an image instead of the calibration mean."""
+"""Accounts can be of the probability instead of the logit."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nobsp.vision import NObSPCam
 from nobsp.vision.question import probability_weights
-from tests.vision.networks import Functional, averaged, images, made, through_layers
+from tests.vision.networks import averaged, images, through_layers
 
 
 def sharp(factor: float = 20.0) -> nn.Module:
@@ -25,10 +25,9 @@ def probability(logits: Any, target: Any) -> np.ndarray[Any, Any]:
     return torch.as_tensor(logits).softmax(-1).numpy()[..., target]
 
 
-@pytest.mark.parametrize("baseline", [None, 0.0, images(1, seed=5)[0]], ids=["mean", "blank", "image"])
-def test_the_mean_of_the_account_is_the_change_of_the_probability(baseline: Tensor | float | None) -> None:
+def test_the_mean_of_the_account_is_the_change_of_the_probability() -> None:
     cam = NObSPCam(sharp(), coefficients="head").fit(images(40))
-    maps = cam(images(6, seed=1), target=2, scale="probability", baseline=baseline)
+    maps = cam(images(6, seed=1), target=2, scale="probability")
     change = probability(maps.logits, 2) - probability(maps.base_values, 2)
     assert np.abs(change).max() > 0.1
     np.testing.assert_allclose(maps.account.mean((1, 2)), change, atol=1e-12)
@@ -37,10 +36,10 @@ def test_the_mean_of_the_account_is_the_change_of_the_probability(baseline: Tens
 
 
 def test_it_is_integrated_gradients_of_the_probability_at_the_map() -> None:
-    model, x = sharp(), images(3, seed=1)
-    maps = NObSPCam(model, coefficients="head").fit(images(40))(x, target=1, scale="probability", baseline=0.0)
+    model, x, calibration = sharp(), images(3, seed=1), images(40)
+    maps = NObSPCam(model, coefficients="head").fit(calibration)(x, target=1, scale="probability")
     with torch.no_grad():
-        stop, start = model.body(x), model.body(torch.zeros_like(x[:1]))  # type: ignore[operator]
+        stop, start = model.body(x), model.body(calibration).mean((0, 2, 3))[:, None, None]  # type: ignore[operator]
     steps, gradient = 4000, torch.zeros_like(stop)
     for number in range(steps):
         here = (start + (number + 0.5) / steps * (stop - start)).requires_grad_()
@@ -64,7 +63,7 @@ def test_the_integral_is_exact_however_far_logits_are_apart(factor: float) -> No
 
 def test_what_an_integral_misses_where_logits_are_thousands_apart_is_in_the_residual() -> None:
     cam = NObSPCam(sharp(1e5), coefficients="head").fit(images(40))
-    maps = cam(images(6, seed=1), target=2, scale="probability", baseline=images(1, seed=5)[0])
+    maps = cam(images(6, seed=1), target=2, scale="probability")
     change = probability(maps.logits, 2) - probability(maps.base_values, 2)
     np.testing.assert_allclose(maps.account.mean((1, 2)) + maps.residual, change, atol=1e-12)
 
@@ -76,19 +75,9 @@ def test_one_output_is_a_sigmoid() -> None:
     np.testing.assert_allclose(maps.account.mean((1, 2)), change[:, 0], atol=1e-12)
 
 
-@pytest.mark.parametrize("how", ["mean", "max", "concat", "flatten"])
-def test_a_baseline_image_has_an_empty_account_of_itself_under_every_pooling(how: str) -> None:
-    cam = NObSPCam(made(Functional(how)), coefficients="head").fit(images(40))
-    x = images(3, seed=1)
-    maps = cam(x, target=0, baseline=x[1])
-    np.testing.assert_allclose(maps.account[1], 0.0, atol=1e-12)
-    np.testing.assert_allclose(maps.contributions[1], 0.0, atol=1e-12)
-    np.testing.assert_allclose(maps.account.mean((1, 2)), maps.logits[:, 0] - maps.logits[1, 0], atol=1e-12)
-
-
 def test_batches_do_not_matter() -> None:
     whole, pieces = (NObSPCam(sharp(), batch_size=size).fit(images(40)) for size in (32, 2))
-    asked: dict[str, Any] = {"target": [[0, 1]] * 5, "scale": "probability", "baseline": 0.0}
+    asked: dict[str, Any] = {"target": [[0, 1]] * 5, "scale": "probability"}
     np.testing.assert_allclose(whole(images(5), **asked).account, pieces(images(5), **asked).account, atol=1e-12)
 
 
@@ -98,23 +87,14 @@ def test_layers_before_the_head_keep_an_account_of_the_probability_with_a_residu
     np.testing.assert_allclose(maps.account.mean((1, 2)) + maps.residual, change, atol=1e-12)
 
 
-def test_layers_before_the_head_have_no_use_for_a_baseline_image() -> None:
-    cam = NObSPCam(through_layers()).fit(images(60))
-    with pytest.raises(ValueError, match=r"layers stand between map and head.*leave baseline out"):
-        cam(images(4), baseline=0.0)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"scale": "percent"}, 'scale must be "logit" or "probability", found \'percent\''),
         ({"scale": "probability", "against": "others"}, "has all other classes in it already"),
-        ({"baseline": torch.zeros(3, 5, 5)}, r"baseline has shape \(3, 5, 5\) but images have \(3, 12, 12\)"),
-        ({"baseline": np.nan}, "baseline has a value that is not finite"),
-        ({"baseline": "blank"}, "baseline must be a number or one image"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
     cam = NObSPCam(averaged()).fit(images(40))
-    with pytest.raises((ValueError, TypeError), match=message):
+    with pytest.raises(ValueError, match=message):
         cam(images(3), **options)

@@ -21,17 +21,17 @@ def sharp(classes: int = 4) -> nn.Module:
     return model
 
 
-def by_definition(model: Any, maps: Tensor, mean: Tensor, target: int) -> tuple[list[int], list[float]]:
-    """Every location put to the mean in turn, the head run on what is left, the best one taken."""
+def by_definition(model: Any, maps: Tensor, target: int) -> tuple[list[int], list[float]]:
+    """Every location silenced in turn, the head run on what is left, the best one taken."""
     left, order, chances = maps.clone(), [], [float(model.head(maps.mean((1, 2))).softmax(0)[target])]
     for _ in range(maps[0].numel()):
         trials = {}
         for place in set(range(maps[0].numel())) - set(order):
             trial = left.flatten(1).clone()
-            trial[:, place] = mean
+            trial[:, place] = 0.0
             trials[place] = float(model.head(trial.mean(1)).log_softmax(0)[target])
         best = min(trials, key=trials.__getitem__)
-        left.flatten(1)[:, best] = mean
+        left.flatten(1)[:, best] = 0.0
         order.append(best)
         chances.append(float(np.exp(trials[best])))
     return order, chances
@@ -43,28 +43,30 @@ def test_it_is_what_the_head_says_of_every_location_left_out_in_turn() -> None:
     removal = cam.removal(x, target=[0, 2, 3])
     with torch.no_grad():
         maps = model.body(x)  # type: ignore[operator]
-        mean = torch.cat([model.body(images(40, size=8))]).mean((0, 2, 3))  # type: ignore[operator]
         for image, target in enumerate([0, 2, 3]):
-            order, chances = by_definition(model, maps[image], mean, target)
+            order, chances = by_definition(model, maps[image], target)
             assert np.argsort(removal.order[image].ravel()).tolist() == order
             np.testing.assert_allclose(removal.probability[image], chances, rtol=1e-9, atol=1e-12)
 
 
-def test_it_goes_from_the_image_to_the_calibration_mean() -> None:
-    cam = NObSPCam(sharp(), coefficients="head").fit(images(40))
+def test_it_goes_from_the_image_to_what_the_head_says_of_nothing() -> None:
+    model = sharp()
+    cam = NObSPCam(model, coefficients="head").fit(images(40))
     x = images(5, seed=1)
     removal, maps = cam.removal(x), cam(x)
     np.testing.assert_array_equal(removal.target, maps.target)
     np.testing.assert_allclose(removal.probability[:, 0], maps.confidence, rtol=1e-12)
-    at_mean = torch.from_numpy(cam.base_values_).softmax(0).numpy()[maps.target]
-    np.testing.assert_allclose(removal.probability[:, -1], at_mean, rtol=1e-9)
+    of_nothing = model.head.bias.softmax(0).detach().numpy()[maps.target]  # type: ignore[union-attr,operator]
+    np.testing.assert_allclose(removal.probability[:, -1], of_nothing, rtol=1e-9)
 
 
 def test_it_falls_faster_than_in_the_order_of_the_account() -> None:
-    cam = NObSPCam(sharp(), coefficients="head").fit(images(40))
+    model = sharp()
+    cam = NObSPCam(model, coefficients="head").fit(images(40))
     x = images(20, seed=1)
     removal, maps = cam.removal(x), cam(x)
-    shares = cam(x, target=[list(range(4))] * 20).account.reshape(20, 4, -1) / 64
+    with torch.no_grad():
+        shares = torch.einsum("qc,ncl->nql", model.head.weight, model.body(x).flatten(2)).numpy() / 64  # type: ignore[operator]
     gone = np.take_along_axis(shares, np.argsort(-maps.account.reshape(20, 1, -1), axis=2), axis=2).cumsum(axis=2)
     left = torch.from_numpy(maps.logits[..., None] - gone).softmax(1).numpy()
     by_account = left[np.arange(20), maps.target].mean(1)
@@ -90,17 +92,21 @@ def test_a_single_output_loses_its_strongest_evidence_first() -> None:
     np.testing.assert_allclose(removal.probability[:, 0], maps.confidence)
 
 
-@pytest.mark.parametrize("how", ["max", "concat", "flatten"])
-def test_other_poolings_end_at_the_mean_too(how: str) -> None:
-    cam = NObSPCam(made(Functional(how)), coefficients="head").fit(images(40))
-    removal = cam.removal(images(3, seed=1), target=1)
-    at_mean = float(torch.from_numpy(cam.base_values_).softmax(0)[1])
-    np.testing.assert_allclose(removal.probability[:, -1], at_mean, rtol=1e-9)
+def test_a_flattened_map_ends_at_nothing_too() -> None:
+    model = made(Functional("flatten"))
+    removal = NObSPCam(model, coefficients="head").fit(images(40)).removal(images(3, seed=1), target=1)
+    of_nothing = model.classifier.bias.softmax(0).detach()[1]  # type: ignore[union-attr,operator]
+    np.testing.assert_allclose(removal.probability[:, -1], of_nothing, rtol=1e-9)
+
+
+def test_calibrated_coefficients_change_nothing_since_the_head_decides() -> None:
+    head, calibrated = (NObSPCam(sharp(), coefficients=kind).fit(images(40)) for kind in ("head", "calibrated"))
+    np.testing.assert_array_equal(head.removal(images(3)).order, calibrated.removal(images(3)).order)
 
 
 def test_batches_and_pieces_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = NObSPCam(sharp()).fit(images(40)).removal(images(5))
-    monkeypatch.setattr("nobsp.vision.channels._AT_ONCE", 300)
+    monkeypatch.setattr("nobsp.vision.removal._AT_ONCE", 300)
     pieces = NObSPCam(sharp(), batch_size=3).fit(images(40)).removal(images(5))
     np.testing.assert_array_equal(whole.order, pieces.order)
 
@@ -112,9 +118,14 @@ def test_evidence_beyond_all_measure_does_not_overflow() -> None:
     assert bool(torch.isfinite(chances).all())
 
 
-def test_layers_between_map_and_head_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"layers stand between map and head.*account"):
-        NObSPCam(through_layers()).fit(images(60)).removal(images(2))
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [(through_layers(), {}), (made(Functional("max")), {}), (averaged(), {"layer": "body.1"})],
+    ids=["layers before the head", "maximum", "a layer further down"],
+)
+def test_logits_that_are_no_sum_over_locations_are_refused(model: nn.Module, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="no sum over the locations"):
+        NObSPCam(model, **options).fit(images(60)).removal(images(2))
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from nobsp.neighbours.centroids import centroids_of
 from nobsp.neighbours.hits import Neighbours
-from nobsp.neighbours.index import ContributionIndex
-from nobsp.neighbours.joint import (
-    JointConfidence,
-    Signals,
-    cross_validated,
-    fixed_rule,
-    joint_features,
-    purity_among,
-)
+from nobsp.neighbours.index import ContributionIndex, most_left_out, positions_to_leave, require_count
+from nobsp.neighbours.joint import JointConfidence, cross_validated, fixed_rule, joint_features
+from nobsp.neighbours.keeping import Fitted
+from nobsp.neighbours.rows import Rows
+from nobsp.neighbours.votes import VOTERS, opinion
 from nobsp.tabular.explanation import frame_like
 
 Array = NDArray[np.float64]
@@ -27,8 +24,6 @@ Flags = NDArray[np.bool_]
 
 # Activation purity of a boundary case, as in the paper.
 BOUNDARY = (0.4, 0.7)
-# Neighbours that weighted purities look at, for each that purities look at.
-_WIDER = 4
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,14 +39,18 @@ class Audit:
         purity_activations: The same among neighbours by activations.
         joint: Joint confidence that the prediction is right, from 0 to 1.
         joint_kind: "cross-validated" where it was fitted to the labels given, each row by a fit without it; "given"
-            where it was fitted before; "fixed" for the mean of confidence and both purities.
+            where it was fitted before; "fixed" for `agreed`.
+        agreed: Probability of the predicted class when the softmax and a vote of 50 neighbours are both heard.
         centroid_distance: Distance to the centre of the predicted class, in activation space.
         errors: Whether the joint confidence is below one half.
         boundary: Whether the activation purity is that of a boundary case.
         outliers: Whether the centre of the predicted class is further than from 95% of its own rows.
-        mislabels: Whether both spaces agree on another class than the label; None without labels.
-        suggested: The class that most neighbours have, in both spaces together.
+        mislabels: Whether the label is suspected to be wrong; None without labels.
+        label_support: What the vote of neighbours and the centres of the classes give to the label, from 0 to 1: the
+            less, the more suspicious; None without labels.
+        suggested: The class that they give most to.
         reasons: In words, why a row was flagged; empty for others.
+        signals: What the joint confidence is made of, by name.
         joint_model: The joint confidence as something to judge other rows with; None for the fixed rule.
         auroc: How well each signal tells right from wrong predictions, where labels were given.
         by_contributions: The neighbours by evidence.
@@ -66,13 +65,16 @@ class Audit:
     purity_activations: Array
     joint: Array
     joint_kind: Literal["cross-validated", "given", "fixed"]
+    agreed: Array
     centroid_distance: Array
     errors: Flags
     boundary: Flags
     outliers: Flags
     mislabels: Flags | None
+    label_support: Array | None
     suggested: NDArray[Any]
     reasons: tuple[str, ...]
+    signals: dict[str, Array]
     joint_model: JointConfidence | None
     auroc: dict[str, float]
     by_contributions: Neighbours
@@ -102,8 +104,8 @@ class Audit:
             "boundary": self.boundary,
             "outlier": self.outliers,
         }
-        if self.mislabels is not None:
-            columns["mislabel"] = self.mislabels
+        if self.mislabels is not None and self.label_support is not None:
+            columns |= {"mislabel": self.mislabels, "label_support": self.label_support}
         columns |= {"suggested": self.suggested, "reason": np.array(self.reasons, dtype=object)}
         return frame_like(None, {name: list(v) if v.dtype == object else v for name, v in columns.items()})
 
@@ -121,7 +123,7 @@ class Audit:
             f"  outliers (centroid distance beyond the 95th percentile): {self.outliers.sum()}",
         ]
         if self.mislabels is not None:
-            lines.append(f"  suspected mislabels (both spaces agree on another class): {self.mislabels.sum()}")
+            lines.append(f"  suspected mislabels (neighbours and centres speak against them): {self.mislabels.sum()}")
         if self.auroc:
             scores = ", ".join(f"{name} {score:.3f}" for name, score in self.auroc.items())
             lines.append(f"  telling right from wrong predictions, AUROC: {scores}")
@@ -151,13 +153,14 @@ def audit(
 ) -> Audit:
     """Looks at predictions through their neighbours, in both spaces at once, with one forward pass over the rows.
 
-    - *Likely errors*: the joint confidence, made of softmax confidence, purities and distances, is below one half. With
-      labels it is a logistic regression, each row judged by one that was fitted without it; pass `joint` to judge by a
-      regression fitted before, on other rows; with neither, it is the mean of confidence and both purities.
+    - *Likely errors*: the joint confidence is below one half. It combines the softmax with a vote of the 50 nearest
+      rows by activations, and with how near the neighbours by evidence are. With labels it is a logistic regression,
+      each row judged by one that was fitted without it; pass `joint` to judge by a regression fitted before, on other
+      rows; with neither, it is `agreed`: the softmax times the vote, brought to sum to one.
     - *Boundary cases*: activation purity from 0.4 to 0.7.
     - *Outliers*: rows further from the centre of their predicted class than 95% of that class's rows in the database.
-    - *Suspected mislabels*: of the neighbours in either space more than half have one and the same class, which is not
-      the label.
+    - *Suspected mislabels*: vote and class centres together give the label less than half of what chance would, and in
+      neither space more of the neighbours have the label than have the class suggested instead.
 
     Args:
         index: A fitted index with labels; its own space, metric and target are those of the contributions.
@@ -187,14 +190,14 @@ def audit(
         >>> found.mislabels.nonzero()[0], found.suggested[7]
         (array([7]), np.int64(1))
     """
+    require_count("k", k)
     fitted = index._fitted
     classes = fitted.outcomes.classes
     if classes is None:
         raise ValueError("an audit judges predicted classes, and a regression has none; use index.query(X) instead.")
     if not fitted.labelled:
         raise ValueError("an audit needs the labels of the database; pass labels to index.fit.")
-    evidence = index.view(space="contributions")
-    nearby = index.view(space="activations")
+    index.view(space="contributions")  # an error where only activations are kept, before anything is read
     if X is None:
         asked = fitted.backend.take(torch.arange(len(index)))
         exclude = "self" if exclude is None else exclude
@@ -203,50 +206,73 @@ def audit(
             labels = fitted.outcomes.decoded(asked.labels)
     else:
         asked = index.see(X, progress=progress)
-    codes = None if labels is None else fitted.outcomes.encoded(labels, len(asked))
-    wider = min(max(k, _WIDER * k), len(index) - (exclude is not None))
-    by_evidence, by_activations = (view.ask(asked, max(k, wider), exclude=exclude) for view in (evidence, nearby))
-    centres = centroids_of(nearby._space, fitted.backend.take, len(index), len(classes))
-    away, next_centre = centres.distances(nearby._space, asked)
-    signals = Signals(
-        confidence=asked.response.numpy().copy(),
-        margin=asked.margin.numpy(),
-        by_evidence=by_evidence,
-        by_activations=by_activations,
-        nearest=k,
-        # No vector is further than 2 from another; classes without rows have no centre.
-        centre_margin=np.minimum(next_centre, 2.0) - np.minimum(away, 2.0),
+    outcomes = fitted.outcomes
+    codes = None if labels is None else outcomes.encoded(labels, len(asked))
+    leave = positions_to_leave(exclude, len(asked), len(index))
+    by_evidence = index.view(space="contributions").ask(asked, k, exclude=leave)
+    voters = max(k, min(VOTERS, len(index) - most_left_out(leave)))
+    nearby = index.view(space="activations").ask(asked, voters, exclude=leave)
+    by_activations = nearby.nearest(k)
+    centroids = centroids_of(fitted.space("activations", "euclidean"), fitted.backend.take, len(index), len(classes))
+    thought = opinion(
+        centroids, asked, outcomes.log_chances(_logits(fitted, asked)), nearby.indices, labels=codes, leave=leave
     )
+    signals = joint_features(thought, by_evidence)
+    agreed = fixed_rule(thought)
     right = None if codes is None else asked.predicted.numpy() == codes.numpy()
-    chance, kind, model = _judged(signals, right, joint)
+    chance, kind, model = _judged(signals, agreed, right, joint)
     found = _Found(
-        few=(by_evidence.nearest(k), by_activations.nearest(k)),
-        labels=None if codes is None else fitted.outcomes.decoded(codes),
+        few=(by_evidence, by_activations),
+        labels=None if codes is None else outcomes.decoded(codes),
+        suggested=outcomes.decoded(torch.from_numpy(thought.suggested)),
+        support=thought.support,
         joint=chance,
-        away=away,
-        usual=centres.usual[asked.predicted.numpy()],
+        away=centroids.distances(asked, leave),
+        usual=centroids.usual[asked.predicted.numpy()],
     )
+    scores = {
+        "confidence": asked.response.numpy().copy(),
+        "purity by evidence": by_evidence.purity,
+        "purity by activations": by_activations.purity,
+        "joint": chance,
+    }
     return Audit(
         rows=np.arange(len(asked)),
         predicted=by_evidence.predicted,
         labels=found.labels,
-        confidence=signals.confidence,
-        purity_contributions=found.purities[0],
-        purity_activations=found.purities[1],
+        confidence=scores["confidence"],
+        purity_contributions=scores["purity by evidence"],
+        purity_activations=scores["purity by activations"],
         joint=chance,
         joint_kind=kind,
-        centroid_distance=away,
+        agreed=agreed,
+        centroid_distance=found.away,
         errors=found.errors,
         boundary=found.boundary,
         outliers=found.outliers,
         mislabels=found.mislabels,
+        label_support=thought.support,
         suggested=found.suggested,
         reasons=found.reasons(),
+        signals=signals,
         joint_model=model,
-        auroc={} if right is None else _auroc(signals, chance, right),
-        by_contributions=found.few[0],
-        by_activations=found.few[1],
+        auroc={} if right is None else _auroc(scores, right),
+        by_contributions=by_evidence,
+        by_activations=by_activations,
     )
+
+
+def _logits(fitted: Fitted, asked: Rows) -> Tensor:
+    """Logits per class, of queries as they were read, of rows of the database from their activations."""
+    if asked.logits is not None:
+        return asked.logits
+    found = fitted.witness.logits(asked.activations)
+    if found is None:
+        raise ValueError(
+            "layers stand between map and head, so the database does not know the logits of its own rows; pass the "
+            'rows again: audit(index, X, labels, exclude="self").'
+        )
+    return fitted.outcomes.per_class(found)
 
 
 class _Found:
@@ -257,24 +283,27 @@ class _Found:
         *,
         few: tuple[Neighbours, Neighbours],
         labels: NDArray[Any] | None,
+        suggested: NDArray[Any],
+        support: Array | None,
         joint: Array,
         away: Array,
         usual: Array,
     ) -> None:
-        self.few, self.labels = few, labels
+        self.few, self.labels, self.suggested = few, labels, suggested
         self.joint, self.away, self.usual = joint, away, usual
         self.purities = few[0].purity, few[1].purity
         self.errors = joint < 0.5
         low, high = BOUNDARY
         self.boundary = (self.purities[1] >= low) & (self.purities[1] <= high)
         self.outliers = away > usual
-        both = [hits.labels for hits in few if hits.labels is not None]
-        self.suggested = _most_common(np.concatenate(both, axis=1))
-        self.shares = tuple(hits.purity_towards(self.suggested) for hits in few)
+        self.shares = few[0].purity_towards(suggested), few[1].purity_towards(suggested)
         self.mislabels: Flags | None = None
-        if labels is not None:
-            agree = (self.shares[0] > 0.5) & (self.shares[1] > 0.5)
-            self.mislabels = agree & (self.suggested != labels)
+        if labels is not None and support is not None:
+            classes = few[0].classes
+            assert classes is not None
+            chance = 1 / len(classes)
+            agree = [share >= hits.purity_towards(labels) for share, hits in zip(self.shares, few, strict=True)]
+            self.mislabels = (support < chance / 2) & (suggested != labels) & agree[0] & agree[1]
 
     def reasons(self) -> tuple[str, ...]:
         k = self.few[0].k
@@ -305,43 +334,23 @@ class _Found:
 
 
 def _judged(
-    signals: Signals, right: Flags | None, joint: JointConfidence | None
+    signals: dict[str, Array], agreed: Array, right: Flags | None, joint: JointConfidence | None
 ) -> tuple[Array, Literal["cross-validated", "given", "fixed"], JointConfidence | None]:
-    features = joint_features(signals)
     if joint is not None:
-        return joint(features), "given", joint
+        return joint(signals), "given", joint
     if right is not None:
-        chance = cross_validated(features, right)
+        chance = cross_validated(signals, right)
         if chance is not None:
-            return chance, "cross-validated", JointConfidence.fitted(features, right)
-    return fixed_rule(signals), "fixed", None
+            return chance, "cross-validated", JointConfidence.fitted(signals, right)
+    return agreed, "fixed", None
 
 
-def _auroc(signals: Signals, joint: Array, right: Flags) -> dict[str, float]:
+def _auroc(scores: dict[str, Array], right: Flags) -> dict[str, float]:
     if right.all() or not right.any():
         return {}
     from sklearn.metrics import roc_auc_score
 
-    scores = {
-        "confidence": signals.confidence,
-        "purity by evidence": purity_among(signals.by_evidence, signals.nearest),
-        "purity by activations": purity_among(signals.by_activations, signals.nearest),
-        "joint": joint,
-    }
     return {name: float(roc_auc_score(right, score)) for name, score in scores.items()}
-
-
-def _most_common(labels: NDArray[Any]) -> NDArray[Any]:
-    """The label that occurs most in each row; of several, the one that comes first in order.
-
-    Example:
-        >>> _most_common(np.array([[2, 1, 2], [3, 1, 0]]))
-        array([2, 0])
-    """
-    ordered = np.sort(labels, axis=1)
-    counts = (ordered[:, :, None] == ordered[:, None, :]).sum(2)
-    most: NDArray[Any] = ordered[np.arange(len(ordered)), counts.argmax(1)]
-    return most
 
 
 def _written(label: Any) -> str:

@@ -185,9 +185,9 @@ class ContributionIndex:
     def ask(self, asked: Rows, k: int = 8, *, exclude: Any = None) -> Neighbours:
         """The same for rows that `see` has read already: no forward pass."""
         fitted = self._fitted
-        _require_count("k", k)
-        leave = _positions_to_leave(exclude, len(asked), len(self))
-        spared = 0 if leave is None else leave.shape[1]
+        require_count("k", k)
+        leave = positions_to_leave(exclude, len(asked), len(self))
+        spared = most_left_out(leave)
         if k > len(self) - spared:
             raise ValueError(
                 f"k is {k}, but the database has {len(self)} rows{', less those excluded' * bool(spared)}."
@@ -248,7 +248,7 @@ class ContributionIndex:
         Raises:
             ValueError: If the database has no labels, or the model is a regression.
         """
-        _require_count("per_class", per_class)
+        require_count("per_class", per_class)
         fitted = self._fitted
         classes = fitted.outcomes.classes
         if classes is None or not fitted.labelled:
@@ -275,6 +275,7 @@ class ContributionIndex:
         right = []
         for piece in pieces(len(self), self._space.width):
             rows = self._fitted.backend.take(torch.arange(piece.start, piece.stop))
+            assert rows.labels is not None
             right.append(torch.where(rows.labels == rows.predicted, rows.predicted, -1))
         codes = torch.cat(right)
         return [torch.nonzero(codes == number)[:, 0] for number in range(classes)]
@@ -289,8 +290,11 @@ class ContributionIndex:
         """
         if isinstance(threshold, bool | str) or not 0 <= threshold < 2:
             raise ValueError(f"threshold must lie between 0 and 2, found {threshold!r}.")
-        _require_count("k", k)
+        require_count("k", k)
         fitted = self._fitted
+        if len(self) == 1:
+            none = np.empty(0, bool) if fitted.labelled else None
+            return Duplicates(np.empty((0, 2), np.int64), np.empty(0), (), none)
         hits = self.view(space="activations").query(None, min(int(k), len(self) - 1))
         found = linked(hits, float(threshold))
         if not fitted.labelled:
@@ -416,7 +420,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 _MOST_MEMBERS = 4096
 
 
-def _require_count(name: str, value: Any) -> None:
+def require_count(name: str, value: Any) -> None:
+    """Refuses whatever is no positive whole number."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{name} must be a positive whole number, found {value!r}.")
 
@@ -456,7 +461,8 @@ def _length(X: Any, labels: Any) -> int:
     return int(X.shape[0]) if hasattr(X, "shape") else len(labels)
 
 
-def _positions_to_leave(exclude: Any, queries: int, rows: int) -> Tensor | None:
+def positions_to_leave(exclude: Any, queries: int, rows: int) -> Tensor | None:
+    """Rows of the database that each query leaves out, shape (queries, any); −1 for none."""
     if exclude is None:
         return None
     if isinstance(exclude, str):
@@ -481,8 +487,13 @@ def _positions_to_leave(exclude: Any, queries: int, rows: int) -> Tensor | None:
     return torch.from_numpy(given.astype(np.int64).reshape(queries, -1))
 
 
+def most_left_out(leave: Tensor | None) -> int:
+    """Rows that the query with the most of them leaves out."""
+    return 0 if leave is None else int((leave >= 0).sum(1).max())
+
+
 def _too_much(limit: int, part: Rows, count: int) -> str:
-    way = "add rows to a larger limit"
+    way = "pass a larger one"
     if part.evidence is not None and part.evidence.shape[1] > 1:
         way = f'keep evidence for one class instead of {part.evidence.shape[1]} with target="own", or a larger limit'
     return f"memory_limit is {limit:,} bytes, and {count:,} rows take more; {way}."

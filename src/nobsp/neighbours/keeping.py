@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -96,8 +97,10 @@ def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any
         held = {field.name: getattr(rows, field.name) for field in fields(rows)}
         tensors |= {f"rows/{name}": value for name, value in held.items() if value is not None}
         if isinstance(backend, Graphs):
-            tensors |= {f"graphs/{name}": graph for name, graph in backend.tensors().items()}
-            about["backend"] = {"name": "usearch", "options": asdict(backend.options)}
+            graphs = backend.tensors()
+            tensors |= {f"graphs/{name}": graph for name, graph in graphs.items()}
+            sums = {name: _sum(graph) for name, graph in graphs.items()}
+            about["backend"] = {"name": "usearch", "options": asdict(backend.options), "sums": sums}
     # Tables of different spaces may share memory, which a file cannot.
     seen: set[int] = set()
     for name, tensor in tensors.items():
@@ -161,7 +164,10 @@ def _placed(
     rows = Rows(**{"evidence": None} | _under(tensors, "rows/"))
     if isinstance(options, Usearch):
         main = found.get("own", found["activations"])
-        return Graphs(options, main, Kept(rows), _under(tensors, "graphs/"))
+        graphs = _under(tensors, "graphs/")
+        if any(kept["sums"][name] != _sum(graph) for name, graph in graphs.items()):
+            raise ValueError("the file is damaged: a graph in it is not the one that was written.")
+        return Graphs(options, main, Kept(rows), graphs)
     return Exact(device, Kept(rows))
 
 
@@ -177,6 +183,11 @@ def _options(kept: Mapping[str, Any], asked: Usearch | Milvus | str | None) -> U
     if kept["name"] == "milvus":
         return Milvus(**kept["options"])
     return Usearch(**kept.get("options", {}))
+
+
+def _sum(graph: Tensor) -> int:
+    """Tells whether a graph is as it was written: one whose edges lead astray would end the process."""
+    return zlib.crc32(graph.numpy().data)
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:

@@ -115,7 +115,6 @@ class Collection:
             schema.add_field(f"{field}_length", kinds.DOUBLE)
         schema.add_field("predicted", kinds.INT64)
         schema.add_field("response", kinds.DOUBLE)
-        schema.add_field("margin", kinds.DOUBLE)
         if rows.labels is not None:
             schema.add_field("label", kinds.DOUBLE if rows.labels.is_floating_point() else kinds.INT64)
         indices = self._client.prepare_index_params()
@@ -156,7 +155,7 @@ class Collection:
                         f"the collection {name!r} has {has} for {kind}, but the index has width {expected}; it belongs "
                         "to another index."
                     )
-            if not {"id", "predicted", "response", "margin"} <= set(self._fields):
+            if not {"id", "predicted", "response"} <= set(self._fields):
                 raise ValueError(f"the collection {name!r} was not made by an index of nobsp.")
             self._client.load_collection(name, timeout=self.options.timeout)
         total = self._counted("")
@@ -213,7 +212,6 @@ class Collection:
             columns["evidence"] = _padded(rows.evidence.flatten(1))
         columns["predicted"] = rows.predicted.tolist()
         columns["response"] = rows.response.tolist()
-        columns["margin"] = rows.margin.tolist()
         if rows.labels is not None:
             columns["label"] = rows.labels.tolist()
         names = list(columns)
@@ -260,7 +258,6 @@ class Collection:
             evidence=evidence,
             predicted=column("predicted", np.int64),
             response=column("response", np.float64),
-            margin=column("margin", np.float64),
             labels=labels,
         )
 

@@ -60,13 +60,12 @@ class Outcomes:
             if wanted == "own" and evidence.shape[1] > 1:
                 evidence = evidence[torch.arange(len(evidence)), predicted][:, None]
             evidence = evidence.to(torch.float32).contiguous()
-        chances = logits.sigmoid() if self.sigmoid else logits.softmax(1)
-        response = logits[:, 0] if self.task == "regression" else chances.amax(1)
-        margin = torch.zeros_like(response)
-        if self.task == "classification":
-            first, second = logits.topk(2, dim=1).values.unbind(1)
-            margin = first - second
-        return Rows(said.activations.to(torch.float32), evidence, predicted, response, margin, logits=logits)
+        response = logits[:, 0] if self.task == "regression" else self.log_chances(logits).exp().amax(1)
+        return Rows(said.activations.to(torch.float32), evidence, predicted, response, logits=logits)
+
+    def log_chances(self, logits: Tensor) -> Tensor:
+        """Logarithms of the classes' probabilities; they sum to one unless each class has a sigmoid of its own."""
+        return torch.nn.functional.logsigmoid(logits) if self.sigmoid else logits.log_softmax(1)
 
     def encoded(self, labels: Any, count: int) -> Tensor:
         """Labels as class numbers, or as values for a regression."""

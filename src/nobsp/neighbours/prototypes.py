@@ -37,7 +37,7 @@ class Prototypes:
 
     def of(self, label: Any) -> NDArray[np.int64]:
         """Positions of the prototypes of one class."""
-        found = self.indices[self.labels == label]
+        found: NDArray[np.int64] = self.indices[self.labels == label]
         if len(found) == 0:
             raise ValueError(f"no prototypes of class {label!r}; there are {_shown(self.labels)}.")
         return found
@@ -139,8 +139,8 @@ def linked(hits: Neighbours, threshold: float) -> Duplicates:
 
 
 def _groups(pairs: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], ...]:
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
+    from scipy.sparse import coo_array  # type: ignore[import-untyped]  # scikit-learn brings it
+    from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped]
 
     if len(pairs) == 0:
         return ()

@@ -20,7 +20,6 @@ class Rows:
             where only that of the predicted one is kept; None where they are multiples of the activations.
         predicted: Number of the predicted class; zero throughout for a regression.
         response: Confidence in the predicted class; for a regression the predicted value.
-        margin: How far the predicted class's logit is above the next; zero for a regression.
         labels: Class numbers, or values for a regression; None where there are none.
         logits: Logits of every class, float64; None where they are not kept.
     """
@@ -29,7 +28,6 @@ class Rows:
     evidence: Tensor | None
     predicted: Tensor
     response: Tensor
-    margin: Tensor
     labels: Tensor | None = None
     logits: Tensor | None = None
 

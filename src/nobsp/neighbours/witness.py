@@ -74,6 +74,9 @@ class Witness(Protocol):
     def testimonies(self, X: Any, *, wanted: Wanted, progress: bool) -> Iterator[Testimony]:
         """Reads rows batch by batch, with evidence as far as it is wanted."""
 
+    def logits(self, activations: Tensor) -> Tensor | None:
+        """Logits that follow from activations, float64; None where they do not."""
+
     def fingerprint(self) -> str:
         """Equal for the same model."""
 
@@ -118,6 +121,10 @@ class HeadWitness:
     def testimonies(self, X: Any, *, wanted: Wanted, progress: bool) -> Iterator[Testimony]:  # noqa: ARG002
         """Activations as they are given, and their logits."""
         yield from _given(X, self._weight, self._bias, progress=progress)
+
+    def logits(self, activations: Tensor) -> Tensor | None:
+        """W z + b."""
+        return activations.to(torch.float64) @ self._weight.T + self._bias
 
     def fingerprint(self) -> str:
         """Of the head's shape; its weights are in the signature, as there is nothing else to the model."""
@@ -176,6 +183,13 @@ class CamWitness:
                         units = pooled(view.maps, anatomy.pooling)
                     yield Testimony(units.cpu(), view.logits.cpu(), evidence)
 
+    def logits(self, activations: Tensor) -> Tensor | None:
+        """W z + b, where the pooled channels are what enters the head."""
+        if self._anatomy.route != "direct":
+            return None
+        head = self._anatomy.head
+        return activations.to(torch.float64) @ head.weight.T + head.bias
+
     def fingerprint(self) -> str:
         """Of the model and the place of its map."""
         return f"cam {self._anatomy.fingerprint()} {sorted(self._anatomy.described().items())}"
@@ -215,6 +229,10 @@ class TableWitness:
                 if wanted != "none":
                     evidence = contributions(fitted.plan, fitted.solution, represent, inputs).transpose(1, 2)
                 yield Testimony(z.cpu().to(torch.float64), logits, evidence)
+
+    def logits(self, activations: Tensor) -> Tensor | None:
+        """W z + b."""
+        return self._explainer._fitted.readout.logits(activations)
 
     def fingerprint(self) -> str:
         """Of the model and the terms."""

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from nobsp.network.inputs import Subset
 from nobsp.network.readout import Readout
-from nobsp.network.summary import Summary
 from nobsp.projection import (
     Moments,
     Ridge,
@@ -23,7 +22,7 @@ from nobsp.projection import (
     terms_coefficients,
 )
 from nobsp.projection.ridge import EPSILON
-from nobsp.tabular.representations import Isolation, Represent, spread_out, subsets_of, through, unique_rows
+from nobsp.tabular.representations import Isolation, Represent, spread_out, subsets_of, through
 
 # Directions whose spread is below this share of the ridge are silenced by it and need no column.
 _SILENT = 1e-3
@@ -42,8 +41,6 @@ _LOT_BYTES = 128 << 20
 _CACHE_BYTES = 400 << 20
 # Numbers in a piece of memory for bases: so large that it comes from the system directly, and is touched only as used.
 _SHELF_NUMBERS = 8 << 20
-# Rows of the sample that a value too rare to be in it is put into.
-_HOSTS = 8
 
 OUTPUTS = "outputs"
 TARGET = "target"
@@ -162,31 +159,6 @@ class _Shelf:
             self._left = torch.empty(max(_SHELF_NUMBERS, matrix.numel()), dtype=torch.float64)
         place, self._left = self._left[: matrix.numel()], self._left[matrix.numel() :]
         return place.view(matrix.shape).copy_(matrix)
-
-
-def uncovered(summary: Summary, isolation: Isolation) -> Tensor:
-    """Rows of the sample with the levels and extremes put in that it lacks, though the table has them.
-
-    A basis that never saw a level would leave it without a contribution.
-    """
-    sample = summary.sample
-    if summary.rows <= len(sample):
-        return sample[:0]
-    hosts = summary.some_rows(_HOSTS)
-    found = []
-    for feature, columns in enumerate(map(list, isolation.features.columns)):
-        if feature in summary.levels:
-            seen = unique_rows(sample[:, columns])[0]
-            levels = summary.levels[feature][0]
-            values = levels[~(levels[:, None] == seen[None]).all(2).any(1)]
-        elif len(columns) == 1:
-            values = torch.stack([summary.minimum[columns], summary.maximum[columns]])
-        else:
-            continue
-        rows = hosts.repeat(len(values), 1)
-        rows[:, columns] = values.repeat_interleave(len(hosts), dim=0)
-        found.append(rows)
-    return torch.cat([sample[:0], *found])
 
 
 def _threshold(spectra: Mapping[Subset, Spectrum], ridge: Ridge, most_columns: int) -> tuple[float, bool]:
@@ -343,8 +315,9 @@ class Accumulator:
 
     def _pieces(self, count: int) -> int:
         """Into how many pieces a batch is cut; they go to consecutive blocks."""
-        batches = 1 if self._expected is None else max(-(-self._expected // count), 1)
-        enough = max(-(-self.block_count // batches), min(_MIXED, count // _WORTH_CUTTING))
+        # By its share of the rows, rounded up: whatever sizes the batches have, no block stays empty.
+        share = self.block_count if not self._expected else -(-self.block_count * count // self._expected)
+        enough = max(share, min(_MIXED, count // _WORTH_CUTTING))
         return max(min(enough, count, self.block_count), 1)
 
 

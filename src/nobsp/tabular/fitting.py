@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from torch import Tensor
 
 from nobsp.network.adapted import Adapted, adapt
 from nobsp.network.batches import NoRowsError, Source, batches_of
@@ -21,6 +24,7 @@ from nobsp.tabular.interactions import Screening
 from nobsp.tabular.memory import bytes_of, in_passes, joined, room_for_moments
 from nobsp.tabular.options import Options, find_readout, names_of_outputs
 from nobsp.tabular.planning import settle_plan
+from nobsp.tabular.rare import outside_bases
 from nobsp.tabular.reading import Reading, as_model_takes, running_on
 from nobsp.tabular.representations import Represent
 from nobsp.tabular.shards import Glimpse, common_columns, common_glimpse, common_summary, require_same
@@ -78,10 +82,13 @@ def calibrate(
     resumed = None if kept is None else kept.resume(readout, batch_size=options.batch_size)
     with running_on(readout, options.device) as represent:
         agreed = common_plan(ranks, resumed) if like is None else (like.plan, like.screening)
+        seen = None if like is None else like.summary
         if agreed is None:
             seen = common_summary(ranks, reader.peek(groups)) if summary is None else summary
             agreed = settled(adapted, columns, seen, readout, represent, options, ranks)
         plan, screening = agreed
+        if like is not None and summary is not None:
+            require_known_levels(like, summary, represent)
         stages = in_passes(plan, readout, memory=memory)
         if len(stages) > 1:
             _require_passes(len(stages), source, kept, memory)
@@ -94,6 +101,10 @@ def calibrate(
             if summariser is not None:
                 summary = common_summary(ranks, summariser.result() if summariser.rows else None)
                 summariser = None
+                if like is not None:
+                    require_known_levels(like, summary, represent)
+                elif seen is not None:
+                    _warn_of_late_levels(plan, readout, columns, seen, summary, represent)
             ranks.all_reduce(accumulator.parts)
             ridge, solution = solved_together(stage, accumulator.parts, options, ranks)
             solutions.append(solution)
@@ -129,6 +140,36 @@ def concluded(represent: Represent, options: Options, *, adapted: Adapted, reado
 def measured(fitted: Fitted, represent: Represent) -> Fitted:
     """The same with explained share and importances, measured on some of its rows."""
     return fitted.measured(represent, as_model_takes(fitted.summary.some_rows(MEASURED_ROWS), fitted.readout))
+
+
+def require_known_levels(like: Fitted, summary: Summary, represent: Represent) -> None:
+    """An error where rows have a level that the calibration they are to be like did not see, nor its bases hold."""
+    stranger = outside_bases(like.plan, like.readout, represent, like.summary, summary)
+    if stranger is not None:
+        raise ValueError(
+            f"X has a level of {_told(like.columns, like.adapted, *stranger)} that the calibration passed as like did "
+            "not see, and its bases lack what it does; calibrate that one on rows that have every level, or leave such "
+            "rows out."
+        )
+
+
+def _warn_of_late_levels(
+    plan: Plan, readout: Readout, columns: Columns, seen: Summary, summary: Summary, represent: Represent
+) -> None:
+    stranger = outside_bases(plan, readout, represent, seen, summary)
+    if stranger is not None:
+        warnings.warn(
+            f"a level of {_told(columns, None, *stranger)} came after the first rows, whose bases lack what it "
+            "does: its contributions are incomplete. Shuffle the rows, or pass data that can be read again.",
+            stacklevel=2,
+        )
+
+
+def _told(columns: Columns, adapted: Adapted | None, feature: int, level: Tensor) -> str:
+    """A feature with one of its levels, which is shown where it is in the caller's own numbers."""
+    shown = ", ".join(f"{number:g}" for number in level.tolist()[:8])
+    own = adapted is None or adapted.encode is None
+    return f"{columns.features.names[feature]!r}" + (f" ({shown})" if own else "")
 
 
 def _source(X: Any, adapted: Adapted, expected: Sequence[str] | None, options: Options, ranks: Ranks) -> Source | None:

@@ -23,7 +23,7 @@ from nobsp.tabular.calibration import Accumulator, Plan
 from nobsp.tabular.columns import Columns, columns_of, whole_table
 from nobsp.tabular.distributed import Ranks
 from nobsp.tabular.fitted import Fitted, Parts
-from nobsp.tabular.fitting import concluded, settled, solved_together
+from nobsp.tabular.fitting import concluded, require_known_levels, settled, solved_together
 from nobsp.tabular.memory import bytes_of, in_passes, joined, room_for_moments
 from nobsp.tabular.options import Options, find_readout
 from nobsp.tabular.reading import as_model_takes, running_on
@@ -32,7 +32,7 @@ from nobsp.tabular.shards import joined_columns
 Made = TypeVar("Made")
 
 # Rows whose sums are sent at a time: sending them takes about as long as adding up a few thousand rows.
-_MOST_ROWS = 1 << 16
+MOST_ROWS = 1 << 16
 
 
 def calibrate_on_ray(
@@ -62,8 +62,11 @@ def calibrate_on_ray(
     table = _Table(dataset, reader.expecting(first), probe.shape[1], progress)
     columns, summary = table.looked_at(options, None if like is None else like.columns)
     with running_on(readout, options.device) as represent:
-        agreed = None if like is None else (like.plan, like.screening)
-        plan, screening = agreed or settled(adapted, columns, summary, readout, represent, options, Ranks())
+        if like is None:
+            plan, screening = settled(adapted, columns, summary, readout, represent, options, Ranks())
+        else:
+            plan, screening = like.plan, like.screening
+            require_known_levels(like, summary, represent)
     solutions = []
     stages = in_passes(plan, readout, memory=memory)
     for stage in stages:
@@ -266,7 +269,7 @@ class _Table:
         model: bool,
         device: torch.device | None = None,
     ) -> Made:
-        at_once = rows_at_once(self.reader.batch_size, most=_MOST_ROWS, row_bytes=8 * self.width, total=rows)
+        at_once = rows_at_once(self.reader.batch_size, most=MOST_ROWS, row_bytes=8 * self.width, total=rows)
         found = gathered(
             self.dataset,
             make,

@@ -21,7 +21,6 @@ from nobsp.tabular.calibration import (
     contributions,
     make_plan,
     solve,
-    uncovered,
 )
 from nobsp.tabular.columns import Columns, categories_of, input_baseline
 from nobsp.tabular.heldout import WEAKEST
@@ -33,6 +32,7 @@ from nobsp.tabular.interactions import (
     screen,
     worth_keeping,
 )
+from nobsp.tabular.rare import uncovered
 from nobsp.tabular.reading import as_model_takes
 from nobsp.tabular.representations import Isolation, Represent, subsets_of
 

@@ -3,5 +3,6 @@
 from nobsp.vision.cam import NObSPCam
 from nobsp.vision.health import CamHealth, Finding
 from nobsp.vision.maps import ActivationMaps
+from nobsp.vision.removal import Removal
 
-__all__ = ["ActivationMaps", "CamHealth", "Finding", "NObSPCam"]
+__all__ = ["ActivationMaps", "CamHealth", "Finding", "NObSPCam", "Removal"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from sklearn.base import BaseEstimator
@@ -28,10 +28,12 @@ from nobsp.vision.images import images_of
 from nobsp.vision.keeping import Calibration, Evidence
 from nobsp.vision.maps import ActivationMaps, joined
 from nobsp.vision.on_ray import first_images, looked_at
-from nobsp.vision.question import Against, Scale, Targets
-from nobsp.vision.removal import Removal
+from nobsp.vision.question import Against, Question, Scale, Targets
+from nobsp.vision.removal import Removal, adds_up, silenced
 from nobsp.vision.search import find_anatomy
 from nobsp.vision.tail import TailCalibration, TailEvidence
+
+T = TypeVar("T")
 
 
 class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -216,13 +218,12 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         *,
         against: Against = None,
         scale: Scale = "logit",
-        baseline: Any = None,
         progress: bool = False,
     ) -> ActivationMaps:
         """Maps for a batch of images, with one forward pass each.
 
         Args:
-            images: Images of any kind that `fit` takes.
+            images: Images of any kind that `fit` takes, except a `ray.data.Dataset`.
             target: None for the predicted class; a class number or name; one per image; or several per image, shape
                 (n, k), and every map then has an axis for them.
             against: What the evidence is compared with: None for the calibration mean alone; a class number or name;
@@ -230,47 +231,22 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
                 softmax, which makes the account one of the log-odds; "mean" for all classes alike. The account is then
                 of the difference of logits.
             scale: "logit", or "probability" for evidence in the target's probability: the account's mean is then how
-                far that is from the probability at the baseline (see `ActivationMaps`).
-            baseline: What evidence is counted from: None for the calibration mean; or an image, as a number for a
-                blank one or an array (channels, height, width), on the scale the model takes. It costs one image more.
+                far that is from the probability at the calibration mean (see `ActivationMaps`).
             progress: Whether to show a progress bar on stderr.
 
         Raises:
             NotFittedError: If `fit` has not been called.
-            ValueError: If a target is out of range, images have another shape or values that are not finite, or the
-                layers between map and head leave a baseline image without meaning.
+            ValueError: If a target is out of range, or images have another shape or values that are not finite.
         """
+        targets = self._targets(target, against, scale)
         fitted = self._fitted
-        source = images_of(images, batch_size=self.batch_size)
-        sigmoid = fitted.anatomy.link == "sigmoid" or fitted.anatomy.outputs == 1
-        targets = Targets(
-            target,
-            against,
-            outputs=fitted.anatomy.outputs,
-            names=fitted.output_names,
-            scale=scale,
-            sigmoid=sigmoid,
-        )
-        blank = None if baseline is None else self._baseline(baseline, source.first)
-        if source.count is not None:
-            targets.require(source.count)
-        parts: list[dict[str, Tensor]] = []
-        seen = 0
-        with self._running():
-            anatomy = fitted.anatomy.at_home()
-            with anatomy.looking() as look:
-                start = None if blank is None else look(blank)
-                bar = with_progress(source, total=source.count, enabled=progress, description="explaining")
-                for batch in bar:
-                    parts.append(self._part(anatomy, look(batch), targets, seen, start))
-                    seen += len(batch)
-        targets.require(seen)
+        parts = self._each(images, targets, self._part, description="explaining", progress=progress)
         return joined(
             parts,
             several=targets.several,
-            base_values=(fitted.evidence.base if start is None else start.logits[0].cpu()).numpy().copy(),
+            base_values=fitted.evidence.base.numpy().copy(),
             output_names=fitted.output_names,
-            layer=anatomy.layer,
+            layer=fitted.anatomy.layer,
         )
 
     def explain(
@@ -280,28 +256,27 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         *,
         against: Against = None,
         scale: Scale = "logit",
-        baseline: Any = None,
         progress: bool = False,
     ) -> ActivationMaps:
         """The same as calling the explainer."""
-        return self(images, target, against=against, scale=scale, baseline=baseline, progress=progress)
+        return self(images, target, against=against, scale=scale, progress=progress)
 
     def removal(self, images: Any, target: Any = None, *, progress: bool = False) -> Removal:
         """In which order locations have to go for the target to go fastest, with one forward pass an image.
 
-        A location that goes is put to the calibration mean. At each step that one goes whose going lowers the target's
-        probability most, exactly, given those gone before. Of all maps compared, this order finds the regions whose
-        deletion from the image costs the class most. Time grows with the square of the number of locations.
+        A location that goes falls silent: all its channels are zero. At each step that one goes whose going lowers the
+        target's probability most, exactly, given those gone before. Time grows with the square of the number of
+        locations.
 
         Args:
-            images: Images of any kind that `fit` takes.
+            images: Images of any kind that a call takes.
             target: None for the predicted class; a class number or name; or one per image.
             progress: Whether to show a progress bar on stderr.
 
         Raises:
             NotFittedError: If `fit` has not been called.
-            ValueError: If several targets per image are given, or if layers stand between map and head, through which
-                a location's evidence cannot be followed exactly.
+            ValueError: If several targets per image are given, or if the logits are no sum over locations: where layers
+                stand between map and head, where the map is pooled by its maximum, or for a layer further down.
 
         Example:
             >>> import torch
@@ -313,70 +288,62 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             >>> removal.order.shape, removal.probability.shape
             ((2, 4, 4), (2, 17))
         """
-        fitted = self._fitted
-        evidence = fitted.evidence
-        if isinstance(evidence, TailEvidence):
+        targets = self._targets(target, None, "logit")
+        if not adds_up(self._fitted.anatomy):
             raise ValueError(
-                "layers stand between map and head, so what a location brings depends on all others; use the account "
-                "instead, cam(images).account."
+                f"the logits are no sum over the locations of {self._fitted.anatomy.layer!r}: layers come between, "
+                "or a maximum, so none can be taken out exactly; use the account instead, cam(images).account."
             )
-        source = images_of(images, batch_size=self.batch_size)
-        sigmoid = fitted.anatomy.link == "sigmoid" or fitted.anatomy.outputs == 1
-        targets = Targets(target, None, outputs=fitted.anatomy.outputs, names=fitted.output_names)
         if targets.several:
             raise ValueError("target has several classes per image; ask for one at a time.")
+
+        def taken_out(anatomy: Anatomy, view: Look, question: Question) -> tuple[Tensor, ...]:
+            asked = question.target[:, 0]
+            return (*silenced(anatomy, view, asked, sigmoid=targets.sigmoid), asked)
+
+        parts = self._each(images, targets, taken_out, description="taking out", progress=progress)
+        order, probability, asked = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+        return Removal(order, probability, asked, self._fitted.output_names, self._fitted.anatomy.layer)
+
+    def _targets(self, target: Any, against: Against, scale: Scale) -> Targets:
+        anatomy, names = self._fitted.anatomy, self._fitted.output_names
+        sigmoid = anatomy.link == "sigmoid" or anatomy.outputs == 1
+        return Targets(target, against, outputs=anatomy.outputs, names=names, scale=scale, sigmoid=sigmoid)
+
+    def _each(
+        self,
+        images: Any,
+        targets: Targets,
+        answer: Callable[[Anatomy, Look, Question], T],
+        *,
+        description: str,
+        progress: bool,
+    ) -> list[T]:
+        """The answer to what is asked about the images, batch by batch."""
+        fitted = self._fitted
+        source = images_of(images, batch_size=self.batch_size)
         if source.count is not None:
             targets.require(source.count)
-        parts: list[tuple[Tensor, ...]] = []
+        answers: list[T] = []
         seen = 0
         with self._running():
             anatomy = fitted.anatomy.at_home()
             with anatomy.looking() as look:
-                bar = with_progress(source, total=source.count, enabled=progress, description="taking out")
+                bar = with_progress(source, total=source.count, enabled=progress, description=description)
                 for batch in bar:
                     view = look(batch)
-                    asked = targets.question(view.logits, seen, evidence.base).target[:, 0]
-                    parts.append((*evidence.taken_out(anatomy, view, asked, sigmoid=sigmoid), asked))
+                    question = targets.question(view.logits, seen, fitted.evidence.base)
+                    answers.append(answer(anatomy, view, question))
                     seen += len(batch)
         targets.require(seen)
-        order, probability, asked = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-        return Removal(order, probability, asked, fitted.output_names, anatomy.layer)
+        return answers
 
-    def _baseline(self, baseline: Any, images: Tensor) -> Tensor:
-        """The baseline as a batch of one image like those to explain."""
-        if isinstance(self._fitted.evidence, TailEvidence):
-            raise ValueError(
-                "layers stand between map and head, so every channel's function starts from its calibration mean; "
-                "leave baseline out."
-            )
-        try:
-            given = torch.as_tensor(baseline, dtype=images.dtype, device=images.device)
-        except (TypeError, ValueError, RuntimeError) as failure:
-            raise TypeError(
-                f"baseline must be a number or one image (channels, height, width), found {type(baseline).__name__}."
-            ) from failure
-        if given.ndim and given.shape != images.shape[1:]:
-            raise ValueError(
-                f"baseline has shape {tuple(given.shape)} but images have {tuple(images.shape[1:])}; pass a number or "
-                "one image (channels, height, width)."
-            )
-        if not bool(torch.isfinite(given).all()):
-            raise ValueError("baseline has a value that is not finite.")
-        return given.expand(1, *images.shape[1:])
-
-    def _part(self, anatomy: Anatomy, view: Look, targets: Targets, seen: int, start: Look | None) -> dict[str, Tensor]:
+    def _part(self, anatomy: Anatomy, view: Look, question: Question) -> dict[str, Tensor]:
         fitted = self._fitted
-        base = (fitted.evidence.base if start is None else start.logits[0]).to(view.logits.device)
-        question = targets.question(view.logits, seen, base)
         if isinstance(fitted.evidence, TailEvidence):
             answer = fitted.evidence.answer(anatomy, view, question, fitted.image)
         else:
-            answer = fitted.evidence.answer(anatomy, view, question, start)
-        chances = targets.chances(view.logits)
-        if targets.probability:
-            whole = (chances - targets.chances(base)).gather(1, question.target)
-        else:
-            whole = question.of_classes(view.logits - base)
+            answer = fitted.evidence.answer(anatomy, view, question)
         return {
             "positive": answer.positive,
             "negative": answer.negative,
@@ -385,8 +352,8 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             "contributions": per_channel(answer.contributions, anatomy.channels, anatomy.pooling),
             "target": question.target,
             "logits": view.logits,
-            "residual": whole - answer.account.mean((2, 3)),
-            "confidence": chances.gather(1, question.target),
+            "residual": question.whole - answer.account.mean((2, 3)),
+            "confidence": question.confidence,
         }
 
     def health(self) -> CamHealth:

@@ -12,13 +12,10 @@ from nobsp.projection import Moments, Ridge, channel_coefficients
 from nobsp.vision.anatomy import Anatomy, Look
 from nobsp.vision.grid import pooled, spread
 from nobsp.vision.question import Question
-from nobsp.vision.removal import taken_out
 
 Coefficients = Literal["calibrated", "head"]
 
 UNITS, OUTPUTS = "channels", "outputs"
-# Evidence of all classes and locations held at once, in numbers.
-_AT_ONCE = 2**23
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,43 +57,17 @@ class ChannelEvidence:
     ridge: float
     note: str
 
-    def answer(self, anatomy: Anatomy, look: Look, question: Question, baseline: Look | None = None) -> Answer:
-        """Maps for the classes asked about, from one product with the channels.
-
-        Args:
-            anatomy: Where the map is.
-            look: What the images show.
-            question: The classes asked about.
-            baseline: What the image shows that evidence is counted from; the calibration mean if None.
-        """
+    def answer(self, anatomy: Anatomy, look: Look, question: Question) -> Answer:
+        """Maps for the classes asked about, from one product with the channels."""
         maps = look.maps
         beta = question.of_columns(self.coefficients.to(maps.device))
-        origin = self.mean.to(maps.device) if baseline is None else pooled(baseline.maps, anatomy.pooling)[0]
-        centred = pooled(maps, anatomy.pooling) - origin
+        centred = pooled(maps, anatomy.pooling) - self.mean.to(maps.device)
         contributions = beta * centred[:, None]
         asked = beta.shape[1]
         weights = torch.cat([contributions.clamp_min(0.0), (-contributions).clamp_min(0.0), beta], dim=1)
         positive, negative, evidence = torch.split(spread(maps, weights, anatomy.pooling), asked, dim=1)
-        if baseline is None:
-            start = (beta @ origin)[..., None, None]
-        else:
-            start = spread(baseline.maps.expand(len(maps), -1, -1, -1), beta, anatomy.pooling)
-        return Answer(positive, negative, evidence - start, contributions)
-
-    def taken_out(self, anatomy: Anatomy, look: Look, target: Tensor, *, sigmoid: bool) -> tuple[Tensor, Tensor]:
-        """Steps at which locations go, shape (n, height, width), and the target's probability; see `removal`."""
-        beta = self.coefficients.to(look.maps.device).T
-        start = (beta @ self.mean.to(look.maps.device))[:, None, None]
-        locations = look.maps.shape[2] * look.maps.shape[3]
-        at_once = max(1, _AT_ONCE // (len(beta) * locations))
-        parts = []
-        for maps, logits, one in zip(
-            *(whole.split(at_once) for whole in (look.maps, look.logits, target)), strict=True
-        ):
-            evidence = spread(maps, beta.expand(len(maps), -1, -1), anatomy.pooling) - start
-            parts.append(taken_out(logits, evidence.flatten(2) / locations, one, sigmoid=sigmoid))
-        order, chances = (torch.cat(part) for part in zip(*parts, strict=True))
-        return torch.unflatten(order, 1, look.maps.shape[2:]), chances
+        constant = beta @ self.mean.to(maps.device)
+        return Answer(positive, negative, evidence - constant[..., None, None], contributions)
 
 
 class Means:

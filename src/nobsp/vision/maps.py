@@ -30,11 +30,10 @@ class ActivationMaps:
       target's logit less its mean over the calibration images, to rounding in float64. With coefficients="head" on a
       network whose map is pooled straight into the head, the residual is zero.
 
-    A baseline image stands in for the mean: its map F°(h, w) and its pooled channels z° for z̄. With scale="probability"
-    all of this is about the target's probability p instead of its logit. The logits ℓ move on a straight line from
-    those of the baseline to those of the image, and each class k counts by the mean of ∂p/∂ℓ_k along it,
+    With scale="probability" all of this is about the target's probability p instead of its logit. On the straight line
+    from the logits at the calibration mean to those of the image, each class k counts by the mean of ∂p/∂ℓ_k,
         β_c = Σ_k v_k β_ck,  v_k = ∫₀¹ p (δ_k,target − p_k) dt,
-    so that the mean of the account plus the residual is p less p at the baseline.
+    so that the mean of the account plus the residual is p less p at the calibration mean.
 
     Networks whose activation function goes below zero (SiLU, GELU) have maps F that do so too, and `positive` and
     `negative` then can have small negative values.
@@ -47,7 +46,7 @@ class ActivationMaps:
         contributions: g_c, shape (n, channels).
         target: Class each map is about, shape (n,).
         logits: What the head says, shape (n, outputs).
-        base_values: Mean logits over the calibration images, or those of the baseline image, shape (outputs,).
+        base_values: Mean logits over the calibration images, shape (outputs,).
         residual: What the contributions miss of the target's centred logit or probability, shape (n,).
         confidence: The model's probability of the target, shape (n,).
         output_names: Names of the classes.

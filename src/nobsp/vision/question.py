@@ -25,15 +25,15 @@ class Question:
     Attributes:
         target: Class numbers, shape (n, targets).
         rival: Weights of the classes whose evidence is subtracted, shape (n, targets, outputs), or None.
+        whole: What there is to account for: how far the logits asked for, or the targets' probabilities, are from those
+            at the calibration mean, shape (n, targets).
+        confidence: Probabilities of the targets, shape (n, targets).
     """
 
     target: Tensor
     rival: Tensor | None
-
-    def of_classes(self, values: Tensor) -> Tensor:
-        """Values per class (n, outputs) as those asked for, (n, targets)."""
-        asked = values.gather(1, self.target)
-        return asked if self.rival is None else asked - torch.einsum("ntq,nq->nt", self.rival, values)
+    whole: Tensor
+    confidence: Tensor
 
     def of_columns(self, matrix: Tensor) -> Tensor:
         """Columns per class (units, outputs) as those asked for, (n, targets, units)."""
@@ -65,7 +65,7 @@ class Targets:
         sigmoid: bool = False,
     ) -> None:
         self._outputs, self._names = outputs, list(names)
-        self.probability, self._sigmoid = self._checked_scale(scale, against), sigmoid
+        self._probability, self.sigmoid = self._checked_scale(scale, against), sigmoid
         self._fixed: Tensor | None = None
         self._single: int | None = None
         self._against = self._checked_against(against)
@@ -81,10 +81,6 @@ class Targets:
         """Whether each image has a row of targets."""
         return self._fixed is not None and self._fixed.ndim == 2
 
-    def chances(self, logits: Tensor) -> Tensor:
-        """Probabilities of the classes."""
-        return logits.sigmoid() if self._sigmoid else logits.softmax(-1)
-
     def require(self, count: int) -> None:
         """An error unless there are as many targets as images."""
         if self._fixed is not None and len(self._fixed) != count:
@@ -96,7 +92,7 @@ class Targets:
         Args:
             logits: Shape (n, outputs).
             start: Number of the first image.
-            base: Logits that evidence is counted from, shape (outputs,).
+            base: Logits at the calibration mean, shape (outputs,).
         """
         count = len(logits)
         if self._single is not None:
@@ -110,10 +106,20 @@ class Targets:
                 )
             target = self._fixed[start : start + count].to(logits.device)
             target = target if target.ndim == 2 else target[:, None]
-        if self.probability:
+        base = base.to(logits)
+        confidence = self._chances(logits).gather(1, target)
+        if self._probability:
             own = torch.nn.functional.one_hot(target, self._outputs).to(logits)
-            return Question(target, own - probability_weights(base.to(logits), logits, target, sigmoid=self._sigmoid))
-        return Question(target, self._rival(logits, target))
+            weights = probability_weights(base, logits, target, sigmoid=self.sigmoid)
+            return Question(target, own - weights, confidence - self._chances(base)[target], confidence)
+        rival, departure = self._rival(logits, target), logits - base
+        whole = departure.gather(1, target)
+        if rival is not None:
+            whole = whole - torch.einsum("ntq,nq->nt", rival, departure)
+        return Question(target, rival, whole, confidence)
+
+    def _chances(self, logits: Tensor) -> Tensor:
+        return logits.sigmoid() if self.sigmoid else logits.softmax(-1)
 
     def _rival(self, logits: Tensor, target: Tensor) -> Tensor | None:
         if self._against is None:

@@ -9,7 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp.vision.anatomy import Anatomy, Look
+from nobsp.vision.grid import spread
+
 Array = NDArray[np.float64]
+
+# Evidence of all classes and locations held at once, in numbers.
+_AT_ONCE = 2**23
 
 # Evidence beyond this has moved any probability to 0 or 1; its exponential still is a number.
 _MOST = 300.0
@@ -49,6 +55,26 @@ class Removal:
     def __repr__(self) -> str:
         size = f"{self.order.shape[1]}×{self.order.shape[2]}"
         return f"Removal({len(self)} images, {size} locations, layer={self.layer!r})"
+
+
+def adds_up(anatomy: Anatomy) -> bool:
+    """Whether the logits are a sum over locations, so that one can be taken out of it."""
+    return anatomy.route == "direct" and anatomy.pooling in ("mean", "flatten")
+
+
+def silenced(anatomy: Anatomy, look: Look, target: Tensor, *, sigmoid: bool) -> tuple[Tensor, Tensor]:
+    """Steps at which locations go, shape (n, height, width), and the target's probability; see `taken_out`."""
+    weight = anatomy.head.weight.to(look.maps.device)
+    locations = look.maps.shape[2] * look.maps.shape[3]
+    at_once = max(1, _AT_ONCE // (len(weight) * locations))
+    parts = []
+    for first in range(0, len(target), at_once):
+        here = slice(first, first + at_once)
+        maps = look.maps[here]
+        evidence = spread(maps, weight.expand(len(maps), -1, -1), anatomy.pooling).flatten(2) / locations
+        parts.append(taken_out(look.logits[here], evidence, target[here], sigmoid=sigmoid))
+    order, chances = (torch.cat(part) for part in zip(*parts, strict=True))
+    return torch.unflatten(order, 1, look.maps.shape[2:]), chances
 
 
 def taken_out(logits: Tensor, evidence: Tensor, target: Tensor, *, sigmoid: bool = False) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,75 @@
+"""Runs a benchmark by the name of its table: `python -m benchmarks TABLE [--quick] …`; without a name, lists them."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import runpy
+import sys
+
+# Before torch is loaded: where a second thread decides what is measured, a table has `--threads`.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Name of the table, the module that makes it, and what it says; in the order of the paper.
+TABLES: dict[str, tuple[str, str]] = {
+    "synthetic": ("benchmarks.synthetic", "known functions recovered from a network (Function Reproduction Score)"),
+    "faithfulness": ("benchmarks.tabular.faithfulness", "nine tables: do attributions rank features as removal does?"),
+    "agreement": ("benchmarks.tabular.agreement", "nine tables: pairs of rows that differ in one feature (LCPDA)"),
+    "deletion": ("benchmarks.vision.deletion", "images: Region Deletion AUC beside gradient-based maps"),
+    "sparseness": ("benchmarks.vision.sparseness", "images: how concentrated maps are, by two formulas"),
+    "pixel-faithfulness": ("benchmarks.vision.pixel_faithfulness", "images: faithfulness correlation pixel by pixel"),
+    "calibration-time": ("benchmarks.calibration_time", "seconds to calibrate, by width of the representation"),
+    "purity": ("benchmarks.retrieval", "images: neighbours by evidence and by activation"),
+    "statistics": (
+        "benchmarks.vision.statistics",
+        "images: bootstrap intervals and sign-flip tests of the deletion AUC",
+    ),
+    "recovery": ("benchmarks.recovery", "known functions over sizes, correlations and activations, with interactions"),
+    "models": ("benchmarks.models", "real models on real tables: does each one load, explain and add up?"),
+    "speed": ("benchmarks.speed", "every claim about speed as a ratio, measured in one run"),
+}
+
+
+def listing() -> str:
+    width = max(map(len, TABLES))
+    return "\n".join(f"  {name.ljust(width)}  {says}" for name, (_, says) in TABLES.items())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Runs one table of the benchmarks; its options follow its name (TABLE --help shows them).",
+        epilog="tables:\n" + listing(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("table", nargs="?", metavar="TABLE", help="which one; without, all are listed")
+    parser.add_argument("--list", action="store_true", help="list the tables")
+    asked, rest = _parted(sys.argv[1:] if arguments is None else arguments)
+    chosen = parser.parse_args(asked)
+    if chosen.table is None:
+        print(listing())
+        return
+    if chosen.table not in TABLES:
+        close = difflib.get_close_matches(chosen.table, TABLES, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(TABLES)}."
+        parser.error(f"no table {chosen.table!r}; {hint}")
+    module, _ = TABLES[chosen.table]
+    before = sys.argv
+    sys.argv = [f"{parser.prog} {chosen.table}", *rest]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=False)
+    finally:
+        sys.argv = before
+
+
+def _parted(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """What is ours, up to the name of the table, and what is the table's, after it."""
+    for place, argument in enumerate(arguments):
+        if not argument.startswith("-"):
+            return arguments[: place + 1], arguments[place + 1 :]
+    return arguments, []
+
+
+if __name__ == "__main__":
+    main()

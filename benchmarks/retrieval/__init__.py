@@ -1,0 +1,1 @@
+"""Neighbours by evidence and by activation: purity, error detection, mislabels and speed."""

@@ -1,0 +1,165 @@
+"""Do attributions rank features by what removing them does? Attribution Faithfulness Correlation on nine tables.
+
+Spearman correlation, over the encoded columns, between the mean absolute attribution and the mean absolute change of
+the output when the column is set to its training mean. 100 test rows a network; the output is the predicted class's
+logit. The paper does not say how many rows it explains, nor how many coalitions KernelSHAP draws: here they are as
+many as the shap package draws by default.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.report import Cell, Column, Report, Table, publish
+from benchmarks.tabular import problems
+from benchmarks.tabular.methods import GRADIENTS, METHODS, OURS, PUBLISHED, SHAP, STRONG
+from benchmarks.tabular.walking import NAMES, Found, Scores, asked, mean, spread, walk
+from nobsp.metrics import attribution_faithfulness, removal_effects
+
+ROWS = 100
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    **{method: {"calibration": None} for method in OURS},
+    GRADIENTS: {"steps": 25},
+    SHAP: {"background": 50, "samples": "auto"},
+}
+LONG = ", 40 epochs"
+LONGER: Mapping[str, Mapping[str, Any]] = {
+    f"{method}{LONG}": {**SETTINGS[method], "stopped": False} for method in (PUBLISHED, GRADIENTS)
+}
+# Table tab:tabular_faithfulness of the paper, means over three seeds: NObSP, Integrated Gradients, KernelSHAP.
+PAPER = {
+    "iris": (1.000, 1.000, 1.000),
+    "breast_cancer": (0.946, 0.981, 0.922),
+    "wine": (0.916, 0.991, 0.980),
+    "adult": (0.861, 0.986, 0.819),
+    "german_credit": (0.764, 0.962, 0.756),
+    "bank_marketing": (0.847, 0.978, 0.836),
+    "covertype": (0.853, 0.954, 0.871),
+    "diabetes": (0.912, 0.987, 0.956),
+    "california_housing": (0.878, 0.991, 0.934),
+}
+
+
+def scored(table: str, seed: int, method: str, *, rows: int, stopped: bool = True, **settings: Any) -> Scores:
+    """Faithfulness of one method on one network."""
+    here = problems.problem(table, seed, rows=rows, stopped=stopped)
+    start = time.perf_counter()
+    attributions = METHODS[method.removesuffix(LONG)].run(here, **settings)
+    seconds = time.perf_counter() - start
+    effects = removal_effects(here.network, here.rows, baseline=here.data.X_train.mean(axis=0), target=here.target)
+    found = attribution_faithfulness(attributions, effects)
+    return {"correlation": found.correlation, "seconds": seconds, "accuracy": here.accuracy()}
+
+
+def main() -> None:
+    chosen = asked((__doc__ or "").splitlines()[0])
+    found = walk(chosen, "faithfulness", scored, SETTINGS, rows=ROWS)
+    longer = walk(chosen, "faithfulness", scored, LONGER, rows=ROWS)
+    publish(
+        Report(
+            name="faithfulness",
+            title="Do attributions rank features by what removing them does?",
+            tables=(
+                comparison(found, chosen.tables),
+                beside_the_paper(found, longer, chosen.tables),
+            ),
+            findings=findings(found, longer, chosen.tables),
+            seeds=chosen.seeds,
+            settings={
+                "test_rows": ROWS,
+                "gradient_steps": SETTINGS[GRADIENTS]["steps"],
+                "SHAP_background": SETTINGS[SHAP]["background"],
+                "SHAP_coalitions": "2 x columns + 2048",
+                "ridge_one_by_one": f"relative {STRONG}",
+                **problems.described(),
+            },
+            packages=("captum", "shap"),
+        ),
+        chosen,
+    )
+
+
+def comparison(found: Found, tables: Sequence[str]) -> Table:
+    rows: list[tuple[Cell, ...]] = [
+        (
+            NAMES[table],
+            *(spread(found, table, method, "correlation") for method in SETTINGS),
+            mean(found, table, GRADIENTS, "accuracy"),
+        )
+        for table in tables
+    ]
+    return Table(
+        "Faithfulness correlation on test rows",
+        (Column("table"), *(Column(method, ".3f") for method in SETTINGS), Column("network", ".3f")),
+        tuple(rows),
+        "Mean ± standard deviation over seeds, each with its own split and network; higher is better. 'NObSP, "
+        "default' sums all terms a feature takes part in, with the pairs that held-out rows paid for. 'NObSP, one by "
+        f"one' is Algorithm 1 with a relative ridge of {STRONG}, chosen on training rows, and is what we recommend for "
+        "questions about removal. 'network' is its accuracy, or R², on the test split.",
+    )
+
+
+def beside_the_paper(found: Found, longer: Found, tables: Sequence[str]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for table in tables:
+        ours, gradients, kernel = PAPER[table]
+        rows.append(
+            (
+                NAMES[table],
+                ours,
+                mean(found, table, PUBLISHED, "correlation"),
+                mean(longer, table, PUBLISHED + LONG, "correlation"),
+                gradients,
+                mean(found, table, GRADIENTS, "correlation"),
+                mean(longer, table, GRADIENTS + LONG, "correlation"),
+                kernel,
+                mean(found, table, SHAP, "correlation"),
+            )
+        )
+    names = (
+        *("paper: NObSP", "as published", "40 epochs"),
+        *("paper: IG", "IG", "IG, 40 epochs"),
+        *("paper: KernelSHAP", "KernelSHAP"),
+    )
+    return Table(
+        "Beside the paper",
+        (Column("table"), *(Column(name, ".3f") for name in names)),
+        tuple(rows),
+        "'40 epochs': networks of the same recipe that are not stopped early. The paper stops early and does not say "
+        "by what; Adult has 108 encoded columns here and 124 in the paper.",
+    )
+
+
+def findings(found: Found, longer: Found, tables: Sequence[str]) -> tuple[str, ...]:
+    def score(table: str, method: str) -> float:
+        return mean(found, table, method, "correlation")
+
+    def those(agree: Callable[[str], bool]) -> str:
+        named = [NAMES[table] for table in tables if agree(table)]
+        return f"{len(named)} of {len(tables)}" + (f" ({', '.join(named)})" if named else "")
+
+    told = [
+        f"{method}: at least KernelSHAP's on {those(lambda t, m=method: score(t, m) >= score(t, SHAP))}; within 0.03 "
+        f"of Integrated Gradients on {those(lambda t, m=method: score(t, m) >= score(t, GRADIENTS) - 0.03)}."
+        for method in OURS
+    ]
+    near = those(lambda t: abs(score(t, PUBLISHED) - PAPER[t][0]) <= 0.02)
+    between = those(
+        lambda t: (
+            min(score(t, PUBLISHED), mean(longer, t, PUBLISHED + LONG, "correlation")) - 0.02
+            <= PAPER[t][0]
+            <= max(score(t, PUBLISHED), mean(longer, t, PUBLISHED + LONG, "correlation")) + 0.02
+        )
+    )
+    return (
+        *told,
+        f"As published, the paper's figure is met within 0.02 on {near}. It lies between what networks stopped early "
+        f"and networks trained for all 40 epochs give, or within 0.02 of that span, on {between}: how long a network "
+        "is trained decides this score as much as the method does.",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Walks the tables, seeds and methods; what is already known is taken from the file of results."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from benchmarks.kept import FOLDER, Kept, source
+from benchmarks.report import Spread, options
+from benchmarks.tabular.methods import METHODS, Method
+from nobsp.datasets import TABLES
+
+Scores = dict[str, Any]
+Found = dict[tuple[str, str], list[Scores]]
+
+SEEDS, QUICK_SEEDS = (0, 1, 2), (0,)
+QUICK_TABLES = ("iris", "wine", "diabetes")
+NAMES = {
+    "iris": "Iris",
+    "breast_cancer": "Breast Cancer",
+    "wine": "Wine",
+    "adult": "Adult",
+    "german_credit": "German Credit",
+    "bank_marketing": "Bank Marketing",
+    "covertype": "Covertype",
+    "diabetes": "Diabetes",
+    "california_housing": "California Housing",
+}
+
+
+def asked(description: str) -> argparse.Namespace:
+    """What the caller wants: which tables and seeds, and whether results are only shown."""
+    parser = options(description)
+    parser.add_argument("--tables", nargs="+", choices=TABLES, help="these only; prints, writes no files")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)  # these networks are too small for a second thread to pay its way
+    chosen.print_only |= chosen.tables is not None
+    chosen.seeds = QUICK_SEEDS if chosen.quick else SEEDS
+    chosen.tables = chosen.tables or (QUICK_TABLES if chosen.quick else TABLES)
+    return chosen
+
+
+def walk(
+    chosen: argparse.Namespace,
+    name: str,
+    score: Callable[..., Scores],
+    settings: Mapping[str, Mapping[str, Any]],
+    *,
+    rows: int,
+) -> Found:
+    """Scores by table and method, one a seed.
+
+    Args:
+        chosen: What was asked for; a quick run keeps nothing.
+        name: Of the file of results so far.
+        score: Gives the scores of a method's attributions on a table and seed.
+        settings: Options of each method that is compared.
+        rows: Most test rows to explain.
+    """
+    kept = Kept(None if chosen.quick else FOLDER / f"{name}.jsonl")
+    scoring = source(score)
+    found: Found = {}
+    bar = tqdm(list(_cells(chosen.tables, chosen.seeds, settings)), desc=name, unit="cell", dynamic_ncols=True)
+    for table, seed, method in bar:
+        cell = f"{table}, seed {seed}, {method}"
+        bar.set_postfix_str(cell)
+        fingerprint = _method(method).fingerprint(settings[method], rows, scoring)
+        scores = kept.cell(cell, fingerprint, partial(score, table, seed, method, rows=rows, **settings[method]))
+        found.setdefault((table, method), []).append(scores)
+    return found
+
+
+def _method(name: str) -> Method:
+    """A method by its name, which may go on with what is special about its settings."""
+    return next(method for known, method in METHODS.items() if name.startswith(known))
+
+
+def _cells(tables: Sequence[str], seeds: Sequence[int], methods: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
+    """One network after another, so that it is trained once for all methods."""
+    for table in tables:
+        for seed in seeds:
+            for method in methods:
+                yield table, seed, method
+
+
+def spread(found: Found, table: str, method: str, score: str) -> Spread:
+    return Spread(tuple(scores[score] for scores in found[table, method]))
+
+
+def mean(found: Found, table: str, method: str, score: str) -> float:
+    return statistics.fmean(scores[score] for scores in found[table, method])
