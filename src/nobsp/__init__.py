@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nobsp import datasets, metrics, network, plots, projection
-    from nobsp.neighbours import Audit, ContributionIndex, Neighbours, audit
+    from nobsp.neighbours import ContributionIndex, Neighbours
+    from nobsp.neighbours.audit import Audit, audit
     from nobsp.page import report
     from nobsp.tabular import CompiledExplainer, Explanation, NObSP
     from nobsp.vision import ActivationMaps, NObSPCam

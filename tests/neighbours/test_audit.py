@@ -432,3 +432,8 @@ def test_prototypes_need_classes_and_right_predictions():
     assert sorted(few.indices.tolist()) == np.flatnonzero(predicted == truth).tolist()
     with pytest.raises(ValueError, match="no prototypes of class 7; there are 0, 1, 2"):
         few.of(7)
+
+
+def test_an_explainer_instead_of_an_index_is_told_what_to_make_of_it():
+    with pytest.raises(TypeError, match=r"index must be a ContributionIndex, found Linear; make one"):
+        audit(torch.nn.Linear(2, 2))

@@ -127,7 +127,10 @@ class Audit:
         if self.auroc:
             scores = ", ".join(f"{name} {score:.3f}" for name, score in self.auroc.items())
             lines.append(f"  telling right from wrong predictions, AUROC: {scores}")
-        lines += [f"  row {self.rows[i]}: {self.reasons[i]}" for i in self.flagged[:most]]
+        doubted = self.flagged if self.mislabels is None else self.flagged[self.mislabels[self.flagged]]
+        # Labels first: a wrong one is news, and likely errors are many.
+        first = list(dict.fromkeys([*doubted, *self.flagged]))[:most]
+        lines += [f"  row {self.rows[i]}: {self.reasons[i]}" for i in first]
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -191,6 +194,11 @@ def audit(
         (array([7]), np.int64(1))
     """
     require_count("k", k)
+    if not isinstance(index, ContributionIndex):
+        raise TypeError(
+            f"index must be a ContributionIndex, found {type(index).__name__}; make one with "
+            "nobsp.ContributionIndex(explainer).fit(X, labels)."
+        )
     fitted = index._fitted
     classes = fitted.outcomes.classes
     if classes is None:

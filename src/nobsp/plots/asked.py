@@ -54,7 +54,8 @@ def one_output(output: int | str | None, names: Sequence[str], among: Sequence[i
         return output_position(output, names)
     meant = list(range(len(names))) if among is None else list(among)
     if len(meant) != 1:
-        raise ValueError(f"output must be chosen among {listed([names[k] for k in meant], 12)}.")
+        known = listed([names[k] for k in meant], 12)
+        raise ValueError(f"output must be chosen among {known}, as in output={names[meant[0]]!r}.")
     return meant[0]
 
 

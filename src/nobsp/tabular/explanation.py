@@ -237,7 +237,8 @@ class Explanation:
     def _chosen(self, output: int | str | None) -> int:
         if output is None:
             if len(self.output_names) > 1:
-                raise ValueError(f"output must be chosen among {', '.join(map(repr, self.output_names))}.")
+                among = ", ".join(map(repr, self.output_names))
+                raise ValueError(f"output must be chosen among {among}, as in output={self.output_names[0]!r}.")
             return 0
         return self._output(output)
 
