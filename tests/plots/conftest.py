@@ -16,9 +16,10 @@ mpl.use("Agg")
 
 @pytest.fixture(autouse=True)
 def clean_canvas() -> Iterator[None]:
-    """The same looks wherever tests run, and all figures closed afterwards."""
+    """The same looks wherever tests run, and all figures closed afterwards, and those that others left before."""
     import matplotlib.pyplot as plt
 
+    plt.close("all")
     with mpl.rc_context(), mpl.style.context("default"):
         mpl.rcParams["font.family"] = ["DejaVu Sans"]  # comes with matplotlib
         yield
