@@ -106,7 +106,8 @@ def logistic(inputs: Inputs, right: Flags, fit: NDArray[np.int64], rest: NDArray
 
 def expected(inputs: Inputs, right: Flags, fit: NDArray[np.int64]) -> float:
     """AUROC to be expected of a regression, by cross-validation inside the first half."""
-    folds = StratifiedKFold(5, shuffle=True, random_state=0).split(fit, right[fit])
+    fewest = int(min(right[fit].sum(), (~right[fit]).sum()))
+    folds = StratifiedKFold(min(5, max(2, fewest)), shuffle=True, random_state=0).split(fit, right[fit])
     found = [roc_auc_score(right[fit[b]], logistic(inputs, right, fit[a], fit[b])) for a, b in folds]
     return float(np.mean(found))
 

@@ -1,10 +1,10 @@
 """How fast neighbours are found: exact search beside faiss, usearch beside exact search, Milvus in a local file.
 
-The vectors are like real ones: 512 of MobileNetV2's 1,280 channels on TinyImageNet. The database is the 12,000 real rows
-and, to 100,000, made ones: the mean of a class plus a random combination of eight deviations of rows of that class
-from it, on the square roots of the activations, which are never negative. The queries are real held-out rows. The
-local intrinsic dimension around the queries, which decides how hard a graph is to search, is reported for the real
-rows and for as many made ones.
+The vectors are like real ones: 512 of MobileNetV2's 1,280 channels on TinyImageNet. The database is the 12,000 real
+rows and, to 100,000, made ones: the mean of a class plus a random combination of eight deviations of rows of that
+class from it, on the square roots of the activations, which are never negative. The queries are real held-out rows.
+The local intrinsic dimension around the queries, which decides how hard a graph is to search, is reported for the
+real rows and for as many made ones.
 """
 
 from __future__ import annotations
@@ -111,11 +111,12 @@ def against_faiss(exact: ContributionIndex, queries: Tensor, batches: dict[int, 
     rows = exact._fitted.backend.take(torch.arange(len(exact)))
     flat.add(space.vectors(rows, rows.predicted).float().numpy())
     probes = space.vectors(seen, seen.predicted).float().numpy()
-    found = []
-    for batch, repeats in batches.items():
+
+    def timed(batch: int, repeats: int) -> Timed:
         some, vectors = seen.take(slice(0, batch)), probes[:batch]
-        found.append(Timed(batch, race(lambda: exact.ask(some, K), lambda: flat.search(vectors, K), repeats=repeats)))
-    return found
+        return Timed(batch, race(lambda: exact.ask(some, K), lambda: flat.search(vectors, K), repeats=repeats))
+
+    return [timed(*asked) for asked in batches.items()]
 
 
 def against_exact(
@@ -123,11 +124,12 @@ def against_exact(
 ) -> list[Timed]:
     """The same questions, by comparing with every row and by walking the graph."""
     seen = exact.see(queries)
-    found = []
-    for batch, repeats in batches.items():
+
+    def timed(batch: int, repeats: int) -> Timed:
         some = seen.take(slice(0, batch))
-        found.append(Timed(batch, race(lambda: exact.ask(some, K), lambda: graph.ask(some, K), repeats=repeats)))
-    return found
+        return Timed(batch, race(lambda: exact.ask(some, K), lambda: graph.ask(some, K), repeats=repeats))
+
+    return [timed(*asked) for asked in batches.items()]
 
 
 def recall(found: Neighbours, exact: Neighbours) -> float:
@@ -164,7 +166,7 @@ def by_milvus(made: Work, rows: int) -> Milvused:
         wrote = seconds(lambda: index.fit(some, labels))
         found: list[Neighbours] = []
         took = seconds(lambda: found.append(index.query(queries, K)))
-        index.close()
+        index._fitted.backend.close()  # a local file is let go before its folder goes
     return Milvused(
         rows,
         float((found[0].indices == exact.indices).mean()),
@@ -253,7 +255,7 @@ def main() -> None:
         settings={
             "rows": f"{rows:,} of {WIDTH} numbers, {min(rows, 12_000):,} of them real",
             "queries": f"{len(made.queries):,}, all real, held out",
-            "local_intrinsic_dimension": f"{made.dimension_real:.1f} among real rows, {made.dimension_made:.1f} among made",
+            "intrinsic_dimension": f"{made.dimension_real:.1f} among real rows, {made.dimension_made:.1f} among made",
             "K": K,
             "graph": f"{Usearch()}",
             "building_the_graph": f"{built:.0f} s",

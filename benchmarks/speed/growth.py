@@ -34,7 +34,7 @@ TARGETS = {
     ("terms", "rows"): 1.05,
     ("terms", "outputs"): 1.0,
     ("complement", "rows"): 1.05,
-    ("complement", "features"): 1.05,
+    ("complement", "features"): 1.1,
     ("complement", "outputs"): 1.0,
 }
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,6 +37,7 @@ def asked(description: str) -> argparse.Namespace:
     """What the caller wants: which tables and seeds, and whether results are only shown."""
     parser = options(description)
     parser.add_argument("--tables", nargs="+", choices=TABLES, help="these only; prints, writes no files")
+    parser.add_argument("--known", action="store_true", help="report what earlier runs found, compute nothing")
     chosen = parser.parse_args()
     torch.set_num_threads(1)  # these networks are too small for a second thread to pay its way
     chosen.print_only |= chosen.tables is not None
@@ -71,9 +71,12 @@ def walk(
         cell = f"{table}, seed {seed}, {method}"
         bar.set_postfix_str(cell)
         fingerprint = _method(method).fingerprint(settings[method], rows, scoring)
-        scores = kept.cell(cell, fingerprint, partial(score, table, seed, method, rows=rows, **settings[method]))
+        if chosen.known:
+            scores = kept.get(cell, fingerprint)
+        else:
+            scores = kept.cell(cell, fingerprint, partial(score, table, seed, method, rows=rows, **settings[method]))
         found.setdefault((table, method), []).append(scores)
-    return found
+    return {place: scores for place, scores in found.items() if None not in scores}
 
 
 def _method(name: str) -> Method:
@@ -89,9 +92,27 @@ def _cells(tables: Sequence[str], seeds: Sequence[int], methods: Mapping[str, An
                 yield table, seed, method
 
 
-def spread(found: Found, table: str, method: str, score: str) -> Spread:
-    return Spread(tuple(scores[score] for scores in found[table, method]))
+def spread(found: Found, table: str, method: str, score: str) -> Spread | None:
+    """A score over seeds; None where not every seed was run."""
+    known = found.get((table, method))
+    return Spread(tuple(scores[score] for scores in known)) if known else None
 
 
-def mean(found: Found, table: str, method: str, score: str) -> float:
-    return statistics.fmean(scores[score] for scores in found[table, method])
+def mean(found: Found, table: str, method: str, score: str) -> float | None:
+    """Its mean; None likewise."""
+    known = spread(found, table, method, score)
+    return known.mean if known else None
+
+
+def those(tables: Sequence[str], agree: Callable[[str], bool | None]) -> str:
+    """How many tables, and which, something holds for; None is a table on which it cannot be said."""
+    said = {table: agree(table) for table in tables}
+    named = [NAMES[table] for table, answer in said.items() if answer]
+    count = sum(answer is not None for answer in said.values())
+    return f"{len(named)} of {count}" + (f" ({', '.join(named)})" if named else "")
+
+
+def not_run(found: Found, tables: Sequence[str], methods: Iterable[str]) -> tuple[str, ...]:
+    """A sentence naming what is missing; none where nothing is."""
+    missing = [f"{method} on {NAMES[table]}" for table in tables for method in methods if (table, method) not in found]
+    return (f"Not run on every seed, and left out: {'; '.join(missing)}.",) if missing else ()

@@ -81,6 +81,8 @@ def beside_the_paper(
         found: list[Cell] = []
         for method in METHODS:
             found += [figures[method], None if name is None else ours(name, method)]
-        rows.append((", ".join(row), *found, "not run: no such weights" if name is None else NETWORKS[name].remark))
+        known = row in {network.quoted for network in NETWORKS.values()}
+        absent = "not run this time" if known else "not run: there are no weights of it"
+        rows.append((", ".join(row), *found, absent if name is None else NETWORKS[name].remark))
     columns = [Column(text, spec) for method in METHODS for text in (f"{method}, paper", "ours")]
     return Table(title, (Column("network, images"), *columns, Column("our network")), tuple(rows), note)

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.report import Cell, Column, Report, Table, publish
 from benchmarks.vision.asking import COMPARED, PACKAGES, Run, asked, beside_the_paper, difference
 from benchmarks.vision.candidates import ACCOUNT, CANDIDATES, CHOSEN, PAPER, PROBABILITY
-from benchmarks.vision.judging import Judge
+from benchmarks.vision.judging import Array, Judge
 from benchmarks.vision.quoted import DELETION
 from benchmarks.vision.rivals import GRADCAM
 from benchmarks.vision.scenes import SEED
@@ -54,9 +54,10 @@ def evaluation(run: Run) -> tuple[Table, Table]:
 
 def selection(judge: Judge, networks: tuple[str, ...]) -> Table:
     """All maps tried, on training images."""
-    tried = {
-        name: [judge.scores(network, "train", name).auc for network in networks] for name in (GRADCAM, *CANDIDATES)
-    }
+    tried: dict[str, list[Array]] = {name: [] for name in (GRADCAM, *CANDIDATES)}
+    for network in networks:  # one after the other, since only one is in memory
+        for name, found in tried.items():
+            found.append(judge.scores(network, "train", name).auc)
     rows: list[tuple[Cell, ...]] = []
     for name, found in tried.items():
         gaps = [one - other for one, other in zip(found, tried[GRADCAM], strict=True)]

@@ -135,6 +135,36 @@ def test_what_is_wrong_is_said_in_one_line(
     assert (done.code, done.out, done.err.count("\n")) == (code, "", 1)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--target", "kind"), "none of the classes"),
+        (("--target", "code", "--classes", "1", "2", "3"), "none of the classes"),
+        (("--target", "code", "--neighbours", "200"), "only 119 others"),
+        (("--target", "code", "--output-names", "cat"), "output_names has 1 names"),
+    ],
+)
+def test_what_does_not_go_together_is_said_before_calibrating(
+    nobsp: Run, kinds: Path, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    options = ("--model", kinds / "kinds.pt2", "--data", kinds / "kinds.csv", "--features", "a,b,c")
+    done = nobsp("audit", *options, "--out", tmp_path / "out", *words)
+    assert said in done.err
+    assert "calibrating" not in done.err
+
+
+@pytest.mark.parametrize("target", ["price", "rounded"])
+def test_a_regression_is_not_audited(nobsp: Run, home: Path, tmp_path: Path, target: str) -> None:
+    table = pd.read_csv(home / "houses.csv")
+    table["rounded"] = (10 * table["price"]).round().astype(int)
+    table.to_csv(tmp_path / "houses.csv", index=False)
+    options = ("--model", "house.pt2", "--data", tmp_path / "houses.csv", "--features", "age,income,oslo,rome")
+    done = nobsp("audit", *options, "--target", target, "--out", tmp_path / "out")
+    assert done.code == 2
+    assert "an audit judges predicted classes, and a regression has none" in done.err
+    assert "calibrating" not in done.err
+
+
 def test_an_image_in_no_folder_has_no_label(nobsp: Run, gallery: Path, tmp_path: Path) -> None:
     images = tmp_path / "images"
     shutil.copytree(gallery / "images", images)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,12 +67,16 @@ def test_a_class_may_be_asked_for_by_name_or_number(nobsp: Run, gallery: Path, t
         (("--images", "uneven"), 2, "have different sizes, such as 5×4 and 12×12"),
         (("--class", "dwon"), 2, "did you mean 'down'?"),
         (("--against", "mein"), 2, "did you mean 'mean'?"),
+        (("--against", "xyz"), 2, "there is no such class; there are 'across', 'down', 'runner-up', 'others', 'mean'."),
+        (("--class", "2"), 2, "--class 2: there is no such class; classes are numbered from 0 to 1."),
+        (("--output-names", "a", "b", "c"), 1, "--output-names has 3 names but the model has 2 classes"),
         (("--size", "0"), 2, "--size takes a side"),
         (("--limit", "0"), 2, "--limit must be at least 1"),
         (("--normalise", "imagent"), 2, "did you mean 'imagenet'?"),
         (("--normalise", "imagenet"), 2, "one for each of the 1 channels; imagenet has three channels"),
         (("--std", "0"), 2, "--std must be above zero"),
         (("--channels", "3"), 1, "cannot be run on input of shape"),
+        (("--channels", "3"), 1, "Images of 3 channels, 12×12, were given; --channels 1 and --size give others."),
         (("--layer", "relu_9"), 1, "layer='relu_9' is not in the model"),
     ],
 )
@@ -90,6 +95,42 @@ def test_what_is_wrong_is_said_in_one_line(
     assert said in done.err
     assert (done.code, done.out, done.err.count("\n")) == (code, "", 1)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(("--against", "onee"), "no such class"), (("--images", "torn"), "down/0.png cannot be read")]
+)
+def test_it_is_said_before_calibrating(
+    nobsp: Run, gallery: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    shutil.copytree(gallery / "images", tmp_path / "torn")
+    whole = (tmp_path / "torn" / "down" / "0.png").read_bytes()
+    (tmp_path / "torn" / "down" / "0.png").write_bytes(whole[: len(whole) // 2])
+    monkeypatch.chdir(tmp_path)
+    options = ("--model", gallery / "net.pt2", "--images", gallery / "images", "--calibrate", gallery / "more")
+    done = nobsp("cam", *options, "--channels", 1, "--out", "out", *words)
+    assert done.code > 0
+    assert said in done.err
+    assert "calibrating" not in done.err
+
+
+@pytest.mark.parametrize("command", ["cam", "audit"])
+def test_folders_in_another_order_than_the_classes_are_noticed(
+    nobsp: Run, gallery: Path, tmp_path: Path, command: str
+) -> None:
+    for old, new in (("across", "b line across"), ("down", "a-down")):
+        shutil.copytree(gallery / "more" / old, tmp_path / "images" / new)
+    options = (command, "--model", gallery / "trained.pt2", "--images", tmp_path / "images", "--channels", 1)
+    done = nobsp(*options, "--json", "--out", tmp_path / "out")
+    warning = json.loads(done.out)["warning"]
+    assert warning.endswith("pass --output-names 'b line across' a-down")
+    assert f"warning: {warning}\n" in done.err
+    assert "would if the classes were named in another order" in (tmp_path / "out" / "report.html").read_text("utf-8")
+    better = nobsp(
+        *options, "--output-names", "b line across", "a-down", "--json", "--no-report", "--out", tmp_path / "o"
+    )
+    assert json.loads(better.out)["warning"] is None
+    assert "warning" not in better.err
 
 
 # ---------------------------------------------------------------------- how images are read

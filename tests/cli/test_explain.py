@@ -49,7 +49,7 @@ def test_the_files_hold_what_the_library_finds(nobsp: Run, home: Path, tmp_path:
     np.testing.assert_allclose(written[["age", "income", "oslo", "rome"]], explanation.values[:, :, 0], rtol=1e-12)
     account = written[["base", "age", "income", "oslo", "rome", "residual"]].sum(axis=1)
     np.testing.assert_allclose(account, written["prediction"], atol=1e-12)
-    loaded = NObSP.load(tmp_path / "out" / "explainer.nobsp", model)
+    loaded = NObSP.load(tmp_path / "out" / "explainer.nobsp", opened(home / "house.pt2", rows))
     np.testing.assert_array_equal(loaded(rows).values, explanation.values)
     with (tmp_path / "out" / "curves.csv").open(encoding="utf-8") as file:
         curves = list(csv.DictReader(file))
@@ -196,6 +196,82 @@ def test_objects_that_skops_does_not_know_are_named(nobsp: Run, pipelines: Path,
     assert "copy.copy" in refused.err
 
 
+# ---------------------------------------------------------------------- how well the target is predicted
+
+SUM = '''
+"""A network that has learned 3 a - 2 b + c."""
+import torch
+from torch import nn
+
+def summed():
+    net = nn.Linear(3, 1)
+    net.load_state_dict({"weight": torch.tensor([[3.0, -2.0, 1.0]]), "bias": torch.zeros(1)})
+    return net
+'''
+
+
+@pytest.fixture
+def summed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobsp: Run) -> Run:
+    """Explains a network that is exactly right when it is given a, b and c in this order."""
+    monkeypatch.chdir(tmp_path)
+    Path("summed.py").write_text(SUM, encoding="utf-8")
+    table = pd.DataFrame(np.random.default_rng(0).normal(size=(80, 3)), columns=["a", "b", "c"])
+    table["y"] = 3 * table["a"] - 2 * table["b"] + table["c"]
+    table.to_csv("table.csv", index=False)
+    options = ("--model", "summed.py:summed", "--data", "table.csv", "--target", "y", *FAST, "--out", "out")
+    return lambda *words: nobsp("explain", *options, *words)
+
+
+def test_how_well_the_target_is_predicted_is_said(summed: Run) -> None:
+    done = summed("--no-report")
+    assert "The model predicts y with R² 1." in done.out
+    assert "warning" not in done.err
+    found = json.loads(summed("--no-report", "--force", "--json").out)["predicts"]
+    assert found == {"target": "y", "measure": "r2", "value": pytest.approx(1.0), "warning": None}
+
+
+def test_columns_in_the_wrong_order_are_asked_about(summed: Run, tmp_path: Path) -> None:
+    done = summed("--features", "b", "a", "c", "--json")
+    found = json.loads(done.out)["predicts"]
+    assert found["value"] < 0
+    assert found["warning"].endswith("is the order of the columns right?")
+    assert f"warning: {found['warning']}\n" in done.err
+    assert found["warning"] in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_classes_are_said_by_accuracy(nobsp: Run, pipelines: Path, tmp_path: Path) -> None:
+    table = pd.read_csv(pipelines / "people.csv")
+    options = ("--data", pipelines / "people.csv", "--target", "rich", "--json", *FAST, "--no-report")
+    done = nobsp("explain", "--model", pipelines / "people.joblib", "--trust-pickle", *options, "--out", tmp_path / "o")
+    import joblib
+
+    accuracy = joblib.load(pipelines / "people.joblib").score(table[["age", "city"]], table["rich"])
+    found = json.loads(done.out)["predicts"]
+    assert (found["measure"], found["value"]) == ("accuracy", pytest.approx(accuracy))
+
+
+# ---------------------------------------------------------------------- what is refused before the long work
+
+
+@pytest.mark.parametrize("model", ["house.pt2", "shop:house"])
+def test_columns_that_are_too_many_are_named_with_what_to_do(nobsp: Run, tmp_path: Path, model: str) -> None:
+    done = nobsp("explain", "--model", model, "--data", "houses.csv", "--out", tmp_path / "out")
+    assert done.code == 1
+    given = "5 columns were given (age, income, oslo, rome, price)"
+    assert f"{given}; name the target with --target, or choose with --features.\n" in done.err
+    assert "calibrating" not in done.err
+
+
+def test_names_and_rows_are_looked_at_before_calibrating(nobsp: Run, tmp_path: Path) -> None:
+    (tmp_path / "gaps.csv").write_text("age,income,oslo,rome\n1,2,3,4\n\n2,,4,5\n", encoding="utf-8")
+    options = ("explain", "--model", "house.pt2", "--calibrate", "houses.csv", "--features", "age,income,oslo,rome")
+    gaps = nobsp(*options, "--out", tmp_path / "out", "--data", tmp_path / "gaps.csv")
+    names = nobsp(*options, "--out", tmp_path / "out", "--data", "fresh.csv", "--output-names", "a", "b")
+    assert f"row 1 of {tmp_path / 'gaps.csv'} has no value in column 'income'" in gaps.err  # lines are not rows there
+    assert "output_names has 2 names but the model has 1 output" in names.err
+    assert "calibrating" not in gaps.err + names.err
+
+
 # ---------------------------------------------------------------------- what is refused
 
 WRONG: dict[str, tuple[tuple[object, ...], int, str]] = {
@@ -266,7 +342,7 @@ def test_words_and_gaps_in_a_network_s_table_are_named(nobsp: Run, tmp_path: Pat
     options = ("explain", "--model", "house.pt2", "--out", tmp_path / "out", "--quiet", "--data")
     words, gaps = nobsp(*options, tmp_path / "words.csv"), nobsp(*options, tmp_path / "gaps.csv")
     assert "'oslo' holds String" in words.err
-    assert "is missing in row 1, column 'income'" in gaps.err
+    assert f"row 1 (line 3) of {tmp_path / 'gaps.csv'} has no value in column 'income'" in gaps.err
     assert (words.code, gaps.code) == (1, 1)
 
 

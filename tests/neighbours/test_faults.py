@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -217,6 +218,17 @@ def test_a_missing_milvus_server_is_a_clear_error_within_seconds():
     started = time.monotonic()
     with pytest.raises(ConnectionError, match=r"cannot be reached at 'http://127\.0\.0\.1:1'.*has to be running"):
         ContributionIndex(head, backend=Milvus(uri="http://127.0.0.1:1")).fit(X, labels)
+    assert time.monotonic() - started < 20
+
+
+def test_a_milvus_server_that_does_not_answer_is_a_clear_error_after_its_timeout():
+    pytest.importorskip("pymilvus")
+    head, X, labels = world()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        started = time.monotonic()
+        with pytest.raises(ConnectionError, match="cannot be reached"):
+            ContributionIndex(head, backend=Milvus(uri=uri, timeout=1)).fit(X, labels)
     assert time.monotonic() - started < 20
 
 

@@ -303,6 +303,11 @@ def test_the_model_is_left_as_it_was(pictures: Explained) -> None:
 def test_an_index_takes_no_more_than_its_memory_limit(case: Headed) -> None:
     with pytest.raises(ValueError, match="memory_limit is 1,000 bytes"):
         ContributionIndex(case.head, memory_limit=1000).fit(case.database)
+    index = ContributionIndex(case.head, memory_limit=4 * 12 * 410).fit(case.database)
+    index.add(case.queries[:10])
+    with pytest.raises(ValueError, match="411 rows take more"):
+        index.add(case.queries[:1])
+    assert index.query(case.queries).k == 8  # queries are not kept
 
 
 def test_evidence_for_one_class_takes_less_memory_than_for_all(table: Explained) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -123,6 +124,37 @@ def test_an_explainer_of_a_file_is_saved_and_loaded_with_the_file(
     first.save(tmp_path / "kept.nobsp")
     again = NObSP.load(tmp_path / "kept.nobsp", opened(load(files["dynamic.pt2"]), rows))
     np.testing.assert_array_equal(again(rows).values, first(rows).values)
+
+
+@pytest.mark.parametrize("name", ["dynamic.pt2", "script.pt"])
+@pytest.mark.parametrize("kind", [np.asarray, pd.DataFrame, Tensor.tolist])
+def test_a_file_is_opened_with_rows_of_any_kind(files: dict[str, Path], rows: Tensor, name: str, kind: Any) -> None:
+    found = opened(files[name], kind(rows))
+    torch.testing.assert_close(found(rows), opened(files[name], rows)(rows))
+
+
+def test_images_may_be_an_array(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).normal(size=(5, 1, 6, 6)).astype(np.float32)
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)).eval()
+    program = torch.export.export(net, (torch.from_numpy(images),), dynamic_shapes=ROWS)
+    torch.testing.assert_close(opened(program, images)(torch.from_numpy(images)), net(torch.from_numpy(images)))
+
+
+def test_a_file_of_another_kind_is_not_opened(tmp_path: Path, rows: Tensor) -> None:
+    (tmp_path / "notes.txt").write_text("a model", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"notes\.txt is neither a file of torch\.export\.save nor a TorchScript file"):
+        opened(tmp_path / "notes.txt", rows)
+
+
+@pytest.mark.parametrize("explainer", [NObSP, NObSPCam])
+@pytest.mark.parametrize("name", ["dynamic.pt2", "script.pt"])
+def test_a_closed_model_is_refused_with_the_way_to_open_it(
+    files: dict[str, Path], rows: Tensor, explainer: Any, name: str
+) -> None:
+    closed = torch.export.load(files[name]) if name.endswith("pt2") else load_script(files[name])
+    data = rows if explainer is NObSP else torch.zeros(3, 1, 4, 4)
+    with pytest.raises(TypeError, match=r"nobsp\.network\.exported\.opened\(model, rows\)"):
+        explainer(closed).fit(data)
 
 
 def test_maps_of_an_opened_network_are_those_of_the_original() -> None:

@@ -160,6 +160,18 @@ def test_the_page_fits_a_telephone(show, any_page):
             ".map(e => e.outerHTML.slice(0, 80))"
         )
         assert outside == []
+        bar = page.evaluate(
+            "[...document.querySelectorAll('.bar a, .bar button')].map(e => e.getBoundingClientRect())"
+            ".map(b => [b.left, b.right, b.height])"
+        )
+        assert all(left >= 0 and right <= 400 and height < 45 for left, right, height in bar)  # whole, and on one line
+        broken = page.evaluate(
+            "[...document.querySelectorAll('.found figcaption > *, .values td, .values th')].filter(e =>"
+            " e.checkVisibility() && /^[\\w.,]+$/.test(e.innerText) && e.getClientRects().length === 1 &&"
+            " (() => { const r = document.createRange(); r.selectNodeContents(e);"
+            " return new Set([...r.getClientRects()].map(b => Math.round(b.top))).size > 1; })()).map(e => e.innerText)"
+        )
+        assert broken == []
     finally:
         page.set_viewport_size({"width": 1280, "height": 800})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -64,7 +65,9 @@ def test_images_are_ordered_and_filtered(show, pictures, pictures_page):
     assert page.locator(".plate:visible").count() == 14
     page.check("#picture-wrong")
     assert page.locator(".plate:visible").count() == 1
-    assert "wrong" in plate(page, 0).inner_text()
+    names = pictures.maps.output_names
+    said = f"labelled {names[pictures.labels[0]]}, predicted {names[pictures.maps.logits[0].argmax()]}"
+    assert page.inner_text("#image-0 .says.miss") == said  # which of both is wrong is not for the page to say
 
 
 def test_neighbours_alone_make_a_page(show, pictures, tmp_path):
@@ -72,6 +75,28 @@ def test_neighbours_alone_make_a_page(show, pictures, tmp_path):
     assert opened.complaints == []
     assert opened.page.inner_text("#picture-share") == f"{pictures.hits.purity.mean():.1%}"
     assert plate(opened.page, 2).locator(".found .blank").count() == 4
+
+
+def test_neighbours_of_a_table_are_rows_and_nobody_calls_them_healthy(show, pictures, tmp_path):
+    opened = show(report(pictures.hits, tmp_path / "hits.html"))
+    page = opened.page
+    assert page.inner_text("h1") == "Neighbours of 14 rows"
+    assert page.inner_text("#plates-found") == "12 of 14 rows shown."
+    assert plate(page, 0).locator("h3").inner_text() == "Row 0"
+    assert page.locator(".health").count() == 0  # nothing was examined
+    said = page.inner_text("main").lower()
+    assert not any(word in said for word in ("image", "channel", "map", "healthy"))
+    words = page.locator(".example p").first.bounding_box()
+    assert words["width"] > 300
+
+
+def test_neighbours_of_a_regression_show_their_values(show, tmp_path):
+    hits = SimpleNamespace(
+        indices=np.array([[3, 1]]), distances=np.array([[0.5, 1234.25]]), labels=np.array([[0.25, 7.5]])
+    )
+    page = show(report(hits, tmp_path / "hits.html")).page
+    captions = page.locator(".found figcaption").all_inner_texts()
+    assert [caption.split() for caption in captions] == [["0.25", "0.5"], ["7.5", "1,234"]]
 
 
 def test_maps_make_a_page_without_images(show, pictures, tmp_path):

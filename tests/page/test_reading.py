@@ -108,6 +108,8 @@ def test_surfaces_are_hidden_where_no_rows_are(show, mixed, mixed_page):
     assert shown[j, i] == pytest.approx(mixed.compiled(row).values[0, 5, 0], abs=1e-6)
     lines = page.locator(".card", has=page.locator("h3 .name", has_text=f"{RTL} × city")).locator(".chart")
     assert lines.evaluate("e => e.data.length") == 3  # one line a level
+    captions = page.locator("#surfaces .axes").all_inner_texts()
+    assert all(caption.endswith("drawn only where there are rows") for caption in captions)
 
 
 def test_functions_are_found_by_name(show, mixed_page):

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from nobsp import NObSP
 from nobsp.page import report
 from nobsp.tabular.explanation import Explanation
 
@@ -114,6 +116,50 @@ def test_arrow_keys_move_a_slider_and_the_account(show, classes, classes_page):
     low, high = classes.X[:, 0].min(), classes.X[:, 0].max()
     assert float(slider.input_value()) == pytest.approx(at + 0.05 * (high - low), rel=1e-6)
     assert opened.value("#whatif-account tr.total") != before
+
+
+@pytest.fixture(scope="module")
+def few_page(tmp_path_factory):
+    """A number of two values, whose lower one is the median and would be rounded to below itself."""
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    X = np.column_stack([np.where(np.arange(101) < 60, -0.9375, 1.0625), rng.normal(size=101)])
+    model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).double()
+    explainer = NObSP(model, features=["switch", "other"], interactions=0).fit(X)
+    return report(explainer(X), tmp_path_factory.mktemp("few") / "few.html")
+
+
+def test_a_typical_row_is_not_rounded_out_of_the_calibrated_range(show, few_page):
+    page = show(few_page, fresh=False).page
+    assert page.evaluate("nobsp.typical().numbers[0]") == -0.9375
+    assert "Within range" in page.inner_text("#whatif-beyond")
+    assert page.get_by_label("switch, exact value").input_value() == "-0.9375"
+
+
+def test_a_slider_of_few_values_stops_at_these(show, few_page):
+    page = show(few_page, fresh=False).page
+    slider = page.get_by_role("slider", name="switch", exact=True)
+    slider.focus()
+    stops = []
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "ArrowLeft"):
+        page.keyboard.press(key)
+        stops.append(float(slider.input_value()))
+    slider.evaluate("e => { e.value = 0.4; e.dispatchEvent(new Event('input')); }")
+    stops.append(float(slider.input_value()))
+    assert stops == [1.0625, 1.0625, -0.9375, -0.9375, 1.0625]
+
+
+def test_a_function_of_few_values_is_dots_and_bars_at_these(show, few_page):
+    page = show(few_page, fresh=False).page
+    page.evaluate("document.getElementById('functions').scrollIntoView({behavior: 'instant'})")
+    page.wait_for_selector("#feature-0 .main-svg")
+    traces = page.evaluate(
+        "document.querySelector('#feature-0 .chart').data.map(t => ({mode: t.mode || t.type, x: Array.from(t.x),"
+        " y: Array.from(t.y), whiskers: !!t.error_y}))"
+    )
+    assert [(t["mode"], t["x"]) for t in traces] == [("markers", [-0.9375, 1.0625]), ("bar", [-0.9375, 1.0625])]
+    assert traces[0]["whiskers"]
+    assert traces[1]["y"] == [60, 41]
 
 
 def test_a_category_is_picked_from_a_list(show, mixed, mixed_page):

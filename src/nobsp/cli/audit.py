@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nobsp.cli.cam import calibrated, calibration_of, how_prepared, limited
+from nobsp.cli.agreement import wrong_order
+from nobsp.cli.cam import calibrated, calibration_of, limited, require_readable, tried
 from nobsp.cli.console import Console, Misuse, counted
-from nobsp.cli.explain import example_of, require_report, tables_of
+from nobsp.cli.explain import require_report, tables_of
 from nobsp.cli.folder import require_free, written
 from nobsp.cli.models import Loaded, load_model
 from nobsp.cli.pictures import Pictures, find_pictures
-from nobsp.cli.tables import grouped, names_in, write_csv
+from nobsp.cli.tables import Data, grouped, names_in, write_csv
+from nobsp.cli.trial import Tried, line_of, tried_on_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 FILES = ("audit.csv", "report.html")
 _ROWS_IN_REPORT, _IMAGES_IN_REPORT = 5000, 60
 _TARGETS = 3
+_NO_CLASSES = "an audit judges predicted classes, and a regression has none; see nobsp explain."
 
 
 def run(options: Namespace, console: Console) -> None:
@@ -49,13 +52,18 @@ def _table(options: Namespace, console: Console, loaded: Loaded, files: Sequence
         raise Misuse("--data needs --target, the column with the true classes.")
     console.step(f"reading {options.data}")
     data, database = tables_of(options, loaded, need_target=True)
+    groups = grouped([str(name) for name in database.rows.columns], options.groups)
+    found_labels = [labels_of(table) for table in dict.fromkeys((database, data))]
+    model = tried_on_rows(options, loaded, data, database)
     import numpy as np
 
     from nobsp import NObSP
+    from nobsp.neighbours import audit
 
+    classes = _settled(options, model, found_labels, others=len(database.rows) - (data is database))
     explainer = NObSP(
-        loaded.ready(lambda: example_of(database.rows)),
-        features=grouped([str(name) for name in database.rows.columns], options.groups),
+        model.model,
+        features=groups,
         head=options.head,
         output_names=names_in(options.output_names),
         device=options.device,
@@ -63,11 +71,10 @@ def _table(options: Namespace, console: Console, loaded: Loaded, files: Sequence
     )
     console.step(f"calibrating on {counted(len(database.rows), 'row')}")
     explainer.fit(database.rows, progress=console.progress)
-    labels = labels_of(database.labels)
-    index = _index(explainer, options, labels).fit(database.rows, labels, progress=console.progress)
+    index = _index(explainer, options, classes).fit(database.rows, found_labels[0], progress=console.progress)
     console.step(f"auditing {counted(len(data.rows), 'row')}")
     fresh = data is not database
-    found = _audit(index, options, data.rows if fresh else None, labels_of(data.labels) if fresh else None)
+    found = audit(index, data.rows if fresh else None, found_labels[-1] if fresh else None, k=options.neighbours)
     with written(options.out) as folder:
         write_csv(folder / "audit.csv", _lines(found))
         if options.report:
@@ -90,19 +97,21 @@ def _table(options: Namespace, console: Console, loaded: Loaded, files: Sequence
     console.results(*_summary(options, files, found, [f"row {row}" for row in range(len(found))]))
 
 
-def labels_of(column: Any) -> NDArray[Any]:
+def labels_of(table: Data) -> NDArray[Any]:
     """The column of true classes: whole numbers, or names."""
     import numpy as np
 
+    column = table.labels
     if column.isna().any():
         row = int(column.isna().to_numpy().argmax())
-        raise Misuse(f"--target {column.name} is missing in row {row}; take such rows out.")
+        line = line_of(table.path, row, rows=len(column))
+        raise Misuse(f"row {row}{line} of {table.path} has no value in --target {column.name}; take such rows out.")
     values = column.to_numpy()
     if values.dtype.kind in "iub":
         return np.asarray(values, dtype=np.int64)
     if values.dtype.kind == "f":
         if (values != np.rint(values)).any():
-            raise Misuse(f"--target {column.name} holds fractions; an audit is about classes, not about values.")
+            raise Misuse(f"--target {column.name} holds fractions: {_NO_CLASSES}")
         return np.asarray(values, dtype=np.int64)
     return np.asarray([str(value) for value in values])
 
@@ -118,22 +127,31 @@ def _images(options: Namespace, console: Console, loaded: Loaded, files: Sequenc
         if None in ones.labels:
             alone = ones.paths[ones.labels.index(None)]
             raise Misuse(f"{option} {ones.folder}: {alone.name} lies in no folder; an audit needs one folder a class.")
-    console.step(f"calibrating on {counted(len(database), 'image')} of {database.folder} ({how_prepared(database)})")
-    cam = calibrated(options, loaded, database, console)
     import numpy as np
 
-    labels = np.array(database.labels)
-    index = _index(cam, options, labels).fit(database, labels)
+    from nobsp.neighbours import audit
+
+    labels = [np.array(ones.labels) for ones in dict.fromkeys((database, pictures))]
+    model = tried(options, loaded, database, console)
+    classes = _settled(options, model, labels, others=len(database) - (pictures is database))
+    require_readable(console, pictures, database)
+    cam = calibrated(options, model, database, console)
+    index = _index(cam, options, classes).fit(database, labels[0])
     console.step(f"auditing {counted(len(pictures), 'image')}")
     fresh = pictures is not database
-    found = _audit(index, options, pictures if fresh else None, np.array(pictures.labels) if fresh else None)
+    found = audit(index, pictures if fresh else None, labels[-1] if fresh else None, k=options.neighbours)
+    named = [str(one) for one in _classes(found)]
+    option = "--output-names" if options.classes is None else "--classes"
+    warning = wrong_order(pictures.labels, [str(one) for one in found.predicted], named, option=option)
+    if warning is not None:
+        console.step(f"warning: {warning}")
     with written(options.out) as folder:
         names = [str(path) for path in pictures.paths]
         write_csv(folder / "audit.csv", _lines(found, image=names))
         if options.report:
             console.step("writing the report")
-            _pictured(folder / "report.html", options, loaded, found, cam, pictures, database)
-    console.results(*_summary(options, files, found, names))
+            _pictured(folder / "report.html", options, loaded, found, cam, pictures, database, warning)
+    console.results(*_summary(options, files, found, names, warning))
 
 
 def _pictured(
@@ -144,6 +162,7 @@ def _pictured(
     cam: Any,
     pictures: Pictures,
     database: Pictures,
+    warning: str | None,
 ) -> None:
     """The most suspicious images with their maps, beside their neighbours."""
     import numpy as np
@@ -164,7 +183,8 @@ def _pictured(
         path,
         title=options.title or f"An audit of {loaded.name}",
         about=f"{loaded.name} ({loaded.origin}) on {counted(len(pictures), 'image')} of {pictures.folder.name}: "
-        f"{_counts_in_words(found)} Most suspicious first, in the order of audit.csv.",
+        f"{_counts_in_words(found)} Most suspicious first, in the order of audit.csv."
+        f"{'' if warning is None else f' Warning: {warning}'}",
         explainer=cam,
         labels=_codes(found, order),
         class_names=[str(one) for one in _classes(found)],
@@ -177,28 +197,38 @@ def _pictured(
 # ---------------------------------------------------------------------- the audit
 
 
-def _index(explainer: Any, options: Namespace, labels: NDArray[Any]) -> ContributionIndex:
+def _settled(options: Namespace, model: Tried, labels: Sequence[NDArray[Any]], *, others: int) -> NDArray[Any] | None:
+    """The labels of --classes; an error where labels, classes and model do not go together, before the long work."""
     import numpy as np
 
-    from nobsp.neighbours import ContributionIndex
+    from nobsp.neighbours.outcomes import outcomes_of
 
+    if options.neighbours > others:
+        raise Misuse(f"--neighbours {options.neighbours}: there are only {others} others to compare with.")
     named = names_in(options.classes)
     classes = None if named is None else np.array(named)
-    if classes is not None and labels.dtype.kind == "i":
+    if classes is not None and labels[0].dtype.kind == "i":
         try:
             classes = classes.astype(np.int64)
         except ValueError:
             raise Misuse(f"--classes are {', '.join(classes)}, but the labels are whole numbers.") from None
+    different = np.unique(np.concatenate(labels))
+    if model.outputs == 1 and model.link != "sigmoid" and different.dtype.kind == "i" and len(different) > 2:
+        raise Misuse(
+            f"--target {options.target} holds {len(different)} different numbers, and the model has one output and no "
+            f"sigmoid: {_NO_CLASSES}"
+        )
+    witness: Any = model  # knows of its outputs what a witness does, and is not calibrated yet
+    outcomes = outcomes_of(witness, task="classification", output=None, classes=classes, labels=labels[0])
+    for some in labels:
+        outcomes.encoded(some, len(some))
+    return classes
+
+
+def _index(explainer: Any, options: Namespace, classes: NDArray[Any] | None) -> ContributionIndex:
+    from nobsp.neighbours import ContributionIndex
+
     return ContributionIndex(explainer, task="classification", classes=classes, device=options.device)
-
-
-def _audit(index: ContributionIndex, options: Namespace, rows: Any, labels: Any) -> Audit:
-    from nobsp.neighbours import audit
-
-    most = len(index) - (rows is None)
-    if options.neighbours > most:
-        raise Misuse(f"--neighbours {options.neighbours}: there are only {most} others to compare with.")
-    return audit(index, rows, labels, k=options.neighbours)
 
 
 def _classes(found: Audit) -> list[Any]:
@@ -245,7 +275,7 @@ def _counts_in_words(found: Audit) -> str:
 
 
 def _summary(
-    options: Namespace, files: Sequence[str], found: Audit, names: Sequence[str]
+    options: Namespace, files: Sequence[str], found: Audit, names: Sequence[str], warning: str | None = None
 ) -> tuple[list[str], dict[str, Any]]:
     first = [int(row) for row in most_suspicious(found)[:5] if found.reasons[row]]
     lines = [f"{len(found):,} predictions audited: {_counts_in_words(found)}"]
@@ -259,6 +289,7 @@ def _summary(
     return lines, {
         "rows": len(found),
         **{f"{name}s".replace(" ", "_"): count for name, count in _counts(found).items()},
+        "warning": warning,
         "auroc": found.auroc,
         "first": [{"name": names[row], "reason": found.reasons[row]} for row in first],
         "files": {name: str(options.out / name) for name in files},

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nobsp.cli.agreement import wrong_order
 from nobsp.cli.console import Console, Misuse, close_to, counted
 from nobsp.cli.explain import require_report
 from nobsp.cli.folder import require_free, written
 from nobsp.cli.models import Loaded, load_model
-from nobsp.cli.pictures import Pictures, find_pictures
-from nobsp.cli.tables import names_in, write_csv
+from nobsp.cli.pictures import Pictures, find_pictures, require_image
+from nobsp.cli.tables import write_csv
+from nobsp.cli.trial import Tried, tried_on_images
 
 if TYPE_CHECKING:
     from nobsp import ActivationMaps, NObSPCam
@@ -32,19 +34,24 @@ def run(options: Namespace, console: Console) -> None:
     loaded = load_model(options.model, weights=options.weights, trust_pickle=options.trust_pickle)
     if options.report:
         require_report()
-    console.step(f"calibrating on {counted(len(others), 'image')} of {others.folder} ({how_prepared(others)})")
-    cam = calibrated(options, loaded, others, console)
-    target, against = _asked(options.target, cam, "--class"), _asked(options.against, cam, "--against")
+    found = tried(options, loaded, others, console)
+    names = found.output_names
+    target, against = _asked(options.target, names, "--class"), _asked(options.against, names, "--against")
+    require_readable(console, pictures, others)
+    cam = calibrated(options, found, others, console)
     console.step(f"making maps of {counted(len(pictures), 'image')}")
     with written(options.out) as folder:
         (folder / "maps").mkdir()
         table = _maps(folder / "maps", pictures, cam, target, against, options.kind)
         write_csv(folder / "predictions.csv", table)
+        warning = wrong_order(pictures.labels, table["predicted"], names)
+        if warning is not None:
+            console.step(f"warning: {warning}")
         cam.save(folder / "explainer.nobsp")
         if options.report:
             console.step("writing the report")
-            _report(folder / "report.html", options, loaded, pictures, others, cam, target, against)
-    console.results(*_summary(options, files, table, cam))
+            _report(folder / "report.html", options, loaded, pictures, others, cam, target, against, warning)
+    console.results(*_summary(options, files, table, cam, warning))
 
 
 def limited(pictures: Pictures, limit: int | None) -> Pictures:
@@ -61,6 +68,15 @@ def calibration_of(options: Namespace, pictures: Pictures) -> Pictures:
     return find_pictures(options.calibrate, options, option="--calibrate", batch_size=pictures.batch_size)
 
 
+def require_readable(console: Console, *folders: Pictures) -> None:
+    """Complains about a broken image before the work, not in the middle of it."""
+    from nobsp.network.batches import with_progress
+
+    paths = list(dict.fromkeys(path for pictures in folders for path in pictures.paths))
+    for path in with_progress(paths, total=len(paths), enabled=console.progress, description="checking"):
+        require_image(path)
+
+
 def how_prepared(pictures: Pictures) -> str:
     """Size and normalisation in words: what the network was not trained on shows here first."""
     size = "as they are" if pictures.size is None else f"{pictures.size[0]}×{pictures.size[1]}"
@@ -68,37 +84,31 @@ def how_prepared(pictures: Pictures) -> str:
     return f"{size}, mean {mean}, std {std}"
 
 
-def calibrated(options: Namespace, loaded: Loaded, others: Pictures, console: Console) -> NObSPCam:
-    """The explainer, with names for its classes where they are known."""
+def tried(options: Namespace, loaded: Loaded, others: Pictures, console: Console) -> Tried:
+    """The network, tried on some images, and said where its classes have their names from."""
+    found = tried_on_images(options, loaded, others)
+    if options.output_names is None and found.output_names == others.classes:
+        console.step(
+            f"classes are named after the folders, in their order: {', '.join(found.output_names[:5])}"
+            f"{' …' if found.outputs > 5 else ''}"
+        )
+    return found
+
+
+def calibrated(options: Namespace, tried: Tried, others: Pictures, console: Console) -> NObSPCam:
+    """The explainer, after it has seen the images."""
     from nobsp import NObSPCam
 
-    model = loaded.ready(lambda: others.batch(range(min(4, len(others)))))
-    names = names_in(options.output_names)
-
-    def made(output_names: Sequence[str] | None) -> NObSPCam:
-        return NObSPCam(
-            model,
-            layer=getattr(options, "layer", None),
-            head=options.head,
-            coefficients=getattr(options, "coefficients", "calibrated"),
-            output_names=output_names,
-            device=options.device,
-            batch_size=others.batch_size,
-        ).fit(_Batches(others, console))
-
-    if names is None and len(others.classes) > 1:
-        from nobsp.vision.search import find_anatomy
-
-        outputs = find_anatomy(
-            model, others.batch(range(min(3, len(others)))), layer=getattr(options, "layer", None), head=options.head
-        ).outputs
-        if outputs == len(others.classes):
-            names = list(others.classes)
-            console.step(
-                f"classes are named after the folders, in their order: {', '.join(names[:5])}"
-                f"{' …' if len(names) > 5 else ''}"
-            )
-    return made(names)
+    console.step(f"calibrating on {counted(len(others), 'image')} of {others.folder} ({how_prepared(others)})")
+    return NObSPCam(
+        tried.model,
+        layer=getattr(options, "layer", None),
+        head=options.head,
+        coefficients=getattr(options, "coefficients", "calibrated"),
+        output_names=tried.output_names,
+        device=options.device,
+        batch_size=others.batch_size,
+    ).fit(_Batches(others, console))
 
 
 class _Batches:
@@ -115,16 +125,17 @@ class _Batches:
         )
 
 
-def _asked(given: str | None, cam: NObSPCam, option: str) -> int | str | None:
+def _asked(given: str | None, names: Sequence[str], option: str) -> int | str | None:
     """A class by its name or number."""
-    names = cam.output_names_
     words = ("runner-up", "others", "mean") if option == "--against" else ()
     if given is None or given in names or given in words:
         return given
     if given.isdigit() and int(given) < len(names):
         return int(given)
-    hint = close_to(given, [*names, *words])
-    raise Misuse(f"{option} {given}: the model has {len(names)} classes, from 0 to {len(names) - 1}; {hint}")
+    hint = f"classes are numbered from 0 to {len(names) - 1}."
+    raise Misuse(
+        f"{option} {given}: there is no such class; {hint if given.isdigit() else close_to(given, [*names, *words])}"
+    )
 
 
 # ---------------------------------------------------------------------- what is written
@@ -195,6 +206,7 @@ def _report(
     cam: NObSPCam,
     target: Any,
     against: Any,
+    warning: str | None,
 ) -> None:
     """Some images, evenly chosen, each with the classes it most likely is."""
     import numpy as np
@@ -216,7 +228,7 @@ def _report(
         path,
         title=options.title or f"Where {loaded.name} sees evidence",
         about=f"{loaded.name} ({loaded.origin}) on {counted(len(pictures), 'image')} of {pictures.folder.name}, "
-        f"calibrated on {same}.",
+        f"calibrated on {same}.{'' if warning is None else f' Warning: {warning}'}",
         explainer=cam,
         images=some.shown(images),
         labels=list(some.labels) if known else None,
@@ -227,7 +239,7 @@ def _report(
 
 
 def _summary(
-    options: Namespace, files: Sequence[str], table: dict[str, list[Any]], cam: NObSPCam
+    options: Namespace, files: Sequence[str], table: dict[str, list[Any]], cam: NObSPCam, warning: str | None
 ) -> tuple[list[str], dict[str, Any]]:
     health = cam.health()
     images = len(table["image"])
@@ -245,6 +257,7 @@ def _summary(
         "images": images,
         "classes": list(cam.output_names_),
         "layer": cam.layer_,
+        "warning": warning,
         "accuracy": right / len(labelled) if matched else None,
         "health": [{"severity": found.severity, "message": found.message} for found in health.findings],
         "files": {name: str(options.out / name) for name in files},

@@ -95,7 +95,7 @@ def close_to(wanted: str, known: Sequence[str]) -> str:
         >>> close_to("xyz", ["age", "income"])
         "there are 'age', 'income'."
     """
-    close = get_close_matches(wanted, known, n=3)
+    close = get_close_matches(wanted, known, n=3, cutoff=0.7)
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
     shown = ", ".join(map(repr, known[:12]))

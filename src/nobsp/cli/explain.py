@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nobsp.cli.agreement import Agreement, agreement_of
 from nobsp.cli.console import Console, Misuse, close_to, counted
 from nobsp.cli.folder import require_free, written
 from nobsp.cli.models import Loaded, load_model
 from nobsp.cli.tables import Data, grouped, names_in, read_table, split, write_csv
+from nobsp.cli.trial import tried_on_rows
 
 if TYPE_CHECKING:
-    import torch
-
     from nobsp import NObSP
     from nobsp.tabular import Explanation, Health
 
@@ -37,9 +37,9 @@ def run(options: Namespace, console: Console) -> None:
 
     from nobsp import NObSP
 
-    model = loaded.ready(lambda: example_of(calibration.rows))
+    tried = tried_on_rows(options, loaded, data, calibration)
     explainer = NObSP(
-        model,
+        tried.model,
         features=groups,
         baseline=options.baseline,
         reference=options.reference,
@@ -55,14 +55,17 @@ def run(options: Namespace, console: Console) -> None:
     console.step(f"explaining {counted(len(data.rows), 'row')}")
     explanation = explainer(data.rows, progress=console.progress)
     health = explainer.health(data.rows if calibration is not data else None)
+    agreement = _agreement(data, explainer, explanation)
+    if agreement is not None and agreement.warning is not None:
+        console.step(f"warning: {agreement.warning}")
     with written(options.out) as folder:
         write_contributions(folder / "contributions.parquet", explanation)
         write_curves(folder / "curves.csv", explainer)
         explainer.save(folder / "explainer.nobsp")
         if options.report:
             console.step("writing the report")
-            _report(folder / "report.html", options, loaded, data, calibration, explanation)
-    console.results(*_summary(options, files, data, explainer, explanation, health))
+            _report(folder / "report.html", options, loaded, data, calibration, explanation, agreement)
+    console.results(*_summary(options, files, data, explainer, explanation, health, agreement))
 
 
 def tables_of(options: Namespace, loaded: Loaded, *, need_target: bool = False) -> tuple[Data, Data]:
@@ -85,13 +88,6 @@ def tables_of(options: Namespace, loaded: Loaded, *, need_target: bool = False) 
     if options.calibrate is None:
         return data, data
     return data, cut(options.calibrate, "--calibrate", need_target=need_target)
-
-
-def example_of(rows: Any) -> torch.Tensor:
-    """The first rows as a network takes them."""
-    from nobsp.network.batches import batches_of
-
-    return next(iter(batches_of(rows, batch_size=256, argument="--data")))
 
 
 def _ridge(given: str) -> Any:
@@ -133,6 +129,19 @@ def require_report() -> None:
         ) from (missing)
 
 
+def _agreement(data: Data, explainer: NObSP, explanation: Explanation) -> Agreement | None:
+    """How well the model predicts the target; None without one."""
+    if data.target is None:
+        return None
+    return agreement_of(
+        explanation.predictions,
+        data.labels,
+        target=data.target,
+        output_names=explanation.output_names,
+        link=explainer.link_,
+    )
+
+
 # ---------------------------------------------------------------------- what is written
 
 
@@ -167,7 +176,13 @@ def write_curves(path: Path, explainer: NObSP) -> None:
 
 
 def _report(
-    path: Path, options: Namespace, loaded: Loaded, data: Data, calibration: Data, explanation: Explanation
+    path: Path,
+    options: Namespace,
+    loaded: Loaded,
+    data: Data,
+    calibration: Data,
+    explanation: Explanation,
+    agreement: Agreement | None,
 ) -> None:
     from nobsp.page import report
 
@@ -176,11 +191,14 @@ def _report(
         if calibration is not data
         else "calibrated on the same rows"
     )
+    about = f"{loaded.name} ({loaded.origin}) on {counted(len(data.rows), 'row')} of {options.data.name}, {fresh}."
+    if agreement is not None:
+        about += f" {agreement.said}" if agreement.warning is None else f" Warning: {agreement.warning}"
     report(
         explanation,
         path,
         title=options.title or f"What {loaded.name} has learned",
-        about=f"{loaded.name} ({loaded.origin}) on {counted(len(data.rows), 'row')} of {options.data.name}, {fresh}.",
+        about=about,
         labels=None if data.labels is None else data.labels.to_numpy(),
     )
 
@@ -195,6 +213,7 @@ def _summary(
     explainer: NObSP,
     explanation: Explanation,
     health: Health,
+    agreement: Agreement | None,
 ) -> tuple[list[str], dict[str, Any]]:
     shares = [float(share) for share in explanation.explained()]
     strongest = strongest_of(explainer)
@@ -208,6 +227,8 @@ def _summary(
         f"The functions carry {several}{carried} of the output's variance; the rest is reported as residual.",
         "Strongest: " + ", ".join(f"{name} ({size:.3g})" for name, size in strongest[:5]) + ".",
     ]
+    if agreement is not None:
+        lines.insert(1, agreement.said)
     if pairs:
         lines.append("Interactions: " + ", ".join(pairs[:5]) + (" …" if len(pairs) > 5 else "") + ".")
     if data.left_out:
@@ -224,6 +245,7 @@ def _summary(
             {"name": name, "explained": None if share != share else share}
             for name, share in zip(explainer.output_names_, shares, strict=True)
         ],
+        "predicts": None if agreement is None else agreement.described(),
         "strongest": [{"feature": name, "importance": size} for name, size in strongest],
         "not_used": list(data.left_out),
         "health": [

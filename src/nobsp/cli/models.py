@@ -39,12 +39,14 @@ class Loaded:
         origin: What kind of thing it came from, in words.
         ready: Hands out the model, given some rows or images as it takes them, of which closed models are opened.
         feature_names: Columns it was fitted on, where it knows.
+        takes_numbers: Whether it takes numbers alone; a pipeline may make them of words and gaps.
     """
 
     name: str
     origin: str
     ready: Callable[[Callable[[], Tensor]], Any]
     feature_names: tuple[str, ...] | None = None
+    takes_numbers: bool = True
 
 
 def load_model(given: str, *, weights: Path | None, trust_pickle: bool) -> Loaded:
@@ -229,4 +231,4 @@ def _load_weights(model: Any, path: Path, *, trust_pickle: bool) -> None:
 def _given(name: str, origin: str, model: Any) -> Loaded:
     names = getattr(model, "feature_names_in_", None)
     known = None if names is None else tuple(str(column) for column in names)
-    return Loaded(name, origin, lambda _: model, known)
+    return Loaded(name, origin, lambda _: model, known, takes_numbers=not hasattr(model, "get_params"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,17 +94,32 @@ class Pictures:
         import numpy as np
         from PIL import Image, ImageOps
 
-        try:
-            with Image.open(path) as opened:
-                picture = ImageOps.exif_transpose(opened).convert("L" if self.grey else "RGB")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as failure:
-            raise ValueError(f"{path} cannot be read as an image ({failure}); repair it or take it out.") from failure
+        with _opened(path) as opened:
+            picture = ImageOps.exif_transpose(opened).convert("L" if self.grey else "RGB")
         if self.size is not None:
             height, width = self.size
             bring = picture.resize if self.squash else lambda size, how: ImageOps.fit(picture, size, how)
             picture = bring((width, height), Image.Resampling.BILINEAR)
         pixels = np.asarray(picture, dtype=np.uint8)
         return pixels[:, :, None] if self.grey else pixels
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as opened:
+            yield opened
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as failure:
+        raise ValueError(f"{path} cannot be read as an image ({failure}); repair it or take it out.") from failure
+
+
+def require_image(path: Path) -> None:
+    """Complains about a file that is no image, or not a whole one."""
+    with _opened(path) as opened:
+        opened.draft("L", (1, 1))  # a JPEG is read as small as it goes, which is fast; others are read as they are
+        opened.load()
 
 
 def find_pictures(folder: Path, options: Namespace, *, option: str, batch_size: int) -> Pictures:

@@ -77,12 +77,14 @@ class Data:
         labels: The column of `--target`; None without it.
         target: Its name.
         left_out: Columns nobody uses.
+        path: The file.
     """
 
     rows: Any
     labels: Any
     target: str | None
     left_out: tuple[str, ...]
+    path: Path
 
 
 def split(
@@ -123,7 +125,7 @@ def split(
     if not chosen:
         raise Misuse(f"{path} has no column left for the model to take.")
     left = tuple(name for name in there if name not in chosen and name != target)
-    return Data(frame[chosen], frame[target] if has_target else None, target if has_target else None, left)
+    return Data(frame[chosen], frame[target] if has_target else None, target if has_target else None, left, path)
 
 
 def require_columns(names: Sequence[str], there: Sequence[str], *, option: str, path: Path) -> None:

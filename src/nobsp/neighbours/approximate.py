@@ -42,7 +42,7 @@ class Usearch:
     expansion_search: int = 128
     dtype: Literal["i8", "f16", "f32"] | None = None
     candidates: int = 32
-    candidates_by_activation: int = 128
+    candidates_by_activation: int = 256
     threads: int = 0
 
 
@@ -83,6 +83,9 @@ class Graphs:
     def take(self, positions: Tensor) -> Rows:
         """Rows at some positions."""
         return self.kept.rows.take(positions)
+
+    def close(self) -> None:
+        """There is nothing to let go of: a file that is mapped into memory may be replaced or removed."""
 
     def nearest(
         self, space: Space, asked: Rows, k: int, leave: Tensor | None, *, walked: Space

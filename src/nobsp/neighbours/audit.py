@@ -221,7 +221,10 @@ def audit(
     voters = max(k, min(VOTERS, len(index) - most_left_out(leave)))
     nearby = index.view(space="activations").ask(asked, voters, exclude=leave)
     by_activations = nearby.nearest(k)
-    centroids = centroids_of(fitted.space("activations", "euclidean"), fitted.backend.take, len(index), len(classes))
+    centroids = fitted.about_rows(
+        "centroids",
+        lambda: centroids_of(fitted.space("activations", "euclidean"), fitted.backend.take, len(index), len(classes)),
+    )
     thought = opinion(
         centroids, asked, outcomes.log_chances(_logits(fitted, asked)), nearby.indices, labels=codes, leave=leave
     )

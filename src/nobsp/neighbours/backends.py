@@ -14,6 +14,8 @@ from nobsp.neighbours.spaces import Space, pieces
 
 # Candidates beyond those asked for that are measured in double precision.
 _SPARE = 4
+# So few numbers are all measured in double precision at once.
+_FEW = 1 << 17
 
 
 class Backend(Protocol):
@@ -26,6 +28,9 @@ class Backend(Protocol):
 
     def take(self, positions: Tensor) -> Rows:
         """Rows at some positions."""
+
+    def close(self) -> None:
+        """Lets go of connections and files."""
 
     def nearest(
         self, space: Space, asked: Rows, k: int, leave: Tensor | None, *, walked: Space
@@ -84,6 +89,9 @@ class Exact:
     def take(self, positions: Tensor) -> Rows:
         """Rows at some positions."""
         return self.kept.rows.take(positions)
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
 
     def nearest(
         self,
@@ -246,7 +254,7 @@ def measured(
 def reranked(
     space: Space, take: Callable[[Tensor], Rows], asked: Rows, candidates: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
-    """The nearest among candidates: ranked in single precision, the first of them measured in double.
+    """The nearest among candidates, measured in double precision; many are first ranked in single precision.
 
     Args:
         space: Where they are compared.
@@ -257,7 +265,7 @@ def reranked(
     """
     vectors = space.vectors(asked, asked.predicted)
     queries = torch.arange(len(asked))[:, None].expand_as(candidates)
-    if candidates.shape[1] > k + _SPARE:
+    if candidates.shape[1] > k + _SPARE and candidates.numel() * space.width > _FEW:
         rough = measured(space, take, asked, vectors.to(torch.float32), candidates.clamp_min(0), queries)
         rough[candidates < 0] = torch.inf
         candidates = candidates.gather(1, rough.topk(k + _SPARE, dim=1, largest=False).indices)

@@ -12,6 +12,8 @@ from torch import Tensor
 BUFFER = 64 << 20
 # Rows whose largest score stands for all of them: maxima are found many times faster than the k largest.
 _GROUP = 64
+# Numbers whose squares are worked out at once: few enough to stay in the processor's cache.
+_CACHED = 1 << 18
 # Rows found beyond those asked for, so that rounding seldom decides who is among them.
 _SPARE = 8
 
@@ -59,12 +61,9 @@ class Scores:
         return scores
 
     def blocks(self, queries: int) -> Iterator[slice]:
-        """Rows in blocks whose scores, and squares where those are needed, fit the buffer."""
-        numbers = BUFFER // 4
-        step = numbers // queries
-        if self.squares is not None:
-            step = min(step, numbers // self.rows.shape[1])
-        step = max(_GROUP, step // _GROUP * _GROUP)
+        """Rows in blocks whose scores fit the buffer."""
+        groups = len(self.bounds)
+        step = max(_GROUP, BUFFER // 4 // max(queries, groups) // _GROUP * _GROUP)
         for start in range(0, len(self.rows), step):
             yield slice(start, min(start + step, len(self.rows)))
 
@@ -76,7 +75,11 @@ class Scores:
             if start < chosen.stop and stop > chosen.start
         ]
         first, last = present[0][0], present[-1][0] + 1
-        lengths = self.squares[first:last] @ rows.square().T
+        squares = self.squares[first:last]
+        lengths = torch.empty(len(squares), len(rows), device=rows.device)
+        step = max(1, _CACHED // rows.shape[1])
+        for start in range(0, len(rows), step):
+            torch.mm(squares, rows[start : start + step].square().T, out=lengths[:, start : start + step])
         none = lengths <= torch.finfo(torch.float32).tiny
         factors = lengths.rsqrt_()
         gaps = bool(none.any())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nobsp.neighbours.approximate import Usearch
 from nobsp.neighbours.hits import Neighbours
-from nobsp.neighbours.keeping import Fitted, load, made, save, searched
+from nobsp.neighbours.keeping import Fitted, bytes_in_memory, load, made, save, searched
 from nobsp.neighbours.labels import Labelled, labelled
 from nobsp.neighbours.milvus import Milvus
 from nobsp.neighbours.outcomes import Outcomes, Task, label_array, outcomes_of
@@ -148,7 +148,9 @@ class ContributionIndex:
         """
         fitted = self._fitted
         given = None if labels is None else label_array(labels, _length(X, labels))
-        rows, found = self._read(fitted.witness, fitted.outcomes, X, given, progress=progress)
+        rows, found = self._read(
+            fitted.witness, fitted.outcomes, X, given, progress=progress, held=bytes_in_memory(fitted.backend)
+        )
         if (found is not None) != fitted.labelled:
             state = "has labels" if fitted.labelled else "has no labels"
             raise ValueError(f"labels must be passed for all rows or for none; the database {state}.")
@@ -346,6 +348,10 @@ class ContributionIndex:
         index._fit = fitted
         return index
 
+    def close(self) -> None:
+        """Lets go of a Milvus connection, and with it of a local file, which one process at a time can have open."""
+        self._fitted.backend.close()
+
     # ------------------------------------------------------------------ how it is done
 
     @property
@@ -389,18 +395,19 @@ class ContributionIndex:
         *,
         progress: bool,
         labels: bool = True,
+        held: int = 0,
     ) -> tuple[Rows, NDArray[Any] | None]:
         """Rows and their labels, those given or those that come with the batches."""
         batches = labelled(X) if labels and given is None else X
         wanted = self._wanted()
-        limit, held = bytes_of(self.memory_limit), 0
+        limit = bytes_of(self.memory_limit)
         parts: list[Rows] = []
         for said in witness.testimonies(batches, wanted=wanted, progress=progress):
             part = outcomes.rows(said, wanted=wanted)
             part = part.without_logits() if labels else part
-            held += sum(t.numel() * t.element_size() for t in (part.activations, part.evidence) if t is not None)
+            held += part.bytes()
             if held > limit:
-                raise ValueError(_too_much(limit, part, sum(map(len, parts)) + len(part)))
+                raise ValueError(_too_much(limit, part, held * len(part) // part.bytes()))
             parts.append(part)
         rows = joined(parts)
         found = batches.labels if isinstance(batches, Labelled) else given

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from nobsp.neighbours.outcomes import Outcomes
 from nobsp.neighbours.rows import Rows
 from nobsp.neighbours.spaces import Evidence, Kind, Space
 from nobsp.neighbours.witness import Witness
+
+Found = TypeVar("Found")
 
 KIND = "contribution index"
 VERSION = 1
@@ -38,6 +40,7 @@ class Fitted:
         spaces: The spaces rows can be compared in.
         backend: Where the rows are.
         labelled: Whether they have labels.
+        known: What was worked out about the rows, by name, with how many there were then.
     """
 
     witness: Witness
@@ -46,6 +49,14 @@ class Fitted:
     spaces: dict[Kind, Space]
     backend: Backend
     labelled: bool
+    known: dict[str, tuple[int, Any]] = field(default_factory=dict)
+
+    def about_rows(self, name: str, work: Callable[[], Found]) -> Found:
+        """What `work` finds out about the rows, once for as long as none are added."""
+        if self.known.get(name, (-1,))[0] != len(self.backend):
+            self.known[name] = len(self.backend), work()
+        found: Found = self.known[name][1]
+        return found
 
     def space(self, kind: Kind, metric: str) -> Space:
         """One of the spaces, with z-scores or as things are."""
@@ -70,6 +81,11 @@ def made(
         backend = Exact(device)
     backend.add(rows)
     return backend
+
+
+def bytes_in_memory(backend: Backend) -> int:
+    """What a backend holds of its rows in memory."""
+    return backend.kept.rows.bytes() if isinstance(backend, Exact | Graphs) else 0
 
 
 def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any]) -> None:

@@ -34,6 +34,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self.activations)
 
+    def bytes(self) -> int:
+        """Memory of what there is much of."""
+        much = (self.activations, self.evidence)
+        return sum(tensor.numel() * tensor.element_size() for tensor in much if tensor is not None)
+
     def take(self, positions: Tensor | slice) -> Rows:
         """Some of the rows."""
         chosen = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -142,6 +142,8 @@ def _refusal(model: Any, last: Any) -> str:
         hint = " Pass model.best_estimator_."
     elif hasattr(model, "regressor_"):
         hint = " Pass model.regressor_; its output is the transformed target."
+    elif isinstance(model, torch.export.ExportedProgram):
+        hint = " Pass nobsp.network.exported.opened(model, rows), with some rows as the model takes them."
     return (
         "model must be a torch.nn.Module, a fitted scikit-learn MLPClassifier or MLPRegressor, or a Pipeline "
         f"ending in one of these; found {found}.{hint}"

@@ -12,11 +12,13 @@ import zipfile
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
+from nobsp.network.batches import batches_of
 from nobsp.network.opened import ExportedModel
 
 Kind = Literal["exported", "script", "skops", "pickle", "safetensors", "unknown"]
@@ -24,8 +26,7 @@ Kind = Literal["exported", "script", "skops", "pickle", "safetensors", "unknown"
 RECIPE = 'torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},))'
 # Operators, as opposed to functions of torch that would do things; what a graph made by torch.export calls.
 _OPERATOR = re.compile(r"torch\.ops(\.\w+){2,3}|_operator\.\w+|math\.\w+|torch\.sym_\w+")
-
-
+_EXAMPLES = 256
 _DAMAGED = (RuntimeError, AssertionError, LookupError, AttributeError, zipfile.BadZipFile, json.JSONDecodeError)
 
 
@@ -100,14 +101,16 @@ def load_script(path: str | os.PathLike[str]) -> nn.Module:
     return model.eval() if hasattr(model, "training") else model
 
 
-def opened(model: ExportedProgram | nn.Module, example: Tensor) -> ExportedModel:
+def opened(model: ExportedProgram | nn.Module | str | os.PathLike[str], example: Any) -> ExportedModel:
     """A closed model as a module whose layers can be observed, so that it can be explained.
 
     Args:
-        model: An exported program, or a TorchScript module.
-        example: Some rows (or images) as the model takes them, the more varied the better.
+        model: An exported program, a TorchScript module, or a file that holds one.
+        example: Some rows (tensor, array or frame) or images (tensor or array) as the model takes them, the more
+            varied the better.
 
     Raises:
+        UntrustedError: If a file could run code when it is loaded; see `load_exported`.
         ValueError: If the model takes more than one input, cannot be run on the rows, or was exported for a fixed
             number of rows on which its result depends.
 
@@ -122,6 +125,9 @@ def opened(model: ExportedProgram | nn.Module, example: Tensor) -> ExportedModel
         >>> NObSP(opened(program, x)).fit(x).output_names_
         ('output',)
     """
+    if isinstance(model, str | os.PathLike):
+        model = _from_file(model)
+    example = _rows_of(example)
     closed = Program(model) if isinstance(model, ExportedProgram) else model
     floating = next((t.dtype for t in (*closed.parameters(), *closed.buffers()) if t.is_floating_point()), None)
     as_floats = example if floating is None else example.to(floating)
@@ -132,6 +138,22 @@ def opened(model: ExportedProgram | nn.Module, example: Tensor) -> ExportedModel
         except ValueError:
             return _opened(closed, as_floats)
     return _opened(closed, as_floats)
+
+
+def _from_file(path: str | os.PathLike[str]) -> nn.Module:
+    kind = kind_of(path)
+    if kind not in ("exported", "script"):
+        raise ValueError(f"{os.fspath(path)} is neither a file of torch.export.save nor a TorchScript file.")
+    return load_exported(path) if kind == "exported" else load_script(path)
+
+
+def _rows_of(example: Any) -> Tensor:
+    """Rows of any kind as a tensor; a batch of images is one already, or an array."""
+    if isinstance(example, Tensor):
+        return example
+    if getattr(example, "ndim", 2) > 2:
+        return torch.as_tensor(np.asarray(example))
+    return next(iter(batches_of(example, batch_size=_EXAMPLES, argument="example")))
 
 
 def _opened(closed: nn.Module, example: Tensor) -> ExportedModel:

@@ -18,6 +18,7 @@ from nobsp.network.guest import home_of, unwrapped, visiting
 from nobsp.network.search import Head, chosen_layers, find_head
 
 PROBE_ROWS = 256
+_OPEN = "open it with nobsp.network.exported.opened(model, rows)"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -222,10 +223,13 @@ def fingerprint_of(module: nn.Module, head: str) -> str:
 def checked(model: nn.Module) -> nn.Module:
     """The module to run, without wrappers; an error where its layers cannot be observed."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, found {type(model).__name__}.")
+        hint = f"; {_OPEN}" if isinstance(model, torch.export.ExportedProgram) else ""
+        raise TypeError(f"model must be a torch.nn.Module, found {type(model).__name__}{hint}.")
     module = unwrapped(model)
     if isinstance(module, torch.jit.ScriptModule):
-        raise TypeError("model is a TorchScript module, whose layers cannot be observed; pass the original module.")
+        raise TypeError(
+            f"model is a TorchScript module, whose layers cannot be observed; pass the original, or {_OPEN}."
+        )
     lazy = [name for name, tensor in module.named_parameters() if torch.nn.parameter.is_lazy(tensor)]
     if lazy:
         raise ValueError(

@@ -11,10 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import nobsp
+from nobsp.page.audits import audit_for_page, is_audit
+from nobsp.page.models import counted
 from nobsp.page.packing import embedded
 from nobsp.page.writing import checked_path, write_text
 
-_SCRIPTS = ("numbers", "functions", "charts", "account", "overview", "curves", "whatif", "rows", "pictures", "page")
+_SCRIPTS = (
+    "numbers",
+    "functions",
+    "charts",
+    "account",
+    "overview",
+    "curves",
+    "whatif",
+    "rows",
+    "pictures",
+    "audit",
+    "page",
+)
 
 
 def report(
@@ -31,6 +45,8 @@ def report(
     hits: Any = None,
     images: Any = None,
     gallery: Any = None,
+    audit: Any = None,
+    names: Sequence[str] | None = None,
     rows: int = 5000,
     overwrite: bool = True,
 ) -> Path:
@@ -40,7 +56,7 @@ def report(
     is loaded from elsewhere, and a content security policy keeps it so. The same input gives the same file.
 
     Args:
-        subject: An `Explanation`, `ActivationMaps`, or the neighbours that an index found.
+        subject: An `Explanation`, `ActivationMaps`, the neighbours that an index found, or an `Audit`.
         path: The file; its folder must be there. Writing is atomic.
         title: Heading of the page.
         about: A sentence or two on model and data, shown below it.
@@ -54,6 +70,8 @@ def report(
         hits: Neighbours of the same rows or images, as an index finds them.
         images: The images that maps or neighbours are about, (n, channels, height, width) or channels last.
         gallery: The images the index was fitted on, for panels of what was found.
+        audit: What an audit of the same rows or images found, for a section of its own.
+        names: Names of the rows or images, e.g. those of files; positions when None.
         rows: Most rows that can be browsed in the page; fewer are kept where a table is wide. Statistics use all.
         overwrite: Whether a file that is there is replaced.
 
@@ -82,13 +100,19 @@ def report(
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise ValueError(f"rows must be a whole number of at least 1, found {rows!r}.")
     data: dict[str, Any] = {
-        "title": title or "What the network has learned",
+        "title": title,
         "about": about or "",
         "version": nobsp.__version__,
         "table": None,
         "pictures": None,
+        "audit": None,
     }
     kind = _kind_of(subject)
+    count = len(subject.predicted if kind == "audit" else subject.indices if kind == "neighbours" else subject)
+    if names is not None:
+        names = [str(name) for name in names]
+        if len(names) != count:
+            raise ValueError(f"names must be one per row, {count}, found {len(names)}.")
     if kind == "table":
         from nobsp.page.tables import table_data
 
@@ -100,9 +124,10 @@ def report(
             link=link,
             truth=truth,
             hits=hits,
+            names=names,
             rows=rows,
         )
-    else:
+    elif kind != "audit":
         from nobsp.page.pictures import pictures_data
 
         data["pictures"] = pictures_data(
@@ -113,8 +138,14 @@ def report(
             explainer=explainer,
             labels=labels,
             class_names=class_names,
+            names=names,
             rows=rows,
         )
+    audit = subject if kind == "audit" else audit
+    if audit is not None:
+        classes = class_names or (data["table"] or data["pictures"] or {}).get("classes", ())
+        data["audit"] = audit_for_page(audit, rows=count, names=names, classes=classes)
+    data["title"] = title or _usual_title(data)
     write_text(target, rendered(data))
     return target
 
@@ -127,10 +158,21 @@ def _kind_of(subject: Any) -> str:
         return "images"
     if all(hasattr(subject, name) for name in ("indices", "distances")):
         return "neighbours"
+    if is_audit(subject):
+        return "audit"
     raise TypeError(
-        f"subject must be an Explanation, ActivationMaps, or what an index found, found {type(subject).__name__}; "
-        "pass explainer(X), cam(images) or index.query(X)."
+        "subject must be an Explanation, ActivationMaps, what an index found, or an Audit, "
+        f"found {type(subject).__name__}; pass explainer(X), cam(images), index.query(X) or audit(index)."
     )
+
+
+def _usual_title(data: dict[str, Any]) -> str:
+    pictures = data["pictures"]
+    if data["table"] is None and pictures is None:
+        return "What the audit found"
+    if pictures is None or pictures["maps"] is not None:
+        return "What the network has learned"
+    return f"Neighbours of {counted(pictures['total'], pictures['noun'])}"
 
 
 def rendered(data: dict[str, Any]) -> str:

@@ -40,6 +40,12 @@ function histogram(values, low, high, bins) {
   return { counts, width, centres: Array.from(counts, (_, i) => low + (i + 0.5) * width) };
 }
 
+function countsAt(centres, values, width) {
+  const counts = new Float64Array(centres.length);
+  for (const value of values) counts[centres.indexOf(nearest(centres, value))] += 1;
+  return { counts, width, centres };
+}
+
 // Where a curve is drawn: evenly spaced points for hovering, and every knot between them, so that nothing is cut off.
 function pointsAlong(knots, low, high, count = 120) {
   const points = [...Array(count + 1).keys()].map((i) => low + ((high - low) * i) / count);
@@ -57,16 +63,17 @@ function drawCurve(place, term, scale) {
   const k = term.features[0], about = table.features[k].columns[0];
   const [low, high] = about.range;
   const knots = term.axes[0].knots;
-  const x = pointsAlong(knots, low, high);
+  const { few } = about; // a value in between is one that no row has
+  const x = few ? Float64Array.from(few) : pointsAlong(knots, low, high);
   const y = Array.from(x, (at) => curveAt(term, at, o));
   const traces = [];
   const band = table.bands[k];
-  let said = null;
+  let said = null, error;
   if (band && band.x) {
     const bx = unpacked(band.x), lower = unpacked(band.lower), upper = unpacked(band.upper);
     const pick = (from) => Array.from(bx, (_, i) => from[i * outputs + o]);
     const [under, over] = [pick(lower), pick(upper)];
-    traces.push(
+    if (!few) traces.push(
       { x: Array.from(bx), y: under, mode: "lines", line: { width: 0 }, hoverinfo: "skip" },
       { x: Array.from(bx), y: over, mode: "lines", line: { width: 0 }, fill: "tonexty", fillcolor: faded("accent", 0.18), hoverinfo: "skip" },
     );
@@ -74,10 +81,14 @@ function drawCurve(place, term, scale) {
       const s = segmentOf(bx, at), w = bx.length > 1 ? (at - bx[s]) / (bx[s + 1] - bx[s]) : 0;
       return bx.length > 1 ? from[s] + w * (from[s + 1] - from[s]) : from[0];
     };
+    if (few) {
+      const [up, down] = [few.map((at, i) => between(over, at) - y[i]), few.map((at, i) => y[i] - between(under, at))];
+      error = { type: "data", symmetric: false, thickness: 1.2, width: 3, color: colour("ink"), array: up, arrayminus: down };
+    }
     said = (at) => ` (${shown(between(under, at))} to ${shown(between(over, at))})`;
   }
   for (const [a, b] of [[about.limits[0], low], [high, about.limits[1]]]) {
-    if (b - a <= 0) continue;
+    if (b - a <= 0 || few) continue;
     const outer = pointsAlong(knots, a, b, 24);
     traces.push({
       x: Array.from(outer), y: Array.from(outer, (at) => curveAt(term, at, o)), mode: "lines",
@@ -94,21 +105,23 @@ function drawCurve(place, term, scale) {
     });
   }
   traces.push({
-    x: Array.from(x), y, mode: "lines", line: { color: colour("accent"), width: 2.5, shape: "linear" },
+    x: Array.from(x), y, mode: few ? "markers" : "lines", line: { color: colour("accent"), width: 2.5, shape: "linear" },
+    marker: { color: colour("accent"), size: 10 }, error_y: error,
     text: Array.from(x, (at, i) => `${shown(at, 4)}: <b>${signed(y[i])}</b>${said ? said(at) : ""}`),
     hovertemplate: "%{text}<extra></extra>",
   });
   const rows = valuesOf(about.column).filter((value) => value >= low && value <= high);
   // Whole numbers get a bar each: bars of other widths would hold now one of them, now two.
-  const support = high > low && high - low <= 120 && rows.every(Number.isInteger)
+  const support = few ? countsAt(few, rows, (high - low) / 24) : high > low && high - low <= 120 && rows.every(Number.isInteger)
     ? histogram(rows, low - 0.5, high + 0.5, Math.round(high - low) + 1) : histogram(rows, low, high, 60);
   traces.push({
     x: support.centres, y: Array.from(support.counts), type: "bar", width: support.width, yaxis: "y2",
     marker: { color: colour("support"), line: { width: 0 } },
     text: Array.from(support.counts, (count) => counted(count, "row")), textposition: "none", hovertemplate: "%{text}<extra></extra>",
   });
-  const margin = (high - low || 1) * 0.04;
-  const heights = traces.filter((trace) => trace.type !== "bar" && trace.line.dash !== "dot").flatMap((trace) => trace.y);
+  const margin = (high - low || 1) * (few ? 0.12 : 0.04);
+  const heights = traces.filter((trace) => trace.type !== "bar" && trace.line.dash !== "dot")
+    .flatMap((trace) => [...trace.y, ...(trace.error_y ? few.flatMap((_, i) => [y[i] + error.array[i], y[i] - error.arrayminus[i]]) : [])]);
   const bottom = Math.min(0, ...heights), top = Math.max(0, ...heights), air = (top - bottom || 1) * 0.07;
   react(place, traces, {
     xaxis: { range: [low - margin, high + margin], zeroline: false, anchor: "y2" },
@@ -172,6 +185,8 @@ function cellsOf(term, axis) {
   };
 }
 
+const hidesWithoutRows = () => table.rows.count >= 20;
+
 // Cells that hold rows or, on axes of numbers, have a neighbour that does.
 function supported(across, up) {
   const held = new Set();
@@ -179,7 +194,7 @@ function supported(across, up) {
   for (let row = 0; row < table.rows.count; row++) {
     for (const i of reach(across, across.of[row])) for (const j of reach(up, up.of[row])) held.add(j * 4096 + i);
   }
-  return (i, j) => table.rows.count < 20 || held.has(j * 4096 + i);
+  return (i, j) => !hidesWithoutRows() || held.has(j * 4096 + i);
 }
 
 function drawSurface(place, term) {
@@ -257,7 +272,8 @@ function spark(term, output, { from = null, to = null, scale = null } = {}) {
   if (term.axes.length !== 1) return { box, at: () => null };
   const levels = about.levels;
   const low = levels ? 0 : from ?? about.columns[0].range[0], high = levels ? levels.length : to ?? about.columns[0].range[1];
-  const x = levels ? levels.map((_, i) => i) : Array.from(pointsAlong(term.axes[0].knots, low, high, 80));
+  const few = levels ? null : about.columns[0].few;
+  const x = levels ? levels.map((_, i) => i) : few || Array.from(pointsAlong(term.axes[0].knots, low, high, 80));
   const y = levels ? x.map((i) => contribution(term, { numbers: {}, levels: { [k]: i } })[output]) : x.map((at) => curveAt(term, at, output));
   const [bottom, top] = scale || [Math.min(0, ...y), Math.max(0, ...y)], span = top - bottom || 1;
   const across = (at) => (100 * (at - low)) / (high - low || 1);
@@ -269,6 +285,8 @@ function spark(term, output, { from = null, to = null, scale = null } = {}) {
       x: i * wide + wide * 0.15, width: wide * 0.7, y: Math.min(up(0), up(y[i])), height: Math.max(0.6, Math.abs(up(y[i]) - up(0))),
       class: y[i] < 0 ? "against" : "for",
     })));
+  } else if (few) { // lines of no length with round ends: dots that stay round when the box is stretched
+    box.append(svg("path", { d: x.map((at, i) => `M${across(at).toFixed(2)},${up(y[i]).toFixed(2)}h0`).join(""), class: "curve dots" }));
   } else box.append(svg("polyline", { points: x.map((at, i) => `${across(at).toFixed(2)},${up(y[i]).toFixed(2)}`).join(" "), class: "curve" }));
   return { box, across, up: (value) => (up(value) / 28) * 100 };
 }

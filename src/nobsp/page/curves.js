@@ -41,11 +41,11 @@ function scaleOf(some) {
   return [low - margin, high + margin];
 }
 
-// A single function at its levels, or at evenly spaced points: names or numbers, and contributions.
+// A single function at its levels or few values, or at evenly spaced points: names or numbers, and contributions.
 function samples(term, count) {
   const o = state.output, k = term.features[0], about = table.features[k];
   if (about.levels) return about.levels.map((name, i) => [name, contribution(term, { numbers: {}, levels: { [k]: i } })[o]]);
-  return Array.from(pointsAlong([], ...about.columns[0].range, count), (x) => [shown(x, 4), curveAt(term, x, o)]);
+  return Array.from(about.columns[0].few || pointsAlong([], ...about.columns[0].range, count), (x) => [shown(x, 4), curveAt(term, x, o)]);
 }
 
 // A function in a sentence, for those who do not see it.
@@ -107,6 +107,7 @@ function surfaceCard(term) {
     make("h3", {}, bdi(term.name, "name"), strength), drawable ? place : whyNoCurve(term));
   if (lines) card.append(make("p", { className: "quiet axes" }, ...linesKey(term)));
   else if (drawable) card.append(axesInWords(term.features.map((k) => table.features[k].name)));
+  if (drawable && hidesWithoutRows()) card.lastChild.append(" · drawn only where there are rows");
   const update = () => {
     const size = shown(table.strengths[term.position][state.output]);
     strength.textContent = "± " + size;

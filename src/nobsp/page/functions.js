@@ -1,6 +1,7 @@
 // The learned functions, evaluated as the compiled explainer does: linear between knots, exact on levels.
 const data = JSON.parse(byId("data").textContent);
 const table = data.table || null;
+const FEW = 10;
 const state = { output: 0 };
 const watchers = [];
 const whenOutputChanges = (work) => watchers.push(work);
@@ -18,10 +19,19 @@ if (table) {
   const held = table.rows;
   for (const column of Object.keys(held.columns)) held.columns[column] = unpacked(held.columns[column]);
   for (const feature of Object.keys(held.levels)) held.levels[feature] = unpacked(held.levels[feature]);
+  table.features.forEach(({ columns }, k) => columns?.forEach((about) => { about.few = fewValues(about, columns.length === 1 ? table.bands[k] : null); }));
   held.predictions = unpacked(held.predictions);
   held.residuals = unpacked(held.residuals);
   if (held.labels && held.labels.codes) held.labels.codes = unpacked(held.labels.codes);
   if (held.labels && held.labels.values) held.labels.values = unpacked(held.labels.values);
+}
+
+// The values of a column that has but few, as the calibration or many rows tell; null for others.
+function fewValues(about, band) {
+  const calibrated = band?.x ? Array.from(unpacked(band.x)) : null;
+  const held = table.rows.columns[about.column] || [], seen = [...new Set(held)].sort((a, b) => a - b);
+  const values = calibrated && calibrated.length <= FEW ? calibrated : seen;
+  return values.length > 1 && values.length <= FEW && held.length >= 5 * values.length ? values : null;
 }
 
 // Last segment that begins at or below x, the first or last one beyond the ends.
@@ -74,8 +84,9 @@ function pointOfRow(row) {
 function typicalPoint() {
   const numbers = {}, levels = {};
   for (const [column, values] of Object.entries(table.rows.columns)) {
-    numbers[column] = rounded(median(values), Math.max(...values) - Math.min(...values));
-    if (values.every(Number.isInteger)) numbers[column] = Math.round(numbers[column]);
+    const about = columnOf(column), middle = median(values);
+    numbers[column] = about?.few ? nearest(about.few, middle) : rounded(middle, about?.range || [Math.min(...values), Math.max(...values)]);
+    if (!about?.few && values.every(Number.isInteger)) numbers[column] = Math.round(numbers[column]);
   }
   for (const [feature, places] of Object.entries(table.rows.levels)) {
     const times = new Map();
@@ -85,12 +96,16 @@ function typicalPoint() {
   return { numbers, levels };
 }
 
-// To a thousandth of a range: a number that people can read and type.
-function rounded(value, range) {
-  if (!(range > 0)) return value;
-  const decimals = Math.max(0, Math.min(12, 2 - Math.floor(Math.log10(range))));
-  return Number(value.toFixed(decimals));
+// To a thousandth of a range: a number that people can read and type. What lies within the range stays there.
+function rounded(value, [low, high]) {
+  if (!(high > low)) return value;
+  const decimals = Math.max(0, Math.min(12, 2 - Math.floor(Math.log10(high - low))));
+  const near = Number(value.toFixed(decimals));
+  return value >= low && value <= high ? Math.max(low, Math.min(high, near)) : near;
 }
+
+const columnOf = (column) => table.features.flatMap((feature) => feature.columns || []).find((about) => about.column === Number(column));
+const nearest = (values, x) => values.reduce((best, value) => (Math.abs(value - x) < Math.abs(best - x) ? value : best));
 
 // How far a number is out: 0 within what was calibrated, 1 where the network was still followed, 2 beyond that.
 function beyond(about, x) {

@@ -16,7 +16,7 @@ def hits_for_page(hits: Any, kept: NDArray[np.intp], *, rows: int, names: Sequen
 
     Args:
         hits: Has `indices` and `distances` (n, k); may have `labels` (n, k), `predicted`, `purity` and `confidence`
-            (n,).
+            (n,), and `space`.
         kept: Which rows.
         rows: How many rows there must be.
         names: Names of the classes by number; may be empty.
@@ -25,6 +25,7 @@ def hits_for_page(hits: Any, kept: NDArray[np.intp], *, rows: int, names: Sequen
     if indices.ndim != 2 or len(indices) != rows:
         raise ValueError(f"hits are of {len(indices)} rows but there are {rows}; query the index with the same ones.")
     labels, predicted = getattr(hits, "labels", None), getattr(hits, "predicted", None)
+    space = getattr(hits, "space", "")
     told: dict[str, Any] = {
         "count": int(indices.shape[1]),
         "indices": packed_codes(indices[kept]),
@@ -32,6 +33,7 @@ def hits_for_page(hits: Any, kept: NDArray[np.intp], *, rows: int, names: Sequen
         "purity": _optional(hits, "purity", kept),
         "confidence": _optional(hits, "confidence", kept),
         "names": list(names),
+        "space": space if space in ("contributions", "activations") else "",
         "labels": None,
         "predicted": None,
         "values": None,
@@ -42,7 +44,7 @@ def hits_for_page(hits: Any, kept: NDArray[np.intp], *, rows: int, names: Sequen
         return told | {"values": packed(np.asarray(labels, dtype=np.float64)[kept], "f4")}
     given = {"labels": labels} | ({} if predicted is None else {"predicted": predicted})
     texts = {
-        key: [_name(value, names) for value in np.asarray(part)[kept].ravel().tolist()] for key, part in given.items()
+        key: [name_of(value, names) for value in np.asarray(part)[kept].ravel().tolist()] for key, part in given.items()
     }
     shown = list(dict.fromkeys([*names, *sorted({text for part in texts.values() for text in part})]))
     place = {name: code for code, name in enumerate(shown)}
@@ -63,7 +65,8 @@ def _are_measurements(labels: Any) -> bool:
     return array.dtype.kind == "f" and not bool((array == np.rint(array)).all())
 
 
-def _name(value: Any, names: Sequence[str]) -> str:
+def name_of(value: Any, names: Sequence[str]) -> str:
+    """How a label is written: whole numbers by the names of classes, where there are any."""
     if isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer():
         return names[int(value)] if 0 <= value < len(names) else str(int(value))
     return str(value)

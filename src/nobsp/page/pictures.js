@@ -6,7 +6,7 @@ if (pictures) {
   const { maps, hits, labels } = pictures;
   if (maps) for (const kind of ["positive", "negative", "signed"]) maps[kind].steps = unpacked(maps[kind].steps);
   if (maps) maps.logits = unpacked(maps.logits);
-  if (hits) for (const name of ["indices", "distances", "labels", "predicted"]) hits[name] = unpacked(hits[name]);
+  if (hits) for (const name of ["indices", "distances", "labels", "predicted", "values"]) hits[name] = unpacked(hits[name]);
   if (labels?.codes) labels.codes = unpacked(labels.codes);
 }
 
@@ -77,15 +77,22 @@ function fitTo(canvas, image) {
   if (image) canvas.height = Math.round((CANVAS * image.naturalHeight) / image.naturalWidth) || CANVAS;
 }
 
+const noun = pictures?.noun;
+const plateName = (plate) => pictures.names?.[plate] ?? (noun === "row" ? "Row " : "Image ") + pictures.positions[plate];
+
+// What it is labelled and predicted, which says nothing of which of both is wrong.
+function taken(label, said) {
+  const facts = [["labelled", label], ["predicted", said]].filter(([, name]) => name !== null);
+  return facts.flatMap(([word, name], i) => [i ? ", " : "", word + " ", bdi(name, "name")]);
+}
+
 function plateFor(plate) {
-  const number = pictures.positions[plate], label = labelOf(plate), said = saidOf(plate);
-  const facts = [["predicted", said], ["label", label]].filter(([, name]) => name !== null);
-  const line = make("p", { className: "quiet says" }, ...facts.flatMap(([word, name], i) => [i ? " · " : "", word + " ", bdi(name, "name")]));
-  if (plateWrong(plate)) line.append(make("b", { className: "miss", textContent: " wrong" }));
-  const head = make("div", { className: "platehead" }, make("h3", { textContent: `Image ${number}` }), line);
+  const number = pictures.positions[plate], name = plateName(plate), label = labelOf(plate), said = saidOf(plate);
+  const line = make("p", { className: "quiet says" + (plateWrong(plate) ? " miss" : "") }, ...taken(label, said));
+  const head = make("div", { className: "platehead" }, make("h3", {}, bdi(name)), line);
   const panels = make("div", { className: "panels" });
-  const card = make("article", { className: "plate", id: "image-" + number, "aria-label": `Image ${number}` }, head, panels);
-  const image = imageOf(plate, `Image ${number}` + (label ? `, ${label}` : ""));
+  const card = make("article", { className: "plate", id: "image-" + number, "aria-label": name }, head, panels);
+  const image = imageOf(plate, name + (label ? `, ${label}` : ""));
   if (image) panels.append(make("figure", {}, image, make("figcaption", { textContent: "image" })));
   if (pictures.maps) addMaps(card, head, panels, image, plate);
   if (pictures.hits) card.append(...found(plate));
@@ -118,7 +125,7 @@ function addMaps(card, head, panels, image, plate) {
   };
   if (targets.length > 1) {
     const options = targets.map((code, value) => make("option", { value, textContent: maps.outputs[code] }));
-    const list = make("select", { "aria-label": `Class shown for image ${pictures.positions[plate]}` }, ...options);
+    const list = make("select", { "aria-label": `Class shown for ${plateName(plate)}` }, ...options);
     list.addEventListener("change", () => { target = Number(list.value); tell(); draw(); });
     head.append(list);
   }
@@ -132,12 +139,12 @@ function found(plate) {
   for (let at = plate * hits.count; at < (plate + 1) * hits.count; at++) {
     const index = hits.indices[at], uri = pictures.gallery[index];
     if (index < 0) continue; // fewer were found than asked for
-    const label = hits.labels ? hits.names[hits.labels[at]] : null;
+    const label = hits.labels ? hits.names[hits.labels[at]] : hits.values ? shown(hits.values[at], 4) : null;
     const seen = uri ? make("img", { src: uri, alt: `Neighbour ${index}` + (label ? `, ${label}` : "") })
       : make("span", { className: "blank", textContent: String(index) });
-    const distance = make("span", { textContent: fixed(hits.distances[at], 1) });
-    strip.append(make("figure", { className: label !== null && label !== saidOf(plate) ? "other" : "" }, seen,
-      make("figcaption", {}, label !== null ? bdi(label, "name") : "", distance)));
+    const distance = make("span", { textContent: shown(hits.distances[at]) });
+    strip.append(make("figure", { className: hits.labels && label !== saidOf(plate) ? "other" : "" }, seen,
+      make("figcaption", { title: label ?? "" }, label !== null ? bdi(label, "name") : "", distance)));
   }
   const agree = hits.purity ? `: ${percent(hits.purity[plate])} have the predicted class` : "";
   return [make("p", { className: "quiet", textContent: "Neighbours, nearest first" + agree }), strip];
@@ -162,7 +169,7 @@ function arrangePlates() {
     card.hidden = !fits || count > platesShown;
     byId("plates").append(card);
   }
-  byId("plates-found").textContent = `${Math.min(count, platesShown)} of ${counted(count, "image")} shown.`;
+  byId("plates-found").textContent = `${Math.min(count, platesShown)} of ${counted(count, noun)} shown.`;
   byId("more-plates").hidden = count <= platesShown;
 }
 
@@ -176,11 +183,11 @@ function startPictures() {
   byId("picture-order").addEventListener("change", arrangePlates);
   byId("picture-wrong").addEventListener("change", arrangePlates);
   byId("opacity").addEventListener("input", refresh);
-  const few = pictures.count < pictures.total ? `${pictures.count} of ${counted(pictures.total, "image")}, evenly spread. ` : "";
+  const few = pictures.count < pictures.total ? `${pictures.count} of ${counted(pictures.total, noun)}, evenly spread. ` : "";
   byId("pictures-lead").textContent = few + (pictures.maps
     ? "Orange shows where channels are active that speak for the class, blue where channels are active that speak against "
       + "it. For and against share one scale within an image, so that they can be compared."
-    : "Each case with the most similar ones that the index holds.");
+    : `Each ${noun} with the ${noun}s of the index that are nearest to it: their labels, and how far away they are.`);
   arrangePlates();
   drawExamples();
   byId("main").classList.toggle("coarse", pictures.coarse);
@@ -203,9 +210,8 @@ function exampleOf(plate) {
     line.append(canvas);
     drawers.set(line, onceLoaded(image, () => { fitTo(canvas, image); drawMap(canvas, image, "signed", plate, 0); }));
   }
-  const words = make("p"), said = saidOf(plate), label = labelOf(plate);
-  if (said !== null) words.append("says ", bdi(said, "name"), maps ? ` (${percent(maps.confidence[plate][0])})` : "");
-  if (label !== null) words.append(", is ", bdi(label, "name"));
+  const words = make("p", {}, noun === "row" ? plateName(plate) + " " : ""), said = saidOf(plate), label = labelOf(plate);
+  words.append(...taken(label, said), said !== null && maps ? ` (${percent(maps.confidence[plate][0])})` : "");
   if (hits?.purity) words.append(`; ${percent(hits.purity[plate])} of its neighbours agree`);
   words.append(" ", showLink(plate));
   line.append(words);
@@ -214,7 +220,7 @@ function exampleOf(plate) {
 
 function showLink(plate) {
   const link = make("a", { href: "#image-" + pictures.positions[plate], textContent: "more" });
-  link.setAttribute("aria-label", `More of image ${pictures.positions[plate]}`);
+  link.setAttribute("aria-label", `More of ${plateName(plate)}`);
   // It may be among those that are not shown yet.
   link.addEventListener("click", () => { plates.find((known) => known.plate === plate).card.hidden = false; });
   return link;
@@ -227,5 +233,5 @@ function headline() {
   }
   if (purity) return [purity.reduce((a, b) => a + b, 0) / purity.length, "of the neighbours found have the class that the model predicts."];
   if (labelOf(0) === null || saidOf(0) === null) return null;
-  return [plates.filter(({ plate }) => !plateWrong(plate)).length / plates.length, "of the images in this page are classified right."];
+  return [plates.filter(({ plate }) => !plateWrong(plate)).length / plates.length, `of the ${noun}s in this page are predicted as they are labelled.`];
 }

@@ -36,6 +36,7 @@ def pictures_data(
     explainer: Any,
     labels: Any,
     class_names: Sequence[str] | None,
+    names: Sequence[str] | None,
     rows: int,
 ) -> dict[str, Any]:
     """Everything the page shows of maps, of neighbours, or of both.
@@ -48,28 +49,33 @@ def pictures_data(
         explainer: The `NObSPCam` behind the maps, or None.
         labels: One per image, or None.
         class_names: Names of the classes; those of the maps when None.
+        names: Names of the images, or None.
         rows: Most images that are kept.
     """
     count = len(maps) if maps is not None else len(hits.indices)
     if count == 0:
         raise ValueError("subject has no images; explain some first.")
-    names = tuple(str(n) for n in class_names) if class_names is not None else getattr(maps, "output_names", ())
+    classes = tuple(str(n) for n in class_names) if class_names is not None else getattr(maps, "output_names", ())
+    noun = "row" if maps is None and images is None and gallery is None else "image"
     kept = evenly(count, min(rows, MOST_IMAGES))
-    given = labels_of(labels, rows=count, names=names, classes=True if names else None)
+    given = labels_of(labels, rows=count, names=classes, classes=True if classes else None)
     data: dict[str, Any] = {
         "count": len(kept),
         "total": count,
         "positions": kept.tolist(),
-        "classes": given.names if given is not None and given.codes is not None else names,
+        "noun": noun,
+        "names": None if names is None else [names[row] for row in kept],
+        "classes": given.names if given is not None and given.codes is not None else classes,
         "labels": None if given is None else given.described(kept),
         "images": None if images is None else _uris(_chosen(images, kept, count, "images"), _SIDE),
         # Pictures of few pixels are shown as pixels.
         "coarse": max(getattr(images if images is not None else gallery, "shape", (0,))[1:], default=0) <= 48,
         "maps": None if maps is None else _maps(maps, kept),
-        "hits": None if hits is None else hits_for_page(hits, kept, rows=count, names=names),
+        "hits": None if hits is None else hits_for_page(hits, kept, rows=count, names=classes),
         "gallery": {},
-        "facts": _facts(maps, hits, explainer, count),
-        "findings": [],
+        "facts": _facts(maps, hits, explainer, counted(count, noun)),
+        # None where nothing was examined: silence is no verdict.
+        "findings": None,
         "explained": None,
     }
     if hits is not None and gallery is not None:
@@ -87,9 +93,9 @@ def pictures_data(
     return data
 
 
-def _facts(maps: Any, hits: Any, explainer: Any, count: int) -> list[Fact]:
+def _facts(maps: Any, hits: Any, explainer: Any, data: str) -> list[Fact]:
     facts = [("Model", described(explainer.model))] if hasattr(explainer, "model") else []
-    facts.append(("Data", counted(count, "image" if maps is not None else "query").replace("querys", "queries")))
+    facts.append(("Data", data))
     if maps is not None:
         facts.append(("Classes", counted(len(maps.output_names), "class").replace("classs", "classes")))
         facts.append(("Map", f"{maps.positive.shape[-2]} × {maps.positive.shape[-1]} places in layer {maps.layer}"))

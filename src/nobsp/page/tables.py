@@ -41,6 +41,7 @@ def table_data(
     link: str | None,
     truth: Mapping[str, Callable[[Any], Any]] | None,
     hits: Any,
+    names: Sequence[str] | None,
     rows: int,
 ) -> dict[str, Any]:
     """Everything the page shows of an explanation.
@@ -50,15 +51,17 @@ def table_data(
     """
     explainer = explanation.explainer if explainer is None else explainer
     _require_whole(explanation, explainer)
-    names = _class_names(class_names, explainer, explanation.output_names)
-    given = labels_of(labels, rows=len(explanation), names=names, classes=True if class_names is not None else None)
+    classes_shown = _class_names(class_names, explainer, explanation.output_names)
+    given = labels_of(
+        labels, rows=len(explanation), names=classes_shown, classes=True if class_names is not None else None
+    )
     classes = (given is not None and given.codes is not None) or getattr(hits, "classes", None) is not None
     own = getattr(explainer, "link_", "identity")
     link = chosen_link(link, own, outputs=len(explanation.output_names), classes=classes)
     if given is not None and given.codes is not None:
-        names = given.names
+        classes_shown = given.names
     elif link not in ("softmax", "sigmoid"):
-        names = ()
+        classes_shown = ()
     numbers_a_row = len(explanation.feature_names) + 2 * len(explanation.output_names)
     most = min(rows, len(explanation), max(1, _MOST_ROW_NUMBERS // numbers_a_row))
     compiled = compiled_within(explainer, (_ROOM - 16 * most * numbers_a_row // 3) * 3 // 32)
@@ -67,18 +70,18 @@ def table_data(
         raise ValueError("every row of subject has missing values; a page needs some that have none.")
     kept = complete[evenly(len(complete), most)]
     health = explainer.health() if hasattr(explainer, "health") else None
-    missing = len(explanation) - len(complete)
+    findings = findings_of(explanation, health, compiled, missing=len(explanation) - len(complete))
     return {
         "outputs": explanation.output_names,
         "link": link,
-        "classes": names,
+        "classes": classes_shown,
         "facts": facts_of(explanation, explainer, health, link),
-        "findings": findings_of(explanation, health, compiled, missing=missing),
+        "findings": findings or (None if health is None else []),  # what was not examined is not healthy
         "ledger": ledger(explanation),
         "residuals": residuals(explanation),
-        "hits": None if hits is None else hits_for_page(hits, kept, rows=len(explanation), names=names),
+        "hits": None if hits is None else hits_for_page(hits, kept, rows=len(explanation), names=classes_shown),
         **_functions(explanation, explainer, compiled, truth, complete),
-        **_rows(explanation[kept], compiled, given, kept, len(explanation)),
+        **_rows(explanation[kept], compiled, given, kept, len(explanation), names),
     }
 
 
@@ -178,7 +181,12 @@ def complete_rows(compiled: CompiledExplainer, data: Any) -> NDArray[np.intp]:
 
 
 def _rows(
-    told: Explanation, compiled: CompiledExplainer, labels: Labels | None, kept: NDArray[np.intp], total: int
+    told: Explanation,
+    compiled: CompiledExplainer,
+    labels: Labels | None,
+    kept: NDArray[np.intp],
+    total: int,
+    names: Sequence[str] | None,
 ) -> dict[str, Any]:
     """Rows to browse in, and how far the page's own functions are from the explainer's on them."""
     again = compiled(told.data, predictions=told.predictions, threads=1)
@@ -189,7 +197,7 @@ def _rows(
     rows = {
         "count": len(kept),
         "total": total,
-        "names": _row_names(told.data, kept),
+        "names": _row_names(told.data, kept) if names is None else [names[row] for row in kept],
         "columns": {
             str(column): packed_column(columns[column])
             for k, feature in enumerate(compiled.features)

@@ -130,8 +130,9 @@ function sliderOf(term, about, column) {
   const whole = Array.from(valuesOf(column.column)).every(Number.isInteger) && Number.isInteger(low) && Number.isInteger(high);
   const alone = about.columns.length === 1;
   const label = alone ? about.name : `${about.name}, ${column.name}`;
-  const first = whole ? Math.ceil(from) : from, last = whole ? Math.floor(to) : to;
-  const slider = make("input", { type: "range", min: first, max: last, step: whole ? 1 : "any", "aria-label": label });
+  const { few } = column;
+  const [first, last] = few ? [few[0], few[few.length - 1]] : whole ? [Math.ceil(from), Math.floor(to)] : [from, to];
+  const slider = make("input", { type: "range", min: first, max: last, step: whole && !few ? 1 : "any", "aria-label": label });
   const field = make("input", { type: "number", step: whole ? 1 : "any", inputMode: "decimal", "aria-label": label + ", exact value" });
   const line = alone ? sparkWithDot(term, first, last) : null;
   const calibrated = make("span", { className: "calibrated", "aria-hidden": "true" });
@@ -139,7 +140,8 @@ function sliderOf(term, about, column) {
   calibrated.style.width = (100 * (high - low)) / (last - first || 1) + "%";
   const set = (value) => { point.numbers[column.column] = value; changed(); };
   const pace = whole ? 1 : (high - low) / 100 || 0.01;
-  slider.addEventListener("input", () => set(rounded(Number(slider.value), high - low)));
+  const settled = (x) => (few ? nearest(few, x) : rounded(x, column.range));
+  slider.addEventListener("input", () => set(settled(Number(slider.value))));
   slider.addEventListener("change", () => { order = null; changed(); });
   // With step "any" browsers leave it to themselves how far an arrow key goes.
   slider.addEventListener("keydown", (event) => {
@@ -147,7 +149,9 @@ function sliderOf(term, about, column) {
     if (!way) return;
     event.preventDefault();
     order = null;
-    set(Math.max(first, Math.min(last, point.numbers[column.column] + way * pace)));
+    const x = point.numbers[column.column];
+    const next = few ? few[few.indexOf(nearest(few, x)) + Math.sign(way)] ?? x : x + way * pace;
+    set(Math.max(first, Math.min(last, next)));
   });
   field.addEventListener("change", () => {
     if (field.value.trim() === "" || !Number.isFinite(Number(field.value))) return changed();
@@ -163,7 +167,7 @@ function sliderOf(term, about, column) {
       const x = point.numbers[column.column];
       slider.value = x;
       slider.setAttribute("aria-valuetext", shown(x, 4));
-      if (document.activeElement !== field || Number(field.value) !== x) field.value = rounded(x, high - low);
+      if (document.activeElement !== field || Number(field.value) !== x) field.value = rounded(x, column.range);
       field.classList.toggle("out", beyond(column, x) > 0);
       line?.move(x, value);
     },

@@ -144,7 +144,8 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             y: Not used: the network's own outputs are explained. Passing labels is an error.
             progress: Whether to show a progress bar on stderr.
             like: A calibrated explainer of the same model whose baseline, terms and bases are taken over. What
-                was calibrated so on other rows can be merged with it.
+                was calibrated so on other rows can be merged with it. Rows with a level of a category that it did
+                not see are an error, unless its bases hold all that the level does.
             checkpoint: A file in which the calibration is kept while it is under way. After an interruption the
                 same call, on the same rows in the same order, goes on from there; rows that were added up are read
                 past, not run again. A file of other rows, options or of another model is an error. It is

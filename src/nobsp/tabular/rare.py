@@ -81,10 +81,9 @@ def outside_bases(
         terms = [term for term in plan.terms if feature in term]
         seen = {tuple(columns): levels for columns, levels in _levels(known, feature, group)}
         for columns, levels in _levels(summary, feature, group):
-            before = seen.get(tuple(columns))
-            if before is None:
-                continue
-            for fresh in torch.split(levels[~among(levels, before)], _RARE_ROWS):
+            before = seen.get(tuple(columns), levels)  # not counted before: there is nothing to compare with
+            strangers = levels[~among(levels, before)]
+            for fresh in torch.split(strangers, _RARE_ROWS) if len(strangers) else ():
                 new, old = (_put_in(hosts, columns, put) for put in (fresh, before[:1].expand_as(fresh)))
                 lacking = _lacking(plan, represent, terms, as_model_takes(new, readout), as_model_takes(old, readout))
                 if bool(lacking.any()):
@@ -93,13 +92,16 @@ def outside_bases(
 
 
 def _lacking(plan: Plan, represent: Represent, terms: Sequence[Subset], new: Tensor, old: Tensor) -> Tensor:
-    """Which rows take a term's representation where its basis does not reach, from where other rows have it."""
-    result = torch.zeros(len(new), dtype=torch.bool)
+    """Which rows take a term's representation where its basis does not reach, from where other rows have it.
+
+    What counts is the largest such step of all terms: of a pair that hardly acts, everything may be missing.
+    """
+    steps, left = [], []
     for term in terms:
         basis = plan.bases[term]
         whole = {term: torch.eye(len(basis), dtype=torch.float64)}
         step = through(plan.isolation, represent, new, whole, pure=plan.pure).cpu()
         step = step - through(plan.isolation, represent, old, whole, pure=plan.pure).cpu()
-        left = torch.linalg.vector_norm(step - (step @ basis) @ basis.T, dim=1)
-        result |= left > _LOST * torch.linalg.vector_norm(step, dim=1)
-    return result
+        steps.append(torch.linalg.vector_norm(step, dim=1))
+        left.append(torch.linalg.vector_norm(step - (step @ basis) @ basis.T, dim=1))
+    return torch.stack(left).amax(0) > _LOST * torch.stack(steps).amax(0)
