@@ -2,9 +2,9 @@
 
 The paper's experiment at the scale of the data at hand: activations of a network entering its last layer, the rows of
 the training split as database, the held-out rows as queries, eight neighbours. On TinyImageNet the network is a
-MobileNetV2 with ImageNet's weights and linear heads trained on its frozen activations (`heads.py`); on CIFAR-10 and
-Imagenette the networks' own heads are used. Activations and heads are kept in a cache folder, so that a run that was
-interrupted goes on where it was.
+MobileNetV2 with ImageNet's weights and linear heads trained on its frozen activations (`heads.py`), on HAM10000
+likewise; on CIFAR-10 and Imagenette the networks' own heads are used. Activations and heads are kept in a cache folder,
+so that a run that was interrupted goes on where it was.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
                 *(mislabel_table(recipe, len(databases[recipe]), methods) for recipe, methods in wrong.items()),
             ),
             findings=(*purity_findings(found), *detection_findings(detected), *mislabel_findings(wrong)),
-            seeds=(SEED, *(seed for seed in seeds if seed != SEED)),
+            seeds=(SEED, *seeds),
             settings=settings(shown, quick=chosen.quick),
             packages=("cleanlab", "scikit-learn", "torchvision"),
         ),

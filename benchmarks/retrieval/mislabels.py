@@ -12,7 +12,7 @@ from sklearn.model_selection import StratifiedKFold
 from torch import from_numpy
 
 from benchmarks.report import Column, Spread, Table, progress
-from benchmarks.retrieval.cases import TITLES, classes_of
+from benchmarks.retrieval.cases import HELD_OUT, TITLES, classes_of
 from benchmarks.retrieval.features import Features, Labels, Recipe
 from benchmarks.retrieval.heads import FITTING, REGULARISED, trained_head
 from benchmarks.retrieval.purity import K
@@ -21,9 +21,15 @@ from nobsp.neighbours import ContributionIndex, audit
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-SHARE, SEEDS, FOLDS = 0.05, (0, 1, 2), 5
+SHARE, FOLDS = 0.05, 5
+# The audit's rule was chosen with labels flipped by seed 0; these are others, of the same images.
+SEEDS = (1, 2, 3)
 OURS, OURS_FITTED = "nobsp.audit", "nobsp.audit, head that fits the wrong labels"
-CLEANLAB, CLEANLAB_NEAR = "cleanlab, cross-validated linear head", "cleanlab, labels of 50 neighbours"
+CLEANLAB, CLEANLAB_BOTH, CLEANLAB_NEAR = (
+    "cleanlab, cross-validated linear head",
+    'the same, filter_by="both"',
+    "cleanlab, labels of 50 neighbours",
+)
 
 
 @dataclass(frozen=True)
@@ -78,8 +84,13 @@ def _by_all(given: Features, classes: int, cache: Path | None) -> dict[str, tupl
         found[name] = result.mislabels, -result.label_support
     out_of_sample = cross_validated(given, classes, cache)
     nearby = neighbourly(index, classes)
-    for name, chances in ((CLEANLAB, out_of_sample), (CLEANLAB_NEAR, nearby)):
-        found[name] = by_cleanlab(given.labels, chances), -chances[np.arange(len(given)), given.labels]
+    peers = {
+        CLEANLAB: (out_of_sample, "prune_by_noise_rate"),
+        CLEANLAB_BOTH: (out_of_sample, "both"),
+        CLEANLAB_NEAR: (nearby, "prune_by_noise_rate"),
+    }
+    for name, (chances, rule) in peers.items():
+        found[name] = by_cleanlab(given.labels, chances, rule), -chances[np.arange(len(given)), given.labels]
     return found
 
 
@@ -101,10 +112,11 @@ def neighbourly(index: ContributionIndex, classes: int) -> Array:
     return result
 
 
-def by_cleanlab(labels: Labels, chances: Array) -> Flags:
+def by_cleanlab(labels: Labels, chances: Array, rule: str) -> Flags:
+    """Rows that cleanlab flags; "prune_by_noise_rate" is its default rule."""
     from cleanlab.filter import find_label_issues
 
-    flags: Flags = find_label_issues(labels, chances, n_jobs=1)
+    flags: Flags = find_label_issues(labels, chances, filter_by=rule, n_jobs=1)
     return flags
 
 
@@ -128,7 +140,17 @@ def mislabel_table(recipe: Recipe, rows: int, found: dict[str, Found]) -> Table:
             (name, *map(Spread, (one.precision, one.recall, one.balance, one.ranking))) for name, one in found.items()
         ),
         f"{SHARE:.0%} of {rows:,} labels flipped to any other class, mean ± standard deviation over seeds. Heads are "
-        "trained on the labels as given, wrong ones included.",
+        "trained on the labels as given, wrong ones included. Labels that are wrong in the data itself count against "
+        "all methods. " + _chosen(recipe),
+    )
+
+
+def _chosen(recipe: Recipe) -> str:
+    if recipe == HELD_OUT:
+        return "Nothing was chosen on these images."
+    return (
+        "The audit's rule and its constants were chosen on these images, among about sixty variants, with labels "
+        "flipped by another seed; cleanlab's rules are as it offers them."
     )
 
 

@@ -67,7 +67,7 @@ def ratios(*, quick: bool) -> list[Ratio]:
     found = [Ratio(what, seconds_of(times), "the 2 s allowed", tuple(t / 2 for t in times), 1.0, least=False)]
     for name in ["resnet18"] if quick else NETWORKS:
         progress(f"maps: {name}, explainer against forward pass")
-        run, _ = overhead(name, 2 if quick else 9)
+        run, _ = overhead(name, 2 if quick else 31)
         what = f"maps of {BATCH} images at {SIDE}×{SIDE}, {name}"
         target = 1.03 if name == "resnet18" else None
         found.append(raced(what, run.first, "the forward pass alone", run.second, target=target, cost=True))

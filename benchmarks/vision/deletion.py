@@ -19,7 +19,7 @@ from benchmarks.vision.quoted import DELETION
 from benchmarks.vision.rivals import GRADCAM
 from benchmarks.vision.scenes import SEED
 from benchmarks.vision.timing import FORWARD
-from benchmarks.vision.transfer import CHOOSING, NETWORKS
+from benchmarks.vision.transfer import CHOOSING, NETWORKS, PRETRAINED
 from nobsp.metrics import paired_bootstrap
 
 NAME = "deletion"
@@ -78,6 +78,7 @@ def times(run: Run) -> Table:
     rows: list[tuple[Cell, ...]] = [
         (NETWORKS[network].name, *(run.judge.milliseconds(network, method) for method in methods))
         for network in run.networks
+        if network in PRETRAINED  # the others are MobileNetV2 again
     ]
     return Table(
         "Processor time for one image, milliseconds",

@@ -22,6 +22,7 @@ from nobsp.tabular.columns import input_values
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.curves import curve_table
 from nobsp.tabular.distributed import together
+from nobsp.tabular.effects import stand_ins, total_effects
 from nobsp.tabular.explanation import Explanation, output_position, term_name
 from nobsp.tabular.fitted import Fitted
 from nobsp.tabular.fitting import calibrate, measured
@@ -253,6 +254,54 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             baseline_contributions=at_baseline.numpy(),
             explainer=self,
         )
+
+    def total_effects(
+        self, X: Any, *, values: int = 16, background: Any = None, progress: bool = False
+    ) -> NDArray[np.float64]:
+        """What each prediction owes to a feature, alone and together with any others.
+
+        The prediction less its mean over the values the feature takes in the calibration rows, the other
+        features as they are in the row: the sum of all centred terms that the feature takes part in, of every
+        order, measured on the network itself. No interaction is missing, whichever were fitted. Each counts
+        for all its features, so total effects do not add up to the prediction. A feature that the network
+        ignores has none.
+
+        Args:
+            X: Rows, of any kind that `fit` takes.
+            values: Most values that take a feature's place, one forward pass each. All there are, if no
+                more; otherwise spread evenly over its distribution.
+            background: Rows to take values from instead of the calibration rows; needed for an explainer
+                from a file, which holds no rows.
+            progress: Whether to show a progress bar on stderr.
+
+        Returns:
+            Shape (rows, features, outputs).
+
+        Raises:
+            NotFittedError: If `fit` has not been called.
+            ValueError: If columns do not match, a value is not finite, or the calibration rows are not at hand.
+
+        Example:
+            >>> import torch
+            >>> from nobsp import NObSP
+            >>> _ = torch.manual_seed(0)
+            >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+            >>> X = torch.randn(200, 3)
+            >>> NObSP(model, interactions=0).fit(X).total_effects(X[:5]).shape
+            (5, 3, 2)
+        """
+        fitted = self._fitted
+        if isinstance(values, bool) or not isinstance(values, int | np.integer) or values < 2:
+            raise ValueError(f"values must be a whole number of at least 2, found {values!r}.")
+        replaced = stand_ins(fitted, int(values), background, batch_size=self.batch_size)
+        source = fitted.source(X, batch_size=self.batch_size)
+        effects: list[Tensor] = []
+        with running_on(fitted.readout, self.device) as represent:
+            for batch in with_progress(source, total=source.rows, enabled=progress, description="explaining"):
+                inputs = as_model_takes(batch, fitted.readout)
+                fitted.outside(inputs, first_row=sum(map(len, effects)))
+                effects.append(total_effects(represent, fitted.readout, inputs, replaced, self.batch_size))
+        return torch.cat(effects).numpy()
 
     def function(self, term: str | Sequence[str], *, output: int | str = 0) -> Callable[..., NDArray[np.float64]]:
         """The learned function of a feature, or of an interaction, as something to call on values.

@@ -1,0 +1,166 @@
+"""Total effects: every term that holds a feature, of every order."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from nobsp import NObSP
+
+
+def network(columns: int, outputs: int = 2, *, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(columns, 12), nn.Tanh(), nn.Linear(12, outputs)).double()
+
+
+def outputs_of(model: nn.Module, rows: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.as_tensor(rows)).numpy()
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), columns=st.integers(1, 4), rows=st.integers(3, 12))
+def test_equal_the_mean_over_all_values_written_as_loops(seed: int, columns: int, rows: int) -> None:
+    model, X = network(columns, seed=seed), np.random.default_rng(seed).normal(size=(rows, columns))
+    expected = np.zeros((rows, columns, 2))
+    for i, j in itertools.product(range(rows), range(columns)):
+        replaced = np.repeat(X[i][None], rows, axis=0)
+        replaced[:, j] = X[:, j]
+        expected[i, j] = outputs_of(model, X[i][None])[0] - outputs_of(model, replaced).mean(0)
+
+    found = NObSP(model, interactions=0, ridge=1e-4).fit(X).total_effects(X, values=rows)
+
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_on_a_full_grid_they_sum_all_centred_terms_with_the_feature() -> None:
+    sides = [np.array([-1.0, 0.5, 2.0]), np.array([0.0, 1.0]), np.array([-2.0, -1.0, 0.0, 3.0])]
+    X = np.array(list(itertools.product(*sides)))
+    model = network(3)
+    y = outputs_of(model, X).reshape(3, 2, 4, 2)
+    terms = {}  # the functional analysis of variance, by inclusion and exclusion of means
+    for term in itertools.chain.from_iterable(itertools.combinations(range(3), size) for size in range(4)):
+        others = tuple(axis for axis in range(3) if axis not in term)
+        terms[term] = y.mean(axis=others, keepdims=True) - sum(
+            (terms[inner] for inner in terms if set(inner) < set(term)), start=np.zeros((1, 1, 1, 2))
+        )
+    expected = [
+        sum(np.broadcast_to(value, y.shape) for term, value in terms.items() if j in term).reshape(-1, 2)
+        for j in range(3)
+    ]
+
+    found = NObSP(model, interactions=0, ridge=1e-4).fit(X).total_effects(X)
+
+    np.testing.assert_allclose(found, np.stack(expected, axis=1), atol=1e-12)
+
+
+def test_a_feature_the_network_ignores_has_none() -> None:
+    model, X = network(4), np.random.default_rng(0).normal(size=(200, 4))
+    with torch.no_grad():
+        model[0].weight[:, 2] = 0.0
+
+    found = NObSP(model, interactions=0).fit(X).total_effects(X[:20])
+
+    assert np.abs(found[:, 2]).max() < 1e-14
+    assert np.abs(found[:, [0, 1, 3]]).min(axis=(0, 2)).max() > 1e-4
+
+
+def test_interactions_that_were_not_fitted_are_in_them() -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(1, 1, bias=False).double()
+            nn.init.ones_(self.head.weight)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(x[:, :1] * x[:, 1:])
+
+    X = np.array(list(itertools.product([-1.0, 1.0], [-1.0, 1.0])))
+    explainer = NObSP(Product(), interactions=0, ridge=1e-4).fit(X)
+
+    assert np.abs(explainer(X).values).max() < 1e-12
+    np.testing.assert_allclose(explainer.total_effects(X)[:, :, 0], np.repeat(X.prod(1)[:, None], 2, axis=1))
+
+
+def test_levels_count_as_often_as_they_occur() -> None:
+    X = np.array([[0.0, 1.0]] * 3 + [[1.0, 2.0]] * 1)
+    model = network(2)
+    expected = outputs_of(model, X[:1])[0] - (
+        0.75 * outputs_of(model, np.array([[0.0, 1.0]]))[0] + 0.25 * outputs_of(model, np.array([[1.0, 1.0]]))[0]
+    )
+
+    found = NObSP(model, interactions=0, ridge=1e-2).fit(X).total_effects(X[:1])
+
+    np.testing.assert_allclose(found[0, 0], expected, atol=1e-12)
+
+
+def test_values_are_spread_over_the_distribution_where_there_are_too_many() -> None:
+    rows = np.random.default_rng(0).exponential(size=(20_000, 1))
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)).double()  # linear: only the mean of the values matters
+    slope = (model[1].weight * model[0].weight).item()
+    explainer = NObSP(model, interactions=0).fit(rows)
+
+    errors = [
+        abs(float(explainer.total_effects(rows[:1], values=count)[0, 0, 0] - slope * (rows[0, 0] - rows.mean())))
+        for count in (2, 16, 256)
+    ]
+
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 0.02 * abs(slope)
+
+
+def test_columns_of_one_feature_are_replaced_together() -> None:
+    rng = np.random.default_rng(0)
+    codes = np.eye(3)[rng.integers(0, 3, size=300)]
+    X = np.hstack([rng.normal(size=(300, 1)), codes])
+    model = network(4)
+    seen = []
+    model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].numpy().copy()))
+    explainer = NObSP(model, features={"a": 0, "colour": [1, 2, 3]}, interactions=0).fit(X)
+    seen.clear()
+
+    assert explainer.total_effects(X[:7]).shape == (7, 2, 2)
+
+    assert all(set(rows[:, 1:].sum(1)) == {1.0} for rows in seen)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 64])
+def test_no_forward_pass_is_longer_than_a_batch(batch_size: int) -> None:
+    model, X = network(3), np.random.default_rng(0).normal(size=(40, 3))
+    whole = NObSP(model, interactions=0, ridge=1e-4).fit(X)
+    explainer = NObSP(model, interactions=0, ridge=1e-4, batch_size=batch_size).fit(X)
+    lengths = []
+    handle = model[0].register_forward_pre_hook(lambda _, inputs: lengths.append(len(inputs[0])))
+    found = explainer.total_effects(X[:9])
+    handle.remove()
+
+    assert max(lengths) <= batch_size
+    np.testing.assert_allclose(found, whole.total_effects(X[:9]), atol=1e-12)
+
+
+def test_an_explainer_from_a_file_takes_values_from_rows_it_is_given(tmp_path) -> None:
+    model, X = network(3), np.random.default_rng(0).normal(size=(300, 3))
+    explainer = NObSP(model, interactions=0).fit(X)
+    explainer.save(tmp_path / "kept.nobsp")
+    loaded = NObSP.load(tmp_path / "kept.nobsp", model)
+
+    with pytest.raises(ValueError, match="background=rows"):
+        loaded.total_effects(X[:2])
+
+    np.testing.assert_allclose(loaded.total_effects(X[:2], background=X), explainer.total_effects(X[:2]), atol=1e-12)
+
+
+def test_bad_input_is_named() -> None:
+    model, X = network(3), np.random.default_rng(0).normal(size=(50, 3))
+    explainer = NObSP(model, interactions=0, ridge=1e-4).fit(X)
+
+    with pytest.raises(ValueError, match="values must be a whole number of at least 2, found 1"):
+        explainer.total_effects(X, values=1)
+    with pytest.raises(ValueError, match="columns"):
+        explainer.total_effects(X[:, :2])
+    with pytest.raises(ValueError, match="columns"):
+        explainer.total_effects(X, background=X[:, :2])
