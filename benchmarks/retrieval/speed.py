@@ -247,7 +247,7 @@ def main() -> None:
     progress("Milvus")
     milvus = by_milvus(made, MILVUS_ROWS // (10 if chosen.quick else 1))
     report = Report(
-        name="speed_neighbours",
+        name="speed-neighbours",
         title="Finding neighbours: exact, usearch, Milvus",
         tables=(faiss_table(flat), usearch_table(timed, recalls), milvus_table(milvus)),
         findings=findings(flat, timed, recalls, milvus),

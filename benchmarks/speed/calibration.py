@@ -172,7 +172,7 @@ def main() -> None:
         ("floor: both", statistics.median(times.floor), 1 / to_floor),
     )
     report = Report(
-        name="speed_calibration",
+        name="speed-calibration",
         title="Calibrating 4,000 rows × 54 columns, width 200, 7 outputs, complement reference",
         tables=(
             Table(

@@ -116,7 +116,7 @@ def main() -> None:
     )
     by_name = {(growth.reference, growth.axis): statistics.median(growth.exponents) for growth in grown}
     report = Report(
-        name="speed_growth",
+        name="speed-growth",
         title="How the time of a calibration grows",
         tables=(
             Table(

@@ -97,7 +97,7 @@ def main() -> None:
         (name, min(times[name]), sorted(times[name])[len(times[name]) // 2]) for name in ("alone", "together")
     )
     report = Report(
-        name="speed_processes",
+        name="speed-processes",
         title=f"One process against {SIZE}: {rows:,} rows × {FEATURES} features",
         tables=(
             Table(

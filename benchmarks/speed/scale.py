@@ -348,7 +348,7 @@ def main() -> None:
     repeats = 1 if chosen.quick else 3
     every = [measure(reference, model, X, repeats=repeats) for reference in ("terms", "complement")]
     report = Report(
-        name="speed_scale",
+        name="speed-scale",
         title="10⁹ rows × 100 features × width 512 on 64 workers, from measured costs",
         tables=(cost_table(every), estimate_table(every), limit_table(every)),
         findings=findings(every),

@@ -147,7 +147,7 @@ def report(chosen: argparse.Namespace) -> Report:
             f"{FEATURES} features of width {WIDTH} take {wide[LIMIT]['peak']:,.0f} MB under memory_limit={LIMIT}."
         )
     return Report(
-        name="speed_streaming",
+        name="speed-streaming",
         title="Calibration of a stream: memory and time",
         tables=tuple(tables),
         findings=tuple(findings),
