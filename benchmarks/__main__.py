@@ -16,6 +16,14 @@ TABLES: dict[str, tuple[str, str]] = {
     "synthetic": ("benchmarks.synthetic", "known functions recovered from a network (Function Reproduction Score)"),
     "faithfulness": ("benchmarks.tabular.faithfulness", "nine tables: do attributions rank features as removal does?"),
     "agreement": ("benchmarks.tabular.agreement", "nine tables: pairs of rows that differ in one feature (LCPDA)"),
+    "choosing": (
+        "benchmarks.tabular.choosing",
+        "nine tables, training rows: how the attribution for removal was chosen",
+    ),
+    "varying": (
+        "benchmarks.tabular.varying",
+        "nine tables: what the paper leaves open, and what it does to faithfulness",
+    ),
     "deletion": ("benchmarks.vision.deletion", "images: Region Deletion AUC beside gradient-based maps"),
     "sparseness": ("benchmarks.vision.sparseness", "images: how concentrated maps are, by two formulas"),
     "pixel-faithfulness": ("benchmarks.vision.pixel_faithfulness", "images: faithfulness correlation pixel by pixel"),
@@ -27,6 +35,7 @@ TABLES: dict[str, tuple[str, str]] = {
     ),
     "recovery": ("benchmarks.recovery", "known functions over sizes, correlations and activations, with interactions"),
     "models": ("benchmarks.models", "real models on real tables: does each one load, explain and add up?"),
+    "speed-neighbours": ("benchmarks.retrieval.speed", "finding neighbours: exact, usearch, Milvus, faiss"),
     "speed": ("benchmarks.speed", "every claim about speed as a ratio, measured in one run"),
 }
 

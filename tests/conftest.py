@@ -1,12 +1,17 @@
-"""Settings every test shares: one thread a worker, and property tests that repeat themselves under CI."""
+"""What every test shares: one thread a worker, property tests that repeat themselves under CI, one browser a worker."""
 
 import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 # Before torch and numpy are loaded: two workers with two threads each would fight over two cores.
 # Processes that tests start inherit this.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -16,3 +21,26 @@ torch.set_num_threads(1)
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "local")
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A real Chromium. Playwright can be started once in a process, so all tests share it."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or "/usr/bin/chromium"
+    if not Path(chromium).exists():
+        pytest.skip("chromium is not installed")
+    with playwright.sync_playwright() as running:
+        started = running.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield started
+        started.close()

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
@@ -102,7 +102,14 @@ def commands_named_in(text: str) -> set[str]:
 
 def test_public_names_are_frozen() -> None:
     assert set(nobsp.__all__) == PUBLIC_NAMES
-    assert set(dir(nobsp)) >= PUBLIC_NAMES
+
+
+@pytest.mark.parametrize("room", ["nobsp", "nobsp.tabular", "nobsp.page"])
+def test_only_public_names_are_offered_for_completion(room: str) -> None:
+    module = import_module(room)
+    for name in module.__all__:
+        getattr(module, name)
+    assert dir(module) == sorted(module.__all__)
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC_NAMES))
@@ -198,6 +205,18 @@ def test_the_readme_names_the_two_commands() -> None:
     assert commands_named_in((ROOT / "README.md").read_text(encoding="utf-8")) >= {"demo", "test"}
 
 
-def test_the_example_of_the_readme_runs() -> None:
-    [example] = fenced_blocks((ROOT / "README.md").read_text(encoding="utf-8"), "python")
-    subprocess.run([sys.executable, "-W", "error", "-c", example], check=True, cwd=ROOT)
+def test_the_example_of_the_readme_runs_and_gives_its_table() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    [example] = fenced_blocks(text, "python")
+    program = f"{example}\nprint(ex.to_frame().to_csv())"
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    made = {
+        line[0]: [float(cell) for cell in line[2:].split(",")] for line in re.findall(r"^\d,.+$", finished.stdout, re.M)
+    }
+    table = re.findall(r"^\| (\d) \| ([−\d.| ]+) \|$", text, flags=re.MULTILINE)
+    assert len(table) == 2
+    for row, cells in table:
+        # Training is not the same to the last digit with every number of threads.
+        assert [float(cell.replace("−", "-")) for cell in cells.split(" | ")] == pytest.approx(made[row], abs=0.01)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,9 @@ from sklearn.metrics import average_precision_score
 from sklearn.model_selection import StratifiedKFold
 from torch import from_numpy
 
+from benchmarks import kept
 from benchmarks.report import Column, Spread, Table, progress
+from benchmarks.retrieval import cases, heads
 from benchmarks.retrieval.cases import HELD_OUT, TITLES, classes_of
 from benchmarks.retrieval.features import Features, Labels, Recipe
 from benchmarks.retrieval.heads import FITTING, REGULARISED, trained_head
@@ -61,17 +66,26 @@ def flipped(labels: Labels, *, classes: int, seed: int) -> Labels:
     return result
 
 
-def search(recipe: Recipe, database: Features, *, seeds: tuple[int, ...], cache: Path | None) -> dict[str, Found]:
-    """Every method on the same flipped labels."""
-    classes = classes_of(database)
-    scores: dict[str, list[tuple[float, float, float]]] = {}
+def search(
+    recipe: Recipe, database: Features, *, seeds: tuple[int, ...], cache: Path | None, results: kept.Kept
+) -> dict[str, Found]:
+    """Every method on the same flipped labels; of earlier runs where these have them."""
+    scores: dict[str, list[Sequence[float]]] = {}
     for seed in seeds:
         progress(f"{TITLES[recipe]}: flipped labels, seed {seed}")
-        given = Features(database.activations, flipped(database.labels, classes=classes, seed=seed))
-        wrong = given.labels != database.labels
-        for name, (flags, suspicion) in _by_all(given, classes, cache).items():
-            scores.setdefault(name, []).append(_judged(wrong, flags, suspicion))
+        cell = f"{TITLES[recipe]}, {len(database)} rows, labels flipped by seed {seed}"
+        for name, one in results.cell(cell, _FINGERPRINT, partial(_searched, database, seed, cache)).items():
+            scores.setdefault(name, []).append(one)
     return {name: Found(*map(tuple, zip(*values, strict=True))) for name, values in scores.items()}
+
+
+def _searched(database: Features, seed: int, cache: Path | None) -> dict[str, tuple[float, float, float]]:
+    classes = classes_of(database)
+    given = Features(database.activations, flipped(database.labels, classes=classes, seed=seed))
+    wrong = given.labels != database.labels
+    return {
+        name: _judged(wrong, flags, suspicion) for name, (flags, suspicion) in _by_all(given, classes, cache).items()
+    }
 
 
 def _by_all(given: Features, classes: int, cache: Path | None) -> dict[str, tuple[Flags, Array]]:
@@ -166,3 +180,7 @@ def mislabel_findings(found: dict[Recipe, dict[str, Found]]) -> tuple[str, ...]:
             f"{np.mean(theirs.ranking):.3f}."
         )
     return tuple(told)
+
+
+# Read while it is what runs; everything that decides a score is in these modules and in the package.
+_FINGERPRINT = kept.fingerprint(sys.modules[__name__], cases, heads, kept.rooms("neighbours"), kept.package("cleanlab"))

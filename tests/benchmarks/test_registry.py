@@ -9,7 +9,8 @@ from benchmarks.__main__ import TABLES, main
 
 EXPECTED = (
     "synthetic", "faithfulness", "agreement", "deletion", "sparseness", "pixel-faithfulness", "calibration-time",
-    "purity", "statistics", "speed", "recovery", "models",
+    "purity", "statistics", "speed", "recovery", "models", "choosing", "varying",
+    "speed-neighbours",
 )  # fmt: skip
 
 

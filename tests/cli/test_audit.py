@@ -51,6 +51,12 @@ def lines_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def told_in(page: Path) -> Any:
+    """The data inside a report."""
+    text = page.read_text(encoding="utf-8")
+    return json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+
+
 def asked(kinds: Path, data: str, target: str) -> list[object]:
     words = ["--model", kinds / "kinds.pt2", "--data", kinds / data, "--target", target, "--features", "a,b,c"]
     return ["audit", *words, "--json"]
@@ -67,7 +73,26 @@ def test_wrong_labels_of_a_table_come_first(nobsp: Run, kinds: Path, tmp_path: P
     )
     assert lines[0]["reason"].startswith("labelled")
     assert len(lines) == found["rows"] == 120
-    assert (tmp_path / "out" / "report.html").stat().st_size > 100_000
+    page = told_in(tmp_path / "out" / "report.html")
+    assert page["audit"]["total"] == 120
+    assert set(page["audit"]["names"][:2]) == {"5", "70"}
+    assert page["audit"]["classes"]["suggested"][:2] == [
+        {"5": "cat", "70": "dog"}[row] for row in page["audit"]["names"][:2]
+    ]
+    assert page["table"]["rows"]["names"][70] == "70"
+
+
+def test_of_more_rows_than_a_page_holds_the_suspicious_keep_their_numbers(
+    nobsp: Run, kinds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nobsp.cli.audit._ROWS_IN_REPORT", 3)
+    nobsp(*asked(kinds, "kinds.csv", "kind"), "--output-names", *NAMES, "--out", tmp_path / "out")
+    first = [line["row"] for line in lines_of(tmp_path / "out" / "audit.csv")[:3]]
+    page = told_in(tmp_path / "out" / "report.html")
+    assert "Shown are the 3 most suspicious." in page["about"]
+    assert page["table"]["rows"]["names"] == sorted(first, key=int)
+    assert set(page["audit"]["names"]) <= set(first)
+    assert {"5", "70"} <= set(page["audit"]["names"])
 
 
 @pytest.mark.parametrize(
@@ -100,7 +125,9 @@ def test_images_in_the_wrong_folder_are_found(nobsp: Run, gallery: Path, tmp_pat
     first = lines_of(tmp_path / "out" / "audit.csv")[0]
     assert (Path(first["image"]).name, first["label"], first["suggested"]) == ("moved.png", "down", "across")
     assert "moved.png: labelled 'down'" in done.out
-    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+    page = told_in(tmp_path / "out" / "report.html")
+    assert page["audit"]["names"][0] == page["pictures"]["names"][0] == "down/moved.png"
+    assert page["audit"]["reasons"][0].startswith("labelled 'down'")
 
 
 @pytest.mark.parametrize(

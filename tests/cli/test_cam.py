@@ -15,8 +15,10 @@ from PIL import Image
 
 from nobsp import NObSPCam
 from nobsp.cli.arguments import parsed
+from nobsp.cli.cam import _grey
 from nobsp.cli.pictures import find_pictures
 from nobsp.network.exported import load_exported, opened
+from nobsp.vision.colours import AGAINST, FOR, LIGHT, OPACITY
 
 Run = Callable[..., object]
 
@@ -39,13 +41,38 @@ def test_maps_predictions_and_a_report_come_out(nobsp: Run, gallery: Path, tmp_p
     assert [row["label"] for row in rows] == ["across"] * 3 + ["down"] * 3
     assert {path.name for path in (out / "maps").iterdir()} == {row["map"].removeprefix("maps/") for row in rows}
     assert "classes are named after the folders" in done.err
-    assert (out / "report.html").stat().st_size > 10_000
+    assert '"names":["across/0.png",' in (out / "report.html").read_text(encoding="utf-8")
     loaded = opened(load_exported(gallery / "net.pt2"), torch.zeros(4, 1, 12, 12))
     cam = NObSPCam.load(out / "explainer.nobsp", loaded)
     batch = pictures_of(gallery / "images", "--channels", "1").batch(range(6))
     maps = cam(batch)
     np.testing.assert_allclose([float(row["probability"]) for row in rows], maps.confidence, rtol=1e-5)
     assert [row["predicted"] for row in rows] == [maps.output_names[k] for k in maps.logits.argmax(1)]
+
+
+@pytest.mark.parametrize(("kind", "colour"), [("positive", FOR), ("negative", AGAINST)])
+def test_maps_look_as_in_the_report_grey_images_with_its_colours(
+    nobsp: Run, gallery: Path, tmp_path: Path, kind: str, colour: str
+) -> None:
+    given = ("--model", gallery / "net.pt2", "--images", gallery / "images", "--channels", 1, "--no-report")
+    assert nobsp("cam", *given, "--map", kind, "--class", "down", "--out", tmp_path / "out").code == 0
+    pictures = pictures_of(gallery / "images", "--channels", "1")
+    batch = pictures.batch(range(6))
+    loaded = opened(load_exported(gallery / "net.pt2"), batch)
+    values = getattr(NObSPCam.load(tmp_path / "out" / "explainer.nobsp", loaded)(batch, "down").resize((12, 12)), kind)
+    cover = (OPACITY * np.maximum(values, 0) / values.max((1, 2), keepdims=True))[..., None]
+    tint = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)])
+    expected = 255 * pictures.shown(batch).numpy()[:, 0, :, :, None] * (1 - cover) + tint * cover
+    paths = sorted((tmp_path / "out" / "maps").iterdir())
+    drawn = np.stack([np.asarray(Image.open(path).resize((12, 12), Image.Resampling.NEAREST)) for path in paths])
+    np.testing.assert_allclose(drawn, expected, atol=1.0)
+
+
+def test_of_coloured_images_only_the_brightness_is_left() -> None:
+    red = torch.tensor([1.0, 0.0, 0.0])[None, :, None, None].expand(2, 3, 4, 4)
+    assert _grey(red).shape == (2, 1, 4, 4)
+    np.testing.assert_allclose(_grey(red), LIGHT[0])
+    np.testing.assert_allclose(_grey(torch.ones(1, 3, 2, 2)), 1.0)
 
 
 def test_a_class_may_be_asked_for_by_name_or_number(nobsp: Run, gallery: Path, tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ from nobsp.cli import main
 from nobsp.demo import Findings, drawing, synthetic
 from nobsp.demo.training import seeded
 
-CHROMIUM = Path("/usr/bin/chromium")
-
 
 def test_it_says_what_it_found_in_five_lines_and_where_the_pages_are(demo: Any) -> None:
     lines = demo.out.splitlines()
@@ -39,23 +37,18 @@ def test_the_networks_of_the_demo_are_good_enough_to_look_at(demo: Any) -> None:
     assert digits > 97
 
 
-def test_every_page_opens_without_a_complaint_or_a_request(demo: Any) -> None:
-    playwright = pytest.importorskip("playwright.sync_api")
-    if not CHROMIUM.exists():
-        pytest.skip("there is no Chromium here")
+def test_every_page_opens_without_a_complaint_or_a_request(demo: Any, browser: Any) -> None:
     heard: list[str] = []
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 400, "height": 800})
-        page.on("console", lambda message: heard.append(message.text))
-        page.on("pageerror", lambda error: heard.append(str(error)))
-        page.on("request", lambda request: request.url.startswith(("file:", "data:")) or heard.append(request.url))
-        for link in range(3):
-            page.goto((demo.folder / "index.html").as_uri())
-            assert page.evaluate("document.documentElement.scrollWidth") <= 400
-            page.locator("a.go").nth(link).click()
-            page.wait_for_selector("h1")
-        browser.close()
+    page = browser.new_page(viewport={"width": 400, "height": 800})
+    page.on("console", lambda message: heard.append(message.text))
+    page.on("pageerror", lambda error: heard.append(str(error)))
+    page.on("request", lambda request: request.url.startswith(("file:", "data:")) or heard.append(request.url))
+    for link in range(3):
+        page.goto((demo.folder / "index.html").as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        page.locator("a.go").nth(link).click()
+        page.wait_for_selector("h1")
+    page.close()
     assert heard == []
 
 

@@ -157,6 +157,28 @@ def test_a_closed_model_is_refused_with_the_way_to_open_it(
         explainer(closed).fit(data)
 
 
+@pytest.mark.parametrize("explainer", [NObSP, NObSPCam])
+@pytest.mark.parametrize("closed", [str, Path])
+def test_the_name_of_a_file_is_refused_with_the_way_to_open_it(
+    files: dict[str, Path], rows: Tensor, explainer: Any, closed: Any
+) -> None:
+    data = rows if explainer is NObSP else torch.zeros(3, 1, 4, 4)
+    with pytest.raises(TypeError, match=r"nobsp\.network\.exported\.opened\(model, rows\)"):
+        explainer(closed(files["dynamic.pt2"])).fit(data)
+
+
+def test_the_graph_of_a_program_is_refused_with_the_way_to_open_it(files: dict[str, Path], rows: Tensor) -> None:
+    graph = torch.export.load(files["dynamic.pt2"]).module()
+    with pytest.raises(ValueError, match=r"no linear layer .*nobsp\.network\.exported\.opened\(model, rows\)"):
+        NObSP(graph).fit(rows)
+    assert NObSP(opened(graph, rows)).fit(rows).output_names_
+
+
+def test_weights_alone_are_refused_with_the_way_to_use_them(net: Net, rows: Tensor) -> None:
+    with pytest.raises(TypeError, match=r"found OrderedDict.*load_state_dict"):
+        NObSP(net.state_dict()).fit(rows)
+
+
 def test_maps_of_an_opened_network_are_those_of_the_original() -> None:
     torch.manual_seed(0)
     body = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 1), nn.SiLU())

@@ -1,8 +1,7 @@
-"""A real Chromium, and pages to open in it."""
+"""Pages, and how to open them in a real Chromium."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,28 +17,6 @@ from torch import nn
 from nobsp import NObSP, NObSPCam
 from nobsp.page import report
 from tests.page.names import NASTY, QUOTED, RTL
-
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium") or "/usr/bin/chromium"
-    if not Path(chromium).exists():
-        pytest.skip("chromium is not installed")
-    with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=chromium, args=FLAGS)
-        yield started
-        started.close()
 
 
 @dataclass

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 from torch import nn
 
@@ -102,6 +104,67 @@ def test_an_output_is_chosen_by_name_or_position_and_has_to_be(several):
 def test_a_row_that_is_none_is_an_error(ex, row, error):
     with pytest.raises(error, match="row"):
         plots.waterfall(ex, row=row)
+
+
+def labelled(ex, labels):
+    """The first rows, in a frame with these labels."""
+    some = ex[: len(labels)]
+    return replace(some, data=some.data.set_axis(labels))
+
+
+@pytest.mark.parametrize(
+    ("labels", "row", "position"),
+    [
+        (["Ada", "Bo", "Cy"], "Cy", 2),
+        ([2.5, 0.5, 1.5], 0.5, 1),
+        (pd.date_range("2024-01-01", periods=3), "2024-01-02", 1),
+        (pd.date_range("2024-01-01", periods=3), pd.Timestamp("2024-01-03"), 2),
+        (pd.MultiIndex.from_product([["a"], [7, 8, 9]]), ("a", 8), 1),
+        (["Ada", 2, 0], 0, 0),
+        ([2, 0, 1], 0, 0),
+        (["Ada", "Bo", "Cy"], -1, 2),
+    ],
+)
+def test_a_row_is_found_by_its_label_and_a_whole_number_is_a_position(ex, labels, row, position):
+    ax = plots.waterfall(labelled(ex, labels), row=row)
+    assert bars_of(ax) == bars_of(plots.waterfall(ex, row=position))
+
+
+def test_the_title_is_the_label_that_was_asked_for(ex):
+    few = labelled(ex, ["Ada", "Bo", "Cy"])
+    assert plots.waterfall(few, row="Bo").get_title(loc="left") == "row Bo"
+    assert plots.waterfall(few, row=-2).get_title(loc="left") == "row 1"
+
+
+def test_chosen_rows_keep_their_labels(ex):
+    assert bars_of(plots.waterfall(labelled(ex, ["Ada", "Bo", "Cy"])[1:], row="Cy")) == bars_of(
+        plots.waterfall(ex, row=2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "row", "error", "message"),
+    [
+        (["Ada", "Bob", "Cy"], "Bo", ValueError, "did you mean 'Bob'"),
+        (["Ada", "Bob", "Cy"], "Zoë", ValueError, "there are 'Ada', 'Bob', 'Cy'"),
+        (["Ada", "Bo", "Ada"], "Ada", ValueError, "those at 0, 2; pass one position"),
+        (["Ada", "Bob", "Cy"], ("Ada", 1), ValueError, "no row"),
+        (["Ada", "Bob", "Cy"], None, ValueError, "no row None"),
+        (["Ada", "Bob", "Cy"], ["Ada"], TypeError, "position or label of one row"),
+        ([10, 20, 30], 20, IndexError, r"there are 3; for the label pass row=ex\.data\.index\.get_loc\(20\)"),
+        ([10, 20, 30], 20.0, TypeError, "row must be the position of one row"),
+        (["Ada", "Bob", "Cy"], 3, IndexError, "there are 3"),
+    ],
+)
+def test_a_label_that_names_no_single_row_is_an_error_that_helps(ex, labels, row, error, message):
+    with pytest.raises(error, match=message):
+        plots.waterfall(labelled(ex, labels), row=row)
+
+
+@pytest.mark.parametrize("kind", [pl.from_pandas, np.asarray])
+def test_rows_without_labels_go_by_position(ex, kind):
+    with pytest.raises(TypeError, match="row must be the position of one row, found 'Ada'"):
+        plots.waterfall(replace(ex, data=kind(ex.data)), row="Ada")
 
 
 # ---------------------------------------------------------------------- variance

@@ -23,7 +23,7 @@ def test_bars_are_mean_sizes_and_diamonds_those_with_interactions(ex):
     main = {name: np.abs(ex.values[:, k, 0]).mean() for k, name in enumerate(ex.feature_names)}
     total = dict(zip(ex.feature_names, np.abs(ex.total()[:, :, 0]).mean(0), strict=True))
     names = names_of(ax)
-    assert names == [*sorted(main, key=lambda name: -max(main[name], total[name])), "residual"]
+    assert names == [*sorted(main, key=lambda name: -main[name]), "residual"]
     widths = [bar.get_width() for bar in ax.patches]
     assert widths[:4] == pytest.approx([main[name] for name in names[:4]])
     [diamonds] = [line for line in ax.lines if line.get_gid() == "total"]
@@ -36,6 +36,21 @@ def test_the_residual_stands_below_the_features(ex):
     assert bar.get_width() == pytest.approx(np.abs(ex.residual).mean())
     assert names_of(ax)[-1] == "residual"
     assert "2 strongest of 4 features" in ax.get_title(loc="right")
+
+
+@pytest.mark.parametrize("output", ["price", "risk", "rank"])
+def test_features_have_the_order_of_their_swarms(several, output):
+    swarms = names_of(plots.beeswarm(several, output=output))
+    bars = names_of(plots.importance(several, output=output))
+    assert bars == [name for name in swarms if " × " not in name]
+    assert len(bars) == 5
+
+
+def test_a_feature_that_acts_only_with_another_is_not_left_out(ex):
+    values = ex.values.copy()
+    values[:, 0], values[:, 4] = 0.0, 3 * values[:, 4]  # age has no function of its own, only the pair
+    ax = plots.importance(replace(ex, values=values), max_display=2)
+    assert names_of(ax) == ["income", "age", "residual"]
 
 
 def test_without_interactions_there_are_no_diamonds(ex):

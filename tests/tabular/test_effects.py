@@ -3,10 +3,15 @@
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.compose import ColumnTransformer
+from sklearn.neural_network import MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
 from torch import nn
 
 from nobsp import NObSP
@@ -113,6 +118,59 @@ def test_values_are_spread_over_the_distribution_where_there_are_too_many() -> N
     assert errors[2] < 0.02 * abs(slope)
 
 
+def test_every_level_of_a_category_counts_however_few_values_are_asked_for() -> None:
+    rng = np.random.default_rng(0)
+    codes = np.eye(40)[rng.integers(0, 40, size=2000) ** 2 // 40]
+    X = np.hstack([rng.normal(size=(2000, 1)), codes])
+    model = network(41)
+    expected = []
+    for row in X[:5]:
+        replaced = np.repeat(row[None], len(X), axis=0)
+        replaced[:, 1:] = codes
+        expected.append(outputs_of(model, row[None])[0] - outputs_of(model, replaced).mean(0))
+
+    explainer = NObSP(model, features={"a": 0, "code": list(range(1, 41))}, interactions=0).fit(X)
+
+    np.testing.assert_allclose(explainer.total_effects(X[:5], values=2)[:, 1], expected, atol=1e-12)
+
+
+def test_a_frame_through_a_pipeline_and_the_same_through_its_network() -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"size": rng.normal(size=200), "colour": rng.choice(["red", "green"], size=200), "note": ["x"] * 200}
+    )
+    y = frame["size"] * (frame["colour"] == "red")
+    encode = ColumnTransformer(
+        [("keep", "passthrough", ["size"]), ("code", OneHotEncoder(sparse_output=False), ["colour"])]
+    )
+    pipeline = make_pipeline(encode, MLPRegressor(hidden_layer_sizes=(8,), max_iter=2000, random_state=0)).fit(frame, y)
+    rows = frame[:4]
+    expected = np.zeros((4, 3))
+    for (i, row), (j, name) in itertools.product(enumerate(rows.itertuples(index=False)), enumerate(frame.columns)):
+        replaced = pd.DataFrame([row] * 200, columns=frame.columns)
+        replaced[name] = frame[name].to_numpy()
+        expected[i, j] = pipeline.predict(rows)[i] - pipeline.predict(replaced).mean()
+
+    found = NObSP(pipeline, interactions=0).fit(frame).total_effects(rows, values=200)
+
+    np.testing.assert_allclose(found[:, :, 0], expected, atol=1e-10)
+
+
+def test_the_model_is_a_guest() -> None:
+    model, X = network(3).float().train(), torch.randn(60, 3)
+    model.append(nn.Identity())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    explainer = NObSP(model, interactions=0, ridge=1e-4).fit(X)
+    state = torch.get_rng_state()
+
+    explainer.total_effects(X)
+
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
 def test_columns_of_one_feature_are_replaced_together() -> None:
     rng = np.random.default_rng(0)
     codes = np.eye(3)[rng.integers(0, 3, size=300)]
@@ -162,5 +220,5 @@ def test_bad_input_is_named() -> None:
         explainer.total_effects(X, values=1)
     with pytest.raises(ValueError, match="columns"):
         explainer.total_effects(X[:, :2])
-    with pytest.raises(ValueError, match="columns"):
+    with pytest.raises(ValueError, match=r"background: .*columns"):
         explainer.total_effects(X, background=X[:, :2])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from nobsp.vision import ActivationMaps, NObSPCam
-from nobsp.vision.colours import coloured
+from nobsp.vision.colours import AGAINST, FOR, OPACITY, coloured
 from tests.vision.networks import averaged, images
 
 
@@ -64,22 +66,31 @@ def test_images_may_have_their_channels_last_be_grey_or_of_bytes(maps: Activatio
 
 def test_colour_is_strongest_where_the_map_is_largest() -> None:
     values = np.array([[[0.0, 1.0], [-4.0, 2.0]]])
-    _, strength = coloured(values, diverging=True)
+    _, strength = coloured(values, kind="signed")
     np.testing.assert_allclose(strength, [[[0.0, 0.25], [1.0, 0.5]]])
-    _, strength = coloured(values, diverging=False)
+    _, strength = coloured(values, kind="positive")
     np.testing.assert_allclose(strength, [[[0.0, 0.5], [0.0, 1.0]]])
 
 
 def test_a_map_of_zeros_is_no_colour() -> None:
-    _, strength = coloured(np.zeros((1, 2, 2)), diverging=True)
+    _, strength = coloured(np.zeros((1, 2, 2)), kind="signed")
     assert not strength.any()
 
 
 def test_evidence_for_and_against_have_different_colours() -> None:
-    colours, _ = coloured(np.array([[[-1.0, 1.0]]]), diverging=True)
-    blue, red = colours[0, 0]
+    colours, _ = coloured(np.array([[[-1.0, 1.0]]]), kind="signed")
+    blue, orange = colours[0, 0]
     assert blue[2] > blue[0]
-    assert red[0] > red[2]
+    assert orange[0] > orange[2]
+    for kind, colour in (("positive", orange), ("negative", blue)):
+        np.testing.assert_array_equal(coloured(np.ones((1, 1, 1)), kind=kind)[0][0, 0, 0], colour)
+
+
+def test_colours_are_those_of_the_report() -> None:
+    page = resources.files("nobsp.page")
+    light = (page / "page.css").read_text(encoding="utf-8").partition("}")[0]
+    assert f"--for-map: {FOR}; --against-map: {AGAINST};" in light
+    assert re.search(rf'id="opacity"[^>]* value="{OPACITY}"', (page / "page.html.j2").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(

@@ -83,16 +83,17 @@ def _table(options: Namespace, console: Console, loaded: Loaded, files: Sequence
 
             # In the order of the file, so that rows have the same numbers everywhere, as long as all fit.
             kept = np.sort(most_suspicious(found)[:_ROWS_IN_REPORT])
-            some = f" Shown are the {len(kept):,} most suspicious." if len(kept) < len(found) else ""
             report(
                 explainer(data.rows)[kept],
                 folder / "report.html",
                 title=options.title or f"An audit of {loaded.name}",
                 about=f"{loaded.name} ({loaded.origin}) on {counted(len(data.rows), 'row')} of {options.data.name}: "
-                f"{_counts_in_words(found)}{some}",
+                f"{_counts_in_words(found)}{_shown_in_words(found, kept)}",
                 labels=_codes(found, kept),
                 class_names=[str(one) for one in _classes(found)],
                 hits=found.by_contributions[kept],
+                audit=part_of(found, kept),
+                names=[str(row) for row in found.rows[kept]],
             )
     console.results(*_summary(options, files, found, [f"row {row}" for row in range(len(found))]))
 
@@ -183,7 +184,7 @@ def _pictured(
         path,
         title=options.title or f"An audit of {loaded.name}",
         about=f"{loaded.name} ({loaded.origin}) on {counted(len(pictures), 'image')} of {pictures.folder.name}: "
-        f"{_counts_in_words(found)} Most suspicious first, in the order of audit.csv."
+        f"{_counts_in_words(found)}{_shown_in_words(found, order)} Most suspicious first, in the order of audit.csv."
         f"{'' if warning is None else f' Warning: {warning}'}",
         explainer=cam,
         labels=_codes(found, order),
@@ -191,6 +192,8 @@ def _pictured(
         images=some.shown(images),
         hits=hits,
         gallery=others.shown(others.batch(range(len(others)))),
+        audit=part_of(found, order),
+        names=some.names,
     )
 
 
@@ -253,6 +256,17 @@ def most_suspicious(found: Audit) -> NDArray[np.intp]:
     return np.lexsort((found.joint, ~flagged, ~found.errors, ~mislabelled))
 
 
+def part_of(found: Audit, rows: NDArray[np.intp]) -> Audit:
+    """What an audit found about some of its rows, in their order."""
+    kept: dict[str, Any] = {"signals": {name: values[rows] for name, values in found.signals.items()}}
+    kept["reasons"] = tuple(found.reasons[row] for row in rows)
+    for field in dataclasses.fields(found):
+        whole = getattr(found, field.name)
+        if field.name not in (*kept, "joint_kind", "joint_model", "auroc"):  # these are about all rows
+            kept[field.name] = None if whole is None else whole[rows]
+    return dataclasses.replace(found, **kept)
+
+
 def _lines(found: Audit, **more: Sequence[Any]) -> dict[str, list[Any]]:
     """The audit as columns, most suspicious first."""
     order = most_suspicious(found)
@@ -268,6 +282,10 @@ def _counts(found: Audit) -> dict[str, int]:
     flags = {"likely wrong label": found.mislabels, "likely error": found.errors}
     flags |= {"boundary case": found.boundary, "outlier": found.outliers}
     return {name: int(flag.sum()) for name, flag in flags.items() if flag is not None}
+
+
+def _shown_in_words(found: Audit, kept: NDArray[np.intp]) -> str:
+    return f" Shown are the {len(kept):,} most suspicious." if len(kept) < len(found) else ""
 
 
 def _counts_in_words(found: Audit) -> str:

@@ -17,6 +17,8 @@ from nobsp.cli.tables import write_csv
 from nobsp.cli.trial import Tried, tried_on_images
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nobsp import ActivationMaps, NObSPCam
 
 FILES = ("maps", "predictions.csv", "explainer.nobsp", "report.html")
@@ -145,18 +147,30 @@ def _maps(
     folder: Path, pictures: Pictures, cam: NObSPCam, target: Any, against: Any, kind: Any
 ) -> dict[str, list[Any]]:
     """Lays every map over its image, and hands back what was predicted."""
+    from nobsp.vision.colours import OPACITY
+
     names = _file_names(pictures)
     columns = ("image", "label", "predicted", "explained", "probability", "logit", "base", "residual", "map")
     table: dict[str, list[Any]] = {name: [] for name in columns}
     seen = 0
     for batch in pictures:
         maps = cam(batch, target, against=against)
-        _save(folder, names[seen : seen + len(batch)], maps.overlay(pictures.shown(batch), kind=kind))
+        overlays = maps.overlay(_grey(pictures.shown(batch)), kind=kind, opacity=OPACITY)
+        _save(folder, names[seen : seen + len(batch)], overlays)
         here = slice(seen, seen + len(batch))
         for column, values in _rows(maps, pictures.paths[here], pictures.labels[here], names[here]).items():
             table[column] += values
         seen += len(batch)
     return table
+
+
+def _grey(images: Tensor) -> Tensor:
+    """Images without colours of their own, as in the report, so that all colour is the map's."""
+    from nobsp.vision.colours import LIGHT
+
+    if images.shape[1] == 1:
+        return images
+    return (images * images.new_tensor(LIGHT)[:, None, None]).sum(1, keepdim=True).clamp(max=1.0)
 
 
 def _rows(maps: ActivationMaps, paths: Sequence[Path], labels: Sequence[str | None], names: Sequence[str]) -> Any:
@@ -232,6 +246,7 @@ def _report(
         explainer=cam,
         images=some.shown(images),
         labels=list(some.labels) if known else None,
+        names=some.names,
     )
 
 

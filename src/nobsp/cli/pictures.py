@@ -73,6 +73,11 @@ class Pictures:
         stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float() / 255.0
         return (stacked - self._column(self.mean)) / self._column(self.std)
 
+    @property
+    def names(self) -> list[str]:
+        """Where in the folder each image is."""
+        return [path.relative_to(self.folder).as_posix() for path in self.paths]
+
     def shown(self, batch: Tensor) -> Tensor:
         """A batch as it looks: from 0 to 1."""
         return (batch * self._column(self.std) + self._column(self.mean)).clamp(0.0, 1.0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
 }
+_OPENED = "nobsp.network.exported.opened(model, rows)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +145,11 @@ def _refusal(model: Any, last: Any) -> str:
     elif hasattr(model, "regressor_"):
         hint = " Pass model.regressor_; its output is the transformed target."
     elif isinstance(model, torch.export.ExportedProgram):
-        hint = " Pass nobsp.network.exported.opened(model, rows), with some rows as the model takes them."
+        hint = f" Pass {_OPENED}, with some rows as the model takes them."
+    elif isinstance(model, str | os.PathLike):
+        hint = f" Pass {_OPENED} for a file of torch.export or TorchScript; load any other first."
+    elif isinstance(model, Mapping):
+        hint = " Weights alone do not tell what is computed: load them into the model, model.load_state_dict(...)."
     return (
         "model must be a torch.nn.Module, a fitted scikit-learn MLPClassifier or MLPRegressor, or a Pipeline "
         f"ending in one of these; found {found}.{hint}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -223,7 +224,8 @@ def fingerprint_of(module: nn.Module, head: str) -> str:
 def checked(model: nn.Module) -> nn.Module:
     """The module to run, without wrappers; an error where its layers cannot be observed."""
     if not isinstance(model, nn.Module):
-        hint = f"; {_OPEN}" if isinstance(model, torch.export.ExportedProgram) else ""
+        closed = isinstance(model, torch.export.ExportedProgram | str | os.PathLike)
+        hint = f"; {_OPEN}" if closed else ""
         raise TypeError(f"model must be a torch.nn.Module, found {type(model).__name__}{hint}.")
     module = unwrapped(model)
     if isinstance(module, torch.jit.ScriptModule):

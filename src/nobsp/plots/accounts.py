@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,7 +60,12 @@ _STYLES = {
 
 
 def waterfall(
-    ex: Explanation, *, row: int = 0, output: int | str | None = None, max_display: int = 10, ax: Axes | None = None
+    ex: Explanation,
+    *,
+    row: Hashable = 0,
+    output: int | str | None = None,
+    max_display: int = 10,
+    ax: Axes | None = None,
 ) -> Axes:
     """Draws the account of one row: from the base over every term and the residual to the prediction.
 
@@ -69,7 +74,8 @@ def waterfall(
 
     Args:
         ex: An explanation.
-        row: Position of the row.
+        row: Position of the row; or, where a frame with an index was explained, its label. A whole number is always a
+            position.
         output: Position or name of the output; may be left out where there is only one.
         max_display: Most bars of terms, the one that holds the rest among them.
         ax: Axes to draw on; a new figure when None.
@@ -78,8 +84,9 @@ def waterfall(
         The axes.
 
     Raises:
-        IndexError: If there is no such row.
-        ValueError: If there is no such output.
+        IndexError: If there is no such position.
+        TypeError: If rows without labels are asked for by one.
+        ValueError: If there is no such label or output, or several rows have the label.
 
     Example:
         >>> import torch
@@ -94,9 +101,8 @@ def waterfall(
     most = checked_count(max_display)
     asked.explanation(ex, "waterfall")
     chosen = asked.one_output(output, ex.output_names)
-    if isinstance(row, bool) or not isinstance(row, int | np.integer):
-        raise TypeError(f"row must be the position of one row, found {row!r}.")
-    one = ex[row]
+    position = asked.row_position(row, ex)
+    one = ex[position]
     steps = _steps(one, chosen, most)
     base, residual = float(one.base_values[chosen]), float(one.residual[0, chosen])
     known = residual == residual
@@ -128,7 +134,8 @@ def waterfall(
     ax.get_yticklabels()[-1].set_fontweight("bold")
     _room_for_numbers(ax, ends)
     ax.set_xlabel(shown(one.output_names[chosen], 60), fontsize=NORMAL)
-    ax.set_title(f"row {row % len(ex)}", loc="left", fontsize=LARGE)
+    called = position if isinstance(row, int | np.integer) else shown(str(row), 40)
+    ax.set_title(f"row {called}", loc="left", fontsize=LARGE)
     if one.outside.any():
         noted(ax, "* outside the calibrated range")
     return ax

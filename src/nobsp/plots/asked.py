@@ -1,16 +1,19 @@
-"""What was asked for: which explanation, which output, which features; and errors that help."""
+"""What was asked for: which explanation, which row, which output, which features; and errors that help."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
+from nobsp.plots.tables import frame_of
 from nobsp.plots.wording import listed
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation, output_position
+
+_SEARCHED = 10_000  # labels among which close ones are looked for; more would take seconds
 
 
 def is_explainer(given: Any) -> bool:
@@ -46,6 +49,42 @@ def known_residual(given: Explanation, plot: str) -> Explanation:
             "compiled(X, predictions=...)."
         )
     return given
+
+
+def row_position(row: Any, ex: Explanation) -> int:
+    """Position of a row given by its position, or by its label in the index of the frame that was explained.
+
+    Raises:
+        IndexError: If there is no such position.
+        TypeError: If it is neither a position nor a label, or the rows have no labels.
+        ValueError: If no row, or more than one, has the label; close matches are offered.
+    """
+    index = _labels_of(ex)
+    if isinstance(row, int | np.integer) and not isinstance(row, bool):
+        if -len(ex) <= row < len(ex):
+            return int(row) % len(ex)
+        meant = f"; for the label pass row=ex.data.index.get_loc({row})" if index is not None and row in index else ""
+        raise IndexError(f"row {row} is out of range: row is a position, and there are {len(ex)}{meant}.")
+    named = index is not None and index.inferred_type != "integer"
+    if isinstance(row, bool | slice) or not isinstance(row, Hashable) or not named:
+        raise TypeError(f"row must be the position{' or label' if named else ''} of one row, found {row!r}.")
+    try:
+        found = np.arange(len(index))[index.get_loc(row)]
+    except (KeyError, TypeError, ValueError):  # as other kinds of indexes say that there is no such label
+        close = get_close_matches(str(row), dict.fromkeys(map(str, index[:_SEARCHED])), n=3)
+        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {listed(index, 12)}."
+        raise ValueError(f"no row {row!r} in the index of ex.data; {hint}") from None
+    if np.size(found) != 1:
+        raise ValueError(f"row {row!r} is not one row but those at {listed(found.tolist(), 12)}; pass one position.")
+    return int(np.ravel(found)[0])
+
+
+def _labels_of(ex: Explanation) -> Any:
+    """The index of the explained frame; None where it has none."""
+    import narwhals as nw
+
+    frame = frame_of(ex.data)
+    return None if frame is None else nw.maybe_get_index(frame)
 
 
 def one_output(output: int | str | None, names: Sequence[str], among: Sequence[int] | None = None) -> int:

@@ -51,14 +51,16 @@ class _Sizes:
 def importance(what: Any, *, output: int | str | None = None, max_display: int = 15, ax: Axes | None = None) -> Axes:
     """Draws how much each feature contributes on average, strongest first.
 
-    The bar is the mean absolute value of the feature's own function. The diamond is that of everything it takes part
-    in, its function and its interactions together, which may also be less. With several outputs the bars are stacked,
-    and the diamond is the sum. The residual's own size stands below, as far as it is known.
+    The bar is the mean absolute value of the feature's own function, by which features are ordered as they are in
+    `beeswarm`. The diamond is that of everything it takes part in, its function and its interactions together, which
+    may also be less. With several outputs the bars are stacked, and the diamond is the sum. The residual's own size
+    stands below, as far as it is known.
 
     Args:
         what: An `Explanation`, measured on its rows; or a calibrated `NObSP`, measured on calibration rows.
         output: Position or name of the output; all when None.
-        max_display: Most features.
+        max_display: Most features; those with the largest bar or diamond, so that none is left out that acts only
+            together with others.
         ax: Axes to draw on; a new figure when None.
 
     Returns:
@@ -85,7 +87,8 @@ def importance(what: Any, *, output: int | str | None = None, max_display: int =
     if len(chosen) > len(colours.SERIES):
         main, total, residual = main.sum(1, keepdims=True), total.sum(1, keepdims=True), residual.sum(keepdims=True)
         names = [counted(len(chosen), "output")]
-    order = np.argsort(-np.maximum(main.sum(1), total.sum(1)), kind="stable")[:most]
+    kept = np.sort(np.argsort(-np.maximum(main.sum(1), total.sum(1)), kind="stable")[:most])
+    order = kept[np.argsort(-main.sum(1)[kept], kind="stable")]
     has_residual = not np.isnan(residual).any()
     places = np.arange(len(order))
     ax = one_axes(ax, (6.6, 0.3 * (len(order) + has_residual) + 1.2))
@@ -149,8 +152,9 @@ def beeswarm(
 ) -> Axes:
     """Draws every row's contributions, a swarm for each term, strongest first, and one for the residual.
 
-    Each point is a row. Its colour, from dark to light, is the feature's value from low to high, by rank; points of
-    categories, groups and interactions are grey.
+    Each point is a row. Terms are ordered by their mean absolute contribution, so that features come in the order of
+    `importance`, with interactions between them. A point's colour, from dark to light, is the feature's value from
+    low to high, by rank; points of categories, groups and interactions are grey.
 
     Args:
         ex: An explanation.

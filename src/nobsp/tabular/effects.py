@@ -17,10 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nobsp.network.levels import distinct
 from nobsp.network.readout import Readout
 from nobsp.network.summary import Summariser, Summary
 from nobsp.tabular.fitted import Fitted
 from nobsp.tabular.representations import Represent
+
+# Levels of a category that take one another's place; past these, the rarest are left out.
+MOST_LEVELS = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,47 +43,59 @@ class StandIns:
 
 
 def stand_ins(fitted: Fitted, most: int, background: Any, *, batch_size: int) -> list[StandIns]:
-    """For every feature, values spread over its distribution: all there are, or `most` of equal weight.
+    """For every feature, values that stand for its distribution.
 
     Args:
         fitted: The calibrated model.
-        most: Most values for a feature.
+        most: Most values for a feature that is no category.
         background: Rows to take values from; those of the calibration when None.
         batch_size: Rows of the background to read at a time.
     """
-    summary = fitted.summary
-    if background is not None:
-        summariser = Summariser(fitted.columns.features.columns)
+    summary = fitted.summary if background is None else _summary(fitted, background, batch_size)
+    found = []
+    for feature, group in enumerate(fitted.columns.features.columns):
+        columns, category = list(group), feature in fitted.plan.isolation.categories
+        if not columns:  # a column that the preprocessing drops
+            values, counts = torch.zeros(1, 0), torch.ones(1)
+        else:
+            known = summary.levels_of(feature, columns) or distinct(_sample(summary)[:, columns])
+            values, counts = _frequent(*known) if category else _spread(*known, most)
+        found.append(StandIns(columns, values, counts.double() / counts.sum()))
+    return found
+
+
+def _summary(fitted: Fitted, background: Any, batch_size: int) -> Summary:
+    summariser = Summariser(fitted.columns.features.columns)
+    try:
         for batch in fitted.source(background, batch_size=batch_size):
             fitted.outside(batch, first_row=summariser.rows)
             summariser.update(batch)
-        summary = summariser.result()
-    return [
-        _of_feature(summary, feature, list(columns), most)
-        for feature, columns in enumerate(fitted.columns.features.columns)
-    ]
+    except ValueError as error:
+        raise ValueError(f"background: {error}") from None
+    return summariser.result()
 
 
-def _of_feature(summary: Summary, feature: int, columns: list[int], most: int) -> StandIns:
-    if not columns:  # a column that the preprocessing drops
-        return StandIns(columns, torch.zeros(1, 0, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
-    known = summary.levels_of(feature, columns)
-    if known is None and len(summary.sample) == 0:
+def _sample(summary: Summary) -> Tensor:
+    if len(summary.sample) == 0:
         raise ValueError(
             "the file this explainer was loaded from holds no rows to take values from; give some with background=rows."
         )
-    if known is None and len(columns) != 1:
-        rows = summary.some_rows(most)[:, columns]
-        return StandIns(columns, rows, torch.full((len(rows),), 1 / len(rows), dtype=torch.float64))
-    if known is None:
-        known = torch.unique(summary.sample[:, columns[0]], return_counts=True)
-    values, counts = known[0].reshape(len(known[0]), len(columns)), known[1].to(torch.float64)
-    if len(values) > most:
-        # The values at equal steps of probability, each the middle of its step; all of them are real ones.
-        shares = counts.cumsum(0) / counts.sum()
-        middles = (torch.arange(most, dtype=torch.float64) + 0.5) / most
-        values, counts = values[torch.searchsorted(shares, middles)], torch.ones(most, dtype=torch.float64)
-    return StandIns(columns, values, counts / counts.sum())
+    return summary.sample
+
+
+def _frequent(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Levels of a category: they have no order to be spread over."""
+    first = counts.argsort(descending=True, stable=True)[:MOST_LEVELS]
+    return values[first], counts[first]
+
+
+def _spread(values: Tensor, counts: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Values at equal steps of probability, each the middle of its step; rows of several columns in lexical order."""
+    if len(values) <= most:
+        return values, counts
+    shares = counts.double().cumsum(0) / counts.sum()
+    middles = (torch.arange(most, dtype=torch.float64) + 0.5) / most
+    return values[torch.searchsorted(shares, middles)], torch.ones(most)
 
 
 def total_effects(

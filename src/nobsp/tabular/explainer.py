@@ -268,8 +268,8 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
         Args:
             X: Rows, of any kind that `fit` takes.
-            values: Most values that take a feature's place, one forward pass each. All there are, if no
-                more; otherwise spread evenly over its distribution.
+            values: Most values that take a number's place, one forward pass each. All there are, if no more;
+                otherwise spread evenly over its distribution. Of a category all levels do, up to 256.
             background: Rows to take values from instead of the calibration rows; needed for an explainer
                 from a file, which holds no rows.
             progress: Whether to show a progress bar on stderr.

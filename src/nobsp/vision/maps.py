@@ -112,8 +112,8 @@ class ActivationMaps:
             images: As many images as there are maps: (n, channels, height, width) or (n, height, width, channels), one
                 or three channels. Values outside 0 to 1 (normalised images, say) are stretched to that range image by
                 image; integers are taken to run from 0 to 255.
-            kind: Which map. "positive" and "negative" go from nothing to yellow; "signed" and "account" from blue,
-                against, over nothing to red, for.
+            kind: Which map. Evidence for the class is orange ("positive"), evidence against it blue ("negative");
+                "signed" and "account" have both.
             opacity: How strong the colour is where the map is largest, 0 to 1.
 
         Returns:
@@ -130,7 +130,7 @@ class ActivationMaps:
             raise ValueError("these maps are for several targets per image; choose one first, maps.of_target(0).")
         pictures = _pictures(images, len(self))
         shown = _resized(getattr(self, kind), (pictures.shape[1], pictures.shape[2]))
-        colour, strength = coloured(shown, diverging=kind in ("signed", "account"))
+        colour, strength = coloured(shown, kind=kind)
         blend = (opacity * strength)[..., None]
         return (pictures * (1 - blend) + colour * blend).astype(np.float32)
 
