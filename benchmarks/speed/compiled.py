@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from benchmarks.networks import feed_forward, train
@@ -198,7 +199,19 @@ def ratios(*, quick: bool) -> list[Ratio]:
     for name, target in ((SHAP, 1000), (GRADIENTS, 20), (DEEP_LIFT, None), (EFFECTS, None), (UNCOMPILED, None)):
         said = f"{name}, {ways[name][1]:,} rows"
         found.append(raced("one row, all features, compiled", ours, said, times[name], target=target))
+    found.append(difference(model.double(), X[:some], calibration))
     return found
+
+
+def difference(model: nn.Module, X: NDArray[np.float32], calibration: NDArray[np.float32]) -> Ratio:
+    """How far compiled contributions are off. In single precision the network itself is off by more."""
+    explainer = NObSP(model, interactions=0).fit(calibration.astype(np.float64))
+    compiled, rows = explainer.compile(TOLERANCE), X.astype(np.float64)
+    off = float((np.abs(compiled(rows).values - explainer(rows).values) / compiled.spread).max())
+    what = f"largest difference of compiled contributions, {len(rows):,} rows, double precision"
+    return Ratio(
+        what, f"{off:.1e} of the spread", f"the tolerance, {TOLERANCE:g}", (off / TOLERANCE,), 1.0, least=False
+    )
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,11 +69,11 @@ class Judge:
         found = self._kept.cell(f"{network}, pixels, {method}", made, lambda: self._correlated(network, method))
         return np.array(found, dtype=np.float64)
 
-    def milliseconds(self, network: str, method: str) -> float:
-        """Processor time for one image, maps and forward pass."""
+    def times_forward(self, network: str, method: str) -> Sequence[float]:
+        """Processor time for one image, maps and forward pass, and its ratio to the forward pass alone."""
         made = fingerprint(self._made_by(method), timing)
         scene = self._scene(network, "val")
-        return self._kept.cell(f"{network}, time, {method}", made, lambda: timing.milliseconds(scene, method))
+        return self._kept.cell(f"{network}, time, {method}", made, lambda: timing.times_forward(scene, method))
 
     def _made_by(self, method: str) -> str:
         """Changes with whatever may change a map. Deletion curves change only with what it ranks; see `_deleted`."""

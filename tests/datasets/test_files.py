@@ -161,7 +161,7 @@ def test_an_answer_that_is_not_the_archive_is_refused(cache: Path, tmp_path: Pat
 
 
 def test_a_file_without_a_url_comes_with_instructions(cache: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"toy/toy\.csv is neither in .* Ask for it at the desk"):
+    with pytest.raises(FileNotFoundError, match=r"toy/toy\.csv is not in .* Ask for it at the desk"):
         locate(Source(("toy/toy.csv",), by_hand="Ask for it at the desk."))
 
 

@@ -138,7 +138,8 @@ def locate(source: Source) -> Path:
 
 
 def _not_found(source: Source, roots: Sequence[Path]) -> str:
-    return f"{source.names[0]} is neither in {' nor in '.join(str(root) for root in roots)}."
+    said = "is neither in" if len(roots) > 1 else "is not in"
+    return f"{source.names[0]} {said} {' nor in '.join(str(root) for root in roots)}."
 
 
 def _download(source: Source, kept: Path) -> Path:

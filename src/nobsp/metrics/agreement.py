@@ -137,6 +137,8 @@ def find_pairs(
     features = resolve_features(groups, columns=rows.shape[1], names=None)
     if max_pairs < 1:
         raise ValueError(f"max_pairs is {max_pairs}; pass at least 1.")
+    if max_rows < 2:
+        raise ValueError(f"max_rows is {max_rows}; pass at least 2, a pair.")
     if not 0 <= distance_percentile <= 100:
         raise ValueError(f"distance_percentile is {distance_percentile}; pass a number from 0 to 100.")
     labels = np.zeros(len(rows)) if classes is None else np.asarray(classes)

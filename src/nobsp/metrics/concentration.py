@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nobsp.metrics.arrays import Array, as_array, expect_rows, undefined
+from nobsp.metrics.arrays import Array, as_array, undefined
 
 
 def sparseness(attributions: Any) -> Array:
@@ -71,7 +71,8 @@ def gini_sparseness(attributions: Any) -> Array:
 
 def _magnitudes(attributions: Any) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]:
     values = as_array(attributions, "attributions")
-    expect_rows(values.ndim, "the shape of attributions", least=2, why="one explanation a row")
+    if values.ndim < 2:
+        raise ValueError(f"attributions has the shape {values.shape}; pass one explanation a row.")
     values = np.abs(values.reshape(len(values), -1))
     if values.shape[1] < 2:
         raise ValueError("attributions have one value a row; concentration needs at least two.")

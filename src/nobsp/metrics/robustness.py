@@ -112,7 +112,8 @@ def model_randomisation(
 
 def _explanations(values: Any, absolute: bool) -> Array:
     found = as_array(values, "what explain returned")
-    expect_rows(found.ndim, "the shape of what explain returned", least=2, why="one explanation a row")
+    if found.ndim < 2:
+        raise ValueError(f"what explain returned has the shape {found.shape}; pass one explanation a row.")
     found = found.reshape(len(found), -1)
     return np.abs(found) if absolute else found
 
