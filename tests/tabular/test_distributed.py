@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,34 +10,14 @@ import torch
 from torch import Tensor
 
 from nobsp import NObSP
+from tests.meeting import meet
 from tests.tabular import ranks
-
-TIMEOUT = 240
-
-
-def meet(task: str, size: int, folder: Path) -> None:
-    """Runs `size` processes that meet over a file, and ends those that are left."""
-    path = os.pathsep.join(p or "." for p in sys.path)
-    workers = []
-    try:
-        for rank in range(size):
-            with open(folder / f"said-{rank}.txt", "w") as said:
-                command = [sys.executable, "-m", "tests.tabular.ranks", task, str(rank), str(size), str(folder)]
-                environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path}
-                workers.append(subprocess.Popen(command, env=environment, stdout=said, stderr=said))
-        for rank, worker in enumerate(workers):
-            code = worker.wait(timeout=TIMEOUT)
-            assert code == 0 or (task == "killed" and rank == 2), (folder / f"said-{rank}.txt").read_text()
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
 
 
 @pytest.fixture(scope="module", params=[2, 3])
 def calibrated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
     folder = tmp_path_factory.mktemp("cases")
-    meet("cases", request.param, folder)
+    meet("tests.tabular.ranks", "cases", request.param, folder)
     return request.param, folder
 
 
@@ -81,7 +58,7 @@ def test_pairs_found_together_are_pairs_that_exist(calibrated: tuple[int, Path])
 @pytest.fixture(scope="module", params=[2, 3])
 def failed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
     folder = tmp_path_factory.mktemp("failures")
-    meet("failures", request.param, folder)
+    meet("tests.tabular.ranks", "failures", request.param, folder)
     return request.param, folder
 
 
@@ -113,14 +90,14 @@ def test_an_error_on_one_rank_is_an_error_on_all_that_names_it(name: str, failed
 
 
 def test_a_rank_that_is_killed_does_not_leave_the_others_hanging(tmp_path: Path) -> None:
-    meet("killed", 3, tmp_path)
+    meet("tests.tabular.ranks", "killed", 3, tmp_path, dying=[2])
     for rank in (0, 1):
         assert "another of the 3 ranks ended" in (tmp_path / f"killed-{rank}.txt").read_text()
 
 
 def test_ranks_that_were_interrupted_go_on_together(tmp_path: Path) -> None:
     """One rank fails on the way, another loses its file; the same call again gives what was to be had."""
-    meet("resumed", 2, tmp_path)
+    meet("tests.tabular.ranks", "resumed", 2, tmp_path)
     for rank in range(2):
         said = (tmp_path / f"resumed-{rank}.txt").read_text()
         assert "the disk is gone" in said

@@ -19,7 +19,7 @@ import pytest
 
 from nobsp import NObSP
 from nobsp.network.on_ray import gathered
-from nobsp.tabular.distributed import Ranks
+from nobsp.network.ranks import Ranks
 from nobsp.tabular.on_ray import require_ray_alone
 from tests.cluster import CLUSTER_WARNINGS, Mortal, cluster
 from tests.tabular import ranks

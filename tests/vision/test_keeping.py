@@ -116,31 +116,6 @@ def test_calibration_holds_moments_of_channels_alone() -> None:
     assert state.blocks == {"channels": 6}
 
 
-def test_one_process_reduces_to_itself() -> None:
-    cam = NObSPCam(averaged()).fit(images(30))
-    before = cam.coefficients_
-    np.testing.assert_array_equal(cam.all_reduce().coefficients_, before)
-
-
-def in_another_process(rank: int, folder: str) -> None:
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    try:
-        shard = images(60)[rank::2]
-        cam = NObSPCam(averaged(), ridge=1e-2).fit(shard).all_reduce()
-        np.save(f"{folder}/{rank}.npy", cam.coefficients_)
-    finally:
-        dist.destroy_process_group()
-
-
-def test_processes_reduce_to_one_calibration(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(in_another_process, (str(tmp_path),), nprocs=2)
-    expected = NObSPCam(averaged(), ridge=1e-2).fit(images(60)).coefficients_
-    for rank in range(2):
-        np.testing.assert_allclose(np.load(tmp_path / f"{rank}.npy"), expected, rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize("name", ["average", "layers between"])
 def test_an_explainer_comes_back_from_a_worker(name: str) -> None:
     # As Ray or a process pool would send it.
@@ -149,11 +124,6 @@ def test_an_explainer_comes_back_from_a_worker(name: str) -> None:
     returned = pickle.loads(pickle.dumps(NObSPCam(cam.model).fit(x[30:])))  # noqa: S301 - our own bytes
     whole = NObSPCam(cam.model).fit(x)(x[:3])
     np.testing.assert_allclose(cam.merge(returned)(x[:3]).account, whole.account, rtol=1e-7, atol=1e-9)
-
-
-def test_only_moments_are_reduced() -> None:
-    with pytest.raises(ValueError, match="merge them instead"):
-        NObSPCam(through_layers(), coefficients="head").fit(images(30)).all_reduce()
 
 
 def test_more_images_than_are_kept_still_calibrate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ Batch = TypeVar("Batch", bound=Any)
 
 
 class NoRowsError(ValueError):
-    """The table is empty; where several share the work, one of them may have nothing to do."""
+    """There is no row, or image, at all; where several share the work, one of them may have nothing to do."""
 
 
 @dataclass(frozen=True, eq=False)

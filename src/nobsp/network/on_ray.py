@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from nobsp.network.batches import NoRowsError
+from nobsp.network.ranks import Ranks
 
 Part = TypeVar("Part")
 Held = TypeVar("Held")
@@ -31,6 +32,15 @@ def is_ray(X: Any) -> bool:
         False
     """
     return type(X).__module__.partition(".")[0] == "ray"
+
+
+def require_alone(ranks: Ranks, argument: str) -> None:
+    """An error where ranks would each add up all of a Ray dataset."""
+    if not ranks.alone:
+        raise ValueError(
+            f"{argument} is a Ray dataset, whose rows its own workers add up, but {ranks.size} ranks were given it; "
+            "call fit on one of them with distributed=False, or pass each rank its share as an iterable of batches."
+        )
 
 
 def first_batch(dataset: Any, count: int, *, argument: str, batch_format: str) -> Any:

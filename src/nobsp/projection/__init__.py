@@ -18,6 +18,7 @@ from nobsp.projection.partial import (
     partial_coefficients,
 )
 from nobsp.projection.ridge import Ridge, Spectrum, spectrum
+from nobsp.projection.rows import row_coefficients
 from nobsp.projection.terms import TermsRegression, compress, pure_sign, terms_coefficients
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "partial_coefficients",
     "project",
     "pure_sign",
+    "row_coefficients",
     "spectrum",
     "terms_coefficients",
     "transfer_matrix",

@@ -65,6 +65,7 @@ def partial_coefficients(
     reference: str = "reference",
     outputs: str = "outputs",
     target_size: int | None = None,
+    reference_size: int | None = None,
 ) -> PartialRegression:
     """Coefficients that carry the target block to its unique part of the outputs.
 
@@ -83,6 +84,7 @@ def partial_coefficients(
         outputs: Name of the block of outputs.
         target_size: Width of the target before it was compressed onto an orthonormal basis. Coefficients
             of the compressed target, carried back through the basis, equal those of the full one.
+        reference_size: Width of the reference before it was, where it was.
 
     Returns:
         The coefficients with what they rest on.
@@ -101,32 +103,19 @@ def partial_coefficients(
     _require_rows(moments)
     ridge = ridge or Ridge()
     products = _Products.of(moments, target, reference, outputs)
-    reference_ridge = ridge.amount(products.aa)
+    reference_ridge = ridge.amount(products.aa, size=reference_size)
     # N centred rows span N - 1 directions: with no more than the reference has columns, the target is inside it.
     spare = moments.rows - 1 > products.aa.shape[0]
     unique = _unique_by_cholesky(products, reference_ridge) if spare else None
     if unique is None or not _trusted(unique, products, ridge.amount(unique.remaining, size=target_size)):
         unique = _unique_by_spectrum(products, reference_ridge, moments.rows)
-    remaining, cross = unique.remaining, unique.cross
-    share = float(remaining.diagonal().sum() / products.tt.diagonal().sum().clamp_min(1e-300))
-    target_ridge = ridge.amount(remaining, size=target_size)
-    if float(remaining.diagonal().sum()) <= 0.0:
-        note = _nothing_left(moments, products)
-        flat = float(products.tt.diagonal().sum()) == 0.0
-        zero = torch.zeros_like(cross)
-        return PartialRegression(zero, 0.0, (reference_ridge, target_ridge), flat, note)
-    if unique.rounding < _BELOW_RIDGE * target_ridge:
-        factor = torch.linalg.cholesky(with_ridge(remaining, target_ridge))
-        coefficients = torch.cholesky_solve(cross, factor)
-        sound = unique.certain and unique.rounding < _HARMLESS * target_ridge
-    else:
-        rows = min(moments.rows, unique.rank_limit + 1)
-        kept = spectrum(remaining, rows=rows, scale=unique.scale)
-        coefficients = kept.vectors @ ((kept.vectors.T @ cross) / (kept.values + target_ridge)[:, None])
-        sound = unique.certain and kept.certain
-    note = "" if sound else _UNCERTAIN
-    share = min(max(share, 0.0), 1.0)
-    return PartialRegression(coefficients, share, (reference_ridge, target_ridge), sound, note)
+    ridges = (reference_ridge, ridge.amount(unique.remaining, size=target_size))
+    whole = float(products.tt.diagonal().sum())
+    found = regressed(unique, whole=whole, rows=moments.rows, ridges=ridges)
+    if found is None:
+        note = _nothing_left(moments.rows, reference_size or products.aa.shape[0], whole)
+        return PartialRegression(torch.zeros_like(unique.cross), 0.0, ridges, whole == 0.0, note)
+    return found
 
 
 def channel_coefficients(
@@ -211,7 +200,7 @@ class _Products:
 
 
 @dataclass(frozen=True)
-class _Unique:
+class Unique:
     """What the reference leaves: R_TᵀR_T, R_TᵀR_y, and what they are known to.
 
     `scale` is what rounding of `remaining` is relative to, `rank_limit` the rank the rows allow it, `certain`
@@ -226,16 +215,38 @@ class _Unique:
 
     @property
     def rounding(self) -> float:
+        """What entries of `remaining` may be wrong by."""
         return 32 * EPSILON * self.scale
 
+    def drowns(self, ridge: float) -> bool:
+        """Whether rounding is so far below the ridge that nothing need be cut."""
+        return self.rounding < _BELOW_RIDGE * ridge
 
-def _trusted(unique: _Unique, products: _Products, target_ridge: float) -> bool:
+
+def regressed(unique: Unique, *, whole: float, rows: int, ridges: tuple[float, float]) -> PartialRegression | None:
+    """β = (R_TᵀR_T + λI)⁻¹ R_TᵀR_y; None where nothing is left of the target, whose spread was `whole`."""
+    left = float(unique.remaining.diagonal().sum())
+    if left <= 0.0:
+        return None
+    if unique.drowns(ridges[1]):
+        factor = torch.linalg.cholesky(with_ridge(unique.remaining, ridges[1]))
+        coefficients = torch.cholesky_solve(unique.cross, factor)
+        sound = unique.certain and unique.rounding < _HARMLESS * ridges[1]
+    else:
+        kept = spectrum(unique.remaining, rows=min(rows, unique.rank_limit + 1), scale=unique.scale)
+        coefficients = kept.vectors @ ((kept.vectors.T @ unique.cross) / (kept.values + ridges[1])[:, None])
+        sound = unique.certain and kept.certain
+    share = min(max(left / max(whole, 1e-300), 0.0), 1.0)
+    return PartialRegression(coefficients, share, ridges, sound, "" if sound else _UNCERTAIN)
+
+
+def _trusted(unique: Unique, products: _Products, target_ridge: float) -> bool:
     """Whether the subtraction left enough of the target, or what it lost drowns in the ridge."""
     left, whole = float(unique.remaining.diagonal().sum()), float(products.tt.diagonal().sum())
-    return left >= _CANCELLATION * whole or unique.rounding < _BELOW_RIDGE * target_ridge
+    return left >= _CANCELLATION * whole or unique.drowns(target_ridge)
 
 
-def _unique_by_cholesky(products: _Products, ridge: float) -> _Unique | None:
+def _unique_by_cholesky(products: _Products, ridge: float) -> Unique | None:
     """R_TᵀR_T and R_TᵀR_y the fast way, or None where the reference cannot be factorised."""
     if ridge == 0.0:
         return None
@@ -251,10 +262,10 @@ def _unique_by_cholesky(products: _Products, ridge: float) -> _Unique | None:
     # Rounding of the solve, column by column of the reference, is seen through the size of B.
     carried = (b_target.square() * products.aa.diagonal()[:, None]).sum()
     scale = float(torch.maximum(_norm(products.tt), carried))
-    return _Unique((remaining + remaining.T) / 2, cross, scale, width, True)
+    return Unique((remaining + remaining.T) / 2, cross, scale, width, True)
 
 
-def _unique_by_spectrum(products: _Products, ridge: float, rows: int) -> _Unique:
+def _unique_by_spectrum(products: _Products, ridge: float, rows: int) -> Unique:
     """The same from the eigenvectors u_i, s_i of AᵀA: exact zeros stay zeros.
 
         R_TᵀR_T = [G_TT − Σ_i t_i t_iᵀ / s_i] + Σ_i t_i t_iᵀ λ² / (s_i (s_i + λ)²),   t_i = G_TA u_i
@@ -282,7 +293,7 @@ def _unique_by_spectrum(products: _Products, ridge: float, rows: int) -> _Unique
         certain = certain and kept.certain
     width = products.tt.shape[0]
     rank_limit = width if ridge > 0.0 else min(limit, width)
-    return _Unique((remaining + remaining.T) / 2, cross, float(scale), rank_limit, certain)
+    return Unique((remaining + remaining.T) / 2, cross, float(scale), rank_limit, certain)
 
 
 def _norm(gram: Tensor) -> Tensor:
@@ -341,12 +352,12 @@ _UNCERTAIN = (
 )
 
 
-def _nothing_left(moments: Moments, products: _Products) -> str:
-    if float(products.tt.diagonal().sum()) == 0.0:
+def _nothing_left(rows: int, reference: int, whole: float) -> str:
+    if whole == 0.0:
         return "The term is constant over the calibration samples, so it contributes nothing."
-    if moments.rows <= products.aa.shape[0]:
+    if rows <= reference:
         return (
-            f"Fewer samples ({moments.rows}) than reference columns ({products.aa.shape[0]}): the reference "
+            f"Fewer samples ({rows}) than reference columns ({reference}): the reference "
             "spans everything and nothing of the term is left. Calibrate on more samples."
         )
     return "The term lies inside the span of the reference: nothing of it is left to attribute."

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from nobsp import store
 from nobsp.network.inputs import Features, Subset
+from nobsp.network.ranks import Ranks
 from nobsp.network.readout import Readout
 from nobsp.network.summary import Summary
 from nobsp.projection import Moments
 from nobsp.tabular.calibration import Accumulator, Plan, label
-from nobsp.tabular.distributed import Ranks
 from nobsp.tabular.interactions import Screening
 from nobsp.tabular.options import Options
 from nobsp.tabular.representations import Isolation

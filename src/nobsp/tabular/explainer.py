@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from nobsp.network.adapted import adapt
 from nobsp.network.batches import with_progress
 from nobsp.network.on_ray import is_ray
+from nobsp.network.ranks import together
 from nobsp.tabular import keeping
 from nobsp.tabular.calibration import contributions
 from nobsp.tabular.columns import input_values
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.curves import curve_table
-from nobsp.tabular.distributed import together
 from nobsp.tabular.effects import stand_ins, total_effects
 from nobsp.tabular.explanation import Explanation, output_position, term_name
 from nobsp.tabular.fitted import Fitted
@@ -163,9 +163,9 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         Returns:
             The explainer itself.
         """
-        if y is not None:
-            raise TypeError("fit takes no labels: it explains the network's own outputs. Call fit(X).")
         with together(distributed) as ranks:
+            if y is not None:  # in here, so that other ranks learn of it
+                raise TypeError("fit takes no labels: it explains the network's own outputs. Call fit(X).")
             options = checked(self.get_params(deep=False))
             known = None if like is None else like._fitted
             if like is not None:

@@ -12,13 +12,13 @@ from torch import Tensor
 from nobsp.network.adapted import Adapted, adapt
 from nobsp.network.batches import NoRowsError, Source, batches_of
 from nobsp.network.inputs import needs_data
+from nobsp.network.ranks import Ranks, require_same
 from nobsp.network.readout import Readout
 from nobsp.network.summary import Summariser, Summary
 from nobsp.projection import Ridge
 from nobsp.tabular.calibration import Accumulator, Plan, Solution
 from nobsp.tabular.checkpoint import Checkpoint, Keeper, checkpoint_of, common_plan
 from nobsp.tabular.columns import Columns
-from nobsp.tabular.distributed import Ranks
 from nobsp.tabular.fitted import Fitted, Parts, frame_kind, solved
 from nobsp.tabular.interactions import Screening
 from nobsp.tabular.memory import bytes_of, in_passes, joined, room_for_moments
@@ -27,7 +27,7 @@ from nobsp.tabular.planning import settle_plan
 from nobsp.tabular.rare import outside_bases
 from nobsp.tabular.reading import Reading, as_model_takes, running_on
 from nobsp.tabular.representations import Represent
-from nobsp.tabular.shards import Glimpse, common_columns, common_glimpse, common_summary, require_same
+from nobsp.tabular.shards import Glimpse, common_columns, common_glimpse, common_summary
 
 # Rows on which the explained share and the importances of a calibration are measured.
 MEASURED_ROWS = 1024

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from nobsp.network.adapted import Adapted, adapt
 from nobsp.network.batches import batches_of
-from nobsp.network.on_ray import first_batch, gathered, portable, rows_at_once, sent
+from nobsp.network.on_ray import first_batch, gathered, portable, require_alone, rows_at_once, sent
 from nobsp.network.preprocessing import grouping_rows, stacked
+from nobsp.network.ranks import Ranks
 from nobsp.network.readout import PROBE_ROWS, Readout
 from nobsp.network.summary import Summariser, Summary
 from nobsp.projection import Moments
 from nobsp.tabular.calibration import Accumulator, Plan
 from nobsp.tabular.columns import Columns, columns_of, whole_table
-from nobsp.tabular.distributed import Ranks
 from nobsp.tabular.fitted import Fitted, Parts
 from nobsp.tabular.fitting import concluded, require_known_levels, settled, solved_together
 from nobsp.tabular.memory import bytes_of, in_passes, joined, room_for_moments
@@ -93,11 +93,7 @@ def calibrate_on_ray(
 
 def require_ray_alone(ranks: Ranks, checkpoint: Any) -> None:
     """An error where ranks would each add up all of a Ray dataset, or where something cannot be kept on the way."""
-    if not ranks.alone:
-        raise ValueError(
-            f"X is a Ray dataset, whose rows its own workers add up, but {ranks.size} ranks were given it; call fit on "
-            "one of them with distributed=False, or pass each rank its share as an iterable of batches."
-        )
+    require_alone(ranks, "X")
     if checkpoint is not None:
         raise ValueError(
             "checkpoint keeps what one process adds up, but X is a Ray dataset, whose workers add up on their own and "

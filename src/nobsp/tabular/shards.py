@@ -12,10 +12,10 @@ from torch import Tensor
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import Source
 from nobsp.network.preprocessing import grouping_rows, stacked
+from nobsp.network.ranks import Ranks
 from nobsp.network.readout import PROBE_ROWS
 from nobsp.network.summary import MOST_CODES, MOST_LEVELS, SAMPLE_ROWS, Summary
 from nobsp.tabular.columns import Columns, columns_of, whole_table
-from nobsp.tabular.distributed import Ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,14 +54,6 @@ def common_glimpse(ranks: Ranks, mine: Glimpse | None) -> Glimpse:
                 "needs the same columns in the same order."
             )
     return common
-
-
-def require_same(ranks: Ranks, mine: str, what: str) -> None:
-    """An error on every rank where one has another model, or other options, than the first."""
-    found = ranks.gather(mine)
-    for rank, theirs in enumerate(found):
-        if theirs != found[0]:
-            raise ValueError(f"{what} differs between rank 0 and rank {rank}; calibrations add up for one only.")
 
 
 def common_columns(

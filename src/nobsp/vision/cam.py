@@ -14,23 +14,25 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from torch import Tensor, nn
 
-from nobsp.network.batches import with_progress
+from nobsp.network.batches import NoRowsError, with_progress
 from nobsp.network.guest import home_of
-from nobsp.network.on_ray import is_ray
+from nobsp.network.on_ray import is_ray, require_alone
+from nobsp.network.ranks import Ranks, require_same, together
 from nobsp.network.readout import checked
-from nobsp.projection import Moments, Ridge
+from nobsp.projection import Ridge
 from nobsp.vision import keeping
 from nobsp.vision.anatomy import Anatomy, Look
 from nobsp.vision.channels import ChannelCalibration, Coefficients
 from nobsp.vision.grid import per_channel
 from nobsp.vision.health import CamHealth, examine
-from nobsp.vision.images import images_of
+from nobsp.vision.images import Images, images_of
 from nobsp.vision.keeping import Calibration, Evidence
 from nobsp.vision.maps import ActivationMaps, joined
 from nobsp.vision.on_ray import first_images, looked_at
 from nobsp.vision.question import Against, Question, Scale, Targets
 from nobsp.vision.removal import Removal, adds_up, silenced
 from nobsp.vision.search import find_anatomy
+from nobsp.vision.shards import common_calibration, common_first
 from nobsp.vision.tail import TailCalibration, TailEvidence
 
 T = TypeVar("T")
@@ -110,8 +112,13 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
 
     # ------------------------------------------------------------------ calibration
 
-    def fit(self, images: Any, y: None = None, *, progress: bool = False) -> Self:
+    def fit(self, images: Any, y: None = None, *, progress: bool = False, distributed: bool = True) -> Self:
         """Calibrates on images; a former calibration is replaced. Memory does not grow with their number.
+
+        Where `torch.distributed` is initialised, every rank calls `fit` with its own share of the images, which may
+        be uneven or empty, and ends with the same calibration on all of them: the one a single process would reach,
+        but for rounding. Where layers stand between map and head and there are more images than are kept, others may
+        be kept. An error on one rank is an error on all.
 
         Args:
             images: Tensor or array (n, channels, height, width), DataLoader (labels in its batches are left aside), an
@@ -119,34 +126,63 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
                 preprocessed the way the model was trained. Data that can be read only once is read once.
             y: Not used: the network's own outputs are explained. Passing labels is an error.
             progress: Whether to show a progress bar on stderr.
+            distributed: Whether to calibrate together with the other ranks where `torch.distributed` is
+                initialised; without, this process calibrates alone, on what it was given.
 
         Returns:
             The explainer itself.
         """
-        if y is not None:
-            raise TypeError("fit takes no labels: it explains the network's own outputs. Call fit(images).")
+        with together(distributed) as ranks:
+            if y is not None:
+                raise TypeError("fit takes no labels: it explains the network's own outputs. Call fit(images).")
+            fitted = self._calibrated(images, ranks, progress=progress)
+        self._fit = fitted
+        return self
+
+    def _calibrated(self, images: Any, ranks: Ranks, *, progress: bool) -> _Fitted:
+        """A calibration on these images, and on what the other ranks have."""
         ridge = self._checked_ridge()
-        source = None if is_ray(images) else images_of(images, batch_size=self.batch_size)
-        first = first_images(images, batch_size=self.batch_size) if source is None else source.first
+        source: Images | None = None
+        if is_ray(images):
+            require_alone(ranks, "images")
+            first = first_images(images, batch_size=self.batch_size)
+        else:
+            source = self._source(images, ranks)
+            first = common_first(ranks, source)
         with self._running():
             anatomy = find_anatomy(self.model, first, layer=self.layer, head=self.head)
             calibration = self._calibration(anatomy)
             names = self._names(anatomy)
-            if source is None:
+            if not ranks.alone:
+                require_same(ranks, anatomy.fingerprint(), "the model")
+                asked = (anatomy.described(), self.coefficients, ridge, names)
+                require_same(ranks, repr(asked), "the layer, coefficients, ridge or output_names asked for")
+            if is_ray(images):
                 begin = partial(type(calibration), coefficients=self.coefficients)
                 calibration = looked_at(images, anatomy, begin, batch_size=self.batch_size, progress=progress)
             else:
                 with anatomy.looking() as look:
-                    bar = with_progress(source, total=source.count, enabled=progress, description="calibrating")
-                    for batch in bar:
-                        calibration.update(anatomy, look(batch))
+                    ranks.work(_added_up(source, calibration, anatomy, look, progress=progress))
+                calibration = common_calibration(ranks, calibration)
             if calibration.rows < 2:
                 raise ValueError(f"images has {calibration.rows} image; calibration needs at least two.")
             # Any image will do to run the layers behind the map.
             image = first[:1].detach().to("cpu", copy=True)
-            evidence = _solved(calibration, anatomy, ridge, image)
-        self._fit = _Fitted(anatomy, evidence, calibration, calibration.rows, names, image)
-        return self
+            # Every rank solves, rather than wait longer than its patience for another that does, and takes what the
+            # first one found: processors differ in their last digits.
+            evidence: Evidence = ranks.hand_out(
+                _solved(calibration, anatomy, ridge, image, progress=progress), source=0
+            )
+        return _Fitted(anatomy, evidence, calibration, calibration.rows, names, image)
+
+    def _source(self, images: Any, ranks: Ranks) -> Images | None:
+        """The images in batches; None where this rank has none, which is allowed where others may have some."""
+        try:
+            return images_of(images, batch_size=self.batch_size)
+        except NoRowsError:
+            if ranks.alone:
+                raise
+            return None
 
     def merge(self, other: NObSPCam) -> Self:
         """Adds another calibration's images to this one, exactly as if both had been read in one pass.
@@ -165,18 +201,6 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
                 "the two calibrations are of different models, layers or kinds of coefficients and cannot be added up."
             )
         return self._with(mine.calibration.merge(theirs.calibration))  # type: ignore[arg-type]  # same anatomy
-
-    def all_reduce(self, group: Any = None) -> Self:
-        """Replaces each process's calibration with that of all processes together, under `torch.distributed`."""
-        calibration = self._fitted.calibration
-        if not isinstance(calibration, ChannelCalibration) or not isinstance(calibration.state, Moments):
-            raise ValueError(
-                "only moments of pooled channels are reduced; gather the explainers and merge them instead where "
-                'layers stand between map and head, with coefficients="head", or after loading without moments.'
-            )
-        whole = ChannelCalibration(self._fitted.anatomy, self.coefficients)
-        whole.state = calibration.state.all_reduce(group)
-        return self._with(whole)
 
     def _with(self, calibration: Calibration) -> Self:
         fitted = self._fitted
@@ -505,7 +529,20 @@ class _Fitted:
     image: Tensor
 
 
-def _solved(calibration: Calibration, anatomy: Anatomy, ridge: Ridge, image: Tensor) -> Evidence:
+def _added_up(
+    source: Images | None, calibration: Calibration, anatomy: Anatomy, look: Callable[[Tensor], Look], *, progress: bool
+) -> Iterator[None]:
+    """Adds every batch to the calibration, one step a batch."""
+    if source is None:
+        return
+    for batch in with_progress(source, total=source.count, enabled=progress, description="calibrating"):
+        calibration.update(anatomy, look(batch))
+        yield
+
+
+def _solved(
+    calibration: Calibration, anatomy: Anatomy, ridge: Ridge, image: Tensor, *, progress: bool = False
+) -> Evidence:
     if isinstance(calibration, TailCalibration):
-        return calibration.solve(anatomy, ridge, image)
+        return calibration.solve(anatomy, ridge, image, progress=progress)
     return calibration.solve(anatomy, ridge)

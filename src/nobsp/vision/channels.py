@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -131,16 +132,18 @@ class ChannelCalibration:
 
     def merge(self, other: ChannelCalibration) -> ChannelCalibration:
         """Both calibrations together, as if read in one pass."""
-        joined = object.__new__(ChannelCalibration)
-        joined._direct, joined._coefficients = self._direct, self._coefficients
         mine, theirs = self.state, other.state
         if isinstance(mine, Moments) and isinstance(theirs, Moments):
-            joined.state = mine.merge(theirs)
-        else:
-            assert isinstance(mine, Means)
-            assert isinstance(theirs, Means)
-            joined.state = mine.merge(theirs)
-        return joined
+            return self.with_state(mine.merge(theirs))
+        assert isinstance(mine, Means)
+        assert isinstance(theirs, Means)
+        return self.with_state(mine.merge(theirs))
+
+    def with_state(self, state: Moments | Means) -> ChannelCalibration:
+        """The same kind of calibration with what other images came to."""
+        other = copy.copy(self)
+        other.state = state
+        return other
 
     def solve(self, anatomy: Anatomy, ridge: Ridge) -> ChannelEvidence:
         """The coefficients."""

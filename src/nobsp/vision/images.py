@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from nobsp.network.batches import NoRowsError
+
 # Under which names dictionaries of a loader carry their images.
 KEYS = ("pixel_values", "images", "image", "x", "inputs")
 
@@ -57,7 +59,7 @@ def images_of(images: Any, *, batch_size: int, argument: str = "images") -> Imag
     if isinstance(images, Tensor | np.ndarray):
         whole = _checked(images, argument)
         if len(whole) == 0:
-            raise ValueError(f"{argument} is empty.")
+            raise NoRowsError(f"{argument} is empty.")
         first = next(_pieces(whole, size, argument, 0))
         return Images(len(whole), first, lambda: _pieces(whole, size, argument, 0))
     _refuse(images, argument)
@@ -70,7 +72,7 @@ def _stream(images: Any, size: int, argument: str) -> Images:
     try:
         begun = _batch(next(opened), argument, 0)
     except StopIteration:
-        raise ValueError(f"{argument} has no batches.") from None
+        raise NoRowsError(f"{argument} has no batches.") from None
     if len(begun) == 0:
         raise ValueError(f"batch 0 of {argument} is empty.")
     waiting: list[Iterator[Any]] = [opened]

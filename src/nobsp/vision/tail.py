@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+import logging
+import time
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from nobsp.projection import Moments, Ridge, partial_coefficients
+from nobsp.network.batches import with_progress
+from nobsp.projection import Ridge, row_coefficients
 from nobsp.vision.anatomy import Anatomy, Look
 from nobsp.vision.channels import Answer, Coefficients, Means
 from nobsp.vision.grid import spread
+from nobsp.vision.isolation import isolating, shaped
 from nobsp.vision.question import Question
 
-Tail = Callable[[Tensor], Tensor]
-
-# Most images on which the isolated and reference representations are made, by how coefficients come about: the head's
-# own weights need only the mean isolated representation of each channel.
+# Images on which the isolated and reference representations are made, by how coefficients come about: the head's own
+# weights need only the mean isolated representation of each channel. A representation that is wider than half as many
+# gets twice its width, as the regression needs more images than that.
 MOST_IMAGES = {"calibrated": 4096, "head": 256}
-# Values held at once: of the kept maps, and of maps put into the model in one go.
-_KEPT, _AT_ONCE = 1 << 26, 1 << 24
+# Bytes of maps that are kept.
+KEPT_BYTES = 1 << 30
+# Seconds of silence without a word of how long it will take.
+_PATIENCE = 60.0
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +67,9 @@ class TailEvidence:
         beta = question.of_columns(self.coefficients.to(maps.device))
         contributions = maps.new_empty(len(maps), beta.shape[1], anatomy.channels)
         bounds = _bounds(self.ranks)
-        with anatomy.behind(image) as tail:
-            for channels in _chunks(anatomy, len(maps)):
-                z = tail_in_pieces(tail, isolated(inputs, self.baseline.to(maps.device), channels))
-                z = torch.unflatten(z, 0, (len(channels), len(maps)))
+        with isolating(anatomy, image, inputs, self.baseline) as isolation:
+            for channels in isolation.chunks(anatomy.channels):
+                z = isolation.alone(channels)
                 for position, channel in enumerate(channels):
                     own = slice(bounds[channel], bounds[channel + 1])
                     place = z[position] @ self.bases[:, own].to(z.device) - self.centres[own].to(z.device)
@@ -106,7 +112,10 @@ class TailCalibration:
         shape = (anatomy.channels, *(anatomy.shape if anatomy.reach == "full" else (1, 1)))
         self._shape = shape
         values = shape[0] * shape[1] * shape[2]
-        self.room = max(2, min(MOST_IMAGES[coefficients], _KEPT // values))
+        wanted = MOST_IMAGES[coefficients]
+        if coefficients == "calibrated":
+            wanted = max(wanted, 2 * anatomy.head.weight.shape[1])
+        self.room = max(2, min(wanted, KEPT_BYTES // (values * anatomy.dtype.itemsize)))
         self.inputs = Means(values)
         self.outputs = Means(anatomy.outputs)
         self.kept = torch.empty(0, values, dtype=anatomy.dtype)
@@ -156,7 +165,14 @@ class TailCalibration:
         joined._generator = self._generator
         return joined
 
-    def solve(self, anatomy: Anatomy, ridge: Ridge, image: Tensor) -> TailEvidence:
+    def thinned(self, most: int) -> TailCalibration:
+        """The same with at most so many of the images it kept."""
+        chosen = _spaced(len(self.kept), most)
+        thin = copy.copy(self)
+        thin.kept, thin.kept_logits = self.kept[chosen], self.kept_logits[chosen]
+        return thin
+
+    def solve(self, anatomy: Anatomy, ridge: Ridge, image: Tensor, *, progress: bool = False) -> TailEvidence:
         """Algorithm 1 for every channel: its isolated representation along that of all the others."""
         device = anatomy.device
         inputs = torch.unflatten(self.kept, 1, self._shape).to(device)
@@ -168,19 +184,38 @@ class TailCalibration:
         total = torch.zeros_like(logits)
         with anatomy.behind(image) as tail:
             rest = tail(origin[None]).to("cpu", torch.float64)
-            for channels in _chunks(anatomy, len(inputs)):
-                alone = tail_in_pieces(tail, isolated(inputs, origin, channels)).cpu()
-                alone = torch.unflatten(alone, 0, (len(channels), len(inputs)))
-                others = None
+        with isolating(anatomy, image, inputs, origin) as isolation:
+            began = time.monotonic()
+            chunks = isolation.chunks(anatomy.channels)
+            for channels in with_progress(
+                chunks, total=anatomy.channels, enabled=progress, description="solving channels"
+            ):
+                others: Tensor | None = None
                 if self._coefficients == "calibrated":
-                    others = tail_in_pieces(tail, without(inputs, origin, channels)).cpu()
-                    others = torch.unflatten(others, 0, (len(channels), len(inputs)))
+                    alone, others = (part.cpu() for part in isolation.both(channels))
+                else:
+                    alone = isolation.alone(channels).cpu()
                 for position in range(len(channels)):
                     reference = None if others is None else others[position]
-                    fit, carried = _fit(alone[position], reference, logits, rest, weight, ridge)
+                    fit, carried = _fit(alone[position], reference, logits, rest, weight, ridge, anatomy.dtype)
                     fits.append(fit)
                     total += carried
+                if channels[0] == 0 and not progress:
+                    self._announce(time.monotonic() - began, done=len(channels), of=anatomy.channels)
         return self._gathered(fits, total, baseline, weight)
+
+    def _announce(self, seconds: float, *, done: int, of: int) -> None:
+        """Says how long it will take, going by the first channels, where that is long."""
+        to_come = seconds / done * (of - done)
+        if to_come > _PATIENCE:
+            known = self._coefficients == "head"
+            _log.warning(
+                "solving for %d channels on %d images takes about %.0f min%s; progress=True shows how far it is",
+                of,
+                len(self.kept),
+                max(to_come / 60, 1),
+                "" if known else ', while coefficients="head" takes fewer images and no regression',
+            )
 
     def _gathered(self, fits: list[_Fit], total: Tensor, baseline: Tensor, weight: Tensor) -> TailEvidence:
         centred = self.kept_logits - self.kept_logits.mean(0)
@@ -189,10 +224,13 @@ class TailCalibration:
         notes = []
         width = weight.shape[1]
         if calibrated and len(self.kept) <= width:
+            # More images help only where they are kept.
+            more = f"Calibrate on more than {width} images, or use" if self.room > width else "Use"
+            full = "" if self.room > width else f" No more than {self.room} maps of this size are kept."
             notes.append(
                 f"Fewer samples than the representation is wide ({len(self.kept)} ≤ {width}): what the head sees of "
-                "the other channels can reproduce anything, so coefficients shrink towards zero. Calibrate on more "
-                f'than {width} images, or use coefficients="head".'
+                f"the other channels can reproduce anything, so coefficients shrink towards zero.{full} {more} "
+                'coefficients="head".'
             )
         doubtful = sum(not fit.sound for fit in fits)
         if doubtful:
@@ -226,19 +264,25 @@ class _Fit:
 
 
 def _fit(
-    alone: Tensor, others: Tensor | None, logits: Tensor, rest: Tensor, weight: Tensor, ridge: Ridge
+    alone: Tensor,
+    others: Tensor | None,
+    logits: Tensor,
+    rest: Tensor,
+    weight: Tensor,
+    ridge: Ridge,
+    dtype: torch.dtype,
 ) -> tuple[_Fit, Tensor]:
     """One channel's coefficients, and its contributions to the logits of the images kept."""
     mean = alone.mean(0)
-    basis = row_basis(alone - mean)
+    # Some of them for each sum that an entry is made of, as measured.
+    rounding = 4 * torch.finfo(dtype).eps * float(torch.linalg.vector_norm(alone))
+    basis = row_basis(alone - mean, rounding=rounding)
     rows = (alone - mean) @ basis
     share, amount, sound = 1.0, 0.0, True
     if others is None or basis.shape[1] == 0:
         coefficients = basis.T @ weight.T
     else:
-        blocks = {"target": basis.shape[1], "reference": others.shape[1], "outputs": logits.shape[1]}
-        moments = Moments(blocks).update({"target": rows, "reference": others, "outputs": logits})
-        found = partial_coefficients(moments, ridge=ridge, target_size=alone.shape[1])
+        found = row_coefficients(rows, others, logits, ridge=ridge, target_size=alone.shape[1])
         coefficients, share = found.coefficients, found.unique_share
         amount, sound = max(found.ridges), found.sound
     at_baseline = ((rest - mean) @ basis @ coefficients)[0]
@@ -246,73 +290,60 @@ def _fit(
     return fit, rows @ coefficients
 
 
-def row_basis(rows: Tensor) -> Tensor:
+def row_basis(rows: Tensor, *, rounding: float = 0.0) -> Tensor:
     """Orthonormal basis of the directions that rows use, shape (width, rank).
 
     What one channel does to the representation is a curve of low rank. A few random combinations of the rows span it,
-    which is checked; where they do not, all singular vectors are taken.
+    which is checked; where they do not, more are taken, and in the end all rows.
+
+    Args:
+        rows: Shape (rows, width).
+        rounding: Length of all rounding errors together. Spread over the entries they reach a length of
+            rounding / √min(rows, width) or so in their strongest direction; weaker directions are the model's noise.
 
     Example:
         >>> row_basis(torch.tensor([[1.0, 0.0, 1.0], [2.0, 0.0, 2.0]], dtype=torch.float64)).shape
         torch.Size([3, 1])
     """
-    size = torch.linalg.vector_norm(rows)
-    if float(size) == 0.0:
+    size = float(torch.linalg.vector_norm(rows))
+    if size == 0.0:
         return rows.new_zeros(rows.shape[1], 0)
-    few = 48
     sketch = rows
-    if min(rows.shape) > 2 * few:
-        draw = torch.randn(few, len(rows), dtype=rows.dtype, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    few = 24
+    while 2 * few < min(rows.shape):
+        draw = torch.randn(few, len(rows), dtype=rows.dtype, generator=generator)
         # Twice through the rows, so that weak directions stand out of the combinations too.
         span = torch.linalg.qr((draw @ rows).T).Q
         span = torch.linalg.qr(rows.T @ (rows @ span)).Q
         within = rows @ span
-        if float(torch.linalg.vector_norm(rows - within @ span.T)) <= 1e-12 * float(size):
+        if float(torch.linalg.vector_norm(rows - within @ span.T)) <= max(1e-12 * size, rounding):
             sketch = torch.linalg.qr(within).R @ span.T
+            break
+        few *= 4
+    # √rows + √width over √(rows · width): the norm of noise for its length.
+    noise = rounding * (len(rows) ** -0.5 + rows.shape[1] ** -0.5)
+    if sketch is rows and noise > 3e-9 * size and (strong := _strong_directions(rows, noise)) is not None:
+        return strong
     _, values, vectors = torch.linalg.svd(sketch, full_matrices=False)
-    basis: Tensor = vectors[values > 1e-10 * values[0]].T.contiguous()
+    basis: Tensor = vectors[values > max(1e-10 * float(values[0]), noise)].T.contiguous()
     return basis
 
 
-# ---------------------------------------------------------------------- maps put into the model
+def _strong_directions(rows: Tensor, noise: float) -> Tensor | None:
+    """The same from a Gram matrix, in a tenth of the time; None where that cannot tell directions down to the noise.
 
-
-def shaped(maps: Tensor, anatomy: Anatomy) -> Tensor:
-    """Maps as the layers behind them need them: their means where only those matter."""
-    return maps if anatomy.reach == "full" else maps.mean((2, 3), keepdim=True)
-
-
-def isolated(inputs: Tensor, baseline: Tensor, channels: list[int]) -> Iterator[Tensor]:
-    """Per channel, the baseline with that channel of every image put in."""
-    for channel in channels:
-        rows = baseline.to(inputs).expand_as(inputs).clone()
-        rows[:, channel] = inputs[:, channel]
-        yield rows
-
-
-def without(inputs: Tensor, baseline: Tensor, channels: list[int]) -> Iterator[Tensor]:
-    """Per channel, every image with that channel at the baseline."""
-    for channel in channels:
-        rows = inputs.clone()
-        rows[:, channel] = baseline[channel].to(inputs)
-        yield rows
-
-
-def tail_in_pieces(tail: Tail, rows: Iterator[Tensor]) -> Tensor:
-    """The representation of all rows, float64, in as few runs of the model as memory allows."""
-    together = torch.cat(list(rows))
-    at_once = max(1, _AT_ONCE // max(together[0].numel(), 1))
-    z = torch.cat([tail(piece) for piece in torch.split(together, at_once)])
-    return z.to("cpu" if z.device.type == "mps" else z.device, torch.float64)
-
-
-def _chunks(anatomy: Anatomy, images: int) -> Iterator[list[int]]:
-    """Channels in groups small enough to be put into the model at once."""
-    locations = 1 if anatomy.reach == "point" else anatomy.shape[0] * anatomy.shape[1]
-    largest = max(anatomy.channels * locations, anatomy.head.weight.shape[1])
-    at_once = max(1, _AT_ONCE // (images * largest))
-    for start in range(0, anatomy.channels, at_once):
-        yield list(range(start, min(start + at_once, anatomy.channels)))
+    An eigenvalue is known to ε of the largest: what is lost of a direction is ε σ₀² / σ, less than noise of 3e-8 σ₀.
+    """
+    tall = rows.shape[0] > rows.shape[1]
+    values, vectors = torch.linalg.eigh(rows.T @ rows if tall else rows @ rows.T)
+    if noise < 3e-8 * float(values[-1].clamp_min(0.0).sqrt()):
+        return None
+    kept: Tensor = vectors[:, values > noise**2]
+    if tall:
+        return kept
+    basis: Tensor = torch.linalg.qr(rows.T @ kept).Q
+    return basis
 
 
 def _spaced(count: int, chosen: int) -> Tensor:

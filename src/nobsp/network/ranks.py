@@ -1,4 +1,4 @@
-"""Processes that calibrate together under `torch.distributed`: each reads its own rows, all end with the same."""
+"""Processes that calibrate together under `torch.distributed`: each has its own rows, all end with the same."""
 
 from __future__ import annotations
 
@@ -131,6 +131,14 @@ class Ranks:
 
 
 _DONE = object()
+
+
+def require_same(ranks: Ranks, mine: str, what: str) -> None:
+    """An error on every rank where one has another model, or other options, than the first."""
+    found = ranks.gather(mine)
+    for rank, theirs in enumerate(found):
+        if theirs != found[0]:
+            raise ValueError(f"{what} differs between rank 0 and rank {rank}; calibrations add up for one only.")
 
 
 @contextmanager
