@@ -81,9 +81,11 @@ def test_fewer_rows_than_columns_equals_algorithm_1_in_fifty_digits(
     assume(np.linalg.svd(centre(a))[1][: min(rows - 1, reference)].min() > 1e-2)
     exact = exact_algorithm_1(t, a, y, (ridge, ridge))
     fit = partial_coefficients(moments_of(target=t, reference=a, outputs=y), ridge=Ridge(ridge, "absolute"))
-    # Where it claims to be sound it is; with a ridge of the paper's size it must be.
+    # Where it claims to be sound it is, up to what rounding of the products is beside the ridge; with a ridge of the
+    # paper's size it must be.
     error = relative_error(fit.coefficients, exact)
-    assert error < 1e-7 or not fit.sound
+    rounding = 64 * np.finfo(float).eps * max(np.square(centre(t)).sum(), np.square(centre(a)).sum()) / ridge
+    assert error < 1e-7 + rounding or not fit.sound
     assert ridge < 1e-4 or (fit.sound and error < 1e-8)
 
 
