@@ -48,7 +48,7 @@ class Effort:
     runs: int = 100
 
 
-QUICK = Effort(train=4, val=6, calibration=48, pixels=2, runs=10)
+QUICK = Effort(train=2, val=4, calibration=48, pixels=2, runs=10)
 
 
 class Scene:
