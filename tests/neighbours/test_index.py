@@ -19,6 +19,8 @@ from nobsp import NObSP, NObSPCam
 from nobsp.neighbours import ContributionIndex, Neighbours
 from tests.neighbours.cases import Explained, Headed, headed
 from tests.neighbours.oracles import compared, nearest
+from tests.vision.networks import images as structured
+from tests.vision.networks import through_layers
 
 SPACES = [("activations", "query"), ("contributions", "own"), ("contributions", "query")]
 METRICS = ["euclidean", "cosine"]
@@ -59,12 +61,7 @@ def test_neighbours_of_images_are_those_of_their_contributions(pictures: Explain
 
 @pytest.mark.parametrize("target", ["own", "query"])
 def test_layers_between_map_and_head_are_searched_by_their_channels(target: Any) -> None:
-    generator = torch.Generator().manual_seed(0)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        model = nn.Sequential(body, nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 3)).double()
-    images = torch.randn(40, 3, 7, 7, generator=generator, dtype=torch.float64)
+    model, images = through_layers(channels=4), structured(40)
     cam = NObSPCam(model, coefficients="head").fit(images)
     index = ContributionIndex(cam, target=target).fit(images, model(images).argmax(1))
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from nobsp import NObSPCam
 from nobsp.neighbours import ContributionIndex, audit
 from tests.neighbours.cases import headed
+from tests.vision.networks import images as structured
+from tests.vision.networks import through_layers
 
 Array = NDArray[np.float64]
 
@@ -64,12 +65,7 @@ def test_the_only_row_of_its_label_is_not_suspected() -> None:
 
 
 def test_layers_behind_the_map_are_audited_with_the_images_and_refused_without() -> None:
-    generator = torch.Generator().manual_seed(0)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        model = nn.Sequential(body, nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 3)).double()
-    images = torch.randn(40, 3, 7, 7, generator=generator, dtype=torch.float64)
+    model, images = through_layers(channels=4), structured(40)
     labels = torch.arange(40).numpy() % 3
     index = ContributionIndex(NObSPCam(model, coefficients="head").fit(images)).fit(images, labels)
 

@@ -137,7 +137,7 @@ def test_a_fully_connected_head_equals_the_general_algorithm(pooled_first: bool)
     assert cam.route_ == "tail"
     classes = np.tile(np.arange(3), (len(x), 1))
     found = cam(x, target=classes).contributions.transpose(0, 2, 1)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8 * np.abs(expected).max())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10 * np.abs(expected).max())
 
 
 def test_layers_between_map_and_head_with_the_weights_of_the_head() -> None:
