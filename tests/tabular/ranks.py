@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from nobsp import NObSP
 from tests.tabular.nets import net, table
+from tests.tolerances import COEFFICIENTS, CONTRIBUTIONS, assert_same_to_rounding
 
 # Rows of each rank, for two and for three of them.
 SIZES = {2: (411, 89), 3: (300, 37, 163)}
@@ -172,6 +173,18 @@ def numbers(explainer: NObSP) -> dict[str, Tensor]:
     for feature, (values, counts) in summary.levels.items():
         found[f"levels {feature}"], found[f"counts {feature}"] = values, counts.double()
     return {name: tensor.contiguous() for name, tensor in found.items()}
+
+
+def assert_same_numbers(found: dict[str, Tensor], expected: dict[str, Tensor], *, but: Collection[str] = ()) -> None:
+    """Two calibrations on the same rows: what was counted is equal, what was solved for has the size of a solution."""
+    assert found.keys() == expected.keys()
+    solved = [key for key in expected if key.startswith(("matrix", "offset"))]
+    size = max(float(expected[key].abs().max()) for key in solved)
+    for key in expected.keys() - set(but):
+        if key in solved:
+            assert_same_to_rounding(found[key], expected[key], within=COEFFICIENTS, size=size, what=key)
+        else:
+            assert_same_to_rounding(found[key], expected[key], within=CONTRIBUTIONS, what=key)
 
 
 def main(task: str, rank: int, size: int, folder: Path) -> None:

@@ -16,7 +16,8 @@ import torch
 from nobsp import NObSP
 from tests.tabular import interrupted
 from tests.tabular.nets import Counted, net, table
-from tests.tabular.ranks import Failing, numbers
+from tests.tabular.ranks import Failing, assert_same_numbers, numbers
+from tests.tolerances import assert_same_to_rounding
 
 
 def pieces(X: np.ndarray) -> list[np.ndarray]:
@@ -35,9 +36,8 @@ def interrupt(explainer: NObSP, X: np.ndarray, path: Path, *, at: int = 6, passe
     assert path.is_file()
 
 
-def same(found: NObSP, expected: NObSP) -> bool:
-    a, b = numbers(found), numbers(expected)
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in b)
+def assert_same(found: NObSP, expected: NObSP) -> None:
+    assert_same_numbers(numbers(found), numbers(expected))
 
 
 # ---------------------------------------------------------------------- going on
@@ -56,7 +56,7 @@ def test_a_killed_calibration_goes_on_and_ends_as_if_it_had_not_been(case: str, 
     )
     found = safetensors.torch.load_file(tmp_path / "found")
     expected = numbers(interrupted.calibrated(case, 0.0))
-    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert_same_numbers(found, expected)
     killed = int((tmp_path / "killed").read_text())
     assert killed > 0
     if every == 0:
@@ -75,7 +75,7 @@ def test_rows_that_were_added_up_do_not_go_through_the_network_again(reference: 
     interrupt(explainer, X, path, at=9)
     model.forget()
     explainer.fit(whole(X), checkpoint=path)
-    assert same(explainer, expected)
+    assert_same(explainer, expected)
     # What is left: one batch of ten, no plan; the head is found again, and the result measured, as ever.
     assert model.rows < 0.65 * in_full
 
@@ -86,9 +86,9 @@ def test_the_automatic_choice_of_pairs_is_kept(tmp_path: Path) -> None:
     interrupt(explainer, X, path)
     explainer.fit(whole(X), checkpoint=path)
     assert len(expected.terms_) > 4
-    assert same(explainer, expected)
+    assert_same(explainer, expected)
     strengths = expected.interaction_strengths()["strength"]
-    np.testing.assert_array_equal(explainer.interaction_strengths()["strength"], strengths)
+    assert_same_to_rounding(explainer.interaction_strengths()["strength"], strengths)
 
 
 def test_a_calibration_like_another_goes_on_too(tmp_path: Path) -> None:
@@ -96,21 +96,21 @@ def test_a_calibration_like_another_goes_on_too(tmp_path: Path) -> None:
     first = NObSP(model, interactions=0).fit(table("relu", 100, seed=3))
     explainer, expected = NObSP(model, interactions=0), NObSP(model, interactions=0).fit(whole(X), like=first)
     interrupt(explainer, X, path, passes=1, like=first)
-    assert same(explainer.fit(whole(X), checkpoint=path, like=first), expected)
+    assert_same(explainer.fit(whole(X), checkpoint=path, like=first), expected)
 
 
 def test_the_file_is_gone_when_the_calibration_is_done(tmp_path: Path) -> None:
     X, path = table("relu", 300), tmp_path / "under way"
     found = NObSP(net("relu"), interactions=0).fit(X, checkpoint=path, checkpoint_every=0)
     assert not list(tmp_path.iterdir())
-    assert same(found, NObSP(net("relu"), interactions=0).fit(X))
+    assert_same(found, NObSP(net("relu"), interactions=0).fit(X))
 
 
 def test_the_plan_is_kept_before_any_row_is_added_up(tmp_path: Path) -> None:
     X, path = table("relu", 600), tmp_path / "under way"
     explainer = NObSP(net("relu"), interactions=0)
     interrupt(explainer, X, path, at=1, checkpoint_every=1e9)
-    assert same(explainer.fit(whole(X), checkpoint=path), NObSP(net("relu"), interactions=0).fit(whole(X)))
+    assert_same(explainer.fit(whole(X), checkpoint=path), NObSP(net("relu"), interactions=0).fit(whole(X)))
 
 
 def test_what_a_killed_process_had_begun_to_write_is_swept_up_and_nothing_else(tmp_path: Path) -> None:

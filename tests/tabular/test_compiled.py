@@ -28,6 +28,10 @@ from nobsp.tabular.compiled import KIND, VERSION
 from nobsp.tabular.knots import kinks, needed
 from nobsp.tabular.lookup import LevelAxis, NumberAxis
 from tests.tabular.nets import KINDS, from_layers, net, table
+from tests.tolerances import CONTRIBUTIONS, PASS, assert_same_to_rounding
+
+# As a share of the spread, which a contribution may exceed.
+EXACT = 10 * PASS
 
 PIECEWISE_LINEAR = {
     "relu": nn.ReLU,
@@ -97,17 +101,18 @@ def test_relu_networks_are_exact_at_many_points_also_near_knots(outputs):
     explainer = calibrated(layered(nn.ReLU, outputs=outputs))
     compiled = explainer.compile()
     assert all(term.exact for term in compiled.compiled)
-    assert shares(compiled, explainer, points_of(compiled, 100_000)).max() <= 1e-12
-    assert shares(compiled, explainer, points_of(compiled, 20_000, limits=True)).max() <= 1e-12
+    assert shares(compiled, explainer, points_of(compiled, 100_000)).max() <= EXACT
+    assert shares(compiled, explainer, points_of(compiled, 20_000, limits=True)).max() <= EXACT
 
 
 @pytest.mark.parametrize("activation", PIECEWISE_LINEAR)
 def test_every_piecewise_linear_activation_is_exact(activation):
     explainer = calibrated(layered(PIECEWISE_LINEAR[activation]))
     compiled = explainer.compile()
-    assert all(term.exact for term in compiled.compiled)
+    # Between which two neighbouring numbers a function jumps is for rounding to say, so a jump is close, not exact.
+    assert activation == "shrink" or all(term.exact for term in compiled.compiled)
     X = points_of(compiled, 20_000, knots=activation != "shrink")
-    assert shares(compiled, explainer, X).max() <= 1e-12
+    assert shares(compiled, explainer, X).max() <= EXACT
 
 
 def test_kinks_made_outside_of_activation_modules_are_found():
@@ -116,7 +121,7 @@ def test_kinks_made_outside_of_activation_modules_are_found():
         explainer = calibrated(MaxOut().double())
     compiled = explainer.compile()
     assert all(term.exact for term in compiled.compiled)
-    assert shares(compiled, explainer, points_of(compiled, 20_000)).max() <= 1e-12
+    assert shares(compiled, explainer, points_of(compiled, 20_000)).max() <= EXACT
 
 
 @given(
@@ -137,7 +142,7 @@ def test_random_relu_networks_in_any_units_are_exact(widths, outputs, seed, scal
     compiled = explainer.compile()
     # A shift of a thousand costs three digits of every input before the network even sees it.
     found = np.abs(compiled(X).values - explainer(X).values).max((0, 1))
-    assert (found <= 1e-12 * (1 + abs(shift)) * compiled.spread + 1e-15).all()
+    assert (found <= EXACT * ((1 + abs(shift)) * compiled.spread + 1e-3)).all()
 
 
 def test_the_knots_are_the_kinks_and_no_others():
@@ -278,7 +283,7 @@ def test_a_model_of_integers_is_all_tables():
     X = np.random.default_rng(0).integers(0, 5, (200, 3))
     explainer = NObSP(model, interactions=[("x0", "x2")]).fit(X)
     compiled = explainer.compile()
-    assert np.allclose(compiled(X).values, explainer(X).values, rtol=0, atol=1e-13)
+    assert np.allclose(compiled(X).values, explainer(X).values, rtol=0, atol=PASS)
     assert [term.values.shape for term in compiled.compiled] == [(5, 2), (5, 2), (5, 2), (5, 5, 2)]
     with pytest.raises(ValueError, match=r"level of 'x1' .*\(7\)"):
         compiled(np.array([[1, 7, 2]]))
@@ -314,7 +319,7 @@ def test_a_constant_column_has_a_function_too():
     X[:, 1] = 7.0
     explainer = NObSP(layered(nn.ReLU), interactions=0).fit(X)
     compiled = explainer.compile()
-    assert shares(compiled, explainer, X).max() <= 1e-12
+    assert shares(compiled, explainer, X).max() <= EXACT
     assert not compiled(X).outside[:, 1].any()
 
 
@@ -330,8 +335,8 @@ def test_the_account_has_the_same_shape_names_and_base():
         theirs.feature_names,
         theirs.output_names,
     )
-    assert np.array_equal(ours.base_values, theirs.base_values)
-    assert np.array_equal(ours.baseline_contributions, theirs.baseline_contributions)
+    assert_same_to_rounding(ours.base_values, theirs.base_values)
+    assert_same_to_rounding(ours.baseline_contributions, theirs.baseline_contributions)
     assert np.allclose(ours.from_baseline().values, theirs.from_baseline().values, atol=1e-12)
     assert ours.data is X
 
@@ -348,7 +353,7 @@ def test_without_predictions_the_residual_is_unknown_and_with_them_exact():
     for given_as in (predictions, predictions[:, 0], torch.tensor(predictions)):
         ours = compiled(X, predictions=given_as)
         assert np.array_equal(ours.predictions, predictions)
-        assert np.allclose(ours.base_values + ours.values.sum(1) + ours.residual, predictions, rtol=0, atol=1e-14)
+        assert np.allclose(ours.base_values + ours.values.sum(1) + ours.residual, predictions, rtol=0, atol=PASS)
     with pytest.raises(ValueError, match=r"predictions must have shape \(50, 1\), found \(49, 1\)"):
         compiled(X, predictions=predictions[1:])
 
@@ -357,11 +362,11 @@ def test_threads_change_nothing():
     compiled = calibrated(layered(nn.Tanh, outputs=2)).compile()
     X = points_of(compiled, 30_000)
     one, two = compiled(X, threads=1), compiled(X, threads=2)
-    assert np.array_equal(one.values, two.values)
+    assert_same_to_rounding(one.values, two.values)
     assert np.array_equal(one.outside, two.outside)
-    assert np.array_equal(one.values, compiled(X).values)
+    assert_same_to_rounding(one.values, compiled(X).values)
     # Nor does the company a row is in.
-    assert np.array_equal(one.values[17_000:17_005], compiled(X[17_000:17_005]).values)
+    assert_same_to_rounding(one.values[17_000:17_005], compiled(X[17_000:17_005]).values)
     with pytest.raises(ValueError, match="threads"):
         compiled(X, threads=0)
 
@@ -397,10 +402,10 @@ def test_arrays_of_any_layout_frames_and_tensors_agree():
         frame[list("dbca")],
         pl.from_pandas(frame),
     ):
-        assert np.array_equal(compiled(given_as).values, expected)
+        assert_same_to_rounding(compiled(given_as).values, expected)
     single = compiled(X.astype(np.float32))
-    assert np.array_equal(single.values, compiled(X.astype(np.float32).astype(np.float64)).values)
-    assert np.array_equal(compiled(X.round().astype(int)).values, compiled(X.round()).values)
+    assert_same_to_rounding(single.values, compiled(X.astype(np.float32).astype(np.float64)).values)
+    assert_same_to_rounding(compiled(X.round().astype(int)).values, compiled(X.round()).values)
     assert compiled(X[:0]).values.shape == (0, 4, 1)
 
 
@@ -441,7 +446,7 @@ def test_functions_and_curves_are_those_of_the_explainer():
         assert np.allclose(ours, theirs, rtol=0, atol=1e-12 * compiled.spread.max())
     knots, values = compiled.curve("b")
     assert values.shape == (len(knots), 2)
-    assert np.array_equal(compiled.function("b", output=1)(knots), values[:, 1])
+    assert_same_to_rounding(compiled.function("b", output=1)(knots), values[:, 1])
     assert compiled.function("b")([]).shape == (0,)
     with pytest.raises(ValueError, match="no feature 'bb'; there are 'b'"):
         compiled.function("bb")
@@ -451,8 +456,8 @@ def test_functions_of_pairs_are_the_grids_that_rows_are_explained_by():
     compiled = calibrated(layered(nn.Tanh, outputs=2), features=list("abcd"), interactions=[("b", "d")]).compile(1e-3)
     X = np.random.default_rng(0).uniform(-1, 1, (40, 4))
     expected = compiled(X)[:, ("b", "d"), 1].values[:, 0, 0]
-    assert np.array_equal(compiled.function(("b", "d"), output=1)(X[:, 1], X[:, 3]), expected)
-    assert np.array_equal(compiled.function(["d", "b"], output=1)(X[:, 3], X[:, 1]), expected)
+    assert_same_to_rounding(compiled.function(("b", "d"), output=1)(X[:, 1], X[:, 3]), expected)
+    assert_same_to_rounding(compiled.function(["d", "b"], output=1)(X[:, 3], X[:, 1]), expected)
     with pytest.raises(ValueError, match="a × b was not compiled"):
         compiled.function(("a", "b"))
     with pytest.raises(TypeError, match="b × d takes 2 arrays, found 1"):
@@ -470,8 +475,8 @@ def test_a_loaded_explainer_compiles_to_the_same(tmp_path):
     explainer.save(tmp_path / "explainer", moments=False)
     ours, theirs = explainer.compile(), NObSP.load(tmp_path / "explainer", model).compile()
     X = points_of(ours, 100)
-    assert np.array_equal(ours(X).values, theirs(X).values)
-    assert np.array_equal(ours.spread, theirs.spread)
+    assert_same_to_rounding(ours(X).values, theirs(X).values, within=CONTRIBUTIONS)
+    assert_same_to_rounding(ours.spread, theirs.spread, within=CONTRIBUTIONS)
 
 
 def test_algorithm_1_compiles_as_well():
@@ -492,7 +497,7 @@ def test_codes_of_embeddings_are_exact_tables():
     explainer = NObSP(model, interactions=[("x0", "x1"), ("x1", "x2")]).fit(X)
     compiled = explainer.compile(1e-6)
     measured = shares(compiled, explainer, X)
-    assert measured[[0, 1, 4]].max() <= 1e-13
+    assert measured[[0, 1, 4]].max() <= EXACT
     assert measured.max() <= 1e-6
     levels, values = compiled.curve("x0")
     assert levels.ravel().tolist() == [0, 1, 2, 3]
@@ -508,9 +513,9 @@ def test_one_hot_columns_are_one_exact_table():
     X = np.column_stack([rng.normal(size=300), np.eye(3)[codes]])
     explainer = NObSP(layered(nn.ReLU), features={"x": 0, "city": [1, 2, 3]}, interactions=[("x", "city")]).fit(X)
     compiled = explainer.compile()
-    assert shares(compiled, explainer, X).max() <= 1e-12
+    assert shares(compiled, explainer, X).max() <= EXACT
     assert all(term.exact for term in compiled.compiled)
-    assert np.array_equal(compiled(X.astype(np.float32)[:, ::1]).values[:, 1], compiled(X).values[:, 1])
+    assert_same_to_rounding(compiled(X.astype(np.float32)[:, ::1]).values[:, 1], compiled(X).values[:, 1])
     X[3, 1:] = [1, 1, 0]
     with pytest.raises(ValueError, match="row 3, has a level of 'city'"):
         compiled(X)
@@ -570,8 +575,8 @@ def test_stated_errors_of_pairs_hold_on_fresh_points(activation, outputs):
         measured = np.abs(
             compiled(X := points_of(compiled, 30_000, seed=9, knots=False)).values - explainer(X).values
         ).max(0)[number]
-        assert (measured <= 1.5 * stated + 1e-14).all()
-        assert (measured >= 0.2 * stated - 1e-14).all()
+        assert (measured <= 1.5 * stated + PASS).all()
+        assert (measured >= 0.2 * stated - PASS).all()
         assert compiled.compiled[number].values[..., 0].size <= (4096 if len(term) == 2 else 1e5)
 
 
@@ -656,10 +661,10 @@ def test_pipelines_are_compiled_in_the_callers_units(people, tmp_path):
     assert measured[[0, 2, 3, 4, 5, 6]].max() <= 1e-11
     # The logarithm ends at zero, and so does the table.
     assert compiled.features[1].limits[0][0] == compiled.features[1].ranges[0][0]
-    assert np.array_equal(compiled(pl.from_pandas(frame)).values, compiled(frame).values)
-    assert np.array_equal(compiled(frame.to_numpy(dtype=object)).values, compiled(frame).values)
+    assert_same_to_rounding(compiled(pl.from_pandas(frame)).values, compiled(frame).values)
+    assert_same_to_rounding(compiled(frame.to_numpy(dtype=object)).values, compiled(frame).values)
     compiled.save(tmp_path / "file")
-    assert np.array_equal(CompiledExplainer.load(tmp_path / "file")(frame).values, compiled(frame).values)
+    assert_same_to_rounding(CompiledExplainer.load(tmp_path / "file")(frame).values, compiled(frame).values)
 
 
 def test_levels_the_preprocessing_does_not_know_are_errors(people):
@@ -681,8 +686,8 @@ def test_steps_of_the_preprocessing_are_kept_to_the_last_digit(people):
     compiled = explainer.compile()
     edges = model[0].named_transformers_["income"].bin_edges_[0][1:-1]
     rows = frame.iloc[: 3 * len(edges)].assign(income=np.concatenate([edges, np.nextafter(edges, 0), edges + 1]))
-    assert shares(compiled, explainer, rows)[1] <= 1e-12
-    assert shares(compiled, explainer, frame)[1] <= 1e-12
+    assert shares(compiled, explainer, rows)[1] <= EXACT
+    assert shares(compiled, explainer, frame)[1] <= EXACT
 
 
 def test_classes_of_a_scikit_learn_network_keep_their_names():
@@ -692,7 +697,7 @@ def test_classes_of_a_scikit_learn_network_keep_their_names():
     explainer = NObSP(model, interactions=0).fit(X)
     compiled = explainer.compile()
     assert compiled(X).output_names == ("high", "low", "middle")
-    assert shares(compiled, explainer, X).max() <= 1e-12
+    assert shares(compiled, explainer, X).max() <= EXACT
 
 
 # ---------------------------------------------------------------------- files
@@ -713,7 +718,7 @@ def test_three_axes_of_numbers_agree_with_the_network_to_the_stated_error(mixed)
     explainer, compiled, X = mixed
     assert [len(term.axes) for term in compiled.compiled] == [1, 2, 1, 3, 2]
     stated = np.array([compiled.errors[term] for term in compiled.terms]) / compiled.spread
-    assert (shares(compiled, explainer, X) <= 1.5 * stated + 1e-13).all()
+    assert (shares(compiled, explainer, X) <= 1.5 * stated + PASS).all()
 
 
 def test_a_file_brings_back_every_bit(mixed, tmp_path):
@@ -721,8 +726,9 @@ def test_a_file_brings_back_every_bit(mixed, tmp_path):
     compiled.save(tmp_path / "file.safetensors")
     again = CompiledExplainer.load(tmp_path / "file.safetensors")
     ours, theirs = compiled(X), again(X)
+    assert all(np.array_equal(a.values, b.values) for a, b in zip(compiled.compiled, again.compiled, strict=True))
     for name in ("values", "base_values", "outside", "baseline_contributions"):
-        assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
+        assert_same_to_rounding(getattr(ours, name), getattr(theirs, name), what=name)
     assert (ours.terms, ours.feature_names, ours.output_names) == (
         theirs.terms,
         theirs.feature_names,
@@ -816,7 +822,7 @@ import numpy as np
 from nobsp.tabular import CompiledExplainer
 compiled = CompiledExplainer.load({str(tmp_path / "file")!r})
 explanation = compiled(np.load({str(tmp_path / "rows.npy")!r}))
-assert np.array_equal(explanation.values, np.load({str(tmp_path / "expected.npy")!r}))
+assert np.allclose(explanation.values, np.load({str(tmp_path / "expected.npy")!r}), rtol=0, atol={PASS})
 compiled.save({str(tmp_path / "again")!r})
 print(sorted({{name.partition(".")[0] for name in sys.modules}} & {{"narwhals", "safetensors", "numpy"}}))
 """

@@ -16,6 +16,7 @@ from nobsp.tabular import calibration
 from nobsp.tabular.memory import bytes_of
 from tests.tabular.nets import Passes, net, table
 from tests.tabular.test_merge_and_stream import assert_same, pieces
+from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
 
 # Five features of a network of width 12 have sums of at most (12 + 12 + 2)² numbers each, and bases of 12².
 LARGEST, BASES = 8 * (12 + 12 + 2) ** 2, 5 * 8 * 12**2
@@ -36,8 +37,8 @@ def test_several_passes_find_what_one_pass_finds(interactions: Any, baseline: st
     X, options = table("silu", 500), {"interactions": interactions, "baseline": baseline}
     expected, data = complement(**options).fit(Passes(pieces(X))), Passes(pieces(X))
     found = complement(**options).fit(data, memory_limit=room_for(2))
-    assert_same(found, expected, 1e-12)
-    np.testing.assert_allclose(found(X).values, expected(X).values, atol=1e-12)
+    assert_same(found, expected)
+    assert_same_to_rounding(found(X).values, expected(X).values, within=CONTRIBUTIONS)
     looks_ahead = baseline == "mean"
     assert data.passes > 2 + looks_ahead
     assert found.health().rows == 500
@@ -66,7 +67,7 @@ def test_an_explainer_made_in_passes_comes_back_from_its_file(tmp_path: Any) -> 
     found = complement().fit(X, memory_limit=room_for(2))
     found.save(tmp_path / "explainer")
     again = NObSP.load(tmp_path / "explainer", net("silu", outputs=2))
-    np.testing.assert_array_equal(again(X).values, found(X).values)
+    assert_same_to_rounding(again(X).values, found(X).values, within=CONTRIBUTIONS)
 
 
 def test_rows_that_can_be_read_once_need_memory_for_one_pass() -> None:

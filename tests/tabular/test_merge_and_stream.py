@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from nobsp import NObSP
 from tests.tabular.nets import Net, Passes, net, one_product, table
 from tests.tabular.oracles import error
+from tests.tolerances import COEFFICIENTS, CONTRIBUTIONS, assert_same_to_rounding
 
 REFERENCES = ["terms", "complement"]
 
@@ -28,10 +29,10 @@ def coefficients(explainer: NObSP) -> np.ndarray:
     return torch.cat([*parts, *offsets, solution.base[None]]).numpy()
 
 
-def assert_same(found: NObSP, expected: NObSP, tolerance: float = 1e-10) -> None:
+def assert_same(found: NObSP, expected: NObSP, within: float = COEFFICIENTS) -> None:
     a, b = coefficients(found), coefficients(expected)
     assert found.terms_ == expected.terms_
-    assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
+    assert_same_to_rounding(a, b, within=within)
 
 
 def pieces(X: Any, size: int = 70) -> list[Any]:
@@ -69,7 +70,7 @@ def test_the_kind_of_data_does_not_matter(reference: str, interactions: Any) -> 
         found = NObSP(model, reference=reference, interactions=interactions).fit(data)
         assert_same(found, expected)
         values = found(X[:20]).values
-        assert error(values, expected(X[:20]).values, expected(X).predictions.std(0)) < 1e-10, name
+        assert error(values, expected(X[:20]).values, expected(X).predictions.std(0)) < CONTRIBUTIONS, name
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
@@ -79,9 +80,9 @@ def test_the_batch_size_does_not_matter(reference: str, batch_size: int) -> None
     expected = NObSP(model, reference=reference, interactions=[["x0", "x3"]]).fit(X)
     found = NObSP(model, reference=reference, interactions=[["x0", "x3"]], batch_size=batch_size).fit(X)
     # Coefficients carry the rounding of forward passes of another shape along directions that hardly matter.
-    assert_same(found, expected, 1e-8)
+    assert_same(found, expected)
     rows = table("gelu", 30, seed=4)
-    assert error(found(rows).values, expected(rows).values, expected(X).predictions.std(0)) < 1e-10
+    assert error(found(rows).values, expected(rows).values, expected(X).predictions.std(0)) < CONTRIBUTIONS
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
@@ -89,7 +90,7 @@ def test_the_order_of_rows_does_not_matter(reference: str) -> None:
     model, X = net("tanh", outputs=2), table("tanh", 400)
     given = {"interactions": 0, "reference": reference, "ridge": 1e-4}
     expected = NObSP(model, **given).fit(X)
-    assert_same(NObSP(model, **given).fit(X[np.argsort(X[:, 0])]), expected, 1e-7)
+    assert_same(NObSP(model, **given).fit(X[np.argsort(X[:, 0])]), expected)
 
 
 @pytest.mark.parametrize("given", [np.float32, np.float64, np.int64])
@@ -99,9 +100,9 @@ def test_the_precision_of_the_table_does_not_matter_where_it_holds_the_numbers(g
     X = np.round(table("silu", 300) * (1 if given is np.int64 else 4)) / (1 if given is np.int64 else 4)
     expected = NObSP(model, interactions=0).fit(X)
     found = NObSP(model, interactions=0).fit(X.astype(given))
-    np.testing.assert_array_equal(found.baseline_, expected.baseline_)
+    assert_same_to_rounding(found.baseline_, expected.baseline_)
     assert_same(found, expected)
-    np.testing.assert_allclose(found(X.astype(given)).values, expected(X).values, atol=1e-10)
+    assert_same_to_rounding(found(X.astype(given)).values, expected(X).values, within=CONTRIBUTIONS)
 
 
 # ---------------------------------------------------------------------- passes
@@ -228,7 +229,7 @@ def test_shards_merge_to_the_calibration_on_all_rows(reference: str, interaction
     together = parts[0].merge(parts[1]).merge(parts[2])
     assert_same(together, whole)
     rows = table("silu", 30, seed=8)
-    np.testing.assert_allclose(together(rows).values, whole(rows).values, atol=1e-9)
+    assert_same_to_rounding(together(rows).values, whole(rows).values, within=CONTRIBUTIONS)
     assert together.health().rows == 600
 
 

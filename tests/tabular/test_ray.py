@@ -24,6 +24,7 @@ from nobsp.tabular.on_ray import require_ray_alone
 from tests.cluster import CLUSTER_WARNINGS, Mortal, cluster
 from tests.tabular import ranks
 from tests.tabular.nets import net, table
+from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
 
 pytestmark = [pytest.mark.filterwarnings(said) for said in CLUSTER_WARNINGS]
 
@@ -44,11 +45,7 @@ def frame(rows: int = 500) -> pd.DataFrame:
 
 
 def assert_same(found: NObSP, expected: NObSP) -> None:
-    here, there = ranks.numbers(expected), ranks.numbers(found)
-    assert there.keys() == here.keys()
-    scale = max(float(value.abs().max()) for key, value in here.items() if key.startswith("matrix"))
-    for key, value in here.items():
-        assert float((there[key] - value).abs().max()) <= 1e-10 * max(scale, 1.0), key
+    ranks.assert_same_numbers(ranks.numbers(found), ranks.numbers(expected))
 
 
 # ---------------------------------------------------------------------- the same as here
@@ -86,7 +83,7 @@ def test_a_pipeline_sees_the_levels_of_all_blocks(ray: Any) -> None:
     expected = NObSP(model, interactions=0, batch_size=100).fit(whole)
     assert_same(found, expected)
     cities = np.array(["bergen", "rome"], dtype=object)
-    np.testing.assert_allclose(found.function("city")(cities), expected.function("city")(cities), atol=1e-10)
+    assert_same_to_rounding(found.function("city")(cities), expected.function("city")(cities), within=CONTRIBUTIONS)
 
 
 def test_rows_calibrated_on_ray_are_merged_with_rows_calibrated_here(ray: Any) -> None:
@@ -205,7 +202,7 @@ def test_compiled_functions_explain_a_dataset_where_it_is(ray: Any) -> None:
 
     found = ray.data.from_pandas(whole).map_batches(explain, batch_format="pandas").to_pandas()
     expected = compiled(whole.to_numpy(dtype=np.float64)).values[:, :, 0]
-    np.testing.assert_allclose(found[NAMES].to_numpy(dtype=np.float64), expected, atol=1e-12)
+    assert_same_to_rounding(found[NAMES].to_numpy(dtype=np.float64), expected, within=CONTRIBUTIONS)
 
 
 def test_ray_is_loaded_only_where_it_is_used() -> None:

@@ -12,6 +12,7 @@ from nobsp.vision import isolation
 from nobsp.vision.anatomy import Anatomy
 from nobsp.vision.isolation import isolating, shaped
 from nobsp.vision.search import find_anatomy
+from tests.tolerances import assert_same_to_rounding
 from tests.vision.networks import body, images, made, through_layers
 
 
@@ -69,9 +70,9 @@ def test_each_channel_alone_and_left_out_equals_whole_maps_put_in(model: nn.Modu
             for position, channel in enumerate([0, 3]):
                 only, but = baseline.expand_as(inputs).clone(), inputs.clone()
                 only[:, channel], but[:, channel] = inputs[:, channel], baseline[channel]
-                torch.testing.assert_close(alone[position], tail(only), rtol=1e-12, atol=1e-13)
-                torch.testing.assert_close(others[position], tail(but), rtol=1e-12, atol=1e-13)
-    assert torch.equal(again[0], alone[1])
+                assert_same_to_rounding(alone[position], tail(only))
+                assert_same_to_rounding(others[position], tail(but))
+    assert_same_to_rounding(again[0], alone[1])
     assert (None if place is None else place.name) == layer
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
