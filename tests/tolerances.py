@@ -32,6 +32,8 @@ def rounding(*, operations: float = OPERATIONS, condition: float = 1.0, dtype: A
 PASS = rounding()
 # The same where the network works in single precision.
 SINGLE = rounding(dtype=np.float32)
+# Sums of several such, and what is left where they are ten times as large and cancel.
+SUMS = rounding(operations=10 * OPERATIONS)
 # Coefficients that were solved for: along weak directions they carry the whole condition of the Gram matrix.
 COEFFICIENTS = rounding(condition=CONDITION)
 # What coefficients make of rows: directions in which coefficients are uncertain are weak in the rows as well, and

@@ -12,6 +12,7 @@ from benchmarks.tabular import choosing, problems
 from nobsp import NObSP
 from nobsp.datasets import load
 from nobsp.metrics import removal_effects
+from tests.tolerances import CONTRIBUTIONS, SUMS
 
 IGNORED = 3
 
@@ -54,7 +55,7 @@ def test_own_function_is_what_the_explainer_fits_one_by_one(found, network, rows
 def test_removal_is_what_the_score_measures(found, network, rows):
     for output in range(3):
         effects = removal_effects(network, rows[1], baseline=rows[0].mean(axis=0), target=output)
-        np.testing.assert_allclose(found[choosing.REMOVAL][:, :4, output], effects, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(found[choosing.REMOVAL][:, :4, output], effects, rtol=0, atol=SUMS)
 
 
 def test_without_a_ridge_the_complements_part_may_be_taken_out_before_or_after(network, rows, monkeypatch):
@@ -69,7 +70,7 @@ def test_without_a_ridge_the_complements_part_may_be_taken_out_before_or_after(n
 
 @pytest.mark.parametrize("name", [name for name in choosing.CANDIDATES if name.startswith(("removal", "own function"))])
 def test_a_feature_that_the_network_ignores_is_given_nothing(found, name):
-    np.testing.assert_allclose(found[name][:, IGNORED:], 0, atol=1e-10)
+    np.testing.assert_allclose(found[name][:, IGNORED:], 0, atol=CONTRIBUTIONS)
 
 
 def test_own_plus_residual_gives_an_ignored_feature_what_the_ridge_shrinks(found, network, rows):
@@ -81,8 +82,8 @@ def test_own_plus_residual_gives_an_ignored_feature_what_the_ridge_shrinks(found
     mean = calibration.mean(axis=0)
     gram = (calibration - mean).T @ (calibration - mean)
     shrunken = np.linalg.inv(gram + np.eye(6) * np.trace(gram) / 6) @ gram @ head
-    np.testing.assert_allclose(given[:, 4], (judged - mean) @ (head - shrunken), atol=1e-10)
-    np.testing.assert_allclose(given[:, IGNORED], given[:, 4], atol=1e-10)
+    np.testing.assert_allclose(given[:, 4], (judged - mean) @ (head - shrunken), atol=CONTRIBUTIONS)
+    np.testing.assert_allclose(given[:, IGNORED], given[:, 4], atol=CONTRIBUTIONS)
     assert given[:, 4].std() > 0.1 * (judged @ head).std()
 
 

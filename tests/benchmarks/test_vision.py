@@ -40,6 +40,7 @@ from benchmarks.vision.statistics import judged
 from benchmarks.vision.transfer import Network, ten_way
 from nobsp.vision import NObSPCam
 from nobsp.vision.search import find_anatomy
+from tests.tolerances import CONTRIBUTIONS
 from tests.vision.networks import averaged, images
 
 
@@ -120,7 +121,7 @@ def test_candidates_that_the_library_offers_are_the_librarys(seen: Seen) -> None
         CHOSEN: 64 * head.removal(seen.images, target).importance,
     }
     for name, maps in expected.items():
-        np.testing.assert_allclose(CANDIDATES[name](seen), maps, rtol=1e-9, atol=1e-10, err_msg=name)
+        np.testing.assert_allclose(CANDIDATES[name](seen), maps, rtol=1e-9, atol=CONTRIBUTIONS, err_msg=name)
 
 
 @pytest.mark.parametrize("baseline", ["mean", "zero", "blank"])

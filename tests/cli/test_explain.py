@@ -22,6 +22,7 @@ from torch import nn
 
 from nobsp import NObSP
 from nobsp.network.exported import load_exported, opened
+from tests.tolerances import SINGLE, assert_same_to_rounding
 
 Run = Callable[..., object]
 FILES = {"contributions.parquet", "curves.csv", "explainer.nobsp", "report.html"}
@@ -46,11 +47,11 @@ def test_the_files_hold_what_the_library_finds(nobsp: Run, home: Path, tmp_path:
     explanation = NObSP(model, interactions=0).fit(rows)(rows)
     written = pd.read_parquet(tmp_path / "out" / "contributions.parquet")
     assert list(written) == ["row", "output", "base", "age", "income", "oslo", "rome", "residual", "prediction"]
-    np.testing.assert_allclose(written[["age", "income", "oslo", "rome"]], explanation.values[:, :, 0], rtol=1e-12)
+    assert_same_to_rounding(written[["age", "income", "oslo", "rome"]], explanation.values[:, :, 0], within=SINGLE)
     account = written[["base", "age", "income", "oslo", "rome", "residual"]].sum(axis=1)
-    np.testing.assert_allclose(account, written["prediction"], atol=1e-12)
+    assert_same_to_rounding(account, written["prediction"], within=SINGLE)
     loaded = NObSP.load(tmp_path / "out" / "explainer.nobsp", opened(home / "house.pt2", rows))
-    np.testing.assert_array_equal(loaded(rows).values, explanation.values)
+    assert_same_to_rounding(loaded(rows).values, explanation.values, within=SINGLE)
     with (tmp_path / "out" / "curves.csv").open(encoding="utf-8") as file:
         curves = list(csv.DictReader(file))
     assert set(curves[0]) == {"feature", "output", "x", "level", "value", "lower", "upper"}

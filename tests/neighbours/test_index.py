@@ -19,8 +19,12 @@ from nobsp import NObSP, NObSPCam
 from nobsp.neighbours import ContributionIndex, Neighbours
 from tests.neighbours.cases import Explained, Headed, headed
 from tests.neighbours.oracles import compared, nearest
+from tests.tolerances import SUMS, assert_same_to_rounding, rounding
 from tests.vision.networks import images as structured
 from tests.vision.networks import through_layers
+
+# Between rows of some twenty numbers that are brought to unit length in single precision.
+UNIT = rounding(operations=100, dtype=np.float32)
 
 SPACES = [("activations", "query"), ("contributions", "own"), ("contributions", "query")]
 METRICS = ["euclidean", "cosine"]
@@ -56,7 +60,7 @@ def test_neighbours_of_images_are_those_of_their_contributions(pictures: Explain
         metric="euclidean",
     )
     agree(hits, expected, precision=3e-6)
-    np.testing.assert_allclose(hits.confidence, cam(pictures.queries).confidence, atol=1e-12)
+    np.testing.assert_allclose(hits.confidence, cam(pictures.queries).confidence, atol=SUMS)
 
 
 @pytest.mark.parametrize("target", ["own", "query"])
@@ -105,7 +109,7 @@ def test_rows_found_again_are_at_distance_zero(case: Headed) -> None:
         index = ContributionIndex(case.head, space=space, target=target).fit(case.database)  # type: ignore[arg-type]
         hits = index.query(case.database[100:130], k=1)
         np.testing.assert_array_equal(hits.indices[:, 0], np.arange(100, 130))
-        np.testing.assert_array_equal(hits.distances, 0.0)
+        assert_same_to_rounding(hits.distances, np.zeros_like(hits.distances), within=UNIT, size=1.0)
 
 
 @pytest.mark.parametrize(("space", "target"), SPACES)
@@ -128,7 +132,7 @@ def test_equal_rows_come_in_the_order_of_their_positions() -> None:
     hits = index.query(case.database[:7], k=50)
 
     np.testing.assert_array_equal(hits.indices, np.arange(7)[:, None] + 60 * np.arange(50))
-    np.testing.assert_array_equal(hits.distances, 0.0)
+    assert_same_to_rounding(hits.distances, np.zeros_like(hits.distances), within=UNIT, size=1.0)
 
 
 @pytest.mark.parametrize(("space", "target"), SPACES)
@@ -152,7 +156,7 @@ def test_rows_without_any_evidence_have_their_place(space: Any, target: Any, met
         target=target,
         metric=metric,
     )
-    agree(hits, table, precision=1e-12)
+    agree(hits, table, precision=SUMS)
 
 
 def test_added_rows_are_measured_in_the_units_of_the_first(case: Headed) -> None:

@@ -20,6 +20,7 @@ from sklearn.preprocessing import OneHotEncoder, PolynomialFeatures, StandardSca
 from torch import nn
 
 from nobsp.network import Readout, adapt
+from tests.tolerances import PASS, SUMS, assert_same_to_rounding
 
 pytestmark = pytest.mark.filterwarnings(f"ignore::{ConvergenceWarning.__module__}.ConvergenceWarning")
 
@@ -42,7 +43,7 @@ def logits(model: Any, X: Any) -> Any:
 def test_regressor_predicts_the_same(activation: str) -> None:
     X = inputs()
     model = network(MLPRegressor, activation=activation).fit(X, X[:, :2])
-    np.testing.assert_allclose(logits(model, X), model.predict(X), rtol=1e-12, atol=1e-12)
+    assert_same_to_rounding(logits(model, X), model.predict(X))
     assert adapt(model).output_names is None
 
 
@@ -52,7 +53,7 @@ def test_binary_classifier_has_one_logit_for_its_second_class(activation: str) -
     model = network(MLPClassifier, activation=activation).fit(X, np.where(X[:, 0] > 0, "yes", "no"))
     adapted = adapt(model)
     probability = torch.sigmoid(adapted.module(torch.from_numpy(X))).detach().numpy()
-    np.testing.assert_allclose(probability[:, 0], model.predict_proba(X)[:, 1], rtol=1e-12, atol=1e-14)
+    assert_same_to_rounding(probability[:, 0], model.predict_proba(X)[:, 1])
     assert (adapted.output_names, adapted.link) == (("yes",), "sigmoid")
 
 
@@ -62,7 +63,7 @@ def test_three_classes_have_a_logit_each(activation: str) -> None:
     model = network(MLPClassifier, activation=activation).fit(X, np.digitize(X[:, 0], [-0.5, 0.5]))
     adapted = adapt(model)
     probability = torch.softmax(adapted.module(torch.from_numpy(X)), dim=1).detach().numpy()
-    np.testing.assert_allclose(probability, model.predict_proba(X), rtol=1e-12, atol=1e-14)
+    assert_same_to_rounding(probability, model.predict_proba(X))
     assert (adapted.output_names, adapted.link) == (("0", "1", "2"), "softmax")
 
 
@@ -71,7 +72,7 @@ def test_several_labels_have_a_logit_each() -> None:
     model = network(MLPClassifier).fit(X, (X[:, :3] > 0).astype(int))
     adapted = adapt(model)
     probability = torch.sigmoid(adapted.module(torch.from_numpy(X))).detach().numpy()
-    np.testing.assert_allclose(probability, model.predict_proba(X), rtol=1e-12, atol=1e-14)
+    assert_same_to_rounding(probability, model.predict_proba(X))
     assert (adapted.output_names, adapted.link) == (("0", "1", "2"), "sigmoid")
 
 
@@ -178,7 +179,7 @@ def test_pipeline_keeps_its_preprocessing(frame_of: Callable[[dict[str, Any]], A
     assert encoded.dtype == np.float64
     logit = adapted.module(torch.from_numpy(encoded))
     np.testing.assert_allclose(
-        torch.sigmoid(logit).detach().numpy()[:, 0], pipeline.predict_proba(X)[:, 1], rtol=1e-12, atol=1e-14
+        torch.sigmoid(logit).detach().numpy()[:, 0], pipeline.predict_proba(X)[:, 1], rtol=SUMS, atol=PASS
     )
     assert adapted.feature_names == ("age", "job", "hours", "town")
 
@@ -236,7 +237,7 @@ def test_nested_pipelines_are_taken_apart() -> None:
     adapted = adapt(pipeline)
     assert adapted.encode is not None
     predicted = adapted.module(torch.from_numpy(adapted.encode(X))).detach().numpy()[:, 0]
-    np.testing.assert_allclose(predicted, pipeline.predict(X), rtol=1e-12, atol=1e-12)
+    assert_same_to_rounding(predicted, pipeline.predict(X))
 
 
 def test_a_pipeline_of_the_network_alone_needs_no_preprocessing() -> None:

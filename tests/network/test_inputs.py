@@ -19,6 +19,7 @@ from nobsp.network.inputs import (
     resolve_features,
 )
 from nobsp.network.summary import Summariser, Summary
+from tests.tolerances import assert_same_to_rounding
 
 NAMES = ["age", "oslo", "rome"]
 
@@ -196,7 +197,7 @@ def test_isolated_and_reference_inputs_make_up_the_rows(columns: int, data: st.D
     assert torch.equal(isolated(rows, origin, others), outside)
     assert torch.equal(inside[:, chosen], rows[:, chosen])
     assert torch.equal(inside[:, others], origin[others].expand(7, -1))
-    assert torch.allclose(inside + outside, rows + origin, rtol=0, atol=1e-15)
+    assert_same_to_rounding(inside + outside, rows + origin)
     assert torch.equal(rows, before)
     inside[:], outside[:] = 0.0, 0.0
     assert torch.equal(rows, before)

@@ -26,6 +26,7 @@ from tests.projection.oracles import (
     rng,
 )
 from tests.projection.test_partial import awkward
+from tests.tolerances import CONTRIBUTIONS, SUMS
 
 SEEDS = st.integers(0, 10_000)
 
@@ -66,7 +67,7 @@ def test_with_enough_samples_every_channel_equals_algorithm_1(
     z = pooled(seed, 10 * channels, channels)
     y = z @ normal(seed + 7, channels, outputs)
     fit = fitted(z, y, ridge)
-    assert relative_error(fit.coefficients, one_by_one(z, y, ridge)) < 1e-10
+    assert relative_error(fit.coefficients, one_by_one(z, y, ridge)) < CONTRIBUTIONS
     assert bool(fit.sound.all())
 
 
@@ -87,16 +88,16 @@ def test_fifty_digits_agree(ridge: float, rows: int, channels: int) -> None:
     z = normal(rows, rows, channels) + 2
     y = z @ normal(1, channels, 2)
     fit = fitted(z, y, ridge)
-    assert relative_error(fit.coefficients, exact_channels(z, y, ridge)) < 1e-10
+    assert relative_error(fit.coefficients, exact_channels(z, y, ridge)) < CONTRIBUTIONS
     assert bool(fit.sound.all())
 
 
 def test_outputs_that_are_no_function_of_the_channels_are_fitted_the_same() -> None:
     z, y = pooled(0, 80, 7), normal(1, 80, 2)
-    assert relative_error(fitted(z, y, 1e-3).coefficients, one_by_one(z, y, 1e-3)) < 1e-10
+    assert relative_error(fitted(z, y, 1e-3).coefficients, one_by_one(z, y, 1e-3)) < CONTRIBUTIONS
     few = normal(2, 6, 9)
     free = normal(3, 6, 2)
-    assert relative_error(fitted(few, free, 1e-4).coefficients, exact_channels(few, free, 1e-4)) < 1e-10
+    assert relative_error(fitted(few, free, 1e-4).coefficients, exact_channels(few, free, 1e-4)) < CONTRIBUTIONS
 
 
 def test_weak_directions_still_carry_outputs_outside_their_span() -> None:
@@ -115,7 +116,7 @@ def test_every_channel_equals_the_one_term_route() -> None:
         others = z[:, [j for j in range(6) if j != k]]
         moments = moments_of(target=z[:, [k]], reference=others, outputs=y)
         alone = partial_coefficients(moments, ridge=Ridge(1e-2, "absolute"))
-        assert relative_error(together.coefficients[[k]], alone.coefficients.numpy()) < 1e-11
+        assert relative_error(together.coefficients[[k]], alone.coefficients.numpy()) < CONTRIBUTIONS
         assert float(together.unique_share[k]) == pytest.approx(alone.unique_share, rel=1e-9)
 
 
@@ -129,8 +130,8 @@ def test_a_relative_ridge_is_shared_by_all_channels() -> None:
     z = pooled(0, 60, 5) * 30
     y = z @ normal(1, 5, 2)
     fit = fitted(z, y, 1e-3, "relative")
-    assert fit.ridge == pytest.approx(1e-3 * (centre(z) ** 2).sum() / 5, rel=1e-12)
-    assert relative_error(fit.coefficients, one_by_one(z, y, fit.ridge)) < 1e-10
+    assert fit.ridge == pytest.approx(1e-3 * (centre(z) ** 2).sum() / 5, rel=SUMS)
+    assert relative_error(fit.coefficients, one_by_one(z, y, fit.ridge)) < CONTRIBUTIONS
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-8, 1e-4])

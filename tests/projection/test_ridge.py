@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from nobsp.projection import Ridge, spectrum
 from tests.projection.oracles import centre, normal
+from tests.tolerances import CONTRIBUTIONS, SUMS
 
 
 # Far below 1e-100, products lose digits to underflow before any ridge matters.
 @given(st.just(0.0) | st.floats(1e-100, 1e3), st.integers(1, 6), st.floats(1e-6, 1e6))
 def test_relative_ridge_is_alpha_times_the_mean_of_the_diagonal(alpha: float, size: int, scale: float) -> None:
     gram = torch.diag(torch.arange(1, size + 1, dtype=torch.float64) * scale)
-    assert math.isclose(Ridge(alpha).amount(gram), alpha * scale * (size + 1) / 2, rel_tol=1e-12)
+    assert math.isclose(Ridge(alpha).amount(gram), alpha * scale * (size + 1) / 2, rel_tol=SUMS)
 
 
 @given(st.floats(0, 1e3))
@@ -30,7 +31,7 @@ def test_relative_ridge_of_a_compressed_matrix_is_that_of_the_full_one() -> None
     rows = normal(0, 50, 3) @ normal(1, 3, 9)
     basis = torch.linalg.qr(rows.T).Q
     full, small = rows.T @ rows, (rows @ basis).T @ (rows @ basis)
-    assert math.isclose(Ridge(0.1).amount(small, size=9), Ridge(0.1).amount(full), rel_tol=1e-12)
+    assert math.isclose(Ridge(0.1).amount(small, size=9), Ridge(0.1).amount(full), rel_tol=SUMS)
 
 
 def test_relative_ridge_of_nothing_is_nothing() -> None:
@@ -62,7 +63,7 @@ def test_spectrum_gives_the_matrix_back() -> None:
     rebuilt = (known.vectors * known.values) @ known.vectors.T
     assert known.rank == 7
     assert known.certain
-    assert torch.allclose(rebuilt, gram, rtol=1e-13, atol=1e-12)
+    assert torch.allclose(rebuilt, gram, rtol=SUMS, atol=SUMS)
     assert bool((known.values.diff() <= 0).all())
 
 
@@ -86,7 +87,7 @@ def test_null_weight_is_the_part_of_each_coordinate_outside_the_kept_eigenvector
     z = centre(normal(seed, 5, 9))
     known = spectrum(torch.from_numpy(z.T @ z), rows=5)
     outside = np.eye(9) - np.linalg.pinv(z) @ z
-    assert np.allclose(known.null_weight, np.diag(outside), atol=1e-10)
+    assert np.allclose(known.null_weight, np.diag(outside), atol=CONTRIBUTIONS)
 
 
 def test_scale_raises_the_floor() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nobsp.projection import Moments, Ridge, compress, pure_sign, terms_coefficients
 from tests.projection.oracles import centre, moments_of, normal, relative_error, rng
+from tests.tolerances import CONTRIBUTIONS, SUMS
 
 SEEDS = st.integers(0, 10_000)
 
@@ -55,13 +56,13 @@ def test_the_block_of_outputs_may_stand_anywhere_and_have_any_name() -> None:
     moved = {"t0": blocks["t0"], "logits": blocks["outputs"], "t1": blocks["t1"]}
     left, right = terms_coefficients(moments_of(**blocks)), terms_coefficients(moments_of(**moved), outputs="logits")
     assert list(right.coefficients) == ["t0", "t1"]
-    assert relative_error(joint(right.coefficients), joint(left.coefficients)) < 1e-12
+    assert relative_error(joint(right.coefficients), joint(left.coefficients)) < SUMS
 
 
 def test_the_default_ridge_is_relative_to_the_joint_matrix() -> None:
     blocks = blocks_of(0, 40, [2, 3])
     fit = terms_coefficients(moments_of(**blocks))
-    assert fit.ridge == pytest.approx(1e-4 * (centre(stacked(blocks)) ** 2).sum() / 5, rel=1e-12)
+    assert fit.ridge == pytest.approx(1e-4 * (centre(stacked(blocks)) ** 2).sum() / 5, rel=SUMS)
 
 
 @settings(max_examples=40)
@@ -117,7 +118,7 @@ def test_explained_and_spread_are_those_of_the_contributions_on_the_rows(seed: i
     y = centre(blocks["outputs"])
     parts = {name: centre(blocks[name]) @ fit.coefficients[name].numpy() for name in fit.coefficients}
     residual = y - sum(parts.values())
-    assert np.allclose(fit.explained, 1 - (residual**2).sum(0) / (y**2).sum(0), rtol=1e-9, atol=1e-12)
+    assert np.allclose(fit.explained, 1 - (residual**2).sum(0) / (y**2).sum(0), rtol=1e-9, atol=SUMS)
     for name, part in parts.items():
         assert np.allclose(fit.spread[name], part.std(0), rtol=1e-9)
 
@@ -137,8 +138,8 @@ def test_outputs_made_of_the_terms_are_explained_to_the_last_digit() -> None:
     blocks = blocks_of(0, 50, [2, 3])
     blocks["outputs"] = blocks["t0"] @ normal(1, 2, 2) + blocks["t1"] @ normal(2, 3, 2)
     fit = terms_coefficients(moments_of(**blocks), ridge=Ridge(0.0))
-    assert torch.allclose(fit.explained, torch.ones(2, dtype=torch.float64), rtol=1e-12)
-    assert relative_error(fit.coefficients["t0"], normal(1, 2, 2).numpy()) < 1e-10
+    assert torch.allclose(fit.explained, torch.ones(2, dtype=torch.float64), rtol=SUMS)
+    assert relative_error(fit.coefficients["t0"], normal(1, 2, 2).numpy()) < CONTRIBUTIONS
 
 
 @pytest.mark.parametrize("ridge", [Ridge(0.0), Ridge(), Ridge(1e-12, "absolute")])
@@ -152,7 +153,7 @@ def test_null_terms_contribute_nothing_and_disturb_nobody(ridge: Ridge, value: f
     assert bool((with_null.spread["null"] == 0).all())
     assert with_null.unique_share["null"] == 0.0
     for name in ("t0", "t1"):
-        assert relative_error(with_null.coefficients[name], without.coefficients[name].numpy()) < 1e-10
+        assert relative_error(with_null.coefficients[name], without.coefficients[name].numpy()) < CONTRIBUTIONS
 
 
 def test_a_constant_output_is_not_divided_by() -> None:
@@ -204,7 +205,7 @@ def test_compression_keeps_the_rows(seed: int, rank: int, width: int) -> None:
     rows = centre(normal(seed, 40, rank) @ normal(seed + 1, rank, width))
     basis = compress(torch.from_numpy(rows.T @ rows), rows=40)
     assert basis.shape == (width, rank)
-    assert torch.allclose(basis.T @ basis, torch.eye(rank, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(basis.T @ basis, torch.eye(rank, dtype=torch.float64), atol=SUMS)
     assert relative_error(rows @ basis.numpy() @ basis.numpy().T, rows) < 1e-6
 
 
@@ -263,7 +264,7 @@ def pure(network: nn.Module, x: Tensor, baseline: Tensor, term: tuple[int, ...])
 def test_all_pure_representations_add_up_to_the_representation(features: int) -> None:
     network, x, baseline = random_network(0, features), normal(1, 20, features), normal(2, features)
     total = sum((pure(network, x, baseline, s) for s in subsets(features)), torch.zeros(20, 9, dtype=torch.float64))
-    assert torch.allclose(total, network(x), atol=1e-12)
+    assert torch.allclose(total, network(x), atol=SUMS)
 
 
 @pytest.mark.parametrize("term", [s for s in subsets(3) if s])
@@ -272,7 +273,7 @@ def test_a_pure_representation_vanishes_when_any_of_its_features_is_at_the_basel
     for feature in term:
         x = normal(1, 20, 3)
         x[:, feature] = baseline[feature]
-        assert float(pure(network, x, baseline, term).abs().max()) < 1e-12
+        assert float(pure(network, x, baseline, term).abs().max()) < SUMS
 
 
 def test_at_full_order_the_heads_weights_explain_everything() -> None:
@@ -281,7 +282,7 @@ def test_at_full_order_the_heads_weights_explain_everything() -> None:
     blocks = {str(s): pure(network, x, baseline, s) for s in subsets(3) if s}
     y = network(x) @ head + 7.0
     exact = sum(centre(part) @ head.numpy() for part in blocks.values())
-    assert np.allclose(exact, centre(y), atol=1e-12)  # β_S = Wᵀ is an exact answer
+    assert np.allclose(exact, centre(y), atol=SUMS)  # β_S = Wᵀ is an exact answer
     fit = terms_coefficients(moments_of(**blocks, outputs=y), ridge=Ridge(1e-9))
     assert bool((fit.explained > 1 - 1e-8).all())
 
@@ -294,7 +295,7 @@ def test_at_full_order_full_rank_terms_get_the_heads_weights() -> None:
     head = normal(1, 2, 3)
     fit = terms_coefficients(moments_of(a=a, b=b, ab=both, outputs=(a + b + both) @ head), ridge=Ridge(0.0))
     for part in fit.coefficients.values():
-        assert relative_error(part, head.numpy()) < 1e-10
+        assert relative_error(part, head.numpy()) < CONTRIBUTIONS
 
 
 @pytest.mark.parametrize(
@@ -322,4 +323,4 @@ def test_shards_give_the_same_terms() -> None:
     order = torch.from_numpy(rng(0).permutation(60))
     shards = [Moments(layout).update(part) for part in rows[order].split([5, 30, 25])]
     left, right = terms_coefficients(shards[0] + (shards[1] + shards[2])), terms_coefficients(moments_of(**blocks))
-    assert relative_error(joint(left.coefficients), joint(right.coefficients)) < 1e-11
+    assert relative_error(joint(left.coefficients), joint(right.coefficients)) < CONTRIBUTIONS

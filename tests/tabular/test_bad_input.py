@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from nobsp import NObSP
-from tests.tolerances import SINGLE, assert_same_to_rounding
+from tests.tolerances import CONTRIBUTIONS, SINGLE, assert_same_to_rounding
 
 NAMES = ["a", "b", "c"]
 
@@ -133,7 +133,7 @@ def test_one_row_is_not_enough_and_two_are(net, table):
         with pytest.raises(ValueError, match="X has 1 row; calibration needs at least two"):
             NObSP(net, reference=reference).fit(table[:1])
         ex = NObSP(net, reference=reference).fit(table[:2])(table[:5])
-        assert np.allclose(ex.base_values + ex.values.sum(1) + ex.residual, ex.predictions, atol=1e-10)
+        assert np.allclose(ex.base_values + ex.values.sum(1) + ex.residual, ex.predictions, atol=CONTRIBUTIONS)
 
 
 def test_one_row_can_be_explained(explainer, table):
@@ -294,7 +294,7 @@ def test_half_precision_models_are_explained_in_double(table):
     rows, model = torch.tensor(table.to_numpy(), dtype=torch.float32), make_net().half()
     ex = NObSP(model).fit(table)(table)
     assert ex.values.dtype == np.float64
-    assert np.allclose(ex.base_values + ex.values.sum(1) + ex.residual, ex.predictions, atol=1e-10)
+    assert np.allclose(ex.base_values + ex.values.sum(1) + ex.residual, ex.predictions, atol=CONTRIBUTIONS)
     assert np.allclose(ex.predictions, make_net()(rows).detach().numpy(), atol=0.05)
     assert next(model.parameters()).dtype == torch.float16
 

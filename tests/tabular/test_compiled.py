@@ -28,10 +28,10 @@ from nobsp.tabular.compiled import KIND, VERSION
 from nobsp.tabular.knots import kinks, needed
 from nobsp.tabular.lookup import LevelAxis, NumberAxis
 from tests.tabular.nets import KINDS, from_layers, net, table
-from tests.tolerances import CONTRIBUTIONS, PASS, assert_same_to_rounding
+from tests.tolerances import CONTRIBUTIONS, PASS, SUMS, assert_same_to_rounding
 
 # As a share of the spread, which a contribution may exceed.
-EXACT = 10 * PASS
+EXACT = SUMS
 
 PIECEWISE_LINEAR = {
     "relu": nn.ReLU,
@@ -158,7 +158,7 @@ def test_the_knots_are_the_kinks_and_no_others():
         expected = np.sort(-bias / first[:, column])
         expected = expected[(expected > low) & (expected < high)]
         assert len(knots) == len(expected) + 2
-        assert np.abs(knots[1:-1] - expected).max() < 1e-12
+        assert np.abs(knots[1:-1] - expected).max() < SUMS
 
 
 def test_a_narrow_bump_between_probes_is_found():
@@ -172,7 +172,7 @@ def test_a_narrow_bump_between_probes_is_found():
 
     found = kinks(signals, -3.0, 5.0, eps=np.finfo(float).eps)
     for kink in (at, at + width / 2, at + width, at + 1.5 * width, at + 2 * width):
-        assert np.abs(found - kink).min() < 1e-12
+        assert np.abs(found - kink).min() < SUMS
     assert len(found) < 200
 
 
@@ -337,7 +337,7 @@ def test_the_account_has_the_same_shape_names_and_base():
     )
     assert_same_to_rounding(ours.base_values, theirs.base_values)
     assert_same_to_rounding(ours.baseline_contributions, theirs.baseline_contributions)
-    assert np.allclose(ours.from_baseline().values, theirs.from_baseline().values, atol=1e-12)
+    assert np.allclose(ours.from_baseline().values, theirs.from_baseline().values, atol=SUMS)
     assert ours.data is X
 
 
@@ -443,7 +443,7 @@ def test_functions_and_curves_are_those_of_the_explainer():
     x = np.linspace(-1, 1, 50)
     for output in (0, 1):
         ours, theirs = (e.function("b", output=output)(x) for e in (compiled, explainer))
-        assert np.allclose(ours, theirs, rtol=0, atol=1e-12 * compiled.spread.max())
+        assert np.allclose(ours, theirs, rtol=0, atol=SUMS * compiled.spread.max())
     knots, values = compiled.curve("b")
     assert values.shape == (len(knots), 2)
     assert_same_to_rounding(compiled.function("b", output=1)(knots), values[:, 1])
@@ -485,7 +485,7 @@ def test_algorithm_1_compiles_as_well():
     explainer = NObSP.as_published(model, interactions=[("x0", "x1")]).fit(X)
     compiled = explainer.compile()
     measured = shares(compiled, explainer, points_of(compiled, 5000))
-    assert measured[:4].max() <= 1e-11
+    assert measured[:4].max() <= CONTRIBUTIONS
     assert measured[4] <= 1.5 * compiled.errors["x0", "x1"] / compiled.spread
 
 
@@ -604,7 +604,7 @@ def test_pairs_can_be_left_to_the_network():
     X = points_of(compiled, 100)
     theirs = explainer(X)
     ours = compiled(X, predictions=theirs.predictions)
-    assert np.allclose(ours.residual, theirs.residual + theirs.values[:, 4], atol=1e-12)
+    assert np.allclose(ours.residual, theirs.residual + theirs.values[:, 4], atol=SUMS)
     with pytest.raises(ValueError, match='pairs must be "grid" or "network"'):
         explainer.compile(pairs="none")
 
@@ -658,7 +658,7 @@ def test_pipelines_are_compiled_in_the_callers_units(people, tmp_path):
     assert kept["age", "city"].exact
     measured = shares(compiled, explainer, frame)
     assert measured.max() <= 1e-6
-    assert measured[[0, 2, 3, 4, 5, 6]].max() <= 1e-11
+    assert measured[[0, 2, 3, 4, 5, 6]].max() <= CONTRIBUTIONS
     # The logarithm ends at zero, and so does the table.
     assert compiled.features[1].limits[0][0] == compiled.features[1].ranges[0][0]
     assert_same_to_rounding(compiled(pl.from_pandas(frame)).values, compiled(frame).values)
@@ -796,7 +796,7 @@ def test_the_documented_reader_explains_as_we_do(reader, mixed, tmp_path):
     rows = np.vstack([X[:20], [9.0, -9.0, 9.0, 0.0, 1.0, 0.0]])  # the last one is beyond every limit
     for row, expected in zip(rows.tolist(), compiled(rows).values, strict=True):
         found = list(reader["contributions"](about, numbers, row))
-        assert np.allclose(found, expected, rtol=1e-9, atol=1e-12 * compiled.spread.max())
+        assert np.allclose(found, expected, rtol=1e-9, atol=SUMS * compiled.spread.max())
 
 
 def test_the_documented_reader_knows_levels_by_name(reader, people, tmp_path):
@@ -806,7 +806,7 @@ def test_the_documented_reader_knows_levels_by_name(reader, people, tmp_path):
     about, numbers = reader["read"](tmp_path / "file")
     for row, expected in zip(frame[:20].to_numpy(dtype=object).tolist(), compiled(frame[:20]).values, strict=True):
         found = list(reader["contributions"](about, numbers, row))
-        assert np.allclose(found, expected, rtol=1e-9, atol=1e-12 * compiled.spread.max())
+        assert np.allclose(found, expected, rtol=1e-9, atol=SUMS * compiled.spread.max())
 
 
 def test_neither_loading_nor_explaining_needs_torch(mixed, tmp_path):

@@ -15,6 +15,7 @@ from sklearn.preprocessing import OneHotEncoder
 from torch import nn
 
 from nobsp import NObSP
+from tests.tolerances import CONTRIBUTIONS, PASS, SUMS
 
 
 def network(columns: int, outputs: int = 2, *, seed: int = 0) -> nn.Sequential:
@@ -39,7 +40,7 @@ def test_equal_the_mean_over_all_values_written_as_loops(seed: int, columns: int
 
     found = NObSP(model, interactions=0, ridge=1e-4).fit(X).total_effects(X, values=rows)
 
-    np.testing.assert_allclose(found, expected, atol=1e-12)
+    np.testing.assert_allclose(found, expected, atol=SUMS)
 
 
 def test_on_a_full_grid_they_sum_all_centred_terms_with_the_feature() -> None:
@@ -60,7 +61,7 @@ def test_on_a_full_grid_they_sum_all_centred_terms_with_the_feature() -> None:
 
     found = NObSP(model, interactions=0, ridge=1e-4).fit(X).total_effects(X)
 
-    np.testing.assert_allclose(found, np.stack(expected, axis=1), atol=1e-12)
+    np.testing.assert_allclose(found, np.stack(expected, axis=1), atol=SUMS)
 
 
 def test_a_feature_the_network_ignores_has_none() -> None:
@@ -70,7 +71,7 @@ def test_a_feature_the_network_ignores_has_none() -> None:
 
     found = NObSP(model, interactions=0).fit(X).total_effects(X[:20])
 
-    assert np.abs(found[:, 2]).max() < 1e-14
+    assert np.abs(found[:, 2]).max() < PASS
     assert np.abs(found[:, [0, 1, 3]]).min(axis=(0, 2)).max() > 1e-4
 
 
@@ -87,7 +88,7 @@ def test_interactions_that_were_not_fitted_are_in_them() -> None:
     X = np.array(list(itertools.product([-1.0, 1.0], [-1.0, 1.0])))
     explainer = NObSP(Product(), interactions=0, ridge=1e-4).fit(X)
 
-    assert np.abs(explainer(X).values).max() < 1e-12
+    assert np.abs(explainer(X).values).max() < SUMS
     np.testing.assert_allclose(explainer.total_effects(X)[:, :, 0], np.repeat(X.prod(1)[:, None], 2, axis=1))
 
 
@@ -100,7 +101,7 @@ def test_levels_count_as_often_as_they_occur() -> None:
 
     found = NObSP(model, interactions=0, ridge=1e-2).fit(X).total_effects(X[:1])
 
-    np.testing.assert_allclose(found[0, 0], expected, atol=1e-12)
+    np.testing.assert_allclose(found[0, 0], expected, atol=SUMS)
 
 
 def test_values_are_spread_over_the_distribution_where_there_are_too_many() -> None:
@@ -131,7 +132,7 @@ def test_every_level_of_a_category_counts_however_few_values_are_asked_for() -> 
 
     explainer = NObSP(model, features={"a": 0, "code": list(range(1, 41))}, interactions=0).fit(X)
 
-    np.testing.assert_allclose(explainer.total_effects(X[:5], values=2)[:, 1], expected, atol=1e-12)
+    np.testing.assert_allclose(explainer.total_effects(X[:5], values=2)[:, 1], expected, atol=SUMS)
 
 
 def test_a_frame_through_a_pipeline_and_the_same_through_its_network() -> None:
@@ -153,7 +154,7 @@ def test_a_frame_through_a_pipeline_and_the_same_through_its_network() -> None:
 
     found = NObSP(pipeline, interactions=0).fit(frame).total_effects(rows, values=200)
 
-    np.testing.assert_allclose(found[:, :, 0], expected, atol=1e-10)
+    np.testing.assert_allclose(found[:, :, 0], expected, atol=CONTRIBUTIONS)
 
 
 def test_the_model_is_a_guest() -> None:
@@ -197,7 +198,7 @@ def test_no_forward_pass_is_longer_than_a_batch(batch_size: int) -> None:
     handle.remove()
 
     assert max(lengths) <= batch_size
-    np.testing.assert_allclose(found, whole.total_effects(X[:9]), atol=1e-12)
+    np.testing.assert_allclose(found, whole.total_effects(X[:9]), atol=SUMS)
 
 
 def test_an_explainer_from_a_file_takes_values_from_rows_it_is_given(tmp_path) -> None:
@@ -209,7 +210,7 @@ def test_an_explainer_from_a_file_takes_values_from_rows_it_is_given(tmp_path) -
     with pytest.raises(ValueError, match="background=rows"):
         loaded.total_effects(X[:2])
 
-    np.testing.assert_allclose(loaded.total_effects(X[:2], background=X), explainer.total_effects(X[:2]), atol=1e-12)
+    np.testing.assert_allclose(loaded.total_effects(X[:2], background=X), explainer.total_effects(X[:2]), atol=SUMS)
 
 
 def test_bad_input_is_named() -> None:

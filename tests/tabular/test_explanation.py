@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from nobsp import Explanation, NObSP
-from tests.tolerances import SINGLE, assert_same_to_rounding
+from tests.tolerances import SINGLE, SUMS, assert_same_to_rounding
 
 NAMES = ["a", "b", "c", "d"]
 PAIR = ("a", "b")
@@ -50,7 +50,7 @@ def assert_adds_up(ex):
     assert len(ex.output_names) == outputs
     assert len(ex.data) == rows == len(ex.outside)
     account = ex.base_values + ex.values.sum(1) + ex.residual
-    assert np.allclose(account, ex.predictions, rtol=0, atol=1e-12)
+    assert np.allclose(account, ex.predictions, rtol=0, atol=SUMS)
 
 
 def test_predictions_are_the_networks_own_outputs(ex, explainer, table):
@@ -128,7 +128,7 @@ def test_terms_left_out_go_to_the_residual(ex, choice):
     assert np.array_equal(cut.values, ex.values[:, positions])
     assert cut.terms == tuple(ex.terms[i] for i in positions)
     left_out = np.delete(ex.values, positions, axis=1).sum(1)
-    assert np.allclose(cut.residual, ex.residual + left_out, atol=1e-12)
+    assert np.allclose(cut.residual, ex.residual + left_out, atol=SUMS)
 
 
 OUTPUT_CHOICES = {
@@ -233,7 +233,7 @@ def test_views_can_be_combined_and_still_add_up(ex):
     assert_adds_up(ex.from_baseline()[1:4].contrast(0, 2)[:, ["a", PAIR]])
     assert_adds_up(ex[[3, 1]].contrast(0, 2).from_baseline()[:, "a"])
     direct = ex.contrast(0, 2).from_baseline()
-    assert np.allclose(ex.from_baseline().contrast(0, 2).values, direct.values, atol=1e-12)
+    assert np.allclose(ex.from_baseline().contrast(0, 2).values, direct.values, atol=SUMS)
 
 
 def test_total_counts_every_term_a_feature_takes_part_in(ex):
@@ -261,7 +261,7 @@ def test_frames_are_of_the_callers_kind(explainer, table, kind):
     assert type(frame) is type(rows)
     assert list(frame.columns) == ["base", "a", "b", "c", "d", "a × b", "c × d", "residual", "prediction"]
     numbers = frame.to_numpy()
-    assert np.allclose(numbers[:, :-1].sum(1), numbers[:, -1], atol=1e-12)
+    assert np.allclose(numbers[:, :-1].sum(1), numbers[:, -1], atol=SUMS)
 
 
 def test_a_pandas_index_is_kept_so_that_the_account_can_be_joined(explainer, table):
@@ -312,7 +312,7 @@ def shap_values(ex, output=None):
 def test_shap_values_add_up_and_hide_nothing(ex):
     shap = shap_values(ex, "high")
     assert shap.values.shape == (10, 5)
-    assert np.allclose(shap.base_values + shap.values.sum(1), ex.predictions[:, 2], atol=1e-12)
+    assert np.allclose(shap.base_values + shap.values.sum(1), ex.predictions[:, 2], atol=SUMS)
     assert np.array_equal(shap.values[:, -1], ex.residual[:, 2])
     shared = ex.values[:, 0, 2] + ex.values[:, 4, 2] / 2
     assert np.allclose(shap.values[:, 0], shared)

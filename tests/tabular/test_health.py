@@ -153,12 +153,13 @@ def test_unseen_categories_are_reported_not_refused():
 
 
 def test_a_table_that_never_changes_does_not_break_anything(table):
-    explainer = NObSP(relu_net()).fit(table.iloc[[0] * 30])
+    explainer = NObSP(relu_net().double()).fit(table.iloc[[0] * 30])
     health = explainer.health()
     assert len(findings(health, "a")) == 1
     assert "–" in str(health)
     ex = explainer(table[:3])
     assert not ex.values.any()
+    assert np.isnan(explainer(table.iloc[[0] * 30]).explained()).all()
     assert np.allclose(ex.base_values + ex.residual, ex.predictions)
 
 

@@ -13,6 +13,7 @@ from nobsp import NObSP
 from nobsp.projection import oblique_projector
 from tests.tabular.nets import KINDS, Net, net, table
 from tests.tabular.oracles import Network, Published, centred, error, singles
+from tests.tolerances import PASS, SUMS
 
 
 def calibrated(kind: str, outputs: int, seed: int, **options: object) -> tuple[NObSP, Net, np.ndarray, np.ndarray]:
@@ -32,7 +33,7 @@ def test_as_published_is_algorithm_1_on_every_kind_of_network(kind: str, outputs
     assert explanation.values.shape == (60, 5, outputs)
     for k in range(5):
         assert error(explanation.values[:, k], oracle.term((k,), held_out), spread) < 1e-8
-    assert error(explanation.predictions, oracle.network.logits(held_out), spread) < 1e-12
+    assert error(explanation.predictions, oracle.network.logits(held_out), spread) < SUMS
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -41,7 +42,7 @@ def test_the_baseline_is_the_mean_and_the_most_frequent_code(kind: str) -> None:
     expected = X.mean(0)
     if kind == "embedding":
         expected[:2] = [np.bincount(X[:, c].astype(int)).argmax() for c in (0, 1)]
-    np.testing.assert_allclose(explainer.baseline_, expected, rtol=1e-13)
+    np.testing.assert_allclose(explainer.baseline_, expected, rtol=SUMS)
 
 
 def test_coefficients_are_those_of_algorithm_1_where_the_rows_determine_them() -> None:
@@ -108,7 +109,7 @@ def test_any_baseline(baseline: object) -> None:
     explainer, model, X, held_out = calibrated("selu", 2, 7, baseline=baseline)
     known = {"zero": np.zeros(5), "median": np.median(X, axis=0)}
     expected = known[baseline] if isinstance(baseline, str) else np.array(baseline)
-    np.testing.assert_allclose(explainer.baseline_, expected, rtol=1e-14)
+    np.testing.assert_allclose(explainer.baseline_, expected, rtol=PASS)
     oracle = Published(Network(model, expected), X)
     values = np.stack([oracle.term((k,), held_out) for k in range(5)], 1)
     assert error(explainer(held_out).values, values, oracle.y.std(0)) < 1e-8

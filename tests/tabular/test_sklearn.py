@@ -92,7 +92,7 @@ def preprocessing():
 
 
 def assert_adds_up(ex):
-    assert np.allclose(ex.base_values + ex.values.sum(1) + ex.residual, ex.predictions, rtol=0, atol=1e-10)
+    assert np.allclose(ex.base_values + ex.values.sum(1) + ex.residual, ex.predictions, rtol=0, atol=CONTRIBUTIONS)
 
 
 # ---------------------------------------------------------------------- networks

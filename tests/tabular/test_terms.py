@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from nobsp import NObSP
 from tests.tabular.nets import KINDS, Counted, Net, additive, net, one_product, table
 from tests.tabular.oracles import Network, Terms, centred, error, singles
+from tests.tolerances import CONTRIBUTIONS, PASS, SUMS
 
 PAIRS = [(0, 1), (1, 3)]
 TRIPLE = [(0, 2), (0, 4), (2, 4), (0, 2, 4)]
@@ -142,12 +143,12 @@ def test_the_account_adds_up_and_every_term_is_centred(
         explanation = explainer(rows)
         account = explanation.base_values + explanation.values.sum(1) + explanation.residual
         size = np.abs(explanation.predictions).max() + np.abs(explanation.values).sum(1).max()
-        assert np.abs(account - explanation.predictions).max() <= 1e-14 * size
+        assert np.abs(account - explanation.predictions).max() <= PASS * size
         logits = network.logits(rows.astype(np.float64))
         assert np.abs(explanation.predictions - logits).max() <= (1e-5 if single else 1e-12) * np.abs(logits).max()
         shifted = explanation.from_baseline()
         account = shifted.base_values + shifted.values.sum(1) + shifted.residual
-        assert np.abs(account - explanation.predictions).max() <= 1e-14 * size
+        assert np.abs(account - explanation.predictions).max() <= PASS * size
     explanation = explainer(X)
     # A single-precision network rounds the same row differently in another batch, by 1e-7 or so times the weights.
     weights = max(float(matrix.abs().sum(0).max()) for matrix in explainer._fitted.solution.matrices.values())
@@ -165,11 +166,11 @@ def test_explained_total_and_contrast_are_what_they_say(reference: str) -> None:
     carried = explanation.values.sum(1)
     gap = explanation.predictions - carried - explanation.base_values
     expected = 1 - gap.var(0) / explanation.predictions.var(0)
-    np.testing.assert_allclose(explanation.explained(), expected, rtol=1e-12)
+    np.testing.assert_allclose(explanation.explained(), expected, rtol=SUMS)
     total, values = explanation.total(), explanation.values
-    np.testing.assert_allclose(total[:, 1], values[:, 1] + values[:, 5] + values[:, 6], atol=1e-14)
-    np.testing.assert_allclose(total[:, 0], values[:, 0] + values[:, 5], atol=1e-14)
-    np.testing.assert_allclose(total[:, 2], values[:, 2], atol=1e-14)
+    np.testing.assert_allclose(total[:, 1], values[:, 1] + values[:, 5] + values[:, 6], atol=PASS)
+    np.testing.assert_allclose(total[:, 0], values[:, 0] + values[:, 5], atol=PASS)
+    np.testing.assert_allclose(total[:, 2], values[:, 2], atol=PASS)
     against = explanation.contrast(2, "output 0")
     difference = net("relu", outputs=3)
     with torch.no_grad():
@@ -177,7 +178,7 @@ def test_explained_total_and_contrast_are_what_they_say(reference: str) -> None:
         difference.head.bias[0] = difference.head.bias[2] - difference.head.bias[0]
     alone = NObSP(difference, reference=reference, interactions=[["x0", "x1"], ["x1", "x4"]]).fit(X)(X)
     np.testing.assert_allclose(against.values[..., 0], alone.values[..., 0], atol=1e-9)
-    np.testing.assert_allclose(against.predictions[..., 0], alone.predictions[..., 0], atol=1e-12)
+    np.testing.assert_allclose(against.predictions[..., 0], alone.predictions[..., 0], atol=SUMS)
 
 
 @pytest.mark.parametrize("reference", ["terms", "complement"])
@@ -186,9 +187,9 @@ def test_measured_from_the_baseline_the_baseline_itself_has_nothing(reference: s
     explainer = NObSP(model, reference=reference, interactions=[["x0", "x1"]]).fit(X)
     origin = explainer.baseline_[None]
     at_baseline = explainer(origin).from_baseline()
-    assert np.abs(at_baseline.values).max() < 1e-12
+    assert np.abs(at_baseline.values).max() < SUMS
     values = explainer(X).values - explainer(origin).values
-    np.testing.assert_allclose(explainer(X).from_baseline().values, values, atol=1e-12)
+    np.testing.assert_allclose(explainer(X).from_baseline().values, values, atol=SUMS)
 
 
 @pytest.mark.parametrize("reference", ["terms", "complement"])
@@ -199,9 +200,9 @@ def test_a_feature_s_function_is_what_explanations_and_curves_show_of_it(referen
     explanation, curves = explainer(X), explainer.curves(9)
     for k, output in itertools.product(range(5), range(2)):
         function = explainer.function(f"x{k}", output=output)
-        np.testing.assert_allclose(function(X[:, k]), explanation.values[:, k, output], atol=1e-12)
+        np.testing.assert_allclose(function(X[:, k]), explanation.values[:, k, output], atol=SUMS)
         mine = (curves["feature"] == f"x{k}") & (curves["output"] == f"output {output}")
-        np.testing.assert_allclose(function(curves["x"][mine]), curves["value"][mine], atol=1e-12)
+        np.testing.assert_allclose(function(curves["x"][mine]), curves["value"][mine], atol=SUMS)
 
 
 @pytest.mark.parametrize("reference", ["terms", "complement"])
@@ -240,8 +241,8 @@ def test_a_pure_pair_is_constant_while_one_of_its_features_is_at_the_baseline() 
     explanation = explainer(rows)
     for term in (("x0", "x1"), ("x0", "x1", "x2")):
         values = explanation[:, term].values
-        assert np.ptp(values, axis=0).max() < 1e-10 * explanation.predictions.std()
-        assert np.abs(explanation[:, term].from_baseline().values).max() < 1e-10
+        assert np.ptp(values, axis=0).max() < CONTRIBUTIONS * explanation.predictions.std()
+        assert np.abs(explanation[:, term].from_baseline().values).max() < CONTRIBUTIONS
 
 
 @pytest.mark.parametrize("reference", ["terms", "complement"])
@@ -266,7 +267,7 @@ def test_a_constant_column_contributes_nothing(reference: str) -> None:
     model, X = net("relu", outputs=2), table("relu", 300)
     X[:, 1] = 0.1
     explainer = NObSP(model, interactions=0, reference=reference).fit(X)
-    assert np.abs(explainer(X).values[:, 1]).max() < 1e-12
+    assert np.abs(explainer(X).values[:, 1]).max() < SUMS
 
 
 def test_two_features_that_are_the_same_share_alike() -> None:

@@ -12,6 +12,7 @@ from nobsp.vision import NObSPCam
 from nobsp.vision.channels import Means
 from nobsp.vision.grid import pooled
 from tests.projection.oracles import algorithm_1
+from tests.tolerances import CONTRIBUTIONS, PASS, SUMS
 from tests.vision.networks import Functional, averaged, images, made, through_layers
 
 
@@ -36,7 +37,7 @@ def test_coefficients_are_those_of_algorithm_1_channel_by_channel(ridge: float) 
     x = images(80)
     cam = NObSPCam(averaged(channels=12), ridge=ridge, batch_size=13).fit(x)
     expected = one_by_one(*units_and_logits(cam, x), ridge)
-    np.testing.assert_allclose(cam.coefficients_, expected, rtol=0, atol=1e-10 * np.abs(expected).max())
+    np.testing.assert_allclose(cam.coefficients_, expected, rtol=0, atol=CONTRIBUTIONS * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("how", ["max", "concat"])
@@ -44,14 +45,14 @@ def test_other_poolings_are_regressed_unit_by_unit_as_well(how: str) -> None:
     x = images(80)
     cam = NObSPCam(made(Functional(how))).fit(x)
     expected = one_by_one(*units_and_logits(cam, x), 1e-4)
-    np.testing.assert_allclose(cam.coefficients_, expected, rtol=0, atol=1e-10 * np.abs(expected).max())
+    np.testing.assert_allclose(cam.coefficients_, expected, rtol=0, atol=CONTRIBUTIONS * np.abs(expected).max())
 
 
 def test_a_layer_chosen_by_the_caller_is_regressed_by_algorithm_1() -> None:
     x = images(80)
     cam = NObSPCam(averaged(), layer="body.1").fit(x)
     expected = one_by_one(*units_and_logits(cam, x), 1e-4)
-    np.testing.assert_allclose(cam.coefficients_, expected, rtol=0, atol=1e-10 * np.abs(expected).max())
+    np.testing.assert_allclose(cam.coefficients_, expected, rtol=0, atol=CONTRIBUTIONS * np.abs(expected).max())
 
 
 def test_the_ridge_can_be_relative() -> None:
@@ -66,7 +67,7 @@ def test_the_ridge_can_be_relative() -> None:
 def test_with_enough_images_and_no_ridge_they_are_the_weights_of_the_head() -> None:
     model = averaged()
     cam = NObSPCam(model, ridge=0.0).fit(images(60))
-    np.testing.assert_allclose(cam.coefficients_, model.head.weight.detach().numpy().T, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(cam.coefficients_, model.head.weight.detach().numpy().T, rtol=1e-9, atol=SUMS)
 
 
 def test_the_weights_of_the_head_need_only_means() -> None:
@@ -75,7 +76,7 @@ def test_the_weights_of_the_head_need_only_means() -> None:
     state = cam._fitted.calibration.state  # type: ignore[union-attr]
     assert isinstance(state, Means)
     units, _ = units_and_logits(cam, images(60))
-    torch.testing.assert_close(state.mean, units.mean(0), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(state.mean, units.mean(0), rtol=SUMS, atol=PASS)
     np.testing.assert_array_equal(cam.coefficients_, model.head.weight.detach().numpy().T)
 
 
@@ -137,7 +138,7 @@ def test_a_fully_connected_head_equals_the_general_algorithm(pooled_first: bool)
     assert cam.route_ == "tail"
     classes = np.tile(np.arange(3), (len(x), 1))
     found = cam(x, target=classes).contributions.transpose(0, 2, 1)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10 * np.abs(expected).max())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=CONTRIBUTIONS * np.abs(expected).max())
 
 
 def test_layers_between_map_and_head_with_the_weights_of_the_head() -> None:
@@ -149,7 +150,7 @@ def test_layers_between_map_and_head_with_the_weights_of_the_head() -> None:
     z = representation(model, alone)
     expected = (z - z.mean(0)) @ model.head.weight.detach().T
     found = NObSPCam(model, coefficients="head").fit(x)(x, target=1).contributions[:, 2]
-    np.testing.assert_allclose(found, expected[:, 1].numpy(), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found, expected[:, 1].numpy(), rtol=1e-9, atol=SUMS)
 
 
 def test_a_representation_wider_than_the_images_are_many_is_diagnosed() -> None:
@@ -163,4 +164,4 @@ def test_a_linear_layer_between_pooling_and_head_changes_nothing_at_full_order()
     model.act = nn.Identity()
     x = images(200)
     found = NObSPCam(model, coefficients="head").fit(x)(x, target=0)
-    assert np.abs(found.residual).max() < 1e-10
+    assert np.abs(found.residual).max() < CONTRIBUTIONS

@@ -13,6 +13,7 @@ from torch import nn
 
 from nobsp.projection import Moments
 from nobsp.vision import NObSPCam
+from tests.tolerances import CONTRIBUTIONS
 from tests.vision.networks import ClassMaps, Functional, averaged, images, made, through_layers
 
 MAPS = ("positive", "negative", "signed", "account", "contributions", "logits", "residual")
@@ -137,7 +138,7 @@ def test_more_images_than_are_kept_still_calibrate(monkeypatch: pytest.MonkeyPat
     assert len(calibration.kept) == 25
     assert cam.health().rows == 80
     with torch.no_grad():
-        np.testing.assert_allclose(cam.base_values_, model(x).mean(0), rtol=1e-10)
+        np.testing.assert_allclose(cam.base_values_, model(x).mean(0), rtol=CONTRIBUTIONS)
 
 
 def test_nn_module_identity_head_survives_a_round_trip(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.vision import NObSPCam
+from tests.tolerances import CONTRIBUTIONS, SINGLE, SUMS, assert_same_to_rounding
 from tests.vision.networks import averaged, images, through_layers
 
 MAPS = ("positive", "negative", "signed", "account", "contributions")
@@ -138,7 +139,7 @@ def test_surroundings_do_not_change_the_maps(name: str, kind: str) -> None:
         cam = NObSPCam(model).fit(images(40, dtype=torch.float32))
         found = cam(images(40, dtype=torch.float32)[:3])
     for field in MAPS:
-        np.testing.assert_array_equal(getattr(found, field), getattr(expected, field))
+        assert_same_to_rounding(getattr(found, field), getattr(expected, field), within=SINGLE, size=1.0, what=field)
     # What was calibrated inside can be used and merged outside.
     cam.merge(NObSPCam(model).fit(images(20, seed=1, dtype=torch.float32)))(x[:3])
 
@@ -160,7 +161,7 @@ def test_models_of_half_precision_are_accounted_for_exactly(dtype: torch.dtype) 
     cam = NObSPCam(model, coefficients="head").fit(x)
     maps = cam(x[:3])
     centred = np.take_along_axis(maps.logits - maps.base_values, maps.target[:, None], 1)[:, 0]
-    np.testing.assert_allclose(maps.account.mean((1, 2)), centred, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(maps.account.mean((1, 2)), centred, rtol=CONTRIBUTIONS, atol=SUMS)
     with torch.no_grad():
         np.testing.assert_allclose(maps.logits, model(x[:3].to(dtype)).double(), rtol=0.05, atol=0.02)
 
@@ -187,7 +188,7 @@ def test_several_threads_share_a_model() -> None:
     assert not failures
     for number, maps in enumerate(expected):
         for field in MAPS:
-            np.testing.assert_array_equal(getattr(found[number], field), getattr(maps, field))
+            assert_same_to_rounding(getattr(found[number], field), getattr(maps, field), size=1.0, what=field)
     assert hooks(cam.model) == 0
 
 
@@ -207,7 +208,7 @@ def test_threads_do_not_see_what_others_put_behind_the_map() -> None:
     for thread in threads:
         thread.join()
     for number in range(4):
-        np.testing.assert_array_equal(found[number], expected[number])
+        assert_same_to_rounding(found[number], expected[number])
 
 
 def test_a_first_layer_that_works_in_place_does_not_change_the_images() -> None:
@@ -229,4 +230,4 @@ def test_wrapped_models_are_unwrapped() -> None:
     model, x = averaged(), images(30)
     expected = NObSPCam(model).fit(x)(x[:2])
     found = NObSPCam(nn.DataParallel(model)).fit(x)(x[:2])
-    np.testing.assert_array_equal(found.account, expected.account)
+    assert_same_to_rounding(found.account, expected.account)

@@ -11,6 +11,7 @@ from torch import nn
 
 from nobsp.vision import NObSPCam
 from nobsp.vision.question import probability_weights
+from tests.tolerances import SUMS
 from tests.vision.networks import averaged, images, through_layers
 
 
@@ -30,9 +31,9 @@ def test_the_mean_of_the_account_is_the_change_of_the_probability() -> None:
     maps = cam(images(6, seed=1), target=2, scale="probability")
     change = probability(maps.logits, 2) - probability(maps.base_values, 2)
     assert np.abs(change).max() > 0.1
-    np.testing.assert_allclose(maps.account.mean((1, 2)), change, atol=1e-12)
-    np.testing.assert_allclose(maps.contributions.sum(1), change, atol=1e-12)
-    np.testing.assert_allclose(maps.residual, 0.0, atol=1e-12)
+    np.testing.assert_allclose(maps.account.mean((1, 2)), change, atol=SUMS)
+    np.testing.assert_allclose(maps.contributions.sum(1), change, atol=SUMS)
+    np.testing.assert_allclose(maps.residual, 0.0, atol=SUMS)
 
 
 def test_it_is_integrated_gradients_of_the_probability_at_the_map() -> None:
@@ -58,33 +59,33 @@ def test_the_integral_is_exact_however_far_logits_are_apart(factor: float) -> No
     target = torch.arange(7).expand(5, 7)
     weights = probability_weights(start, stop, target, sigmoid=False)
     change = stop.softmax(1) - start.softmax(0)
-    torch.testing.assert_close(torch.einsum("ntq,nq->nt", weights, stop - start), change, rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.einsum("ntq,nq->nt", weights, stop - start), change, rtol=0, atol=SUMS)
 
 
 def test_what_an_integral_misses_where_logits_are_thousands_apart_is_in_the_residual() -> None:
     cam = NObSPCam(sharp(1e5), coefficients="head").fit(images(40))
     maps = cam(images(6, seed=1), target=2, scale="probability")
     change = probability(maps.logits, 2) - probability(maps.base_values, 2)
-    np.testing.assert_allclose(maps.account.mean((1, 2)) + maps.residual, change, atol=1e-12)
+    np.testing.assert_allclose(maps.account.mean((1, 2)) + maps.residual, change, atol=SUMS)
 
 
 def test_one_output_is_a_sigmoid() -> None:
     model = averaged(classes=1)
     maps = NObSPCam(model, coefficients="head").fit(images(40))(images(5, seed=1), scale="probability")
     change = torch.from_numpy(maps.logits).sigmoid() - torch.from_numpy(maps.base_values).sigmoid()
-    np.testing.assert_allclose(maps.account.mean((1, 2)), change[:, 0], atol=1e-12)
+    np.testing.assert_allclose(maps.account.mean((1, 2)), change[:, 0], atol=SUMS)
 
 
 def test_batches_do_not_matter() -> None:
     whole, pieces = (NObSPCam(sharp(), batch_size=size).fit(images(40)) for size in (32, 2))
     asked: dict[str, Any] = {"target": [[0, 1]] * 5, "scale": "probability"}
-    np.testing.assert_allclose(whole(images(5), **asked).account, pieces(images(5), **asked).account, atol=1e-12)
+    np.testing.assert_allclose(whole(images(5), **asked).account, pieces(images(5), **asked).account, atol=SUMS)
 
 
 def test_layers_before_the_head_keep_an_account_of_the_probability_with_a_residual() -> None:
     maps = NObSPCam(through_layers()).fit(images(60))(images(4, seed=1), target=1, scale="probability")
     change = probability(maps.logits, 1) - probability(maps.base_values, 1)
-    np.testing.assert_allclose(maps.account.mean((1, 2)) + maps.residual, change, atol=1e-12)
+    np.testing.assert_allclose(maps.account.mean((1, 2)) + maps.residual, change, atol=SUMS)
 
 
 @pytest.mark.parametrize(

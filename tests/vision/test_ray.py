@@ -15,6 +15,7 @@ from torch import Tensor
 from nobsp.vision import NObSPCam, on_ray
 from nobsp.vision.tail import TailCalibration
 from tests.cluster import CLUSTER_WARNINGS, Mortal, cluster
+from tests.tolerances import CONTRIBUTIONS
 from tests.vision.networks import averaged, images, through_layers
 
 pytestmark = [pytest.mark.filterwarnings(said) for said in CLUSTER_WARNINGS]
@@ -35,7 +36,7 @@ def in_blocks(ray: Any, x: Tensor, *ends: int) -> Any:
 def assert_same_maps(found: NObSPCam, expected: NObSPCam, x: Tensor) -> None:
     here, there = expected(x[:4]), found(x[:4])
     for name in ("positive", "negative", "signed", "account", "contributions", "residual", "base_values"):
-        np.testing.assert_allclose(getattr(there, name), getattr(here, name), rtol=0, atol=1e-10)
+        np.testing.assert_allclose(getattr(there, name), getattr(here, name), rtol=0, atol=CONTRIBUTIONS)
 
 
 def test_pooled_channels_are_the_same_though_a_worker_is_killed(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nobsp.vision import NObSPCam
 from nobsp.vision.removal import taken_out
+from tests.tolerances import SUMS
 from tests.vision.networks import Functional, averaged, images, made, through_layers
 
 
@@ -46,7 +47,7 @@ def test_it_is_what_the_head_says_of_every_location_left_out_in_turn() -> None:
         for image, target in enumerate([0, 2, 3]):
             order, chances = by_definition(model, maps[image], target)
             assert np.argsort(removal.order[image].ravel()).tolist() == order
-            np.testing.assert_allclose(removal.probability[image], chances, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(removal.probability[image], chances, rtol=1e-9, atol=SUMS)
 
 
 def test_it_goes_from_the_image_to_what_the_head_says_of_nothing() -> None:
@@ -55,7 +56,7 @@ def test_it_goes_from_the_image_to_what_the_head_says_of_nothing() -> None:
     x = images(5, seed=1)
     removal, maps = cam.removal(x), cam(x)
     np.testing.assert_array_equal(removal.target, maps.target)
-    np.testing.assert_allclose(removal.probability[:, 0], maps.confidence, rtol=1e-12)
+    np.testing.assert_allclose(removal.probability[:, 0], maps.confidence, rtol=SUMS)
     of_nothing = model.head.bias.softmax(0).detach().numpy()[maps.target]  # type: ignore[union-attr,operator]
     np.testing.assert_allclose(removal.probability[:, -1], of_nothing, rtol=1e-9)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nobsp.vision.grid import pooled
 from nobsp.vision.search import find_anatomy
+from tests.tolerances import assert_same_to_rounding
 from tests.vision.networks import ClassMaps, Functional, Skipping, Tokens, averaged, body, images, made, through_layers
 
 # Name of the layer, whose map it is, and how it reaches the head.
@@ -107,7 +108,7 @@ def test_poolings_that_are_no_modules_are_recognised_by_their_values(how: str, p
         found = look(x)
     logits = pooled(found.maps, anatomy.pooling) @ anatomy.head.weight.T + anatomy.head.bias
     with torch.no_grad():
-        torch.testing.assert_close(logits, model(x), rtol=1e-12, atol=1e-12)
+        assert_same_to_rounding(logits, model(x))
 
 
 def test_a_map_overwritten_in_place_is_read_as_it_was_pooled() -> None:
@@ -240,4 +241,4 @@ def test_the_right_call_of_a_module_that_is_called_often_is_taken() -> None:
     anatomy = find_anatomy(model, images(3))
     assert (anatomy.place.name, anatomy.place.call, anatomy.place.calls) == ("act", 1, 3)
     with anatomy.looking() as look, torch.no_grad():
-        torch.testing.assert_close(look(images(2)).logits, model(images(2)), rtol=1e-12, atol=1e-12)
+        assert_same_to_rounding(look(images(2)).logits, model(images(2)))

@@ -14,6 +14,7 @@ from nobsp.vision import NObSPCam, tail
 from nobsp.vision.search import find_anatomy
 from nobsp.vision.tail import TailCalibration, TailEvidence, row_basis
 from tests.projection.oracles import algorithm_1, normal
+from tests.tolerances import CONTRIBUTIONS, SUMS
 from tests.vision.networks import images, through_layers
 from tests.vision.test_isolation import like_vgg
 
@@ -42,7 +43,7 @@ def test_mobilenet_v3_is_calibrated_in_seconds_and_its_account_adds_up(
         maps.account.mean((1, 2)), maps.contributions.sum(1), rtol=1e-6, atol=1e-9 * np.abs(maps.contributions).max()
     )
     centred = maps.logits[:, 2] - maps.base_values[2]
-    np.testing.assert_allclose(maps.account.mean((1, 2)) + maps.residual, centred, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(maps.account.mean((1, 2)) + maps.residual, centred, rtol=CONTRIBUTIONS, atol=SUMS)
     # 576 channels, and a curve each that is nearly straight; not as many directions as images.
     assert float(evidence_of(cam).ranks.double().mean()) < 6
 
@@ -92,7 +93,7 @@ def test_a_basis_leaves_out_nothing_but_rounding(shape: tuple[int, int]) -> None
     single = rows.float().double()
     rounding = 2 * torch.finfo(torch.float32).eps * float(torch.linalg.vector_norm(rows))
     basis = row_basis(single, rounding=rounding)
-    torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1], dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1], dtype=torch.float64), rtol=0, atol=SUMS)
     left = torch.linalg.vector_norm(single - single @ basis @ basis.T)
     assert float(left) <= rounding * 2
     assert basis.shape[1] <= 70

@@ -111,8 +111,10 @@ class Explanation:
         if len(self) == 0:
             return np.full(len(self.output_names), np.nan)
         total = self.predictions.var(0)
+        # The mean of equal numbers is rounded, so their variance need not be zero.
+        varies = np.ptp(self.predictions, axis=0) > 100 * np.finfo(float).eps * np.abs(self.predictions).max(0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(total > 0, 1.0 - self.residual.var(0) / total, np.nan)
+            return np.where(varies, 1.0 - self.residual.var(0) / total, np.nan)
 
     def __getitem__(self, key: Any) -> Explanation:
         """Some rows, terms and outputs: `ex[3]`, `ex[:, "age"]`, `ex[:, ("age", "income")]`, `ex[:, :, "yes"]`.

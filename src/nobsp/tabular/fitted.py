@@ -83,7 +83,10 @@ class Fitted:
         predictions = self.readout.logits(represent(rows)).cpu()
         residual = predictions - self.solution.base - values.sum(1)
         total = predictions.var(0, correction=0)
-        explained = torch.where(total > 0, 1 - residual.var(0, correction=0) / total, torch.nan)
+        # The mean of equal numbers is rounded, so their variance need not be zero.
+        size = predictions.abs().amax(0)
+        varies = predictions.amax(0) - predictions.amin(0) > 100 * torch.finfo(torch.float64).eps * size
+        explained = torch.where(varies, 1 - residual.var(0, correction=0) / total, torch.nan)
         count = len(self.columns.features)
         member = torch.zeros(len(self.plan.terms), count, dtype=torch.float64)
         for position, term in enumerate(self.plan.terms):
