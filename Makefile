@@ -11,6 +11,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 TABLE ?= speed
 QUICK ?=
+SETTINGS ?= default avx2 compatible one three
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -20,7 +21,7 @@ PINS := pyproject.toml constraints.txt
 # Folders that may not exist yet are left out.
 CODE := $(wildcard src tests benchmarks examples docs)
 
-.PHONY: help demo test setup lint types layers unit docs bench clean
+.PHONY: help demo test setup lint types layers unit machines docs bench clean
 
 help: ## list these commands
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -44,6 +45,19 @@ layers: $(VENV)/.stamp-dev ## a room imports only from rooms further down
 
 unit: $(VENV)/.stamp-browser ## the tests and the examples in docstrings
 	$(RUN) -m pytest -q -n $(WORKERS)
+
+# Kernels without vector instructions, with short ones, MKL as on any processor, and sums split over threads.
+SETTING_default := ATEN_CPU_CAPABILITY=default
+SETTING_avx2 := ATEN_CPU_CAPABILITY=avx2
+SETTING_compatible := MKL_CBWR=COMPATIBLE
+SETTING_one := OMP_NUM_THREADS=1
+SETTING_three := OMP_NUM_THREADS=3
+
+machines: $(addprefix machine-,$(SETTINGS)) ## the tests as on other processors, one setting after another; SETTINGS=avx2 runs one
+
+machine-%: $(VENV)/.stamp-browser
+	@echo "$*: $(or $(SETTING_$*),$(error no setting $*; there are default, avx2, compatible, one and three))"
+	$(SETTING_$*) $(RUN) -m pytest -q -n $(WORKERS)
 
 docs: $(VENV)/.stamp-docs ## the documentation, in site/
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet

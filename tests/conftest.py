@@ -1,4 +1,4 @@
-"""What every test shares: one thread a worker, property tests that repeat themselves under CI, one browser a worker."""
+"""What every test shares: one thread a worker unless told otherwise, property tests that repeat themselves under CI, one browser a worker."""
 
 import os
 import shutil
@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# Before torch and numpy are loaded: two workers with two threads each would fight over two cores.
-# Processes that tests start inherit this.
-for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(variable, "1")
+# Before torch and numpy are loaded: two workers with two threads each would fight over two cores. OMP_NUM_THREADS says
+# how many otherwise, for all libraries; processes that tests start inherit this.
+THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")
+for variable in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, THREADS)
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(THREADS))
 
 # Factorising matrices takes as long as the machine is slow, so no example has a deadline.
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])

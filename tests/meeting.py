@@ -45,4 +45,4 @@ def torchrun(module: str, task: str, size: int, folder: Path) -> None:
 
 def _environment() -> dict[str, str]:
     path = os.pathsep.join(place or "." for place in sys.path)
-    return os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path}

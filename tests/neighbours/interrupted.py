@@ -67,7 +67,6 @@ def in_another_process(work, *arguments):
 
 
 def main(folder, kills, seed, *backends):
-    torch.set_num_threads(1)
     nobsp.ContributionIndex(head()).fit(*rows(0)).query(rows(1)[0], k=1)  # whatever is imported late, once for all
     for backend in backends:
         (folder / backend).mkdir()

@@ -42,7 +42,7 @@ def python(*arguments):
     paths = os.pathsep.join(path for path in sys.path if path)
     return subprocess.Popen(
         [sys.executable, *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": paths},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -97,7 +97,6 @@ def test_a_killed_process_leaves_a_usable_collection(tmp_path):
 
 READER = """
 import sys, json, torch
-torch.set_num_threads(1)
 from nobsp.neighbours import ContributionIndex
 from tests.neighbours import interrupted
 indices = [ContributionIndex.load(path, interrupted.head()) for path in sys.argv[1:]]

@@ -397,7 +397,6 @@ WORKER = textwrap.dedent(
     from nobsp.projection import Moments
 
     rank, folder = int(sys.argv[1]), sys.argv[2]
-    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=3)
     pair = dist.new_group([0, 1])
     given = safetensors.torch.load_file(f"{folder}/rows.safetensors")

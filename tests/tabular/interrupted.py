@@ -62,7 +62,6 @@ def child(case: str, folder: Path, every: float) -> None:
 
 
 def main(case: str, folder: Path, every: float, kills: int, seed: int) -> None:
-    torch.set_num_threads(1)
     moments, killed = random.Random(seed), 0
     while True:
         pid = os.fork()

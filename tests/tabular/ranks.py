@@ -188,7 +188,6 @@ def assert_same_numbers(found: dict[str, Tensor], expected: dict[str, Tensor], *
 
 
 def main(task: str, rank: int, size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
     dist = torch.distributed
     meeting = f"file://{folder}/meeting"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=100))

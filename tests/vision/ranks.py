@@ -135,7 +135,6 @@ def main(rank: int, size: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     dist, patience = torch.distributed, timedelta(seconds=100)
     if "RANK" in os.environ:  # torchrun has said who is who
         dist.init_process_group("gloo", timeout=patience)
