@@ -148,9 +148,10 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 was calibrated so on other rows can be merged with it. Rows with a level of a category that it did
                 not see are an error, unless its bases hold all that the level does.
             checkpoint: A file in which the calibration is kept while it is under way. After an interruption the
-                same call, on the same rows in the same order, goes on from there; rows that were added up are read
-                past, not run again. A file of other rows, options or of another model is an error. It is
-                removed when the calibration is done. Of several ranks, each has its own file beside it.
+                same call, on the same rows in the same order, goes on from there and ends with the same
+                calibration to rounding; rows that were added up are read past, not run again. A file of other rows,
+                options or of another model is an error. It is removed when the calibration is done. Of several
+                ranks, each has its own file beside it.
             checkpoint_every: Seconds between two writes of that file, which are what an interruption can cost.
             memory_limit: Bytes that bases, sums and batches under way are laid out to fit in, as a number or as
                 "4GB" or "512MiB"; the network, the data and the libraries are not in it. With

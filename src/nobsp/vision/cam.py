@@ -185,7 +185,7 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             return None
 
     def merge(self, other: NObSPCam) -> Self:
-        """Adds another calibration's images to this one, exactly as if both had been read in one pass.
+        """Adds another calibration's images to this one: to rounding, as if both had been read in one pass.
 
         Both must be of the same model, layer and kind of coefficients. Where layers stand between map and head, images
         are kept for the solution, and merging is exact as long as all of both are.
