@@ -1,4 +1,4 @@
-"""What every test shares: one thread a worker unless told otherwise, property tests that repeat themselves under CI, one browser a worker."""
+"""What every test shares: threads, property tests that repeat themselves under CI, one browser a worker."""
 
 import os
 import shutil

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import safetensors.torch
-import torch
 
 from nobsp import NObSP
 from nobsp.tabular.calibration import Accumulator
