@@ -318,8 +318,10 @@ def _connected(options: Milvus) -> Any:
     library = _pymilvus()
     if options.local and not options.uri.endswith(".db"):
         raise ValueError(f'uri must be a local file that ends in ".db", or "http://host:port", found {options.uri!r}.')
+    # The server of a local file takes the pings of an idle client for an attack, and gRPC then says so on stderr.
+    quiet = {"grpc_options": {"grpc.keepalive_permit_without_calls": False}} if options.local else {}
     try:
-        return library.MilvusClient(uri=options.uri, token=options.token, timeout=options.timeout)
+        return library.MilvusClient(uri=options.uri, token=options.token, timeout=options.timeout, **quiet)
     except _failures() as failure:
         raise ConnectionError(
             f"Milvus cannot be reached at {options.uri!r}: {_reason(failure)}. A cluster has to be running; a local "
