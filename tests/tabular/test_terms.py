@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nobsp import NObSP
+from nobsp.tabular.calibration import _row_spectrum
 from tests.tabular.nets import KINDS, Counted, Net, additive, net, one_product, table
 from tests.tabular.oracles import Network, Terms, centred, error, singles
 from tests.tolerances import CONTRIBUTIONS, PASS, SUMS
@@ -374,3 +375,12 @@ def test_the_product_is_the_pair_and_nothing_else() -> None:
     left = (found - (product - product.mean())).std() / product.std()
     assert left < 0.05
     assert explanation.explained()[0] > 0.9999
+
+
+def test_rounding_of_a_large_mean_is_no_direction_of_its_own() -> None:
+    """A weak direction, and rounding above it: there are as many directions as columns at most."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(60, 8)) * [1, 1, 1, 1e-11, 1, 1, 1, 1]
+    found = _row_spectrum(torch.tensor(rows @ np.linalg.qr(rng.normal(size=(8, 8)))[0] + 1e4), None, deep=True)
+    assert found.values.shape == (8,)
+    assert found.vectors.shape == (8, 8)

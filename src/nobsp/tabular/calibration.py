@@ -234,6 +234,7 @@ def _row_spectrum(rows: Tensor, weights: Tensor | None, *, deep: bool) -> Spectr
     more = spectrum(left.T @ left, rows=count)
     # Below this, what is left is rounding of the rows themselves.
     above = more.values > known.values[0] * count * EPSILON**2
+    above[width - known.rank :] = False  # there are no more directions than columns
     fresh = more.vectors[:, above]
     fresh = fresh - known.vectors @ (known.vectors.T @ fresh)
     vectors, _ = torch.linalg.qr(torch.cat([known.vectors, fresh], dim=1))
