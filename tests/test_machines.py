@@ -37,9 +37,9 @@ def test_what_is_selected_exists(path: str) -> None:
 
 @pytest.mark.skipif("ATEN_CPU_CAPABILITY" in os.environ, reason="the whole suite runs with other kernels")
 def test_results_agree_to_rounding_with_the_kernels_of_any_processor() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", LEFT_OUT]
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile=brief", "-k", LEFT_OUT]
     run = subprocess.run(
-        [*command, *SELECTION],
+        [sys.executable, "-m", "pytest", *options, *SELECTION],
         cwd=ROOT,
         env=os.environ | {"ATEN_CPU_CAPABILITY": "default"},
         capture_output=True,
