@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,17 +41,19 @@ def save(
     if target.is_dir():
         raise IsADirectoryError(f"path {str(target)!r} is a folder; pass the name of a file.")
     metadata = {"format": "nobsp", "kind": kind, "version": str(version), "about": json.dumps(about)}
-    temporary = target.with_name(f"{target.name}.{secrets.token_hex(8)}.part")
-    # Asking for the umask would change it for other threads; an empty file shows what it allows.
-    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    # A folder of its own: safetensors begins a file under a name it draws, which a killed process would leave behind.
+    draft = target.with_name(f"{target.name}.{secrets.token_hex(8)}.part")
+    draft.mkdir()
+    temporary = draft / "file"
     try:
+        # Asking for the umask would change it for other threads; an empty file shows what it allows.
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         mode = stat.S_IMODE((target if target.exists() else temporary).stat().st_mode)
         save_file(tensors, str(temporary), metadata=metadata)
         os.chmod(temporary, mode)  # safetensors writes files for their owner alone
         os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def save_file(tensors: Mapping[str, Any], path: str, *, metadata: dict[str, str]) -> None:

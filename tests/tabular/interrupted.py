@@ -56,7 +56,7 @@ def child(case: str, folder: Path, every: float) -> None:
 
     Accumulator.update = noted  # type: ignore[method-assign]
     found = numbers(calibrated(case, 0.004, checkpoint=folder / "under way", checkpoint_every=every))
-    safetensors.torch.save_file(found, folder / "found")
+    (folder / "found").write_bytes(safetensors.torch.save(found))
     os._exit(0)
 
 

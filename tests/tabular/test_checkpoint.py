@@ -117,7 +117,8 @@ def test_what_a_killed_process_had_begun_to_write_is_swept_up_and_nothing_else(t
     path = tmp_path / "under way"
     others = ("other way.0123456789abcdef.part", "under way.0123.part", "under way.part")
     for name in ("under way.0123456789abcdef.part", *others):
-        (tmp_path / name).touch()
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".tmpBegun").touch()
     NObSP(net("relu"), interactions=0).fit(table("relu", 300), checkpoint=path)
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(others)
 

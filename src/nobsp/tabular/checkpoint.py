@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -145,11 +146,11 @@ class Checkpoint:
                 raise ValueError(f"it is of another calibration ({name} differs)")
 
     def _sweep(self) -> None:
-        """Removes files that a killed process had begun to write."""
+        """Removes what a killed process had begun to write."""
         pattern = re.compile(re.escape(self.path.name) + r"\.[0-9a-f]{16}\.part")  # as `store.save` names them
         for file in self.path.parent.iterdir():
             if pattern.fullmatch(file.name):
-                file.unlink(missing_ok=True)
+                shutil.rmtree(file, ignore_errors=True)
 
 
 class Keeper:
