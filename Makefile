@@ -51,7 +51,7 @@ SETTING_default := ATEN_CPU_CAPABILITY=default
 SETTING_avx2 := ATEN_CPU_CAPABILITY=avx2
 SETTING_compatible := MKL_CBWR=COMPATIBLE
 SETTING_one := OMP_NUM_THREADS=1
-SETTING_three := OMP_NUM_THREADS=3
+SETTING_three := OMP_NUM_THREADS=3 OMP_WAIT_POLICY=PASSIVE
 
 machines: $(addprefix machine-,$(SETTINGS)) ## the tests as on other processors, one setting after another; SETTINGS=avx2 runs one
 

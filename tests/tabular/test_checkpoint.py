@@ -52,7 +52,7 @@ def test_a_killed_calibration_goes_on_and_ends_as_if_it_had_not_been(case: str, 
         [sys.executable, "-m", "tests.tabular.interrupted", case, str(tmp_path), str(every), "5", "7"],
         env=os.environ | {"PYTHONPATH": path},
         check=True,
-        timeout=120,
+        timeout=600,
     )
     found = safetensors.torch.load_file(tmp_path / "found")
     expected = numbers(interrupted.calibrated(case, 0.0))
