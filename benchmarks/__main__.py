@@ -24,6 +24,13 @@ TABLES: dict[str, tuple[str, str]] = {
         "benchmarks.tabular.varying",
         "nine tables: what the paper leaves open, and what it does to faithfulness",
     ),
+    "unseen": (
+        "benchmarks.tabular.unseen",
+        "real tables: how much of a network its functions carry on unseen rows, beside a distilled EBM",
+    ),
+    "headline": ("benchmarks.tabular.headline", "is the share an explainer states of itself true on fresh rows?"),
+    "bands": ("benchmarks.tabular.bands", "coverage of the bands around curves"),
+    "halves": ("benchmarks.tabular.halves", "California Housing: do curves from two halves of the rows agree?"),
     "deletion": ("benchmarks.vision.deletion", "images: Region Deletion AUC beside gradient-based maps"),
     "sparseness": ("benchmarks.vision.sparseness", "images: how concentrated maps are, by two formulas"),
     "pixel-faithfulness": ("benchmarks.vision.pixel_faithfulness", "images: faithfulness correlation pixel by pixel"),

@@ -15,8 +15,9 @@ ROOT = Path(__file__).parents[1]
 SELECTION = (
     "tests/projection",
     "tests/tabular/test_checkpoint.py",
-    "tests/tabular/test_store.py",
-    "tests/tabular/test_compiled.py",
+    "tests/tabular/test_files.py",
+    "tests/tabular/test_lookup.py",
+    "tests/tabular/test_terms.py",
     "tests/vision/test_cam.py",
 )
 # These take long for what does not depend on the processor: killed processes, memory, many points.

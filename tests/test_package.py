@@ -24,9 +24,12 @@ PUBLIC_NAMES = {
     "CompiledExplainer",
     "ContributionIndex",
     "Explanation",
+    "Local",
     "NObSP",
     "NObSPCam",
     "Neighbours",
+    "Ranks",
+    "RayCluster",
     "__version__",
     "audit",
     "datasets",
@@ -213,7 +216,8 @@ def test_the_example_of_the_readme_runs_and_gives_its_table() -> None:
         [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
     )
     made = {
-        line[0]: [float(cell) for cell in line[2:].split(",")] for line in re.findall(r"^\d,.+$", finished.stdout, re.M)
+        line[0]: [float(cell) for cell in line[2:].split(",")]
+        for line in re.findall(r"^\d,[-\d.]+,.+,.+$", finished.stdout, re.M)
     }
     table = re.findall(r"^\| (\d) \| ([−\d.| ]+) \|$", text, flags=re.MULTILINE)
     assert len(table) == 2

@@ -9,11 +9,17 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import nobsp
 from benchmarks.recovery import ours, peers, scores
 from benchmarks.recovery.problems import Problem
 from benchmarks.recovery.scores import Recovered
+
+
+@cache
+def _source(part: Any) -> str:
+    return inspect.getsource(part)
 
 
 @dataclass(frozen=True)
@@ -24,22 +30,27 @@ class Explainer:
         name: What it is called in the file of results.
         run: Gives the recovered functions by name of the method.
         package: Whose version its results depend on; None for code of this project.
-        network: Whether it explains a network; otherwise it learns from the rows and runs once for all networks.
         settings: Further things its results depend on.
+        helpers: Functions and classes it calls, whose source its results depend on.
+        dear: Whether it takes longest, and comes after all others.
     """
 
     name: str
     run: Callable[[Problem], dict[str, Recovered]]
     package: str | None
-    network: bool = True
     settings: object = None
+    helpers: tuple[Any, ...] = ()
+    dear: bool = False
+
+    def __post_init__(self) -> None:
+        for part in (self.run, *self.helpers, scores):  # read now, while it is what runs
+            _source(part)
 
     def fingerprint(self, problem: Problem) -> str:
         """Changes with anything the results depend on, so that old ones are not taken for new."""
         parts = [
             problem.digest,
-            inspect.getsource(self.run),
-            inspect.getsource(scores),
+            *map(_source, (self.run, *self.helpers, scores)),
             repr(self.settings),
             metadata.version(self.package) if self.package else _own_code(),
         ]
@@ -57,22 +68,44 @@ def _own_code() -> str:
     return said.hexdigest()
 
 
-NETWORK_PEERS = ("PDP", "ALE", "KernelSHAP", "Integrated Gradients")
-PEERS = (*NETWORK_PEERS, "EBM", "EBM, anchored")
+PEERS = (
+    "PDP", "ALE", "RHALE", "distilled EBM", "distilled EBM, purified", "KernelSHAP", "Integrated Gradients", "bins"
+)  # fmt: skip
+# The same, all judged by average effects.
+ALIKE = tuple(f"{peer}, as average effects" if peer in ("ALE", "RHALE", "KernelSHAP") else peer for peer in PEERS)
 
-OURS = ("NObSP", "NObSP, single features", "NObSP, all pairs", "NObSP as published")
+OURS = ("NObSP", "NObSP as published")
 
 EXPLAINERS: tuple[Explainer, ...] = (
     Explainer("NObSP", ours.default, None),
-    Explainer("NObSP, single features", ours.singles, None),
-    Explainer("NObSP, all pairs", ours.all_pairs, None),
     Explainer("NObSP as published", ours.published, None),
     Explainer("PDP", peers.partial_dependence, "torch"),
     Explainer("ALE", peers.accumulated_local_effects, "effector", settings=peers.ALE_BINS),
+    Explainer("RHALE", peers.robust_local_effects, "effector"),
+    Explainer(
+        "distilled EBM",
+        peers.distilled_machine,
+        "interpret-core",
+        settings=(peers.BOOSTING, peers.PARTNERS),
+        helpers=(peers._boosted, peers._purified),
+        dear=True,
+    ),
     Explainer("KernelSHAP", peers.kernel_shap, "shap", settings=peers.SHAP_BACKGROUND),
+    Explainer(
+        "judged alike",
+        peers.judged_alike,
+        "effector",
+        settings=(peers.ALE_BINS, peers.SHAP_BACKGROUND),
+        helpers=(peers.accumulated_local_effects, peers.robust_local_effects, peers.kernel_shap),
+    ),
     Explainer("Integrated Gradients", peers.integrated_gradients, "captum", settings=peers.GRADIENT_STEPS),
-    Explainer("probed", peers.probed, "torch"),
-    Explainer("EBM", peers.boosting_machine, "interpret-core", network=False, settings=peers.BOOSTING),
+    Explainer(
+        "bins",
+        peers.least_squares_on_bins,
+        "numpy",
+        settings=(peers.MOST_BINS, peers.PAIR_BINS),
+        helpers=(peers.Bins, peers._held_out_error, peers._purified),
+    ),
 )
 
 _own_code()

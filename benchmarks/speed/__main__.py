@@ -23,7 +23,7 @@ from benchmarks.kept import FOLDER, Kept, fingerprint, rooms
 from benchmarks.report import Report, options, progress
 from benchmarks.speed.ratios import Ratio, table
 
-PARTS = ("calibration", "channels", "moments", "compiled", "growth", "processes", "cam", "streaming")
+PARTS = ("calibration", "channels", "moments", "compiled", "growth", "processes", "threads", "cam", "streaming")
 NOTE = (
     "Ratios are medians over repeats in which both sides run in turn, after a warm-up; one with '≥' says how many "
     "times as fast, or as many, one with '≤' how many times as long, or as much. What is slow is run in part and "

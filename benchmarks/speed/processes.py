@@ -1,8 +1,9 @@
 """One process against two that calibrate together under `torch.distributed`, each with one thread.
 
 Two processes are started and meet over gloo. In every round the first calibrates alone on all rows while the second
-waits, and then both together, each on half of them. Solving and settling the plan are in both times, as they are done
-once. Merging is one reduction of the sums.
+waits, and then both together, each on half of them: Algorithm 1, which adds up all rows, where fitting all terms at
+once takes a sample of them. Solving and settling the plan are in both times, as they are done once. Merging is one
+reduction of the sums.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from benchmarks.networks import feed_forward
 from benchmarks.report import Column, Report, Table, options, progress, publish, seconds
 from benchmarks.speed.ratios import Ratio, raced
-from nobsp import NObSP
+from nobsp import Local, NObSP
 
 SEED, SIZE, FEATURES, HIDDEN = 0, 2, 20, (128, 64)
 ROWS, QUICK_ROWS = 200_000, 20_000
@@ -33,11 +34,11 @@ def rank(number: int, meeting: str, rows: int, repeats: int) -> None:
     X = torch.randn(rows, FEATURES, generator=torch.Generator().manual_seed(SEED))
     share = X[number * rows // SIZE : (number + 1) * rows // SIZE]
     network = feed_forward(FEATURES, HIDDEN, 1, seed=SEED)
-    explainer = NObSP(network, interactions=0, ridge=1e-4)
+    explainer = NObSP.as_published(network)
     times: dict[str, list[float]] = {"alone": [], "together": []}
     for turn in range(repeats + 1):
         dist.barrier()
-        alone = seconds(lambda: explainer.fit(X, distributed=False)) if number == 0 else 0.0
+        alone = seconds(lambda: explainer.fit(X, engine=Local())) if number == 0 else 0.0
         curve = explainer.function("x0")([1.0, -1.0])[0] if number == 0 else 0.0
         dist.barrier()
         together = seconds(lambda: explainer.fit(share))
@@ -76,7 +77,7 @@ def ratios(*, quick: bool) -> list[Ratio]:
     """For the table of all speeds."""
     rows = QUICK_ROWS if quick else ROWS
     times = measure(rows, repeats=1 if quick else 5)
-    what = f"calibrate {rows:,} rows × {FEATURES} features in {SIZE} processes, one thread each"
+    what = f"calibrate {rows:,} rows × {FEATURES} features as published in {SIZE} processes, one thread each"
     return [raced(what, times["together"], "one process, one thread", times["alone"], target=1.7)]
 
 

@@ -3,14 +3,15 @@
 Costs are measured on a few thousand rows at that very shape, one thread, in processor time, so that other work on the
 machine does not count. What is measured is what a worker does to a row, what it sends, and what is done once:
 
-    look        mean, range, levels and sample of the columns: the first pass
-    add up      forward passes of isolated and reference inputs, and their products: the second pass
+    look        mean, range, levels and sample of the columns: the first pass, and the only one where all terms are
+                fitted at once, as that is done on the sample
+    add up      as published: forward passes of isolated and reference inputs, and their products: the second pass
     join        two workers' sums made one
-    settle      baseline and bases, from a sample of rows: once
-    solve       coefficients from the sums: once
+    settle      as published, baseline and bases, from the sample: once; otherwise the whole fit: once
+    solve       as published, coefficients from the sums: once
 
 The network is trained for a moment: how many directions of the representation a feature uses decides the size of the
-joint system, and a random network uses more.
+system, and a random network uses more.
 """
 
 from __future__ import annotations
@@ -26,16 +27,21 @@ from torch import Tensor
 
 from benchmarks.networks import feed_forward, train
 from benchmarks.report import Column, Report, Table, options, progress, publish
-from nobsp import NObSP
-from nobsp.network.inputs import Subset
-from nobsp.network.on_ray import rows_at_once
-from nobsp.network.summary import SAMPLE_ROWS, Summariser
-from nobsp.tabular.calibration import MOST_COLUMNS, Accumulator, bytes_of_moments, make_plan
-from nobsp.tabular.fitted import solved
-from nobsp.tabular.memory import bytes_of, in_passes, room_for_moments
-from nobsp.tabular.on_ray import MOST_ROWS
-from nobsp.tabular.planning import settle_plan
-from nobsp.tabular.representations import through
+from nobsp import Local, NObSP
+from nobsp.calibration.local import parse_bytes
+from nobsp.calibration.ray import MOST_ROWS, rows_at_once
+from nobsp.network.readout import Network
+from nobsp.network.summary import SAMPLE_ROWS, Summary
+from nobsp.tabular.algorithm1 import (
+    Accumulator,
+    add_rows,
+    bytes_of_moments,
+    make_plan,
+    rare_rows,
+    room_for_moments,
+    solve,
+    split_plan,
+)
 
 ROWS, WORKERS, FEATURES, WIDTH, OUTPUTS, SEED = 10**9, 64, 100, 512, 1, 0
 # What a cluster is assumed to have: bytes a second of each machine's network and disk.
@@ -62,25 +68,22 @@ class Costs:
     Attributes:
         reference: The way.
         columns: Columns of the largest set of sums.
-        wanted: The same, if the joint system were not cut short.
-        lost: Share of the terms' spread in the directions that are then left out.
         look: To look at a row.
         forward: Of adding up a row, the bare forward passes.
         add: To add up a row, forward passes included.
         join: To join the sums of two batches.
-        settle: To settle baseline and bases, scaled to the sample of 16,384 rows that is taken of many.
+        settle: As published, to settle baseline and bases; otherwise the whole fit: of the sample of 16,384 rows that
+            is taken of many.
         solve: To solve for the coefficients.
         sums: Bytes of one set of sums.
         sent: Bytes that one batch's part takes when it is sent.
         bases: Bytes of the bases.
         blocks: Sets of sums that are kept apart.
-        passes: How often the rows are added up.
+        passes: How often the rows are added up; not at all where functions are fitted on the sample.
     """
 
     reference: str
     columns: int
-    wanted: int
-    lost: float
     look: float
     forward: float
     add: float
@@ -107,69 +110,79 @@ def network(X: Tensor, *, epochs: int) -> torch.nn.Module:
     return train(model, X, y, seed=SEED, epochs=epochs).float()
 
 
-def measure(reference: str, model: torch.nn.Module, X: Tensor, *, repeats: int) -> Costs:
-    progress(f"scale: {reference}")
-    explainer = NObSP(model, reference=reference, interactions=0, ridge=1e-4, batch_size=BATCH)
-    fitted = explainer.fit(X, memory_limit=MEMORY)._fitted
-    plan, readout, memory = fitted.plan, fitted.readout, bytes_of(MEMORY)
-    stages = in_passes(plan, readout, memory=memory)
+def looking(X: Tensor, *, repeats: int) -> float:
+    """Seconds to look at a row: ranges, levels, and the sample."""
+    summary = Summary([[k] for k in range(X.shape[1])])
+    return processor_seconds(lambda: summary.update(X[:BATCH]), repeats=repeats) / BATCH
+
+
+def measure_terms(model: torch.nn.Module, X: Tensor, *, repeats: int) -> Costs:
+    """All terms at once: every row is looked at, and functions are fitted on a sample that does not grow."""
+    progress("scale: terms")
+    sample = table(SAMPLE_ROWS)
+    explainer = NObSP(model, interactions=0, batch_size=BATCH).fit(sample)
+    fitting = processor_seconds(lambda: NObSP(model, interactions=0, batch_size=BATCH).fit(sample), repeats=1)
+    summary = Summary([[k] for k in range(FEATURES)])
+    summary.update(sample)
+    sent = len(pickle.dumps(summary))
+    joining = processor_seconds(lambda: summary.merge(summary), repeats=repeats)
+    return Costs(
+        reference="terms",
+        columns=explainer.health().columns,
+        look=looking(X, repeats=repeats),
+        forward=0.0,
+        add=0.0,
+        join=joining,
+        settle=fitting,
+        solve=0.0,
+        sums=sent,
+        sent=sent,
+        bases=0,
+        blocks=1,
+        passes=0,
+    )
+
+
+def measure_published(model: torch.nn.Module, X: Tensor, *, repeats: int) -> Costs:
+    """Algorithm 1: every row goes through the network with each feature alone, and without it."""
+    progress("scale: complement")
+    explainer = NObSP.as_published(model, batch_size=BATCH)
+    fitted = explainer.fit(X, engine=Local(memory=MEMORY))._fitted
+    published, readout, memory = fitted.estimate.published, fitted.readout, parse_bytes(MEMORY)
+    assert published is not None
+    plan = published.plan
+    stages = split_plan(plan, readout, memory=memory)
     shapes = plan.blocks(readout.width, readout.outputs)
     room = room_for_moments(plan, memory)
     batch = X[:BATCH]
-    accumulator = Accumulator(plan, readout, rows=ROWS, memory=room)
-    with readout.running() as represent:
+    accumulator = Accumulator.of(plan, readout, rows=ROWS, memory=room, in_few=True)
+    with Network(readout, readout.device).running() as running:
+        represent = running.represent
 
         def add() -> None:
-            accumulator.next_block = 0
-            accumulator.update(represent, batch)
+            add_rows(plan, accumulator, batch, running, memory=room)
 
         def forward() -> None:
             subsets = list(plan.terms)
             for _ in plan.isolation.isolated(represent, batch, subsets):
                 pass
-            if not plan.pure:
-                for _ in plan.isolation.reference(represent, batch, subsets):
-                    pass
+            for _ in plan.isolation.reference(represent, batch, subsets):
+                pass
 
         def settle() -> None:
-            settle_plan(
-                fitted.adapted,
-                fitted.columns,
-                fitted.summary,
-                readout,
-                represent,
-                baseline="mean",
-                interactions=0,
-                pure=plan.pure,
-                ridge=fitted.ridge,
-                batch_size=BATCH,
-            )
+            rare = rare_rows(fitted.summary, plan.isolation).to(X.dtype)
+            make_plan(plan.isolation, represent, X, plan.terms, rare=rare)
 
         adding = processor_seconds(add, repeats=repeats)
         passing = processor_seconds(forward, repeats=repeats)
         settling = processor_seconds(settle, repeats=1)
-        uncut = make_plan(
-            plan.isolation, represent, X, plan.terms, rare=X[:0], pure=plan.pure, ridge=fitted.ridge, most_columns=10**9
-        )
-
-        def spread(bases: dict[Subset, Tensor]) -> float:
-            held = through(plan.isolation, represent, X[:1024], bases, pure=plan.pure)
-            return float((held - held.mean(0)).square().sum())
-
-        wanted = _columns(uncut.blocks(readout.width, readout.outputs))
-        lost = 1 - spread(plan.bases) / spread(uncut.bases)
-        del uncut
-    summariser = Summariser(plan.isolation.features.columns)
-    looking = processor_seconds(lambda: summariser.update(batch), repeats=repeats)
     filled = {name: [part for part in blocks if part.rows] for name, blocks in accumulator.parts.items()}
     joining = processor_seconds(lambda: [b.merge(b) for blocks in filled.values() for b in blocks], repeats=repeats)
-    solving = processor_seconds(lambda: solved(plan, filled, fitted.ridge), repeats=1)
+    solving = processor_seconds(lambda: solve(plan, filled, ridge=published.ridge), repeats=1)
     return Costs(
-        reference=reference,
+        reference="complement",
         columns=_columns(shapes),
-        wanted=wanted,
-        lost=lost,
-        look=looking / BATCH,
+        look=looking(X, repeats=repeats),
         forward=passing / BATCH,
         add=adding / BATCH,
         join=joining,
@@ -212,7 +225,7 @@ class Estimate:
 def estimate(costs: Costs, *, rows: int = ROWS, workers: int = WORKERS) -> Estimate:
     """Rows times their cost, over the workers; joins over the workers too; once is once."""
     at_once = rows_at_once(BATCH, most=MOST_ROWS, row_bytes=8 * FEATURES, total=rows)
-    parts = costs.passes * -(-rows // at_once)
+    parts = max(costs.passes, 1) * -(-rows // at_once)
     # A tree of eights joins parts - 1 times, and sends every part, and every join of eight, once.
     traffic = costs.sent * parts * 8 / 7
     batch_bytes = at_once * FEATURES * 8
@@ -264,13 +277,11 @@ def time_in_words(seconds: float) -> str:
 def cost_table(every: list[Costs]) -> Table:
     lines: list[tuple[str, Callable[[Costs], str]]] = [
         ("columns of the (largest) system", lambda c: f"{c.columns:,}"),
-        ("the same if it were not cut short", lambda c: f"{c.wanted:,}"),
-        ("spread of the terms that is cut off", lambda c: f"{c.lost:.1e}"),
         ("look at a row", lambda c: time_in_words(c.look)),
         ("add up a row", lambda c: time_in_words(c.add)),
         ("of it forward passes", lambda c: time_in_words(c.forward)),
         ("join two parts", lambda c: time_in_words(c.join)),
-        ("settle baseline and bases", lambda c: time_in_words(c.settle)),
+        ("settle baseline and bases, or fit the sample", lambda c: time_in_words(c.settle)),
         ("solve", lambda c: time_in_words(c.solve)),
         ("one set of sums", lambda c: bytes_in_words(c.sums)),
         ("sets kept apart", lambda c: str(c.blocks)),
@@ -306,21 +317,22 @@ def estimate_table(every: list[Costs]) -> Table:
 
 def limit_table(every: list[Costs]) -> Table:
     """Where each of the things that do not shrink with more workers takes over."""
-    room = bytes_of(MEMORY) // 2
+    room = parse_bytes(MEMORY) // 2
 
     def features(costs: Costs) -> str:
-        if costs.reference == "terms":
-            return f"{MOST_COLUMNS * FEATURES // costs.wanted:,}: weak directions are left out"
-        return f"{room * FEATURES // costs.sums:,}: a second pass"
+        return "–" if not costs.passes else f"{room * FEATURES // costs.sums:,}: a second pass"
 
     lines: list[tuple[str, Callable[[Costs], str]]] = [
-        ("processor time in all", lambda c: f"{ROWS * c.add / HOUR:,.0f} h"),
-        ("workers at which what is done once is half", lambda c: f"{ROWS * c.add / (c.settle + c.solve):,.0f}"),
+        ("processor time in all", lambda c: f"{ROWS * (c.add + c.look) / HOUR:,.0f} h"),
+        (
+            "workers at which what is done once is half",
+            lambda c: f"{ROWS * (c.add + c.look) / (c.settle + c.solve):,.0f}",
+        ),
         (
             "workers at which reading is half, if from one disk",
-            lambda c: f"{c.add * DISK / (2 * FEATURES * BYTES_A_NUMBER):,.0f}",
+            lambda c: f"{(c.add + c.look) * DISK / ((1 + c.passes) * FEATURES * BYTES_A_NUMBER):,.1f}",
         ),
-        (f"features of this kind at width {WIDTH}, memory_limit={MEMORY}", features),
+        (f"features of this kind at width {WIDTH}, memory={MEMORY}", features),
     ]
     columns = (Column("limit"), *(Column(f'reference="{c.reference}"') for c in every))
     return Table("Where it would break", columns, tuple((name, *(show(c) for c in every)) for name, show in lines))
@@ -330,11 +342,11 @@ def findings(every: list[Costs]) -> tuple[str, ...]:
     said = []
     for costs in every:
         found = estimate(costs)
-        share = found.adding / found.total
+        share = (found.adding + found.looking) / found.total
         per_rank = 2 * (WORKERS - 1) / WORKERS * costs.blocks * costs.sums
         said.append(
-            f'reference="{costs.reference}": {time_in_words(found.total)} in all, {share:.0%} of it adding up rows. A '
-            f"part is {bytes_in_words(costs.sent)}; under torchrun every rank sends {bytes_in_words(per_rank)}, once."
+            f'reference="{costs.reference}": {time_in_words(found.total)} in all, {share:.0%} of it on rows. A part is '
+            f"{bytes_in_words(costs.sent)}; under torchrun every rank sends {bytes_in_words(per_rank)}, once."
         )
     return tuple(said)
 
@@ -346,7 +358,7 @@ def main() -> None:
     progress("scale: training")
     model = network(X, epochs=1 if chosen.quick else 5)
     repeats = 1 if chosen.quick else 3
-    every = [measure(reference, model, X, repeats=repeats) for reference in ("terms", "complement")]
+    every = [measure_terms(model, X, repeats=repeats), measure_published(model, X, repeats=repeats)]
     report = Report(
         name="speed-scale",
         title="10⁹ rows × 100 features × width 512 on 64 workers, from measured costs",

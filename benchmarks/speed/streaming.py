@@ -25,7 +25,7 @@ from benchmarks.networks import feed_forward
 from benchmarks.report import Column, Report, Table, options, progress, publish
 from benchmarks.speed.moments import peak_memory
 from benchmarks.speed.ratios import Ratio
-from nobsp import NObSP
+from nobsp import Local, NObSP
 
 SEED, BATCH, COLUMNS, HIDDEN = 0, 8192, 8, (32, 32)
 ROWS, QUICK_ROWS = (10**5, 10**6, 10**7), (10**5, 3 * 10**5)
@@ -47,7 +47,7 @@ def stream(count: int) -> None:
 def many_features(limit: str) -> None:
     network = feed_forward(FEATURES, (WIDTH,), 1, seed=SEED)
     X = torch.randn(FEATURE_ROWS, FEATURES, generator=torch.Generator().manual_seed(SEED))
-    NObSP(network, reference="complement", interactions=0).fit(X, memory_limit=limit)
+    NObSP(network, reference="complement", interactions=0).fit(X, engine=Local(memory=limit))
 
 
 def measured(case: str, argument: str, threads: int | None) -> dict[str, float]:
@@ -93,7 +93,7 @@ def ratios(*, quick: bool) -> list[Ratio]:
     ]
     if not quick:
         peak = measured("features", LIMIT, threads)["peak"]
-        what = f"peak memory of {FEATURES:,} features of width {WIDTH}, as published, memory_limit={LIMIT}"
+        what = f"peak memory of {FEATURES:,} features of width {WIDTH}, as published, memory={LIMIT}"
         share = peak * 1e6 / 2**32
         found.append(
             Ratio(what, f"{peak:,.0f} MB", f"the {LIMIT} allowed, Python included", (share,), 1.0, least=False)
@@ -138,13 +138,13 @@ def report(chosen: argparse.Namespace) -> Report:
         tables.append(
             Table(
                 f"{FEATURES} features of width {WIDTH}, each along its complement, {FEATURE_ROWS} rows",
-                (Column("memory_limit"), Column("seconds", ".1f"), Column("peak MB", ".0f")),
+                (Column("memory"), Column("seconds", ".1f"), Column("peak MB", ".0f")),
                 lines,
                 "The peak is the process's: Python, torch, the table and the network are in it.",
             )
         )
         findings.append(
-            f"{FEATURES} features of width {WIDTH} take {wide[LIMIT]['peak']:,.0f} MB under memory_limit={LIMIT}."
+            f"{FEATURES} features of width {WIDTH} take {wide[LIMIT]['peak']:,.0f} MB under memory={LIMIT}."
         )
     return Report(
         name="speed-streaming",

@@ -109,7 +109,7 @@ def comparison(found: Found, tables: Sequence[str], score: str, title: str) -> T
         (Column("table"), *(Column(method, ".3f") for method in SETTINGS), Column("pairs", ".0f")),
         tuple(rows),
         "Mean ± standard deviation over seeds, each with its own split and network. 'NObSP, default' sums all terms a "
-        f"feature takes part in; 'NObSP, one by one' is Algorithm 1 with a relative ridge of {STRONG}; 'NObSP, total "
+        f"feature takes part in; 'NObSP, one by one' is Algorithm 1 with a relative ridge of {STRONG}; 'NObSP, removal "
         "effects' is the output less its mean over the values of the feature. Whoever gives the whole output to "
         "every feature would score 1.000, or an error of 0: the score rewards more than the truth.",
     )

@@ -12,7 +12,7 @@ the mean changes, a tilde for centring by the calibration rows, and λ = ridge �
 - half of each: the mean of these two;
 - removal to the mean: D;
 - removal, complement's part out: own plus residual with D in the place of y, in β and γ as well;
-- total effects: y less its mean over values of the feature, `NObSP.total_effects`.
+- total effects: y less its mean over values of the feature, `NObSP.removal_effects`.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def scored(table: str, seed: int, *, measured: bool) -> dict[str, Scores]:
         }
 
     if measured:
-        total = NObSP(here.network, interactions=0).fit(calibration).total_effects(here.rows)
+        total = NObSP(here.network, interactions=0).fit(calibration).removal_effects(here.rows)
         return {TOTAL: scores(at_target(total, here.target))}
     found = {
         GRADIENTS: scores(integrated_gradients(here, steps=STEPS)),

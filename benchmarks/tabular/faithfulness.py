@@ -96,7 +96,7 @@ def comparison(found: Found, tables: Sequence[str]) -> Table:
         tuple(rows),
         "Mean ± standard deviation over seeds, each with its own split and network; higher is better. 'NObSP, "
         "default' sums all terms a feature takes part in, with the pairs that held-out rows paid for. 'NObSP, one by "
-        f"one' is Algorithm 1 with a relative ridge of {STRONG}, chosen on training rows. 'NObSP, total effects' is "
+        f"one' is Algorithm 1 with a relative ridge of {STRONG}, chosen on training rows. 'NObSP, removal effects' is "
         "what we recommend for questions about removal, also chosen on training rows: the output less its mean over "
         "the values of the feature, which is nearly the question that this score asks. 'network' is its accuracy, or "
         "R², on the test split.",

@@ -24,7 +24,7 @@ PUBLISHED = "NObSP as published"
 SINGLES = "NObSP, single features"
 PAIRS = "NObSP, default"
 STEADY = "NObSP, one by one"
-TOTAL = "NObSP, total effects"
+TOTAL = "NObSP, removal effects"
 GRADIENTS = "Integrated Gradients"
 SHAP = "KernelSHAP"
 STRONG = 0.1
@@ -77,7 +77,7 @@ def one_by_one(problem: Problem, *, calibration: int | None) -> Array:
 def totals(problem: Problem, *, calibration: int | None) -> Array:
     """All terms a feature takes part in, of every order; the rows are there to know its values."""
     explainer = NObSP(problem.network, interactions=0).fit(_calibration(problem, calibration))
-    return at_target(explainer.total_effects(problem.rows), problem.target)
+    return at_target(explainer.removal_effects(problem.rows), problem.target)
 
 
 def _calibration(problem: Problem, most: int | None) -> Array:
@@ -133,9 +133,7 @@ def kernel_shap(problem: Problem, *, background: int, samples: int | str) -> Arr
 
 
 _CODE = (
-    kept.rooms(
-        "projection", *(f"tabular/{file}.py" for file in ("calibration", "heldout", "interactions", "planning"))
-    ),
+    kept.rooms("projection", "tabular"),
     kept.fingerprint(_accounted, STRONG),
 )
 METHODS: Mapping[str, Method] = {

@@ -87,11 +87,11 @@ def standardised(data: Dataset) -> tuple[Array, Array]:
     return (data.y_train - mean) / scale, (data.y_test - mean) / scale
 
 
-def trained(data: Dataset, seed: int, *, stopped: bool = True) -> nn.Sequential:
-    """The paper's network for this table, trained; the caller's random state is left as it was."""
+def trained(data: Dataset, seed: int, *, stopped: bool = True, hidden: tuple[int, ...] | None = None) -> nn.Sequential:
+    """The paper's network for this table, or one of other widths, trained; the caller's random state is left alone."""
     classes = len(data.class_names)
-    hidden = CLASSIFICATION_HIDDEN if classes else REGRESSION_HIDDEN
-    network = feed_forward(data.X_train.shape[1], hidden, max(classes, 1), seed=seed)
+    widths = hidden or (CLASSIFICATION_HIDDEN if classes else REGRESSION_HIDDEN)
+    network = feed_forward(data.X_train.shape[1], widths, max(classes, 1), seed=seed)
     loss: nn.Module = nn.CrossEntropyLoss() if classes else nn.MSELoss()
     targets = torch.as_tensor(data.y_train) if classes else torch.as_tensor(standardised(data)[0])[:, None].float()
     inputs = torch.as_tensor(data.X_train, dtype=torch.float32)

@@ -78,20 +78,20 @@ def seen_by(
     cam: NObSPCam, images: Tensor, target: NDArray[np.int64], *, earlier: Callable[[], NObSPCam]
 ) -> Iterator[Seen]:
     """Batches of images as a network that pools its map straight into the head sees them."""
-    anatomy, evidence = cam._fitted.anatomy, cam._fitted.evidence
+    feature_map, evidence = cam._fitted.feature_map, cam._fitted.evidence
     assert isinstance(evidence, ChannelEvidence)
-    with torch.no_grad(), anatomy.looking() as look:
-        blank = look(torch.zeros_like(images[:1])).maps[0]
+    with torch.no_grad(), feature_map.running() as forward:
+        blank = forward(torch.zeros_like(images[:1])).maps[0]
         for start in range(0, len(images), BATCH):
             here = slice(start, start + BATCH)
-            view = look(images[here])
+            view = forward(images[here])
             yield Seen(
                 images=images[here],
                 target=torch.from_numpy(target[here]),
                 maps=view.maps,
                 logits=view.logits,
-                weight=anatomy.head.weight,
-                bias=anatomy.head.bias,
+                weight=feature_map.head.weight,
+                bias=feature_map.head.bias,
                 beta=evidence.coefficients,
                 mean=evidence.mean,
                 blank=blank,

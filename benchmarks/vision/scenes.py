@@ -20,11 +20,11 @@ from benchmarks.report import progress
 from benchmarks.vision.candidates import BATCH, Seen, seen_by
 from benchmarks.vision.networks import Setting
 from nobsp.datasets import load_images
-from nobsp.vision import NObSPCam, anatomy, channels, grid, images
+from nobsp.vision import NObSPCam, channels, feature_map, grid, images
 
 SEED = 0
 # The code that decides what is seen of an image, and what a calibration finds in it.
-EVIDENCE = fingerprint(anatomy, channels, grid, images)
+EVIDENCE = fingerprint(feature_map, channels, grid, images)
 
 Split = Literal["train", "val"]
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nobsp import datasets, metrics, network, plots, projection
+    from nobsp.calibration import Local, Ranks, RayCluster
     from nobsp.neighbours import ContributionIndex, Neighbours
     from nobsp.neighbours.audit import Audit, audit
     from nobsp.page import report
@@ -28,9 +29,12 @@ __all__ = [
     "CompiledExplainer",
     "ContributionIndex",
     "Explanation",
+    "Local",
     "NObSP",
     "NObSPCam",
     "Neighbours",
+    "Ranks",
+    "RayCluster",
     "__version__",
     "audit",
     "datasets",
@@ -48,9 +52,12 @@ _HOMES = {
     "CompiledExplainer": "nobsp.tabular:CompiledExplainer",
     "ContributionIndex": "nobsp.neighbours:ContributionIndex",
     "Explanation": "nobsp.tabular:Explanation",
+    "Local": "nobsp.calibration:Local",
     "NObSP": "nobsp.tabular:NObSP",
     "NObSPCam": "nobsp.vision:NObSPCam",
     "Neighbours": "nobsp.neighbours:Neighbours",
+    "Ranks": "nobsp.calibration:Ranks",
+    "RayCluster": "nobsp.calibration:RayCluster",
     "audit": "nobsp.neighbours:audit",
     "datasets": "nobsp.datasets",
     "metrics": "nobsp.metrics",

@@ -51,8 +51,6 @@ def test_growth_finds_the_power_that_times_grow_with() -> None:
 COSTS = scale.Costs(
     reference="terms",
     columns=4001,
-    wanted=8000,
-    lost=1e-6,
     look=1e-6,
     forward=5e-4,
     add=1e-3,

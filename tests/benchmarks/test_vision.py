@@ -39,7 +39,7 @@ from benchmarks.vision.scenes import Effort, Remembering
 from benchmarks.vision.statistics import judged
 from benchmarks.vision.transfer import Network, ten_way
 from nobsp.vision import NObSPCam
-from nobsp.vision.search import find_anatomy
+from nobsp.vision.find_map import find_map
 from tests.tolerances import CONTRIBUTIONS
 from tests.vision.networks import averaged, images
 
@@ -83,9 +83,9 @@ def test_the_odd_pixel_of_padding_goes_right_and_below() -> None:
 def test_their_maps_are_found() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 64, 64)
-    assert find_anatomy(EfficientNetLite0().eval(), x).layer == "act"
-    assert find_anatomy(ResNet18ForSmallImages(classes=10).eval(), x[..., :32, :32]).layer == "layer4"
-    assert find_anatomy(ResNet20(classes=10).eval(), x[..., :32, :32]).layer == "layer3"
+    assert find_map(EfficientNetLite0().eval(), x).layer == "act"
+    assert find_map(ResNet18ForSmallImages(classes=10).eval(), x[..., :32, :32]).layer == "layer4"
+    assert find_map(ResNet20(classes=10).eval(), x[..., :32, :32]).layer == "layer3"
 
 
 def test_cutting_a_head_keeps_the_logits_of_the_classes_that_stay() -> None:

@@ -34,7 +34,8 @@ def test_four_files_and_a_summary_come_out(nobsp: Run, home: Path, tmp_path: Pat
     out = tmp_path / "deep" / "out"
     done = nobsp("explain", *HOUSE, *FAST, "--out", out)
     assert (done.code, {path.name for path in out.iterdir()}) == (0, FILES)
-    assert "120 rows, 4 features, 0 interactions, 1 output." in done.out
+    assert "120 rows, 4 features, 0 interactions" in done.out
+    assert done.out.startswith("Held-out R²: ")
     assert "calibrating on 120 rows" in done.err
     assert "calibrating" not in done.out
     assert [path.name for path in out.parent.iterdir()] == ["out"]
@@ -46,7 +47,8 @@ def test_the_files_hold_what_the_library_finds(nobsp: Run, home: Path, tmp_path:
     model = opened(load_exported(home / "house.pt2"), torch.tensor(rows.to_numpy()))
     explanation = NObSP(model, interactions=0).fit(rows)(rows)
     written = pd.read_parquet(tmp_path / "out" / "contributions.parquet")
-    assert list(written) == ["row", "output", "base", "age", "income", "oslo", "rome", "residual", "prediction"]
+    terms = ["age", "income", "oslo", "rome"]
+    assert list(written) == ["row", "output", "base", *terms, "residual", "prediction", "outside"]
     assert_same_to_rounding(written[["age", "income", "oslo", "rome"]], explanation.values[:, :, 0], within=SINGLE)
     account = written[["base", "age", "income", "oslo", "rome", "residual"]].sum(axis=1)
     assert_same_to_rounding(account, written["prediction"], within=SINGLE)
@@ -58,12 +60,89 @@ def test_the_files_hold_what_the_library_finds(nobsp: Run, home: Path, tmp_path:
     assert {curve["feature"] for curve in curves} == {"age", "income", "oslo", "rome"}
 
 
-def test_json_is_all_there_is_on_stdout(nobsp: Run, tmp_path: Path) -> None:
+def test_json_is_all_there_is_on_stdout(nobsp: Run, home: Path, tmp_path: Path) -> None:
     done = nobsp("explain", *HOUSE, *FAST, "--out", tmp_path / "out", "--no-report", "--json", "--quiet")
     found = json.loads(done.out)
-    assert found["outputs"][0]["explained"] == pytest.approx(1.0, abs=0.1)
+    rows = pd.read_csv(home / "houses.csv").drop(columns="price")
+    explainer = NObSP(opened(home / "house.pt2", rows), interactions=0).fit(rows)
+    [output] = found["outputs"]
+    assert_same_to_rounding(output["explained"], explainer.explained_[0], within=SINGLE)
+    assert output["ridge"] == pytest.approx(explainer.ridge_[0])
+    assert found["held_out"] is True
+    assert next(iter(found)) == "outputs"
+    assert [one["feature"] for one in found["strongest"]] == list(explainer.importance("total")["feature"])
     assert set(found["files"]) == FILES - {"report.html"}
     assert done.err == ""
+
+
+def test_the_file_of_the_calibration_is_small(nobsp: Run, tmp_path: Path) -> None:
+    nobsp("explain", *HOUSE, *FAST, "--out", tmp_path / "out", "--no-report", "--quiet")
+    assert (tmp_path / "out" / "explainer.nobsp").stat().st_size < 200_000
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_are_those_asked_for_and_left_as_they_were(
+    nobsp: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    seen: list[int] = []
+    fit = NObSP.fit
+
+    def watched(self: NObSP, *arguments: object, **options: object) -> NObSP:
+        seen.append(torch.get_num_threads())
+        return fit(self, *arguments, **options)
+
+    monkeypatch.setattr(NObSP, "fit", watched)
+    before = torch.get_num_threads()
+    words = () if threads == 1 else ("--threads", threads)  # one is what is taken by default
+    done = nobsp("explain", *HOUSE, *FAST, *words, "--out", tmp_path / "out", "--no-report", "--quiet")
+    assert (done.code, seen, torch.get_num_threads()) == (0, [threads], before)
+
+
+def test_the_background_is_as_large_as_asked_for(nobsp: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    monkeypatch.setattr("nobsp.NObSP", lambda model, **options: made.append(options) or NObSP(model, **options))
+    done = nobsp("explain", *HOUSE, *FAST, "--background", 5, "--out", tmp_path / "out", "--no-report", "--quiet")
+    assert (done.code, made[0]["background"]) == (0, 5)
+
+
+def test_rows_outside_the_range_are_one_note_with_a_count(nobsp: Run, home: Path, tmp_path: Path) -> None:
+    table = pd.read_csv(home / "fresh.csv")
+    table.loc[[3, 7], "age"], table.loc[7, "rome"], table.loc[9, "income"] = 99.0, -99.0, np.nan
+    table.to_csv(tmp_path / "far.csv", index=False)
+    options = ("--model", "house.pt2", "--data", tmp_path / "far.csv", "--target", "price", "--calibrate", "houses.csv")
+    done = nobsp("explain", *options, *FAST, "--no-report", "--out", tmp_path / "out", "--json")
+    found = json.loads(done.out)
+    assert found["outside"] == {"rows": 3, "features": {"age": 2, "income": 1, "rome": 1}}
+    assert found["outputs"][0]["explained_here"] is not None
+    written = pd.read_parquet(tmp_path / "out" / "contributions.parquet")
+    assert written.index[written["outside"]].tolist() == [3, 7, 9]
+    words = nobsp("explain", *options, *FAST, "--no-report", "--out", tmp_path / "again").out
+    assert words.count("lie outside") == 1
+
+
+MAZE = '''
+import torch
+from torch import nn
+
+class Maze(nn.Module):
+    """What no sum of functions of single columns comes near."""
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(1, 1)
+        nn.init.ones_(self.head.weight)
+
+    def forward(self, x):
+        return self.head(torch.sin(40 * x.prod(1, keepdim=True)))
+'''
+
+
+def test_what_must_not_be_believed_is_said_first_and_on_stderr(nobsp: Run, tmp_path: Path) -> None:
+    (tmp_path / "maze.py").write_text(MAZE, encoding="utf-8")
+    options = ("--model", f"{tmp_path / 'maze.py'}:Maze", "--data", "houses.csv", "--target", "price")
+    done = nobsp("explain", *options, *FAST, "--no-report", "--out", tmp_path / "out", "--quiet", "--json")
+    codes = [(one["severity"], one["code"]) for one in json.loads(done.out)["health"]]
+    assert (done.code, codes[0]) == (0, ("error", "worse_than_mean"))
+    assert done.err.count("error: ") == done.err.count("\n") == 1
 
 
 def test_quiet_says_nothing(nobsp: Run, tmp_path: Path) -> None:
@@ -111,19 +190,14 @@ def test_a_factory_with_weights_is_the_same_model(nobsp: Run, home: Path, tmp_pa
         pd.testing.assert_frame_equal(first, second, rtol=1e-4, atol=1e-6)
 
 
-def test_a_script_is_the_same_model(nobsp: Run, home: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
-    net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1)).eval()
-    net.load_state_dict(load_file(home / "house.safetensors"))
+def test_a_script_is_refused_with_what_to_do(nobsp: Run, home: Path, tmp_path: Path) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # making scripts is deprecated, having them is not
-        torch.jit.trace(net, torch.zeros(2, 4)).save(str(tmp_path / "house.pt"))
-    for name, model in (("a", "house.pt2"), ("b", tmp_path / "house.pt")):
-        options = ("--model", model, "--data", "houses.csv", "--target", "price", *FAST, "--no-report")
-        assert nobsp("explain", *options, "--out", tmp_path / name).code == 0
-    first, second = (pd.read_parquet(tmp_path / name / "contributions.parquet") for name in "ab")
-    pd.testing.assert_frame_equal(first, second, rtol=1e-4, atol=1e-6)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.trace(nn.Linear(4, 1), torch.zeros(2, 4)).save(str(tmp_path / "house.pt"))
+    options = ("--model", tmp_path / "house.pt", "--data", "houses.csv", "--target", "price", *FAST, "--no-report")
+    found = nobsp("explain", *options, "--out", tmp_path / "out")
+    assert found.code == 2
+    assert "torch.export" in found.err
 
 
 def test_an_exported_file_that_could_run_code_is_refused(
@@ -251,7 +325,7 @@ def test_classes_are_said_by_accuracy(nobsp: Run, pipelines: Path, tmp_path: Pat
     assert (found["measure"], found["value"]) == ("accuracy", pytest.approx(accuracy))
 
 
-# ---------------------------------------------------------------------- what is refused before the long work
+# ---------------------------------------------------------------------- what does not fit the model
 
 
 @pytest.mark.parametrize("model", ["house.pt2", "shop:house"])
@@ -260,17 +334,6 @@ def test_columns_that_are_too_many_are_named_with_what_to_do(nobsp: Run, tmp_pat
     assert done.code == 1
     given = "5 columns were given (age, income, oslo, rome, price)"
     assert f"{given}; name the target with --target, or choose with --features.\n" in done.err
-    assert "calibrating" not in done.err
-
-
-def test_names_and_rows_are_looked_at_before_calibrating(nobsp: Run, tmp_path: Path) -> None:
-    (tmp_path / "gaps.csv").write_text("age,income,oslo,rome\n1,2,3,4\n\n2,,4,5\n", encoding="utf-8")
-    options = ("explain", "--model", "house.pt2", "--calibrate", "houses.csv", "--features", "age,income,oslo,rome")
-    gaps = nobsp(*options, "--out", tmp_path / "out", "--data", tmp_path / "gaps.csv")
-    names = nobsp(*options, "--out", tmp_path / "out", "--data", "fresh.csv", "--output-names", "a", "b")
-    assert f"row 1 of {tmp_path / 'gaps.csv'} has no value in column 'income'" in gaps.err  # lines are not rows there
-    assert "output_names has 2 names but the model has 1 output" in names.err
-    assert "calibrating" not in gaps.err + names.err
 
 
 # ---------------------------------------------------------------------- what is refused
@@ -342,8 +405,9 @@ def test_words_and_gaps_in_a_network_s_table_are_named(nobsp: Run, tmp_path: Pat
     (tmp_path / "gaps.csv").write_text("age,income,oslo,rome\n1,2,3,4\n2,,4,5\n", encoding="utf-8")
     options = ("explain", "--model", "house.pt2", "--out", tmp_path / "out", "--quiet", "--data")
     words, gaps = nobsp(*options, tmp_path / "words.csv"), nobsp(*options, tmp_path / "gaps.csv")
-    assert "'oslo' holds String" in words.err
-    assert f"row 1 (line 3) of {tmp_path / 'gaps.csv'} has no value in column 'income'" in gaps.err
+    assert "'oslo'" in words.err
+    assert "row 1" in gaps.err
+    assert "'income'" in gaps.err
     assert (words.code, gaps.code) == (1, 1)
 
 

@@ -30,6 +30,12 @@ def test_the_functions_that_made_the_data_are_recovered(demo: Any) -> None:
     assert functions > 0.995
 
 
+def test_the_held_out_figure_is_said_of_both_tables(demo: Any) -> None:
+    shares = [float(share) for share in re.findall(r"held-out R² of[^\d]*(0\.\d+)", demo.out)]
+    assert len(shares) == 2
+    assert min(shares) > 0.97
+
+
 def test_the_networks_of_the_demo_are_good_enough_to_look_at(demo: Any) -> None:
     cells = float(re.search(r"Breast cancer: ([\d.]+)%", demo.out)[1])
     digits = float(re.search(r"Digits: ([\d.]+)%", demo.out)[1])

@@ -203,10 +203,12 @@ def test_the_fixed_rule_holds_where_too_few_predictions_are_wrong_to_fit():
 
 
 def test_joint_confidence_is_a_logistic_curve_that_does_not_overflow():
-    curve = JointConfidence(("margin",), np.array([2.0]), 0.5, np.array([1.0]), np.array([4.0]))
-    margins = np.array([-1e6, 0.0, 3.0, 1e6])
-    expected = [0, 1 / (1 + np.exp(0.5 - 0.5)), 1 / (1 + np.exp(-1 - 0.5)), 1]
-    assert np.allclose(curve({"margin": margins}), expected, rtol=SUMS, atol=0)
+    margins = np.linspace(-3.0, 5.0, 200)
+    curve = JointConfidence.fitted({"margin": margins}, np.arange(200) % 7 < 1 + (margins > 0) * 4)
+    found = curve({"margin": np.array([-1e6, 0.0, 1.0, 2.0, 1e6])})
+    assert np.allclose(found[[0, -1]], [0, 1])
+    odds = np.log(found[1:-1] / (1 - found[1:-1]))
+    assert odds[1] - odds[0] == pytest.approx(odds[2] - odds[1], rel=SUMS)
 
 
 # ---------------------------------------------------------------------- centres

@@ -201,7 +201,7 @@ def test_a_failed_save_leaves_the_former_file(fitted, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(nobsp.store, "save_file", full)
+    monkeypatch.setattr(nobsp.serialization, "save_file", full)
     with pytest.raises(OSError, match="No space left"):
         fitted.save(path)
     assert path.read_bytes() == before

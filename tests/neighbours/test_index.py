@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
+from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.preprocessing import StandardScaler
@@ -284,6 +286,23 @@ def test_one_database_is_seen_in_several_spaces(case: Headed) -> None:
 
 
 # ---------------------------------------------------------------------- manners and errors
+
+
+def test_an_index_is_cloned_and_takes_options_as_estimators_do(case: Headed) -> None:
+    index = ContributionIndex(case.head, space="activations", classes=None).fit(case.database, y=case.labels)
+    other = clone(index).set_params(space="contributions")
+    assert other.explainer is case.head
+    assert (index.space, other.space) == ("activations", "contributions")
+    assert not hasattr(other, "_fit")
+    np.testing.assert_array_equal(
+        index.query(case.queries).labels, clone(index).fit(case.database, case.labels).query(case.queries).labels
+    )
+
+
+def test_an_index_survives_pickling(case: Headed) -> None:
+    index = ContributionIndex(case.head).fit(case.database, case.labels)
+    other = pickle.loads(pickle.dumps(index))  # noqa: S301 - our own bytes
+    np.testing.assert_array_equal(other.query(case.queries).indices, index.query(case.queries).indices)
 
 
 def test_the_model_is_left_as_it_was(pictures: Explained) -> None:

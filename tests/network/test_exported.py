@@ -1,7 +1,8 @@
-"""Models out of files: exported programs and scripts compute the same, are heard layer by layer, and run no code."""
+"""Models out of files: exported programs compute the same, are observed layer by layer, and run no code."""
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import pickle
@@ -18,12 +19,12 @@ from torch import Tensor, nn
 
 from nobsp import NObSP
 from nobsp.network import Readout
-from nobsp.network.exported import kind_of, load_exported, load_script, opened
+from nobsp.network.exported import kind_of, load_exported, opened
 from nobsp.vision import NObSPCam
 from tests.tolerances import SINGLE, assert_same_to_rounding
 
 ROWS = ({0: torch.export.Dim("rows")},)
-NAMES = ["dynamic.pt2", "one row.pt2", "decomposed.pt2", "script.pt", "traced.pt", "frozen.pt"]
+NAMES = ["dynamic.pt2", "one row.pt2", "decomposed.pt2"]
 
 
 class Net(nn.Module):
@@ -76,15 +77,8 @@ def files(tmp_path_factory: pytest.TempPathFactory, net: Net, rows: Tensor) -> d
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # making scripts is deprecated, having them is not
         torch.export.save(program.run_decompositions(), folder / "decomposed.pt2")
-        script = torch.jit.script(net)
-        script.save(str(folder / "script.pt"))
-        torch.jit.trace(net, (rows[:7],)).save(str(folder / "traced.pt"))
-        torch.jit.freeze(script).save(str(folder / "frozen.pt"))
+        torch.jit.script(net).save(str(folder / "script.pt"))
     return {path.name: path for path in folder.iterdir()}
-
-
-def load(path: Path) -> nn.Module:
-    return load_exported(path) if kind_of(path) == "exported" else load_script(path)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -92,42 +86,51 @@ def test_an_opened_model_computes_the_same_and_its_head_is_found(
     name: str, files: dict[str, Path], net: Net, rows: Tensor
 ) -> None:
     state = torch.get_rng_state()
-    model = opened(load(files[name]), rows)
+    model = opened(load_exported(files[name]), rows)
     readout = Readout.find(model, rows)
     torch.testing.assert_close(model(rows), net(rows).detach())
     torch.testing.assert_close(readout.logits(readout.represent(rows)).softmax(1).float(), net(rows).detach())
     assert (readout.width, readout.outputs, readout.link) == (8, 2, "softmax")
-    assert readout.head.name == ("linear_2" if name == "frozen.pt" else "head")
+    assert readout.head.name == "head"
     assert readout.embedded_columns == (0,)
     assert torch.equal(state, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("name", ["dynamic.pt2", "script.pt", "frozen.pt"])
+@pytest.mark.parametrize("name", ["dynamic.pt2", "decomposed.pt2"])
 def test_an_opened_model_has_the_functions_of_the_original(
     name: str, files: dict[str, Path], net: Net, rows: Tensor
 ) -> None:
     expected = NObSP(net, interactions=1).fit(rows)(rows)
-    model = opened(load(files[name]), rows)
+    model = opened(load_exported(files[name]), rows)
     explainer = NObSP(model, interactions=1).fit(rows)
     np.testing.assert_allclose(explainer(rows).values, expected.values, atol=2e-5)
-    # Tables are found in a copy in double precision where there can be one.
     np.testing.assert_allclose(
-        explainer.compile(1e-5, pairs="network").explain(rows.numpy()).values,
-        explainer(rows).values[:, :3],
+        explainer.compile().explain(rows.numpy()).values,
+        explainer(rows).values[:, : len(explainer.compile().tables)],
         atol=1e-4,
     )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_opened_model_is_copied_and_sent_as_other_modules_are(
+    name: str, files: dict[str, Path], net: Net, rows: Tensor
+) -> None:
+    model = opened(files[name], rows)
+    sent = pickle.loads(pickle.dumps(model))  # noqa: S301 - our own bytes
+    torch.testing.assert_close(sent(rows), net(rows).detach())
+    torch.testing.assert_close(copy.deepcopy(model).double()(rows.double()).float(), net(rows).detach())
 
 
 def test_an_explainer_of_a_file_is_saved_and_loaded_with_the_file(
     files: dict[str, Path], rows: Tensor, tmp_path: Path
 ) -> None:
-    first = NObSP(opened(load(files["dynamic.pt2"]), rows), interactions=0).fit(rows)
+    first = NObSP(opened(load_exported(files["dynamic.pt2"]), rows), interactions=0).fit(rows)
     first.save(tmp_path / "kept.nobsp")
-    again = NObSP.load(tmp_path / "kept.nobsp", opened(load(files["dynamic.pt2"]), rows))
+    again = NObSP.load(tmp_path / "kept.nobsp", opened(load_exported(files["dynamic.pt2"]), rows))
     assert_same_to_rounding(again(rows).values, first(rows).values, within=SINGLE)
 
 
-@pytest.mark.parametrize("name", ["dynamic.pt2", "script.pt"])
+@pytest.mark.parametrize("name", ["dynamic.pt2", "one row.pt2"])
 @pytest.mark.parametrize("kind", [np.asarray, pd.DataFrame, Tensor.tolist])
 def test_a_file_is_opened_with_rows_of_any_kind(files: dict[str, Path], rows: Tensor, name: str, kind: Any) -> None:
     found = opened(files[name], kind(rows))
@@ -143,16 +146,15 @@ def test_images_may_be_an_array(tmp_path: Path) -> None:
 
 def test_a_file_of_another_kind_is_not_opened(tmp_path: Path, rows: Tensor) -> None:
     (tmp_path / "notes.txt").write_text("a model", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"notes\.txt is neither a file of torch\.export\.save nor a TorchScript file"):
+    with pytest.raises(ValueError, match=r"notes\.txt is not a file of torch\.export\.save"):
         opened(tmp_path / "notes.txt", rows)
 
 
 @pytest.mark.parametrize("explainer", [NObSP, NObSPCam])
-@pytest.mark.parametrize("name", ["dynamic.pt2", "script.pt"])
 def test_a_closed_model_is_refused_with_the_way_to_open_it(
-    files: dict[str, Path], rows: Tensor, explainer: Any, name: str
+    files: dict[str, Path], rows: Tensor, explainer: Any
 ) -> None:
-    closed = torch.export.load(files[name]) if name.endswith("pt2") else load_script(files[name])
+    closed = torch.export.load(files["dynamic.pt2"])
     data = rows if explainer is NObSP else torch.zeros(3, 1, 4, 4)
     with pytest.raises(TypeError, match=r"nobsp\.network\.exported\.opened\(model, rows\)"):
         explainer(closed).fit(data)
@@ -245,7 +247,7 @@ def test_a_program_of_two_inputs_is_refused(rows: Tensor) -> None:
 
 def test_columns_that_do_not_fit_are_named_by_their_shape(files: dict[str, Path], rows: Tensor) -> None:
     with pytest.raises(ValueError, match=r"cannot be run on input of shape \(80, 2\)"):
-        opened(load(files["script.pt"]), rows[:, :2])
+        opened(files["dynamic.pt2"], rows[:, :2])
 
 
 # ---------------------------------------------------------------------- what is in a file
@@ -268,8 +270,21 @@ def test_kinds_of_files_are_told_by_their_content(files: dict[str, Path], net: N
         "model.joblib": "pickle",
         "model.txt": "unknown",
     }
-    assert {kind_of(files[name]) for name in NAMES if name.endswith(".pt2")} == {"exported"}
-    assert {kind_of(files[name]) for name in NAMES if name.endswith(".pt")} == {"script"}
+    assert {kind_of(files[name]) for name in NAMES} == {"exported"}
+    assert kind_of(files["script.pt"]) == "script"
+
+
+def test_scripts_are_refused_with_the_way_to_export(files: dict[str, Path], rows: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"script\.pt is not .* a TorchScript file; export .*torch\.export\.export"):
+        opened(files["script.pt"], rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        script = torch.jit.load(files["script.pt"])
+    with pytest.raises(TypeError, match=r"TorchScript .*torch\.export\.export"):
+        opened(script, rows)
+    for explainer, data in ((NObSP, rows), (NObSPCam, torch.zeros(3, 1, 4, 4))):
+        with pytest.raises(TypeError, match=r"TorchScript .*torch\.export"):
+            explainer(script).fit(data)
 
 
 class Trap:
@@ -316,8 +331,5 @@ def test_a_program_that_calls_more_than_operators_is_not_loaded(files: dict[str,
 
 def test_damaged_files_are_one_clear_error(files: dict[str, Path], tmp_path: Path) -> None:
     exported = rewritten(files["dynamic.pt2"], tmp_path / "bad.pt2", "models/model.json", lambda _: b"{")
-    script = rewritten(files["script.pt"], tmp_path / "bad.pt", "constants.pkl", lambda _: b"")
     with pytest.raises(ValueError, match=r"bad\.pt2 cannot be read"):
         load_exported(exported)
-    with pytest.raises(ValueError, match=r"bad\.pt cannot be read"):
-        load_script(script)

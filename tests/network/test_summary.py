@@ -8,15 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nobsp.network.summary import MOST_LEVELS, SAMPLE_ROWS, Summariser, Summary
+from nobsp.network.summary import MOST_LEVELS, SAMPLE_ROWS, Summary
 from tests.tolerances import SUMS, assert_same_to_rounding
 
 
 def summary_of(X: np.ndarray, *, size: int = 50, groups: list[list[int]] | None = None) -> Summary:
-    summariser = Summariser(groups if groups is not None else [[k] for k in range(X.shape[1])])
+    summary = Summary(groups if groups is not None else [[k] for k in range(X.shape[1])])
     for start in range(0, len(X), size):
-        summariser.update(torch.tensor(X[start : start + size]))
-    return summariser.result()
+        summary.update(torch.tensor(X[start : start + size]))
+    return summary
 
 
 def mixed(rows: int, seed: int = 0) -> np.ndarray:
@@ -99,15 +99,21 @@ def test_the_sample_does_not_touch_the_callers_random_numbers() -> None:
 
 def test_the_rows_are_copied_and_never_written_to() -> None:
     rows = torch.arange(10.0, dtype=torch.float64)[:, None]
-    summariser = Summariser([[0]])
-    summariser.update(rows)
-    first = summariser.result()
-    summariser.update(rows + 100)
-    assert first.rows == 10
-    assert first.sample.shape == (10, 1)
-    first.sample[:] = -1
+    summary = Summary([[0]])
+    summary.update(rows)
+    summary.sample[:] = -1
     assert torch.equal(rows[:, 0], torch.arange(10.0, dtype=torch.float64))
-    assert float(summariser.result().sample.min()) == 0.0
+
+
+@pytest.mark.parametrize("empty", ["first", "second"])
+def test_a_merged_summary_goes_on_without_its_parts(empty: str) -> None:
+    part, nothing = summary_of(mixed(40)), Summary([[0], [1], [2]])
+    merged = nothing.merge(part) if empty == "first" else part.merge(nothing)
+    merged.update(torch.tensor(mixed(30, 1)))
+    merged.sample[:] = -1
+    assert (part.rows, nothing.rows, merged.rows) == (40, 0, 70)
+    np.testing.assert_array_equal(part.sample, mixed(40))
+    assert int(part.levels[1][1].sum()) == 40
 
 
 def test_some_rows_are_spread_over_a_sorted_sample() -> None:
@@ -115,11 +121,6 @@ def test_some_rows_are_spread_over_a_sorted_sample() -> None:
     chosen = summary.some_rows(11)[:, 0]
     assert chosen.tolist() == [0, 99, 199, 299, 399, 499, 599, 699, 799, 899, 999]
     assert len(summary.some_rows(5000)) == 1000
-
-
-def test_nothing_read_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no rows"):
-        Summariser([[0]]).result()
 
 
 # ---------------------------------------------------------------------- two tables

@@ -108,15 +108,64 @@ def mixed() -> SimpleNamespace:
     explainer = NObSP(
         model, features=features, interactions=[(NASTY, QUOTED), (RTL, "city")], output_names=["<b>spend</b>"]
     ).fit(X)
-    compiled = explainer.compile(grid_size=900)
-    return SimpleNamespace(X=X, explainer=explainer, compiled=compiled, explanation=explainer(X))
+    return SimpleNamespace(X=X, explainer=explainer, compiled=explainer.compile(), explanation=explainer(X))
 
 
 @pytest.fixture(scope="session")
 def mixed_page(mixed: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # Through the compiled explainer, whose tables then are those of the page.
-    explanation = mixed.compiled(mixed.X, predictions=mixed.explanation.predictions)
-    return report(explanation, tmp_path_factory.mktemp("mixed") / "mixed.html", title=NASTY, about=QUOTED)
+    return report(mixed.explanation, tmp_path_factory.mktemp("mixed") / "mixed.html", title=NASTY, about=QUOTED)
+
+
+# ---------------------------------------------------------------------- a pipeline with names and missing values
+
+
+@pytest.fixture(scope="session")
+def gaps() -> SimpleNamespace:
+    """A ReLU pipeline on numbers, one with missing values, and a category, with interactions of every kind."""
+    from sklearn.compose import make_column_transformer
+    from sklearn.impute import SimpleImputer
+    from sklearn.neural_network import MLPRegressor
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    rng = np.random.default_rng(3)
+    X = pd.DataFrame({name: rng.normal(size=300) for name in ("a", "b", "c")})
+    X["town"] = rng.choice(["oslo", "rome", "lima"], 300)
+    X.loc[::9, "b"] = np.nan
+    y = X.a * X.b.fillna(0) + X.c * (X.town == "rome")
+    numbers = make_pipeline(SimpleImputer(add_indicator=True), StandardScaler())
+    encode = make_column_transformer((numbers, ["a", "b", "c"]), (OneHotEncoder(handle_unknown="ignore"), ["town"]))
+    network = MLPRegressor(hidden_layer_sizes=(16, 8), max_iter=300, tol=0.01, random_state=0)
+    pairs = [("a", "b"), ("b", "town"), ("a", "c")]
+    explainer = NObSP(make_pipeline(encode, network).fit(X, y), interactions=pairs).fit(X)
+    rows = X.iloc[:60].copy()
+    rows.iloc[0, 3] = "mars"
+    rows.iloc[1, 0] = np.inf
+    rows.iloc[2, 2] = 50.0
+    return SimpleNamespace(X=X, rows=rows, explainer=explainer, explanation=explainer(rows))
+
+
+@pytest.fixture(scope="session")
+def gaps_page(gaps: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return report(gaps.explanation, tmp_path_factory.mktemp("gaps") / "gaps.html")
+
+
+# ---------------------------------------------------------------------- features that have no table
+
+
+@pytest.fixture(scope="session")
+def untabled() -> SimpleNamespace:
+    """Two groups of numbers that need the network, and a number that does not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1)).double()
+    X = np.random.default_rng(0).normal(size=(150, 5))
+    explainer = NObSP(model, features={"left": [0, 1], "right": [2, 3], "own": 4}, interactions=0).fit(X)
+    return SimpleNamespace(X=X, explainer=explainer, explanation=explainer(X))
+
+
+@pytest.fixture(scope="session")
+def untabled_page(untabled: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return report(untabled.explanation, tmp_path_factory.mktemp("untabled") / "untabled.html")
 
 
 # ---------------------------------------------------------------------- three classes

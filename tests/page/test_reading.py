@@ -2,46 +2,69 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from nobsp import NObSP
+from nobsp.page import report
+from nobsp.tabular.health import Finding
+from nobsp.tabular.lookup import Chunk, TermTable
 from tests.page.names import NASTY, QUOTED, RTL
 
 
-def test_the_first_screen_tells_how_much_the_functions_carry(show, mixed, mixed_page):
+def test_the_first_screen_leads_with_held_out_r2(show, mixed, mixed_page):
     page = show(mixed_page, fresh=False).page
-    share = mixed.explanation.explained()[0]
-    assert page.inner_text("#share") == f"{np.floor(share * 1e4) / 1e2:.2f}%" if share > 0.999 else f"{share:.1%}"
+    share = mixed.explainer.explained_[0]
+    assert page.inner_text("#share") == (f"{np.floor(share * 1e4) / 1e2:.2f}%" if share > 0.999 else f"{share:.1%}")
+    assert "held-out R²" in page.inner_text("#share-words")
+    assert page.get_attribute("#share", "class") == "good"
     ledger = page.locator("#ledger [role=img]").get_attribute("aria-label")
-    assert "functions" in ledger
+    assert "main effects" in ledger
     assert "interactions" in ledger
     assert "left over" in ledger
 
 
+@pytest.mark.parametrize(
+    ("share", "held_out", "kind"),
+    [(0.979, True, "good"), (0.6, True, "doubtful"), (-0.44, True, "bad"), (0.9, False, "good")],
+)
+def test_the_headline_is_coloured_by_its_value(show, classes, tmp_path, share, held_out, kind):
+    error = Finding("error", "worse_than_mean", "red", "worse")
+    note = Finding("note", "economy", "", "slow")
+    state = replace(
+        classes.explainer.health(), explained=(share,) * 3, held_out=held_out,
+        findings=(error, note) if share < 0 else (note,),
+    )  # fmt: skip
+    functions = replace(classes.explainer.functions_, state=state)
+    page = show(report(replace(classes.explanation, explainer=functions), tmp_path / "page.html")).page
+    assert page.get_attribute("#share", "class") == kind
+    assert page.inner_text("#share") == f"{share:.1%}".replace("-", "−")
+    assert ("calibration rows" in page.inner_text("#share-words")) is not held_out
+    codes = page.locator(".finding[data-code]").evaluate_all("all => all.map(e => e.dataset.code)")
+    assert codes[0] == ("worse_than_mean" if share < 0 else "economy")
+
+
 def test_the_strongest_features_come_first(show, mixed, mixed_page):
     page = show(mixed_page, fresh=False).page
-    sizes = np.abs(mixed.explanation.total()[:, :, 0]).mean(0)
-    expected = [mixed.explanation.feature_names[k] for k in np.argsort(-sizes)]
+    expected = list(mixed.explainer.importance()["feature"])
     assert page.locator("#strongest .name").all_inner_texts() == expected
+    assert page.locator("#curves .card h3 .name").all_inner_texts() == expected
 
 
 def test_warnings_of_the_calibration_are_on_the_first_screen(show, tmp_path):
-    import torch
-
-    from nobsp import NObSP
-    from nobsp.page import report
-
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
     X = np.random.default_rng(0).normal(size=(200, 3))
     X[:, 2] = X[:, 1]
     explainer = NObSP(model, features=["one", "two", "copy"], interactions=0).fit(X)
     page = show(report(explainer(np.vstack([X, X[:1] + 9])), tmp_path / "page.html")).page
-    said = " ".join(page.locator(".finding.warning").all_inner_texts())
-    assert "It repeats 'two'" in said
-    assert "1 row of 201 lie outside" in said
+    codes = page.locator(".finding.warning[data-code]").evaluate_all("all => all.map(e => e.dataset.code)")
+    assert {"dependent", "outside"} <= set(codes)
+    assert "1 row of 201" in page.inner_text("[data-code=outside]")
 
 
 @pytest.mark.parametrize("output", [1, 2])
@@ -55,8 +78,8 @@ def test_switching_the_output_switches_everything(show, classes, classes_page, o
     page.fill("#from-row", "3")
     page.click("#load-row")
     expected = classes.explanation.predictions[3, output]
-    assert opened.value("#whatif-account tr.total:last-child") == pytest.approx(expected, abs=1e-6)
-    sizes = np.abs(classes.explanation.values[:, :, output]).mean(0)
+    assert opened.value("#whatif-account tr.total:last-child") == pytest.approx(expected, abs=1e-9)
+    sizes = classes.explainer.functions_.importances["total"][:, output]
     order = [classes.explanation.feature_names[k] for k in np.argsort(-sizes)]
     assert page.locator("#curves .card h3 .name").all_inner_texts() == order
     page.evaluate("document.getElementById('functions').scrollIntoView({behavior: 'instant'})")
@@ -82,11 +105,13 @@ def test_a_curve_is_drawn_with_its_band_and_the_rows(show, classes, classes_page
     )
     over = next(t for t in traces if t["fill"] == "tonexty")
     under = traces[traces.index(over) - 1]
-    table = classes.explainer.curves(101)
-    mine = (table["feature"] == "a") & (table["output"] == "red")
-    assert np.allclose(over["x"], table["x"][mine])
-    assert np.allclose(over["y"], table["upper"][mine], rtol=1e-6, atol=1e-6)
-    assert np.allclose(under["y"], table["lower"][mine], rtol=1e-6, atol=1e-6)
+    functions = classes.explainer.functions_
+    band = TermTable((0,), functions.tables[0].axes, functions.spreads[0])
+    x = np.array(over["x"])
+    away = 1.6448536269514722 * band(Chunk({0: x}, slice(0, len(x))))[:, 0]
+    value = classes.explainer.function("a", output="red")(x)
+    assert np.allclose(over["y"], value + away, rtol=1e-6, atol=1e-6)
+    assert np.allclose(under["y"], value - away, rtol=1e-6, atol=1e-6)
     support = next(t for t in traces if t["type"] == "bar")
     assert sum(support["y"]) == 300
 
@@ -105,7 +130,7 @@ def test_surfaces_are_hidden_where_no_rows_are(show, mixed, mixed_page):
     i, j = int(np.argmin(np.abs(np.array(x)))), int(np.argmin(np.abs(np.array(y))))
     row = mixed.X[:1].copy()
     row[[NASTY, QUOTED]] = [[x[i], y[j]]]
-    assert shown[j, i] == pytest.approx(mixed.compiled(row).values[0, 5, 0], abs=1e-6)
+    assert shown[j, i] == pytest.approx(mixed.compiled(row).values[0, 5, 0], abs=1e-9)
     lines = page.locator(".card", has=page.locator("h3 .name", has_text=f"{RTL} × city")).locator(".chart")
     assert lines.evaluate("e => e.data.length") == 3  # one line a level
     captions = page.locator("#surfaces .axes").all_inner_texts()
@@ -118,25 +143,6 @@ def test_functions_are_found_by_name(show, mixed_page):
     page.fill("#find", "YEA")
     assert page.locator("#curves .card:visible h3 .name").all_inner_texts() == ["year"]
     assert "1 feature found" in page.inner_text("#found")
-
-
-def test_columns_that_are_one_feature_have_a_slider_each_and_a_surface(show, tmp_path):
-    import torch
-
-    from nobsp import NObSP
-    from nobsp.page import report
-
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).double()
-    X = np.random.default_rng(0).normal(size=(200, 3))
-    explainer = NObSP(model, features={"place": [0, 1], "other": 2}, interactions=0).fit(X)
-    opened = show(report(explainer(X), tmp_path / "page.html"))
-    page = opened.page
-    page.evaluate("document.getElementById('functions').scrollIntoView({behavior: 'instant'})")
-    page.wait_for_selector("#feature-0 .main-svg")
-    assert page.evaluate("document.querySelector('#feature-0 .chart').data[0].type") == "heatmap"
-    assert page.locator("#controls").get_by_label("place, column 1", exact=True).count() == 1
-    assert opened.complaints == []
 
 
 # ---------------------------------------------------------------------- rows
@@ -194,7 +200,7 @@ def test_an_opened_row_shows_its_account_and_its_neighbours(show, classes, class
     shown = [float(line.get_attribute("data-value")) for line in page.locator("#row .account tr.term").all()]
     expected = explanation.values[row, :, 0]
     assert np.allclose(shown, expected[np.argsort(-np.abs(expected))], atol=1e-6)
-    assert opened.value("#row tr.left") == pytest.approx(explanation.residual[row, 0], abs=1e-6)
+    assert opened.value("#row tr.left") == pytest.approx(explanation.residual[row, 0], abs=1e-9)
     lines = page.locator("#row table.values tbody tr")
     assert lines.locator("th").all_inner_texts() == [str(i) for i in classes.hits.indices[row]]
     assert lines.locator("td:nth-child(2)").all_inner_texts() == classes.hits.labels[row].tolist()
@@ -209,4 +215,4 @@ def test_a_row_can_be_taken_to_what_if(show, classes, classes_page):
     assert page.evaluate("document.activeElement.id") == "whatif-title"
     assert page.input_value("#from-row") == str(row)
     expected = classes.explanation.predictions[row, 0]
-    assert opened.value("#whatif-account tr.total:last-child") == pytest.approx(expected, abs=1e-6)
+    assert opened.value("#whatif-account tr.total:last-child") == pytest.approx(expected, abs=1e-9)

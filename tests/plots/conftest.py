@@ -53,3 +53,10 @@ def known(table: np.ndarray) -> NObSP:
 def two_outputs(table: np.ndarray) -> NObSP:
     options = {"features": ["age", "income", "rooms"], "output_names": ["price", "risk"]}
     return NObSP(Known(2), interactions=[("age", "income")], **options).fit(table)
+
+
+@pytest.fixture(scope="session")
+def screened(table: np.ndarray) -> NObSP:
+    """The same, which chose its strongest pair itself."""
+    names = ["age", "income", "rooms"]
+    return NObSP(Known(), features=names, output_names=["price"], interactions=1).fit(table)

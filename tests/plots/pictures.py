@@ -11,15 +11,15 @@ from nobsp.tabular import Finding, Health, TermHealth
 from tests.plots.subjects import Known, account, rows_of_known
 
 
-def explainer(outputs=1, **options):
+def explainer(outputs=1, rows=400, **options):
     names, pair = ["age", "income", "rooms"], ("age", "income")
     settled = {"features": names, "interactions": [pair], "output_names": ["price", "risk"][:outputs]}
-    return NObSP(Known(outputs), **settled | options).fit(rows_of_known())
+    return NObSP(Known(outputs), **settled | options).fit(rows_of_known(rows))
 
 
 def curves():
-    # Without the pair and with a strong ridge the bands are wide.
-    rough = explainer(interactions=0, ridge=0.3)
+    # Without the pair and on few rows the bands are wide.
+    rough = explainer(rows=60, interactions=0)
     return plots.curves(rough, truth={"age": np.abs, "rooms": lambda x: x})
 
 
@@ -48,13 +48,17 @@ def interaction():
 
 
 def interaction_matrix():
-    return plots.interaction_matrix(explainer())
+    return plots.interaction_matrix(explainer(interactions=1))
 
 
 def health():
-    terms = [TermHealth((name,), 3, share, 9.0, 5.0, 1e-4) for name, share in (("age", 0.4), ("rooms", 0.004))]
-    warning = Finding("warning", "rooms", "Less than 1% of its spread is its own; the function rests on few rows.")
-    return plots.health(Health((warning,), tuple(terms), (0.97,), 400, 12))
+    terms = tuple(TermHealth((name,), 3, share) for name, share in (("age", 0.4), ("rooms", 0.004)))
+    findings = (
+        Finding("note", "constant", "income", "No term that contains it varies."),
+        Finding("error", "worse_than_mean", "risk", "Held-out R² is -0.100: worse than the mean. Do not use it."),
+        Finding("warning", "dependent", "rooms", "It goes along with 'age': group them as one feature."),
+    )
+    return plots.health(Health(findings, terms, (0.971, -0.1), (0.985, 0.3), 0.02, 400, 12))
 
 
 def images():
@@ -102,13 +106,13 @@ def retrieval_of_a_table():
 PLOTS = {
     curves: ("function", "band", "truth", "baseline", "rows"),
     curves_of_two_outputs: ("function",),
-    importance: ("residual",),
+    importance: ("residual", "main"),
     waterfall: ("residual", "for", "against"),
     beeswarm: ("residual",),
     ledger: ("residual",),
     interaction: ("no rows", "rows"),
     interaction_matrix: ("fitted",),
-    health: ("share", "doubtful"),
+    health: ("share", "inside"),
     cam_grid: ("positive", "negative", "signed"),
     retrieval_panel: (),
     retrieval_of_a_table: ("far",),

@@ -190,9 +190,9 @@ def test_the_scale_is_not_set_by_one_row_far_out(table):
 
 def test_the_strongest_features_come_first_and_the_rest_is_told(known):
     axes = plots.curves(known, max_display=2)
-    table = known.importance()
+    table = known.importance("total")
     assert [ax.get_xlabel() for ax in axes] == list(table["feature"][:2])
-    assert axes[0].figure.get_supxlabel() == "the 2 strongest of 3 functions"
+    assert "2 strongest of 3" in axes[0].figure.get_supxlabel()
 
 
 def test_features_are_drawn_in_the_order_asked_for(known):
@@ -235,19 +235,47 @@ def test_an_explanation_draws_the_functions_behind_it_over_its_own_rows(known, t
 def test_an_explanation_of_one_output_draws_that_one(two_outputs, table):
     ex = two_outputs(table)
     assert len(with_gid(plots.curves(ex, "age"), "function")) == 2
-    assert plots.curves(ex[:, :, "risk"], "age").get_ylabel() == "contribution to risk"
+    assert plots.curves(ex[:, :, "risk"], "age").get_ylabel() == "average effect on risk"
     with pytest.raises(ValueError, match="'price − risk' is none"):
         plots.curves(ex.contrast("price", "risk"))
 
 
-def test_a_compiled_explainer_draws_the_same_functions_without_bands(known, table):
-    compiled = known.compile(tolerance=1e-3)
-    ax = plots.curves(compiled, "age", data=table)
-    x, y = function_of(ax)
-    assert y == pytest.approx(known.function("age")(x), abs=1e-3)
-    assert not with_gid(ax, "band")
-    assert not with_gid(ax, "baseline")
-    assert len(plots.curves(compiled)) == 3
+def drawn_numbers(ax):
+    """What lines and areas show, by their kind."""
+    [band] = with_gid(ax, "band")
+    [baseline] = with_gid(ax, "baseline")
+    return [*function_of(ax), band.get_paths()[0].vertices, baseline.get_xdata()]
+
+
+def test_an_explainer_its_explanation_and_its_compiled_form_draw_the_same(known, table):
+    own = drawn_numbers(plots.curves(known, "age", data=table))
+    for same in (known(table), known.compile()):
+        for mine, theirs in zip(own, drawn_numbers(plots.curves(same, "age", data=table)), strict=True):
+            assert np.array_equal(mine, theirs)
+    assert [ax.get_xlabel() for ax in plots.curves(known.compile())] == [ax.get_xlabel() for ax in plots.curves(known)]
+
+
+class Product(nn.Module):
+    """x1·x2² + x3/2, exactly."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(2, 1, dtype=torch.float64)
+        with torch.no_grad():
+            self.head.weight.copy_(torch.tensor([[1.0, 0.5]]))
+            self.head.bias.zero_()
+
+    def forward(self, x):
+        return self.head(torch.stack([x[:, 0] * x[:, 1] ** 2, x[:, 2]], 1))
+
+
+def test_a_feature_that_acts_only_beside_another_is_drawn_first_with_its_average_slope():
+    X = np.random.default_rng(0).normal(size=(3000, 3))
+    axes = plots.curves(NObSP(Product(), features=["x1", "x2", "x3"]).fit(X))
+    assert axes[0].get_xlabel() == "x1"
+    slopes = {ax.get_xlabel(): np.polyfit(*function_of(ax), 1)[0] for ax in axes}
+    assert slopes["x1"] == pytest.approx(1.0, abs=0.05)
+    assert slopes["x3"] == pytest.approx(0.5, abs=0.02)
 
 
 def test_a_loaded_explainer_draws_its_curves_without_rows(known, tmp_path):
@@ -266,7 +294,7 @@ def test_a_loaded_explainer_draws_its_curves_without_rows(known, tmp_path):
         ({"features": 7}, "feature 7 is out of range"),
         ({"output": "prize"}, "no output 'prize'; there are 'price'"),
         ({"max_display": 0}, "max_display must be a whole number"),
-        ({"data": np.zeros((4, 2))}, "data has 2 columns but the explainer was calibrated on 3"),
+        ({"data": np.zeros((4, 2))}, "2 columns but the explainer was calibrated on 3"),
     ],
 )
 def test_what_is_not_there_is_an_error_that_says_what_is(known, arguments, message):

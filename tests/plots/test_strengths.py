@@ -18,16 +18,15 @@ def swarms_of(ax):
     return [part for part in ax.collections if isinstance(part, PathCollection)]
 
 
-def test_bars_are_mean_sizes_and_diamonds_those_with_interactions(ex):
+def test_bars_are_total_effects_and_diamonds_main_effects(ex):
     ax = plots.importance(ex)
     main = {name: np.abs(ex.values[:, k, 0]).mean() for k, name in enumerate(ex.feature_names)}
     total = dict(zip(ex.feature_names, np.abs(ex.total()[:, :, 0]).mean(0), strict=True))
     names = names_of(ax)
-    assert names == [*sorted(main, key=lambda name: -main[name]), "residual"]
-    widths = [bar.get_width() for bar in ax.patches]
-    assert widths[:4] == pytest.approx([main[name] for name in names[:4]])
-    [diamonds] = [line for line in ax.lines if line.get_gid() == "total"]
-    assert diamonds.get_xdata() == pytest.approx([total[name] for name in names[:4]])
+    assert names == [*sorted(total, key=lambda name: -total[name]), "residual"]
+    assert [bar.get_width() for bar in ax.patches][:4] == pytest.approx([total[name] for name in names[:4]])
+    [diamonds] = [line for line in ax.lines if line.get_gid() == "main"]
+    assert diamonds.get_xdata() == pytest.approx([main[name] for name in names[:4]])
 
 
 def test_the_residual_stands_below_the_features(ex):
@@ -36,14 +35,6 @@ def test_the_residual_stands_below_the_features(ex):
     assert bar.get_width() == pytest.approx(np.abs(ex.residual).mean())
     assert names_of(ax)[-1] == "residual"
     assert "2 strongest of 4 features" in ax.get_title(loc="right")
-
-
-@pytest.mark.parametrize("output", ["price", "risk", "rank"])
-def test_features_have_the_order_of_their_swarms(several, output):
-    swarms = names_of(plots.beeswarm(several, output=output))
-    bars = names_of(plots.importance(several, output=output))
-    assert bars == [name for name in swarms if " × " not in name]
-    assert len(bars) == 5
 
 
 def test_a_feature_that_acts_only_with_another_is_not_left_out(ex):
@@ -55,7 +46,7 @@ def test_a_feature_that_acts_only_with_another_is_not_left_out(ex):
 
 def test_without_interactions_there_are_no_diamonds(ex):
     ax = plots.importance(ex[:, ["age", "income", "city", "noise"]])
-    assert not [line for line in ax.lines if line.get_gid() == "total"]
+    assert not [line for line in ax.lines if line.get_gid() == "main"]
     assert ax.get_legend() is None
 
 
@@ -81,16 +72,26 @@ def test_more_outputs_than_can_be_told_apart_are_summed(ex):
     assert ax.patches[0].get_width() == pytest.approx(12 * plots.importance(ex).patches[0].get_width())
 
 
-def test_an_explainer_is_measured_on_its_calibration_rows(two_outputs):
-    ax = plots.importance(two_outputs, output="risk")
-    table = two_outputs.importance("main")
+def test_an_explainer_is_measured_on_its_calibration_rows_with_the_network_or_without(two_outputs):
+    table = two_outputs.importance("total")
     expected = {
         name: size
         for name, output, size in zip(table["feature"], table["output"], table["importance"], strict=True)
         if output == "risk"
     }
-    names = names_of(ax)
-    assert [bar.get_width() for bar in ax.patches] == pytest.approx([expected[name] for name in names])
+    for what in (two_outputs, two_outputs.compile()):
+        ax = plots.importance(what, output="risk")
+        assert [bar.get_width() for bar in ax.patches] == pytest.approx([expected[name] for name in names_of(ax)])
+
+
+def test_rows_that_could_not_be_run_are_left_aside(ex):
+    values, residual = ex.values.copy(), ex.residual.copy()
+    values[3, 0], residual[3] = np.nan, np.nan
+    gaps, others = replace(ex, values=values, residual=residual), ex[[k for k in range(len(ex)) if k != 3]]
+    for plot in (plots.importance, plots.ledger):
+        widths, expected = ([bar.get_width() for bar in plot(what).patches] for what in (gaps, others))
+        assert widths == pytest.approx(expected)
+    assert names_of(plots.beeswarm(gaps))[-1] == "residual"
 
 
 # ---------------------------------------------------------------------- swarms

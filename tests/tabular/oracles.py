@@ -7,7 +7,6 @@ from itertools import combinations
 
 import numpy as np
 import torch
-from sklearn.linear_model import Ridge
 
 from tests.tabular.nets import Codes, Net
 
@@ -108,31 +107,25 @@ class Published:
 # ---------------------------------------------------------------------- all terms at once
 
 
-class Terms:
-    """One ridge regression on the pure representations of all terms, side by side and uncompressed."""
+class Background:
+    """Representations averaged over background rows, by brute force; the network is a double-precision `Net`."""
 
-    def __init__(self, network: Network, X: Array, terms: Sequence[Subset], ridge: float) -> None:
-        self.network, self.terms, self.ridge = network, list(terms), ridge
-        self.rows = [network.pure(term, X) for term in terms]
-        stacked = np.hstack([centred(rows) for rows in self.rows])
-        y = centred(network.logits(X))
-        if ridge:
-            fit = Ridge(alpha=ridge, fit_intercept=False, solver="svd").fit(stacked, y)
-            coefficients = np.atleast_2d(fit.coef_).T.reshape(stacked.shape[1], -1)
-        else:
-            coefficients = np.linalg.lstsq(stacked, y, rcond=1e-12)[0]
-        self.residual = y - stacked @ coefficients
-        self.trace = float((stacked**2).sum())
-        self.sizes = [float(np.linalg.norm(centred(rows), 2)) for rows in self.rows]
-        self.coefficients = np.split(coefficients, len(self.terms))
+    def __init__(self, net: Net, background: Array) -> None:
+        self.network, self.rows = Network(net, background[0]), np.asarray(background, dtype=np.float64)
+        self.weight = self.network.weight.T
 
-    def values(self, X: Array) -> Array:
-        """Contributions, shape (rows, terms, outputs)."""
-        parts = [
-            (self.network.pure(term, X) - rows.mean(0)) @ beta
-            for term, rows, beta in zip(self.terms, self.rows, self.coefficients, strict=True)
-        ]
-        return np.stack(parts, axis=1)
+    def mean(self, term: Subset, points: Array) -> Array:
+        """z̄_S at rows of values of the term's columns: 1/K Σ_i z(x_S, b_i outside S)."""
+        found = []
+        for point in np.atleast_2d(points):
+            rows = self.rows.copy()
+            rows[:, list(term)] = point
+            found.append(self.network.z(rows).mean(0))
+        return np.array(found)
+
+
+def share_explained(residual: Array, outputs: Array) -> Array:
+    return 1 - (residual**2).mean(0) / outputs.var(0)
 
 
 def error(found: Array, expected: Array, spread: Array) -> float:

@@ -23,7 +23,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from nobsp import NObSP
+from nobsp import Local, NObSP, Ranks
 from tests.tabular.nets import net, table
 from tests.tolerances import COEFFICIENTS, CONTRIBUTIONS, assert_same_to_rounding
 
@@ -62,6 +62,10 @@ def city_model() -> Any:
 Case = Callable[[int], tuple[Any, dict[str, Any], list[Any], Any]]
 
 
+# Sums that are kept on the way: those of Algorithm 1.
+RESUMED: dict[str, Any] = {"reference": "complement", "interactions": [["x0", "x1"]]}
+
+
 def _plain(size: int, *, hollow: bool = False, **options: Any) -> tuple[Any, dict[str, Any], list[Any], Any]:
     X = table("silu", 500)
     X[:, 4] = np.round(X[:, 4])
@@ -91,14 +95,14 @@ def _mixed(size: int) -> tuple[Any, dict[str, Any], list[Any], Any]:
 
 
 def _frame(size: int) -> tuple[Any, dict[str, Any], list[Any], Any]:
-    return city_model(), {"interactions": 0}, cut(city_table(), size), city_table()
+    return city_model(), {"interactions": [["age", "pay"]]}, cut(city_table(), size), city_table()
 
 
 def _more_than_the_sample(size: int) -> tuple[Any, dict[str, Any], list[Any], Any]:
     """Bases come from another sample here, which a wide network would feel; this one has all directions."""
     X = table("tanh", 20_000, columns=3)
     shards = [X[:11_000], X[11_000:], X[:0]][:size]
-    return net("tanh", columns=3, width=4), {"interactions": 0}, shards, X
+    return net("tanh", columns=3, width=4), {"reference": "complement", "interactions": 0}, shards, X
 
 
 CASES: dict[str, Case] = {
@@ -158,18 +162,23 @@ class Failing:
 def numbers(explainer: NObSP) -> dict[str, Tensor]:
     """Everything a calibration comes to, as tensors."""
     fitted = explainer._fitted
-    solution, plan, summary = fitted.solution, fitted.plan, fitted.summary
+    estimate, summary = fitted.estimate, fitted.summary
     found = {
-        "base": solution.base,
-        "baseline": plan.isolation.baseline,
+        "base": torch.from_numpy(explainer.base_values_),
+        "baseline": torch.from_numpy(explainer.baseline_),
         "minimum": summary.minimum,
         "maximum": summary.maximum,
         "rows": torch.tensor([summary.rows]),
-        "explained": torch.from_numpy(fitted.explained),
-        "terms": torch.tensor([term + (-1,) * (3 - len(term)) for term in plan.terms]),
+        "explained": torch.from_numpy(explainer.explained_),
+        "terms": torch.tensor([term + (-1,) * (3 - len(term)) for term in estimate.terms]),
     }
-    for term in plan.terms:
-        found[f"matrix {term}"], found[f"offset {term}"] = solution.matrices[term], solution.offsets[term]
+    if estimate.published is not None:
+        solution = estimate.published.solution
+        for term in estimate.terms:
+            found[f"matrix {term}"], found[f"offset {term}"] = solution.matrices[term], solution.offsets[term]
+    else:
+        for one in explainer.functions_.tables:
+            found[f"matrix {one.features}"] = torch.from_numpy(one.values)
     for feature, (values, counts) in summary.levels.items():
         found[f"levels {feature}"], found[f"counts {feature}"] = values, counts.double()
     return {name: tensor.contiguous() for name, tensor in found.items()}
@@ -211,20 +220,20 @@ def main(task: str, rank: int, size: int, folder: Path) -> None:
         NObSP(model, **options).fit(shards[rank])
         # Ranks that do not want to need not.
         if rank == 0:
-            NObSP(model, **options).fit(shards[rank], distributed=False)
+            NObSP(model, **options).fit(shards[rank], engine=Local())
     if task == "resumed":
-        model, options, shards, _ = _plain(size, interactions=[["x0", "x1"]])
+        model, options, shards, _ = _plain(size, **RESUMED)
         explainer, parts = NObSP(model, **options, batch_size=20), batches(shards[rank])
-        path = folder / "under way"
+        engine = Ranks(checkpoint=folder / "under way", every=0)
         try:
-            explainer.fit(Failing(parts, at=2 if rank == 0 else None), checkpoint=path, checkpoint_every=0)
+            explainer.fit(Failing(parts, at=2 if rank == 0 else None), engine=engine)
         except (OSError, RuntimeError) as failure:
             held = sorted(file.name for file in folder.glob("under way*"))
             (folder / f"resumed-{rank}.txt").write_text(f"{failure}\n{held}")
         if rank == size - 1:  # its machine is gone, and its file with it
-            (folder / f"under way.rank-{rank}-of-{size}").unlink()
+            (folder / f"under way.rank-{rank}-of-{size}").unlink(missing_ok=True)
         dist.barrier()
-        explainer.fit(Failing(parts, at=None), checkpoint=path, checkpoint_every=0)
+        explainer.fit(Failing(parts, at=None), engine=engine)
         safetensors.torch.save_file(numbers(explainer), folder / f"resumed-{rank}.safetensors")
     if task == "killed":
         model, options, shards, _ = _plain(size, interactions=0, baseline="zero")

@@ -1,6 +1,7 @@
 """Mistakes are caught, named after the argument, and cost nothing that was there before."""
 
 import copy
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -17,9 +18,9 @@ from tests.tolerances import CONTRIBUTIONS, SINGLE, assert_same_to_rounding
 NAMES = ["a", "b", "c"]
 
 
-def make_net(columns=3, outputs=2):
+def make_net(columns=3, outputs=2, seed=0):
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(columns, 12), nn.ReLU(), nn.Linear(12, outputs))
 
 
@@ -51,11 +52,10 @@ def spoiled(table, value, kind="pandas"):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", ["pandas", "polars", "numpy", "torch"])
-def test_gaps_and_infinities_name_row_and_column(net, explainer, table, value, kind):
+def test_gaps_and_infinities_in_calibration_rows_name_row_and_column(net, table, value, kind):
     place = r"row 7, column (1|'b'); remove or impute"
-    for use in (NObSP(net).fit, explainer, explainer.health):
-        with pytest.raises(ValueError, match=f"X is (missing|NaN|infinite) in {place}"):
-            use(spoiled(table, value, kind))
+    with pytest.raises(ValueError, match=f"X is (missing|NaN|infinite) in {place}"):
+        NObSP(net).fit(spoiled(table, value, kind))
 
 
 def test_gaps_in_later_batches_count_rows_from_the_start(net, table):
@@ -121,9 +121,8 @@ def test_another_number_of_columns(net, explainer, table, columns):
         nameless(X)
 
 
-def test_labels_passed_by_mistake(net, table):
-    with pytest.raises(TypeError, match=r"fit takes no labels.*Call fit\(X\)"):
-        NObSP(net).fit(table, np.zeros(80))
+def test_labels_are_ignored_beside_the_table_and_an_error_in_it(net, table):
+    assert NObSP(net, interactions=0).fit(table, np.zeros(80)).n_features_in_ == 3
     with pytest.raises(ValueError, match="model cannot take rows with 4 columns"):
         NObSP(net).fit(table.assign(label=0))
 
@@ -132,7 +131,9 @@ def test_one_row_is_not_enough_and_two_are(net, table):
     for reference in ("terms", "complement"):
         with pytest.raises(ValueError, match="X has 1 row; calibration needs at least two"):
             NObSP(net, reference=reference).fit(table[:1])
-        ex = NObSP(net, reference=reference).fit(table[:2])(table[:5])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # held-out R² of two rows is what it is
+            ex = NObSP(net, reference=reference).fit(table[:2])(table[:5])
         assert np.allclose(ex.base_values + ex.values.sum(1) + ex.residual, ex.predictions, atol=CONTRIBUTIONS)
 
 
@@ -150,19 +151,6 @@ def coded():
         net = nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(6, 1))
     codes = torch.randint(0, 4, (90, 2), generator=torch.Generator().manual_seed(0))
     return NObSP(net, features=["city", "job"]).fit(codes)
-
-
-def test_categories_unseen_in_calibration_name_row_and_level(coded):
-    rows = torch.zeros(50, 2, dtype=torch.int64)
-    rows[33, 1] = 5
-    with pytest.raises(ValueError, match=r"row 33, has a level of 'job' that calibration did not see \(5\)"):
-        coded(rows)
-    with pytest.raises(ValueError, match="row 33"):
-        coded.set_params(batch_size=8)(rows)
-    with pytest.raises(ValueError, match="level of 'city' that calibration did not see"):
-        coded.function("city")([5])
-    with pytest.raises(ValueError, match="level of 'city' that calibration did not see"):
-        coded.function("city")([0.5])
 
 
 class ManyCodes(nn.Module):
@@ -186,12 +174,9 @@ def test_codes_are_known_one_by_one_however_many(kind):
     X = np.column_stack([codes, rng.normal(size=len(codes))]).astype(kind)
     explainer = NObSP(net, features=["city", "age"], interactions=0).fit(X)
     assert explainer.baseline_[0] == 77
-    explainer(X)
+    assert not explainer(X).outside[:, 0].any()
     for unseen in (10.5, 123):
-        with pytest.raises(ValueError, match="row 1, has a level of 'city' that calibration did not see"):
-            explainer(np.array([[5, 0.0], [unseen, 0.0]], dtype=kind))
-        with pytest.raises(ValueError, match="level of 'city' that calibration did not see"):
-            explainer.function("city")([unseen])
+        assert explainer(np.array([[5, 0.0], [unseen, 0.0]], dtype=kind)).outside[:, 0].tolist() == [False, True]
 
 
 def test_grouped_codes_with_many_combinations_are_known_column_by_column():
@@ -200,9 +185,8 @@ def test_grouped_codes_with_many_combinations_are_known_column_by_column():
         net = nn.Sequential(nn.Embedding(60, 3), nn.Flatten(), nn.Linear(6, 1))
     codes = torch.randint(0, 50, (3000, 2), generator=torch.Generator().manual_seed(0))
     explainer = NObSP(net, features={"place": [0, 1]}, interactions=0).fit(codes)
-    explainer(codes[:5])
-    with pytest.raises(ValueError, match="level of 'place' that calibration did not see"):
-        explainer(torch.tensor([[3, 55]]))
+    assert not explainer(codes[:5]).outside.any()
+    assert explainer(torch.tensor([[3, 55]])).outside.all()
 
 
 def test_codes_too_far_apart_to_be_counted_are_said_so():
@@ -230,8 +214,7 @@ def test_a_wide_one_hot_group_has_its_most_frequent_level_as_baseline():
     assert explainer.baseline_[:300].tolist() == np.eye(300)[42].tolist()
     twice = X[:1].copy()
     twice[0, :2] = 1
-    with pytest.raises(ValueError, match="level of 'city' that calibration did not see"):
-        explainer(twice)
+    assert explainer(twice).outside.tolist() == [[True, False]]
 
 
 def test_new_combinations_of_many_switches_are_explained():
@@ -241,9 +224,9 @@ def test_new_combinations_of_many_switches_are_explained():
         net = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 1))
     explainer = NObSP(net, features={"switches": range(20)}, interactions=0).fit(switches[:1000])
     assert set(explainer.baseline_) <= {0.0, 1.0}
-    assert len(explainer(switches[1000:])) == 1000
-    with pytest.raises(ValueError, match="level of 'switches' that calibration did not see"):
-        explainer(np.full((1, 20), 0.5))
+    fresh = explainer(switches[1000:])
+    assert np.isfinite(fresh.values).all()
+    assert (np.abs(fresh.residual) < 1e-5).all()
 
 
 def test_codes_have_no_mean(coded):
@@ -362,11 +345,10 @@ def test_more_pairs_than_there_are_means_all_of_them(net, table):
         lambda e, t: e.fit(spoiled(t, np.nan)),
         lambda e, t: e.fit(t.assign(label=0)),
         lambda e, t: e.fit(t[:1]),
-        lambda e, t: e.fit(t, np.zeros(80)),
         lambda e, t: e.set_params(ridge=-1).fit(t),
         lambda e, t: e.set_params(output_names=["one"]).fit(t),
         lambda e, t: e.set_params(baseline=[1]).fit(t),
-        lambda e, t: e.merge(NObSP(make_net()).fit(t)),
+        lambda e, t: e.merge(NObSP(make_net(seed=1)).fit(t)),
     ],
 )
 def test_a_failed_fit_or_merge_leaves_the_calibration_usable(net, table, mistake):

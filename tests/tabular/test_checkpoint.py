@@ -13,11 +13,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from nobsp import NObSP
+from nobsp import Local, NObSP
 from tests.tabular import interrupted
 from tests.tabular.nets import Counted, net, table
-from tests.tabular.ranks import Failing, assert_same_numbers, numbers
-from tests.tolerances import assert_same_to_rounding
+from tests.tabular.ranks import Failing, numbers
 
 
 def pieces(X: np.ndarray) -> list[np.ndarray]:
@@ -29,15 +28,22 @@ def whole(X: np.ndarray) -> Failing:
     return Failing(pieces(X), at=None)
 
 
-def interrupt(explainer: NObSP, X: np.ndarray, path: Path, *, at: int = 6, passes: int = 2, **options: Any) -> None:
+def interrupt(
+    explainer: NObSP, X: np.ndarray, path: Path, *, at: int = 6, passes: int = 2, every: float = 0, **options: Any
+) -> None:
     """Calibrates until the disk fails."""
     with pytest.raises(OSError, match="the disk is gone"):
-        explainer.fit(Failing(pieces(X), at=at, passes=passes), checkpoint=path, **{"checkpoint_every": 0, **options})
+        explainer.fit(Failing(pieces(X), at=at, passes=passes), engine=Local(path, every), **options)
     assert path.is_file()
 
 
-def assert_same(found: NObSP, expected: NObSP) -> None:
-    assert_same_numbers(numbers(found), numbers(expected))
+def assert_same(found: dict[str, torch.Tensor] | NObSP, expected: NObSP) -> None:
+    """Equal up to the rounding of a solve: rows were added in the same batches, and read back as they were."""
+    a, b = numbers(found) if isinstance(found, NObSP) else found, numbers(expected)
+    assert a.keys() == b.keys()
+    scale = max(float(value.abs().max()) for key, value in b.items() if key.startswith("matrix"))
+    for key, value in b.items():
+        np.testing.assert_allclose(a[key], value, rtol=1e-9, atol=1e-9 * max(scale, 1.0), err_msg=key)
 
 
 # ---------------------------------------------------------------------- going on
@@ -50,13 +56,12 @@ def test_a_killed_calibration_goes_on_and_ends_as_if_it_had_not_been(case: str, 
     path = os.pathsep.join(p or "." for p in sys.path)
     subprocess.run(
         [sys.executable, "-m", "tests.tabular.interrupted", case, str(tmp_path), str(every), "5", "7"],
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         check=True,
-        timeout=600,
+        timeout=120,
     )
     found = safetensors.torch.load_file(tmp_path / "found")
-    expected = numbers(interrupted.calibrated(case, 0.0))
-    assert_same_numbers(found, expected)
+    assert_same(found, interrupted.calibrate(case, 0.0))
     killed = int((tmp_path / "killed").read_text())
     assert killed > 0
     if every == 0:
@@ -64,17 +69,16 @@ def test_a_killed_calibration_goes_on_and_ends_as_if_it_had_not_been(case: str, 
     assert sorted(file.name for file in tmp_path.iterdir()) == ["found", "killed", "log"]
 
 
-@pytest.mark.parametrize("reference", ["terms", "complement"])
-def test_rows_that_were_added_up_do_not_go_through_the_network_again(reference: str, tmp_path: Path) -> None:
+def test_rows_that_were_added_up_do_not_go_through_the_network_again(tmp_path: Path) -> None:
     model, X, path = Counted(net("relu")), table("relu", 500), tmp_path / "under way"
-    explainer = NObSP(model, reference=reference, interactions=0)
-    expected = NObSP(model, reference=reference, interactions=0)
+    explainer = NObSP(model, reference="complement", interactions=0)
+    expected = NObSP(model, reference="complement", interactions=0)
     model.forget()
     expected.fit(whole(X))
     in_full = model.rows
     interrupt(explainer, X, path, at=9)
     model.forget()
-    explainer.fit(whole(X), checkpoint=path)
+    explainer.fit(whole(X), engine=Local(path))
     assert_same(explainer, expected)
     # What is left: one batch of ten, no plan; the head is found again, and the result measured, as ever.
     assert model.rows < 0.65 * in_full
@@ -83,34 +87,40 @@ def test_rows_that_were_added_up_do_not_go_through_the_network_again(reference: 
 def test_the_automatic_choice_of_pairs_is_kept(tmp_path: Path) -> None:
     model, X, path = net("gelu", columns=4), table("gelu", 600, columns=4), tmp_path / "under way"
     explainer, expected = NObSP(model), NObSP(model).fit(whole(X))
-    interrupt(explainer, X, path)
-    explainer.fit(whole(X), checkpoint=path)
+    interrupt(explainer, X, path, passes=1)
+    explainer.fit(whole(X), engine=Local(path))
     assert len(expected.terms_) > 4
     assert_same(explainer, expected)
     strengths = expected.interaction_strengths()["strength"]
-    assert_same_to_rounding(explainer.interaction_strengths()["strength"], strengths)
+    np.testing.assert_array_equal(explainer.interaction_strengths()["strength"], strengths)
 
 
 def test_a_calibration_like_another_goes_on_too(tmp_path: Path) -> None:
     model, X, path = net("relu"), table("relu", 600), tmp_path / "under way"
-    first = NObSP(model, interactions=0).fit(table("relu", 100, seed=3))
-    explainer, expected = NObSP(model, interactions=0), NObSP(model, interactions=0).fit(whole(X), like=first)
+    first = NObSP(model, reference="complement", interactions=0).fit(table("relu", 100, seed=3))
+    explainer, expected = (
+        NObSP(model, reference="complement", interactions=0),
+        NObSP(model, reference="complement", interactions=0).fit(whole(X), like=first),
+    )
     interrupt(explainer, X, path, passes=1, like=first)
-    assert_same(explainer.fit(whole(X), checkpoint=path, like=first), expected)
+    assert_same(explainer.fit(whole(X), engine=Local(path), like=first), expected)
 
 
 def test_the_file_is_gone_when_the_calibration_is_done(tmp_path: Path) -> None:
     X, path = table("relu", 300), tmp_path / "under way"
-    found = NObSP(net("relu"), interactions=0).fit(X, checkpoint=path, checkpoint_every=0)
+    found = NObSP(net("relu"), reference="complement", interactions=0).fit(X, engine=Local(path, 0))
     assert not list(tmp_path.iterdir())
-    assert_same(found, NObSP(net("relu"), interactions=0).fit(X))
+    assert_same(found, NObSP(net("relu"), reference="complement", interactions=0).fit(X))
 
 
 def test_the_plan_is_kept_before_any_row_is_added_up(tmp_path: Path) -> None:
     X, path = table("relu", 600), tmp_path / "under way"
-    explainer = NObSP(net("relu"), interactions=0)
-    interrupt(explainer, X, path, at=1, checkpoint_every=1e9)
-    assert_same(explainer.fit(whole(X), checkpoint=path), NObSP(net("relu"), interactions=0).fit(whole(X)))
+    explainer = NObSP(net("relu"), reference="complement", interactions=0)
+    interrupt(explainer, X, path, at=1, every=1e9)
+    assert_same(
+        explainer.fit(whole(X), engine=Local(path)),
+        NObSP(net("relu"), reference="complement", interactions=0).fit(whole(X)),
+    )
 
 
 def test_what_a_killed_process_had_begun_to_write_is_swept_up_and_nothing_else(tmp_path: Path) -> None:
@@ -119,7 +129,7 @@ def test_what_a_killed_process_had_begun_to_write_is_swept_up_and_nothing_else(t
     for name in ("under way.0123456789abcdef.part", *others):
         (tmp_path / name).mkdir()
         (tmp_path / name / ".tmpBegun").touch()
-    NObSP(net("relu"), interactions=0).fit(table("relu", 300), checkpoint=path)
+    NObSP(net("relu"), reference="complement", interactions=0).fit(table("relu", 300), engine=Local(path))
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(others)
 
 
@@ -129,16 +139,18 @@ def test_what_a_killed_process_had_begun_to_write_is_swept_up_and_nothing_else(t
 @pytest.fixture
 def begun(tmp_path: Path) -> tuple[Path, np.ndarray]:
     X, path = table("relu", 600), tmp_path / "under way"
-    interrupt(NObSP(net("relu"), interactions=0), X, path)
+    interrupt(NObSP(net("relu"), reference="complement", interactions=0), X, path)
     return path, X
 
 
 def refuse(begun: tuple[Path, np.ndarray], match: str, data: Any = None, *, model: Any = None, **options: Any) -> None:
     path, X = begun
     before = path.read_bytes()
-    explainer = NObSP(net("relu") if model is None else model, **{"interactions": 0, **options})
+    explainer = NObSP(
+        net("relu") if model is None else model, **{"reference": "complement", "interactions": 0, **options}
+    )
     with pytest.raises(ValueError, match=match):
-        explainer.fit(whole(X) if data is None else data, checkpoint=path)
+        explainer.fit(whole(X) if data is None else data, engine=Local(path))
     assert not hasattr(explainer, "_fit")
     assert path.read_bytes() == before
 
@@ -151,8 +163,8 @@ def test_another_model_is_refused(begun: tuple[Path, np.ndarray]) -> None:
     "options",
     [
         {"ridge": 1e-3},
-        {"ridge": 1e-4, "ridge_scale": "absolute"},
-        {"reference": "complement"},
+        {"ridge": 1e-3, "ridge_scale": "absolute"},
+        {"reference": "terms"},
         {"baseline": "median"},
         {"interactions": 1},
         {"batch_size": 25},
@@ -176,37 +188,36 @@ def test_other_rows_are_refused(change: str, begun: tuple[Path, np.ndarray]) -> 
     rows = whole(X)
     if change == "batches":
         rows.parts = [X[i : i + 60] for i in range(0, 600, 60)]
-    refuse(begun, "differs", rows)
+    refuse(begun, "cannot be resumed", rows)
 
 
 def test_another_number_of_rows_is_refused(tmp_path: Path) -> None:
-    """Known before anything is read, where the data knows it."""
     X, path = table("relu", 600), tmp_path / "under way"
-    explainer = NObSP(net("relu"), interactions=0)
+    explainer = NObSP(net("relu"), reference="complement", interactions=0)
     explainer.fit(X)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("nobsp.tabular.checkpoint.Checkpoint.remove", lambda self: None)
-        explainer.fit(X, checkpoint=path)
-    with pytest.raises(ValueError, match="the number of rows differs"):
-        NObSP(net("relu"), interactions=0).fit(X[:599], checkpoint=path)
+        patched.setattr("nobsp.calibration.checkpoint.Checkpoint.remove", lambda self: None)
+        explainer.fit(X, engine=Local(path))
+    with pytest.raises(ValueError, match="cannot be resumed"):
+        NObSP(net("relu"), reference="complement", interactions=0).fit(X[:599], engine=Local(path))
 
 
 @pytest.mark.parametrize("change", ["held", "fewer"])
 def test_other_rows_are_refused_where_they_are_read_once(change: str, tmp_path: Path) -> None:
     X, path = table("relu", 20_000), tmp_path / "under way"
     parts = [X[start : start + 2000] for start in range(0, len(X), 2000)]
-    explainer = NObSP(net("relu"), interactions=0, baseline="zero")
+    explainer = NObSP(net("relu"), reference="complement", interactions=0, baseline="zero")
     with pytest.raises(OSError, match="the disk is gone"):
-        explainer.fit(iter(Failing(parts, at=9, passes=1)), checkpoint=path, checkpoint_every=0)
+        explainer.fit(iter(Failing(parts, at=9, passes=1)), engine=Local(path, 0))
     X[2120, 1] += 1e-9 if change == "held" else 0
-    with pytest.raises(ValueError, match="holds 18000 rows that are not the first ones of X"):
-        explainer.fit(iter(parts[:4] if change == "fewer" else parts), checkpoint=path)
+    with pytest.raises(ValueError, match="18000 rows that are not the first ones"):
+        explainer.fit(iter(parts[:4] if change == "fewer" else parts), engine=Local(path))
 
 
 @pytest.mark.parametrize("length", [0, 7, 500, -1])
 def test_a_truncated_file_is_refused(length: int, begun: tuple[Path, np.ndarray]) -> None:
     begun[0].write_bytes(begun[0].read_bytes()[:length])
-    refuse(begun, "cannot be gone on with: .*damaged")
+    refuse(begun, "cannot be resumed: .*damaged")
 
 
 @pytest.mark.parametrize("kind", ["text", "explainer"])
@@ -216,15 +227,17 @@ def test_a_file_of_another_kind_is_refused(kind: str, begun: tuple[Path, np.ndar
         path.write_text("a shopping list\n" * 20)
     else:
         safetensors.torch.save_file({"eggs": torch.ones(6)}, path)
-    refuse(begun, "cannot be gone on with")
+    refuse(begun, "cannot be resumed")
 
 
 def test_a_folder_that_does_not_exist_is_an_error_before_the_work(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"checkpoint is in .*create it first"):
-        NObSP(net("relu"), interactions=0).fit(table("relu", 300), checkpoint=tmp_path / "nowhere" / "under way")
+        NObSP(net("relu"), reference="complement", interactions=0).fit(
+            table("relu", 300), engine=Local(tmp_path / "nowhere" / "under way")
+        )
 
 
 @pytest.mark.parametrize("every", [-1.0, float("nan"), float("inf"), "60", True])
 def test_an_interval_that_is_none_is_an_error(every: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="checkpoint_every must be a number of seconds"):
-        NObSP(net("relu")).fit(table("relu", 300), checkpoint=tmp_path / "under way", checkpoint_every=every)
+    with pytest.raises(ValueError, match="every must be a number of seconds"):
+        Local(tmp_path / "under way", every)

@@ -73,9 +73,10 @@ def test_names_given_for_an_array_match_a_frame_later(net, table):
 
 
 def test_a_shard_in_other_column_order_is_matched_to_the_first(net, table, kind):
-    first = NObSP(net).fit(kind(table[:100]))
-    straight = NObSP(net).fit(kind(table[100:]), like=first)
-    turned = NObSP(net).fit(kind(table[100:][NAMES[::-1]]), like=first)
+    given = {"reference": "complement", "interactions": 0}
+    first = NObSP(net, **given).fit(kind(table[:100]))
+    straight = NObSP(net, **given).fit(kind(table[100:]), like=first)
+    turned = NObSP(net, **given).fit(kind(table[100:][NAMES[::-1]]), like=first)
     assert_same_to_rounding(straight(table).values, turned(table).values, within=SINGLE)
 
 
@@ -93,11 +94,10 @@ def test_other_columns_are_named_with_close_matches(net, table, kind, change, sa
         explainer(kind(change(table)))
 
 
-def test_tables_are_of_the_callers_kind(net, table, kind):
-    frame = kind(table)
-    explainer = NObSP(net).fit(frame)
+def test_tables_are_frames_whatever_was_calibrated_on(net, table, kind):
+    explainer = NObSP(net, interactions=1).fit(kind(table))
     curves, importance, pairs = explainer.curves(5), explainer.importance(), explainer.interaction_strengths()
-    assert type(curves) is type(importance) is type(pairs) is type(frame)
+    assert type(curves) is type(importance) is type(pairs) is pd.DataFrame
     assert list(curves.columns) == ["feature", "output", "x", "level", "value", "lower", "upper"]
     assert list(importance.columns) == ["feature", "output", "importance"]
     assert list(pairs.columns) == ["first", "second", "strength", "fitted"]
@@ -105,24 +105,16 @@ def test_tables_are_of_the_callers_kind(net, table, kind):
     assert len(pairs) == 3
 
 
-def test_arrays_get_dictionaries_of_arrays(net, table):
-    explainer = NObSP(net).fit(table.to_numpy())
-    for found in (explainer.curves(5), explainer.importance(), explainer.interaction_strengths()):
-        assert isinstance(found, dict)
-        assert all(isinstance(column, np.ndarray) for column in found.values())
-        assert len({len(column) for column in found.values()}) == 1
-
-
 def test_importance_is_sorted_and_is_the_mean_size(net, table):
     explainer = NObSP(net, interactions=1).fit(table)
     ex = explainer(table)
-    main = explainer.importance()
+    main = explainer.importance("main")
     sums = main.groupby("feature", sort=False)["importance"].sum()
     assert (sums.diff().dropna() <= 0).all()
     expected = np.abs(ex.values[:, NAMES.index("age"), 1]).mean()
     row = main.query("feature == 'age' and output == 'output 1'")["importance"].item()
     assert row == pytest.approx(expected, rel=1e-9)
-    total = explainer.importance("total").query("feature == 'age' and output == 'output 1'")["importance"].item()
+    total = explainer.importance().query("feature == 'age' and output == 'output 1'")["importance"].item()
     assert total == pytest.approx(np.abs(ex.total()[:, 0, 1]).mean(), rel=1e-9)
 
 
@@ -149,8 +141,8 @@ def test_groups_by_name_or_position(net, table, kind, groups):
 
 
 def test_a_group_is_fitted_jointly_not_summed(net, table):
-    grouped = NObSP(net, features={"who": [0, 2], "money": 1}).fit(table)(table)
-    apart = NObSP(net).fit(table)(table)
+    grouped = NObSP(net, features={"who": [0, 2], "money": 1}, interactions=0).fit(table)(table)
+    apart = NObSP(net, interactions=0).fit(table)(table)
     summed = apart.values[:, [0, 2]].sum(1)
     assert not np.allclose(grouped.values[:, 0], summed, atol=1e-3)
     assert (grouped.explained() > apart.explained()).all()
@@ -207,7 +199,7 @@ def test_one_hot_groups_take_their_most_frequent_level(net):
     level = rng.choice(2, p=[0.3, 0.7], size=120)
     table = pd.DataFrame({"oslo": level == 0, "rome": level == 1, "age": rng.normal(size=120)}).astype(float)
     features = {"city": ["oslo", "rome"], "age": "age"}
-    for baseline in ("mean", "median", "mode"):
+    for baseline in ("mean", "median", {"city": "mode"}):
         assert baseline_of(net, table, baseline, features=features)[:2].tolist() == [0, 1]
     assert baseline_of(net, table, {"city": [1, 0]}, features=features)[:2].tolist() == [1, 0]
 

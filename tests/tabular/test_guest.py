@@ -89,7 +89,8 @@ def test_the_model_is_untouched_by_everything(kind: str, reference: str) -> None
         explainer.interaction_strengths()
         explainer.health(X)
         explainer.importance("total")
-        explainer.merge(clone(explainer).fit(X, like=explainer))
+        like = explainer if reference == "complement" else None
+        explainer.merge(clone(explainer).fit(X, like=like))
 
 
 class Poisoned:
@@ -145,8 +146,8 @@ def test_the_model_is_untouched_when_explaining_fails() -> None:
     model = used(net("batchnorm"))
     explainer = NObSP(model, interactions=0).fit(table("batchnorm", 200))
     bad = table("batchnorm", 20)
-    bad[7, 1] = np.inf
-    with untouched(model), pytest.raises(ValueError, match="infinite in row 7"):
+    bad[:, 1] = np.inf
+    with untouched(model), pytest.raises(ValueError, match="no finite value in column"):
         explainer(bad)
 
 

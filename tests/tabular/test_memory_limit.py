@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nobsp import NObSP
-from nobsp.tabular import calibration
-from nobsp.tabular.memory import bytes_of
+from nobsp import Local, NObSP
+from nobsp.calibration.local import parse_bytes
+from nobsp.tabular import algorithm1
 from tests.tabular.nets import Passes, net, table
 from tests.tabular.test_merge_and_stream import assert_same, pieces
-from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
 
 # Five features of a network of width 12 have sums of at most (12 + 12 + 2)² numbers each, and bases of 12².
 LARGEST, BASES = 8 * (12 + 12 + 2) ** 2, 5 * 8 * 12**2
@@ -36,9 +35,9 @@ def complement(**options: Any) -> NObSP:
 def test_several_passes_find_what_one_pass_finds(interactions: Any, baseline: str) -> None:
     X, options = table("silu", 500), {"interactions": interactions, "baseline": baseline}
     expected, data = complement(**options).fit(Passes(pieces(X))), Passes(pieces(X))
-    found = complement(**options).fit(data, memory_limit=room_for(2))
-    assert_same(found, expected)
-    assert_same_to_rounding(found(X).values, expected(X).values, within=CONTRIBUTIONS)
+    found = complement(**options).fit(data, engine=Local(memory=room_for(2)))
+    assert_same(found, expected, 1e-12)
+    np.testing.assert_allclose(found(X).values, expected(X).values, atol=1e-12)
     looks_ahead = baseline == "mean"
     assert data.passes > 2 + looks_ahead
     assert found.health().rows == 500
@@ -49,79 +48,76 @@ def test_as_many_features_as_fit_share_a_pass() -> None:
     X = table("silu", 500)
     for fitting, expected in ((1, 5), (2, 3), (4, 2), (5, 1)):
         data = Passes(pieces(X))
-        complement(baseline="zero").fit(data, memory_limit=room_for(fitting))
+        complement(baseline="zero").fit(data, engine=Local(memory=room_for(fitting)))
         assert data.passes == expected
 
 
 def test_an_explainer_made_in_passes_explains_but_does_not_merge() -> None:
     X = table("silu", 500)
-    found = complement().fit(X, memory_limit=room_for(2))
+    found = complement().fit(X, engine=Local(memory=room_for(2)))
     assert np.isfinite(found(X).values).all()
     assert np.isnan(found.curves(5)["lower"]).all()
-    with pytest.raises(ValueError, match="calibrate with a larger memory_limit"):
+    with pytest.raises(ValueError, match="more memory"):
         found.merge(found)
 
 
 def test_an_explainer_made_in_passes_comes_back_from_its_file(tmp_path: Any) -> None:
     X = table("silu", 500)
-    found = complement().fit(X, memory_limit=room_for(2))
+    found = complement().fit(X, engine=Local(memory=room_for(2)))
     found.save(tmp_path / "explainer")
     again = NObSP.load(tmp_path / "explainer", net("silu", outputs=2))
-    assert_same_to_rounding(again(X).values, found(X).values, within=CONTRIBUTIONS)
+    np.testing.assert_array_equal(again(X).values, found(X).values)
 
 
 def test_rows_that_can_be_read_once_need_memory_for_one_pass() -> None:
     rows = iter(pieces(table("silu", 500)))
-    with pytest.raises(ValueError, match=r"X can be read only once, but within memory_limit .* read [3-5] times"):
-        complement(baseline="zero").fit(rows, memory_limit=room_for(2))
+    with pytest.raises(ValueError, match=r"X can be read only once, but within memory.* read [3-5] times"):
+        complement(baseline="zero").fit(rows, engine=Local(memory=room_for(2)))
 
 
 def test_a_checkpoint_needs_memory_for_one_pass(tmp_path: Any) -> None:
-    with pytest.raises(ValueError, match="checkpoint keeps a calibration in one pass"):
-        complement().fit(table("silu", 500), memory_limit=room_for(2), checkpoint=tmp_path / "under way")
+    with pytest.raises(ValueError, match="checkpoint needs a calibration in one pass"):
+        complement().fit(table("silu", 500), engine=Local(tmp_path / "under way", memory=room_for(2)))
 
 
-@pytest.mark.parametrize("reference", ["terms", "complement"])
-def test_a_limit_that_holds_nothing_names_what_is_needed(reference: str) -> None:
+def test_a_limit_that_holds_nothing_names_what_is_needed() -> None:
     X = table("silu", 500)
-    with pytest.raises(
-        ValueError, match=r"memory_limit is 1,000 bytes but this calibration needs at least [\d,]+"
-    ) as e:
-        complement(reference=reference).fit(X, memory_limit=1000)
+    with pytest.raises(ValueError, match=r"memory is 1,000 bytes but this calibration needs at least [\d,]+") as e:
+        complement().fit(X, engine=Local(memory=1000))
     needed = int(str(e.value).split()[-1].replace(",", "").rstrip("."))
-    complement(reference=reference).fit(X, memory_limit=needed)
+    complement().fit(X, engine=Local(memory=needed))
     with pytest.raises(ValueError, match="needs at least"):
-        complement(reference=reference).fit(X, memory_limit=needed - 2)
+        complement().fit(X, engine=Local(memory=needed - 2))
 
 
 def test_blocks_for_bands_give_way_first() -> None:
     X = table("silu", 500)
-    roomy, tight = complement().fit(X), complement().fit(X, memory_limit=room_for(5))
-    assert roomy._fitted.blocks == calibration.BLOCKS
-    assert tight._fitted.blocks == 1
+    roomy, tight = complement().fit(X), complement().fit(X, engine=Local(memory=room_for(5)))
+    blocks = [{len(parts) for parts in one._fitted.estimate.published.parts.values()} for one in (roomy, tight)]
+    assert blocks == [{algorithm1.BLOCKS}, {1}]
     assert_same(tight, roomy)
 
 
 def test_bases_kept_together_are_the_bases_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many bases share large pieces of memory; here each piece is as small as can be."""
     X = table("silu", 500)
-    expected = complement().fit(X)._fitted.plan
-    monkeypatch.setattr(calibration, "_SHELF_NUMBERS", 300)
-    found = complement().fit(X)._fitted.plan
+    expected = complement().fit(X)._fitted.estimate.published.plan
+    monkeypatch.setattr(algorithm1, "_SHELF_NUMBERS", 300)
+    found = complement().fit(X)._fitted.estimate.published.plan
     assert found.fingerprint() == expected.fingerprint()
     pieces_of_memory = {basis.untyped_storage().data_ptr() for basis in found.bases.values()}
     assert 1 < len(pieces_of_memory) < len(found.bases)
 
 
 def test_a_calibration_of_few_features_is_a_small_object() -> None:
-    plan = complement().fit(table("silu", 500))._fitted.plan
+    plan = complement().fit(table("silu", 500))._fitted.estimate.published.plan
     assert all(basis.untyped_storage().nbytes() == 8 * basis.numel() for basis in plan.bases.values())
 
 
 def test_features_in_lots_find_what_features_side_by_side_find(monkeypatch: pytest.MonkeyPatch) -> None:
     X = table("silu", 500)
     expected = complement().fit(X)
-    monkeypatch.setattr(calibration, "_LOT_BYTES", 8 * 500 * 25)
+    monkeypatch.setattr(algorithm1, "_LOT_BYTES", 8 * 500 * 25)
     assert_same(complement().fit(X), expected)
 
 
@@ -130,13 +126,13 @@ def test_features_in_lots_find_what_features_side_by_side_find(monkeypatch: pyte
     [(4096, 4096), ("4096", 4096), ("4GB", 4 * 10**9), ("4 GiB", 4 << 30), ("0.5mb", 500_000), ("16k", 16_000)],
 )
 def test_limits_are_given_in_bytes_or_in_words(given: int | str, expected: int) -> None:
-    assert bytes_of(given) == expected
+    assert parse_bytes(given) == expected
 
 
 @pytest.mark.parametrize("given", [0, -5, "0GB", "much", "4 apples", "", "-1GB", 1.5, True, None, "4ib"])
 def test_other_limits_are_an_error(given: Any) -> None:
-    with pytest.raises(ValueError, match="memory_limit must be"):
-        complement().fit(table("silu", 50), memory_limit=given)
+    with pytest.raises(ValueError, match="memory must be"):
+        complement().fit(table("silu", 50), engine=Local(memory=given))
 
 
 def test_many_features_stay_within_the_limit() -> None:
@@ -145,12 +141,12 @@ def test_many_features_stay_within_the_limit() -> None:
         """
         import resource, torch
         torch.set_num_threads(1)
-        from nobsp import NObSP
+        from nobsp import Local, NObSP
         from tests.tabular.nets import net, table
         model, X = net("gelu", columns=300, width=96), table("gelu", 600, columns=300)
         NObSP(net("gelu"), interactions=0, reference="complement").fit(table("gelu", 600))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        NObSP(model, interactions=0, reference="complement", batch_size=600).fit(X, memory_limit="100MB")
+        NObSP(model, interactions=0, reference="complement", batch_size=600).fit(X, engine=Local(memory="100MB"))
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
         """
     )

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,15 +18,23 @@ from torch.utils.data import DataLoader, TensorDataset
 from nobsp import NObSP
 from tests.tabular.nets import Net, Passes, net, one_product, table
 from tests.tabular.oracles import error
+from tests.tabular.ranks import city_model, city_table
 from tests.tolerances import COEFFICIENTS, CONTRIBUTIONS, assert_same_to_rounding
 
 REFERENCES = ["terms", "complement"]
 
 
 def coefficients(explainer: NObSP) -> np.ndarray:
-    solution = explainer._fitted.solution
-    parts = [solution.matrices[term] for term in explainer._fitted.plan.terms]
-    offsets = [solution.offsets[term][None] for term in explainer._fitted.plan.terms]
+    """What a calibration solved for: coefficients as published, otherwise the functions themselves."""
+    estimate = explainer._fitted.estimate
+    if estimate.published is None:
+        outputs = len(explainer.output_names_)
+        tables = [table.values.reshape(-1, outputs) for table in explainer.functions_.tables]
+        direct = [torch.cat([term.delta, term.offset[None]]).numpy() for term in estimate.direct]
+        return np.concatenate([*tables, *direct, explainer.base_values_[None]])
+    solution, terms = estimate.published.solution, estimate.terms
+    parts = [solution.matrices[term] for term in terms]
+    offsets = [solution.offsets[term][None] for term in terms]
     return torch.cat([*parts, *offsets, solution.base[None]]).numpy()
 
 
@@ -74,7 +83,7 @@ def test_the_kind_of_data_does_not_matter(reference: str, interactions: Any) -> 
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
-@pytest.mark.parametrize("batch_size", [1, 13, 64, 499, 100_000])
+@pytest.mark.parametrize("batch_size", [7, 64, 100_000])
 def test_the_batch_size_does_not_matter(reference: str, batch_size: int) -> None:
     model, X = net("gelu", outputs=2), table("gelu", 150)
     expected = NObSP(model, reference=reference, interactions=[["x0", "x3"]]).fit(X)
@@ -85,10 +94,9 @@ def test_the_batch_size_does_not_matter(reference: str, batch_size: int) -> None
     assert error(found(rows).values, expected(rows).values, expected(X).predictions.std(0)) < CONTRIBUTIONS
 
 
-@pytest.mark.parametrize("reference", REFERENCES)
-def test_the_order_of_rows_does_not_matter(reference: str) -> None:
+def test_the_order_of_rows_does_not_matter_as_published() -> None:
     model, X = net("tanh", outputs=2), table("tanh", 400)
-    given = {"interactions": 0, "reference": reference, "ridge": 1e-4}
+    given = {"interactions": 0, "reference": "complement", "ridge": 1e-4}
     expected = NObSP(model, **given).fit(X)
     assert_same(NObSP(model, **given).fit(X[np.argsort(X[:, 0])]), expected)
 
@@ -121,12 +129,21 @@ def test_one_pass_where_the_baseline_is_given(baseline: Any, reference: str) -> 
 
 
 @pytest.mark.parametrize("baseline", ["mean", "median", "mode", {"x0": 1.0}])
-def test_two_passes_where_it_has_to_be_found(baseline: Any) -> None:
+def test_two_passes_where_it_has_to_be_found_as_published(baseline: Any) -> None:
+    model, X = net("relu"), table("relu", 500).round(1)
+    data, given = Passes(pieces(X)), {"interactions": 0, "baseline": baseline, "reference": "complement"}
+    found = NObSP(model, **given).fit(data)
+    assert data.passes == 2
+    assert_same(found, NObSP(model, **given).fit(X))
+
+
+def test_functions_take_one_pass_whatever_the_baseline() -> None:
     model, X = net("relu"), table("relu", 500)
     data = Passes(pieces(X))
-    found = NObSP(model, interactions=0, baseline=baseline).fit(data)
-    assert data.passes == 2
-    assert_same(found, NObSP(model, interactions=0, baseline=baseline).fit(X))
+    found = NObSP(model, interactions=0).fit(data)
+    assert data.passes == 1
+    assert_same(found, NObSP(model, interactions=0).fit(X))
+    assert_same(NObSP(model, interactions=0).fit(iter(pieces(X))), found)
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
@@ -164,21 +181,22 @@ def test_a_stream_may_fill_the_same_memory_with_every_batch(reiterable: bool) ->
 @pytest.mark.parametrize("baseline", ["mean", "median", "mode", {"x0": "mean"}])
 def test_data_that_can_be_read_once_cannot_give_the_baseline(baseline: Any) -> None:
     with pytest.raises(ValueError, match=r"X can be read only once.*baseline.*pass the baseline's values"):
-        NObSP(net("relu"), interactions=0, baseline=baseline).fit(iter(pieces(table("relu", 200))))
+        NObSP(net("relu"), interactions=0, baseline=baseline, reference="complement").fit(
+            iter(pieces(table("relu", 200).round(1)))
+        )
 
 
-@pytest.mark.parametrize("reference", REFERENCES)
-def test_a_single_pass_over_more_rows_than_the_bases_need_is_as_good_as_two(reference: str) -> None:
+def test_a_single_pass_over_more_rows_than_the_bases_need_is_as_good_as_two() -> None:
     """The first 16,384 rows fix the bases of a single pass, a sample of all rows those of two."""
     model, X = net("silu", columns=2, seed=1), table("silu", 40_000, columns=2)
-    once = NObSP(model, interactions=0, baseline="zero", reference=reference).fit(iter(pieces(X, 4000)))
-    twice = NObSP(model, interactions=0, baseline="zero", reference=reference).fit(X)
+    once = NObSP(model, interactions=0, baseline="zero", reference="complement").fit(iter(pieces(X, 4000)))
+    twice = NObSP(model, interactions=0, baseline="zero", reference="complement").fit(X)
     rows = X[(np.abs(X) < 3).all(1)][::100]
     assert error(once(rows).values, twice(rows).values, twice(rows).predictions.std(0)) < 2e-3
 
 
 def test_memory_does_not_grow_with_the_rows() -> None:
-    """In a stream of 240,000 rows the peak of the process stands still from the 40,000th row on."""
+    """In a stream of 1,000,000 rows the peak of the process stands still from the 200,000th row on."""
     script = textwrap.dedent(
         """
         import resource
@@ -191,13 +209,13 @@ def test_memory_does_not_grow_with_the_rows() -> None:
 
         def rows():
             rng = np.random.default_rng(0)
-            for _ in range(60):
+            for _ in range(250):
                 peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
                 yield rng.standard_normal((4000, 16), dtype=np.float32)
 
         model = net("relu", columns=16, width=8, dtype=torch.float32)
         NObSP(model, baseline="zero", interactions=0).fit(rows())
-        print(peaks[-1] - peaks[10])
+        print(peaks[-1] - peaks[50])
         """
     )
     grown = subprocess.run(
@@ -207,8 +225,8 @@ def test_memory_does_not_grow_with_the_rows() -> None:
         check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
     )
-    rows_in_kib = 200_000 * 16 * 4 / 1024
-    assert int(grown.stdout) < 0.25 * rows_in_kib
+    rows_in_kib = 800_000 * 16 * 4 / 1024
+    assert int(grown.stdout) < 0.1 * rows_in_kib
 
 
 # ---------------------------------------------------------------------- shards
@@ -216,8 +234,8 @@ def test_memory_does_not_grow_with_the_rows() -> None:
 
 def shards(model: Net, X: np.ndarray, count: int, **options: Any) -> list[NObSP]:
     options = {"interactions": 0, **options}
-    first = NObSP(model, **options).fit(X)
-    return [NObSP(model, **options).fit(part, like=first) for part in np.array_split(X, count)]
+    like = NObSP(model, **options).fit(X) if options.get("reference") == "complement" else None
+    return [NObSP(model, **options).fit(part, like=like) for part in np.array_split(X, count)]
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
@@ -233,16 +251,27 @@ def test_shards_merge_to_the_calibration_on_all_rows(reference: str, interaction
     assert together.health().rows == 600
 
 
-@pytest.mark.parametrize("reference", REFERENCES)
-def test_a_second_table_merges_into_the_first(reference: str) -> None:
+def test_a_second_table_merges_into_the_first_as_published() -> None:
     """fit(X1), then fit(X2, like=first): together they are fit(both) with the first's baseline and bases."""
-    model = net("relu", outputs=2)
+    model, given = net("relu", outputs=2), {"interactions": 0, "reference": "complement"}
     X1, X2 = table("relu", 300), table("relu", 200, seed=5) + 0.3
-    first = NObSP(model, interactions=0, reference=reference).fit(X1)
-    second = NObSP(model, interactions=0, reference=reference).fit(X2, like=first)
-    whole = NObSP(model, interactions=0, reference=reference).fit(np.vstack([X1, X2]), like=first)
+    first = NObSP(model, **given).fit(X1)
+    second = NObSP(model, **given).fit(X2, like=first)
+    whole = NObSP(model, **given).fit(np.vstack([X1, X2]), like=first)
     np.testing.assert_array_equal(second.baseline_, first.baseline_)
     assert_same(first.merge(second), whole)
+
+
+def test_the_ranges_of_both_tables_are_known_after_a_merge() -> None:
+    """A pipeline; the young are in one table, the old in the other."""
+    frame, model = city_table().sort_values("age"), city_model()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # an interaction that no term holds
+        parts = [NObSP(model, interactions=0).fit(part) for part in (frame[:250], frame[250:])]
+        together, whole = parts[0].merge(parts[1]), NObSP(model, interactions=0).fit(frame)
+    assert not together(frame).outside.any()
+    assert together.functions_.features == whole.functions_.features
+    assert_same(together, whole)
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
@@ -259,7 +288,8 @@ def test_the_order_and_grouping_of_merges_do_not_matter(reference: str) -> None:
     a, b, c = a_b_c()
     backwards = c.merge(b).merge(a)
     assert_same(right, left)
-    assert_same(backwards, left)
+    if reference == "complement":  # functions know the order of the rows by their background
+        assert_same(backwards, left)
 
 
 def test_merging_leaves_the_other_as_it_was() -> None:
@@ -271,21 +301,30 @@ def test_merging_leaves_the_other_as_it_was() -> None:
     assert b.health().rows == rows == 200
 
 
+def test_explainers_of_other_features_do_not_merge() -> None:
+    model, X = net("relu"), table("relu", 300)
+    first = NObSP(model, interactions=0).fit(X)
+    for other in ({"features": {"a": [0, 1], "b": [2, 3, 4]}}, {"reference": "complement"}):
+        with pytest.raises(ValueError, match="calibrate both alike"):
+            first.merge(NObSP(model, interactions=0, **other).fit(X))
+
+
 @pytest.mark.parametrize(
     "other",
     [
         {"baseline": "zero"},
         {"interactions": [["x0", "x1"]]},
-        {"reference": "complement"},
+        {"reference": "terms"},
         {"features": {"a": [0, 1], "b": [2, 3, 4]}},
     ],
     ids=["baseline", "terms", "reference", "groups"],
 )
 def test_unlike_calibrations_do_not_merge_and_are_unharmed(other: dict[str, Any]) -> None:
     model, X = net("relu", outputs=2), table("relu", 300)
-    first, second = NObSP(model, interactions=0).fit(X), NObSP(model, **{"interactions": 0, **other}).fit(X)
+    given = {"interactions": 0, "reference": "complement"}
+    first, second = NObSP(model, **given).fit(X), NObSP(model, **{**given, **other}).fit(X)
     before = coefficients(first), coefficients(second)
-    with pytest.raises(ValueError, match=r"cannot be added up.*fit\(X, like=first\)"):
+    with pytest.raises(ValueError, match=r"cannot be added up.*fit\(X, like=first\)|reference=\"complement\""):
         first.merge(second)
     np.testing.assert_array_equal(coefficients(first), before[0])
     np.testing.assert_array_equal(coefficients(second), before[1])
@@ -294,8 +333,7 @@ def test_unlike_calibrations_do_not_merge_and_are_unharmed(other: dict[str, Any]
 def test_calibrations_on_other_rows_without_like_do_not_merge() -> None:
     model = net("relu", outputs=2)
     first, second = (
-        NObSP(model, interactions=0).fit(table("relu", 300)),
-        NObSP(model, interactions=0).fit(table("relu", 300, seed=1)),
+        NObSP(model, interactions=0, reference="complement").fit(table("relu", 300, seed=seed)) for seed in (0, 1)
     )
     with pytest.raises(ValueError, match="different baselines, terms or bases"):
         first.merge(second)
@@ -307,8 +345,9 @@ def test_calibrations_of_different_models_do_not_merge() -> None:
     before = coefficients(first)
     with pytest.raises(ValueError, match="different models"):
         first.merge(second)
+    published = NObSP(net("relu", seed=0), interactions=0, reference="complement").fit(X)
     with pytest.raises(ValueError, match="different models"):
-        NObSP(net("relu", seed=1), interactions=0).fit(X, like=first)
+        NObSP(net("relu", seed=1), interactions=0, reference="complement").fit(X, like=published)
     np.testing.assert_array_equal(coefficients(first), before)
 
 
@@ -317,25 +356,33 @@ def test_like_takes_the_columns_by_name() -> None:
     pandas = pytest.importorskip("pandas")
     model, X = net("relu"), table("relu", 300)
     frame = pandas.DataFrame(X, columns=list("abcde"))
-    first = NObSP(model, interactions=0).fit(frame)
-    same = NObSP(model, interactions=0).fit(frame, like=first)
-    turned = NObSP(model, interactions=0).fit(frame[list("edcba")], like=first)
+    given = {"interactions": 0, "reference": "complement"}
+    first = NObSP(model, **given).fit(frame)
+    same = NObSP(model, **given).fit(frame, like=first)
+    turned = NObSP(model, **given).fit(frame[list("edcba")], like=first)
     assert_same(turned, same)
 
 
 def test_like_refuses_another_number_of_columns() -> None:
-    first = NObSP(net("relu"), interactions=0).fit(table("relu", 300))
+    given = {"interactions": 0, "reference": "complement"}
+    first = NObSP(net("relu"), **given).fit(table("relu", 300))
     with pytest.raises(ValueError, match="4 columns"):
-        NObSP(net("relu"), interactions=0).fit(table("relu", 300, columns=4), like=first)
+        NObSP(net("relu"), **given).fit(table("relu", 300, columns=4), like=first)
+
+
+def test_like_is_for_the_published_form_only() -> None:
+    model, X = net("relu"), table("relu", 300)
+    first = NObSP(model, interactions=0).fit(X)
+    with pytest.raises(ValueError, match="like"):
+        NObSP(model, interactions=0).fit(X, like=first)
 
 
 def test_like_works_in_one_pass_on_data_that_can_be_read_once() -> None:
     model, X = net("relu"), table("relu", 400)
-    first = NObSP(model, interactions=0).fit(X[:200])
-    second = NObSP(model, interactions=0).fit(iter(pieces(X[200:])), like=first)
-    assert_same(
-        first.merge(second), NObSP(model, interactions=0).fit(X, like=NObSP(model, interactions=0).fit(X[:200]))
-    )
+    given = {"interactions": 0, "reference": "complement"}
+    first = NObSP(model, **given).fit(X[:200])
+    second = NObSP(model, **given).fit(iter(pieces(X[200:])), like=first)
+    assert_same(first.merge(second), NObSP(model, **given).fit(X, like=NObSP(model, **given).fit(X[:200])))
 
 
 def test_fitting_again_replaces() -> None:
@@ -363,7 +410,7 @@ def test_curves_from_a_stream_have_bands_as_well() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"reference": "complement"},
+        {"reference": "terms"},
         {"ridge": 10.0},
         {"baseline": "zero"},
         {"interactions": 2},
@@ -372,12 +419,13 @@ def test_curves_from_a_stream_have_bands_as_well() -> None:
 )
 def test_taking_over_a_plan_with_other_options_is_an_error_that_names_them(other: dict[str, Any]) -> None:
     model, X = net("relu"), table("relu", 200)
-    first = NObSP(model, interactions=0).fit(X)
+    given = {"interactions": 0, "reference": "complement"}
+    first = NObSP(model, **given).fit(X)
     with pytest.raises(ValueError, match=f"like was calibrated with {next(iter(other))}="):
-        NObSP(model, **{"interactions": 0, **other}).fit(X, like=first)
+        NObSP(model, **{**given, **other}).fit(X, like=first)
 
 
 def test_options_that_are_equal_but_not_identical_are_alike() -> None:
     model, X = net("relu"), table("relu", 200)
-    first = NObSP(model, baseline=np.zeros(5), interactions=[("x0", "x1")]).fit(X)
-    NObSP(model, baseline=[0.0] * 5, interactions=(["x0", "x1"],)).fit(X, like=first)
+    first = NObSP(model, baseline=np.zeros(5), interactions=[("x0", "x1")], reference="complement").fit(X)
+    NObSP(model, baseline=[0.0] * 5, interactions=(["x0", "x1"],), reference="complement").fit(X, like=first)

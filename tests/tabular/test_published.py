@@ -53,7 +53,7 @@ def test_coefficients_are_those_of_algorithm_1_where_the_rows_determine_them() -
     oracle = Published(Network(model, explainer.baseline_), X)
     for k in range(3):
         expected = oracle.coefficients((k,))
-        found = explainer._fitted.solution.matrices[k,].numpy()
+        found = explainer._fitted.estimate.published.solution.matrices[k,].numpy()
         assert np.abs(found - expected).max() < 1e-8 * np.abs(expected).max()
 
 

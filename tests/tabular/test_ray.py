@@ -17,10 +17,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nobsp import NObSP
-from nobsp.network.on_ray import gathered
-from nobsp.network.ranks import Ranks
-from nobsp.tabular.on_ray import require_ray_alone
+from nobsp import Local, NObSP, RayCluster
+from nobsp.calibration.ray import map_reduce
 from tests.cluster import CLUSTER_WARNINGS, Mortal, cluster
 from tests.tabular import ranks
 from tests.tabular.nets import net, table
@@ -88,7 +86,13 @@ def test_a_pipeline_sees_the_levels_of_all_blocks(ray: Any) -> None:
 
 def test_rows_calibrated_on_ray_are_merged_with_rows_calibrated_here(ray: Any) -> None:
     whole, model = frame(), net("tanh", width=6)
-    options: dict[str, Any] = {"baseline": [0.0] * 5, "interactions": 0, "ridge": 1e-3, "batch_size": 64}
+    options: dict[str, Any] = {
+        "reference": "complement",
+        "baseline": [0.0] * 5,
+        "interactions": 0,
+        "ridge": 1e-3,
+        "batch_size": 64,
+    }
     first = NObSP(model, **options).fit(whole[:300])
     blocks = [whole[300:420], whole[:0], whole[420:]]  # one of them is empty
     second = NObSP(model, **options).fit(ray.data.from_pandas(blocks), like=first)
@@ -123,7 +127,7 @@ def test_parts_are_joined_in_the_order_of_rows_and_in_one_shape_however_long_eac
 
     dataset = ray.data.from_pandas([pd.DataFrame({"n": [n]}) for n in range(70)])
     pair = {"make": lambda: work, "join": lambda a, b: (a, b)}
-    found = gathered(dataset, **pair, rows=1, batch_format="pandas", model=False)
+    found = map_reduce(dataset, **pair, rows=1, batch_format="pandas", model=False)
     eights = [joined(list(range(start, start + 8))) for start in range(0, 64, 8)]
     assert found == joined([joined(eights), *range(64, 70)])
 
@@ -173,15 +177,15 @@ def test_a_model_that_cannot_be_sent_is_refused_before_any_row_is_read(ray: Any)
     model = net("silu")
     model.lock = threading.Lock()
     with pytest.raises(TypeError, match=r"^the model cannot be sent to Ray's workers \(cannot pickle '_thread.lock'"):
-        NObSP(model, interactions=0).fit(ray.data.from_pandas(frame(30)))
+        NObSP(model, reference="complement", interactions=0).fit(ray.data.from_pandas(frame(30)))
 
 
-def test_what_cannot_be_had_on_ray_is_said(ray: Any, tmp_path: Path) -> None:
+def test_engines_that_do_not_fit_the_data_are_refused(ray: Any, tmp_path: Path) -> None:
     dataset = ray.data.from_pandas(frame(30))
-    with pytest.raises(ValueError, match="leave checkpoint out"):
-        NObSP(net("silu")).fit(dataset, checkpoint=tmp_path / "under way")
-    with pytest.raises(ValueError, match="2 ranks were given it"):
-        require_ray_alone(Ranks(object(), rank=0, size=2), None)
+    with pytest.raises(ValueError, match=r"X is a Ray dataset.*engine=nobsp.RayCluster\(\)"):
+        NObSP(net("silu")).fit(dataset, engine=Local(tmp_path / "under way"))
+    with pytest.raises(TypeError, match="engine is RayCluster, but X is a DataFrame"):
+        NObSP(net("silu")).fit(frame(30), engine=RayCluster())
 
 
 def test_explaining_a_dataset_says_where_to_do_it(ray: Any) -> None:
@@ -194,7 +198,7 @@ def test_compiled_functions_explain_a_dataset_where_it_is(ray: Any) -> None:
     """As the documentation does it: numpy alone in the workers."""
     whole = frame(300)
     explainer = NObSP(net("silu"), interactions=0).fit(whole)
-    compiled = explainer.compile(1e-3)
+    compiled = explainer.compile()
 
     def explain(batch: pd.DataFrame) -> dict[str, Any]:
         ex = compiled(batch[NAMES].to_numpy(dtype=np.float64))

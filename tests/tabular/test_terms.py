@@ -1,387 +1,291 @@
-"""All terms at once against one plain ridge regression on explicit pure representations, and what follows from it."""
+"""The functions against the method written out in numpy: averages over a background, purified, corrected by a ridge."""
 
 from __future__ import annotations
 
-import itertools
-import math
+import warnings
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.linear_model import Ridge
+from torch import Tensor, nn
 
 from nobsp import NObSP
-from nobsp.tabular.calibration import _row_spectrum
-from tests.tabular.nets import KINDS, Counted, Net, additive, net, one_product, table
-from tests.tabular.oracles import Network, Terms, centred, error, singles
-from tests.tolerances import CONTRIBUTIONS, PASS, SUMS
+from nobsp.tabular import fitting
+from nobsp.tabular.correction import Rows, choose_strength, fit_correction, judge
+from nobsp.tabular.terms import Terms
+from tests.tabular.nets import Net, additive, net, table
+from tests.tabular.oracles import Background, share_explained
+from tests.tolerances import COEFFICIENTS, CONTRIBUTIONS, SUMS, assert_same_to_rounding
 
-PAIRS = [(0, 1), (1, 3)]
-TRIPLE = [(0, 2), (0, 4), (2, 4), (0, 2, 4)]
-
-
-def named(terms: list[tuple[int, ...]]) -> list[tuple[str, ...]]:
-    return [tuple(f"x{k}" for k in term) for term in terms]
+NO_CORRECTION = 1e12
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "codes"])
-@pytest.mark.parametrize("higher", [[], PAIRS, TRIPLE], ids=["singles", "pairs", "triples"])
-@pytest.mark.parametrize("outputs", [1, 7])
-def test_the_fit_is_ridge_regression_on_the_pure_representations(
-    kind: str, higher: list[tuple[int, ...]], outputs: int
-) -> None:
-    model = net(kind, outputs=outputs, seed=1)
-    X, held_out = table(kind, 300, seed=1), table(kind, 50, seed=2)
-    ridge = 1e-2
-    explainer = NObSP(model, interactions=named(higher), ridge=ridge, ridge_scale="absolute").fit(X)
-    oracle = Terms(Network(model, explainer.baseline_), X, [*singles(5), *higher], ridge)
-    spread = oracle.network.logits(X).std(0)
-    assert explainer.terms_ == tuple(named(oracle.terms))
-    assert error(explainer(held_out).values, oracle.values(held_out), spread) < 1e-8
+def assert_adds_up(ex: Any) -> None:
+    total = ex.base_values + ex.values.sum(1) + ex.residual
+    assert_same_to_rounding(total, ex.predictions, within=SUMS, size=max(np.abs(ex.values).max(), 1.0) * 10)
 
 
-@pytest.mark.parametrize("kind", ["relu", "tanh", "gelu", "layernorm", "embedding"])
-@pytest.mark.parametrize("ridge", [1e-6, 1e-4, 1e-2])
-@pytest.mark.parametrize("higher", [[], PAIRS], ids=["singles", "pairs"])
-def test_directions_below_the_ridge_are_missed_by_no_more_than_they_could_carry(
-    kind: str, ridge: float, higher: list[tuple[int, ...]]
-) -> None:
-    """What leaving out directions can do, from the normal equations of the full fit.
+def captured(monkeypatch: pytest.MonkeyPatch, explainer: NObSP, X: np.ndarray) -> Terms:
+    """Fits, and hands out the regression behind the functions."""
+    found: list[Terms] = []
+    original = fitting.fit_terms
 
-    Let Z₂ hold the directions that were left out, r the residual of the full fit, H₁ ridge regression on the rest.
-    Stationarity gives β₂ = Z₂ᵀr/λ, so ‖Z₂β₂‖ ≤ ‖Z₂‖²‖r‖/λ =: e, and the two fits differ by (I − H₁)Z₂β₂, at most e.
-    A single term S differs by at most e + ‖Z_S‖ ‖(Z₁ᵀZ₁+λ)⁻¹Z₁ᵀ‖ e ≤ e (1 + ‖Z_S‖ / 2√λ).
-    """
-    model, X = net(kind, outputs=2, seed=4), table(kind, 400, seed=4)
-    explainer = NObSP(model, interactions=named(higher), ridge=ridge).fit(X)
-    health = explainer.health()
-    amount, columns = health.terms[0].ridge, health.columns
-    network = Network(model, explainer.baseline_)
-    oracle = Terms(network, X, [*singles(5), *higher], amount)
-    assert amount == pytest.approx(ridge * oracle.trace / columns, rel=1e-2)
-    left_out = 0.0
-    for rows, term in zip(oracle.rows, health.terms, strict=True):
-        values = np.linalg.svd(centred(rows), compute_uv=False)
-        left_out += float(values[term.rank] ** 2) if term.rank < len(values) else 0.0
-    assert left_out <= len(oracle.terms) * 1.01e-3 * amount
-    bound = left_out * np.linalg.norm(oracle.residual, axis=0) / amount + 1e-9 * math.sqrt(400)
-    found, expected = explainer(X).values, oracle.values(X)
-    assert (np.linalg.norm((found - expected).sum(1), axis=0) <= bound).all()
-    for position, size in enumerate(oracle.sizes):
-        limit = bound * (1 + size / (2 * math.sqrt(amount)))
-        assert (np.linalg.norm(found[:, position] - expected[:, position], axis=0) <= limit).all()
+    def keeping(*given: Any, **options: Any) -> Terms:
+        found.append(original(*given, **options))
+        return found[0]
+
+    monkeypatch.setattr(fitting, "fit_terms", keeping)
+    explainer.fit(X)
+    return found[0]
 
 
-@pytest.mark.parametrize("kind", ["relu", "silu", "residual", "batchnorm"])
-def test_at_full_order_the_account_is_complete(kind: str) -> None:
-    """Summed over all terms, Δ_S gives back z(x), so β_S = Wᵀ leaves nothing: as the ridge goes, so does the rest."""
-    model, X = net(kind, columns=3, outputs=2, seed=5), table(kind, 400, columns=3, seed=5)
-    full = [term for size in (2, 3) for term in itertools.combinations(range(3), size)]
-    left = []
-    for ridge in (1e-4, 1e-8, 1e-11):
-        explanation = NObSP(model, interactions=named(full), ridge=ridge).fit(X)(X)
-        left.append(float((explanation.residual.std(0) / explanation.predictions.std(0)).max()))
-        np.testing.assert_allclose(explanation.explained(), 1.0, atol=max(left[-1] ** 2 * 2, 1e-12))
-    assert left[0] > left[1] > left[2]
-    assert left[2] < 1e-4
+# ---------------------------------------------------------------------- partial dependence
 
 
-def test_an_additive_network_is_taken_apart_exactly_even_when_features_go_together() -> None:
-    model, X = additive(), table("relu", 2000, columns=4, correlation=0.8)
-    explanation = NObSP(model, interactions=0, ridge=1e-12).fit(X)(X)
-    functions = [np.sin, lambda x: 0.3 * x**2, np.abs, np.tanh]
-    spread = explanation.predictions.std(0)
-    # 33 knots over [-8, 8] draw the functions to a few hundredths; the network's own pieces are exact.
-    network = Network(model, X.mean(0))
-    for k, function in enumerate(functions):
-        alone = np.zeros_like(X)
-        alone[:, k] = X[:, k]
-        exact = centred(network.logits(alone))
-        # Where one row alone is past a last knot in two features, no data can tell them apart: leave the ends out.
-        inner = (np.abs(X) < 2).all(1)
-        assert error(explanation.values[inner, k], exact[inner], spread) < 1e-3
-        assert np.corrcoef(exact[:, 0], function(X[:, k]))[0, 1] > 0.99
-
-
-# ---------------------------------------------------------------------- the account
-
-
-@st.composite
-def situations(draw: st.DrawFn) -> tuple[Net, np.ndarray, np.ndarray, dict[str, object]]:
-    kind = draw(st.sampled_from(KINDS))
-    seed = draw(st.integers(0, 10_000))
-    grouped = kind != "embedding" and draw(st.booleans())
-    names = ["a", "b", "c"] if grouped else [f"x{k}" for k in range(5)]
-    higher = st.lists(st.sampled_from(names), min_size=2, max_size=3, unique=True)
-    options = {
-        "features": {"a": [0, 1], "b": 2, "c": [3, 4]} if grouped else None,
-        "reference": draw(st.sampled_from(["terms", "complement"])),
-        "interactions": draw(st.one_of(st.just(0), st.integers(1, 3), st.lists(higher, max_size=2))),
-        "ridge": draw(st.sampled_from([1e-8, 1e-4, 1e-1])),
-        "ridge_scale": draw(st.sampled_from(["relative", "absolute"])),
-        "batch_size": draw(st.sampled_from([7, 64, 4096])),
-    }
-    dtype = draw(st.sampled_from([torch.float32, torch.float64]))
-    model = net(kind, outputs=draw(st.sampled_from([1, 2, 7])), width=8, seed=seed, dtype=dtype)
-    given_dtype = draw(st.sampled_from([np.float32, np.float64]))
-    X, held_out = (table(kind, rows, seed=seed + i).astype(given_dtype) for i, rows in enumerate((60, 11)))
-    if kind == "embedding":
-        held_out[:, :2] = X[:11, :2]
-    return model, X, held_out, options
-
-
-@settings(max_examples=40)
-@given(situations())
-def test_the_account_adds_up_and_every_term_is_centred(
-    situation: tuple[Net, np.ndarray, np.ndarray, dict[str, object]],
-) -> None:
-    model, X, held_out, options = situation
-    explainer = NObSP(model, **options).fit(X)
-    single = next(model.parameters()).dtype == torch.float32
-    network = Network(model, explainer.baseline_)
-    for rows in (X, held_out):
-        explanation = explainer(rows)
-        account = explanation.base_values + explanation.values.sum(1) + explanation.residual
-        size = np.abs(explanation.predictions).max() + np.abs(explanation.values).sum(1).max()
-        assert np.abs(account - explanation.predictions).max() <= PASS * size
-        logits = network.logits(rows.astype(np.float64))
-        assert np.abs(explanation.predictions - logits).max() <= (1e-5 if single else 1e-12) * np.abs(logits).max()
-        shifted = explanation.from_baseline()
-        account = shifted.base_values + shifted.values.sum(1) + shifted.residual
-        assert np.abs(account - explanation.predictions).max() <= PASS * size
-    explanation = explainer(X)
-    # A single-precision network rounds the same row differently in another batch, by 1e-7 or so times the weights.
-    weights = max(float(matrix.abs().sum(0).max()) for matrix in explainer._fitted.solution.matrices.values())
-    tolerance = 1e-12 * size + (1e-6 * weights * 10 if single else 1e-13 * weights)
-    assert np.abs(explanation.values.mean(0)).max() <= tolerance
-    assert np.abs(explanation.residual.mean(0)).max() <= tolerance * len(explanation.terms)
-    assert np.abs(explanation.predictions.mean(0) - explanation.base_values).max() <= tolerance
-
-
-@pytest.mark.parametrize("reference", ["terms", "complement"])
-def test_explained_total_and_contrast_are_what_they_say(reference: str) -> None:
-    model, X = net("relu", outputs=3), table("relu", 300)
-    explainer = NObSP(model, reference=reference, interactions=[["x0", "x1"], ["x1", "x4"]]).fit(X)
-    explanation = explainer(X)
-    carried = explanation.values.sum(1)
-    gap = explanation.predictions - carried - explanation.base_values
-    expected = 1 - gap.var(0) / explanation.predictions.var(0)
-    np.testing.assert_allclose(explanation.explained(), expected, rtol=SUMS)
-    total, values = explanation.total(), explanation.values
-    np.testing.assert_allclose(total[:, 1], values[:, 1] + values[:, 5] + values[:, 6], atol=PASS)
-    np.testing.assert_allclose(total[:, 0], values[:, 0] + values[:, 5], atol=PASS)
-    np.testing.assert_allclose(total[:, 2], values[:, 2], atol=PASS)
-    against = explanation.contrast(2, "output 0")
-    difference = net("relu", outputs=3)
-    with torch.no_grad():
-        difference.head.weight[0] = difference.head.weight[2] - difference.head.weight[0]
-        difference.head.bias[0] = difference.head.bias[2] - difference.head.bias[0]
-    alone = NObSP(difference, reference=reference, interactions=[["x0", "x1"], ["x1", "x4"]]).fit(X)(X)
-    np.testing.assert_allclose(against.values[..., 0], alone.values[..., 0], atol=1e-9)
-    np.testing.assert_allclose(against.predictions[..., 0], alone.predictions[..., 0], atol=SUMS)
-
-
-@pytest.mark.parametrize("reference", ["terms", "complement"])
-def test_measured_from_the_baseline_the_baseline_itself_has_nothing(reference: str) -> None:
-    model, X = net("gelu", outputs=2), table("gelu", 300)
-    explainer = NObSP(model, reference=reference, interactions=[["x0", "x1"]]).fit(X)
-    origin = explainer.baseline_[None]
-    at_baseline = explainer(origin).from_baseline()
-    assert np.abs(at_baseline.values).max() < SUMS
-    values = explainer(X).values - explainer(origin).values
-    np.testing.assert_allclose(explainer(X).from_baseline().values, values, atol=SUMS)
-
-
-@pytest.mark.parametrize("reference", ["terms", "complement"])
-@pytest.mark.parametrize("kind", ["relu", "embedding", "codes"])
-def test_a_feature_s_function_is_what_explanations_and_curves_show_of_it(reference: str, kind: str) -> None:
-    model, X = net(kind, outputs=2), table(kind, 300)
-    explainer = NObSP(model, reference=reference, interactions=[["x0", "x2"]]).fit(X)
-    explanation, curves = explainer(X), explainer.curves(9)
-    for k, output in itertools.product(range(5), range(2)):
-        function = explainer.function(f"x{k}", output=output)
-        np.testing.assert_allclose(function(X[:, k]), explanation.values[:, k, output], atol=SUMS)
-        mine = (curves["feature"] == f"x{k}") & (curves["output"] == f"output {output}")
-        np.testing.assert_allclose(function(curves["x"][mine]), curves["value"][mine], atol=SUMS)
-
-
-@pytest.mark.parametrize("reference", ["terms", "complement"])
-def test_importance_is_the_mean_size_of_contributions_over_the_calibration_rows(reference: str) -> None:
-    model, X = net("relu", outputs=2), table("relu", 900)
-    explainer = NObSP(model, reference=reference, interactions=[["x0", "x2"]]).fit(X)
-    explanation = explainer(X)
-    for kind, values in (("main", explanation.values[:, :5]), ("total", explanation.total())):
-        ranking = explainer.importance(kind)
-        expected = np.abs(values).mean(0)
-        found = dict(zip(zip(ranking["feature"], ranking["output"], strict=True), ranking["importance"], strict=True))
-        for k, output in itertools.product(range(5), range(2)):
-            assert found[f"x{k}", f"output {output}"] == pytest.approx(expected[k, output], rel=1e-9)
-    np.testing.assert_allclose(explainer.health().explained, explanation.explained(), rtol=1e-9)
-
-
-def test_importance_and_explained_share_of_a_sorted_table_are_those_of_all_rows() -> None:
-    model, X = net("relu"), table("relu", 6000)
-    X = X[np.argsort(X[:, 0])]
-    explainer = NObSP(model, interactions=0).fit(X)
-    explanation, ranking = explainer(X), explainer.importance()
-    found = dict(zip(ranking["feature"], ranking["importance"], strict=True))
-    expected = np.abs(explanation.values).mean(0)[:, 0]
-    np.testing.assert_allclose([found[f"x{k}"] for k in range(5)], expected, rtol=0.1)
-    np.testing.assert_allclose(explainer.health().explained, explanation.explained(), atol=0.03)
-
-
-# ---------------------------------------------------------------------- features that say nothing, or the same
-
-
-def test_a_pure_pair_is_constant_while_one_of_its_features_is_at_the_baseline() -> None:
-    model, X = net("silu", outputs=2), table("silu", 300)
-    explainer = NObSP(model, interactions=[["x0", "x1", "x2"]]).fit(X)
-    rows = table("silu", 40, seed=7)
-    rows[:20, 0], rows[20:, 1] = explainer.baseline_[0], explainer.baseline_[1]
-    explanation = explainer(rows)
-    for term in (("x0", "x1"), ("x0", "x1", "x2")):
-        values = explanation[:, term].values
-        assert np.ptp(values, axis=0).max() < CONTRIBUTIONS * explanation.predictions.std()
-        assert np.abs(explanation[:, term].from_baseline().values).max() < CONTRIBUTIONS
-
-
-@pytest.mark.parametrize("reference", ["terms", "complement"])
 @pytest.mark.parametrize("kind", ["relu", "tanh", "layernorm"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_feature_that_the_network_does_not_look_at_contributes_nothing(
-    reference: str, kind: str, dtype: torch.dtype
-) -> None:
-    model, X = net(kind, outputs=2, dtype=dtype), table(kind, 300, correlation=0.9)
-    with torch.no_grad():
-        model.body[0].weight[:, 2] = 0.0
-    explainer = NObSP(model, reference=reference, interactions=[["x2", "x3"]]).fit(X)
-    explanation = explainer(X)
-    spread = explanation.predictions.std()
-    assert np.abs(explanation[:, "x2"].values).max() < 1e-9 * spread
-    if reference == "terms":
-        assert np.abs(explanation[:, ("x2", "x3")].values).max() < 1e-9 * spread
+def test_without_correction_functions_are_partial_dependence_over_the_background(kind: str) -> None:
+    model, X = net(kind, columns=3, outputs=2), table(kind, 300, columns=3)
+    explainer = NObSP(model, interactions=0, ridge=NO_CORRECTION, background=X[:12]).fit(X)
+    oracle = Background(model, X[:12])
+    for k in range(3):
+        knots, found = explainer.functions_.points(k)
+        outputs = oracle.mean((k,), knots[:, None]) @ oracle.weight
+        mean = np.stack([np.interp(X[:, k], knots, outputs[:, o]).mean() for o in range(2)])
+        assert_same_to_rounding(found, outputs - mean, within=CONTRIBUTIONS, size=np.abs(outputs).max())
 
 
-@pytest.mark.parametrize("reference", ["terms", "complement"])
-def test_a_constant_column_contributes_nothing(reference: str) -> None:
-    model, X = net("relu", outputs=2), table("relu", 300)
-    X[:, 1] = 0.1
-    explainer = NObSP(model, interactions=0, reference=reference).fit(X)
-    assert np.abs(explainer(X).values[:, 1]).max() < SUMS
+def test_a_pair_has_no_mean_over_either_partner_and_the_mains_have_it_instead() -> None:
+    """Sums at the grid's nodes are those of brute force; what a pair does on average is its features' own."""
+    model, X = net("tanh", columns=3), table("tanh", 300, columns=3)
+    given = {"interactions": [("x0", "x1")], "ridge": NO_CORRECTION, "background": X[:12]}
+    explainer, oracle = NObSP(model, **given).fit(X), Background(model, X[:12])
+    pair = next(one for one in explainer.functions_.tables if one.features == (0, 1))
+    f0, f1, f01 = explainer.function("x0"), explainer.function("x1"), explainer.function(("x0", "x1"))
+    inside = [
+        axis.knots[(axis.knots >= X[:, k].min()) & (axis.knots <= X[:, k].max())] for k, axis in enumerate(pair.axes)
+    ]
+    for knots, other, turned in ((inside[0], X[:, 1], False), (inside[1], X[:, 0], True)):
+        means = []
+        for knot in knots:
+            here = np.full(len(X), knot)
+            means.append((f01(other, here) if turned else f01(here, other)).mean())
+        assert np.ptp(means) < SUMS * 10
+
+    nodes = np.array([(a, b) for a in inside[0] for b in inside[1]])
+    expected = (oracle.mean((0, 1), nodes) @ oracle.weight)[:, 0]
+    found = f0(nodes[:, 0]) + f1(nodes[:, 1]) + f01(nodes[:, 0], nodes[:, 1])
+    # Mains and pairs are averaged over background rows of their own, and a main has knots of its own.
+    assert np.abs((found - found.mean()) - (expected - expected.mean())).max() < 0.15 * expected.std()
 
 
-def test_two_features_that_are_the_same_share_alike() -> None:
-    """The network treats columns 0 and 1 alike and they hold the same numbers: no reason to favour one."""
-    model, X = net("relu", outputs=2), table("relu", 400)
-    with torch.no_grad():
-        model.body[0].weight[:, 1] = model.body[0].weight[:, 0]
-    X[:, 1] = X[:, 0]
-    explanation = NObSP(model, interactions=0).fit(X)(X)
-    spread = explanation.predictions.std(0)
-    assert error(explanation.values[:, 0], explanation.values[:, 1], spread) < 1e-8
+class Product(nn.Module):
+    """x1 · x2² + x3 / 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 1)
+        with torch.no_grad():
+            self.head.weight.copy_(torch.tensor([[1.0, 0.5]]))
+            self.head.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.stack([x[:, 0] * x[:, 1] ** 2, x[:, 2]], 1))
 
 
-def test_copies_of_a_feature_add_up_to_what_the_feature_does() -> None:
-    """sin(a) + a²·0.3 with a in two columns: neither can be told from the other, but their sum can."""
-    model, X = additive(), table("relu", 1000, columns=4)
-    X[:, 1] = X[:, 0]
-    explanation = NObSP(model, interactions=0, ridge=1e-6).fit(X)(X)
-    alone = np.zeros_like(X)
-    alone[:, :2] = X[:, :2]
-    exact = centred(Network(model, X.mean(0)).logits(alone))
-    assert error(explanation.values[:, 0] + explanation.values[:, 1], exact, explanation.predictions.std(0)) < 1e-2
+@pytest.fixture(scope="module")
+def normals() -> Tensor:
+    return torch.randn(5000, 3, generator=torch.Generator().manual_seed(0))
 
 
-def test_one_hot_columns_are_one_feature_fitted_jointly() -> None:
-    rng = np.random.default_rng(0)
-    X = table("relu", 500, columns=6)
-    X[:, 2:6] = np.eye(4)[rng.choice(4, 500, p=[0.1, 0.2, 0.4, 0.3])]
-    model = net("relu", columns=6, outputs=2)
-    features = {"a": 0, "b": 1, "city": [2, 3, 4, 5]}
-    explainer = NObSP(model, interactions=0, features=features, ridge=1e-2, ridge_scale="absolute").fit(X)
-    np.testing.assert_array_equal(explainer.baseline_[2:], [0, 0, 1, 0])
-    network = Network(model, explainer.baseline_, [[0], [1], [2, 3, 4, 5]])
-    oracle = Terms(network, X, singles(3), 1e-2)
-    values = explainer(X).values
-    assert error(values, oracle.values(X), network.logits(X).std(0)) < 1e-8
-    assert len(np.unique(values[:, 2].round(9), axis=0)) == 4
+def slope(explainer: NObSP) -> float:
+    low, high = explainer.function("x1")([-2.0, 2.0])
+    return float(high - low) / 4
 
 
-# ---------------------------------------------------------------------- few values, few forward rows
+def test_a_main_curve_is_the_average_effect_whatever_the_background(normals: Tensor) -> None:
+    names = ["x1", "x2", "x3"]
+    explainers = {
+        count: NObSP(Product().eval(), features=names, background=count).fit(normals) for count in (16, 32, 64)
+    }
+    own = float(normals[:, 1].square().mean())  # the sample's own mean of x2²
+    for explainer in explainers.values():
+        assert slope(explainer) == pytest.approx(1, abs=0.05)
+        assert slope(explainer) == pytest.approx(own, abs=0.02)
+        assert not {"constant", "unused"} & {finding.code for finding in explainer.health().findings}
+        assert explainer.importance()["feature"].iloc[0] == "x1"
+        assert ("x1", "x2") in explainer.terms_
+    assert explainers[32].function("x2")([-2.0, 0.0, 2.0]) == pytest.approx([0, 0, 0], abs=0.15)
 
 
-def test_only_distinct_values_go_through_the_network() -> None:
-    rng = np.random.default_rng(0)
-    X = np.column_stack([rng.integers(0, 3, 2000), rng.integers(0, 2, 2000), rng.standard_normal(2000)]).astype(float)
-    model = Counted(net("relu", columns=3))
-    explainer = NObSP(model, interactions=0).fit(X)
-    model.forget()
-    explainer(X)
-    # The rows themselves, the one continuous feature, 3 + 2 levels and the baseline.
-    assert model.rows <= 2000 + 2000 + 3 + 2 + 3
-    pairs = NObSP(model, interactions=[["x0", "x1"]]).fit(X)
-    model.forget()
-    pairs(X)
-    assert model.rows <= 2000 + 2000 + 3 + 2 + 6 + 4
+def test_one_background_row_is_the_baseline(normals: Tensor) -> None:
+    names, rows = ["x1", "x2", "x3"], normals[:1000]
+    given = {"background": 1, "ridge": NO_CORRECTION, "interactions": 0}
+    for level in (1.0, 2.0):
+        with pytest.warns(UserWarning, match="worse than the mean") if level == 2.0 else nullcontext():
+            explainer = NObSP(Product().eval(), features=names, baseline=[0.0, level, 0.0], **given).fit(rows)
+        assert slope(explainer) == pytest.approx(level**2, rel=1e-5)
 
 
-@pytest.mark.parametrize("rows", [1, 100, 1000, 3000, 4096])
-@pytest.mark.parametrize("features", [1, 5, 9])
-def test_explaining_costs_one_forward_row_a_feature_in_full_batches(rows: int, features: int) -> None:
-    model = Counted(net("relu", columns=features))
-    explainer = NObSP(model, interactions=0, batch_size=4096).fit(table("relu", 600, columns=features))
-    X = table("relu", rows, columns=features, seed=1)
-    model.forget()
-    explainer(X)
-    assert model.calls <= math.ceil(features * rows / 4096) + 2
-    assert model.rows <= (features + 1) * (rows + 1)
-    assert model.largest <= 4096
+# ---------------------------------------------------------------------- the regression
 
 
-def test_explaining_many_rows_costs_full_batches_too() -> None:
-    model = Counted(net("relu"))
-    explainer = NObSP(model, interactions=0, batch_size=256).fit(table("relu", 600))
-    model.forget()
-    explainer(table("relu", 1100, seed=1))
-    assert model.calls <= 5 * (5 + 1) + 1
-    assert model.largest <= 256
+def random_rows(seed: int, *, outputs: int = 2, outside: int = 4) -> Rows:
+    rng = np.random.default_rng(seed)
+    terms, prior = rng.normal(size=(60, 5)) * [3, 2, 1, 0.5, 0.1] + 1, rng.normal(size=(60, outputs))
+    y = prior + terms @ rng.normal(size=(5, outputs)) + 0.3 * rng.normal(size=(60, outputs))
+    away = rng.choice(60, outside, replace=False)
+    fold = rng.permutation(60) % 5
+    held = terms[away] + 0.1
+    return Rows(*(torch.from_numpy(np.asarray(part)) for part in (terms, prior, y, fold, away, held)))
 
 
-def test_calibrating_costs_one_pass_of_forward_rows_and_the_bases() -> None:
-    """Singles: d+1 rows a calibration row for the moments, d a sampled row for the bases, and what is measured."""
-    model = Counted(net("relu"))
-    NObSP(model, interactions=0).fit(table("relu", 5000))
-    assert model.rows <= 5000 * (5 + 1) + 5000 * 5 + 1024 * (5 + 1) + 6 * 256
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1000), alpha=st.sampled_from([1e-4, 1e-2, 1.0, 100.0]))
+def test_the_correction_is_ridge_regression_of_what_the_prior_leaves(seed: int, alpha: float) -> None:
+    rows = random_rows(seed)
+    T, target = rows.terms.numpy(), (rows.outputs - rows.prior).numpy()
+    expected = Ridge(alpha=len(T) * alpha * T.var(0).mean(), solver="svd").fit(T, target).coef_.T
+    found = fit_correction(rows, torch.full((2,), alpha, dtype=torch.float64))
+    assert_same_to_rounding(found.delta, expected, within=COEFFICIENTS)
 
 
-@pytest.mark.parametrize("interactions", [0, 2])
-def test_one_feature_and_more_pairs_than_there_are(interactions: int) -> None:
-    model, X = net("relu", columns=2, outputs=1), table("relu", 200, columns=2)
-    explainer = NObSP(model, interactions=interactions).fit(X)
-    assert explainer.terms_ == ((("x0",), ("x1",)) + ((("x0", "x1"),) if interactions else ()))
-    alone = NObSP(net("relu", columns=1), interactions=0, ridge=1e-10).fit(X[:, :1])
-    explanation = alone(X[:, :1])
-    assert np.abs(explanation.residual).max() < 1e-4 * explanation.predictions.std()
-    assert len(alone.interaction_strengths()["first"]) == 0
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1000))
+def test_rows_are_judged_by_fits_on_the_other_folds(seed: int) -> None:
+    rows, alphas = random_rows(seed), (1e-3, 1e-1, 10.0)
+    T, target, fold = rows.terms.numpy(), (rows.outputs - rows.prior).numpy(), rows.fold.numpy()
+    seen = T.copy()
+    seen[rows.outside.numpy()] = rows.held.numpy()
+    expected = np.empty((3, 60, 2))
+    for number in range(5):
+        test = fold == number
+        for place, alpha in enumerate(alphas):
+            strength = (~test).sum() * alpha * T.var(0).mean()
+            fit = Ridge(alpha=strength, solver="svd").fit(T[~test], target[~test])
+            expected[place, test] = target[test] - fit.predict(seen[test])
+    found = judge(rows, alphas)
+    assert_same_to_rounding(found.residual, expected, within=COEFFICIENTS)
+    errors = np.stack([(expected[:, fold == number] ** 2).sum(1) for number in range(5)])
+    assert_same_to_rounding(found.errors, errors, within=COEFFICIENTS)
+    for output in range(2):
+        best = errors[..., output].sum(0).argmin()
+        worse = errors[..., output] - errors[:, best, output][:, None]
+        level = [a for a in range(3) if worse[:, a].mean() <= worse[:, a].std() / 2]
+        assert int(found.best[output]) == max([best, *level])
 
 
-def test_the_product_is_the_pair_and_nothing_else() -> None:
-    """sin(x0) + tanh(x1) + … + x0·x1 about zero: the pair's term is x0·x1, and explained in full."""
-    model, X = one_product(4), table("relu", 1500, columns=4, correlation=0.5)
-    explanation = NObSP(model, baseline="zero", interactions=[["x0", "x1"]], ridge=1e-7).fit(X)(X)
-    product = X[:, 0] * X[:, 1]
-    found = explanation[:, ("x0", "x1")].values[:, 0, 0]
-    left = (found - (product - product.mean())).std() / product.std()
-    assert left < 0.05
-    assert explanation.explained()[0] > 0.9999
+def test_of_strengths_that_the_folds_cannot_tell_apart_the_strongest_is_taken() -> None:
+    errors = torch.tensor([[1.0, 1.2, 9.0], [1.2, 1.0, 9.0], [1.1, 1.1, 9.0]], dtype=torch.float64)[..., None]
+    assert choose_strength(errors).tolist() == [1]
+    assert choose_strength(errors[:, :1]).tolist() == [0]
 
 
-@pytest.mark.parametrize("mean", [1e4, 1e6])
-def test_rounding_of_a_large_mean_is_no_direction_of_its_own(mean: float) -> None:
-    """A weak direction, and rounding above it: there are as many directions as columns at most."""
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        rows = rng.normal(size=(60, 8)) * [1, 1, 1, 1e-9, 1, 1, 1, 1] @ np.linalg.qr(rng.normal(size=(8, 8)))[0]
-        found = _row_spectrum(torch.tensor(rows + mean), None, deep=True)
-        assert len(found.values) == found.vectors.shape[1] <= 8
+@pytest.mark.parametrize("ridge", ["auto", 1e-3])
+def test_functions_are_what_the_formulas_make_of_the_rows(monkeypatch: pytest.MonkeyPatch, ridge: Any) -> None:
+    """z̄ by brute force on the knots, straight lines between, ridge by scikit-learn, correction held at the range."""
+    model, X = net("tanh", columns=3, outputs=2), table("tanh", 400, columns=3, correlation=0.7)
+    explainer = NObSP(model, interactions=0, ridge=ridge, background=X[:10])
+    terms = captured(monkeypatch, explainer, X)
+    oracle, columns, priors, tables = Background(model, X[:10]), [], [], []
+    for k, piece in enumerate(terms.fit.pieces):
+        knots, _ = explainer.functions_.points(k)
+        z = oracle.mean((k,), knots[:, None])
+        at_rows = np.stack([np.interp(X[:, k], knots, z[:, j]) for j in range(z.shape[1])], 1)
+        centre = at_rows.mean(0)
+        directions = np.linalg.lstsq(z - centre, piece.basis.numpy(), rcond=1e-10)[0]
+        columns.append((at_rows - centre) @ directions)
+        priors.append((at_rows - centre) @ oracle.weight)
+        tables.append((knots, (z - centre) @ directions, (z - centre) @ oracle.weight))
+    y = oracle.network.logits(X)
+    T, target = np.hstack(columns), y - sum(priors)
+    strengths = explainer.ridge_ * len(X) * T.var(0).mean()
+    delta = Ridge(alpha=strengths, solver="cholesky").fit(T, target).coef_.T
+    start = 0
+    for k, (knots, basis, prior) in enumerate(tables):
+        mine = delta[start : (start := start + basis.shape[1])]
+        held = np.clip(knots, X[:, k].min(), X[:, k].max())
+        corrected = np.stack([np.interp(held, knots, (basis @ mine)[:, o]) for o in range(2)], 1)
+        expected = prior + corrected - (columns[k] @ mine + priors[k]).mean(0)
+        # Beyond the range tables grow as far as they reach, and rounding with them.
+        near = np.abs(knots) < 3 * np.abs(X).max()
+        found = explainer.functions_.points(k)[1]
+        assert_same_to_rounding(found[near], expected[near], within=COEFFICIENTS, size=10.0)
+    residual = terms.fit.held_out.chosen().numpy()
+    assert_same_to_rounding(explainer.explained_, share_explained(residual, y), within=CONTRIBUTIONS)
+
+
+# ---------------------------------------------------------------------- what is exact
+
+
+def test_all_terms_of_two_features_leavenullcontext() -> None:
+    model, X = net("silu", columns=2), table("silu", 500, columns=2)
+    ex = NObSP(model, interactions=[("x0", "x1")]).fit(X)(X)
+    assert ex.explained()[0] > 0.9995
+
+
+def test_functions_of_an_additive_network_are_the_true_ones() -> None:
+    """Up to straight lines between knots, a thousandth of the spread in the middle of each."""
+    model, X = additive(4), table("relu", 1500, columns=4, correlation=0.6)
+    truth = [np.sin, lambda x: 0.3 * x**2, np.abs, np.tanh]
+    explainer = NObSP(model).fit(X)
+    spread = explainer(X).predictions.std()
+    grid, hinges = np.linspace(-2, 2, 41), np.linspace(-8, 8, 33)  # where the network bends
+    assert explainer.terms_ == (("x0",), ("x1",), ("x2",), ("x3",))
+    for k, function in enumerate(truth):
+        found, expected = explainer.function(f"x{k}")(grid), np.interp(grid, hinges, function(hinges))
+        assert np.abs((found - found.mean()) - (expected - expected.mean())).max() < 3e-3 * spread, k
+    assert explainer.explained_[0] > 0.9999
+
+
+def test_the_correction_is_held_beyond_the_range_and_the_network_goes_on() -> None:
+    """Ten ranges away functions have the network's own slope: nothing explodes."""
+    model, X = net("relu", columns=3), table("relu", 400, columns=3, correlation=0.9)
+    explainer = NObSP(model, interactions=0, ridge=1e-5).fit(X)
+    prior = NObSP(model, interactions=0, ridge=NO_CORRECTION).fit(X)
+    for k in range(3):
+        edge = X[:, k].max()
+        x = edge + np.array([1.0, 10.0, 60.0])
+        moved = [one.function(f"x{k}")(x) - one.function(f"x{k}")([edge]) for one in (explainer, prior)]
+        assert_same_to_rounding(moved[0], moved[1], within=1e-9, size=100.0)
+
+
+# ---------------------------------------------------------------------- additivity
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 50),
+    kind=st.sampled_from(["relu", "silu", "embedding", "codes", "layernorm"]),
+    outputs=st.integers(1, 3),
+    interactions=st.sampled_from([0, 1, "auto", [("x0", "x1", "x2")]]),
+)
+def test_every_account_adds_up(seed: int, kind: str, outputs: int, interactions: Any) -> None:
+    model: Net = net(kind, outputs=outputs, seed=seed)
+    X = table(kind, 120, seed=seed)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        explainer = NObSP(model, interactions=interactions).fit(X)
+    ex = explainer(table(kind, 40, seed=seed + 1))
+    assert ex.values.shape == (40, len(explainer.terms_), outputs)
+    assert_adds_up(ex)
+    assert np.abs(explainer(X).values.mean(0)).max() < 1e-9 * max(np.abs(ex.predictions).max(), 1.0)
+
+
+@pytest.mark.parametrize("features", [{"a": [0, 1], "b": [2, 3], "c": 4}, {"one hot": [0, 1, 2], "x": 3, "y": 4}])
+def test_accounts_of_groups_add_up(features: dict[str, Any]) -> None:
+    X = table("relu", 200)
+    if "one hot" in features:
+        X[:, :3] = np.eye(3)[np.random.default_rng(0).integers(0, 3, 200)]
+    names = list(features)
+    explainer = NObSP(net("relu", outputs=2), features=features, interactions=[tuple(names[:2])]).fit(X)
+    ex = explainer(X[:50])
+    assert_adds_up(ex)
+    direct = {finding.subject for finding in explainer.health().findings if finding.code == "no_table"}
+    assert bool(direct) == ("a" in features)
+    assert bool(explainer.compile().left_out) == bool(direct)

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from nobsp import Local
 from nobsp.vision import NObSPCam, tail
-from nobsp.vision.channels import ChannelCalibration
+from nobsp.vision.channels import ChannelMoments
 from tests.vision.networks import averaged, images, made, through_layers
 
 # Images of each rank, for two and for three of them.
@@ -76,17 +76,15 @@ def numbers(cam: NObSPCam) -> dict[str, Tensor]:
     return {name: tensor.contiguous().clone() for name, tensor in found.items()}
 
 
-def bad(name: str, rank: int, size: int, stack: ExitStack) -> tuple[nn.Module, dict[str, Any], Any, Any]:
-    """What goes wrong on one rank, mostly the last: model, options, images and labels."""
+def bad(name: str, rank: int, size: int, stack: ExitStack) -> tuple[nn.Module, dict[str, Any], Any]:
+    """What goes wrong on one rank, mostly the last: model, options and images."""
     model, options, shards, _ = case(averaged(), size)
-    x, y, last = shards[rank].clone(), None, rank == size - 1
+    x, last = shards[rank].clone(), rank == size - 1
     if name == "nan" and last:
         x[3, 0, 0, 0] = torch.nan
     if name == "late nan":  # found only while images are looked at, of which the others have no end
         x[-1] = torch.nan if last else x[-1]
-        return model, options, batches(x) if last else cycle(x.split(7)), None
-    if name == "labels" and last:
-        y = np.zeros(len(x))
+        return model, options, batches(x) if last else cycle(x.split(7))
     if name == "option" and last:
         options["coefficients"] = "best"
     if name == "coefficients" and last:
@@ -94,15 +92,15 @@ def bad(name: str, rank: int, size: int, stack: ExitStack) -> tuple[nn.Module, d
     if name == "model" and last:
         model = made(model, seed=5)
     if name == "solving" and rank == 0:
-        stack.enter_context(patch.object(ChannelCalibration, "solve", side_effect=ValueError("no solution")))
+        stack.enter_context(patch.object(ChannelMoments, "solve", side_effect=ValueError("no solution")))
     if name == "nothing anywhere":
         x = x[:0]
     if name == "one image":
         x = x[: int(last)]
-    return model, options, x, y
+    return model, options, x
 
 
-FAILURES = ("nan", "late nan", "labels", "option", "coefficients", "model", "solving", "nothing anywhere", "one image")
+FAILURES = ("nan", "late nan", "option", "coefficients", "model", "solving", "nothing anywhere", "one image")
 
 
 def untouched(model: nn.Module) -> bool:
@@ -118,10 +116,10 @@ def main(rank: int, size: int, folder: Path) -> None:
         safetensors.torch.save_file(numbers(cam), folder / f"{name}-{rank}.safetensors")
     for name in FAILURES:
         with ExitStack() as stack:
-            model, options, x, y = bad(name, rank, size, stack)
+            model, options, x = bad(name, rank, size, stack)
             cam = NObSPCam(model, **options)
             try:
-                cam.fit(x, y)
+                cam.fit(x)
                 said = "nothing"
             except (TypeError, ValueError, RuntimeError) as failure:
                 said = f"{type(failure).__name__}: {failure}\n{hasattr(cam, '_fit')} {untouched(model)}"
@@ -130,7 +128,7 @@ def main(rank: int, size: int, folder: Path) -> None:
     model, options, shards, x = CASES["calibrated"](size)
     NObSPCam(model, **options).fit(shards[rank])
     if rank == 0:
-        cam = NObSPCam(model, **options).fit(shards[rank], distributed=False)
+        cam = NObSPCam(model, **options).fit(shards[rank], engine=Local())
         (folder / "alone.txt").write_text(str(cam.health().rows))
 
 

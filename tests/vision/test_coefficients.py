@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nobsp.vision import NObSPCam
-from nobsp.vision.channels import Means
+from nobsp.vision.channels import ChannelMeans
 from nobsp.vision.grid import pooled
 from tests.projection.oracles import algorithm_1
 from tests.tolerances import CONTRIBUTIONS, PASS, SUMS
@@ -17,10 +17,10 @@ from tests.vision.networks import Functional, averaged, images, made, through_la
 
 
 def units_and_logits(cam: NObSPCam, x: Tensor) -> tuple[Tensor, Tensor]:
-    anatomy = cam._fitted.anatomy
-    with anatomy.looking() as look:
-        found = look(x)
-    return pooled(found.maps, anatomy.pooling), found.logits
+    feature_map = cam._fitted.feature_map
+    with feature_map.running() as forward:
+        found = forward(x)
+    return pooled(found.maps, feature_map.pooling), found.logits
 
 
 def one_by_one(units: Tensor, logits: Tensor, ridge: float) -> NDArray[np.float64]:
@@ -73,10 +73,10 @@ def test_with_enough_images_and_no_ridge_they_are_the_weights_of_the_head() -> N
 def test_the_weights_of_the_head_need_only_means() -> None:
     model = averaged()
     cam = NObSPCam(model, coefficients="head", batch_size=7).fit(images(60))
-    state = cam._fitted.calibration.state  # type: ignore[union-attr]
-    assert isinstance(state, Means)
+    state = cam._fitted.calibration
+    assert isinstance(state, ChannelMeans)
     units, _ = units_and_logits(cam, images(60))
-    torch.testing.assert_close(state.mean, units.mean(0), rtol=SUMS, atol=PASS)
+    torch.testing.assert_close(state.means.mean, units.mean(0), rtol=SUMS, atol=PASS)
     np.testing.assert_array_equal(cam.coefficients_, model.head.weight.detach().numpy().T)
 
 

@@ -75,7 +75,6 @@ def test_each_rank_has_its_share_in_the_images_kept(met: Met) -> None:
 SAID = {
     "nan": ("ValueError: image 3 of images has a value that is not finite", "last"),
     "late nan": ("of images has a value that is not finite", "last"),
-    "labels": ("TypeError: fit takes no labels", "last"),
     "option": ('ValueError: coefficients must be "calibrated" or "head"', "last"),
     "coefficients": ("coefficients, ridge or output_names asked for differs between rank 0 and rank {last}", "all"),
     "model": ("the model differs between rank 0 and rank {last}", "all"),

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.vision import isolation
-from nobsp.vision.anatomy import Anatomy
+from nobsp.vision.feature_map import FeatureMap
+from nobsp.vision.find_map import find_map
 from nobsp.vision.isolation import isolating, shaped
-from nobsp.vision.search import find_anatomy
 from tests.tolerances import assert_same_to_rounding
 from tests.vision.networks import body, images, made, through_layers
 
@@ -40,12 +40,12 @@ class Around(nn.Module):
         return self.head(torch.tanh(self.hidden(pooled)) * pooled)
 
 
-def put_in(model: nn.Module, x: Tensor) -> tuple[Anatomy, Tensor, Tensor]:
+def put_in(model: nn.Module, x: Tensor) -> tuple[FeatureMap, Tensor, Tensor]:
     """Where the map is, what is put in of it, and the baseline."""
-    anatomy = find_anatomy(model, x)
-    with anatomy.looking() as look:
-        inputs = shaped(look(x).maps, anatomy)
-    return anatomy, inputs, inputs.mean(0)
+    feature_map = find_map(model, x)
+    with feature_map.running() as forward:
+        inputs = shaped(forward(x).maps, feature_map.reach)
+    return feature_map, inputs, inputs.mean(0)
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,12 @@ def put_in(model: nn.Module, x: Tensor) -> tuple[Anatomy, Tensor, Tensor]:
 def test_each_channel_alone_and_left_out_equals_whole_maps_put_in(model: nn.Module, layer: str | None) -> None:
     x = images(6)
     with torch.no_grad():
-        anatomy, inputs, baseline = put_in(model, x)
-        with isolating(anatomy, x[:1], inputs, baseline) as found:
+        feature_map, inputs, baseline = put_in(model, x)
+        with isolating(feature_map, x[:1], inputs, baseline) as found:
             alone, others = found.both([0, 3])
             again = found.alone([3])
-        place = isolation._FOUND[anatomy]
-        with anatomy.behind(x[:1]) as tail:
+        place = isolation._FOUND[feature_map]
+        with feature_map.behind(x[:1]) as tail:
             for position, channel in enumerate([0, 3]):
                 only, but = baseline.expand_as(inputs).clone(), inputs.clone()
                 only[:, channel], but[:, channel] = inputs[:, channel], baseline[channel]
@@ -81,8 +81,8 @@ def test_channels_are_grouped_so_that_memory_is_bounded(monkeypatch: pytest.Monk
     monkeypatch.setattr(isolation, "AT_ONCE", 6 * 12 * 3)
     x = images(6)
     with torch.no_grad():
-        anatomy, inputs, baseline = put_in(like_vgg(), x)
-        with isolating(anatomy, x[:1], inputs, baseline) as found:
+        feature_map, inputs, baseline = put_in(like_vgg(), x)
+        with isolating(feature_map, x[:1], inputs, baseline) as found:
             assert list(found.chunks(4)) == [[0, 1, 2], [3]]
 
 
@@ -90,10 +90,10 @@ def test_half_precision_is_put_in_without_a_second_loss() -> None:
     x = images(6).bfloat16()
     model = like_vgg().bfloat16()
     with torch.no_grad():
-        anatomy, inputs, baseline = put_in(model, x)
-        with isolating(anatomy, x[:1], inputs.bfloat16(), baseline.bfloat16()) as found:
+        feature_map, inputs, baseline = put_in(model, x)
+        with isolating(feature_map, x[:1], inputs.bfloat16(), baseline.bfloat16()) as found:
             alone = found.alone([1])[0]
-        with anatomy.behind(x[:1]) as tail:
+        with feature_map.behind(x[:1]) as tail:
             only = baseline.expand_as(inputs).clone()
             only[:, 1] = inputs[:, 1]
             expected = tail(only).double()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
-from nobsp.vision import NObSPCam, on_ray
+from nobsp.vision import NObSPCam
 from nobsp.vision.tail import TailCalibration
 from tests.cluster import CLUSTER_WARNINGS, Mortal, cluster
 from tests.tolerances import CONTRIBUTIONS
@@ -42,7 +42,7 @@ def assert_same_maps(found: NObSPCam, expected: NObSPCam, x: Tensor) -> None:
 def test_pooled_channels_are_the_same_though_a_worker_is_killed(
     ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_ray, "_MOST_IMAGES", 14)
+    monkeypatch.setattr("nobsp.vision.images.AT_ONCE", 14)
     x = images(60)
     model = Mortal(averaged(), tmp_path / "killed", call=4)
     dataset = in_blocks(ray, x, 25, 31, 52)
@@ -85,13 +85,12 @@ def test_merged_calibrations_keep_as_many_images_of_each_as_it_has_a_share() -> 
     """Images may come sorted, so the first batches must not fill all the room there is."""
     x = images(30)
     model = through_layers()
-    with_room = NObSPCam(model).fit(x[:2])._fitted.anatomy
+    with_room = NObSPCam(model).fit(x[:2])._fitted.feature_map
     parts = []
     for start, stop in ((0, 20), (20, 30)):
-        calibration = TailCalibration(with_room, "calibrated")
-        calibration.room = 12
-        with with_room.looking() as look, torch.no_grad():
-            calibration.update(with_room, look(x[start:stop]))
+        calibration = replace(TailCalibration.start(with_room, "calibrated"), room=12)
+        with with_room.running() as forward:
+            calibration.update(forward(x[start:stop]))
         parts.append(calibration)
     joined = parts[0].merge(parts[1])
     kept = [int((joined.kept[:, None] == part.kept[None]).all(2).any(1).sum()) for part in parts]

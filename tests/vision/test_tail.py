@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.vision import NObSPCam, tail
-from nobsp.vision.search import find_anatomy
+from nobsp.vision.find_map import find_map
 from nobsp.vision.tail import TailCalibration, TailEvidence, row_basis
 from tests.projection.oracles import algorithm_1, normal
 from tests.tolerances import CONTRIBUTIONS, SUMS
@@ -105,11 +105,11 @@ def test_a_basis_leaves_out_nothing_but_rounding(shape: tuple[int, int]) -> None
 def test_more_images_are_kept_than_the_representation_is_wide(architecture: Callable[..., nn.Module]) -> None:
     model, x = architecture("alexnet"), images(2, size=224, dtype=torch.float32)
     with torch.no_grad():
-        anatomy = find_anatomy(model, x)
-    width = anatomy.head.weight.shape[1]
+        feature_map = find_map(model, x)
+    width = feature_map.head.weight.shape[1]
     assert width == 4096
-    assert TailCalibration(anatomy, "calibrated").room > width
-    assert TailCalibration(anatomy, "head").room == 256
+    assert TailCalibration.start(feature_map, "calibrated").room > width
+    assert TailCalibration.start(feature_map, "head").room == 256
 
 
 def test_advice_to_use_more_images_can_be_followed() -> None:

@@ -46,13 +46,6 @@ def agreement_of(
 
     A single output is a logit where a sigmoid follows, or where the column takes two values.
 
-    Args:
-        logits: Before the link, shape (rows, outputs).
-        labels: A pandas column; rows without a value are left out.
-        target: Its name.
-        output_names: Names of the outputs.
-        link: What follows the logits.
-
     Example:
         >>> import numpy as np, pandas as pd
         >>> found = agreement_of(np.array([[3.0], [2.0], [1.0]]), pd.Series([1.0, 2.0, 3.0]), target="price",
@@ -149,12 +142,6 @@ def wrong_order(
 
     Every folder claims the class most often predicted for its images. Where that gives each folder a class of its own,
     and far more predictions then agree with their folders, the names are taken to be in the wrong order.
-
-    Args:
-        labels: The folder of each image.
-        predicted: Names of the predicted classes, as they are now.
-        names: Names of all classes, in the model's order.
-        option: What they are named with.
 
     Example:
         >>> wrong_order(["one", "two", "one"], ["two", "one", "two"], ["one", "two"])[-27:]

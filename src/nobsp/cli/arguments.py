@@ -43,12 +43,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
-    """The asked command with its options; help where nothing was asked.
-
-    Raises:
-        Misuse: If something was asked that there is not.
-        SystemExit: After --help and --version.
-    """
+    """The asked command with its options; help where nothing was asked."""
     parser, commands = _parser()
     if not argv:
         parser.print_help()
@@ -119,7 +114,7 @@ def _model(parser: argparse.ArgumentParser, *, required: bool = True) -> Any:
         "--model",
         required=required,
         metavar="FILE|FACTORY",
-        help="a torch.export file (.pt2), a TorchScript file, a scikit-learn pipeline in a skops file, or a function "
+        help="a torch.export file (.pt2), a scikit-learn pipeline in a skops file, or a function "
         "that makes the model: package.module:factory or file.py:factory",
     )
     group.add_argument("--weights", type=Path, metavar="FILE", help="weights for what the factory makes (.safetensors)")
@@ -131,6 +126,12 @@ def _model(parser: argparse.ArgumentParser, *, required: bool = True) -> Any:
     group.add_argument("--head", metavar="NAME", help="name of the last linear layer, where it is not found by itself")
     group.add_argument("--output-names", nargs="+", metavar="NAME", help="names of the outputs or classes")
     group.add_argument("--device", metavar="DEVICE", help="where to run the model, such as cuda or cpu")
+    group.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads torch may use; default: 1 for tables, where more are slower, and torch's own for images",
+    )
     return group
 
 
@@ -193,13 +194,14 @@ Explains a network on a table: what each feature, and each interaction that matt
 Writes into the folder --out:
   report.html            everything to look at, with what-if sliders; needs no network and no Python
   contributions.parquet  base, every term, residual and prediction, per row and output
-  curves.csv             every feature's function with its band
-  explainer.nobsp        the calibration, for nobsp.NObSP.load
+  curves.csv             every feature's average effect with its band
+  explainer.nobsp        the calibration without its rows, for nobsp.NObSP.load
 """
 
 
 def _explain(parser: argparse.ArgumentParser) -> None:
     _model(parser)
+    parser.set_defaults(threads=1)
     table = _table(parser, required=True)
     table.add_argument(
         "--calibrate", type=Path, metavar="FILE", help="rows to calibrate on, best fresh ones; default: those of --data"
@@ -212,14 +214,24 @@ def _explain(parser: argparse.ArgumentParser) -> None:
         metavar="WHICH",
         help="auto (default), a number of pairs, 0 for none, or pairs such as age:income",
     )
-    group.add_argument("--baseline", choices=("mean", "zero", "median", "mode"), default="mean", help="default: mean")
+    group.add_argument(
+        "--background", type=int, default=32, metavar="N", help="rows that effects are averaged over; default: 32"
+    )
+    group.add_argument(
+        "--baseline",
+        choices=("mean", "zero", "median", "mode"),
+        default="mean",
+        help="the point that changes are measured from; default: mean",
+    )
     group.add_argument(
         "--reference",
         choices=("terms", "complement"),
         default="terms",
         help="all terms at once (default), or the paper's Algorithm 1",
     )
-    group.add_argument("--ridge", default="auto", metavar="STRENGTH", help="auto (default), or a number such as 1e-4")
+    group.add_argument(
+        "--ridge", default="auto", metavar="STRENGTH", help="auto, chosen on held-out rows (default); or a number, 1e-4"
+    )
     group.add_argument("--batch-size", type=int, default=4096, metavar="ROWS", help="most rows in one forward call")
     _result(parser, "where the four files go")
     _manners(parser)

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nobsp.cli import cam as maps
 from nobsp.cli.agreement import wrong_order
-from nobsp.cli.cam import calibrated, calibration_of, limited, require_readable, tried
+from nobsp.cli.cam import Tried, calibration_of, limited, require_readable, tried
 from nobsp.cli.console import Console, Misuse, counted
-from nobsp.cli.explain import require_report, tables_of
+from nobsp.cli.explain import calibrated, require_report, tables_of
 from nobsp.cli.folder import require_free, written
-from nobsp.cli.models import Loaded, load_model
+from nobsp.cli.models import Loaded, limited_threads, load_model
 from nobsp.cli.pictures import Pictures, find_pictures
-from nobsp.cli.tables import Data, grouped, names_in, write_csv
-from nobsp.cli.trial import Tried, line_of, tried_on_rows
+from nobsp.cli.tables import Data, names_in, write_csv
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +41,8 @@ def run(options: Namespace, console: Console) -> None:
     loaded = load_model(options.model, weights=options.weights, trust_pickle=options.trust_pickle)
     if options.report:
         require_report()
-    (_table if options.data is not None else _images)(options, console, loaded, files)
+    with limited_threads(1 if options.threads is None and options.data is not None else options.threads):
+        (_table if options.data is not None else _images)(options, console, loaded, files)
 
 
 # ---------------------------------------------------------------------- tables
@@ -52,25 +53,15 @@ def _table(options: Namespace, console: Console, loaded: Loaded, files: Sequence
         raise Misuse("--data needs --target, the column with the true classes.")
     console.step(f"reading {options.data}")
     data, database = tables_of(options, loaded, need_target=True)
-    groups = grouped([str(name) for name in database.rows.columns], options.groups)
     found_labels = [labels_of(table) for table in dict.fromkeys((database, data))]
-    model = tried_on_rows(options, loaded, data, database)
     import numpy as np
 
-    from nobsp import NObSP
     from nobsp.neighbours import audit
 
+    explainer = calibrated(options, loaded, database, console)
+    names, known = explainer.output_names_, getattr(explainer.model, "classes_", None)
+    model = Tried(explainer.model, len(names), names, explainer.link_, known)
     classes = _settled(options, model, found_labels, others=len(database.rows) - (data is database))
-    explainer = NObSP(
-        model.model,
-        features=groups,
-        head=options.head,
-        output_names=names_in(options.output_names),
-        device=options.device,
-        batch_size=options.batch_size or 4096,
-    )
-    console.step(f"calibrating on {counted(len(database.rows), 'row')}")
-    explainer.fit(database.rows, progress=console.progress)
     index = _index(explainer, options, classes).fit(database.rows, found_labels[0], progress=console.progress)
     console.step(f"auditing {counted(len(data.rows), 'row')}")
     fresh = data is not database
@@ -105,8 +96,7 @@ def labels_of(table: Data) -> NDArray[Any]:
     column = table.labels
     if column.isna().any():
         row = int(column.isna().to_numpy().argmax())
-        line = line_of(table.path, row, rows=len(column))
-        raise Misuse(f"row {row}{line} of {table.path} has no value in --target {column.name}; take such rows out.")
+        raise Misuse(f"row {row} of {table.path} has no value in --target {column.name}; take such rows out.")
     values = column.to_numpy()
     if values.dtype.kind in "iub":
         return np.asarray(values, dtype=np.int64)
@@ -136,7 +126,7 @@ def _images(options: Namespace, console: Console, loaded: Loaded, files: Sequenc
     model = tried(options, loaded, database, console)
     classes = _settled(options, model, labels, others=len(database) - (pictures is database))
     require_readable(console, pictures, database)
-    cam = calibrated(options, model, database, console)
+    cam = maps.calibrated(options, model, database, console)
     index = _index(cam, options, classes).fit(database, labels[0])
     console.step(f"auditing {counted(len(pictures), 'image')}")
     fresh = pictures is not database
@@ -201,7 +191,7 @@ def _pictured(
 
 
 def _settled(options: Namespace, model: Tried, labels: Sequence[NDArray[Any]], *, others: int) -> NDArray[Any] | None:
-    """The labels of --classes; an error where labels, classes and model do not go together, before the long work."""
+    """The labels of --classes; an error where labels, classes and model do not go together."""
     import numpy as np
 
     from nobsp.neighbours.outcomes import outcomes_of
@@ -221,8 +211,8 @@ def _settled(options: Namespace, model: Tried, labels: Sequence[NDArray[Any]], *
             f"--target {options.target} holds {len(different)} different numbers, and the model has one output and no "
             f"sigmoid: {_NO_CLASSES}"
         )
-    witness: Any = model  # knows of its outputs what a witness does, and is not calibrated yet
-    outcomes = outcomes_of(witness, task="classification", output=None, classes=classes, labels=labels[0])
+    source: Any = model  # has the attributes of an EvidenceSource that are used, and is not calibrated yet
+    outcomes = outcomes_of(source, task="classification", output=None, classes=classes, labels=labels[0])
     for some in labels:
         outcomes.encoded(some, len(some))
     return classes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,9 @@ from nobsp.cli.agreement import wrong_order
 from nobsp.cli.console import Console, Misuse, close_to, counted
 from nobsp.cli.explain import require_report
 from nobsp.cli.folder import require_free, written
-from nobsp.cli.models import Loaded, load_model
+from nobsp.cli.models import Loaded, hinting, limited_threads, load_model
 from nobsp.cli.pictures import Pictures, find_pictures, require_image
-from nobsp.cli.tables import write_csv
-from nobsp.cli.trial import Tried, tried_on_images
+from nobsp.cli.tables import names_in, write_csv
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 FILES = ("maps", "predictions.csv", "explainer.nobsp", "report.html")
 _IN_REPORT = 60
+_FIRST_IMAGES = 4
 _TARGETS = 3
 
 
@@ -36,6 +37,13 @@ def run(options: Namespace, console: Console) -> None:
     loaded = load_model(options.model, weights=options.weights, trust_pickle=options.trust_pickle)
     if options.report:
         require_report()
+    with limited_threads(options.threads):
+        _run(options, console, loaded, pictures, others, files)
+
+
+def _run(
+    options: Namespace, console: Console, loaded: Loaded, pictures: Pictures, others: Pictures, files: Sequence[str]
+) -> None:
     found = tried(options, loaded, others, console)
     names = found.output_names
     target, against = _asked(options.target, names, "--class"), _asked(options.against, names, "--against")
@@ -86,15 +94,46 @@ def how_prepared(pictures: Pictures) -> str:
     return f"{size}, mean {mean}, std {std}"
 
 
-def tried(options: Namespace, loaded: Loaded, others: Pictures, console: Console) -> Tried:
-    """The network, tried on some images, and said where its classes have their names from."""
-    found = tried_on_images(options, loaded, others)
-    if options.output_names is None and found.output_names == others.classes:
-        console.step(
-            f"classes are named after the folders, in their order: {', '.join(found.output_names[:5])}"
-            f"{' …' if found.outputs > 5 else ''}"
-        )
-    return found
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """A model that runs on the caller's images, or rows.
+
+    Attributes:
+        model: Ready to be explained.
+        outputs: How many outputs it has.
+        output_names: Their names, where a caller or the model itself gave them; else numbers.
+        link: What follows its last linear layer.
+        classes: Labels of the classes as the model itself knows them.
+    """
+
+    model: Any
+    outputs: int
+    output_names: tuple[str, ...]
+    link: str
+    classes: Any = None
+
+
+def tried(options: Namespace, loaded: Loaded, images: Pictures, console: Console) -> Tried:
+    """The network, tried on the first images; folders name its classes where there are as many."""
+    from nobsp.vision.find_map import find_map
+
+    some = images.batch(range(min(_FIRST_IMAGES, len(images))))
+    channels, height, width = some.shape[1:]
+    with hinting(
+        f"Images of {counted(channels, 'channel')}, {height}×{width}, were given; "
+        f"--channels {3 if channels == 1 else 1} and --size give others."
+    ):
+        model = loaded.ready(lambda: some)
+        anatomy = find_map(model, some, layer=getattr(options, "layer", None), head=options.head)
+    given = names_in(options.output_names)
+    if given is None and len(images.classes) == anatomy.outputs > 1:
+        given = list(images.classes)
+        listed = f"{', '.join(given[:5])}{' …' if len(given) > 5 else ''}"
+        console.step(f"classes are named after the folders, in their order: {listed}")
+    if given is not None and len(given) != anatomy.outputs:
+        raise ValueError(f"--output-names has {len(given)} names but the model has {anatomy.outputs} classes.")
+    names = given or [f"class {number}" for number in range(anatomy.outputs)]
+    return Tried(model, anatomy.outputs, tuple(names), "identity")
 
 
 def calibrated(options: Namespace, tried: Tried, others: Pictures, console: Console) -> NObSPCam:

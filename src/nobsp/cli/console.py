@@ -60,10 +60,11 @@ class Console:
                 warnings.simplefilter("default")
                 for meant_for_programmers in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
                     warnings.simplefilter("ignore", meant_for_programmers)
-                warnings.showwarning = self._note
+                warnings.showwarning = self.note
             yield
 
-    def _note(self, message: Warning | str, *_: Any, **__: Any) -> None:
+    def note(self, message: Warning | str, *_: Any, **__: Any) -> None:
+        """A warning, on stderr."""
         self.step(f"note: {one_line(message)}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 from nobsp.cli.agreement import Agreement, agreement_of
 from nobsp.cli.console import Console, Misuse, close_to, counted
 from nobsp.cli.folder import require_free, written
-from nobsp.cli.models import Loaded, load_model
+from nobsp.cli.models import Loaded, hinting, limited_threads, load_model
 from nobsp.cli.tables import Data, grouped, names_in, read_table, split, write_csv
-from nobsp.cli.trial import tried_on_rows
 
 if TYPE_CHECKING:
     from nobsp import NObSP
-    from nobsp.tabular import Explanation, Health
+    from nobsp.tabular import Explanation
 
 FILES = ("contributions.parquet", "curves.csv", "explainer.nobsp", "report.html")
+# Rows with which closed models are opened.
+_OPENING_ROWS = 256
 
 
 def run(options: Namespace, console: Console) -> None:
@@ -30,52 +32,72 @@ def run(options: Namespace, console: Console) -> None:
     loaded = load_model(options.model, weights=options.weights, trust_pickle=options.trust_pickle)
     data, calibration = tables_of(options, loaded)
     columns = [str(name) for name in data.rows.columns]
-    groups = grouped(columns, options.groups)
-    _require_features(interactions, list(groups or columns))
+    _require_features(interactions, list(grouped(columns, options.groups) or columns))
     if options.report:
         require_report()
+    with limited_threads(options.threads):
+        explainer = calibrated(
+            options,
+            loaded,
+            calibration,
+            console,
+            background=options.background,
+            baseline=options.baseline,
+            reference=options.reference,
+            interactions=interactions,
+            ridge=ridge,
+        )
+        console.step(f"explaining {counted(len(data.rows), 'row')}")
+        explanation = explainer(data.rows, progress=console.progress)
+        agreement = _agreement(data, explainer, explanation)
+        if agreement is not None and agreement.warning is not None:
+            console.step(f"warning: {agreement.warning}")
+        with written(options.out) as folder:
+            write_contributions(folder / "contributions.parquet", explanation)
+            curves = explainer.curves()
+            write_csv(folder / "curves.csv", {str(name): list(curves[name]) for name in curves})
+            explainer.save(folder / "explainer.nobsp")
+            if options.report:
+                console.step("writing the report")
+                _report(folder / "report.html", options, loaded, data, calibration, explanation, agreement)
+    found = _summary(options, files, data, calibration, explainer, explanation, agreement)
+    console.results(_sentences(found, agreement), found)
 
+
+def calibrated(options: Namespace, loaded: Loaded, table: Data, console: Console, **choices: Any) -> NObSP:
+    """The explainer, after it has seen the rows; what must not be believed is said on stderr at once."""
     from nobsp import NObSP
+    from nobsp.network.batches import batches_of
 
-    tried = tried_on_rows(options, loaded, data, calibration)
-    explainer = NObSP(
-        tried.model,
-        features=groups,
-        baseline=options.baseline,
-        reference=options.reference,
-        interactions=interactions,
-        ridge=ridge,
-        head=options.head,
-        output_names=names_in(options.output_names),
-        device=options.device,
-        batch_size=options.batch_size,
-    )
-    console.step(f"calibrating on {counted(len(calibration.rows), 'row')} of {len(columns)} columns")
-    explainer.fit(calibration.rows, progress=console.progress)
-    console.step(f"explaining {counted(len(data.rows), 'row')}")
-    explanation = explainer(data.rows, progress=console.progress)
-    health = explainer.health(data.rows if calibration is not data else None)
-    agreement = _agreement(data, explainer, explanation)
-    if agreement is not None and agreement.warning is not None:
-        console.step(f"warning: {agreement.warning}")
-    with written(options.out) as folder:
-        write_contributions(folder / "contributions.parquet", explanation)
-        write_curves(folder / "curves.csv", explainer)
-        explainer.save(folder / "explainer.nobsp")
-        if options.report:
-            console.step("writing the report")
-            _report(folder / "report.html", options, loaded, data, calibration, explanation, agreement)
-    console.results(*_summary(options, files, data, explainer, explanation, health, agreement))
+    columns = [str(name) for name in table.rows.columns]
+    some = ", ".join(columns) if len(columns) <= 8 else f"{', '.join(columns[:6])}, …, {columns[-1]}"
+    choose = "choose with --features" if options.target else "name the target with --target, or choose with --features"
+    console.step(f"calibrating on {counted(len(table.rows), 'row')} of {len(columns)} columns")
+    with (
+        hinting(f"{len(columns)} columns were given ({some}); {choose}."),
+        warnings.catch_warnings(record=True) as heard,
+    ):
+        explainer = NObSP(
+            loaded.ready(lambda: next(iter(batches_of(table.rows, batch_size=_OPENING_ROWS, argument="--data")))),
+            features=grouped(columns, options.groups),
+            head=options.head,
+            output_names=names_in(options.output_names),
+            device=options.device,
+            batch_size=options.batch_size or 4096,
+            **choices,
+        ).fit(table.rows, progress=console.progress)
+    errors = [f for f in explainer.health().findings if f.severity == "error"]
+    told = {f"{finding.subject}: {finding.message}" for finding in errors}
+    for finding in errors:
+        console.complain(f"error: {finding.subject}: {finding.message}")
+    for warning in heard:
+        if str(warning.message) not in told:
+            console.note(warning.message)
+    return explainer
 
 
 def tables_of(options: Namespace, loaded: Loaded, *, need_target: bool = False) -> tuple[Data, Data]:
-    """The rows to look at and those to calibrate on, which may be the same.
-
-    Args:
-        options: Where they are, and which of their columns are meant.
-        loaded: The model, which may know its columns.
-        need_target: Whether rows to calibrate on need their true values too.
-    """
+    """The rows to look at and those to calibrate on, which may be the same."""
 
     def cut(path: Path, option: str, *, need_target: bool) -> Data:
         frame = read_table(path, option=option)
@@ -146,7 +168,7 @@ def _agreement(data: Data, explainer: NObSP, explanation: Explanation) -> Agreem
 
 
 def write_contributions(path: Path, explanation: Explanation) -> None:
-    """One line per row and output: base, every term, residual, prediction."""
+    """One line per row and output: base, every term, residual, prediction, and whether it lies outside the range."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet
@@ -156,7 +178,8 @@ def write_contributions(path: Path, explanation: Explanation) -> None:
         for output in explanation.output_names:
             account = {str(k): np.asarray(v) for k, v in explanation.to_frame(output).items()}
             names = {"row": np.arange(len(explanation)), "output": np.full(len(explanation), output)}
-            table = pa.table({**{_free(name, account): values for name, values in names.items()}, **account})
+            flags = {_free("outside", account): explanation.outside.any(1)}
+            table = pa.table({**{_free(name, account): values for name, values in names.items()}, **account, **flags})
             writer = writer or pyarrow.parquet.ParquetWriter(path, table.schema, compression="zstd")
             writer.write_table(table)
     finally:
@@ -167,12 +190,6 @@ def write_contributions(path: Path, explanation: Explanation) -> None:
 def _free(name: str, taken: Mapping[str, Any]) -> str:
     """A feature may be called "row" too."""
     return _free(f"({name})", taken) if name in taken else name
-
-
-def write_curves(path: Path, explainer: NObSP) -> None:
-    """Every feature's function on a grid, with its band."""
-    curves = explainer.curves()
-    write_csv(path, {str(name): list(curves[name]) for name in curves})
 
 
 def _report(
@@ -210,56 +227,93 @@ def _summary(
     options: Namespace,
     files: Sequence[str],
     data: Data,
+    calibration: Data,
     explainer: NObSP,
     explanation: Explanation,
-    health: Health,
     agreement: Agreement | None,
-) -> tuple[list[str], dict[str, Any]]:
-    shares = [float(share) for share in explanation.explained()]
-    strongest = strongest_of(explainer)
-    pairs = [" × ".join(term) for term in explainer.terms_ if len(term) > 1]
-    known = [share for share in shares if share == share]
-    carried = f"{min(known):.1%}" if known else "an unknown share"
-    several = "at least " if len(known) > 1 else ""
-    lines = [
-        f"{counted(len(data.rows), 'row')}, {counted(len(explainer.feature_names_), 'feature')}, "
-        f"{counted(len(pairs), 'interaction')}, {counted(len(shares), 'output')}.",
-        f"The functions carry {several}{carried} of the output's variance; the rest is reported as residual.",
-        "Strongest: " + ", ".join(f"{name} ({size:.3g})" for name, size in strongest[:5]) + ".",
+) -> dict[str, Any]:
+    """What was found, as --json says it."""
+    state = explainer.health()
+    here: Sequence[float] = [] if calibration is data else explanation.explained().tolist()
+    outputs = [
+        {"name": name, "explained": _number(share), "inside": _number(inside), "ridge": float(ridge)}
+        for name, share, inside, ridge in zip(
+            explainer.output_names_, state.explained, state.inside, explainer.ridge_, strict=True
+        )
     ]
-    if agreement is not None:
-        lines.insert(1, agreement.said)
-    if pairs:
-        lines.append("Interactions: " + ", ".join(pairs[:5]) + (" …" if len(pairs) > 5 else "") + ".")
-    if data.left_out:
-        lines.append("Not used: " + ", ".join(data.left_out) + ".")
-    for finding in health.findings:
-        subject = f"{finding.subject}: " if finding.subject else ""
-        lines.append(f"{finding.severity}: {subject}{finding.message}")
-    lines.append("Wrote " + ", ".join(str(options.out / name) for name in files) + ".")
-    return lines, {
+    for output, share in zip(outputs, here, strict=False):
+        output["explained_here"] = _number(share)
+    counts = explanation.outside.sum(0).tolist()
+    return {
+        "outputs": outputs,
+        "held_out": state.held_out,
         "rows": len(data.rows),
+        "calibration_rows": state.rows,
         "features": list(explainer.feature_names_),
         "interactions": [list(term) for term in explainer.terms_ if len(term) > 1],
-        "outputs": [
-            {"name": name, "explained": None if share != share else share}
-            for name, share in zip(explainer.output_names_, shares, strict=True)
-        ],
         "predicts": None if agreement is None else agreement.described(),
-        "strongest": [{"feature": name, "importance": size} for name, size in strongest],
+        "strongest": [{"feature": name, "importance": size} for name, size in strongest_of(explainer)],
         "not_used": list(data.left_out),
+        "outside": {
+            "rows": int(explanation.outside.any(1).sum()),
+            "features": {name: n for name, n in zip(explainer.feature_names_, counts, strict=True) if n},
+        },
         "health": [
-            {"severity": found.severity, "subject": found.subject, "message": found.message}
-            for found in health.findings
+            {"severity": found.severity, "code": found.code, "subject": found.subject, "message": found.message}
+            for found in state.findings
         ],
         "files": {name: str(options.out / name) for name in files},
     }
 
 
+def _sentences(found: Mapping[str, Any], agreement: Agreement | None) -> list[str]:
+    """The same in words, what matters most first."""
+    pairs = [" × ".join(term) for term in found["interactions"]]
+    measured = "Held-out R²" if found["held_out"] else "R² on the calibration rows"
+    lines = [f"{measured}: {_outputs(found['outputs'], 'explained')}."]
+    if any(abs((one["inside"] or 0) - (one["explained"] or 0)) > 5e-4 for one in found["outputs"]):
+        lines.append(f"Inside the range fitted on: {_outputs(found['outputs'], 'inside')}.")
+    if "explained_here" in found["outputs"][0]:
+        lines.append(f"R² on the rows explained: {_outputs(found['outputs'], 'explained_here')}.")
+    ridges = sorted({one["ridge"] for one in found["outputs"]})
+    lines.append(
+        f"{counted(found['rows'], 'row')}, {counted(len(found['features']), 'feature')}, "
+        f"{counted(len(pairs), 'interaction')} kept, {counted(len(found['outputs']), 'output')}; "
+        f"ridge {' to '.join(f'{ridge:.3g}' for ridge in dict.fromkeys((ridges[0], ridges[-1])))}."
+    )
+    if agreement is not None:
+        lines.append(agreement.said)
+    strongest = [f"{one['feature']} ({one['importance']:.3g})" for one in found["strongest"][:5]]
+    lines.append(f"Strongest: {', '.join(strongest)}.")
+    if pairs:
+        lines.append("Interactions: " + ", ".join(pairs[:5]) + (" …" if len(pairs) > 5 else "") + ".")
+    if found["not_used"]:
+        lines.append("Not used: " + ", ".join(found["not_used"]) + ".")
+    for one in found["health"]:
+        lines.append(f"{one['severity']}: {one['subject']}{': ' if one['subject'] else ''}{one['message']}")
+    if found["outside"]["rows"]:
+        most = sorted(found["outside"]["features"].items(), key=lambda item: -item[1])
+        named = ", ".join(f"{name} ({count:,})" for name, count in most[:5]) + (" …" if len(most) > 5 else "")
+        lines.append(
+            f"note: {found['outside']['rows']:,} of {counted(found['rows'], 'row')} lie outside what was calibrated, "
+            f"in {named}; the column outside of contributions.parquet marks them."
+        )
+    return [*lines, "Wrote " + ", ".join(found["files"].values()) + "."]
+
+
+def _outputs(outputs: Sequence[Mapping[str, Any]], what: str) -> str:
+    """A share per output, the worst first."""
+    known = sorted((one for one in outputs if one[what] is not None), key=lambda one: float(one[what]))
+    said = [f"{one[what]:.3f} ({one['name']})" for one in known[:5]]
+    return ", ".join(said) + (" …" if len(known) > 5 else "") if said else "not known, for no output varies"
+
+
+def _number(share: float) -> float | None:
+    return float(share) if share == share else None
+
+
 def strongest_of(explainer: NObSP) -> list[tuple[str, float]]:
-    """Features by their mean absolute contribution, all outputs and interactions together."""
-    sizes: dict[str, float] = {}
-    table = explainer.importance("total")
-    for name, size in zip(table["feature"], table["importance"], strict=True):
-        sizes[str(name)] = sizes.get(str(name), 0.0) + float(size)
-    return sorted(sizes.items(), key=lambda item: -item[1])
+    """Features by their total importance, all outputs together."""
+    functions = explainer.functions_
+    sizes = functions.importances["total"].sum(1)
+    return sorted(zip(functions.feature_names, sizes.tolist(), strict=True), key=lambda item: -item[1])

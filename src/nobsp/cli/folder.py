@@ -13,13 +13,7 @@ from nobsp.cli.console import Misuse
 
 
 def require_free(folder: Path, names: Sequence[str], *, force: bool) -> None:
-    """Complains, before anything is run, about results that would be overwritten or could not be written.
-
-    Args:
-        folder: Where results are to go.
-        names: Their names in it.
-        force: Whether what is there may be replaced.
-    """
+    """Complains, before anything is run, about results that would be overwritten or could not be written."""
     if folder.exists() and not folder.is_dir():
         raise Misuse(f"--out {folder} is a file; name a folder.")
     there = [name for name in names if (folder / name).exists()]

@@ -7,7 +7,8 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,17 +51,7 @@ class Loaded:
 
 
 def load_model(given: str, *, weights: Path | None, trust_pickle: bool) -> Loaded:
-    """Finds the model of `--model`.
-
-    Args:
-        given: A file, or `package.module:factory`, or `file.py:factory`.
-        weights: A file of weights for what the factory makes.
-        trust_pickle: Whether pickles may be read.
-
-    Raises:
-        Misuse: If there is no such file or factory, or it is a pickle that was not trusted.
-        ValueError: If the file is damaged, or the weights do not fit.
-    """
+    """Finds the model of `--model`."""
     path = Path(given)
     if path.is_file():
         if weights is not None:
@@ -80,7 +71,7 @@ def load_model(given: str, *, weights: Path | None, trust_pickle: bool) -> Loade
 
 
 def _from_file(path: Path, *, trust_pickle: bool) -> Loaded:
-    from nobsp.network.exported import UntrustedError, kind_of, load_exported, load_script, opened
+    from nobsp.network.exported import UntrustedError, kind_of, load_exported, opened
 
     kind = kind_of(path)
     if kind == "exported":
@@ -90,8 +81,7 @@ def _from_file(path: Path, *, trust_pickle: bool) -> Loaded:
             raise Misuse(f"--model {untrusted} If you trust where it came from, add --trust-pickle.") from untrusted
         return Loaded(path.stem, "exported program", lambda example: opened(program, example()))
     if kind == "script":
-        script = load_script(path)
-        return Loaded(path.stem, "TorchScript", lambda example: opened(script, example()))
+        raise Misuse(f"--model {path}: TorchScript files are not read; export the model with torch.export.save.")
     if kind == "skops":
         return _given(path.stem, "skops file", _from_skops(path, trust_pickle=trust_pickle))
     if kind == "safetensors":
@@ -101,7 +91,7 @@ def _from_file(path: Path, *, trust_pickle: bool) -> Loaded:
     if path.suffix == ".onnx":
         raise Misuse(f"--model {path}: ONNX files are not read; export the model with torch.export.save.")
     raise Misuse(
-        f"--model {path} is no model this command reads: torch.export (.pt2), TorchScript, or skops. Or name a "
+        f"--model {path} is no model this command reads: torch.export (.pt2) or skops. Or name a "
         "function that makes the model, package.module:factory."
     )
 
@@ -232,3 +222,34 @@ def _given(name: str, origin: str, model: Any) -> Loaded:
     names = getattr(model, "feature_names_in_", None)
     known = None if names is None else tuple(str(column) for column in names)
     return Loaded(name, origin, lambda _: model, known, takes_numbers=not hasattr(model, "get_params"))
+
+
+# ---------------------------------------------------------------------- running it
+
+
+@contextmanager
+def hinting(hint: str) -> Iterator[None]:
+    """Adds a hint to the errors of a model that could not be run; what else is wrong says so itself."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as failure:
+        ran_into = failure.__cause__ if isinstance(failure, ValueError) else failure
+        if not isinstance(ran_into, RuntimeError | IndexError | TypeError):
+            raise
+        said = " ".join(str(failure).split()).rstrip(".")
+        raise ValueError(f"{said}. {hint}") from failure
+
+
+@contextmanager
+def limited_threads(count: int | None) -> Iterator[None]:
+    """Lets torch use so many threads, and as many as before afterwards; None leaves it alone."""
+    import torch
+
+    before = torch.get_num_threads()
+    if count is not None and count < 1:
+        raise Misuse(f"--threads must be at least 1, found {count}.")
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

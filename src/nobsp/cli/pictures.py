@@ -128,14 +128,7 @@ def require_image(path: Path) -> None:
 
 
 def find_pictures(folder: Path, options: Namespace, *, option: str, batch_size: int) -> Pictures:
-    """The images of a folder and of the folders in it, in the order of their names.
-
-    Args:
-        folder: Where to look.
-        options: How they are to be prepared.
-        option: How the caller named the folder, for complaints.
-        batch_size: Images in a batch.
-    """
+    """The images of a folder and of the folders in it, in the order of their names."""
     if not folder.is_dir():
         beside = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
         hint = close_to(folder.name, beside) if beside else ""

@@ -16,12 +16,7 @@ _PARQUET, _ARROW = (".parquet", ".pq"), (".arrow", ".feather", ".ipc")
 
 
 def read_table(path: Path, *, option: str) -> Any:
-    """A file as a pandas frame.
-
-    Args:
-        path: CSV (any of , ; tab or | between the columns, names in the first line), Parquet, or Arrow.
-        option: How the caller named the file, for complaints.
-    """
+    """A file as a pandas frame."""
     if not path.exists():
         beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = close_to(path.name, beside) if beside else ""
@@ -96,16 +91,7 @@ def split(
     known: Sequence[str] | None,
     need_target: bool = True,
 ) -> Data:
-    """Cuts a table to columns.
-
-    Args:
-        frame: The table.
-        path: Where it is from, for complaints.
-        target: Column that holds what is to be predicted.
-        features: Columns the model takes, in its order; all but the target when None.
-        known: Columns the model itself says it takes.
-        need_target: Whether a target that is not in the table is an error.
-    """
+    """Cuts a table to columns."""
     there = [str(name) for name in frame.columns]
     frame = frame.set_axis(there, axis=1)
     has_target = target is not None and (need_target or target in there)
@@ -155,10 +141,6 @@ def names_in(given: Sequence[str] | None, there: Sequence[str] | None = None) ->
 
 def grouped(columns: Sequence[str], given: Sequence[str] | None) -> dict[str, list[str]] | None:
     """The features of `--groups`: columns put together under a name, and every other column by itself.
-
-    Args:
-        columns: The model's columns.
-        given: `name=column,column` each, or one JSON file with names and lists of columns.
 
     Example:
         >>> grouped(["age", "oslo", "rome"], ["city=oslo,rome"])

@@ -67,13 +67,15 @@ def _one_thread() -> Iterator[None]:
 
 def _findings(functions: Any, cells: Any, images: Any) -> Findings:
     strongest = ", ".join(name for name, _ in cells.strongest[:3])
-    terms = "functions and interactions" if cells.pairs else "functions"
+    kept = {0: "no interaction", 1: "one interaction"}.get(cells.pairs, f"{cells.pairs} interactions")
     lines = (
         f"Known functions: the network's own R² on fresh rows is {functions.accuracy:.4f}; taken apart, it gives back "
-        f"the four functions it was trained on with a mean R² of {functions.mean:.4f}.",
+        f"the four functions it was trained on with a mean R² of {functions.mean:.4f} (held-out R² of the account: "
+        f"{functions.held_out:.4f}).",
         f"The column that plays no part gets {functions.null:.2%} of the output's spread.",
-        f"Breast cancer: {cells.accuracy:.1%} of {cells.fresh} fresh cells are right; {terms} carry "
-        f"{cells.explained:.1%} of the log-odds' variance. Strongest: {strongest}.",
+        f"Breast cancer: {cells.accuracy:.1%} of {cells.fresh} fresh cells are right; functions and {kept} explain its "
+        f"log-odds with a held-out R² of {cells.held_out:.3f}, on the fresh cells {cells.explained:.3f}. Strongest: "
+        f"{strongest}.",
         f"Digits: {images.accuracy:.1%} of {images.fresh} fresh ones are right; every map and its residual add up to "
         f"the logit, to {images.gap:.0e}.",
         f"Audit: of {images.planted} labels that were made wrong on purpose, {images.caught} are among the "
@@ -85,11 +87,13 @@ def _findings(functions: Any, cells: Any, images: Any) -> Findings:
             "mean R² of functions": functions.mean,
             "R² of functions": functions.recovered,
             "share of the idle column": functions.null,
-            "explained": functions.explained,
+            "held-out R²": functions.held_out,
+            "R² on fresh rows": functions.explained,
         },
         "breast cancer": {
             "accuracy": cells.accuracy,
-            "explained": cells.explained,
+            "held-out R²": cells.held_out,
+            "R² on fresh rows": cells.explained,
             "interactions": cells.pairs,
             "strongest": [name for name, _ in cells.strongest],
         },

@@ -24,13 +24,15 @@ class Cancer:
     Attributes:
         accuracy: Share of fresh cells the network gets right.
         fresh: How many there were.
-        explained: Share of the log-odds' variance that functions and interactions carry, on fresh cells.
+        held_out: Held-out R² of functions and interactions against the log-odds, as calibration measured it.
+        explained: The same on the fresh cells.
         pairs: How many interactions were kept.
-        strongest: Features by their mean absolute contribution.
+        strongest: Features by their total importance on the fresh cells.
     """
 
     accuracy: float
     fresh: int
+    held_out: float
     explained: float
     pairs: int
     strongest: tuple[tuple[str, float], ...]
@@ -77,6 +79,7 @@ def run(page: Path, *, epochs: int) -> Cancer:
     return Cancer(
         accuracy=float(right.mean()),
         fresh=len(fresh),
+        held_out=float(explainer.explained_[0]),
         explained=float(explanation.explained()[0]),
         pairs=sum(len(term) > 1 for term in explainer.terms_),
         strongest=tuple((names[k], float(sizes[k])) for k in order[:6]),

@@ -38,13 +38,15 @@ class Synthetic:
         accuracy: The network's own R² on rows it has not seen.
         recovered: R² of each function that plays a part, on those rows.
         null: Mean absolute contribution of the feature that plays none, as a share of the output's spread.
-        explained: Share of the output's variance that the functions carry.
+        held_out: Held-out R² of the account, as calibration measured it.
+        explained: The same on fresh rows.
         curves: Per feature the grid, what was learned and the truth, both centred on the rows.
     """
 
     accuracy: float
     recovered: dict[str, float]
     null: float
+    held_out: float
     explained: float
     curves: dict[str, tuple[Array, Array, Array]]
 
@@ -86,6 +88,7 @@ def run(page: Path, *, epochs: int) -> Synthetic:
         accuracy=1.0 - error,
         recovered={name: float(r2) for name, r2 in zip(FUNCTIONS, scores.r2, strict=True) if np.isfinite(r2)},
         null=scores.mean_null_attribution / float(outputs.std()),
+        held_out=float(explainer.explained_[0]),
         explained=float(explanation.explained()[0]),
         curves=_curves(explainer, x[TRAINING:]),
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nobsp.neighbours.backends import Kept, reranked
-from nobsp.neighbours.rows import Rows
+from nobsp.neighbours.evidence import Rows
 from nobsp.neighbours.spaces import Space, pieces
 
 # Vectors of so many numbers are kept in eight bits each.

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp.neighbours.centroids import centroids_of
+from nobsp.neighbours.database import Fitted
+from nobsp.neighbours.evidence import Rows
 from nobsp.neighbours.hits import Neighbours
 from nobsp.neighbours.index import ContributionIndex, most_left_out, positions_to_leave, require_count
 from nobsp.neighbours.joint import JointConfidence, cross_validated, fixed_rule, joint_features
-from nobsp.neighbours.keeping import Fitted
-from nobsp.neighbours.rows import Rows
 from nobsp.neighbours.votes import VOTERS, opinion
 from nobsp.tabular.explanation import frame_like
 
@@ -277,7 +277,7 @@ def _logits(fitted: Fitted, asked: Rows) -> Tensor:
     """Logits per class, of queries as they were read, of rows of the database from their activations."""
     if asked.logits is not None:
         return asked.logits
-    found = fitted.witness.logits(asked.activations)
+    found = fitted.source.logits(asked.activations)
     if found is None:
         raise ValueError(
             "layers stand between map and head, so the database does not know the logits of its own rows; pass the "

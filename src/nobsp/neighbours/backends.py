@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from nobsp.neighbours.evidence import Rows, joined
 from nobsp.neighbours.exact import Scores, nearest, ordered
-from nobsp.neighbours.rows import Rows, joined
 from nobsp.neighbours.spaces import Space, pieces
 
 # Candidates beyond those asked for that are measured in double precision.

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp.neighbours.rows import Rows
+from nobsp.neighbours.evidence import Rows
 from nobsp.neighbours.spaces import Space, pieces
 
 Array = NDArray[np.float64]

@@ -10,23 +10,24 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
+from nobsp.calibration.local import parse_bytes
 from nobsp.neighbours.approximate import Usearch
+from nobsp.neighbours.database import Fitted, build_backend, bytes_in_memory, indexed_spaces, load, save
+from nobsp.neighbours.evidence import Rows, find_evidence, joined
 from nobsp.neighbours.hits import Neighbours
-from nobsp.neighbours.keeping import Fitted, bytes_in_memory, load, made, save, searched
 from nobsp.neighbours.labels import Labelled, labelled
 from nobsp.neighbours.milvus import Milvus
 from nobsp.neighbours.outcomes import Outcomes, Task, label_array, outcomes_of
 from nobsp.neighbours.prototypes import Duplicates, Prototypes, covering, linked
-from nobsp.neighbours.rows import Rows, joined
-from nobsp.neighbours.spaces import Evidence, Kind, Metric, Space, measure, moments, pieces
-from nobsp.neighbours.witness import Wanted, Witness, witness_of
-from nobsp.tabular.memory import bytes_of
+from nobsp.neighbours.spaces import Evidence, Kind, Metric, Space, fit_spaces, moments, pieces
+from nobsp.network.evidence import EvidenceSource, Wanted
 
 
-class ContributionIndex:
+class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Finds the rows of a database whose predictions rest on similar evidence.
 
     Rows are compared by what each term (of a table) or channel (of an image) contributes to a class, or by the
@@ -88,14 +89,11 @@ class ContributionIndex:
         device: torch.device | str | None = None,
         memory_limit: int | str = "4GiB",
     ) -> None:
-        for name, value in (("space", space), ("target", target), ("metric", metric)):
-            _one_of(name, value, _CHOICES[name])
         self.explainer = explainer
         self.space: Literal["contributions", "activations"] = space
         self.target: Literal["query", "own"] = target
         self.metric: Metric = metric
         self.backend = backend
-        self._backend = _checked_backend(backend)
         self.task = task
         self.output = output
         self.classes = classes
@@ -104,35 +102,40 @@ class ContributionIndex:
 
     # ------------------------------------------------------------------ the database
 
-    def fit(self, X: Any, labels: Any = None, *, progress: bool = False) -> Self:
+    def fit(self, X: Any, labels: Any = None, *, y: Any = None, progress: bool = False) -> Self:
         """Makes a database of rows; a former one is replaced. They also fix the units in which vectors are measured.
 
         Args:
             X: Rows of any kind the explainer takes: arrays, tensors, frames, DataLoaders, iterables of batches.
             labels: The true label of every row: class numbers from 0, or names of outputs, or `classes`; values for a
                 regression. When None, batches (x, y) of a loader bring them, and else there are none.
+            y: The same, by the name scikit-learn gives it.
             progress: Whether to show a progress bar on stderr.
 
         Returns:
             The index itself.
         """
-        witness = witness_of(self.explainer)
+        for name, choices in _CHOICES.items():
+            _one_of(name, getattr(self, name), choices)
+        _checked_backend(self.backend)
+        labels = y if labels is None else labels
+        source = find_evidence(self.explainer)
         given = None if labels is None else label_array(labels, _length(X, labels))
-        outcomes = self._outcomes(witness, given)
-        rows, found = self._read(witness, outcomes, X, given, progress=progress)
+        outcomes = self._outcomes(source, given)
+        rows, found = self._read(source, outcomes, X, given, progress=progress)
         if given is None and found is not None:
-            outcomes, before = self._outcomes(witness, found), outcomes
+            outcomes, before = self._outcomes(source, found), outcomes
             if outcomes.task != before.task:
                 raise ValueError(
                     "the model has one output, which may be a logit or a value, and the labels come with the rows; say "
                     'task="classification" or task="regression".'
                 )
         rows = _with_labels(rows, outcomes, found)
-        evidence = _evidence(witness, outcomes, rows)
-        spaces = measure(self._kinds(witness), evidence, rows, outcomes.count)
-        own = self.space == "contributions" and self.target == "own"
-        backend = made(self._backend, searched(spaces, own=own, metric=self.metric), rows, device=self.device)
-        self._fit = Fitted(witness, outcomes, evidence, spaces, backend, found is not None)
+        evidence = _evidence(source, outcomes, rows)
+        spaces = fit_spaces(self._kinds(source), evidence, rows, outcomes.count)
+        indexed = indexed_spaces(spaces, self._kind, self.metric)
+        backend = build_backend(_checked_backend(self.backend), indexed, rows, device=self.device)
+        self._fit = Fitted(source, outcomes, evidence, spaces, backend, found is not None)
         return self
 
     def add(self, X: Any, labels: Any = None, *, progress: bool = False) -> Self:
@@ -149,7 +152,7 @@ class ContributionIndex:
         fitted = self._fitted
         given = None if labels is None else label_array(labels, _length(X, labels))
         rows, found = self._read(
-            fitted.witness, fitted.outcomes, X, given, progress=progress, held=bytes_in_memory(fitted.backend)
+            fitted.source, fitted.outcomes, X, given, progress=progress, held=bytes_in_memory(fitted.backend)
         )
         if (found is not None) != fitted.labelled:
             state = "has labels" if fitted.labelled else "has no labels"
@@ -181,7 +184,7 @@ class ContributionIndex:
             asked = fitted.backend.take(torch.arange(len(self)))
             exclude = "self" if exclude is None else exclude
         else:
-            asked, _ = self._read(fitted.witness, fitted.outcomes, X, None, progress=progress, labels=False)
+            asked, _ = self._read(fitted.source, fitted.outcomes, X, None, progress=progress, labels=False)
         return self.ask(asked, k, exclude=exclude)
 
     def ask(self, asked: Rows, k: int = 8, *, exclude: Any = None) -> Neighbours:
@@ -217,7 +220,7 @@ class ContributionIndex:
     def see(self, X: Any, *, progress: bool = False) -> Rows:
         """What the model shows of rows, for `ask`: several questions about the same rows then need one forward pass."""
         fitted = self._fitted
-        return self._read(fitted.witness, fitted.outcomes, X, None, progress=progress, labels=False)[0]
+        return self._read(fitted.source, fitted.outcomes, X, None, progress=progress, labels=False)[0]
 
     def view(
         self,
@@ -342,7 +345,7 @@ class ContributionIndex:
             ConnectionError: If Milvus cannot be reached.
         """
         asked = None if backend is None else _checked_backend(backend) or "exact"
-        fitted, options, used = load(path, witness_of(explainer), backend=asked, device=device)
+        fitted, options, used = load(path, find_evidence(explainer), backend=asked, device=device)
         index = cls(explainer, backend="exact" if used is None else used, device=device, **options)
         index.classes = fitted.outcomes.classes
         index._fit = fitted
@@ -371,24 +374,28 @@ class ContributionIndex:
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_fit")
 
+    def __sklearn_clone__(self) -> ContributionIndex:
+        # scikit-learn would copy the explainer, and with it lose its calibration.
+        return type(self)(**self.get_params(deep=False))
+
     def _wanted(self) -> Wanted:
         if self.space == "activations":
             return "none"
         return "own" if self.target == "own" else "every"
 
-    def _kinds(self, witness: Witness) -> tuple[Kind, ...]:
+    def _kinds(self, source: EvidenceSource) -> tuple[Kind, ...]:
         """Spaces that what is kept of the rows allows for."""
-        if witness.multiples is not None:
+        if source.coefficients is not None:
             return ("activations", "own", "query")
         kept: dict[Wanted, tuple[Kind, ...]] = {"none": (), "own": ("own",), "every": ("own", "query")}
         return ("activations", *kept[self._wanted()])
 
-    def _outcomes(self, witness: Witness, labels: NDArray[Any] | None) -> Outcomes:
-        return outcomes_of(witness, task=self.task, output=self.output, classes=self.classes, labels=labels)
+    def _outcomes(self, source: EvidenceSource, labels: NDArray[Any] | None) -> Outcomes:
+        return outcomes_of(source, task=self.task, output=self.output, classes=self.classes, labels=labels)
 
     def _read(
         self,
-        witness: Witness,
+        source: EvidenceSource,
         outcomes: Outcomes,
         X: Any,
         given: NDArray[Any] | None,
@@ -400,10 +407,10 @@ class ContributionIndex:
         """Rows and their labels, those given or those that come with the batches."""
         batches = labelled(X) if labels and given is None else X
         wanted = self._wanted()
-        limit = bytes_of(self.memory_limit)
+        limit = parse_bytes(self.memory_limit, argument="memory_limit")
         parts: list[Rows] = []
-        for said in witness.testimonies(batches, wanted=wanted, progress=progress):
-            part = outcomes.rows(said, wanted=wanted)
+        for batch in source.read(batches, wanted=wanted, progress=progress):
+            part = outcomes.rows(batch, wanted=wanted)
             part = part.without_logits() if labels else part
             held += part.bytes()
             if held > limit:
@@ -450,13 +457,13 @@ def _checked_backend(backend: Any) -> Usearch | Milvus | None:
     return known[backend]
 
 
-def _evidence(witness: Witness, outcomes: Outcomes, rows: Rows) -> Evidence:
-    if witness.multiples is None:
+def _evidence(source: EvidenceSource, outcomes: Outcomes, rows: Rows) -> Evidence:
+    if source.coefficients is None:
         return Evidence()
-    mean = witness.multiples.mean
+    mean = source.mean
     if mean is None:
         mean, _ = moments(rows, lambda part: part.activations.to(torch.float64))
-    return Evidence(outcomes.per_class(witness.multiples.coefficients).T.contiguous(), mean)
+    return Evidence(outcomes.per_class(source.coefficients).T.contiguous(), mean)
 
 
 def _with_labels(rows: Rows, outcomes: Outcomes, labels: NDArray[Any] | None) -> Rows:

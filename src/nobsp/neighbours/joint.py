@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +32,7 @@ def joint_features(opinion: Opinion, by_evidence: Neighbours) -> dict[str, Array
 
 def fixed_rule(opinion: Opinion) -> Array:
     """The joint confidence without labels to fit it on: the probability on which softmax and vote agree."""
-    return logistic(opinion.agreed)
-
-
-def logistic(odds: Array) -> Array:
-    """1 / (1 + exp(−odds)) without overflow."""
-    chance: Array = np.exp(-np.logaddexp(0.0, -odds))
+    chance: Array = np.exp(-np.logaddexp(0.0, -opinion.agreed))  # a logistic curve without overflow
     return chance
 
 
@@ -47,17 +42,11 @@ class JointConfidence:
 
     Attributes:
         names: What it is made of.
-        weights: One per name, for signals in units of their spread.
-        intercept: Log-odds where every signal is at its mean.
-        mean: Mean of each signal.
-        spread: Standard deviation of each signal.
+        model: scikit-learn's, on z-scores.
     """
 
     names: tuple[str, ...]
-    weights: Array
-    intercept: float
-    mean: Array
-    spread: Array
+    model: Any
 
     @classmethod
     def fitted(cls, signals: dict[str, Array], right: NDArray[np.bool_]) -> Self:
@@ -67,18 +56,12 @@ class JointConfidence:
             signals: By name, as in `Audit.signals`.
             right: Whether each prediction is right; some must be, and some not.
         """
-        from sklearn.linear_model import LogisticRegression
-
-        table = np.column_stack(list(signals.values()))
-        mean, spread = table.mean(0), table.std(0)
-        spread = np.where(spread > 0, spread, 1.0)
-        model = LogisticRegression(max_iter=1000).fit((table - mean) / spread, right)
-        return cls(tuple(signals), model.coef_[0], float(model.intercept_[0]), mean, spread)
+        return cls(tuple(signals), _regression().fit(np.column_stack(list(signals.values())), right))
 
     def __call__(self, signals: dict[str, Array]) -> Array:
         """The probability that each prediction is right."""
-        table = np.column_stack([signals[name] for name in self.names])
-        return logistic((table - self.mean) / self.spread @ self.weights + self.intercept)
+        chance: Array = self.model.predict_proba(np.column_stack([signals[name] for name in self.names]))[:, 1]
+        return chance
 
 
 def cross_validated(signals: dict[str, Array], right: NDArray[np.bool_], *, seed: int = 0) -> Array | None:
@@ -89,13 +72,19 @@ def cross_validated(signals: dict[str, Array], right: NDArray[np.bool_], *, seed
     """
     if min(right.sum(), (~right).sum()) < _FEWEST:
         return None
-    from sklearn.model_selection import StratifiedKFold
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
-    result = np.empty(len(right))
     folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=seed)
     order = np.lexsort([right, *reversed(signals.values())])
-    for train, test in folds.split(np.zeros((len(right), 1)), right[order]):
-        train, test = order[train], order[test]
-        model = JointConfidence.fitted({name: values[train] for name, values in signals.items()}, right[train])
-        result[test] = model({name: values[test] for name, values in signals.items()})
+    table = np.column_stack(list(signals.values()))[order]
+    result = np.empty(len(right))
+    result[order] = cross_val_predict(_regression(), table, right[order], cv=folds, method="predict_proba")[:, 1]
     return result
+
+
+def _regression() -> Any:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nobsp.neighbours.backends import reranked
-from nobsp.neighbours.rows import Rows
+from nobsp.neighbours.evidence import Rows
 from nobsp.neighbours.spaces import Kind, Space
 
 # What one message holds at most; servers take 64 MB unless told otherwise.

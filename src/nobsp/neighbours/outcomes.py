@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp.neighbours.rows import Rows
-from nobsp.neighbours.witness import Testimony, Wanted, Witness
+from nobsp.neighbours.evidence import Rows
+from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted
 from nobsp.tabular.explanation import output_position
 
 Task = Literal["classification", "regression"]
@@ -49,19 +49,19 @@ class Outcomes:
             return values[..., self.output : self.output + 1]
         return torch.cat([-values / 2, values / 2], dim=-1) if self.outputs == 1 else values
 
-    def rows(self, said: Testimony, *, wanted: Wanted) -> Rows:
-        """A testimony as rows of an index, in their precision."""
-        logits = self.per_class(said.logits)
+    def rows(self, batch: EvidenceBatch, *, wanted: Wanted) -> Rows:
+        """A batch as rows of an index, in their precision."""
+        logits = self.per_class(batch.logits)
         predicted = logits.argmax(1)
-        evidence = said.evidence
+        evidence = batch.evidence
         if evidence is not None:
-            if evidence.shape[1] == said.logits.shape[1]:
+            if evidence.shape[1] == batch.logits.shape[1]:
                 evidence = self.per_class(evidence.transpose(1, 2)).transpose(1, 2)
             if wanted == "own" and evidence.shape[1] > 1:
                 evidence = evidence[torch.arange(len(evidence)), predicted][:, None]
             evidence = evidence.to(torch.float32).contiguous()
         response = logits[:, 0] if self.task == "regression" else self.log_chances(logits).exp().amax(1)
-        return Rows(said.activations.to(torch.float32), evidence, predicted, response, logits=logits)
+        return Rows(batch.activations.to(torch.float32), evidence, predicted, response, logits=logits)
 
     def log_chances(self, logits: Tensor) -> Tensor:
         """Logarithms of the classes' probabilities; they sum to one unless each class has a sigmoid of its own."""
@@ -92,29 +92,12 @@ class Outcomes:
         """Class numbers as the caller writes classes; values as they are."""
         return codes.numpy().copy() if self.classes is None else self.classes[codes.numpy()]
 
-    def described(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
-        classes = None if self.classes is None else self.classes.tolist()
-        return {
-            "task": self.task,
-            "outputs": self.outputs,
-            "output": self.output,
-            "sigmoid": self.sigmoid,
-            "classes": classes,
-        }
-
-    @classmethod
-    def restored(cls, about: dict[str, Any]) -> Outcomes:
-        """What `described` described."""
-        classes = None if about["classes"] is None else np.asarray(about["classes"])
-        return cls(**about | {"classes": classes})
-
 
 _HOW = "pass class numbers from 0, the names of the outputs, or classes=[...] with the label of every class."
 
 
 def outcomes_of(
-    witness: Witness,
+    source: EvidenceSource,
     *,
     task: Task | Literal["auto"],
     output: int | str | None,
@@ -129,37 +112,37 @@ def outcomes_of(
     if task not in ("auto", "classification", "regression"):
         raise ValueError(f'task must be "auto", "classification" or "regression", found {task!r}.')
     if task == "auto":
-        logit = witness.outputs > 1 or witness.link in ("sigmoid", "softmax", "log_softmax")
-        logit = logit or classes is not None or witness.classes is not None
+        logit = source.outputs > 1 or source.link in ("sigmoid", "softmax", "log_softmax")
+        logit = logit or classes is not None or source.classes is not None
         logit = logit or (labels is not None and len(np.unique(labels)) == 2)
         task = "classification" if logit else "regression"
     if task == "regression":
-        if witness.outputs > 1 and output is None:
-            raise ValueError(f"output must be chosen among {', '.join(map(repr, witness.output_names))}.")
-        chosen = 0 if output is None else output_position(output, witness.output_names)
-        return Outcomes("regression", witness.outputs, chosen, False, None)
+        if source.outputs > 1 and output is None:
+            raise ValueError(f"output must be chosen among {', '.join(map(repr, source.output_names))}.")
+        chosen = 0 if output is None else output_position(output, source.output_names)
+        return Outcomes("regression", source.outputs, chosen, False, None)
     if output is not None:
         raise ValueError('output is for task="regression"; a classifier is searched by its predicted class.')
-    named = _classes(witness, classes, labels)
-    return Outcomes("classification", witness.outputs, 0, witness.link == "sigmoid" and witness.outputs > 1, named)
+    named = _classes(source, classes, labels)
+    return Outcomes("classification", source.outputs, 0, source.link == "sigmoid" and source.outputs > 1, named)
 
 
-def _classes(witness: Witness, classes: Any, labels: NDArray[Any] | None) -> NDArray[Any]:
-    count = max(2, witness.outputs)
+def _classes(source: EvidenceSource, classes: Any, labels: NDArray[Any] | None) -> NDArray[Any]:
+    count = max(2, source.outputs)
     if classes is not None:
         given = np.asarray(classes)
         if given.ndim != 1 or len(given) != count or len(np.unique(given)) != count:
             raise ValueError(f"classes must be {count} different labels, one per class in order, found {classes!r}.")
         return given
-    if witness.classes is not None and len(witness.classes) == count:
-        return witness.classes
+    if source.classes is not None and len(source.classes) == count:
+        return source.classes
     if labels is not None and labels.dtype.kind in "US":
-        if witness.outputs == 1:
+        if source.outputs == 1:
             raise ValueError(
-                "labels are names, but a single output does not say which of them it speaks for; pass "
+                "labels are names, but a single output does not say which of them it stands for; pass "
                 "classes=[label where the logit is negative, label where it is positive]."
             )
-        return np.asarray(witness.output_names)
+        return np.asarray(source.output_names)
     return np.arange(count)
 
 

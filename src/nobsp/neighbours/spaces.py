@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nobsp.neighbours.rows import Rows
+from nobsp.neighbours.evidence import Rows
 
 Kind = Literal["activations", "own", "query"]
 Metric = Literal["euclidean", "cosine"]
@@ -118,19 +118,14 @@ class Space:
             vectors = vectors / torch.where(lengths > 0, lengths, 1.0)
         return vectors.to(torch.float32)
 
-    def as_it_is(self) -> Space:
+    def cosine(self) -> Space:
         """The same without z-scores, compared by cosine similarity: deviations from the mean as they are."""
         origin = self.origin if self.kind == "activations" else torch.zeros_like(self.origin[:1])
         centre = None if self.centre is None else self.evidence.mean
         return replace(self, metric="cosine", origin=origin, unit=torch.ones_like(self.unit), centre=centre)
 
-    def tables(self) -> dict[str, Tensor]:
-        """Its numbers, for a file."""
-        named = {"origin": self.origin, "unit": self.unit, "centre": self.centre, "spread": self.spread}
-        return {name: value for name, value in named.items() if value is not None}
 
-
-def measure(kinds: Iterable[Kind], evidence: Evidence, rows: Rows, classes: int) -> dict[Kind, Space]:
+def fit_spaces(kinds: Iterable[Kind], evidence: Evidence, rows: Rows, classes: int) -> dict[Kind, Space]:
     """Finds the scale of spaces on the rows of a database.
 
     Activations, and evidence for own classes, are z-scored column by column. Evidence for the query's class is centred

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp.neighbours.centroids import Centroids
-from nobsp.neighbours.rows import Rows
+from nobsp.neighbours.evidence import Rows
 
 Array = NDArray[np.float64]
 

@@ -147,7 +147,7 @@ def _refusal(model: Any, last: Any) -> str:
     elif isinstance(model, torch.export.ExportedProgram):
         hint = f" Pass {_OPENED}, with some rows as the model takes them."
     elif isinstance(model, str | os.PathLike):
-        hint = f" Pass {_OPENED} for a file of torch.export or TorchScript; load any other first."
+        hint = f" Pass {_OPENED} for a file of torch.export; load any other first."
     elif isinstance(model, Mapping):
         hint = " Weights alone do not tell what is computed: load them into the model, model.load_state_dict(...)."
     return (

@@ -40,9 +40,13 @@ class Source:
     reiterable: bool
     integer: bool
     columns: int
-    _open: Callable[[], Iterator[Tensor]] = field(repr=False)
+    _open: Callable[[], Iterator[tuple[Tensor, Any]]] = field(repr=False)
 
     def __iter__(self) -> Iterator[Tensor]:
+        return (rows for rows, _ in self._open())
+
+    def pairs(self) -> Iterator[tuple[Tensor, Any]]:
+        """Every batch, and the same rows before encoding, in the caller's own kind; None without an encoder."""
         return self._open()
 
 
@@ -53,6 +57,7 @@ def batches_of(
     encode: Encode | None = None,
     argument: str = "X",
     columns: Sequence[str] | None = None,
+    strict: bool = True,
 ) -> Source:
     """Read any kind of table in batches.
 
@@ -63,9 +68,11 @@ def batches_of(
         encode: Turns rows of the caller's kind into a float64 matrix (a fitted preprocessing).
         argument: What the caller calls `X`; error messages use it.
         columns: Expected column names. Frames are reordered to them; arrays must have as many columns.
+        strict: Whether missing and infinite values are errors when they are read, and rows that the encoder refuses;
+            without, such rows come as NaN where something is missing.
 
     Returns:
-        The batches. NaN and infinities are errors when they are read.
+        The batches.
 
     Raises:
         TypeError: If `X` is of no such kind, or a column is not numeric.
@@ -81,8 +88,8 @@ def batches_of(
     if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise ValueError(f"batch_size must be a positive whole number, found {batch_size!r}.")
     X = _matrix_if_nested(X)
-    table = table_of(X, argument=argument, columns=columns, numeric=encode is None)
-    reader = _Reader(int(batch_size), encode, argument, columns)
+    table = table_of(X, argument=argument, columns=columns, numeric=encode is None, strict=strict)
+    reader = _Reader(int(batch_size), encode, argument, columns, strict)
     if table is not None:
         if table.rows == 0:
             raise NoRowsError(f"{argument} has no rows.")
@@ -122,15 +129,17 @@ class _Reader:
     encode: Encode | None
     argument: str
     columns: Sequence[str] | None
+    strict: bool
 
-    def rows_of(self, table: Table, *, first_row: int, argument: str) -> Iterator[Tensor]:
+    def rows_of(self, table: Table, *, first_row: int, argument: str) -> Iterator[tuple[Tensor, Any]]:
         for start in range(0, table.rows, self.batch_size):
             stop = min(start + self.batch_size, table.rows)
             rows = self.cut(table, start, stop)
             names = table.names if self.encode is None else None
             said = argument if self.encode is None else f"the encoded {argument}"
-            check_finite(rows, argument=said, first_row=first_row + start, names=names)
-            yield rows
+            if self.strict:
+                check_finite(rows, argument=said, first_row=first_row + start, names=names)
+            yield rows, None if self.encode is None else table.native(start, stop)
 
     def cut(self, table: Table, start: int, stop: int) -> Tensor:
         if self.encode is None:
@@ -138,9 +147,26 @@ class _Reader:
         try:
             encoded = np.ascontiguousarray(self.encode(table.native(start, stop)), dtype=np.float64)
         except (TypeError, ValueError) as failure:
+            if not self.strict and stop - start > 1:
+                return self._cut_apart(table, start, stop, failure)
             kind = TypeError if isinstance(failure, TypeError) else ValueError
             raise kind(f"{self.argument} does not pass the model's preprocessing: {failure}") from failure
         return torch.from_numpy(encoded if encoded.flags.writeable else encoded.copy())
+
+    def _cut_apart(self, table: Table, start: int, stop: int, failure: Exception) -> Tensor:
+        """Rows that the encoder refuses together: those that it refuses alone become NaN."""
+        halves: list[Tensor | int] = []
+        middle = (start + stop) // 2
+        for first, last in ((start, middle), (middle, stop)):
+            try:
+                halves.append(self.cut(table, first, last))
+            except (TypeError, ValueError):
+                halves.append(last - first)
+        width = next((half.shape[1] for half in halves if isinstance(half, Tensor)), None)
+        if width is None:
+            raise ValueError(f"{self.argument} does not pass the model's preprocessing: {failure}") from failure
+        empty = torch.full((1, width), torch.nan, dtype=torch.float64)
+        return torch.cat([half if isinstance(half, Tensor) else empty.expand(half, -1) for half in halves])
 
     def table(self, batch: Any, *, number: int, columns: Sequence[str] | None) -> Table:
         """The rows of one batch of a stream, labels left aside."""
@@ -151,7 +177,7 @@ class _Reader:
                 f"(batch[{next(iter(batch), 'x')!r}] for batch in loader)."
             )
         rows = batch[0] if isinstance(batch, tuple | list) and len(batch) else batch
-        table = table_of(rows, argument=argument, columns=columns, numeric=self.encode is None)
+        table = table_of(rows, argument=argument, columns=columns, numeric=self.encode is None, strict=self.strict)
         if table is None:
             raise TypeError(
                 f"{argument} is a {type(rows).__name__}; expected an array, a tensor, a frame, or a pair "
@@ -163,7 +189,7 @@ class _Reader:
 def _table_source(table: Table, reader: _Reader) -> Source:
     first = reader.cut(table, 0, 1) if reader.encode is not None else None
 
-    def read() -> Iterator[Tensor]:
+    def read() -> Iterator[tuple[Tensor, Any]]:
         return reader.rows_of(table, first_row=0, argument=reader.argument)
 
     # An empty cut still knows its dtype, and is not checked for missing values.
@@ -200,7 +226,7 @@ def _stream_source(X: Any, reader: _Reader) -> Source:
         else:
             yield from X
 
-    def read() -> Iterator[Tensor]:
+    def read() -> Iterator[tuple[Tensor, Any]]:
         seen = 0
         for number, batch in enumerate(raw()):
             table = reader.table(batch, number=number, columns=expected)
@@ -209,9 +235,9 @@ def _stream_source(X: Any, reader: _Reader) -> Source:
                     f"batch {number} of {reader.argument} has {table.columns} columns but batch 0 had "
                     f"{head.columns}; every batch needs the same columns."
                 )
-            for rows in reader.rows_of(table, first_row=seen, argument=reader.argument):
+            for rows, native in reader.rows_of(table, first_row=seen, argument=reader.argument):
                 # Whole numbers in a stream that began with floats are floats that happened to be whole.
-                yield rows if integer or rows.is_floating_point() else rows.to(peeked.dtype)
+                yield rows if integer or rows.is_floating_point() else rows.to(peeked.dtype), native
             seen += table.rows
         if seen == 0:
             raise ValueError(

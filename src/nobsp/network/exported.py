@@ -1,25 +1,23 @@
-"""Reads models from `torch.export` and TorchScript files, and says what kind of file a model is in."""
+"""Exported programs as modules whose layers can be observed, and what kind of file a model is in."""
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 import os
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Graph, GraphModule, Node
 
 from nobsp.network.batches import batches_of
-from nobsp.network.opened import ExportedModel
 
 Kind = Literal["exported", "script", "skops", "pickle", "safetensors", "unknown"]
 
@@ -61,7 +59,7 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
     return "pickle" if start.startswith(pickled) and not start.isascii() else "unknown"
 
 
-def load_exported(path: str | os.PathLike[str], *, trust_pickle: bool = False) -> Program:
+def load_exported(path: str | os.PathLike[str], *, trust_pickle: bool = False) -> ExportedProgram:
     """Reads what `torch.export.save` wrote.
 
     Args:
@@ -78,7 +76,7 @@ def load_exported(path: str | os.PathLike[str], *, trust_pickle: bool = False) -
         if problem is None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return Program(torch.export.load(path))
+                return torch.export.load(path)
     except _DAMAGED as failure:
         raise ValueError(f"{os.fspath(path)} cannot be read by this torch ({_said(failure)}).") from failure
     raise UntrustedError(
@@ -86,31 +84,22 @@ def load_exported(path: str | os.PathLike[str], *, trust_pickle: bool = False) -
     )
 
 
-def load_script(path: str | os.PathLike[str]) -> nn.Module:
-    """Reads a TorchScript file, onto the CPU and in evaluation mode.
+def opened(model: ExportedProgram | GraphModule | str | os.PathLike[str], example: Any) -> GraphModule:
+    """An exported program as a module whose layers can be observed, so that it can be explained.
 
-    Raises:
-        ValueError: If the file cannot be read.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # the caller has the file and no choice
-            model: nn.Module = torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call]
-    except RuntimeError as failure:
-        raise ValueError(f"{os.fspath(path)} cannot be read by this torch ({_said(failure)}).") from failure
-    return model.eval() if hasattr(model, "training") else model
-
-
-def opened(model: ExportedProgram | nn.Module | str | os.PathLike[str], example: Any) -> ExportedModel:
-    """A closed model as a module whose layers can be observed, so that it can be explained.
+    Such programs run without calling any module, so nothing tells what enters their layers. Here every operation on
+    rows gets a module of its own: a product with one of the model's matrices is an `nn.Linear` with that matrix, a
+    lookup an `nn.Embedding`, a convolution of kernel size 1 an `nn.Conv1d` or `nn.Conv2d`, everything else a `Step`.
+    Modules are named after the weights they use.
 
     Args:
-        model: An exported program, a TorchScript module, or a file that holds one.
+        model: An exported program, its module, or a file that holds one.
         example: Some rows (tensor, array or frame) or images (tensor or array) as the model takes them, the more
             varied the better.
 
     Raises:
         UntrustedError: If a file could run code when it is loaded; see `load_exported`.
+        TypeError: If the model is a TorchScript module.
         ValueError: If the model takes more than one input, cannot be run on the rows, or was exported for a fixed
             number of rows on which its result depends.
 
@@ -126,25 +115,25 @@ def opened(model: ExportedProgram | nn.Module | str | os.PathLike[str], example:
         ('output',)
     """
     if isinstance(model, str | os.PathLike):
-        model = _from_file(model)
-    example = _rows_of(example)
-    closed = Program(model) if isinstance(model, ExportedProgram) else model
-    floating = next((t.dtype for t in (*closed.parameters(), *closed.buffers()) if t.is_floating_point()), None)
+        kind = kind_of(model)
+        if kind != "exported":
+            hint = f" It is a TorchScript file; export the model instead: {RECIPE}." if kind == "script" else ""
+            raise ValueError(f"{os.fspath(model)} is not a file of torch.export.save.{hint}")
+        model = load_exported(model)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(f"model is a TorchScript module, whose layers cannot be observed; export it: {RECIPE}.")
+    program = model.module(check_guards=False) if isinstance(model, ExportedProgram) else model
+    assert isinstance(program, GraphModule)
+    module, example = _Rewriter(program).module, _rows_of(example)
+    floating = next((t.dtype for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()), None)
     as_floats = example if floating is None else example.to(floating)
     # Whole numbers may be codes that a model looks up, or measurements; the model itself gives the answer.
     if not example.is_floating_point():
         try:
-            return _opened(closed, example)
+            return _checked(module, example)
         except ValueError:
-            return _opened(closed, as_floats)
-    return _opened(closed, as_floats)
-
-
-def _from_file(path: str | os.PathLike[str]) -> nn.Module:
-    kind = kind_of(path)
-    if kind not in ("exported", "script"):
-        raise ValueError(f"{os.fspath(path)} is neither a file of torch.export.save nor a TorchScript file.")
-    return load_exported(path) if kind == "exported" else load_script(path)
+            pass
+    return _checked(module, as_floats)
 
 
 def _rows_of(example: Any) -> Tensor:
@@ -156,81 +145,211 @@ def _rows_of(example: Any) -> Tensor:
     return next(iter(batches_of(example, batch_size=_EXAMPLES, argument="example")))
 
 
-def _opened(closed: nn.Module, example: Tensor) -> ExportedModel:
-    rows = closed.rows if isinstance(closed, Program) else None
-    if rows is None:
-        return ExportedModel(closed, example)
+def _checked(module: GraphModule, example: Tensor) -> GraphModule:
+    """The module, where it can be run on the rows, however many there are at a time."""
+    rows = _fixed_rows(module.graph)
     fixed = (
         f"the model was exported for exactly {rows} row{'s' if rows != 1 else ''} at a time and cannot take others; "
         f"export it with a dynamic first dimension: {RECIPE}."
     )
     try:
-        made = ExportedModel(closed, example)
-    except ValueError as failure:
-        raise ValueError(fixed) from failure
-    if not _same_rows(closed, example[: 8 * rows], rows):
+        with torch.no_grad():
+            module(example)
+    except (RuntimeError, IndexError, TypeError) as failure:
+        said = str(failure).strip().splitlines() or [type(failure).__name__]
+        shape = tuple(example.shape)
+        reason = fixed if rows is not None else f"the model cannot be run on input of shape {shape}: {said[-1]}"
+        raise ValueError(reason) from failure
+    if rows is not None and not _same_rows(module, example[: 8 * rows], rows):
         raise ValueError(fixed)
+    return module
+
+
+def _fixed_rows(graph: Graph) -> int | None:
+    """How many rows a program was exported for; None where any number will do."""
+    example = next(node for node in graph.nodes if node.op == "placeholder").meta.get("val")
+    first = example.shape[0] if isinstance(example, Tensor) and example.ndim else None
+    return first if isinstance(first, int) else None
+
+
+class Step(nn.Module):
+    """One operation of an exported program."""
+
+    def __init__(self, operation: Any) -> None:
+        super().__init__()
+        self.name = str(operation)  # by name: operators cannot be sent to other processes
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        """The operation's result."""
+        library, name, overload = self.name.split(".")
+        return getattr(getattr(getattr(torch.ops, library), name), overload)(*args, **options)
+
+    def extra_repr(self) -> str:
+        """The operation's name."""
+        return self.name
+
+
+class _Rewriter:
+    """Rewrites the graph of an exported program so that every operation on rows calls a module.
+
+    Attributes:
+        module: The result. It shares the program's weights, and checks neither shapes nor types.
+    """
+
+    def __init__(self, program: GraphModule) -> None:
+        self.program, self.home, self.graph = program, nn.Module(), Graph()
+        inputs = sum(node.op == "placeholder" for node in program.graph.nodes)
+        if inputs != 1:
+            raise ValueError(f"the exported model takes {inputs} inputs; only models of one tensor can be explained.")
+        self.copies: dict[Node, Node] = {}
+        self.names: dict[tuple[Any, ...], str] = {}
+        on_rows: set[Node] = set()
+        for node in program.graph.nodes:
+            if node.op == "call_module" or node.target in _CHECKS:
+                continue  # checks of shapes, types and devices, which a copy in double precision would not pass
+            if node.op == "placeholder" or on_rows.intersection(node.all_input_nodes):
+                on_rows.add(node)
+            operator = isinstance(node.target, torch._ops.OpOverload) and node.target is not _aten.sym_size.int
+            if node.op == "output":
+                flat = node.args[0]
+                result = flat[0] if isinstance(flat, tuple | list) and len(flat) == 1 else flat
+                self.graph.output(torch.fx.map_arg(result, self.copies.__getitem__))
+            elif operator and node in on_rows:
+                self.copies[node] = self.layer(node) or self.step(node)
+            else:
+                self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
+        for node in reversed(self.graph.nodes):
+            if node.op in ("get_attr", "call_function") and not node.users:
+                self.graph.erase_node(node)  # weights that are now in layers, and what was made of them
+            elif node.op == "get_attr":
+                node.target = self.keep(str(node.target))
+        self.module = GraphModule(self.home, self.graph)
+
+    def layer(self, node: Node) -> Node | None:
+        """A call of the layer that does what an operation does; None where a step has to do."""
+        kind, given = node.target, list(node.args)
+        if node.kwargs:
+            return None
+        if kind in (_aten.linear.default, _aten.addmm.default, _aten.mm.default):
+            entering, matrix, bias = _product(kind, given)
+            weight, shift = self.weight(matrix), self.weight(bias)
+            if weight is None or (bias is not None and shift is None):
+                return None
+            return self.call(
+                ("linear", weight, shift), entering, lambda: _linear(self.tensor(weight), self.tensor(shift))
+            )
+        if kind is _aten.embedding.default and (table := self.weight(given[0])) is not None:
+            return self.call(("embedding", table), given[1], lambda: _lookup(self.tensor(table)))
+        if kind in _CONVOLUTIONS and (kernel := self.weight(given[1])) is not None:
+            bias = given[2] if len(given) > 2 else None
+            shift = self.weight(bias)
+            if (bias is None or shift is not None) and _is_pointwise(kind, self.tensor(kernel), given[3:]):
+                key = ("convolution", kernel, shift)
+                return self.call(key, given[0], lambda: _pointwise(self.tensor(kernel), self.tensor(shift)))
+        return None
+
+    def step(self, node: Node) -> Node:
+        """A call of a step."""
+        weights = [name for name in map(self.weight, node.all_input_nodes) if name is not None]
+        operation = str(node.target).removeprefix("aten.").partition(".")[0].strip("_")
+        wanted = weights[0].rpartition(".")[0] if weights else ""
+        name = _place(self.home, wanted or operation, Step(node.target))
+        args, options = torch.fx.map_arg((node.args, node.kwargs), self.copies.__getitem__)
+        return self.graph.call_module(name, args, options)
+
+    def call(self, key: tuple[Any, ...], entering: Any, make: Callable[[], nn.Module]) -> Node:
+        """A call of a layer, which is the same one wherever the same weights are used."""
+        if key not in self.names:
+            self.names[key] = _place(self.home, key[1].rpartition(".")[0] or key[0], make())
+        return self.graph.call_module(self.names[key], (self.copies[entering],))
+
+    def weight(self, node: Any) -> str | None:
+        """The name of one of the model's own tensors, used as it is."""
+        return str(node.target) if isinstance(node, Node) and node.op == "get_attr" else None
+
+    def tensor(self, name: str | None) -> Any:
+        """One of the model's own tensors by name; None without one."""
+        return None if name is None else _attribute(self.program, name)
+
+    def keep(self, name: str) -> str:
+        """Puts a tensor that steps use into the result, and hands back its name there."""
+        value, wanted = _attribute(self.program, name), f"used_{name.replace('.', '_')}"
+        if isinstance(value, nn.Parameter):
+            self.home.register_parameter(wanted, nn.Parameter(value.detach(), requires_grad=False))
+        elif isinstance(value, Tensor):
+            self.home.register_buffer(wanted, value.detach())
+        elif isinstance(value, nn.Module):
+            self.home.add_module(wanted, value)
+        else:
+            raise ValueError(f"the exported model holds {name!r}, which is no tensor; export without it.")
+        return wanted
+
+
+_aten = torch.ops.aten
+_CHECKS = (_aten._assert_tensor_metadata.default, _aten._assert_scalar.default)
+_CONVOLUTIONS = (_aten.conv1d.default, _aten.conv2d.default, _aten.convolution.default)
+_TURNED = (_aten.t.default, _aten.permute.default, _aten.transpose.int)
+
+
+def _attribute(module: nn.Module, name: str) -> Any:
+    path, _, last = name.rpartition(".")
+    return getattr(module.get_submodule(path), last)
+
+
+def _product(kind: Any, args: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """What enters a product, its matrix as a linear layer holds it, and the bias; no matrix where it is another."""
+    if kind is _aten.linear.default:
+        return args[0], args[1], (args[2] if len(args) > 2 else None)
+    bias, entering, matrix = args if kind is _aten.addmm.default else (None, *args)
+    turned = isinstance(matrix, Node) and matrix.target in _TURNED
+    return entering, matrix.args[0] if turned else None, bias
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    # Without initial values: drawing them would move the caller's random number generator.
+    return _holding(nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta"), weight, bias)
+
+
+def _lookup(table: Tensor) -> nn.Module:
+    made: nn.Module = nn.Embedding.from_pretrained(table.detach())  # type: ignore[no-untyped-call]
     return made
 
 
-class Program(nn.Module):
-    """An exported program without the checks of the shapes it was exported with.
-
-    Attributes:
-        rows: How many rows it was exported for, or None where any number will do.
-    """
-
-    def __init__(self, program: ExportedProgram) -> None:
-        super().__init__()
-        graph = copy.deepcopy(program.graph_module)
-        for node in list(graph.graph.nodes):
-            # A check of types and devices, which a copy in double precision would not pass.
-            if node.target is torch.ops.aten._assert_tensor_metadata.default:
-                graph.graph.erase_node(node)
-        graph.recompile()
-        self._graph = graph
-        self._given: list[str | None] = []  # per input of the graph the name of a tensor; None for the rows
-        state = {**program.state_dict, **program.constants}
-        for spec in program.graph_signature.input_specs:
-            if spec.kind is InputKind.USER_INPUT:
-                self._given.append(None)
-                continue
-            value = state[str(spec.target)]
-            if not isinstance(value, Tensor):
-                raise ValueError(
-                    f"the exported model holds {str(spec.target)!r}, which is no tensor; export without it."
-                )
-            self._given.append(_registered(self, str(spec.target), value))
-        inputs = self._given.count(None)
-        if inputs != 1:
-            raise ValueError(f"the exported model takes {inputs} inputs; only models of one tensor can be explained.")
-        kinds = [spec.kind for spec in program.graph_signature.output_specs]
-        self._results = [place for place, kind in enumerate(kinds) if kind is OutputKind.USER_OUTPUT]
-        holes = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        example = holes[self._given.index(None)].meta.get("val")
-        first = example.shape[0] if isinstance(example, Tensor) and example.ndim else None
-        self.rows = first if isinstance(first, int) else None
-
-    def forward(self, x: Tensor) -> Any:
-        """The program's result; a tuple where it has several."""
-        state = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        results = self._graph(*(x if name is None else state[name] for name in self._given))
-        kept = [results[place] for place in self._results]
-        return kept[0] if len(kept) == 1 else tuple(kept)
+def _pointwise(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    kind = nn.Conv1d if weight.ndim == 3 else nn.Conv2d
+    return _holding(kind(weight.shape[1], weight.shape[0], 1, bias=bias is not None, device="meta"), weight, bias)
 
 
-def _registered(home: nn.Module, name: str, value: Tensor) -> str:
-    """Puts a tensor under its dotted name, as the model had it."""
-    *path, last = name.split(".")
-    for step in path:
-        if step not in home._modules:
-            home.add_module(step, nn.Module())
-        home = home.get_submodule(step)
-    if isinstance(value, nn.Parameter):
-        home.register_parameter(last, nn.Parameter(value.detach(), requires_grad=False))
+def _holding(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    return layer
+
+
+def _is_pointwise(kind: Any, weight: Tensor, options: Sequence[Any]) -> bool:
+    """Whether a convolution is a linear layer at every position."""
+    if kind is _aten.convolution.default:
+        stride, padding, dilation, transposed, _, groups = options
     else:
-        home.register_buffer(last, value.detach())
-    return name
+        given: list[Any] = [*options, *([1], [0], [1], 1)[len(options) :]]
+        (stride, padding, dilation, groups), transposed = given, False
+    plain = not transposed and groups == 1 and not any(padding) and all(step == 1 for step in (*stride, *dilation))
+    return plain and weight.ndim in (3, 4) and weight.shape[2:].numel() == 1
+
+
+def _place(home: nn.Module, name: str, part: nn.Module) -> str:
+    """Puts a module under a dotted name, and hands back the name it got."""
+    first, _, rest = name.partition(".")
+    if not rest:
+        number, wanted = 0, first
+        while hasattr(home, wanted):
+            number, wanted = number + 1, f"{first}_{number + 1}"
+        home.add_module(wanted, part)
+        return wanted
+    if first not in home._modules:
+        home.add_module(first, nn.Module())
+    return f"{first}.{_place(home.get_submodule(first), rest, part)}"
 
 
 def _same_rows(closed: nn.Module, example: Tensor, rows: int) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nobsp.network.levels import distinct
 from nobsp.network.summary import Summary
 
 Subset = tuple[int, ...]
@@ -183,6 +184,11 @@ def _feature_baseline(
             )
         if kind == "zero":
             return torch.zeros(len(group), dtype=torch.float64)
+        if kind == "mode" and not category and _repeats_nothing(summary, position, group):
+            raise ValueError(
+                f'baseline for {name!r} is "mode", but no value occurs twice, so none is the most frequent; pass '
+                '"mean", "median" or a value.'
+            )
         if kind == "mode" or category:
             return summary.mode(position, group)
         return summary.mean[group] if kind == "mean" else summary.median(group)
@@ -190,6 +196,12 @@ def _feature_baseline(
     if vector.numel() not in (1, len(group)):
         raise ValueError(f"baseline for {name!r} has {vector.numel()} values but the feature has {len(group)} columns.")
     return vector.expand(len(group)) if vector.numel() == 1 else vector
+
+
+def _repeats_nothing(summary: Summary, position: int, group: list[int]) -> bool:
+    """Whether a number takes every value once, as amounts do."""
+    _, counts = summary.levels_of(position, group) or distinct(summary.sample[:, group])
+    return len(counts) > 2 and int(counts.max()) == 1
 
 
 def _numbers(argument: str, given: Any) -> Tensor:

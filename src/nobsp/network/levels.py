@@ -49,6 +49,10 @@ class Tally:
         """A tally that goes on from what was counted before."""
         return cls(joint, dict(codes), begun=True)
 
+    def copy(self) -> Tally:
+        """One that goes on by itself."""
+        return Tally(self.joint, dict(self.codes), self.begun)
+
     @property
     def over(self) -> bool:
         """Whether there is nothing left to count."""
@@ -68,6 +72,11 @@ class Tally:
 
     def merge(self, other: Tally) -> None:
         """Counts what another one has counted."""
+        if not other.begun:
+            return
+        if not self.begun:
+            self.joint, self.codes, self.begun = other.joint, dict(other.codes), True
+            return
         if other.joint is not None and self.joint is not None:
             self._join(other.joint)
             return

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -209,6 +210,76 @@ class Readout:
         return fingerprint_of(self.module, self.head.name)
 
 
+def _not_running(x: Tensor) -> Tensor:  # noqa: ARG001 - stands in for `represent`
+    raise RuntimeError("call this inside `with network.running() as running`, as running.represent.")
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A readout and the device to run it on, as calibration engines run it.
+
+    Attributes:
+        readout: The model.
+        device: Where to run it.
+        represent: Runs it; only inside `running`.
+    """
+
+    readout: Readout
+    device: torch.device
+    represent: Callable[[Tensor], Tensor] = _not_running
+
+    @contextmanager
+    def running(self) -> Iterator[Network]:
+        """Hands out the same with `represent`."""
+        with running_on(self.readout, self.device) as represent:
+            yield replace(self, represent=represent)
+
+    def run(self, batch: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor], Tensor]:
+        """A batch as the model takes it, what runs the model on others like it, and the logits, on the CPU."""
+        rows = as_model_takes(batch, self.readout)
+        return rows, self.represent, self.readout.logits(self.represent(rows)).cpu()
+
+    def portable(self) -> Network:
+        """The same with the model on the CPU, in a copy where it is elsewhere: a worker may not have that GPU."""
+        module = self.readout.module
+        if all(tensor.device.type == "cpu" for tensor in (*module.parameters(), *module.buffers())):
+            return self
+        readout = copy.deepcopy(self.readout)
+        readout.module.to("cpu")
+        return replace(self, readout=readout)
+
+    def moved(self) -> Network:
+        """The same with the model on its device for good, in a process of its own."""
+        self.readout.module.to(self.device)
+        return replace(self, readout=replace(self.readout, device=self.device))
+
+
+@contextmanager
+def running_on(readout: Readout, device: torch.device | str | None) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Hands out the model's `represent`, run on another device where one is asked for, and brings it back."""
+    away = readout.device if device is None else torch.device(device)
+    if away == readout.device:
+        with readout.running() as represent:
+            yield represent
+        return
+    readout.module.to(away)
+    try:
+        with replace(readout, device=away).running() as represent:
+            yield represent
+    finally:
+        readout.module.to(readout.device)
+
+
+def as_model_takes(rows: Tensor, readout: Readout) -> Tensor:
+    """Whole-number tables as integers for models that take those, as floats for all others.
+
+    A double-precision model gets doubles: the baseline takes the rows' dtype and must not be rounded for it.
+    """
+    if readout.integer:
+        return rows.to(torch.int64)
+    return rows if rows.dtype == torch.float32 == readout.dtype else rows.to(torch.float64)
+
+
 def fingerprint_of(module: nn.Module, head: str) -> str:
     """SHA-256 over a model's state and the name of its head."""
     digest = hashlib.sha256(f"head={head}\n".encode())
@@ -230,7 +301,8 @@ def checked(model: nn.Module) -> nn.Module:
     module = unwrapped(model)
     if isinstance(module, torch.jit.ScriptModule):
         raise TypeError(
-            f"model is a TorchScript module, whose layers cannot be observed; pass the original, or {_OPEN}."
+            "model is a TorchScript module, whose layers cannot be observed; pass the original, or export it with "
+            f"torch.export and {_OPEN}."
         )
     lazy = [name for name, tensor in module.named_parameters() if torch.nn.parameter.is_lazy(tensor)]
     if lazy:

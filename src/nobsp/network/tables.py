@@ -40,7 +40,9 @@ def is_frame(X: Any) -> bool:
     return isinstance(nw.from_native(X, eager_only=True, pass_through=True), nw.DataFrame)
 
 
-def table_of(X: Any, *, argument: str, columns: Sequence[str] | None, numeric: bool) -> Table | None:
+def table_of(
+    X: Any, *, argument: str, columns: Sequence[str] | None, numeric: bool, strict: bool = True
+) -> Table | None:
     """`X` as a table, or None if it is not one.
 
     Args:
@@ -48,6 +50,7 @@ def table_of(X: Any, *, argument: str, columns: Sequence[str] | None, numeric: b
         argument: What the caller calls it, for error messages.
         columns: Names to match; frames are reordered to them.
         numeric: Whether every column has to be numeric or boolean (not so if an encoder comes next).
+        strict: Whether missing values are errors; NaN otherwise.
     """
     if isinstance(X, Tensor):
         return _tensor_table(X, argument=argument, columns=columns)
@@ -58,7 +61,7 @@ def table_of(X: Any, *, argument: str, columns: Sequence[str] | None, numeric: b
     except nw.exceptions.DuplicateError as duplicate:
         raise ValueError(f"{argument} has two columns of the same name; rename one ({duplicate}).") from duplicate
     if isinstance(frame, nw.DataFrame):
-        return _frame_table(frame, argument=argument, columns=columns, numeric=numeric)
+        return _frame_table(frame, argument=argument, columns=columns, numeric=numeric, strict=strict)
     return None
 
 
@@ -132,7 +135,9 @@ def _numpy_kind(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64)
 
 
-def _frame_table(frame: nw.DataFrame[Any], *, argument: str, columns: Sequence[str] | None, numeric: bool) -> Table:
+def _frame_table(
+    frame: nw.DataFrame[Any], *, argument: str, columns: Sequence[str] | None, numeric: bool, strict: bool
+) -> Table:
     frame = matched(frame, argument=argument, columns=columns)
     names = tuple(str(name) for name in frame.columns)
     if not names:
@@ -146,12 +151,24 @@ def _frame_table(frame: nw.DataFrame[Any], *, argument: str, columns: Sequence[s
                     "scikit-learn Pipeline that does so together with its network."
                 )
     kind = _frame_kind(schema)
+    if not strict and kind == np.int64 and any(frame[:, place].null_count() for place in range(len(names))):
+        kind = np.dtype(np.float64)
 
     def cut(start: int, stop: int) -> Tensor:
         piece = frame[start:stop]
         rows = np.empty((len(piece), len(names)), dtype=kind)
         for position, name in enumerate(names):
             series = piece[:, position]
+            if series.null_count() and not strict:
+                missing = series.is_null().to_numpy()
+                rows[:, position] = (
+                    np.where(
+                        missing, np.nan, series.fill_null(strategy="forward").fill_null(strategy="backward").to_numpy()
+                    )
+                    if not missing.all()
+                    else np.nan
+                )
+                continue
             if series.null_count():
                 row = start + int(series.is_null().arg_true()[0])
                 raise ValueError(_missing(argument, "missing", row, name))

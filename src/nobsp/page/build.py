@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -14,7 +15,6 @@ import nobsp
 from nobsp.page.audits import audit_for_page, is_audit
 from nobsp.page.models import counted
 from nobsp.page.packing import embedded
-from nobsp.page.writing import checked_path, write_text
 
 _SCRIPTS = (
     "numbers",
@@ -52,16 +52,16 @@ def report(
 ) -> Path:
     """Writes one HTML file that shows what a network has learned, and lets people try it without Python.
 
-    The learned functions travel inside the page, so its what-if section computes accounts in the browser. Nothing
-    is loaded from elsewhere, and a content security policy keeps it so. The same input gives the same file.
+    The learned functions travel inside the page, so its what-if section computes in the browser what Python computes.
+    Nothing is loaded from elsewhere, and a content security policy keeps it so. The same input gives the same file.
 
     Args:
         subject: An `Explanation`, `ActivationMaps`, the neighbours that an index found, or an `Audit`.
         path: The file; its folder must be there. Writing is atomic.
         title: Heading of the page.
         about: A sentence or two on model and data, shown below it.
-        explainer: The explainer the subject is from. An explanation remembers its own; for maps it tells of the
-            calibration.
+        explainer: The explainer the subject is from, which names the model. An explanation knows its own
+            functions; for maps it tells of the calibration.
         labels: What the rows or images truly are: class numbers, names, or numbers of a regression.
         class_names: Names of classes 0, 1, …; the outputs' names when None.
         link: "identity", "softmax", "sigmoid" or "exp": how outputs become probabilities. The model's own when None,
@@ -208,3 +208,37 @@ def _as_parsed(script: str) -> str:
 
 def _hash(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+
+
+def checked_path(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
+    """The file to write, before any work is done for it.
+
+    Raises:
+        FileNotFoundError: If its folder is not there.
+        IsADirectoryError: If it is a folder.
+        PermissionError: If its folder cannot be written to.
+        FileExistsError: If it is there and must not be replaced.
+    """
+    target = Path(path)
+    folder = target.parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"path is in {str(folder)!r}, which is not a folder; create it first.")
+    if target.is_dir():
+        raise IsADirectoryError(f"path {str(target)!r} is a folder; pass the name of a file.")
+    if target.exists() and not overwrite:
+        raise FileExistsError(f"path {str(target)!r} is there already; pass another, or overwrite=True.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"path is in {str(folder)!r}, which cannot be written to; choose another folder.")
+    return target
+
+
+def write_text(target: Path, text: str) -> None:
+    """Writes to a file beside the target, and puts it in its place when it is complete."""
+    temporary = target.with_name(f"{target.name}.{secrets.token_hex(8)}.part")
+    try:
+        with open(temporary, "x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

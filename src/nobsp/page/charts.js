@@ -31,8 +31,6 @@ const react = (place, traces, arrangement) => Plotly.react(place, traces, layout
 
 // ---------------------------------------------------------------- one feature
 
-const valuesOf = (column) => table.rows.columns[column] || new Float64Array(0);
-
 function histogram(values, low, high, bins) {
   const counts = new Float64Array(bins);
   const width = (high - low) / bins || 1;
@@ -53,41 +51,32 @@ function pointsAlong(knots, low, high, count = 120) {
   return Float64Array.from(points).sort();
 }
 
+// Half the width of the 90% band.
+const bandAt = (term, point, output) => 1.6448536269514722 * readTable(term, point, term.spread)[output];
+const WHISKER = () => ({ type: "data", thickness: 1.2, width: 3, color: colour("ink") });
+
 function curveAt(term, x, output) {
   const point = { numbers: { [term.axes[0].column]: x }, levels: {} };
   return contribution(term, point)[output];
 }
 
 function drawCurve(place, term, scale) {
-  const o = state.output, outputs = table.outputs.length;
-  const k = term.features[0], about = table.features[k].columns[0];
+  const o = state.output, k = term.features[0], about = table.features[k].columns[0];
   const [low, high] = about.range;
   const knots = term.axes[0].knots;
   const { few } = about; // a value in between is one that no row has
   const x = few ? Float64Array.from(few) : pointsAlong(knots, low, high);
   const y = Array.from(x, (at) => curveAt(term, at, o));
-  const traces = [];
-  const band = table.bands[k];
-  let said = null, error;
-  if (band && band.x) {
-    const bx = unpacked(band.x), lower = unpacked(band.lower), upper = unpacked(band.upper);
-    const pick = (from) => Array.from(bx, (_, i) => from[i * outputs + o]);
-    const [under, over] = [pick(lower), pick(upper)];
-    if (!few) traces.push(
-      { x: Array.from(bx), y: under, mode: "lines", line: { width: 0 }, hoverinfo: "skip" },
-      { x: Array.from(bx), y: over, mode: "lines", line: { width: 0 }, fill: "tonexty", fillcolor: faded("accent", 0.18), hoverinfo: "skip" },
-    );
-    const between = (from, at) => {
-      const s = segmentOf(bx, at), w = bx.length > 1 ? (at - bx[s]) / (bx[s + 1] - bx[s]) : 0;
-      return bx.length > 1 ? from[s] + w * (from[s + 1] - from[s]) : from[0];
-    };
-    if (few) {
-      const [up, down] = [few.map((at, i) => between(over, at) - y[i]), few.map((at, i) => y[i] - between(under, at))];
-      error = { type: "data", symmetric: false, thickness: 1.2, width: 3, color: colour("ink"), array: up, arrayminus: down };
-    }
-    said = (at) => ` (${shown(between(under, at))} to ${shown(between(over, at))})`;
-  }
-  for (const [a, b] of [[about.limits[0], low], [high, about.limits[1]]]) {
+  const traces = [], wide = (high - low) / 2;
+  const away = term.spread ? (at) => bandAt(term, { numbers: { [about.column]: at }, levels: {} }, o) : null;
+  let error;
+  if (away && few) error = { ...WHISKER(), array: few.map(away) };
+  else if (away) traces.push(
+    { x: Array.from(x), y: y.map((v, i) => v - away(x[i])), mode: "lines", line: { width: 0 }, hoverinfo: "skip" },
+    { x: Array.from(x), y: y.map((v, i) => v + away(x[i])), mode: "lines", line: { width: 0 }, fill: "tonexty", fillcolor: faded("accent", 0.18), hoverinfo: "skip" },
+  );
+  const said = (at, v) => (away ? ` (${shown(v - away(at))} to ${shown(v + away(at))})` : "");
+  for (const [a, b] of [[low - wide, low], [high, high + wide]]) {
     if (b - a <= 0 || few) continue;
     const outer = pointsAlong(knots, a, b, 24);
     traces.push({
@@ -98,16 +87,16 @@ function drawCurve(place, term, scale) {
   }
   const truth = table.truth[k];
   if (truth) {
-    const tx = unpacked(truth.x), wide = truth.value[0].length;
+    const tx = unpacked(truth.x), last = truth.value[0].length - 1;
     traces.push({
-      x: Array.from(tx), y: truth.value.map((at) => at[Math.min(o, wide - 1)]), mode: "lines", name: "truth",
+      x: Array.from(tx), y: truth.value.map((at) => at[Math.min(o, last)]), mode: "lines", name: "truth",
       line: { color: colour("truth"), width: 2, dash: "dash" }, hoverinfo: "skip",
     });
   }
   traces.push({
     x: Array.from(x), y, mode: few ? "markers" : "lines", line: { color: colour("accent"), width: 2.5, shape: "linear" },
     marker: { color: colour("accent"), size: 10 }, error_y: error,
-    text: Array.from(x, (at, i) => `${shown(at, 4)}: <b>${signed(y[i])}</b>${said ? said(at) : ""}`),
+    text: Array.from(x, (at, i) => `${shown(at, 4)}: <b>${signed(y[i])}</b>${said(at, y[i])}`),
     hovertemplate: "%{text}<extra></extra>",
   });
   const rows = valuesOf(about.column).filter((value) => value >= low && value <= high);
@@ -121,7 +110,7 @@ function drawCurve(place, term, scale) {
   });
   const margin = (high - low || 1) * (few ? 0.12 : 0.04);
   const heights = traces.filter((trace) => trace.type !== "bar" && trace.line.dash !== "dot")
-    .flatMap((trace) => [...trace.y, ...(trace.error_y ? few.flatMap((_, i) => [y[i] + error.array[i], y[i] - error.arrayminus[i]]) : [])]);
+    .flatMap((trace) => [...trace.y, ...(trace.error_y ? few.flatMap((_, i) => [y[i] + error.array[i], y[i] - error.array[i]]) : [])]);
   const bottom = Math.min(0, ...heights), top = Math.max(0, ...heights), air = (top - bottom || 1) * 0.07;
   react(place, traces, {
     xaxis: { range: [low - margin, high + margin], zeroline: false, anchor: "y2" },
@@ -132,17 +121,13 @@ function drawCurve(place, term, scale) {
 }
 
 function drawLevels(place, term, scale) {
-  const o = state.output, outputs = table.outputs.length, k = term.features[0];
+  const o = state.output, k = term.features[0];
   const names = table.features[k].levels;
   const values = names.map((_, level) => contribution(term, { numbers: {}, levels: { [k]: level } })[o]);
   const counts = new Float64Array(names.length);
   (table.rows.levels[k] || []).forEach((level) => { counts[level] += 1; });
-  const band = table.bands[k];
-  const error = band && unpacked(band.lower).length === names.length * outputs ? {
-    type: "data", symmetric: false, thickness: 1.2, width: 3, color: colour("ink"),
-    array: values.map((v, i) => unpacked(band.upper)[i * outputs + o] - v),
-    arrayminus: values.map((v, i) => v - unpacked(band.lower)[i * outputs + o]),
-  } : undefined;
+  const error = term.spread
+    ? { ...WHISKER(), array: names.map((_, level) => bandAt(term, { numbers: {}, levels: { [k]: level } }, o)) } : undefined;
   const x = names.map((_, i) => i);
   const ticks = {
     tickmode: "array", tickvals: x, ticktext: names.map((name) => plain(brief(name, 14))), zeroline: false,
@@ -269,7 +254,7 @@ const svg = (tag, about = {}) => {
 function spark(term, output, { from = null, to = null, scale = null } = {}) {
   const k = term.features[0], about = table.features[k];
   const box = svg("svg", { viewBox: "0 0 100 28", preserveAspectRatio: "none", class: "spark", "aria-hidden": "true" });
-  if (term.axes.length !== 1) return { box, at: () => null };
+  if (term.axes.length !== 1) return { box };
   const levels = about.levels;
   const low = levels ? 0 : from ?? about.columns[0].range[0], high = levels ? levels.length : to ?? about.columns[0].range[1];
   const few = levels ? null : about.columns[0].few;
@@ -294,8 +279,8 @@ function spark(term, output, { from = null, to = null, scale = null } = {}) {
 // How residuals are spread, and where one of them is.
 function residualStrip(output, marked = null) {
   const outputs = table.outputs.length, held = table.rows.residuals;
-  const values = [];
-  for (let row = 0; row < table.rows.count; row++) values.push(held[row * outputs + output]);
+  const values = everyRow().map((row) => held[row * outputs + output]).filter(Number.isFinite);
+  if (!values.length) return make("p", { className: "quiet", textContent: "No residual is known." });
   const sorted = Float64Array.from(values, Math.abs).sort();
   const most = Math.max(sorted[Math.floor(0.99 * (sorted.length - 1))], Math.abs(marked ?? 0)) * 1.05 || 1;
   const outside = sorted[sorted.length - 1] > most;

@@ -66,25 +66,24 @@ function valuesTable(term) {
 const axesInWords = (names) => make("p", { className: "quiet axes" }, "across: ", bdi(names[0]), " · up: ", bdi(names[1]));
 
 function curveCard(term) {
-  const k = term.features[0], about = table.features[k];
-  const flat = term.axes.length === 1, drawable = flat || term.axes.length === 2;
+  const k = term.features[0], about = table.features[k], drawable = term.axes.length === 1;
   const place = make("div", { className: "chart", role: "img" });
   const details = make("details", {}, make("summary", { textContent: "values" }));
   const strength = make("span", { className: "quiet number" });
   const card = make("article", { className: "card", id: "feature-" + k, tabIndex: -1, "aria-label": term.name },
     make("h3", {}, bdi(term.name, "name"), strength), drawable ? place : whyNoCurve(term));
-  if (flat) card.append(details);
-  else if (drawable) card.append(axesInWords(about.columns.map((column) => column.name)));
+  if (drawable) card.append(details);
   const update = () => {
-    strength.textContent = "± " + shown(table.strengths[term.position][state.output]);
-    if (drawable) place.setAttribute("aria-label", flat ? inWords(term) : `${term.name}: a function of two numbers.`);
+    const [total, main] = [table.totals[k][state.output], table.mains[k][state.output]];
+    const alone = !table.pairs.some((pair) => pair.features.includes(k));
+    strength.textContent = alone ? "± " + shown(total) : `total ± ${shown(total)}, main ± ${shown(main)}`;
+    if (drawable) place.setAttribute("aria-label", inWords(term));
   };
   const open = () => { details.replaceChildren(details.firstChild, valuesTable(term)); };
   const draw = () => {
     update();
     if (details.open) open();
-    if (!flat) return drawSurface(place, term);
-    return (about.levels ? drawLevels : drawCurve)(place, term, byId("same-scale").checked ? scaleOf(table.features.keys()) : null);
+    (about.levels ? drawLevels : drawCurve)(place, term, byId("same-scale").checked ? scaleOf(table.features.keys()) : null);
   };
   details.addEventListener("toggle", () => { if (details.open) open(); });
   if (drawable) drawers.set(place, draw);
@@ -93,16 +92,17 @@ function curveCard(term) {
 }
 
 function whyNoCurve(term) {
-  const textContent = term.axes.length
-    ? `A function of ${term.axes.length} columns together, which has no curve; try it under “What if”.`
-    : "The model never sees this feature: it contributes nothing.";
+  const wide = term.features.reduce((sum, k) => sum + table.features[k].width, 0);
+  const textContent = term.values ? "The model never sees this feature: it contributes nothing."
+    : `${wide > 1 ? `A function of ${wide} columns together` : "A function of very many levels"}, which has no table: it needs the model. `
+      + (table.rows.direct ? "What it contributes to each row is shown under “Rows”." : "The model was not run here, so it is part of the residual.");
   return make("p", { className: "quiet", textContent });
 }
 
 function surfaceCard(term) {
   const place = make("div", { className: "chart", role: "img" });
   const strength = make("span", { className: "quiet number" });
-  const drawable = term.axes.length === 2, lines = linesFit(term);
+  const drawable = Boolean(term.values), lines = linesFit(term);
   const card = make("article", { className: "card", "aria-label": term.name },
     make("h3", {}, bdi(term.name, "name"), strength), drawable ? place : whyNoCurve(term));
   if (lines) card.append(make("p", { className: "quiet axes" }, ...linesKey(term)));
@@ -121,7 +121,7 @@ function surfaceCard(term) {
 function arrangeCurves() {
   const wanted = byId("find").value.trim().toLowerCase(), order = byId("order").value, o = state.output;
   const terms = [...table.singles];
-  if (order === "strength") terms.sort((a, b) => table.strengths[b.position][o] - table.strengths[a.position][o]);
+  if (order === "strength") terms.sort((a, b) => table.totals[b.features[0]][o] - table.totals[a.features[0]][o]);
   if (order === "name") terms.sort((a, b) => a.name.localeCompare(b.name));
   let count = 0;
   for (const term of terms) {
@@ -139,7 +139,7 @@ function startCurves() {
   const strongest = [...table.pairs].sort((a, b) => table.strengths[b.position][0] - table.strengths[a.position][0]);
   byId("surfaces").append(...strongest.map(surfaceCard));
   byId("find").parentElement.hidden = table.singles.length < 9;
-  byId("band-words").hidden = !table.bands.some(Boolean);
+  byId("band-words").hidden = !table.terms.some((term) => term.spread);
   byId("truth-words").hidden = !table.truth.some(Boolean);
   byId("find").addEventListener("input", arrangeCurves);
   byId("order").addEventListener("change", arrangeCurves);

@@ -1,4 +1,4 @@
-// The learned functions, evaluated as the compiled explainer does: linear between knots, exact on levels.
+// The learned functions, read as Python reads them.
 const data = JSON.parse(byId("data").textContent);
 const table = data.table || null;
 const FEW = 10;
@@ -7,32 +7,38 @@ const watchers = [];
 const whenOutputChanges = (work) => watchers.push(work);
 
 if (table) {
+  table.axes.forEach((axis) => { axis.knots = unpacked(axis.knots); });
   table.terms.forEach((term, position) => {
     term.position = position;
     term.values = unpacked(term.values);
-    term.axes.forEach((axis) => { if (axis.knots) axis.knots = unpacked(axis.knots); });
-    term.sizes = term.axes.map((axis) => (axis.knots ? axis.knots.length : axis.size));
+    term.spread = unpacked(term.spread);
+    term.axes = term.axes.map((place) => table.axes[place]);
+    term.sizes = term.axes.map((axis) => (axis.knots ? axis.knots.length + axis.missing : axis.size));
     term.name = term.features.map((k) => table.features[k].name).join(" × ");
   });
   table.singles = table.terms.filter((term) => term.features.length === 1);
   table.pairs = table.terms.filter((term) => term.features.length > 1);
+  table.untabled = table.terms.filter((term) => !term.values);
   const held = table.rows;
-  for (const column of Object.keys(held.columns)) held.columns[column] = unpacked(held.columns[column]);
-  for (const feature of Object.keys(held.levels)) held.levels[feature] = unpacked(held.levels[feature]);
-  table.features.forEach(({ columns }, k) => columns?.forEach((about) => { about.few = fewValues(about, columns.length === 1 ? table.bands[k] : null); }));
-  held.predictions = unpacked(held.predictions);
-  held.residuals = unpacked(held.residuals);
-  if (held.labels && held.labels.codes) held.labels.codes = unpacked(held.labels.codes);
-  if (held.labels && held.labels.values) held.labels.values = unpacked(held.labels.values);
+  for (const part of ["columns", "levels", "outside"]) {
+    for (const key of Object.keys(held[part])) held[part][key] = unpacked(held[part][key]);
+  }
+  for (const part of ["predictions", "residuals", "direct"]) held[part] = unpacked(held[part]);
+  for (const part of ["codes", "values"]) if (held.labels?.[part]) held.labels[part] = unpacked(held.labels[part]);
+  held.beyond = [...Array(held.count).keys()].map(() => []);
+  for (const [k, rows] of Object.entries(held.outside)) rows.forEach((row) => held.beyond[row].push(Number(k)));
+  table.singles.forEach((term) => table.features[term.features[0]].columns?.forEach((about) => { about.few = fewValues(about, term); }));
 }
 
-// The values of a column that has but few, as the calibration or many rows tell; null for others.
-function fewValues(about, band) {
-  const calibrated = band?.x ? Array.from(unpacked(band.x)) : null;
-  const held = table.rows.columns[about.column] || [], seen = [...new Set(held)].sort((a, b) => a - b);
-  const values = calibrated && calibrated.length <= FEW ? calibrated : seen;
+// The values of a column that has but few, as its knots or many rows tell; null for others.
+function fewValues(about, term) {
+  const [low, high] = about.range, held = valuesOf(about.column).filter(Number.isFinite);
+  const knots = Array.from(term.axes[0]?.knots || []).filter((x) => x >= low && x <= high);
+  const values = knots.length <= FEW ? knots : [...new Set(held)].sort((a, b) => a - b);
   return values.length > 1 && values.length <= FEW && held.length >= 5 * values.length ? values : null;
 }
+
+function valuesOf(column) { return table.rows.columns[column] || new Float64Array(0); }
 
 // Last segment that begins at or below x, the first or last one beyond the ends.
 function segmentOf(knots, x) {
@@ -44,54 +50,84 @@ function segmentOf(knots, x) {
   return low;
 }
 
-// A term's contributions to all outputs at a point: {numbers: {column: x}, levels: {feature: position}}.
-function contribution(term, point) {
-  const outputs = table.outputs.length;
-  const result = new Float64Array(outputs);
-  let nodes = [[0, 1]];
+const isMissing = (x) => x === null || x === undefined || !Number.isFinite(x);
+
+// A table's values for all outputs at a point {numbers: {column: x}, levels: {feature: position}}, as lookup.py reads it:
+// a function of one number goes on as a straight line, a grid is held at its edges, an unseen level gives zero.
+function readTable(term, point, values = term.values) {
+  const outputs = table.outputs.length, result = new Float64Array(outputs), corners = [];
+  let node = 0, stride = values.length / outputs, absent = false, unseen = false;
   term.axes.forEach((axis, place) => {
-    const size = term.sizes[place];
+    stride /= term.sizes[place];
     if (!axis.knots) {
-      nodes = nodes.map(([node, share]) => [node * size + point.levels[axis.feature], share]);
+      const level = point.levels[axis.feature];
+      if (level >= 0 && level < axis.size) node += level * stride; else unseen = true;
       return;
     }
-    const x = point.numbers[axis.column];
-    const s = segmentOf(axis.knots, x);
-    const w = (x - axis.knots[s]) / (axis.knots[s + 1] - axis.knots[s]);
-    nodes = nodes.flatMap(([node, share]) => [[node * size + s, share * (1 - w)], [node * size + s + 1, share * w]]);
+    let x = point.numbers[axis.column];
+    if (isMissing(x)) {
+      if (axis.missing) node += axis.knots.length * stride; else absent = true;
+      return;
+    }
+    const { knots } = axis;
+    if (term.axes.length > 1) x = Math.min(Math.max(x, knots[0]), knots[knots.length - 1]);
+    const s = segmentOf(knots, x);
+    node += s * stride;
+    corners.push([stride, (x - knots[s]) / (knots[s + 1] - knots[s])]);
   });
-  for (const [node, share] of nodes) {
-    for (let o = 0; o < outputs; o++) result[o] += share * term.values[node * outputs + o];
-  }
+  if (unseen) return result;
+  const between = (i, at, o) => {
+    if (i === corners.length) return values[at * outputs + o];
+    const [step, way] = corners[i], here = between(i + 1, at, o);
+    return here + way * (between(i + 1, at + step, o) - here);
+  };
+  for (let o = 0; o < outputs; o++) result[o] = absent ? NaN : between(0, node, o);
   return result;
 }
 
-// The account of a point: contributions of all terms, and base plus their sum, per output.
+// A term's contributions at a point. A term without a table needs the network, which ran on the rows only: it is known for
+// a row as long as nobody moves its features, and null otherwise.
+function contribution(term, point) {
+  if (term.values) return readTable(term, point);
+  const { direct } = table.rows, outputs = table.outputs.length, { row } = point;
+  if (!direct || row === undefined || row === null || term.features.some((k) => moved(k, point))) return null;
+  const at = (row * table.untabled.length + table.untabled.indexOf(term)) * outputs;
+  return direct.slice(at, at + outputs);
+}
+
+// All contributions at a point, and base plus their sum, per output.
 function accountOf(point) {
   const contributions = table.terms.map((term) => contribution(term, point));
   const total = Float64Array.from(table.base);
-  for (const part of contributions) part.forEach((value, o) => { total[o] += value; });
+  for (const part of contributions) part?.forEach((value, o) => { total[o] += value; });
   return { contributions, total };
 }
 
 function pointOfRow(row) {
   const numbers = {}, levels = {};
-  for (const [column, values] of Object.entries(table.rows.columns)) numbers[column] = values[row];
+  for (const [column, values] of Object.entries(table.rows.columns)) numbers[column] = Number.isFinite(values[row]) ? values[row] : null;
   for (const [feature, places] of Object.entries(table.rows.levels)) levels[feature] = places[row];
-  return { numbers, levels };
+  return { numbers, levels, row };
+}
+
+// Whether a feature is no longer as it is in the row that the point started from.
+function moved(k, point) {
+  const at = pointOfRow(point.row), columns = table.features[k].columns;
+  return columns ? columns.some(({ column }) => at.numbers[column] !== point.numbers[column]) : at.levels[k] !== point.levels[k];
 }
 
 function typicalPoint() {
   const numbers = {}, levels = {};
   for (const [column, values] of Object.entries(table.rows.columns)) {
     const about = columnOf(column), middle = median(values);
-    numbers[column] = about?.few ? nearest(about.few, middle) : rounded(middle, about?.range || [Math.min(...values), Math.max(...values)]);
-    if (!about?.few && values.every(Number.isInteger)) numbers[column] = Math.round(numbers[column]);
+    if (middle === null) { numbers[column] = null; continue; }
+    numbers[column] = about.few ? nearest(about.few, middle) : rounded(middle, about.range);
+    if (!about.few && values.every(Number.isInteger)) numbers[column] = Math.round(numbers[column]);
   }
   for (const [feature, places] of Object.entries(table.rows.levels)) {
     const times = new Map();
-    places.forEach((place) => times.set(place, (times.get(place) || 0) + 1));
-    levels[feature] = [...times].sort((a, b) => b[1] - a[1] || a[0] - b[0])[0][0];
+    places.filter((place) => place < table.features[feature].levels.length).forEach((place) => times.set(place, (times.get(place) || 0) + 1));
+    levels[feature] = [...times].sort((a, b) => b[1] - a[1] || a[0] - b[0])[0]?.[0] ?? 0;
   }
   return { numbers, levels };
 }
@@ -107,20 +143,16 @@ function rounded(value, [low, high]) {
 const columnOf = (column) => table.features.flatMap((feature) => feature.columns || []).find((about) => about.column === Number(column));
 const nearest = (values, x) => values.reduce((best, value) => (Math.abs(value - x) < Math.abs(best - x) ? value : best));
 
-// How far a number is out: 0 within what was calibrated, 1 where the network was still followed, 2 beyond that.
-function beyond(about, x) {
-  const slack = 1e-9 * (about.range[1] - about.range[0] || 1);
-  if (x >= about.range[0] - slack && x <= about.range[1] + slack) return 0;
-  return x >= about.limits[0] - slack && x <= about.limits[1] + slack ? 1 : 2;
-}
+const within = ({ range }, x) => !isMissing(x) && x >= range[0] && x <= range[1];
 
+// Positions of features outside what was calibrated; of a known row as Python found them.
 function featuresBeyond(point) {
-  const found = [];
-  for (const feature of table.features) {
-    const worst = Math.max(0, ...(feature.columns || []).map((about) => beyond(about, point.numbers[about.column])));
-    if (worst) found.push({ name: feature.name, worst });
-  }
-  return found;
+  const known = Number.isInteger(point.row);
+  return [...table.features.keys()].filter((k) => {
+    if (known && !moved(k, point)) return table.rows.beyond[point.row].includes(k);
+    const { columns, levels } = table.features[k];
+    return levels ? !(point.levels[k] < levels.length) : columns.some((about) => !within(about, point.numbers[about.column]));
+  });
 }
 
 // What logits become by the model's link; null where they are the output itself.
@@ -134,20 +166,23 @@ function linked(logits) {
   return sizes.map((v) => v / sum);
 }
 
+const classifies = () => table.link === "softmax" || (table.link === "sigmoid" && table.outputs.length === 1);
+
 // Position of the predicted class, or null where nothing is classified.
 function classOf(logits) {
-  if (table.link === "softmax") return logits.indexOf(Math.max(...logits));
-  if (table.link === "sigmoid" && logits.length === 1) return logits[0] > 0 ? 1 : 0;
-  return null;
+  if (!logits || !classifies()) return null;
+  return table.link === "softmax" ? logits.indexOf(Math.max(...logits)) : Number(logits[0] > 0);
 }
 
+// The model's outputs for a row, null where it was not run.
 function predictionOf(row) {
   const outputs = table.outputs.length;
-  return table.rows.predictions ? Array.from(table.rows.predictions.subarray(row * outputs, (row + 1) * outputs)) : null;
+  const found = Array.from(table.rows.predictions?.subarray(row * outputs, (row + 1) * outputs) || [NaN]);
+  return found.every(Number.isFinite) ? found : null;
 }
 
 const named = (feature, point) => {
-  const about = table.features[feature];
-  if (about.levels) return about.levels[point.levels[feature]];
-  return about.columns.map((column) => shown(point.numbers[column.column], 4)).join(", ");
+  const { levels, columns } = table.features[feature];
+  if (levels) return levels[point.levels[feature]] ?? "not seen in calibration";
+  return columns.map(({ column }) => (isMissing(point.numbers[column]) ? "missing" : shown(point.numbers[column], 4))).join(", ");
 };

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation
+from nobsp.tabular.health import Finding, sort_findings
 
 Fact = tuple[str, str]
 _LINKS = {
@@ -18,17 +20,19 @@ _LINKS = {
 }
 
 
-def facts_of(explanation: Explanation, explainer: Any, health: Any, link: str) -> list[Fact]:
+def facts_of(
+    explanation: Explanation, explainer: Any, functions: CompiledExplainer, link: str, *, dropped: int
+) -> list[Fact]:
     """Model, data and what is explained, in words."""
-    pairs = sum(len(term) > 1 for term in explanation.terms)
-    functions = counted(len(explanation.terms) - pairs, "function")
+    terms = [*functions.terms, *functions.left_out]
+    pairs = sum(len(term) > 1 for term in terms) + dropped
+    mains = sum(len(term) == 1 for term in terms)
     facts = [("Model", described(explainer.model))] if hasattr(explainer, "model") else []
     facts.append(("Data", f"{counted(len(explanation), 'row')}, {counted(len(explanation.feature_names), 'feature')}"))
-    if health is not None:
-        facts.append(("Calibrated on", counted(health.rows, "row")))
+    facts.append(("Calibrated on", counted(functions.state.rows, "row")))
     shown = ", ".join(explanation.output_names[:4]) + (", …" if len(explanation.output_names) > 4 else "")
     facts.append(("Explained", f"{shown} ({_LINKS[link]})"))
-    facts.append(("Found", functions + (f" and {counted(pairs, 'interaction')}" if pairs else "")))
+    facts.append(("Found", counted(mains, "main effect") + (f" and {counted(pairs, 'interaction')}" if pairs else "")))
     return facts
 
 
@@ -50,37 +54,58 @@ def described(model: Any) -> str:
 
 
 def findings_of(
-    explanation: Explanation, health: Any, compiled: CompiledExplainer, *, missing: int
+    explanation: Explanation, functions: CompiledExplainer, values: NDArray[np.float64], *, dropped: int
 ) -> list[dict[str, str]]:
-    """What is worth knowing before the page is believed, warnings first."""
-    findings = []
-    if health is not None:
-        findings = [_finding(finding.severity, finding.message, finding.subject) for finding in health.findings]
+    """What is worth knowing before the page is believed, errors first; the same said of several subjects once."""
+    rows = len(explanation)
+    found = list(functions.state.findings)
+
+    def add(severity: str, code: str, message: str, subject: str = "") -> None:
+        found.append(Finding(severity, code, subject, message))
+
     outside = explanation.outside.sum(0)
     if outside.any():
-        order = np.argsort(-outside, kind="stable")[: min(5, int((outside > 0).sum()))]
-        some = ", ".join(f"{explanation.feature_names[k]} ({outside[k]:,})" for k in order)
-        more = int((outside > 0).sum()) - len(order)
-        rows = int(explanation.outside.any(1).sum())
+        order = [k for k in np.argsort(-outside, kind="stable").tolist() if outside[k]]
+        some = _listed([f"{explanation.feature_names[k]} ({outside[k]:,})" for k in order])
+        count = counted(int(explanation.outside.any(1).sum()), "row")
         message = (
-            f"{counted(rows, 'row')} of {len(explanation):,} lie outside what was calibrated: their accounts "
-            "extrapolate. Calibrate on rows that cover them."
+            f"{count} of {rows:,} lie outside what was calibrated: a number out of range (its function is "
+            "extrapolated), a missing value, or a level not seen (it contributes nothing in this page). Calibrate on "
+            "rows that cover them."
         )
-        findings.append(_finding("warning", message, some + (f" and {more} more" if more else "")))
-    if missing:
-        message = f"{counted(missing, 'row')} with missing values cannot be browsed here; shares and sizes count them."
-        findings.append(_finding("note", message))
-    if compiled.left_out:
-        message = f"{counted(len(compiled.left_out), 'interaction')} could not travel with this page and are left over."
-        findings.append(_finding("note", message))
-    if not np.isfinite(explanation.predictions).all():
-        message = "The model was not run here, so how far the account is from its predictions is not known."
-        findings.append(_finding("note", message))
-    return sorted(findings, key=lambda finding: finding["severity"] != "warning")
+        add("warning", "outside", message, some)
+    unknown = int((~np.isfinite(values)).any((1, 2)).sum())
+    if unknown:
+        message = f"{counted(unknown, 'row')} of {rows:,} have missing values for which no contribution is known."
+        add("warning", "missing", message)
+    if dropped:
+        message = (
+            f"The weakest {counted(dropped, 'interaction')} would make this page too large. Their grids are left out, "
+            "and what they contribute is part of the residual shown."
+        )
+        add("note", "pairs_left_out", message)
+    if functions.left_out and len(explanation.terms) == len(functions.terms) + dropped:
+        message = "They have no table and the model was not run here: what they contribute is part of the residual."
+        add("note", "not_run", message, _listed([" × ".join(term) for term in functions.left_out]))
+    run = int(np.isfinite(explanation.predictions).all(1).sum())
+    if run == 0:
+        add("note", "no_predictions", "The model was not run here, so the residuals are not known.")
+    elif run < rows:
+        message = (
+            f"The model could not be run on {counted(rows - run, 'row')}: predictions and residuals are not known."
+        )
+        add("note", "no_predictions", message)
+    subjects: dict[tuple[str, str, str], list[str]] = {}
+    for finding in sort_findings(found):
+        subjects.setdefault((finding.severity, finding.code, finding.message), []).append(finding.subject)
+    return [
+        {"severity": severity, "code": code, "subject": _listed(named), "message": message}
+        for (severity, code, message), named in subjects.items()
+    ]
 
 
-def _finding(severity: str, message: str, subject: str = "") -> dict[str, str]:
-    return {"severity": severity, "subject": subject, "message": message}
+def _listed(names: list[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def counted(count: int, what: str) -> str:

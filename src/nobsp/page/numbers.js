@@ -7,10 +7,7 @@ const KINDS = {
 function unpacked(held) {
   if (!held) return null;
   const bytes = Uint8Array.from(atob(held.bytes), (c) => c.charCodeAt(0));
-  const raw = new KINDS[held.kind](bytes.buffer);
-  if (held.low === undefined) return raw;
-  const span = held.high - held.low;
-  return Float64Array.from(raw, (place) => held.low + (place / 4294967295) * span);
+  return new KINDS[held.kind](bytes.buffer);
 }
 
 // Making a formatter takes a hundred times longer than using it.
@@ -62,7 +59,8 @@ function counted(count, what) {
 }
 
 function median(values) {
-  const sorted = Float64Array.from(values).sort();
+  const sorted = Float64Array.from(values).filter(Number.isFinite).sort();
+  if (!sorted.length) return null;
   const middle = sorted.length >> 1;
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }

@@ -1,38 +1,46 @@
-// The first screen: how much the functions carry, and which features do most.
+// The first screen: how well the functions describe the model, and which features do most.
 const STRONGEST = 7;
 
-function strengthOf(feature, output) {
-  const term = table.singles.find((t) => t.features[0] === feature);
-  return term ? table.strengths[term.position][output] : 0;
-}
-
 function drawOverview() {
-  const o = state.output;
-  const { singles, interactions, left } = table.ledger;
-  const carried = left[o] === null ? null : 1 - left[o];
-  byId("share").textContent = percent(carried);
-  const several = table.outputs.length > 1;
-  const pairs = table.pairs.length ? ` and ${counted(table.pairs.length, "interaction")}` : "";
-  const parts = counted(table.singles.length, "function") + pairs;
-  const subject = several ? [" of how the model’s output ", bdi(table.outputs[o]), " varies"] : [" of how the model’s output varies"];
-  byId("share-words").replaceChildren(...(carried === null ? ["How much of the output the functions carry is not known here."]
-    : ["", ...subject, ` over ${counted(table.residuals.rows, "row")} is carried by ${parts} you can look at below.`]));
-  drawLedger(carried === null ? [] : [["functions", singles[o], "one"], ["interactions", interactions[o], "two"], ["left over", left[o], "three"]]);
+  const o = state.output, { health, ledger } = table;
+  drawHeadline(health.explained[o], health.inside[o]);
+  const known = ledger.left[o] !== null;
+  drawLedger(known ? [["main effects", ledger.singles[o], "one"], ["interactions", ledger.interactions[o], "two"], ["left over", ledger.left[o], "three"]] : []);
   const size = (k) => table.totals[k][o];
   const order = [...table.features.keys()].filter((k) => size(k) > 0).sort((a, b) => size(b) - size(a) || a - b);
   const largest = table.totals[order[0]]?.[o] || 1;
   const scale = scaleOf(order.slice(0, STRONGEST));
   byId("strongest").replaceChildren(...order.slice(0, STRONGEST).map((k) => strongLine(k, o, largest, scale)));
   const rest = order.length - STRONGEST;
-  byId("strongest-words").textContent = "Mean size of each feature’s contribution"
+  byId("strongest-words").textContent = "Total importance: the mean size of everything a feature contributes, over calibration rows"
     + (table.pairs.length ? "; the lighter part comes from interactions." : ".") + (rest > 0 ? ` ${rest} more below.` : "");
-  for (const place of document.querySelectorAll(".output-name")) place.textContent = several ? table.outputs[o] : "the output";
+  for (const place of document.querySelectorAll(".output-name")) place.textContent = table.outputs.length > 1 ? table.outputs[o] : "the output";
+}
+
+// Held-out R², in a colour that says whether to believe the page.
+function drawHeadline(share, inside) {
+  const { held_out: heldOut, outside_rows: outsideRows } = table.health, place = byId("share");
+  place.textContent = percent(share);
+  place.className = share === null ? "" : share < 0 ? "bad" : share < 0.8 ? "doubtful" : "good";
+  const output = table.outputs.length > 1 ? [" of ", bdi(table.outputs[state.output])] : [];
+  if (share === null) {
+    byId("share-words").replaceChildren("The output does not vary over the calibration rows: there is nothing to explain.");
+    return;
+  }
+  const parts = counted(table.singles.length, "main effect") + (table.pairs.length ? ` and ${counted(table.pairs.length, "interaction")}` : "");
+  const which = heldOut ? " on rows they were not fitted on" : " on the calibration rows";
+  const said = share < 0
+    ? [`Do not use these functions: ${parts} predict the model’s output`, ...output, ` worse than its mean does${which}`]
+    : [`of the variance of the model’s output`, ...output, ` is explained by ${parts}${which}`];
+  const told = inside !== null && outsideRows > 0
+    ? ` Inside the calibrated range ${percent(inside)}; ${percent(outsideRows)} of the held-out rows lie outside it.` : "";
+  byId("share-words").replaceChildren(...said, heldOut ? " (held-out R²)." : " (R²).", make("span", { className: "quiet", textContent: told }));
 }
 
 function strongLine(k, o, largest, scale) {
   const term = table.singles.find((t) => t.features[0] === k);
   const main = make("span", { className: "fill" }), more = make("span", { className: "fill light" });
-  main.style.width = (100 * Math.min(strengthOf(k, o), table.totals[k][o])) / largest + "%";
+  main.style.width = (100 * Math.min(table.mains[k][o], table.totals[k][o])) / largest + "%";
   more.style.width = (100 * table.totals[k][o]) / largest + "%";
   const link = make("a", { href: "#feature-" + k }, bdi(table.features[k].name, "name"));
   return make("li", {}, link, make("span", { className: "track", "aria-hidden": "true" }, more, main),
@@ -52,5 +60,6 @@ function drawLedger(shares) {
     bar.append(part);
     key.append(make("li", {}, make("span", { className: "dot " + kind, "aria-hidden": "true" }), `${name} ${percent(share)}`));
   }
-  place.replaceChildren(...(kept.length ? [bar, key] : []));
+  const rows = make("p", { className: "quiet", textContent: `Variance over the ${counted(table.residuals.rows, "row")} shown here` });
+  place.replaceChildren(...(kept.length ? [rows, bar, key] : []));
 }

@@ -1,4 +1,4 @@
-"""Numbers on their way into a page: little-endian bytes in base64, as small as exactness allows."""
+"""Numbers on their way into a page: little-endian bytes in base64, exact, and as small as that allows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ Packed = dict[str, Any]
 
 # What page.js can read, smallest first where whole numbers are concerned.
 _WHOLE = (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32)
-_STEPS = 2**32 - 1
 
 
 def packed(values: Any, kind: str = "f8") -> Packed:
@@ -43,27 +42,30 @@ def packed_codes(codes: Any) -> Packed:
 
 
 def packed_column(values: NDArray[Any]) -> Packed:
-    """A column of a table: exact where few bytes suffice, else to less than 2⁻³² of its range.
-
-    Single precision would lose the digits of years and timestamps, which stand far from zero.
+    """A column of a table, exactly: whole numbers, single and double precision. What is not finite is missing (NaN).
 
     Example:
-        >>> packed_column(np.array([3.0, 4.0]))["kind"], packed_column(np.array([0.1, 0.7]))["kind"]
-        ('u1', 'u4')
+        >>> [packed_column(np.array(x))["kind"] for x in ([3.0, 4.0], [0.5, np.inf], [0.1])]
+        ['u1', 'f4', 'f8']
     """
     numbers = np.asarray(values, dtype=np.float64)
-    if numbers.size == 0:
-        return packed(numbers)
-    low, high = float(numbers.min()), float(numbers.max())
-    if max(abs(low), abs(high)) < 2**31 and np.array_equal(numbers, np.rint(numbers)):
+    finite = np.isfinite(numbers)
+    if finite.all() and (np.abs(numbers) < 2**31).all() and np.array_equal(numbers, np.rint(numbers)):
         return packed_codes(numbers)
-    if np.array_equal(numbers, numbers.astype(np.float32)):
-        return packed(numbers, "f4")
-    span = high - low
-    if not np.isfinite(span) or span <= 0 or np.spacing(max(abs(low), abs(high))) * _STEPS > span:
-        return packed(numbers)
-    places = np.rint((numbers - low) / span * _STEPS)
-    return packed(places, "u4") | {"low": low, "high": high}
+    numbers = np.where(finite, numbers, np.nan)
+    with np.errstate(over="ignore"):
+        single = np.array_equal(numbers, numbers.astype(np.float32), equal_nan=True)
+    return packed(numbers, "f4" if single else "f8")
+
+
+def evenly(count: int, most: int) -> NDArray[np.intp]:
+    """Positions of at most so many rows, spread evenly.
+
+    Example:
+        >>> evenly(10, 3).tolist(), evenly(2, 5).tolist()
+        ([0, 4, 9], [0, 1])
+    """
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.intp))
 
 
 def embedded(data: Any) -> str:

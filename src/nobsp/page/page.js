@@ -12,15 +12,9 @@ function startOutputs() {
 }
 
 function tellExactness() {
-  const o = state.output, within = shown(Math.max(table.difference[o] ?? 0, 1e-15), 2);
-  const approximate = table.terms.filter((term) => !term.exact), exact = table.terms.length - approximate.length;
-  let said = `On these rows the functions in this page add up to what the explainer says within ${within}. `;
-  if (approximate.length) {
-    const largest = shown(Math.max(...approximate.map((term) => term.error[o] ?? 0)), 2);
-    said += `${counted(exact, "term")} ${exact === 1 ? "is" : "are"} kept exactly; ${counted(approximate.length, "other")} `
-      + `as tables that are off by at most ${largest} in the calibrated range.`;
-  } else said += "All functions are kept exactly.";
-  byId("exactness").textContent = said;
+  const within = shown(Math.max(table.difference[state.output] ?? 0, 1e-15), 2);
+  byId("exactness").textContent = "What this page computes is what Python computes, to rounding: it reads the same tables. On these rows the "
+    + `tables add up to the explanation’s contributions within ${within}.`;
 }
 
 function setTheme(theme) {

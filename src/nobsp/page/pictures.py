@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from nobsp.page.classes import labels_of
 from nobsp.page.models import Fact, counted, described
 from nobsp.page.neighbours import hits_for_page
-from nobsp.page.packing import known, packed
-from nobsp.page.sampling import evenly
+from nobsp.page.packing import evenly, known, packed
 
 Pixels = NDArray[np.uint8]
 
@@ -87,7 +86,8 @@ def pictures_data(
     if explainer is not None and hasattr(explainer, "health"):
         health = explainer.health()
         data["findings"] = [
-            {"severity": finding.severity, "subject": "", "message": finding.message} for finding in health.findings
+            {"severity": finding.severity, "code": "", "subject": "", "message": finding.message}
+            for finding in health.findings
         ]
         data["explained"] = known(health.explained)
     return data

@@ -12,17 +12,17 @@ function rowColumns() {
   } else if (rows.labels) columns.push({ id: "label", name: "true value", value: (row) => rows.labels.values[row] });
   if (rows.predictions) {
     const prediction = (row) => rows.predictions[row * outputs + o], residual = (row) => rows.residuals[row * outputs + o];
-    if (classOf(predictionOf(0)) !== null) {
+    if (classifies()) {
       const names = outputs > 1 ? table.outputs : table.classes;
       columns.push({ id: "class", name: "predicted", text: true, value: (row) => classOf(predictionOf(row)), show: (code) => names[code] });
     }
     columns.push({ id: "prediction", name: "prediction", value: prediction });
-    columns.push({ id: "account", name: "account", value: (row) => prediction(row) - residual(row) });
+    columns.push({ id: "account", name: "sum of terms", value: (row) => prediction(row) - residual(row) });
     columns.push({ id: "residual", name: "residual", value: residual, sort: Math.abs, signed: true });
-  } else columns.push({ id: "account", name: "account", value: (row) => accountOf(pointOfRow(row)).total[o] });
+  } else columns.push({ id: "account", name: "sum of terms", value: (row) => accountOf(pointOfRow(row)).total[o] });
   if (hits?.purity) columns.push({ id: "purity", name: "purity", value: (row) => hits.purity[row] });
-  if (rows.beyond.some(Boolean)) {
-    columns.push({ id: "beyond", name: "out of range", value: (row) => rows.beyond[row], show: (count) => (count ? String(count) : "") });
+  if (rows.beyond.some((features) => features.length)) {
+    columns.push({ id: "beyond", name: "out of range", value: (row) => rows.beyond[row].length, show: (count) => (count ? String(count) : "") });
   }
   return columns;
 }
@@ -40,11 +40,12 @@ function chosenRows(columns) {
   const low = bound("filter-low", -Infinity), high = bound("filter-high", Infinity);
   let rows = everyRow();
   if (by && (low > -Infinity || high < Infinity)) rows = rows.filter((row) => by.value(row) >= low && by.value(row) <= high);
-  if (byId("only-beyond").checked) rows = rows.filter((row) => table.rows.beyond[row]);
+  if (byId("only-beyond").checked) rows = rows.filter((row) => table.rows.beyond[row].length);
   if (byId("only-wrong").checked) rows = rows.filter(wrong);
   const sort = columns.find((column) => column.id === browse.by);
   if (sort) {
-    const sizes = new Map(rows.map((row) => [row, (sort.sort || Number)(sort.value(row))])), way = browse.down ? -1 : 1;
+    const way = browse.down ? -1 : 1, last = (value) => (Number.isNaN(value) ? way * Infinity : value); // what is not known comes last
+    const sizes = new Map(rows.map((row) => [row, last((sort.sort || Number)(sort.value(row)))]));
     rows.sort((a, b) => way * (sizes.get(a) - sizes.get(b)) || a - b);
   }
   return rows;
@@ -115,9 +116,9 @@ function drawRow() {
   const holder = make("div"), small = (textContent) => make("h3", { className: "small", textContent });
   drawAccount(holder, { caption: make("span", {}, "Row ", bdi(String(table.rows.names[row]))), point: at, account, prediction });
   const parts = [holder];
-  const out = featuresBeyond(at).map((feature) => feature.name).join(", ");
+  const out = table.rows.beyond[row].map((k) => table.features[k].name).join(", ");
   if (out) parts.push(make("p", { className: "finding warning" }, make("b", { textContent: "Extrapolated" }), " ", bdi(out)));
-  if (prediction) parts.push(small("Its residual among all"), residualStrip(o, prediction[o] - account.total[o]));
+  if (prediction && Number.isFinite(account.total[o])) parts.push(small("Its residual among all"), residualStrip(o, prediction[o] - account.total[o]));
   if (table.hits) parts.push(small("Its neighbours"), ...neighboursOf(row));
   const go = make("button", { type: "button", className: "go", textContent: "Try it under “What if”" });
   go.addEventListener("click", () => {
@@ -142,14 +143,13 @@ function neighboursOf(row) {
 
 function startRows() {
   const { rows, hits } = table;
-  rows.beyond = everyRow().map((row) => featuresBeyond(pointOfRow(row)).length);
   if (hits) for (const name of ["indices", "distances", "labels", "values"]) hits[name] = unpacked(hits[name]);
   const few = rows.count < rows.total ? `${written(rows.count, 0, 0)} of ${counted(rows.total, "row")}, evenly spread` : counted(rows.count, "row");
-  byId("rows-words").textContent = `${few}. Sort by a column, open a row to see its account.`;
+  byId("rows-words").textContent = `${few}. Sort by a column, open a row to see what each term contributes.`;
   for (const column of rowColumns()) {
     if (!column.text) byId("filter-by").append(make("option", { value: column.id, textContent: column.name }));
   }
-  byId("only-beyond").parentElement.hidden = !rows.beyond.some(Boolean);
+  byId("only-beyond").parentElement.hidden = !rows.beyond.some((features) => features.length);
   byId("only-wrong-choice").hidden = !everyRow().some(wrong);
   for (const id of ["filter-by", "filter-low", "filter-high", "only-beyond", "only-wrong"]) {
     byId(id).addEventListener("input", () => { browse.page = 0; drawRows(); });

@@ -1,35 +1,54 @@
-"""What a page tells of a table: the ledger, the functions, the rows and how far the account is from the model."""
+"""What a page tells of a table: how well the functions describe the model, the functions, and the rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nobsp.page.classes import Labels, chosen_link, labels_of
-from nobsp.page.functions import (
-    bands_of,
-    compiled_within,
-    features_for_page,
-    level_axes,
-    terms_for_page,
-    truth_for_page,
-)
+from nobsp.page.functions import drop_weakest, features_for_page, tables_for_page, truth_for_page
 from nobsp.page.models import facts_of, findings_of
 from nobsp.page.neighbours import hits_for_page
-from nobsp.page.packing import known, packed, packed_codes, packed_column
-from nobsp.page.sampling import evenly
+from nobsp.page.packing import evenly, known, packed, packed_codes, packed_column
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation
 
 Array = NDArray[np.float64]
 
-# Numbers a page can hold beside plotly and stay under 8 MB: four bytes a number of the rows, eight of the functions,
-# and a third more in base64.
-_ROOM = 2_900_000
-_MOST_ROW_NUMBERS = 300_000
+# Bytes a page can hold beside plotly and stay under 8 MB: base64 makes a third more of them.
+ROOM = 2_250_000
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """An explanation as the page shows it: what its tables contribute, what terms without one (`direct`) do, the rest.
+
+    `dropped` interactions have grids that do not fit; `size` is the bytes of those that do.
+    """
+
+    functions: CompiledExplainer
+    columns: dict[int, NDArray[Any]]
+    values: Array
+    direct: Array | None
+    predictions: Array
+    residual: Array
+    outside: NDArray[np.bool_]
+    dropped: int
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def row_size(self) -> int:
+        """Bytes of one row."""
+        direct = 0 if self.direct is None else self.direct.shape[1]
+        numbers = len(self.columns) + (2 + direct) * int(self.predictions.shape[1])
+        return 8 * numbers + int(4 * self.outside.sum() / len(self)) + 8
 
 
 def table_data(
@@ -49,85 +68,102 @@ def table_data(
     Raises:
         ValueError: If the explanation is not the whole account of its explainer, or has no rows.
     """
-    explainer = explanation.explainer if explainer is None else explainer
-    _require_whole(explanation, explainer)
+    functions = explanation.explainer if explainer is None else getattr(explainer, "functions_", explainer)
+    _require_whole(explanation, functions)
     classes_shown = _class_names(class_names, explainer, explanation.output_names)
     given = labels_of(
         labels, rows=len(explanation), names=classes_shown, classes=True if class_names is not None else None
     )
     classes = (given is not None and given.codes is not None) or getattr(hits, "classes", None) is not None
-    own = getattr(explainer, "link_", "identity")
-    link = chosen_link(link, own, outputs=len(explanation.output_names), classes=classes)
+    link = chosen_link(link, functions.link, outputs=len(explanation.output_names), classes=classes)
     if given is not None and given.codes is not None:
         classes_shown = given.names
     elif link not in ("softmax", "sigmoid"):
         classes_shown = ()
-    numbers_a_row = len(explanation.feature_names) + 2 * len(explanation.output_names)
-    most = min(rows, len(explanation), max(1, _MOST_ROW_NUMBERS // numbers_a_row))
-    compiled = compiled_within(explainer, (_ROOM - 16 * most * numbers_a_row // 3) * 3 // 32)
-    complete = complete_rows(compiled, explanation.data)
-    if len(complete) == 0:
-        raise ValueError("every row of subject has missing values; a page needs some that have none.")
-    kept = complete[evenly(len(complete), most)]
-    health = explainer.health() if hasattr(explainer, "health") else None
-    findings = findings_of(explanation, health, compiled, missing=len(explanation) - len(complete))
+    shown = _shown(explanation, functions)
+    functions, health = shown.functions, functions.state
+    most = min(rows, len(explanation), max(1, (ROOM - shown.size) // shown.row_size))
+    kept = evenly(len(explanation), most)
+    sizes = [_mean_size(part) for part in (shown.values, shown.direct) if part is not None]
+    unknown = np.full((len(functions.left_out) if shown.direct is None else 0, len(functions.output_names)), np.nan)
     return {
         "outputs": explanation.output_names,
         "link": link,
         "classes": classes_shown,
-        "facts": facts_of(explanation, explainer, health, link),
-        "findings": findings or (None if health is None else []),  # what was not examined is not healthy
-        "ledger": ledger(explanation),
-        "residuals": residuals(explanation),
+        "facts": facts_of(explanation, explainer, functions, link, dropped=shown.dropped),
+        "findings": findings_of(explanation, functions, shown.values, dropped=shown.dropped),
+        "health": {
+            "explained": known(health.explained),
+            "inside": known(health.inside),
+            "outside_rows": health.outside_rows,
+            "held_out": health.held_out,
+        },
+        "ledger": ledger(shown),
+        "residuals": residuals(shown),
         "hits": None if hits is None else hits_for_page(hits, kept, rows=len(explanation), names=classes_shown),
-        **_functions(explanation, explainer, compiled, truth, complete),
-        **_rows(explanation[kept], compiled, given, kept, len(explanation), names),
+        "base": known(functions.base_values),
+        "features": features_for_page(functions),
+        **tables_for_page(functions),
+        "interactions": sum(len(term) > 1 for term in (*functions.terms, *functions.left_out)),
+        "strengths": known(np.concatenate([*sizes, unknown])),
+        "mains": known(functions.importances["main"]),
+        "totals": known(functions.importances["total"]),
+        "truth": truth_for_page(truth, functions, shown.columns),
+        "difference": _difference(explanation, shown),
+        "rows": _rows(explanation[kept].data, shown, given, kept, names),
     }
 
 
-def _functions(
-    explanation: Explanation,
-    explainer: Any,
-    compiled: CompiledExplainer,
-    truth: Mapping[str, Callable[[Any], Any]] | None,
-    complete: NDArray[np.intp],
-) -> dict[str, Any]:
-    """The learned functions, how strong they are, and what is drawn around them."""
-    bands, level_names = bands_of(explainer)
-    drawn = truth_for_page(truth, compiled, explanation[complete].data) if truth else {}
-    terms = [explanation.terms.index(term) for term in compiled.terms]
-    return {
-        "base": known(compiled.base_values),
-        "features": features_for_page(compiled, level_names),
-        "terms": terms_for_page(compiled),
-        "interactions": sum(len(term.features) > 1 for term in compiled.compiled),
-        "strengths": known(np.abs(explanation.values[:, terms]).mean(0)),
-        "totals": known(np.abs(explanation.total()).mean(0)),
-        "bands": [bands.get(name) for name in compiled.feature_names],
-        "truth": [drawn.get(name) for name in compiled.feature_names],
-    }
+def _shown(explanation: Explanation, functions: CompiledExplainer) -> Shown:
+    """Rows read from the tables, as the page itself reads them, beside what only the network could tell."""
+    functions = functions.with_spreads()
+    columns, count = functions.read_columns(explanation.data)
+    values, _ = functions.read_tables(columns, count)
+    kept, size = drop_weakest(functions, _mean_size(values).sum(1), ROOM // 2)
+    values = values[:, [functions.terms.index(term) for term in kept.terms]]
+    direct = None
+    if functions.left_out and len(explanation.terms) > len(functions.terms):
+        direct = explanation.values[:, [explanation.terms.index(term) for term in functions.left_out]]
+    total = functions.base_values + values.sum(1) + (0.0 if direct is None else direct.sum(1))
+    return Shown(
+        functions=kept,
+        columns=columns,
+        values=values,
+        direct=direct,
+        predictions=explanation.predictions,
+        residual=explanation.predictions - total,
+        outside=explanation.outside,
+        dropped=len(functions.tables) - len(kept.tables),
+        size=size,
+    )
 
 
-def _require_whole(explanation: Explanation, explainer: Any) -> None:
+def _mean_size(values: Array) -> Array:
+    """Mean absolute contribution over the rows where it is known, (terms, outputs)."""
+    there = np.isfinite(values)
+    sizes: Array = np.where(there, np.abs(values), 0.0).sum(0) / np.maximum(there.sum(0), 1)
+    return sizes
+
+
+def _require_whole(explanation: Explanation, functions: Any) -> None:
     if len(explanation) == 0:
         raise ValueError("subject has no rows; explain some first.")
-    if explainer is None:
-        raise ValueError(
-            "subject does not know its explainer (it was unpickled, or made by hand); pass it as explainer=."
-        )
-    compiled = isinstance(explainer, CompiledExplainer)
-    terms = explainer.terms if compiled else explainer.terms_
-    names = explainer.output_names if compiled else explainer.output_names_
-    base = explainer.base_values if compiled else explainer.base_values_
-    if explanation.terms != terms or explanation.output_names != names:
+    if not isinstance(functions, CompiledExplainer):
+        raise ValueError("subject does not know its functions (it was made by hand); pass its explainer as explainer=.")
+    everything = {frozenset(term) for term in (*functions.terms, *functions.left_out)}
+    terms = {frozenset(term) for term in explanation.terms}
+    if (
+        terms not in (everything, {frozenset(term) for term in functions.terms})
+        or explanation.output_names != functions.output_names
+    ):
         raise ValueError(
             "subject holds only some of its explainer's terms or outputs, or a contrast of them; pass the whole "
             "explanation, as explainer(X) gives it. Rows may be chosen: explainer(X)[:100]."
         )
-    if not np.array_equal(explanation.base_values, base):
+    if not np.array_equal(explanation.base_values, functions.base_values):
         raise ValueError(
-            "subject is not the account its explainer gives now (it is measured from the baseline, or the explainer "
-            "was calibrated anew); pass explainer(X)."
+            "subject is not what its explainer gives now (it is measured from the baseline, or the explainer was "
+            "calibrated anew); pass explainer(X)."
         )
 
 
@@ -142,78 +178,75 @@ def _class_names(given: Sequence[str] | None, explainer: Any, outputs: Sequence[
     return (f"not {outputs[0]}", outputs[0])
 
 
-def ledger(explanation: Explanation) -> dict[str, list[float | None]]:
-    """Shares of each output's variance that single features carry, that interactions add, and that is left over.
+def ledger(shown: Shown) -> dict[str, list[float | None]]:
+    """Shares of each output's variance over these rows: main effects, what interactions add, and what is left over.
 
-    They add up to one, and the last is what `explained` leaves. None where an output does not vary, or is not known.
+    They add up to one. None where an output does not vary, or is not known.
     """
-    total = explanation.predictions.var(0)
-    single = np.array([len(term) == 1 for term in explanation.terms])
-    alone = explanation.predictions - explanation.values[:, single].sum(1)
+    terms = shown.functions.terms
+    single = [i for i, term in enumerate(terms) if len(term) == 1]
+    alone = shown.values[:, single].sum(1)
+    if shown.direct is not None:
+        alone = alone + shown.direct[:, [len(term) == 1 for term in shown.functions.left_out]].sum(1)
+    rows = np.isfinite(shown.residual).all(1)
+    if not rows.any():
+        nothing: list[float | None] = [None] * shown.predictions.shape[1]
+        return {"singles": nothing, "interactions": nothing, "left": nothing}
+    predictions = shown.predictions[rows]
+    total = predictions.var(0)
+    varies = np.ptp(predictions, axis=0) > 100 * np.finfo(float).eps * np.abs(predictions).max(0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        left = np.where(total > 0, explanation.residual.var(0) / total, np.nan)
-        first = np.where(total > 0, 1 - alone.var(0) / total, np.nan)
+        left = np.where(varies, shown.residual[rows].var(0) / total, np.nan)
+        first = np.where(varies, 1 - (predictions - alone[rows]).var(0) / total, np.nan)
     return {"singles": known(first), "interactions": known(1 - left - first), "left": known(left)}
 
 
-def residuals(explanation: Explanation) -> dict[str, Any]:
-    """How far the account is from the model over all rows, per output, beside how far predictions are spread."""
-    sizes = np.abs(explanation.residual)
+def residuals(shown: Shown) -> dict[str, Any]:
+    """How far the sum of the terms is from the model, per output, beside how far predictions are spread."""
+    rows = np.isfinite(shown.residual).all(1)
+    sizes, predictions = np.abs(shown.residual[rows]), shown.predictions[rows]
+    if not rows.any():
+        sizes = predictions = np.full((1, shown.predictions.shape[1]), np.nan)
     return {
-        "rows": len(explanation),
+        "rows": int(rows.sum()),
         "median": known(np.median(sizes, 0)),
         "most": known(np.quantile(sizes, 0.95, axis=0)),
         "largest": known(sizes.max(0)),
-        "spread": known(explanation.predictions.std(0)),
+        "spread": known(predictions.std(0)),
     }
 
 
-def complete_rows(compiled: CompiledExplainer, data: Any) -> NDArray[np.intp]:
-    """Positions of rows without missing values; preprocessing may fill them in, but the functions do not take them."""
-    columns, count = compiled._columns(data)
-    complete = np.ones(count, dtype=bool)
-    for column in columns.values():
-        if column.dtype.kind == "f":
-            complete &= np.isfinite(column)
-        elif column.dtype.kind == "O":
-            complete &= np.array([value is not None and value == value for value in column.tolist()], dtype=bool)
-    return np.flatnonzero(complete)
+def _difference(explanation: Explanation, shown: Shown) -> list[float | None]:
+    """Largest difference of the tables' sum to the explanation's, over rows within what was calibrated."""
+    terms = [explanation.terms.index(term) for term in shown.functions.terms]
+    inside = ~shown.outside.any(1)
+    apart = np.abs(explanation.values[:, terms].sum(1) - shown.values.sum(1))[inside]
+    return known(apart.max(0, initial=0.0))
 
 
 def _rows(
-    told: Explanation,
-    compiled: CompiledExplainer,
-    labels: Labels | None,
-    kept: NDArray[np.intp],
-    total: int,
-    names: Sequence[str] | None,
+    data: Any, shown: Shown, labels: Labels | None, kept: NDArray[np.intp], names: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Rows to browse in, and how far the page's own functions are from the explainer's on them."""
-    again = compiled(told.data, predictions=told.predictions, threads=1)
-    columns, _ = compiled._columns(told.data)
-    levels = level_axes(compiled)
-    ran = bool(np.isfinite(told.predictions).all())
-    terms = [told.terms.index(term) for term in again.terms]
-    rows = {
+    """Rows to browse in."""
+    levels, columns = shown.functions.level_axes, shown.columns
+    ran = bool(np.isfinite(shown.predictions).any())
+    numbers = {f.columns[0] for k, f in enumerate(shown.functions.features) if f.kind == "number" and k not in levels}
+    outside = shown.outside[kept]
+    return {
         "count": len(kept),
-        "total": total,
-        "names": _row_names(told.data, kept) if names is None else [names[row] for row in kept],
-        "columns": {
-            str(column): packed_column(columns[column])
-            for k, feature in enumerate(compiled.features)
-            if k not in levels
-            for column in feature.columns
-            if column in columns
-        },
+        "total": len(shown),
+        "names": _row_names(data, kept) if names is None else [names[row] for row in kept],
+        "columns": {str(c): packed_column(columns[c][kept]) for c in sorted(numbers) if c in columns},
         "levels": {
-            str(k): packed_codes(axis.places([columns[column] for column in axis.columns]))
+            str(k): packed_codes(axis.places([columns[column][kept] for column in axis.columns]))
             for k, axis in levels.items()
         },
-        "predictions": packed(told.predictions) if ran else None,
-        "residuals": packed(again.residual, "f4") if ran else None,
+        "outside": {str(k): packed_codes(np.flatnonzero(outside[:, k])) for k in np.flatnonzero(outside.any(0))},
+        "direct": None if shown.direct is None else packed(shown.direct[kept]),
+        "predictions": packed(shown.predictions[kept]) if ran else None,
+        "residuals": packed(shown.residual[kept]) if ran else None,
         "labels": None if labels is None else labels.described(kept),
     }
-    return {"rows": rows, "difference": known(np.abs(told.values[:, terms].sum(1) - again.values.sum(1)).max(0))}
 
 
 def _row_names(data: Any, kept: NDArray[np.intp]) -> list[str] | list[int]:

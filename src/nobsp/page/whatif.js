@@ -1,4 +1,4 @@
-// Sliders and lists for every feature; the account follows them.
+// Sliders and lists for every feature; the terms follow them.
 let point = null;
 let startedFrom = null;
 let order = null;
@@ -6,8 +6,8 @@ const controls = [];
 
 function startWhatif() {
   const place = byId("controls");
-  const strength = (term) => table.strengths[term.position].reduce((sum, value) => sum + value, 0);
-  for (const term of [...table.singles].sort((a, b) => strength(b) - strength(a))) {
+  const strength = (term) => table.totals[term.features[0]].reduce((sum, value) => sum + value, 0);
+  for (const term of table.singles.filter((one) => one.values).sort((a, b) => strength(b) - strength(a))) {
     const control = term.axes.length ? controlFor(term) : null;
     if (control) { controls.push(control); place.append(control.card); }
   }
@@ -23,7 +23,9 @@ function startWhatif() {
     for (const control of controls) control.card.hidden = !control.name.toLowerCase().includes(wanted);
   });
   byId("find-control").parentElement.hidden = controls.length < 12;
-  startFrom(null);
+  byId("typical").hidden = !controls.length;
+  if (!controls.length) place.append(make("p", { className: "quiet", textContent: "No feature has a table, so none can be moved here." }));
+  startFrom(controls.length ? null : 0);
 }
 
 const findRow = (name) => table.rows.names.findIndex((known) => String(known) === String(name).trim());
@@ -45,7 +47,7 @@ function changed() {
   order = order || orderOf(account.contributions, state.output);
   const untouched = startedFrom !== null && same(point, pointOfRow(startedFrom));
   drawAccount(byId("whatif-account"), {
-    caption: untouched ? `The account of row ${table.rows.names[startedFrom]}` : "The account of what you set",
+    caption: untouched ? `Row ${table.rows.names[startedFrom]}, term by term` : "What you set, term by term",
     point, account, prediction: untouched ? predictionOf(startedFrom) : null, order,
   });
   const chance = table.link === "softmax" || table.link === "sigmoid" ? `, ${percent(linked(account.total)[state.output])}` : "";
@@ -57,29 +59,27 @@ function changed() {
 const same = (a, b) => ["numbers", "levels"].every((kind) => Object.keys(a[kind]).every((key) => a[kind][key] === b[kind][key]));
 
 function tellBeyond() {
-  const out = featuresBeyond(point), place = byId("whatif-beyond");
+  const out = featuresBeyond(point).map((k) => table.features[k].name), place = byId("whatif-beyond");
   place.className = out.length ? "finding warning" : "finding fine";
   if (!out.length) {
     place.replaceChildren(make("b", { textContent: "Within range" }),
       " Each value lies within its calibrated range. Whether they occur together is another question.");
     return;
   }
-  const some = out.map((feature) => feature.name).slice(0, 6).join(", ") + (out.length > 6 ? ", …" : "");
-  const how = out.some((feature) => feature.worst === 2)
-    ? ", so far out that the last piece is only continued as a straight line." : "; the network was still followed here.";
+  const some = out.slice(0, 6).join(", ") + (out.length > 6 ? ", …" : "");
   place.replaceChildren(make("b", { textContent: "Extrapolated" }), " ", bdi(some),
-    ` ${out.length === 1 ? "lies" : "lie"} outside what was calibrated${how}`);
+    ` ${out.length === 1 ? "lies" : "lie"} outside what was calibrated. Main effects go on there, interactions keep the value at their edge; no row checks either.`);
 }
 
-// How far the account is from the model, for rows the page knows.
+// How far the sum of the terms is from the model, for rows the page knows.
 function drawDistance() {
   const o = state.output, place = byId("whatif-distance"), r = table.residuals;
   const said = (textContent) => make("p", { className: "quiet", textContent });
   if (!table.rows.residuals) {
-    place.replaceChildren(said("How far the account is from the model is not known: its predictions were not given."));
+    place.replaceChildren(said("How far the sum of the terms is from the model is not known: its predictions were not given."));
     return;
   }
-  place.replaceChildren(make("h3", { className: "small", textContent: "How far is the account from the model?" }), residualStrip(o), said(
+  place.replaceChildren(make("h3", { className: "small", textContent: "How far is the sum of the terms from the model?" }), residualStrip(o), said(
     `For the ${counted(r.rows, "row")} it knows: half within ${shown(r.median[o])}, 95% within ${shown(r.most[o])}, at most `
     + `${shown(r.largest[o])}; predictions themselves have a standard deviation of ${shown(r.spread[o])}. For a row you make up, `
     + "the model was not run, and the distance is not known."));
@@ -91,11 +91,11 @@ function controlFor(term) {
   const k = term.features[0], about = table.features[k];
   const effect = make("span", { className: "number effect" });
   const card = make("div", { className: "control" }, make("div", { className: "head" }, bdi(about.name, "name"), effect));
-  const parts = about.levels ? [listOf(term, k, about)] : about.columns.map((column) => sliderOf(term, about, column));
+  const parts = about.levels ? [listOf(term, k, about)] : about.columns.map((column) => sliderOf(term, column));
   card.append(...parts.map((part) => part.box));
   const update = () => {
     const value = contribution(term, point)[state.output];
-    effect.textContent = signed(value, Math.max(Math.abs(value), table.strengths[term.position][state.output]));
+    effect.textContent = signed(value, Math.max(Math.abs(value) || 0, table.strengths[term.position][state.output]));
     effect.className = "number effect " + (value < 0 ? "against" : "for");
     parts.forEach((part) => part.update(value));
   };
@@ -108,7 +108,8 @@ function sparkWithDot(term, from, to) {
   let drawn = null;
   const redraw = () => { drawn = spark(term, state.output, { from, to }); holder.replaceChildren(drawn.box, dot); };
   const move = (at, value) => {
-    if (!drawn.across) { dot.hidden = true; return; }
+    dot.hidden = !drawn.across || isMissing(at) || !Number.isFinite(value);
+    if (dot.hidden) return;
     dot.style.left = Math.max(0, Math.min(100, drawn.across(at))) + "%";
     dot.style.top = Math.max(0, Math.min(100, drawn.up(value))) + "%";
   };
@@ -124,17 +125,15 @@ function listOf(term, k, about) {
   return { box: make("div", {}, line.holder, list), redraw: line.redraw, update };
 }
 
-function sliderOf(term, about, column) {
-  const [low, high] = column.range, wide = (high - low || 1) * 0.1;
-  const from = Math.max(column.limits[0], low - wide), to = Math.min(column.limits[1], high + wide);
+function sliderOf(term, column) {
+  const [low, high] = column.range, wide = (high - low || 1) / 2, { few } = column, label = column.name;
   const whole = Array.from(valuesOf(column.column)).every(Number.isInteger) && Number.isInteger(low) && Number.isInteger(high);
-  const alone = about.columns.length === 1;
-  const label = alone ? about.name : `${about.name}, ${column.name}`;
-  const { few } = column;
+  const [from, to] = [low - wide, high + wide];
   const [first, last] = few ? [few[0], few[few.length - 1]] : whole ? [Math.ceil(from), Math.floor(to)] : [from, to];
+  const takesMissing = term.axes[0]?.missing;
   const slider = make("input", { type: "range", min: first, max: last, step: whole && !few ? 1 : "any", "aria-label": label });
-  const field = make("input", { type: "number", step: whole ? 1 : "any", inputMode: "decimal", "aria-label": label + ", exact value" });
-  const line = alone ? sparkWithDot(term, first, last) : null;
+  const field = make("input", { type: "number", step: whole ? 1 : "any", inputMode: "decimal", placeholder: "missing", "aria-label": label + ", exact value" });
+  const line = sparkWithDot(term, first, last);
   const calibrated = make("span", { className: "calibrated", "aria-hidden": "true" });
   calibrated.style.left = (100 * (low - first)) / (last - first || 1) + "%";
   calibrated.style.width = (100 * (high - low)) / (last - first || 1) + "%";
@@ -149,27 +148,28 @@ function sliderOf(term, about, column) {
     if (!way) return;
     event.preventDefault();
     order = null;
-    const x = point.numbers[column.column];
+    const x = point.numbers[column.column] ?? (low + high) / 2;
     const next = few ? few[few.indexOf(nearest(few, x)) + Math.sign(way)] ?? x : x + way * pace;
     set(Math.max(first, Math.min(last, next)));
   });
   field.addEventListener("change", () => {
-    if (field.value.trim() === "" || !Number.isFinite(Number(field.value))) return changed();
+    const empty = field.value.trim() === "" && !field.validity.badInput;
+    if ((empty && !takesMissing) || !Number.isFinite(Number(field.value))) return changed();
     order = null;
-    return set(Number(field.value));
+    return set(empty ? null : Number(field.value));
   });
   const row = make("div", { className: "dial" }, make("div", { className: "slide" }, calibrated, slider), field);
-  const box = make("div", {}, line ? make("div", { className: "above" }, line.holder) : make("span", { className: "quiet" }, bdi(column.name)), row);
   return {
-    box,
-    redraw: () => line?.redraw(),
+    box: make("div", {}, make("div", { className: "above" }, line.holder), row),
+    redraw: line.redraw,
     update: (value) => {
       const x = point.numbers[column.column];
-      slider.value = x;
-      slider.setAttribute("aria-valuetext", shown(x, 4));
-      if (document.activeElement !== field || Number(field.value) !== x) field.value = rounded(x, column.range);
-      field.classList.toggle("out", beyond(column, x) > 0);
-      line?.move(x, value);
+      slider.value = x ?? (low + high) / 2;
+      slider.setAttribute("aria-valuetext", x === null ? "missing" : shown(x, 4));
+      if (x === null) field.value = "";
+      else if (document.activeElement !== field || Number(field.value) !== x) field.value = rounded(x, column.range);
+      field.classList.toggle("out", !within(column, x));
+      line.move(x, value);
     },
   };
 }

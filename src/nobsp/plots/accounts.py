@@ -1,4 +1,4 @@
-"""How predictions come about: one row's account as a waterfall, and what carries the variance of all rows."""
+"""How predictions come about: one row's account as a waterfall, and what explains the variance of all rows."""
 
 from __future__ import annotations
 
@@ -189,12 +189,12 @@ def _room_for_numbers(ax: Axes, ends: Array) -> None:
 
 
 def ledger(ex: Explanation, *, output: int | str | None = None, max_display: int = 10, ax: Axes | None = None) -> Axes:
-    """Draws what carries the variance of the outputs: single features, what pairs add to them, and the residual.
+    """Draws what explains the variance of the outputs: main effects, what interactions add to them, and the residual.
 
-    The share of single features is what they explain on their own, 1 − var(prediction − their sum) / var(prediction);
-    pairs, then larger terms, get what is explained on top. The residual's share is var(residual) / var(prediction),
-    so that `1 - residual` is `ex.explained()`, and the shares add up to one. A share below zero means that terms need
-    the larger ones to make up for what they overdo.
+    The share of main effects is what they explain on their own, 1 − var(prediction − their sum) / var(prediction);
+    interactions of two, then of more features, get what is explained on top. The residual's share is
+    var(residual) / var(prediction), so that `1 - residual` is `ex.explained()`, and the shares add up to one. A share
+    below zero means that terms need the larger ones to make up for what they overdo.
 
     Args:
         ex: An explanation of at least two rows.
@@ -218,7 +218,7 @@ def ledger(ex: Explanation, *, output: int | str | None = None, max_display: int
         'share of the variance of each output'
     """
     most = checked_count(max_display)
-    asked.known_residual(asked.explanation(ex, "ledger"), "ledger")
+    ex = asked.known_rows(asked.explanation(ex, "ledger"), residual="ledger")
     outputs = np.array(asked.some_outputs(output, ex.output_names))
     shares = variance_shares(ex)[:, outputs]
     varying = ~np.isnan(shares[0])
@@ -257,15 +257,15 @@ def ledger(ex: Explanation, *, output: int | str | None = None, max_display: int
 
 
 _KINDS = {
-    1: ("single features", colours.MAIN, ""),
-    2: ("pairs, on top", colours.PAIR, colours.PAIR_HATCH),
-    3: ("larger terms, on top", colours.LARGER, colours.LARGER_HATCH),
+    1: ("main effects", colours.MAIN, ""),
+    2: ("interactions, on top", colours.PAIR, colours.PAIR_HATCH),
+    3: ("of three and more", colours.LARGER, colours.LARGER_HATCH),
     0: ("residual", colours.RESIDUAL, colours.RESIDUAL_HATCH),
 }
 
 
 def variance_shares(ex: Explanation) -> Array:
-    """Shares of variance that single features, pairs, larger terms and the residual carry, shape (4, outputs).
+    """Shares of variance that main effects, pairs, larger terms and the residual explain, shape (4, outputs).
 
     NaN for outputs that do not vary; else each column adds up to one.
     """

@@ -16,20 +16,10 @@ from nobsp.tabular.explanation import Explanation, output_position
 _SEARCHED = 10_000  # labels among which close ones are looked for; more would take seconds
 
 
-def is_explainer(given: Any) -> bool:
-    """Whether it is an `NObSP`; told by what it can do, so that compiled explainers are drawn without torch."""
-    return all(hasattr(type(given), name) for name in ("curves", "interaction_strengths", "health"))
-
-
 def explanation(given: Any, plot: str) -> Explanation:
-    """An explanation of at least one row.
-
-    Raises:
-        TypeError: If it is something else.
-        ValueError: If it has no rows.
-    """
+    """An explanation of at least one row."""
     if not isinstance(given, Explanation):
-        if is_explainer(given) or isinstance(given, CompiledExplainer):
+        if isinstance(given, CompiledExplainer) or hasattr(type(given), "functions_"):
             raise TypeError(f"{plot} draws the account of rows, found the explainer itself; pass explainer(X).")
         raise TypeError(f"{plot} draws an Explanation, found {type(given).__name__}; pass explainer(X).")
     if len(given) == 0:
@@ -37,28 +27,21 @@ def explanation(given: Any, plot: str) -> Explanation:
     return given
 
 
-def known_residual(given: Explanation, plot: str) -> Explanation:
-    """An explanation whose residual is known.
-
-    Raises:
-        ValueError: If it comes from a compiled explainer that was not told the network's outputs.
-    """
-    if np.isnan(given.residual).any():
+def known_rows(given: Explanation, *, residual: str = "") -> Explanation:
+    """The rows that could be explained: a missing value may have kept some from the network."""
+    known = np.isfinite(given.values).all((1, 2))
+    ran = known & np.isfinite(given.residual).all(1)
+    if residual and not ran.any():
         raise ValueError(
-            f"{plot} needs the residual, which a compiled explainer does not know; pass the network's outputs, "
+            f"{residual} needs the residual, which a compiled explainer does not know; pass the network's outputs, "
             "compiled(X, predictions=...)."
         )
-    return given
+    kept = ran if ran.any() else known
+    return given if kept.all() else given[kept]
 
 
 def row_position(row: Any, ex: Explanation) -> int:
-    """Position of a row given by its position, or by its label in the index of the frame that was explained.
-
-    Raises:
-        IndexError: If there is no such position.
-        TypeError: If it is neither a position nor a label, or the rows have no labels.
-        ValueError: If no row, or more than one, has the label; close matches are offered.
-    """
+    """Position of a row given by its position, or by its label in the index of the frame that was explained."""
     index = _labels_of(ex)
     if isinstance(row, int | np.integer) and not isinstance(row, bool):
         if -len(ex) <= row < len(ex):
@@ -127,11 +110,7 @@ def feature_position(asked: Any, names: Sequence[str]) -> int:
 
 
 def pair_term(asked: Any, terms: Sequence[tuple[str, ...]], names: Sequence[str]) -> tuple[str, str]:
-    """The fitted pair of two features, in the order asked for.
-
-    Raises:
-        ValueError: If there are no such features, or no such pair was fitted.
-    """
+    """The fitted pair of two features, in the order asked for."""
     if isinstance(asked, str) or not isinstance(asked, Iterable) or len(tuple(asked)) != 2:
         raise ValueError(f"pair must be two features, found {asked!r}.")
     first, second = (names[feature_position(one, names)] for one in asked)

@@ -35,12 +35,7 @@ def one_axes(ax: Any, size: tuple[float, float]) -> Axes:
 
 
 def as_axes(ax: Any, count: int, what: str) -> list[Axes]:
-    """The caller's axes, as many as there are panels.
-
-    Raises:
-        TypeError: If it is something else.
-        ValueError: If they are more or fewer.
-    """
+    """The caller's axes, as many as there are panels."""
     given = list(np.asarray(ax, dtype=object).ravel())
     wrong = next((one for one in given if not hasattr(one, "add_patch")), None)
     if wrong is not None:

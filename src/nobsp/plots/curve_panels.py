@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from nobsp.plots import colours
 from nobsp.plots.canvas import NORMAL, SMALL, in_legend, ink, new_figure, tidy
-from nobsp.plots.features import Feature
 from nobsp.plots.wording import counted, shown_apart
+from nobsp.tabular.features import Feature
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,6 +38,7 @@ class Curve:
         value: Contributions, shape (points, outputs); so are the band's limits, NaN where there is no band.
         lower: Lower limits.
         upper: Upper limits.
+        baseline: Where along x the baseline is; NaN where there is none.
         dots: Whether a number takes few values, so that there is nothing in between.
         rows: Where the rows lie along x.
         truth: What the function is known to be, shape (points,); empty where it is not.
@@ -49,6 +50,7 @@ class Curve:
     value: Array
     lower: Array
     upper: Array
+    baseline: float = np.nan
     dots: bool = False
     rows: Array = field(default_factory=lambda: np.zeros(0))
     truth: Array = field(default_factory=lambda: np.zeros(0))
@@ -65,9 +67,14 @@ class Curve:
         return not np.isnan(self.lower).all()
 
     @property
+    def levels(self) -> bool:
+        """Whether it is that of a category."""
+        return self.feature.kind == "levels"
+
+    @property
     def has_baseline(self) -> bool:
-        """Whether it is known where the baseline is."""
-        return self.feature.baseline == self.feature.baseline
+        """Whether there is a baseline."""
+        return self.baseline == self.baseline
 
     @property
     def gap(self) -> float:
@@ -77,7 +84,7 @@ class Curve:
     @property
     def covered(self) -> NDArray[np.bool_]:
         """Where along it all but a few rows lie; everywhere when rows are not known."""
-        if not self.feature.category and not self.dots and len(self.rows):
+        if not self.levels and not self.dots and len(self.rows):
             low, high = np.quantile(self.rows, [_HARDLY_ANY, 1 - _HARDLY_ANY])
             inside: NDArray[np.bool_] = (self.x >= low) & (self.x <= high)
             if inside.sum() > 1:
@@ -103,20 +110,10 @@ def draw_panels(
     share_y: bool,
     ours: bool,
 ) -> None:
-    """Draws each curve on its axes.
-
-    Args:
-        axes: One per curve.
-        made: The curves.
-        names: What to write for each feature.
-        outputs: What to write for each output.
-        level: Share of bootstrap curves inside the band.
-        share_y: Whether all have the same scale.
-        ours: Whether the figure is ours, so that the legend may stand outside the axes.
-    """
-    contributes = f"contribution to {outputs[0]}" if len(outputs) == 1 else "contribution"
-    if len(made) > 1 and len(contributes) > 26:
-        contributes = contributes.replace(" to ", " to\n", 1)
+    """Draws each curve on its axes."""
+    effect = "average effect" + (f" on {outputs[0]}" if len(outputs) == 1 else "")
+    if len(made) > 1 and len(effect) > 26:
+        effect = effect.replace(" on ", "\non ", 1)
     for place, (ax, curve) in enumerate(zip(axes, made, strict=True)):
         _draw(ax, curve)
         ax.set_ylim(*_limits(made if share_y else [curve]))
@@ -124,7 +121,7 @@ def draw_panels(
         ax.set_xlabel(names[curve.feature.name] + more, fontsize=NORMAL)
         spot = ax.get_subplotspec()
         first = place == 0 or spot is None or spot.is_first_col()
-        ax.set_ylabel(contributes if first else "", fontsize=NORMAL)
+        ax.set_ylabel(effect if first else "", fontsize=NORMAL)
         if ours and share_y and not first:
             ax.tick_params(labelleft=False)
     _explain(axes[0], made, outputs, level, outside=ours)
@@ -146,23 +143,23 @@ def _limits(made: Sequence[Curve]) -> tuple[float, float]:
 def _draw(ax: Axes, curve: Curve) -> None:
     tidy(ax)
     ax.axhline(0.0, color=colours.FAINT, linewidth=0.8, zorder=0.5)
-    if curve.feature.category:
+    if curve.levels:
         _draw_levels(ax, curve)
     elif curve.dots:
         _draw_dots(ax, curve)
     else:
         _draw_lines(ax, curve)
     if curve.has_baseline:
-        x = curve.feature.baseline
+        x = curve.baseline
         ax.axvline(x, color=colours.MUTED, linewidth=1.0, linestyle=":", zorder=0.8, gid="baseline")
-    if not curve.feature.category:
+    if not curve.levels:
         beside = 0.6 * curve.gap if curve.dots else 0.03 * (float(curve.x[-1] - curve.x[0]) or 1.0)
         ax.set_xlim(curve.x[0] - beside, curve.x[-1] + beside)
         ax.locator_params(axis="x", nbins=5)
         if curve.dots and len(curve.x) <= 6:
             ax.set_xticks(curve.x)
     if len(curve.truth):
-        apart = curve.feature.category or curve.dots
+        apart = curve.levels or curve.dots
         [line] = ax.plot(curve.x, curve.truth, color=ink(ax), linewidth=1.3, zorder=4, gid="truth")
         line.set_linestyle("none" if apart else _TRUTH_DASHES)
         line.set(marker="D" if apart else "", markersize=4.5, markerfacecolor="none")
@@ -214,7 +211,6 @@ def _whiskers(curve: Curve, number: int) -> Array | None:
     if not curve.banded:
         return None
     value = curve.value[:, number]
-    # A bootstrap band need not hold the estimate itself.
     return np.clip([value - curve.lower[:, number], curve.upper[:, number] - value], 0.0, None)
 
 
@@ -223,7 +219,7 @@ def _draw_rows(ax: Axes, curve: Curve) -> None:
     if len(curve.rows) == 0:
         return
     foot = ax.get_xaxis_transform()
-    if curve.feature.category or curve.dots:
+    if curve.levels or curve.dots:
         where, counts = np.unique(curve.rows, return_counts=True)
         heights = _STRIP * counts / counts.max()
         ax.bar(where, heights, width=0.5 * curve.gap, color=colours.ROWS, transform=foot, zorder=1, gid="rows")
@@ -241,7 +237,7 @@ def _explain(ax: Axes, made: Sequence[Curve], outputs: Sequence[str], level: flo
     entries: list[tuple[Any, str]] = []
     for number, name in enumerate(outputs):
         line = Line2D([], [], color=colours.SERIES[number], linestyle=colours.DASHES[number], linewidth=2.0)
-        entries.append((line, name if len(outputs) > 1 else "function"))
+        entries.append((line, name if len(outputs) > 1 else "average effect"))
     if any(curve.banded for curve in made):
         entries.append((Patch(facecolor=colours.SERIES[0], alpha=0.2), f"{level:.0%} band"))
     if any(len(curve.truth) for curve in made):

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from nobsp.plots import asked, colours
 from nobsp.plots.canvas import NORMAL, SMALL, colour_bar, noted, one_axes, tidy
-from nobsp.plots.features import Drawn, Feature, drawn
-from nobsp.plots.tables import Table, as_numbers
+from nobsp.plots.features import drawn
 from nobsp.plots.wording import decimals_for, shown, shown_apart, signed
+from nobsp.tabular.features import Feature
+from nobsp.tabular.lookup import LevelAxis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,6 +36,7 @@ class _Side:
 
     Attributes:
         feature: The feature along it.
+        axis: Its levels; None for numbers.
         at: Where the surface is evaluated: numbers, or positions of levels.
         edges: Edges of the cells around these places.
         rows: Where the rows lie; NaN for rows with an unknown level. Empty where rows are not known.
@@ -42,6 +44,7 @@ class _Side:
     """
 
     feature: Feature
+    axis: LevelAxis | None
     at: Array
     edges: Array
     rows: Array
@@ -49,11 +52,11 @@ class _Side:
 
     def values(self, places: Array) -> NDArray[Any]:
         """The feature's own values at some places, one row each."""
-        if not self.feature.category:
+        if self.axis is None:
             return places[:, None]
-        levels = np.empty((len(self.feature.levels), len(self.feature.columns)), dtype=object)
-        levels[:] = self.feature.levels
-        return np.asarray(levels[places.astype(int)])
+        levels = self.axis.levels
+        known = np.array(levels, dtype=object)[:, None] if isinstance(levels, tuple) else levels
+        return np.asarray(known[places.astype(int)])
 
 
 def interaction(
@@ -65,10 +68,11 @@ def interaction(
     points: int = 80,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws what two features contribute only together, where there are rows.
+    """Draws the interaction of two features, what they contribute only together, where there are rows.
 
     Places far from any row are hatched: nothing is known there. Lines follow equal contributions, solid above zero and
-    dashed below. Sides of categories have one stripe per level.
+    dashed below. Sides of categories have one stripe per level. Along either side it averages out: what it does on
+    average is in the curves.
 
     Args:
         explainer: A calibrated `NObSP`, a `CompiledExplainer`, or an `Explanation`, for the functions behind it.
@@ -99,55 +103,48 @@ def interaction(
     if isinstance(points, bool) or not isinstance(points, int | np.integer) or points < 2:
         raise ValueError(f"points must be a whole number of at least 2, found {points!r}.")
     what = drawn(explainer, "interaction")
-    term = asked.pair_term(pair, what.terms, what.feature_names)
-    chosen = asked.one_output(output, what.output_names, what.of_outputs)
-    table = what.table(data)
-    across, up = (_side(what.features[what.feature_names.index(name)], table, int(points)) for name in term)
-    surface = _surface(what, term, across, up, chosen)
-    near = _near(across, up) if table is not None else np.ones_like(surface, dtype=bool)
+    functions = what.functions
+    term = asked.pair_term(pair, functions.terms, functions.feature_names)
+    chosen = asked.one_output(output, functions.output_names, what.of_outputs)
+    places, axes = what.places(data), functions.level_axes
+    ends = [functions.position(name) for name in term]
+    across, up = (
+        _side(functions.features[k], axes.get(k), np.zeros(0) if places is None else places[k], int(points))
+        for k in ends
+    )
+    right, top = (grid.ravel() for grid in np.meshgrid(across.at, up.at))
+    values = functions.function(term, output=chosen)(across.values(right), up.values(top))
+    surface = values.reshape(len(up.at), len(across.at))
+    near = _near(across, up) if places is not None else np.ones_like(surface, dtype=bool)
     ax = one_axes(ax, (5.6, 4.4))
     tidy(ax)
-    _draw_surface(ax, across, up, np.ma.masked_array(surface, ~near), shown(what.output_names[chosen], 30))
+    _draw_surface(ax, across, up, np.ma.masked_array(surface, ~near), shown(functions.output_names[chosen], 30))
     _draw_rows(ax, across, up)
     first, second = shown_apart(term, 36)
     _name_side(ax, "x", across, first)
     _name_side(ax, "y", up, second)
-    if table is None:
+    if places is None:
         noted(ax, "rows are not known: parts may be without any")
     elif not near.all():
         noted(ax, "hatched: no rows nearby")
     return ax
 
 
-def _side(feature: Feature, table: Table | None, points: int) -> _Side:
-    if feature.category:
-        if len(feature.levels) > _MOST_LEVELS:
+def _side(feature: Feature, axis: LevelAxis | None, rows: Array, points: int) -> _Side:
+    if axis is not None:
+        if len(axis) > _MOST_LEVELS:
             raise ValueError(
-                f"feature {feature.name!r} has {len(feature.levels)} levels, more than the {_MOST_LEVELS} that can be "
-                "told apart."
+                f"feature {feature.name!r} has {len(axis)} levels, more than the {_MOST_LEVELS} that can be told apart."
             )
-        places = np.arange(len(feature.levels), dtype=np.float64)
-        rows = np.zeros(0) if table is None else feature.levels_at([table.column(c) for c in feature.columns])
-        return _Side(feature, places, np.append(places - 0.5, places[-1] + 0.5), rows, 0.0)
-    if not feature.span:
-        raise ValueError(f"feature {feature.name!r} is made of several columns of numbers; its pairs have no surface.")
-    numbers = as_numbers(np.zeros(0) if table is None else table.column(feature.columns[0]))
-    if numbers is None:
-        raise ValueError(f"data has something else than numbers for {feature.name!r}.")
-    low, high = feature.span
-    finite = numbers[np.isfinite(numbers)]
+        places = np.arange(len(axis), dtype=np.float64)
+        return _Side(feature, axis, places, np.append(places - 0.5, places[-1] + 0.5), rows, 0.0)
+    low, high = feature.ranges[0]
+    finite = rows[np.isfinite(rows)]
     if len(finite):
         inner = np.quantile(finite, [_TAIL, 1 - _TAIL])
         low, high = (float(inner[0]), float(inner[1])) if inner[0] < inner[1] else (low, high)
     edges = np.linspace(low, high if high > low else low + 1.0, points + 1)
-    return _Side(feature, (edges[:-1] + edges[1:]) / 2, edges, numbers, _NEAR * points)
-
-
-def _surface(what: Drawn, term: tuple[str, str], across: _Side, up: _Side, output: int) -> Array:
-    """Contributions, shape (up, across)."""
-    right, top = (grid.ravel() for grid in np.meshgrid(across.at, up.at))
-    values = what.explainer.function(term, output=output)(across.values(right), up.values(top))
-    return np.asarray(values, dtype=np.float64).reshape(len(up.at), len(across.at))
+    return _Side(feature, None, (edges[:-1] + edges[1:]) / 2, edges, rows, _NEAR * points)
 
 
 def _near(across: _Side, up: _Side) -> Mask:
@@ -181,9 +178,9 @@ def _draw_surface(ax: Axes, across: _Side, up: _Side, surface: Any, output: str)
     largest = largest if largest > 0 else 1.0
     style: dict[str, Any] = {"cmap": colours.against_to_for(), "vmin": -largest, "vmax": largest, "rasterized": True}
     mesh = ax.pcolormesh(across.edges, up.edges, surface, zorder=1, gid="surface", **style)
-    colour_bar(ax, mesh, f"contribution to {output}")
+    colour_bar(ax, mesh, f"joint effect on {output}")
     for side, line in ((across, ax.axvline), (up, ax.axhline)):
-        for edge in side.edges[1:-1] if side.feature.category else ():
+        for edge in side.edges[1:-1] if side.axis is not None else ():
             line(edge, color="white", linewidth=1.5, zorder=2)
     _draw_lines(ax, across, up, surface, largest)
 
@@ -192,15 +189,15 @@ def _draw_lines(ax: Axes, across: _Side, up: _Side, surface: Any, largest: float
     """Lines of equal contributions, dashed below zero; stripe by stripe along a category."""
     from matplotlib.ticker import MaxNLocator
 
-    if across.feature.category and up.feature.category:
+    if across.axis is not None and up.axis is not None:
         _write_cells(ax, surface, largest)
         return
     levels = [level for level in MaxNLocator(9, symmetric=True).tick_values(-largest, largest) if abs(level) < largest]
     levels = [level for level in levels if abs(level) > 1e-9 * largest]
     stripes: list[tuple[Array, Array, Any]] = [(across.at, up.at, surface)]
-    if up.feature.category:
+    if up.axis is not None:
         stripes = [(across.at, _across_stripe(k), np.ma.stack([line] * 9)) for k, line in enumerate(surface)]
-    elif across.feature.category:
+    elif across.axis is not None:
         stripes = [(_across_stripe(k), up.at, np.ma.stack([line] * 9, 1)) for k, line in enumerate(surface.T)]
     for x, y, part in stripes:
         inside = [level for level in levels if part.count() and part.min() < level < part.max()]
@@ -226,12 +223,12 @@ def _write_cells(ax: Axes, surface: Any, largest: float) -> None:
 
 def _draw_rows(ax: Axes, across: _Side, up: _Side) -> None:
     """Some rows, as dots; beside each other where they share a level."""
-    if len(across.rows) == 0 or (across.feature.category and up.feature.category):
+    if len(across.rows) == 0 or (across.axis is not None and up.axis is not None):
         return
     some = np.linspace(0, len(across.rows) - 1, min(len(across.rows), _MOST_DOTS)).astype(int)
     # The golden ratio spreads any number of rows evenly.
     beside = ((np.arange(len(some)) * 0.6180339887) % 1.0 - 0.5) * 0.6
-    x, y = (side.rows[some] + (beside if side.feature.category else 0.0) for side in (across, up))
+    x, y = (side.rows[some] + (beside if side.axis is not None else 0.0) for side in (across, up))
     inside = (x >= across.edges[0]) & (x <= across.edges[-1]) & (y >= up.edges[0]) & (y <= up.edges[-1])
     ax.plot(x[inside], y[inside], ".", markersize=2.2, color="black", alpha=0.35, zorder=3, gid="rows")
 
@@ -240,7 +237,7 @@ def _name_side(ax: Axes, which: str, side: _Side, name: str) -> None:
     axis = ax.xaxis if which == "x" else ax.yaxis
     axis.set_label_text(name, fontsize=NORMAL)
     (ax.set_xlim if which == "x" else ax.set_ylim)(side.edges[0], side.edges[-1])
-    if not side.feature.category:
+    if side.axis is None:
         return
     labels = shown_apart(side.feature.labels, 16)
     axis.set_ticks(side.at, labels=labels)

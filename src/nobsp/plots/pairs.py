@@ -10,7 +10,7 @@ import numpy as np
 
 from nobsp.plots import asked, colours
 from nobsp.plots.canvas import NORMAL, SMALL, checked_count, colour_bar, noted, one_axes
-from nobsp.plots.tables import columns_of
+from nobsp.plots.features import functions_of
 from nobsp.plots.wording import counted, labels_of
 from nobsp.tabular.explanation import Explanation
 
@@ -32,14 +32,14 @@ class _Strengths:
 def interaction_matrix(
     what: Any, *, output: int | str | None = None, max_display: int = 12, ax: Axes | None = None
 ) -> Axes:
-    """Draws how strongly every two features act together, as a share of an output's spread.
+    """Draws how strong the interaction of every two features is, as a share of an output's spread.
 
     A framed cell is a pair that was fitted, and so has a term of its own. Features in the strongest pairs come first.
 
     Args:
-        what: A calibrated `NObSP`: every pair as screened, for the output it matters to most. Or an `Explanation`: the
-            fitted pairs, standard deviation of their contributions over that of the predictions; the largest of all
-            outputs unless one is chosen.
+        what: An `NObSP` or a `CompiledExplainer`: every pair as screened, for the output it matters to most. Or an
+            `Explanation`: the fitted pairs, standard deviation of their contributions over that of the predictions;
+            the largest of all outputs unless one is chosen.
         output: Position or name of the output, for an `Explanation`.
         max_display: Most features.
         ax: Axes to draw on; a new figure when None.
@@ -49,7 +49,7 @@ def interaction_matrix(
 
     Raises:
         TypeError: If it is something else.
-        ValueError: If there are fewer than two features, or no pair was fitted.
+        ValueError: If no pairs were screened, or none was fitted.
 
     Example:
         >>> import torch
@@ -113,21 +113,20 @@ def _in_strongest_pairs(strengths: _Strengths, most: int) -> list[str]:
 def _strengths(what: Any, output: int | str | None) -> _Strengths:
     if isinstance(what, Explanation):
         return _measured(what, output)
-    if not asked.is_explainer(what):
-        raise TypeError(f"interaction_matrix draws an NObSP or an Explanation, found {type(what).__name__}.")
-    features = what.feature_names_
+    functions = functions_of(what, "interaction_matrix")
     if output is not None:
         raise ValueError("output cannot be chosen for screened pairs; pass an Explanation to look at one output.")
-    if len(features) < 2:
-        raise ValueError("there is only one feature, so there are no pairs.")
-    table = columns_of(what.interaction_strengths())
-    pairs = [frozenset(pair) for pair in zip(table["first"], table["second"], strict=True)]
-    fitted = {pair for pair, has_term in zip(pairs, table["fitted"], strict=True) if has_term}
-    return _Strengths(features, dict(zip(pairs, table["strength"].tolist(), strict=True)), fitted)
+    if not functions.strengths:
+        raise ValueError('no pairs were screened; calibrate with interactions="auto", or pass an Explanation.')
+    names, tables = functions.feature_names, {table.features for table in functions.tables}
+    named = {pair: frozenset(names[k] for k in pair) for pair in functions.strengths}
+    ordered = sorted(functions.strengths.items(), key=lambda item: -item[1])
+    fitted = {named[pair] for pair in named if pair in tables}
+    return _Strengths(names, {named[pair]: strength for pair, strength in ordered}, fitted)
 
 
 def _measured(ex: Explanation, output: int | str | None) -> _Strengths:
-    asked.known_residual(asked.explanation(ex, "interaction_matrix"), "interaction_matrix")
+    ex = asked.known_rows(asked.explanation(ex, "interaction_matrix"), residual="interaction_matrix")
     outputs = asked.some_outputs(output, ex.output_names)
     spread = ex.predictions[:, outputs].std(0)
     found = {}

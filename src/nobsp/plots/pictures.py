@@ -11,14 +11,6 @@ from numpy.typing import NDArray
 def picture_of(item: Any, argument: str) -> NDArray[np.float64]:
     """One image, shape (height, width, 3), from 0 to 1.
 
-    Args:
-        item: Tensor or array with channels first or last, or without any; a PIL image; or a tuple that begins with
-            one, as datasets give. Whole numbers run from 0 to 255; values outside 0 to 1 are stretched to that range.
-        argument: What the caller calls it.
-
-    Raises:
-        ValueError: If it has another shape.
-
     Example:
         >>> picture_of(np.zeros((1, 4, 6)), "query").shape
         (4, 6, 3)

@@ -1,4 +1,4 @@
-"""Is the calibration healthy? How much of each term is its own, what the terms carry, and what was found."""
+"""Is the calibration healthy? What is explained of each output, how much of each term is its own, what was found."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nobsp.plots import colours
 from nobsp.plots.canvas import NORMAL, SMALL, beside, checked_count, one_axes, rows_of_names, tidy
@@ -14,23 +15,26 @@ from nobsp.plots.wording import counted, escaped, percent, plain, shown_apart, t
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# What `health` itself warns of: less than this of a term's spread is its own, or of an output's variance is carried.
+Array = NDArray[np.float64]
+
+# Less than this of an output's variance explained is doubtful, and so is less of a term's spread that is its own.
+_EXPLAINED = 0.8
 _OWN = 0.01
-_CARRIED = 0.8
-_LEAST = 1e-3
 _MOST_FINDINGS = 6
+_MARKS = {"error": "✗", "warning": "!", "note": "·"}
 
 
 def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
     """Draws what to know before believing an explanation.
 
-    For tables a bar is how much of a term's spread no other term can reproduce, the least first; below 1%, in the
-    shaded part, the function rests on few rows. For images a bar is how much of a class's logit the channels carry.
-    Below stand the findings, in words.
+    First comes the held-out R² of every output, the worst first: the share of its variance that is explained on rows
+    that were not used for the coefficients; a ring shows the same without rows outside the range fitted on. Then, for
+    tables, how much of each term's spread the other terms cannot reproduce, the least first: what has hardly any of
+    its own may as well be another term's. Crosses are doubtful. Below stand the findings, errors first.
 
     Args:
-        what: A calibrated `NObSP` or `NObSPCam`, or what its `health()` returned.
-        max_display: Most bars; those that are least well off are shown.
+        what: A calibrated `NObSP` or `NObSPCam`, a `CompiledExplainer`, or what its `health()` returned.
+        max_display: Most outputs, and most terms; those that are least well off are shown.
         ax: Axes to draw on; a new figure when None.
 
     Returns:
@@ -44,7 +48,7 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
         >>> from nobsp import NObSP, plots
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
         >>> explainer = NObSP(model, features=["a", "b", "c"]).fit(torch.randn(300, 3))
-        >>> ax = plots.health(explainer.health())
+        >>> ax = plots.health(explainer)
         >>> ax.get_title(loc="left").partition(" ")[0]
         '300'
     """
@@ -52,47 +56,64 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
     state = what.health() if callable(getattr(what, "health", None)) else what
     if not all(hasattr(state, name) for name in ("findings", "explained", "rows")):
         raise TypeError(f"health draws an explainer or its health(), found {type(what).__name__}.")
-    of_terms = hasattr(state, "terms")
-    if of_terms:
-        shares = np.array([term.unique_share for term in state.terms], dtype=np.float64)
-        names = terms_shown([term.term for term in state.terms], 26)
-    else:
-        shares = np.array(state.explained, dtype=np.float64)
-        given = getattr(what, "output_names", None) or [f"class {position}" for position in range(len(shares))]
-        names = shown_apart(given, 26)
-    known = np.flatnonzero(np.isfinite(shares))
-    order = known[np.argsort(shares[known], kind="stable")][:most]
-    ax = one_axes(ax, (7.4, 0.28 * max(len(order), 1) + 1.5 + 0.2 * len(state.findings)))
+    explained = np.array(state.explained, dtype=np.float64)
+    named = next((getattr(what, name) for name in ("output_names_", "output_names") if hasattr(what, name)), None)
+    outputs = shown_apart(named or [f"output {position}" for position in range(len(explained))], 26)
+    worst, left_out = _least(explained, most)
+    terms = getattr(state, "terms", ())
+    own = np.array([term.unique_share for term in terms], dtype=np.float64)
+    least, more_left_out = _least(own, most)
+    of_terms = terms_shown([term.term for term in terms], 26)
+    count = len(worst) + len(least)
+    ax = one_axes(ax, (7.4, 0.28 * max(count, 1) + 1.7 + 0.2 * len(state.findings)))
     words = _findings(state, _characters(ax))
     tidy(ax, grid=True)
-    limit = _OWN if of_terms else _CARRIED
-    left = _LEAST if of_terms else 0.0
-    ax.axvspan(left, limit, color=colours.FAINT, alpha=0.6, linewidth=0, zorder=0, gid="doubtful")
-    for place, position in enumerate(order):
-        share, weak = float(shares[position]), bool(shares[position] < limit)
-        colour = colours.FOR if weak else colours.MAIN
-        ax.plot([left, max(share, left)], [place, place], color=colour, linewidth=2.0, zorder=2)
-        ax.plot(max(share, left), place, marker="X" if weak else "o", markersize=7, color=colour, zorder=3, gid="share")
-        text = f"{share:.2%}" if share < 0.01 else percent(share)
-        beside(ax, text, max(share, left), place, points=7)
-    rows_of_names(ax, [names[k] for k in order])
-    if of_terms:
-        ax.set_xscale("log")
-        ax.set_xticks([0.001, 0.01, 0.1, 1.0], labels=["0.1%", "1%", "10%", "100%"])
-        ax.minorticks_off()
-        ax.set_xlim(left, 2.2)
-        axis = "share of a term's spread that is its own"
-    else:
-        ax.set_xlim(0.0, 1.12)
-        ax.set_xticks([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], labels=["0%", "20%", "40%", "60%", "80%", "100%"])
-        axis = "share of a logit's variance that the channels carry"
-    if len(order) < len(known):
-        axis += f": the least {len(order)} of {len(known)}"
+    inside = np.array(getattr(state, "inside", state.explained), dtype=np.float64)
+    for place, position in enumerate(worst):
+        apart = abs(inside[position] - explained[position]) > 0.002
+        text = f"{explained[position]:.3f}" + (f" ({inside[position]:.3f} inside)" if apart else "")
+        _draw_share(ax, place, float(explained[position]), _EXPLAINED, colours.MAIN)
+        _write(ax, place, max(explained[position], inside[position]), text)
+        if apart:
+            [ring] = ax.plot(max(inside[position], 0.0), place, "o", color=colours.MAIN, zorder=4, gid="inside")
+            ring.set(markersize=7, markerfacecolor="none", markeredgewidth=1.4)
+    for place, position in enumerate(least, start=len(worst)):
+        text = f"{own[position]:.2%}" if own[position] < 0.01 else percent(float(own[position]))
+        _draw_share(ax, place, float(own[position]), _OWN, colours.RESIDUAL)
+        _write(ax, place, own[position], text)
+    if len(worst) and len(least):
+        ax.axhline(len(worst) - 0.5, color=colours.MUTED, linewidth=0.8, zorder=1)
+    rows_of_names(ax, [outputs[k] for k in worst] + [of_terms[k] for k in least])
+    for label in ax.get_yticklabels()[: len(worst)]:
+        label.set_fontweight("bold")
+    ax.set_xlim(-0.03, 1.3)
+    ax.set_xticks([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    axis = "R² of each output" + (", in bold; share of each term's spread that is its own" if len(least) else "")
+    axis += "".join(f"; {n} more {what}" for n, what in ((left_out, "outputs"), (more_left_out, "terms")) if n)
     ax.set_xlabel(f"{axis}\n\n{words}", fontsize=SMALL)
     ax.xaxis.label.set_horizontalalignment("left")
     ax.xaxis.label.set_x(0.0)
-    ax.set_title(_headline(state, of_terms), loc="left", fontsize=NORMAL)
+    ax.set_title(_headline(state), loc="left", fontsize=NORMAL)
     return ax
+
+
+def _least(shares: Array, most: int) -> tuple[NDArray[np.intp], int]:
+    """Positions of the smallest shares that are known, and how many more there are."""
+    known = np.flatnonzero(np.isfinite(shares))
+    order = known[np.argsort(shares[known], kind="stable")]
+    return order[:most], max(len(order) - most, 0)
+
+
+def _draw_share(ax: Axes, place: int, share: float, doubtful: float, colour: str) -> None:
+    """A line from zero to a share, with a cross at its end where it is doubtful."""
+    weak = share < doubtful
+    colour, end = colours.FOR if weak else colour, float(np.clip(share, 0.0, 1.0))
+    ax.plot([0.0, end], [place, place], color=colour, linewidth=2.0, zorder=2)
+    ax.plot(end, place, marker="X" if weak else "o", markersize=7, color=colour, zorder=3, clip_on=False, gid="share")
+
+
+def _write(ax: Axes, place: int, share: float, text: str) -> None:
+    beside(ax, text.replace("-", "−"), float(np.clip(share, 0.0, 1.0)), place, points=7)
 
 
 def _characters(ax: Axes) -> int:
@@ -101,25 +122,25 @@ def _characters(ax: Axes) -> int:
     return max(int(inches * 72 / (0.6 * SMALL)), 30)
 
 
-def _headline(state: Any, of_terms: bool) -> str:
-    shares = [share for share in state.explained if share == share]
-    carried = percent(min(shares)) if shares else "–"
-    rows = counted(state.rows, "row" if of_terms else "image")
-    parts = counted(len(state.terms), "term") if of_terms else counted(state.channels, "channel")
-    verdict = "healthy" if state.healthy else "read the warnings"
-    return f"{rows}, {parts} carry at least {carried} of each output: {verdict}"
+def _headline(state: Any) -> str:
+    if hasattr(state, "terms"):
+        size = f"{counted(state.rows, 'row')}, {counted(len(state.terms), 'term')}, {state.headline}"
+    else:
+        shares = [share for share in state.explained if share == share]
+        worst = f"the worst R² is {min(shares):.3f}" if shares else "no output varies"
+        size = f"{counted(state.rows, 'image')}, {counted(state.channels, 'channel')}, {worst}"
+    return f"{size}: {'healthy' if state.healthy else 'read the findings'}".replace("R² -", "R² −")
 
 
 def _findings(state: Any, characters: int) -> str:
-    """Findings in words, warnings first."""
+    """Findings in words, the worst first."""
     lines = []
-    for finding in state.findings[:_MOST_FINDINGS]:
+    order = sorted(state.findings, key=lambda finding: list(_MARKS).index(finding.severity))
+    for finding in order[:_MOST_FINDINGS]:
         subject = f"{plain(finding.subject)}: " if getattr(finding, "subject", "") else ""
-        mark = "!" if finding.severity == "warning" else "·"
-        lines += textwrap.wrap(
-            f"{mark} {subject}{plain(finding.message)}", characters, subsequent_indent="   ", break_long_words=True
-        )
-    more = len(state.findings) - _MOST_FINDINGS
+        told = f"{_MARKS[finding.severity]} {finding.severity}: {subject}{plain(finding.message)}"
+        lines += textwrap.wrap(told, characters, subsequent_indent="   ", break_long_words=True)
+    more = len(order) - _MOST_FINDINGS
     if more > 0:
         lines.append(f"and {counted(more, 'other finding')}")
     return escaped("\n".join(lines or ["Nothing to worry about."]))

@@ -22,10 +22,9 @@ from nobsp.plots.canvas import (
     rows_of_names,
     tidy,
 )
-from nobsp.plots.features import values_of
-from nobsp.plots.tables import as_numbers, columns_of
+from nobsp.plots.features import functions_of, values_of
+from nobsp.plots.tables import as_numbers
 from nobsp.plots.wording import counted, labels_of, shown, terms_shown, unlike
-from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ _MOST_POINTS = 2000
 
 @dataclass(frozen=True, eq=False)
 class _Sizes:
-    """Mean absolute contributions (features, outputs), those of all terms with a feature, and of the residual."""
+    """Mean absolute main effects (features, outputs), those of all terms with a feature, and of the residual."""
 
     features: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -51,16 +50,14 @@ class _Sizes:
 def importance(what: Any, *, output: int | str | None = None, max_display: int = 15, ax: Axes | None = None) -> Axes:
     """Draws how much each feature contributes on average, strongest first.
 
-    The bar is the mean absolute value of the feature's own function, by which features are ordered as they are in
-    `beeswarm`. The diamond is that of everything it takes part in, its function and its interactions together, which
-    may also be less. With several outputs the bars are stacked, and the diamond is the sum. The residual's own size
-    stands below, as far as it is known.
+    The bar is the mean absolute value of everything the feature takes part in, its main effect and its interactions
+    together. The diamond is that of the main effect alone, which may also be more. With several outputs the bars are
+    stacked, and the diamond is the sum. The residual's own size stands below, as far as it is known.
 
     Args:
-        what: An `Explanation`, measured on its rows; or a calibrated `NObSP`, measured on calibration rows.
+        what: An `Explanation`, measured on its rows; or an `NObSP` or `CompiledExplainer`, on calibration rows.
         output: Position or name of the output; all when None.
-        max_display: Most features; those with the largest bar or diamond, so that none is left out that acts only
-            together with others.
+        max_display: Most features.
         ax: Axes to draw on; a new figure when None.
 
     Returns:
@@ -87,8 +84,7 @@ def importance(what: Any, *, output: int | str | None = None, max_display: int =
     if len(chosen) > len(colours.SERIES):
         main, total, residual = main.sum(1, keepdims=True), total.sum(1, keepdims=True), residual.sum(keepdims=True)
         names = [counted(len(chosen), "output")]
-    kept = np.sort(np.argsort(-np.maximum(main.sum(1), total.sum(1)), kind="stable")[:most])
-    order = kept[np.argsort(-main.sum(1)[kept], kind="stable")]
+    order = np.argsort(-total.sum(1), kind="stable")[:most]
     has_residual = not np.isnan(residual).any()
     places = np.arange(len(order))
     ax = one_axes(ax, (6.6, 0.3 * (len(order) + has_residual) + 1.2))
@@ -98,23 +94,23 @@ def importance(what: Any, *, output: int | str | None = None, max_display: int =
     rows = [short[sizes.features[k]] for k in order]
     rows += [unlike("residual", rows)] * has_residual
     for number, name in enumerate(names):
-        label = in_legend(shown(name, 24) if len(names) > 1 else "its own function")
+        label = in_legend(shown(name, 24) if len(names) > 1 else "with its interactions")
         colour, hatch = colours.SERIES[number], colours.HATCHES[number]
-        bars(ax, places, main[order, number], left=start, colour=colour, hatch=hatch, label=label)
-        start = start + main[order, number]
+        bars(ax, places, total[order, number], left=start, colour=colour, hatch=hatch, label=label)
+        start = start + total[order, number]
         if has_residual:
             colour, hatch = colours.RESIDUAL, colours.RESIDUAL_HATCH
             bars(ax, len(order), residual[number], left=below, colour=colour, hatch=hatch, gid="residual")
             below += float(residual[number])
-    together = total.sum(1)[order]
-    if not np.allclose(together, start, rtol=1e-9, atol=0.0):
-        ax.hlines(places, np.minimum(start, together), np.maximum(start, together), color=colours.MUTED, zorder=3)
-        [marks] = ax.plot(together, places, "D", color=ink(ax), zorder=4, label="with its interactions", gid="total")
+    alone = main.sum(1)[order]
+    if not np.allclose(alone, start, rtol=1e-9, atol=0.0):
+        ax.hlines(places, np.minimum(start, alone), np.maximum(start, alone), color=colours.MUTED, zorder=3)
+        [marks] = ax.plot(alone, places, "D", color=ink(ax), zorder=4, label="main effect alone", gid="main")
         marks.set(markersize=5.5, markerfacecolor="white", markeredgewidth=1.3)
     if len(names) > 1 or len(ax.get_legend_handles_labels()[1]) > 1:
         ax.legend(loc="lower right", frameon=False, fontsize=SMALL)
     rows_of_names(ax, rows)
-    ax.set_xlim(0.0, max(float(start.max()), float(together.max()), below) * 1.06 or 1.0)
+    ax.set_xlim(0.0, max(float(start.max()), float(alone.max()), below) * 1.06 or 1.0)
     single = f" to {shown(names[0], 24)}" if len(names) == 1 else ", summed over outputs"
     ax.set_xlabel(f"mean |contribution|{single}", fontsize=NORMAL)
     if len(order) < len(sizes.features):
@@ -124,27 +120,16 @@ def importance(what: Any, *, output: int | str | None = None, max_display: int =
 
 def _sizes(what: Any) -> _Sizes:
     if isinstance(what, Explanation):
-        ex = asked.explanation(what, "importance")
+        ex = asked.known_rows(asked.explanation(what, "importance"))
         own = np.zeros((len(ex.feature_names), len(ex.output_names)))
         for position, term in enumerate(ex.terms):
             if len(term) == 1:
                 own[ex.feature_names.index(term[0])] = np.abs(ex.values[:, position]).mean(0)
         return _Sizes(ex.feature_names, ex.output_names, own, np.abs(ex.total()).mean(0), np.abs(ex.residual).mean(0))
-    if isinstance(what, CompiledExplainer):
-        raise TypeError("importance is measured on rows, which a compiled explainer does not keep; pass compiled(X).")
-    if not asked.is_explainer(what):
-        raise TypeError(f"importance draws an Explanation or an NObSP, found {type(what).__name__}.")
-    features, outputs = what.feature_names_, what.output_names_
-    place = {name: position for position, name in enumerate(features)}
-    found = []
-    for kind in ("main", "total"):
-        table = columns_of(what.importance(kind))
-        sizes = table["importance"].astype(np.float64).reshape(len(features), len(outputs))
-        order = [place[name] for name in table["feature"][:: len(outputs)]]
-        placed = np.empty_like(sizes)
-        placed[order] = sizes
-        found.append(placed)
-    return _Sizes(features, outputs, found[0], found[1], np.full(len(outputs), np.nan))
+    functions = functions_of(what, "importance")
+    main, total = functions.importances["main"], functions.importances["total"]
+    outputs = functions.output_names
+    return _Sizes(functions.feature_names, outputs, main, total, np.full(len(outputs), np.nan))
 
 
 def beeswarm(
@@ -152,8 +137,8 @@ def beeswarm(
 ) -> Axes:
     """Draws every row's contributions, a swarm for each term, strongest first, and one for the residual.
 
-    Each point is a row. Terms are ordered by their mean absolute contribution, so that features come in the order of
-    `importance`, with interactions between them. A point's colour, from dark to light, is the feature's value from
+    Each point is a row. Main effects and interactions are ordered by their own mean absolute contribution. A point's
+    colour, from dark to light, is the feature's value from
     low to high, by rank; points of categories, groups and interactions are grey.
 
     Args:
@@ -179,7 +164,7 @@ def beeswarm(
         'residual'
     """
     most = checked_count(max_display)
-    asked.explanation(ex, "beeswarm")
+    ex = asked.known_rows(asked.explanation(ex, "beeswarm"))
     chosen = asked.one_output(output, ex.output_names)
     values, residual = ex.values[:, :, chosen], ex.residual[:, chosen]
     order = np.argsort(-np.abs(values).mean(0), kind="stable")[:most]
@@ -221,7 +206,7 @@ def beeswarm(
 
 def _ranks(column: NDArray[Any] | None, rows: NDArray[np.int_]) -> Array | None:
     """A feature's values in some rows as ranks from 0 to 1; None for what has no order."""
-    values = as_numbers(column)
+    values = None if column is None or isinstance(column[0], str) else as_numbers(column)
     if values is None or not np.isfinite(values).all():
         return None
     distinct, place = np.unique(values, return_inverse=True)

@@ -1,60 +1,13 @@
-"""Tables of the caller's kind, column by column: arrays, tensors, frames, and the rows of an explanation."""
+"""Columns of arrays, tensors and frames, where no explainer says how to read them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nobsp.tabular.explanation import Explanation
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """Rows whose columns are read when they are drawn.
-
-    Attributes:
-        rows: How many.
-        column: A column by its position in the calibrated table.
-    """
-
-    rows: int
-    column: Callable[[int], NDArray[Any]]
-
-
-def table_of(data: Any, *, names: Sequence[str] | None, count: int) -> Table:
-    """The rows to draw beside functions.
-
-    Args:
-        data: Array, tensor, frame, or an explanation of such.
-        names: Names of the calibrated columns, where they have any; frames are read by them.
-        count: How many columns were calibrated on.
-
-    Raises:
-        TypeError: If it is no table.
-        ValueError: If its columns are others.
-    """
-    if isinstance(data, Explanation):
-        data = data.data
-    frame = frame_of(data)
-    if frame is not None:
-        order = list(frame.columns) if names is None else list(names)
-        missing = [name for name in order if name not in frame.columns]
-        if missing or (names is None and len(order) != count):
-            found = f"lacks {missing[0]!r}" if missing else f"has {len(order)} columns, not {count}"
-            raise ValueError(f"data {found}; pass a table with the calibrated columns.")
-        return Table(len(frame), lambda position: np.asarray(frame[order[position]].to_numpy()))
-    matrix = matrix_of(data)
-    if matrix is None:
-        raise TypeError(
-            f"data must be an array, a tensor, a frame or an Explanation, found {type(data).__name__}; pass the rows."
-        )
-    if matrix.shape[1] != count:
-        raise ValueError(f"data has {matrix.shape[1]} columns but the explainer was calibrated on {count}.")
-    return Table(len(matrix), lambda position: matrix[:, position])
 
 
 def single_column(ex: Explanation, feature: str) -> NDArray[Any] | None:
@@ -82,14 +35,6 @@ def as_numbers(values: NDArray[Any] | None) -> NDArray[np.float64] | None:
         return values.astype(np.float64)
     except (TypeError, ValueError):
         return None
-
-
-def columns_of(table: Any) -> dict[str, NDArray[Any]]:
-    """A table that an explainer returned, a frame or a dictionary, as arrays by name."""
-    frame = frame_of(table)
-    if frame is None:
-        return {name: np.asarray(column) for name, column in table.items()}
-    return {name: np.asarray(frame[name].to_numpy()) for name in frame.columns}
 
 
 def frame_of(data: Any) -> Any:

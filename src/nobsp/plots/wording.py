@@ -17,10 +17,6 @@ _TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 def shown(name: Any, width: int = 28) -> str:
     r"""A name on one line, shortened in the middle, in which a dollar sign is a dollar sign.
 
-    Args:
-        name: Any text; control characters and line breaks are left out.
-        width: Most characters.
-
     Example:
         >>> shown("mean of the worst concave points of the nucleus", 20)
         'mean of th…e nucleus'
@@ -57,11 +53,6 @@ def labels_of(names: Sequence[str], width: int = 28) -> dict[str, str]:
 
 def terms_shown(terms: Sequence[Sequence[str]], width: int = 34, *, names: Sequence[str] | None = None) -> list[str]:
     """Terms in words, each short enough, their features told apart among all there are.
-
-    Args:
-        terms: Names of the features of each term.
-        width: Most characters, about.
-        names: All features; those of the terms when None.
 
     Example:
         >>> terms_shown([("age",), ("age", "income")])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import narwhals as nw
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp.network.adapted import Adapted
@@ -37,6 +38,7 @@ class Columns:
             columns) and passes an encoder, those values.
         template: One value per caller's column, to encode the others of a feature with; empty without encoder.
         ranges: Smallest and largest value of each of the caller's numeric columns; empty without encoder.
+        quantiles: Per feature of one numeric column that passes an encoder, values that follow its distribution.
     """
 
     features: Features
@@ -47,6 +49,37 @@ class Columns:
     template: tuple[Any, ...] = ()
     ranges: tuple[tuple[float, ...], ...] = ()
     number_levels: dict[int, list[float]] = field(default_factory=dict)
+    quantiles: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+
+    def merge(self, other: Columns) -> Columns:
+        """The columns of two shares of a table, with the levels and ranges of both."""
+        text = {
+            feature: sorted({*self.text_levels.get(feature, []), *other.text_levels.get(feature, [])}, key=str)
+            for feature in self.text_levels.keys() | other.text_levels.keys()
+        }
+        numbers = {
+            feature: sorted({*self.number_levels[feature], *other.number_levels[feature]})
+            for feature in self.number_levels.keys() & other.number_levels.keys()
+        }
+        # As many as a single table's: a one-hot encoder knows no value in between.
+        most = [max(MOST_LEVELS, len(encoded) + 1) for encoded in self.features.columns]
+        return replace(
+            self,
+            text_levels={feature: levels[:MOST_CODES] for feature, levels in sorted(text.items())},
+            number_levels={feature: levels for feature, levels in numbers.items() if len(levels) <= most[feature]},
+            ranges=tuple(_join_ranges(a, b) for a, b in zip(self.ranges, other.ranges, strict=True)),
+            quantiles={
+                feature: np.unique(np.concatenate([values, other.quantiles.get(feature, values)]))
+                for feature, values in self.quantiles.items()
+            },
+        )
+
+
+def _join_ranges(first: Sequence[float], second: Sequence[float]) -> tuple[float, ...]:
+    """The range of both; a column that is text, or missing, on one side has the other's."""
+    if not first or not second:
+        return (*first, *second)
+    return min(first[0], second[0]), max(first[1], second[1])
 
 
 def columns_of(
@@ -83,15 +116,19 @@ def columns_of(
         tuple(column for member in members for column in groups.get(user_names[member], ())) for members in user.columns
     )
     seen = [_seen(X, frame, position, name) for position, name in enumerate(user_names)]
-    text_levels, number_levels = {}, {}
+    text_levels, number_levels, quantiles = {}, {}, {}
     for feature, members in enumerate(user.columns):
         if len(members) != 1:
             continue
         column = seen[members[0]]
         if not column.numeric:
             text_levels[feature] = column.levels
+        else:
+            quantiles[feature] = column.quantiles
+        if not column.numeric:
+            continue
         # A one-hot encoder knows no value in between, so all of its values are kept.
-        elif column.distinct <= min(_MOST_NUMBERS, max(MOST_LEVELS, len(encoded[feature]) + 1)):
+        if column.distinct <= min(_MOST_NUMBERS, max(MOST_LEVELS, len(encoded[feature]) + 1)):
             number_levels[feature] = column.levels
     return Columns(
         Features(user.names, encoded),
@@ -102,6 +139,7 @@ def columns_of(
         tuple(column.typical for column in seen),
         tuple(column.span for column in seen),
         number_levels,
+        quantiles,
     )
 
 
@@ -267,6 +305,7 @@ class _Seen:
         levels: These values in order, up to as many as are kept.
         typical: A value that may stand in the other columns while one feature is encoded: one that occurs.
         span: Smallest and largest number; empty without any.
+        quantiles: Numbers that follow their distribution; all distinct ones where they are few.
     """
 
     numeric: bool
@@ -274,6 +313,7 @@ class _Seen:
     levels: list[Any]
     typical: Any
     span: tuple[float, ...]
+    quantiles: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
 
 def _seen(X: Any, frame: Any, position: int, name: str) -> _Seen:
@@ -298,7 +338,9 @@ def _seen_numbers(column: np.ndarray[Any, Any]) -> _Seen:
     # Not the average of two: an encoder may know only the values it has seen.
     typical = float(values[len(values) // 2])
     levels = values[np.concatenate([[True], values[1:] != values[:-1]])]
-    return _Seen(True, len(levels), levels[:_MOST_NUMBERS].tolist(), typical, (float(values[0]), float(values[-1])))
+    kept = levels if len(levels) <= _MOST_NUMBERS else np.unique(np.quantile(values, np.linspace(0, 1, _MOST_NUMBERS)))
+    span = float(values[0]), float(values[-1])
+    return _Seen(True, len(levels), levels[:_MOST_NUMBERS].tolist(), typical, span, kept)
 
 
 def _seen_objects(column: np.ndarray[Any, Any], name: str) -> _Seen:

@@ -1,68 +1,56 @@
-"""Explaining without the network: every term's function as a table, in a small file, needing numpy only."""
+"""Functions as they are used: every term's table with what is known of it, in a small file, needing numpy only."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any, Self
+from statistics import NormalDist
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp import store
-from nobsp.tabular.explanation import Explanation, Term, output_position, term_name
-from nobsp.tabular.lookup import Array, Axis, Chunk, CompiledTerm, LevelAxis, NumberAxis, UnseenError
+from nobsp import serialization
+from nobsp.tabular.explanation import Explanation, Term, as_table, output_position, term_name
+from nobsp.tabular.features import Feature
+from nobsp.tabular.health import Finding, Health, TermHealth
+from nobsp.tabular.lookup import Array, Chunk, LevelAxis, NumberAxis, TermTable
 
 KIND = "compiled explainer"
-VERSION = 1
+VERSION = 2
 
-# Rows looked up at once: few enough that a chunk of some ten columns stays in the processor's cache.
+# Rows read at once: few enough that a chunk of some ten columns stays in the processor's cache.
 _CHUNK_ROWS = 8192
-
-
-@dataclass(frozen=True)
-class CompiledFeature:
-    """A feature as the caller's table has it.
-
-    Attributes:
-        name: What it is called.
-        columns: Positions of its columns.
-        ranges: Per column of numbers, the smallest and the largest calibrated value; empty for categories.
-        limits: Per column of numbers, how far the network itself was followed beyond that range.
-    """
-
-    name: str
-    columns: tuple[int, ...]
-    ranges: tuple[tuple[float, float], ...] = ()
-    limits: tuple[tuple[float, float], ...] = ()
+# Numbers with at most so many distinct values are drawn at these.
+_FEW_POINTS = 30
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CompiledExplainer:
-    """An explainer that no longer needs its network: the same call, the same account, numpy only.
+    """An explainer that does not need its network: the same functions, the same account, numpy only.
 
-    `NObSP.compile` makes it. The functions of piecewise-linear networks are kept exactly, those of smooth ones
-    to a tolerance, and what was reached is in `errors`. There is no network to predict with: the explanation's
-    `predictions` and `residual` are NaN unless the network's outputs are handed in.
-
-    A number outside its calibrated range is flagged in `outside`. Out to the feature's limits the network's own
-    values are followed; beyond them the last piece is continued as a straight line.
+    `NObSP.compile` gives it. There is no network to predict with: the explanation's `predictions` and `residual` are
+    NaN unless the network's outputs are handed in. A number outside its calibrated range, a missing one and a level
+    that calibration did not see are flagged in `outside`; a level that was not seen contributes nothing.
 
     Attributes:
         features: The features and their columns.
         column_names: Names of the caller's columns, where they have any.
         column_count: How many columns the caller's table has.
         output_names: Names of the outputs.
-        compiled: Every term's table.
+        tables: Every term's table; single features first.
         base_values: Mean output over the calibration rows, shape (outputs,).
         baseline_contributions: What each term contributes at the baseline, shape (terms, outputs).
-        spread: Per output, the unit of the tolerance: the largest standard deviation of a single feature's
-            contribution over its calibrated range.
-        tolerance: What was asked for, as a share of `spread`.
-        left_out: Interactions that were left to the network.
+        baseline: Where each feature's baseline is: a number, or the position of a level; NaN where there is none.
+        state: How well the functions describe the model.
+        link: What the model applies to its outputs.
+        importances: Mean absolute contributions over calibration rows, (features, outputs), "main" and "total".
+        strengths: Per pair of features how strongly it acts together, where that was measured.
+        left_out: Terms that have no table and need the network.
+        spreads: Per feature how far its curve moves from calibration to calibration, (points, outputs).
 
     Example:
         >>> import numpy as np, torch
@@ -70,22 +58,31 @@ class CompiledExplainer:
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).double()
         >>> X = np.random.default_rng(0).normal(size=(500, 3))
-        >>> explainer = NObSP(model, features=["a", "b", "c"], interactions=0).fit(X)
+        >>> explainer = NObSP(model, features=["a", "b", "c"]).fit(X)
         >>> compiled = explainer.compile()
-        >>> bool(np.abs(compiled(X).values - explainer(X).values).max() < 1e-12)
+        >>> bool((compiled(X).values == explainer(X).values).all())
         True
     """
 
-    features: tuple[CompiledFeature, ...]
+    features: tuple[Feature, ...]
     column_names: tuple[str, ...] | None
     column_count: int
     output_names: tuple[str, ...]
-    compiled: tuple[CompiledTerm, ...]
+    tables: tuple[TermTable, ...]
     base_values: Array
     baseline_contributions: Array
-    spread: Array
-    tolerance: float
+    baseline: Array
+    state: Health
+    link: str
+    importances: dict[str, Array]
+    strengths: dict[tuple[int, ...], float]
     left_out: tuple[Term, ...] = ()
+    spreads: dict[int, Array] = field(default_factory=dict)
+    _measure: Callable[[], dict[int, Array]] | None = field(default=None, init=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickled with its bands: what measures them holds the calibration rows, and stays here."""
+        return {**self.with_spreads().__dict__, "_measure": None}
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -94,37 +91,8 @@ class CompiledExplainer:
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """The compiled terms, as names of features."""
-        return tuple(tuple(self.features[k].name for k in term.features) for term in self.compiled)
-
-    @property
-    def errors(self) -> dict[Term, Array]:
-        """Per term the largest difference to the network, per output and in its units, in the calibrated range.
-
-        Measured while compiling on points that were not used to choose the knots. A network in single precision
-        differs from itself in double precision by its `rounding`, and no table comes closer to it than that.
-        """
-        return {name: term.error for name, term in zip(self.terms, self.compiled, strict=True)}
-
-    @property
-    def errors_outside(self) -> dict[Term, Array]:
-        """The same between the calibrated range and the limits; zero where there is no such place."""
-        return {name: term.error_outside for name, term in zip(self.terms, self.compiled, strict=True)}
-
-    @property
-    def rounding(self) -> dict[Term, Array]:
-        """Per term the share of the error that is the network's own rounding; zero in double precision."""
-        return {name: term.rounding for name, term in zip(self.terms, self.compiled, strict=True)}
-
-    @property
-    def missed(self) -> tuple[Term, ...]:
-        """Terms whose error in the calibrated range is above the tolerance, the network's own rounding aside."""
-        allowed = self.tolerance * self.spread
-        return tuple(
-            name
-            for name, term in zip(self.terms, self.compiled, strict=True)
-            if bool((term.error > allowed + term.rounding).any())
-        )
+        """The terms that have tables, as names of features."""
+        return tuple(tuple(self.features[k].name for k in table.features) for table in self.tables)
 
     # ------------------------------------------------------------------ explaining
 
@@ -144,25 +112,18 @@ class CompiledExplainer:
                 on it.
 
         Raises:
-            ValueError: If columns do not match, a number is not finite, or a category was not seen in calibration.
+            ValueError: If columns do not match, or a column holds nothing that can be read.
         """
-        columns, rows = self._columns(X)
-        outputs = len(self.output_names)
-        given = _checked_predictions(predictions, rows, outputs)
-        values = np.empty((rows, len(self.compiled), outputs))
-        outside = np.zeros((rows, len(self.features)), dtype=bool)
-
-        def work(start: int) -> None:
-            self._explain(columns, slice(start, min(start + _CHUNK_ROWS, rows)), values, outside)
-
-        _spread_over(work, range(0, rows, _CHUNK_ROWS), _checked_threads(threads))
+        columns, rows = self.read_columns(X)
+        given = _check_predictions(predictions, rows, len(self.output_names))
+        values, outside = self.read_tables(columns, rows, threads=threads)
         if given is None:
-            unknown = np.broadcast_to(np.float64(np.nan), (rows, outputs))
+            given = np.full((rows, len(self.output_names)), np.nan)
         return Explanation(
             values=values,
             base_values=self.base_values.copy(),
-            residual=unknown if given is None else given - self.base_values - values.sum(1),
-            predictions=unknown if given is None else given,
+            residual=given - self.base_values - values.sum(1),
+            predictions=given,
             terms=self.terms,
             feature_names=self.feature_names,
             output_names=self.output_names,
@@ -172,26 +133,59 @@ class CompiledExplainer:
             explainer=self,
         )
 
-    def _explain(
+    def read_tables(
+        self, columns: Mapping[int, NDArray[Any]], rows: int, *, threads: int | None = 1
+    ) -> tuple[Array, NDArray[np.bool_]]:
+        """Contributions (rows, tables, outputs), and which features lie outside what was calibrated (rows, features).
+
+        Args:
+            columns: The caller's columns that tables stand on, by position; see `read_columns`.
+            rows: How many rows they have.
+            threads: How many threads share the rows.
+        """
+        outputs = len(self.output_names)
+        values = np.empty((rows, len(self.tables), outputs))
+        outside = np.zeros((rows, len(self.features)), dtype=bool)
+
+        def work(start: int) -> None:
+            self._read(columns, slice(start, min(start + _CHUNK_ROWS, rows)), values, outside)
+
+        _share_work(work, range(0, rows, _CHUNK_ROWS), _check_threads(threads))
+        return values, outside
+
+    def _read(
         self, columns: Mapping[int, NDArray[Any]], rows: slice, values: Array, outside: NDArray[np.bool_]
     ) -> None:
-        """Fills in some rows of the account."""
-        chunk = Chunk(columns, rows, lambda column, numbers: self._require_finite(column, numbers, rows.start))
-        account = np.empty((len(self.compiled), chunk.count, len(self.output_names)))
-        for position, term in enumerate(self.compiled):
-            try:
-                account[position] = term(chunk)
-            except UnseenError as unseen:
-                raise ValueError(self._not_seen(term, columns, rows.start + unseen.row)) from unseen
+        chunk = Chunk(columns, rows)
+        account = np.empty((len(self.tables), chunk.count, len(self.output_names)))
+        for position, table in enumerate(self.tables):
+            account[position] = table(chunk)
         # Written once, row by row: term by term every line of memory would be visited as often as there are terms.
         values[rows] = account.transpose(1, 0, 2)
+        axes = self.level_axes
         for position, feature in enumerate(self.features):
+            if position in axes:
+                if chunk.has_unseen(axes[position]):
+                    outside[rows, position] = chunk.places(axes[position]) == len(axes[position])
+                continue
             for column, (low, high) in zip(feature.columns, feature.ranges, strict=False):
+                if column not in columns:
+                    continue
                 x = chunk.numbers(column)
                 if columns[column].dtype == np.float32:  # a float32 copy of the calibration rows lies within the range
                     low, high = float(np.float32(low)), float(np.float32(high))
-                if x.min() < low or x.max() > high:
-                    outside[rows, position] |= (x < low) | (x > high)
+                if not (x.min() >= low and x.max() <= high):  # NaN included
+                    outside[rows, position] |= ~((x >= low) & (x <= high))
+
+    @property
+    def level_axes(self) -> dict[int, LevelAxis]:
+        """Per feature that is a category, its levels."""
+        found: dict[int, LevelAxis] = {}
+        for table in self.tables:
+            for k, axis in zip(table.features, table.axes, strict=False):
+                if isinstance(axis, LevelAxis):
+                    found.setdefault(k, axis)
+        return found
 
     def function(self, term: str | Sequence[str], *, output: int | str = 0) -> Callable[..., Array]:
         """The learned function of a feature, or of an interaction, as something to call on values.
@@ -205,21 +199,21 @@ class CompiledExplainer:
             argument a feature in the order they were named, to contributions.
         """
         named = tuple(term) if isinstance(term, tuple | list) else (term,)
-        asked = [self.features[self._feature(name)] for name in named]
-        compiled = next(
-            (one for one, names in zip(self.compiled, self.terms, strict=True) if set(names) == set(named)), None
+        asked = [self.features[self.position(name)] for name in named]
+        table = next(
+            (one for one, names in zip(self.tables, self.terms, strict=True) if set(names) == set(named)), None
         )
-        if compiled is None or len(set(named)) != len(named):
-            raise ValueError(f"{' × '.join(named)} was not compiled; `terms` names the terms there are.")
+        if table is None or len(set(named)) != len(named):
+            raise ValueError(f"{term_name(named)} has no table; `terms` names the terms there are.")
         chosen = output_position(output, self.output_names)
 
         def evaluate(*values: Any) -> Array:
             if len(values) != len(asked):
-                raise TypeError(f"the function of {' × '.join(named)} takes {len(asked)} arrays, found {len(values)}.")
+                raise TypeError(f"the function of {term_name(named)} takes {len(asked)} arrays, found {len(values)}.")
             given = [_value_rows(one, feature) for one, feature in zip(values, asked, strict=True)]
             lengths = [len(one) for one in given]
             if len(set(lengths)) > 1:
-                raise ValueError(f"the values of {' × '.join(named)} must be equally many, found {lengths}.")
+                raise ValueError(f"the values of {term_name(named)} must be equally many, found {lengths}.")
             if lengths[0] == 0:
                 return np.zeros(0)
             members = {
@@ -227,38 +221,101 @@ class CompiledExplainer:
                 for one, feature in zip(given, asked, strict=True)
                 for i, column in enumerate(feature.columns)
             }
-            columns = self._used(members, [compiled])
-            chunk = Chunk(
-                columns, slice(0, lengths[0]), lambda column, numbers: self._require_finite(column, numbers, 0)
-            )
-            try:
-                return compiled(chunk)[:, chosen].copy()
-            except UnseenError as unseen:
-                raise ValueError(self._not_seen(compiled, columns, unseen.row)) from unseen
+            chunk = Chunk(self._used(members, [table]), slice(0, lengths[0]))
+            return table(chunk)[:, chosen].copy()
 
         return evaluate
 
-    def curve(self, feature: str) -> tuple[Any, Array]:
-        """The table behind a feature: knots (or levels) and the contributions there, (knots, outputs).
-
-        A feature of several columns of numbers has no curve; its table is in `compiled`.
-        """
-        term = self.compiled[self._feature(feature)]
-        if len(term.axes) != 1:
-            raise ValueError(f"feature {feature!r} is no function of one column; look into `compiled`.")
-        axis = term.axes[0]
-        return (axis.knots if isinstance(axis, NumberAxis) else axis.levels), term.values
-
-    def _feature(self, name: str) -> int:
+    def position(self, name: str) -> int:
+        """Position of a feature, or an error with the close matches."""
         if name not in self.feature_names:
             close = get_close_matches(str(name), self.feature_names, n=3) or self.feature_names[:8]
             raise ValueError(f"no feature {name!r}; there are {', '.join(map(repr, close))}.")
         return self.feature_names.index(name)
 
+    def points(self, feature: int) -> tuple[Any, Array]:
+        """The table behind a feature: knots (or levels) and the contributions there, (points, outputs)."""
+        table = next((one for one in self.tables if one.features == (feature,)), None)
+        if table is None or len(table.axes) != 1:
+            raise ValueError(f"feature {self.feature_names[feature]!r} is no function of one column.")
+        axis = table.axes[0]
+        return (axis.knots if isinstance(axis, NumberAxis) else axis.levels), table.values
+
+    def with_spreads(self) -> CompiledExplainer:
+        """The same with what bands are made of, measured now if it was not yet."""
+        if not self.spreads and self._measure is not None:
+            self.spreads.update(self._measure())
+            object.__setattr__(self, "_measure", None)  # it holds the calibration rows
+        return self
+
+    def curves(self, points: int = 200, *, level: float = 0.9) -> Any:
+        """Every feature's function with its band, as a tidy table; see `NObSP.curves`."""
+        if isinstance(points, bool) or not isinstance(points, int | np.integer) or points < 2:
+            raise ValueError(f"points must be a whole number of at least 2, found {points!r}.")
+        if isinstance(level, str) or not 0 < level < 1:
+            raise ValueError(f"level must lie between 0 and 1, found {level!r}.")
+        spreads = self.with_spreads().spreads
+        width = NormalDist().inv_cdf(0.5 + level / 2)
+        columns: dict[str, list[Any]] = {
+            key: [] for key in ("feature", "output", "x", "level", "value", "lower", "upper")
+        }
+        for k, table in ((table.features[0], table) for table in self.tables if len(table.features) == 1):
+            feature, drawn = self.features[k], _drawn_at(self.features[k], table, int(points))
+            if drawn is None:
+                continue
+            x, labels, chunk = drawn
+            values = table(chunk)
+            away = np.full_like(values, np.nan)
+            if k in spreads:
+                away = width * TermTable(table.features, table.axes, spreads[k])(chunk)
+            for position, output in enumerate(self.output_names):
+                columns["feature"] += [feature.name] * len(x)
+                columns["output"] += [output] * len(x)
+                columns["x"] += x
+                columns["level"] += labels
+                columns["value"] += values[:, position].tolist()
+                columns["lower"] += (values - away)[:, position].tolist()
+                columns["upper"] += (values + away)[:, position].tolist()
+        text = ("feature", "output", "level")
+        return as_table(
+            {key: np.array(column, dtype=object if key in text else np.float64) for key, column in columns.items()}
+        )
+
+    def importance(self, kind: Literal["total", "main"] = "total") -> Any:
+        """Mean absolute contribution of each feature over calibration rows; see `NObSP.importance`."""
+        if kind not in ("main", "total"):
+            raise ValueError(f'kind must be "main" or "total", found {kind!r}.')
+        sizes = self.importances[kind]
+        order = np.argsort(-sizes.sum(1), kind="stable")
+        outputs = len(self.output_names)
+        return as_table(
+            {
+                "feature": np.repeat(np.array(self.feature_names, dtype=object)[order], outputs),
+                "output": np.tile(np.array(self.output_names, dtype=object), len(order)),
+                "importance": sizes[order].ravel(),
+            }
+        )
+
+    def interaction_strengths(self) -> Any:
+        """Every pair with the share of the outputs' spread that only both together make; see `NObSP`."""
+        names, fitted = self.feature_names, {table.features for table in self.tables}
+        return as_table(
+            {
+                "first": np.array([names[a] for a, _ in self.strengths], dtype=object),
+                "second": np.array([names[b] for _, b in self.strengths], dtype=object),
+                "strength": np.array(list(self.strengths.values()), dtype=np.float64),
+                "fitted": np.array([pair in fitted for pair in self.strengths], dtype=bool),
+            }
+        )
+
+    def health(self) -> Health:
+        """How well the functions describe the model."""
+        return self.state
+
     # ------------------------------------------------------------------ reading tables
 
-    def _columns(self, X: Any) -> tuple[dict[int, NDArray[Any]], int]:
-        """The caller's columns that a term asks for, and the number of rows."""
+    def read_columns(self, X: Any) -> tuple[dict[int, NDArray[Any]], int]:
+        """The caller's columns that tables stand on, and the number of rows."""
         if hasattr(X, "detach"):
             X = X.detach().cpu()
             X = X.numpy() if "bfloat16" not in str(X.dtype) else X.float().numpy()
@@ -267,7 +324,7 @@ class CompiledExplainer:
         if X.ndim != 2:
             raise ValueError(f"X must have two dimensions, found shape {X.shape}; pass one row per sample.")
         self._require_count(X.shape[1])
-        return self._used({position: X[:, position] for position in range(X.shape[1])}, self.compiled), len(X)
+        return self._used({position: X[:, position] for position in range(X.shape[1])}, self.tables), len(X)
 
     def _frame_columns(self, X: Any) -> tuple[dict[int, NDArray[Any]], int]:
         import narwhals as nw
@@ -294,9 +351,9 @@ class CompiledExplainer:
             order = [places[name] for name in self.column_names]
         needed = {column for feature in self.features for column in feature.columns}
         taken = {i: np.asarray(frame[:, position].to_numpy()) for i, position in enumerate(order) if i in needed}
-        return self._used(taken, self.compiled), len(frame)
+        return self._used(taken, self.tables), len(frame)
 
-    def _used(self, columns: Mapping[int, NDArray[Any]], terms: Iterable[CompiledTerm]) -> dict[int, NDArray[Any]]:
+    def _used(self, columns: Mapping[int, NDArray[Any]], terms: Iterable[TermTable]) -> dict[int, NDArray[Any]]:
         """Columns that terms stand on: those of numbers as numbers, those of names as they are."""
         found: dict[int, NDArray[Any]] = {}
         for axis in (axis for term in terms for axis in term.axes):
@@ -320,33 +377,6 @@ class CompiledExplainer:
         if found != self.column_count:
             raise ValueError(f"X has {found} columns but the explainer was calibrated on {self.column_count}.")
 
-    def _require_finite(self, column: int, numbers: Array, first_row: int) -> None:
-        if numbers.size and not (np.isfinite(numbers.min()) and np.isfinite(numbers.max())):
-            row = int((~np.isfinite(numbers)).argmax())
-            value = "NaN" if np.isnan(numbers[row]) else "infinite"
-            raise ValueError(
-                f"X is {value} in row {first_row + row}, {self._called(column)}; remove or impute such values first."
-            )
-
-    def _not_seen(self, term: CompiledTerm, columns: Mapping[int, NDArray[Any]], row: int) -> str:
-        for axis, feature in zip(term.axes, self._owners(term), strict=True):
-            if isinstance(axis, LevelAxis):
-                values = [columns[c][row : row + 1] for c in axis.columns]
-                try:
-                    axis.places(values)
-                except UnseenError:
-                    shown = ", ".join(str(value[0]) for value in values[:8])
-                    return (
-                        f"X, row {row}, has a level of {feature.name!r} that calibration did not see ({shown}); "
-                        "calibrate on rows that have it, or leave such rows out."
-                    )
-        raise AssertionError("every level is known")
-
-    def _owners(self, term: CompiledTerm) -> list[CompiledFeature]:
-        """The feature of each axis."""
-        owner = {column: self.features[k] for k in term.features for column in self.features[k].columns}
-        return [owner[axis.column if isinstance(axis, NumberAxis) else axis.columns[0]] for axis in term.axes]
-
     def _called(self, column: int) -> str:
         return f"column {column}" if self.column_names is None else f"column {self.column_names[column]!r}"
 
@@ -358,44 +388,7 @@ class CompiledExplainer:
         Args:
             path: Where to; an existing file is replaced.
         """
-        tensors: dict[str, NDArray[Any]] = {
-            "base_values": self.base_values,
-            "baseline_contributions": self.baseline_contributions,
-            "spread": self.spread,
-            "errors": np.array([term.error for term in self.compiled]),
-            "errors_outside": np.array([term.error_outside for term in self.compiled]),
-            "rounding": np.array([term.rounding for term in self.compiled]),
-        }
-        levels: dict[int, LevelAxis] = {}
-        terms = []
-        for number, term in enumerate(self.compiled):
-            tensors[f"terms/{number}/values"] = term.values
-            axes: list[dict[str, Any]] = []
-            for place, axis in enumerate(term.axes):
-                if isinstance(axis, NumberAxis):
-                    tensors[f"terms/{number}/knots/{place}"] = axis.knots
-                    axes.append({"kind": "numbers", "column": axis.column})
-                else:
-                    feature = next(k for k in term.features if self.features[k].columns == axis.columns)
-                    levels[feature] = axis
-                    axes.append({"kind": "levels", "feature": feature})
-            terms.append({"features": term.features, "axes": axes, "exact": term.exact})
-        features = [vars(feature) | {"levels": None} for feature in self.features]
-        for feature, axis in levels.items():
-            if isinstance(axis.levels, tuple):
-                features[feature]["levels"] = axis.levels
-            else:
-                features[feature]["levels"] = "tensor"
-                tensors[f"levels/{feature}"] = axis.levels
-        about = {
-            "features": features,
-            "columns": {"names": self.column_names, "count": self.column_count},
-            "outputs": self.output_names,
-            "terms": terms,
-            "left_out": self.left_out,
-            "tolerance": self.tolerance,
-        }
-        store.save(path, kind=KIND, version=VERSION, tensors=tensors, about=about)
+        serialization.save(path, self.with_spreads(), kind=KIND, version=VERSION)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -405,73 +398,60 @@ class CompiledExplainer:
             FileNotFoundError: If there is no such file.
             ValueError: If the file is damaged, of another kind, or of another version.
         """
-        tensors, about = store.load(path, kind=KIND, version=VERSION, framework="numpy")
-        try:
-            return cls._restored(tensors, about)
-        except (KeyError, TypeError, IndexError) as damaged:
-            raise ValueError(f"path {str(path)!r} lacks a part of the compiled explainer ({damaged}).") from damaged
+        found = serialization.load(path, kind=KIND, version=VERSION, classes=(cls, *CLASSES), framework="numpy")
+        if not isinstance(found, cls):
+            raise ValueError(f"path {str(path)!r} is damaged: it does not hold a compiled explainer.")
+        return found.shared()
 
-    @classmethod
-    def _restored(cls, tensors: Mapping[str, Array], about: Mapping[str, Any]) -> Self:
-        features = tuple(
-            CompiledFeature(f["name"], tuple(f["columns"]), _pairs(f["ranges"]), _pairs(f["limits"]))
-            for f in about["features"]
-        )
-        levels = {
-            position: LevelAxis(
-                features[position].columns,
-                tensors[f"levels/{position}"] if f["levels"] == "tensor" else tuple(f["levels"]),
-            )
-            for position, f in enumerate(about["features"])
-            if f["levels"] is not None
-        }
+    def shared(self) -> Self:
+        """The same with one axis object for all tables on the same levels or knots, so that each is read once."""
+        known: dict[Any, Any] = {}
 
-        def axis(number: int, place: int, kept: Mapping[str, Any]) -> Axis:
-            if kept["kind"] == "levels":
-                return levels[kept["feature"]]
-            return NumberAxis(kept["column"], tensors[f"terms/{number}/knots/{place}"])
+        def one(axis: NumberAxis | LevelAxis) -> NumberAxis | LevelAxis:
+            if isinstance(axis, NumberAxis):
+                key: Any = (axis.column, axis.missing, axis.knots.tobytes())
+            else:
+                key = (axis.columns, axis.levels if isinstance(axis.levels, tuple) else axis.levels.tobytes())
+            return known.setdefault(key, axis)  # type: ignore[no-any-return]
 
-        terms = tuple(
-            CompiledTerm(
-                tuple(term["features"]),
-                tuple(axis(number, place, kept) for place, kept in enumerate(term["axes"])),
-                tensors[f"terms/{number}/values"],
-                term["exact"],
-                tensors["errors"][number],
-                tensors["errors_outside"][number],
-                tensors["rounding"][number],
-            )
-            for number, term in enumerate(about["terms"])
-        )
-        names = about["columns"]["names"]
-        return cls(
-            features=features,
-            column_names=None if names is None else tuple(names),
-            column_count=about["columns"]["count"],
-            output_names=tuple(about["outputs"]),
-            compiled=terms,
-            base_values=tensors["base_values"],
-            baseline_contributions=tensors["baseline_contributions"],
-            spread=tensors["spread"],
-            tolerance=about["tolerance"],
-            left_out=tuple(tuple(term) for term in about["left_out"]),
-        )
+        tables = tuple(TermTable(t.features, tuple(one(axis) for axis in t.axes), t.values) for t in self.tables)
+        return replace(self, tables=tables)
 
     def __repr__(self) -> str:
-        nodes = sum(term.values[..., 0].size for term in self.compiled)
-        worst = max((float((term.error / self.spread).max()) for term in self.compiled), default=0.0)
-        counts = ((len(self.compiled), "term"), (len(self.output_names), "output"), (nodes, "node"))
+        nodes = sum(table.values[..., 0].size for table in self.tables)
+        counts = ((len(self.tables), "term"), (len(self.output_names), "output"), (nodes, "node"))
         said = [f"{count} {what}" if count == 1 else f"{count} {what}s" for count, what in counts]
-        missed = self.missed
-        if missed:
-            shown = ", ".join(term_name(term) for term in missed[:3]) + (", ..." if len(missed) > 3 else "")
-            said.append(f"tolerance {self.tolerance:g} missed by {shown}")
         if self.left_out:
-            said.append(f"{len(self.left_out)} interactions left out")
-        return f"CompiledExplainer({', '.join(said)}; error at most {worst:.1e} of the spread)"
+            said.append(f"{len(self.left_out)} terms need the network")
+        return f"CompiledExplainer({', '.join(said)}; {self.state.headline})"
 
 
-def _spread_over(work: Callable[[int], None], starts: Sequence[int], threads: int) -> None:
+# What files of functions are made of.
+CLASSES = (CompiledExplainer, Feature, Finding, Health, LevelAxis, NumberAxis, TermHealth, TermTable)
+
+
+def _drawn_at(feature: Feature, table: TermTable, points: int) -> tuple[list[float], list[str], Chunk] | None:
+    """Where a feature's function is drawn: numbers, their names, and the same as rows."""
+    if len(table.axes) != 1:
+        return None
+    axis = table.axes[0]
+    if isinstance(axis, LevelAxis):
+        levels = axis.levels
+        named = isinstance(levels, tuple) or levels.shape[1] > 1
+        x = [float("nan")] * len(axis) if isinstance(levels, tuple) or named else levels[:, 0].tolist()
+        labels = list(feature.labels) if named else [""] * len(axis)
+        if isinstance(levels, tuple):
+            rows = {axis.columns[0]: np.array(levels, dtype=object)}
+        else:
+            rows = {column: levels[:, place] for place, column in enumerate(axis.columns)}
+        return x, labels, Chunk(rows, slice(0, len(axis)))
+    low, high = feature.ranges[0]
+    inside = axis.knots[(axis.knots >= low) & (axis.knots <= high)]
+    grid = inside if len(inside) <= _FEW_POINTS else np.linspace(low, high, points)
+    return grid.tolist(), [""] * len(grid), Chunk({axis.column: grid}, slice(0, len(grid)))
+
+
+def _share_work(work: Callable[[int], None], starts: Sequence[int], threads: int) -> None:
     if threads == 1 or len(starts) < 2:
         for start in starts:
             work(start)
@@ -481,7 +461,7 @@ def _spread_over(work: Callable[[int], None], starts: Sequence[int], threads: in
             done.result()
 
 
-def _checked_threads(threads: int | None) -> int:
+def _check_threads(threads: int | None) -> int:
     if threads is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if isinstance(threads, bool) or not isinstance(threads, int | np.integer) or threads < 1:
@@ -489,7 +469,7 @@ def _checked_threads(threads: int | None) -> int:
     return int(threads)
 
 
-def _checked_predictions(predictions: Any, rows: int, outputs: int) -> Array | None:
+def _check_predictions(predictions: Any, rows: int, outputs: int) -> Array | None:
     if predictions is None:
         return None
     given = predictions.detach().cpu().double().numpy() if hasattr(predictions, "detach") else predictions
@@ -501,20 +481,17 @@ def _checked_predictions(predictions: Any, rows: int, outputs: int) -> Array | N
     return found
 
 
-def _pairs(nested: Sequence[Sequence[float]]) -> tuple[tuple[float, float], ...]:
-    return tuple((low, high) for low, high in nested)
-
-
 def _listed(names: Sequence[str], at_most: int = 12) -> str:
     shown = ", ".join(map(repr, names[:at_most]))
     return shown + (f" and {len(names) - at_most} more" if len(names) > at_most else "")
 
 
-def _value_rows(values: Any, feature: CompiledFeature) -> NDArray[Any]:
+def _value_rows(values: Any, feature: Feature) -> NDArray[Any]:
     """Values of a feature as rows, one column a member."""
     members = len(feature.columns)
     given = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
-    given = given.reshape(-1, members) if given.ndim < 2 else given
+    if given.ndim < 2 and given.size % members == 0:
+        given = given.reshape(-1, members)
     if given.ndim != 2 or given.shape[1] != members:
         raise ValueError(f"values of {feature.name!r} must be rows of {members}, found shape {given.shape}.")
     return given

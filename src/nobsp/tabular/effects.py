@@ -1,4 +1,4 @@
-"""Total effects: all terms that a feature takes part in, of every order, from the network itself.
+"""Removal effects: all terms that a feature takes part in, of every order, from the network itself.
 
 Let terms be centred, so that each has mean zero over the values of any of its features. Then the mean of the output
 over the values of one feature, the others as they are, is what all terms without the feature add up to, and
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nobsp.network.levels import distinct
 from nobsp.network.readout import Readout
-from nobsp.network.summary import Summariser, Summary
+from nobsp.network.summary import Summary
 from nobsp.tabular.fitted import Fitted
 from nobsp.tabular.representations import Represent
 
@@ -54,7 +54,7 @@ def stand_ins(fitted: Fitted, most: int, background: Any, *, batch_size: int) ->
     summary = fitted.summary if background is None else _summary(fitted, background, batch_size)
     found = []
     for feature, group in enumerate(fitted.columns.features.columns):
-        columns, category = list(group), feature in fitted.plan.isolation.categories
+        columns, category = list(group), fitted.functions.features[feature].kind == "levels"
         if not columns:  # a column that the preprocessing drops
             values, counts = torch.zeros(1, 0), torch.ones(1)
         else:
@@ -65,14 +65,13 @@ def stand_ins(fitted: Fitted, most: int, background: Any, *, batch_size: int) ->
 
 
 def _summary(fitted: Fitted, background: Any, batch_size: int) -> Summary:
-    summariser = Summariser(fitted.columns.features.columns)
+    summary = Summary(fitted.columns.features.columns)
     try:
-        for batch in fitted.source(background, batch_size=batch_size):
-            fitted.outside(batch, first_row=summariser.rows)
-            summariser.update(batch)
+        for batch in fitted.source(background, batch_size=batch_size, strict=True):
+            summary.update(batch)
     except ValueError as error:
         raise ValueError(f"background: {error}") from None
-    return summariser.result()
+    return summary
 
 
 def _sample(summary: Summary) -> Tensor:
@@ -98,7 +97,7 @@ def _spread(values: Tensor, counts: Tensor, most: int) -> tuple[Tensor, Tensor]:
     return values[torch.searchsorted(shares, middles)], torch.ones(most)
 
 
-def total_effects(
+def removal_effects(
     represent: Represent, readout: Readout, rows: Tensor, replaced: list[StandIns], batch_size: int
 ) -> Tensor:
     """f(x) − mean_v f(v, x_others) for every feature, shape (rows, features, outputs), float64 on the CPU.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -11,26 +14,34 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
-from torch import Tensor, nn
+from torch import nn
 
-from nobsp.network.adapted import adapt
+from nobsp.calibration import Engine, Run, choose_engine
+from nobsp.network.adapted import Adapted, adapt
 from nobsp.network.batches import with_progress
-from nobsp.network.on_ray import is_ray
-from nobsp.network.ranks import together
-from nobsp.tabular import keeping
-from nobsp.tabular.calibration import contributions
-from nobsp.tabular.columns import input_values
+from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
+from nobsp.network.readout import Network, as_model_takes, running_on
+from nobsp.network.summary import Summary
+from nobsp.tabular import files
+from nobsp.tabular.algorithm1 import (
+    Accumulator,
+    add_rows,
+    add_rows_and_summarise,
+    join_solutions,
+    room_for_moments,
+    solve,
+    split_plan,
+)
+from nobsp.tabular.columns import Columns, input_values
 from nobsp.tabular.compiled import CompiledExplainer
-from nobsp.tabular.curves import curve_table
-from nobsp.tabular.effects import stand_ins, total_effects
+from nobsp.tabular.effects import removal_effects, stand_ins
 from nobsp.tabular.explanation import Explanation, output_position, term_name
-from nobsp.tabular.fitted import Fitted
-from nobsp.tabular.fitting import calibrate, measured
-from nobsp.tabular.health import Health, examine
-from nobsp.tabular.interactions import screen
-from nobsp.tabular.on_ray import calibrate_on_ray, require_ray_alone
-from nobsp.tabular.options import checked, find_readout, require_alike
-from nobsp.tabular.reading import as_model_takes, running_on
+from nobsp.tabular.files import CHECKPOINTED
+from nobsp.tabular.fitted import Estimate, Fitted, Parts, Published
+from nobsp.tabular.fitting import Facts, Measure, estimate_published, estimate_terms, plan_published
+from nobsp.tabular.health import Finding, Health, sort_findings
+from nobsp.tabular.options import Options, checked, find_readout, names_of_outputs, require_alike, spell_options
+from nobsp.tabular.rows import Rows, find_columns, read_ahead, read_rows, require_passes
 
 
 class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -44,15 +55,18 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             Pipeline that ends in one. It is only run, never changed.
         features: None for one feature per column; one name per column; or a dictionary of names and their
             column or columns, which are then one feature, fitted jointly.
-        baseline: What an inactive feature is set to: "mean" (categories: the most frequent level), "zero",
-            "median", "mode", one value per column, or a dictionary from feature to one of these.
+        background: How many calibration rows a feature's effect is averaged over, or the rows themselves; 1 for the
+            baseline alone.
+        baseline: The point that `from_baseline` measures from, and what an inactive feature is set to as published:
+            "mean" (categories: the most frequent level), "zero", "median", "mode", one value per column, or a
+            dictionary from feature to one of these.
         reference: "terms" fits all terms at once, each along all the others; "complement" is Algorithm 1 of
             the paper, each feature along the network's view of all other features.
-        interactions: "auto" to fit the pairs that pay off on held-out rows; 0 for single features only; a number
+        interactions: "auto" to fit the pairs that pay on held-out rows; 0 for single features only; a number
             of pairs, the strongest are taken; or a list of pairs and triples of feature names.
-        ridge: Strength of the regularisation. "auto" takes the one of 1e-4, 1e-3, … 1 that leaves least unexplained
-            on held-out blocks of rows, and 1e-4 where rows abound or terms are fitted one by one.
-        ridge_scale: "relative" to the matrix it is added to, or "absolute" as in the paper.
+        ridge: How strongly functions are held to the network's own average effects. "auto" lets held-out rows choose;
+            `ridge_` tells what was chosen. As published it regularises each solve, 1e-4 by default.
+        ridge_scale: "relative" to the matrix it is added to, or, as published, "absolute".
         head: Name of the last linear layer, or the layer; found by running the model when None.
         output_names: Names of the outputs.
         device: Where to run the model; where it is when None.
@@ -78,6 +92,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         model: Any,
         *,
         features: Sequence[str] | Mapping[str, Any] | None = None,
+        background: int | Any = 32,
         baseline: Any = "mean",
         reference: Literal["terms", "complement"] = "terms",
         interactions: int | Literal["auto"] | Sequence[Sequence[str]] = "auto",
@@ -90,6 +105,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     ) -> None:
         self.model = model
         self.features = features
+        self.background = background
         self.baseline = baseline
         self.reference = reference
         self.interactions = interactions
@@ -116,98 +132,93 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def fit(
         self,
         X: Any,
-        y: None = None,
+        y: Any = None,  # noqa: ARG002 - as scikit-learn calls it
         *,
+        engine: Engine | None = None,
         progress: bool = False,
         like: NObSP | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        checkpoint_every: float = 60.0,
-        memory_limit: int | str = "4GiB",
-        distributed: bool = True,
     ) -> Self:
         """Calibrates on `X`; a former calibration is replaced.
 
-        Memory does not grow with the rows. Data that can be read only once is read once, which needs a
-        baseline that does not depend on it; its first rows then fix each term's basis.
-
-        Where `torch.distributed` is initialised, every rank calls `fit` with its own share of the rows, which may
-        be uneven or empty, and ends with the same calibration on all rows. It is the one a single process
-        would reach on the shares one after another, but for rounding; past 16,384 rows, bases are fixed from
-        another sample of the rows. Where held-out rows choose the ridge, other rows are held out. An error on one
-        rank is an error on all.
-
-        A Ray dataset is read and added up by the workers of its cluster, which load the model once; only sums come
-        back, in the order of the rows. What was said of ranks holds for its batches. Workers that die are replaced.
+        Memory does not grow with the rows. Past 16,384 rows, functions are fitted on a random sample of that many;
+        ranges and levels are those of all rows. As published, sums run over all rows.
 
         Args:
             X: Array, tensor, pandas or polars frame, DataLoader (labels in its batches are left aside), an iterable
                 of batches, or a `ray.data.Dataset` of numbers (or of arrays, one a row).
-            y: Not used: the network's own outputs are explained. Passing labels is an error.
-            progress: Whether to show a progress bar on stderr.
-            like: A calibrated explainer of the same model whose baseline, terms and bases are taken over. What
-                was calibrated so on other rows can be merged with it. Rows with a level of a category that it did
-                not see are an error, unless its bases hold all that the level does.
-            checkpoint: A file in which the calibration is kept while it is under way. After an interruption the
-                same call, on the same rows in the same order, goes on from there and ends with the same
-                calibration to rounding; rows that were added up are read past, not run again. A file of other rows,
-                options or of another model is an error. It is removed when the calibration is done. Of several
-                ranks, each has its own file beside it.
-            checkpoint_every: Seconds between two writes of that file, which are what an interruption can cost.
-            memory_limit: Bytes that bases, sums and batches under way are laid out to fit in, as a number or as
-                "4GB" or "512MiB"; the network, the data and the libraries are not in it. With
-                reference="complement" each feature has sums of its own; where these do not fit, features are
-                fitted in several passes over `X`, which must then be readable again, and `merge`, bands and
-                checkpoints are not to be had. While interactions are chosen automatically, more may be taken.
-            distributed: Whether to calibrate together with the other ranks where `torch.distributed` is
-                initialised; without, this process calibrates alone, on what it was given.
+            y: Ignored: the network's own outputs are explained.
+            engine: Where rows are added up: `nobsp.Local` in this process, with a checkpoint and a memory limit;
+                `nobsp.Ranks` on all processes of a `torch.distributed` group, each with its own rows;
+                `nobsp.RayCluster` in the workers of a Ray cluster. By default all ranks where there are several,
+                else the cluster of a Ray dataset, else this process.
+            progress: Whether to show progress bars on stderr.
+            like: As published only: a calibrated explainer of the same model whose baseline, terms and bases are taken
+                over, so that what is calibrated on other rows can be merged with it.
 
         Returns:
             The explainer itself.
         """
-        with together(distributed) as ranks:
-            if y is not None:  # in here, so that other ranks learn of it
-                raise TypeError("fit takes no labels: it explains the network's own outputs. Call fit(X).")
+        with choose_engine(engine, X).start(CHECKPOINTED) as run:
+            # In here, so that other processes learn of an error.
             options = checked(self.get_params(deep=False))
             known = None if like is None else like._fitted
             if like is not None:
                 require_alike(options, checked(like.get_params(deep=False)))
-            if is_ray(X):
-                require_ray_alone(ranks, checkpoint)
-                self._fit = calibrate_on_ray(
-                    X, self.model, options, like=known, progress=progress, memory_limit=memory_limit
-                )
-                return self
-            self._fit = calibrate(
-                X,
-                self.model,
-                options,
-                ranks=ranks,
-                like=known,
-                progress=progress,
-                checkpoint=checkpoint,
-                checkpoint_every=checkpoint_every,
-                memory_limit=memory_limit,
+            adapted = adapt(self.model)
+            expected = adapted.feature_names if known is None else known.columns.names
+            rows = read_rows(run, X, adapted, options, columns=expected)
+            readout = find_readout(adapted.module, rows.probe, head=options.head)
+            network = Network(readout, readout.device if options.device is None else torch.device(options.device))
+            names = names_of_outputs(options.output_names, outputs=readout.outputs, known=adapted.output_names)
+            taken = None if known is None else _published(known, "like").plan.fingerprint()
+            run.require_same(
+                {"the model": readout.fingerprint(), "like": taken}, spell_options(options, readout.head.name)
             )
+            if known is not None:
+                known.require_same_model(readout)
+            columns = find_columns(run, rows, adapted, options.features) if known is None else known.columns
+
+            if options.reference == "terms":
+                summary = Summary(columns.features.columns)
+                summary = run.accumulate(rows, summary, Summary.update, name="reading", progress=progress)
+                make = partial(_estimate, adapted, columns, summary, network, options, names, progress=progress)
+            else:
+                summary, published, strengths = _calibrate_published(
+                    run, rows, adapted, columns, network, options, known, progress=progress
+                )
+                make = partial(
+                    _estimate, adapted, columns, summary, network, options, names, published=(published, strengths)
+                )
+            if run.size > 1:  # what travels between processes has its bands with it
+                estimate = run.decide(lambda: _with_measure(*make()).with_spreads())
+            else:
+                estimate = _with_measure(*make())
+        self._fit = Fitted(adapted, readout, columns, summary, estimate)
+        for finding in estimate.functions.state.findings:
+            if finding.severity == "error":
+                warnings.warn(f"{finding.subject}: {finding.message}", stacklevel=2)
         return self
 
     def merge(self, other: NObSP) -> Self:
-        """Adds another calibration's rows to this one: the sums are those of one pass over both.
+        """Adds another calibration's rows to this one.
 
-        Baseline, terms and bases must be the same; `fit(X, like=explainer)` makes them so. They stay those of the
-        first rows, so these should be typical: what only later rows hold may have no direction in the bases.
+        Functions are fitted anew on both samples of rows. As published, sums are added up: baseline, terms and bases
+        must then be the same, which `fit(X, like=explainer)` takes care of.
         """
         mine, theirs = self._fitted, other._fitted
-        mine.require_moments("merge")
-        theirs.require_moments("merge")
         mine.require_same_model(theirs.readout)
-        if mine.plan.fingerprint() != theirs.plan.fingerprint():
-            raise ValueError(
-                "the two calibrations have different baselines, terms or bases and cannot be added up; calibrate the "
-                "second with fit(X, like=first)."
-            )
-        joined = mine.merged(theirs)
-        with running_on(joined.readout, self.device) as represent:
-            self._fit = measured(joined, represent)
+        options = checked(self.get_params(deep=False))
+        network = Network(mine.readout, mine.readout.device if self.device is None else torch.device(self.device))
+        kept = None
+        if mine.estimate.published is not None:
+            kept = _merge_published(mine.estimate.published, _published(theirs, "merge")), mine.functions.strengths
+        elif mine.summary.groups != theirs.summary.groups or theirs.estimate.published is not None:
+            raise ValueError("the two calibrations have different features or references; calibrate both alike.")
+        elif len(mine.summary.sample) == 0 or len(theirs.summary.sample) == 0:
+            raise ValueError("merge needs the calibration rows, which were not saved; save with rows=True.")
+        summary, columns = mine.summary.merge(theirs.summary), mine.columns.merge(theirs.columns)
+        made = _estimate(mine.adapted, columns, summary, network, options, mine.functions.output_names, published=kept)
+        self._fit = replace(mine, columns=columns, summary=summary, estimate=_with_measure(*made))
         return self
 
     # ------------------------------------------------------------------ explaining
@@ -219,53 +230,77 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def explain(self, X: Any, *, progress: bool = False) -> Explanation:
         """The account of every row's prediction.
 
+        A row with a level that calibration did not see, a missing or an infinite value is explained as far as it can
+        be, and flagged in `outside`; the others are not affected.
+
         Args:
             X: Rows, of any kind that `fit` takes.
             progress: Whether to show a progress bar on stderr.
 
         Raises:
             NotFittedError: If `fit` has not been called.
-            ValueError: If columns do not match, a value is not finite, or a category was not seen in calibration.
+            ValueError: If columns do not match, or a column has no value that can be read.
         """
         fitted = self._fitted
-        source = fitted.source(X, batch_size=self.batch_size)
-        values, predictions, rows = [], [], []
-        outside: list[Tensor] = []
         with running_on(fitted.readout, self.device) as represent:
-            for batch in with_progress(source, total=source.rows, enabled=progress, description="explaining"):
-                inputs = as_model_takes(batch, fitted.readout)
-                outside.append(fitted.outside(inputs, first_row=sum(len(part) for part in outside)))
-                predictions.append(fitted.readout.logits(represent(inputs)).cpu())
-                values.append(contributions(fitted.plan, fitted.solution, represent, inputs))
-                if not hasattr(X, "shape"):
-                    rows.append(batch.clone())  # a stream may fill the same buffer again
-            origin = as_model_takes(fitted.plan.isolation.baseline[None], fitted.readout)
-            at_baseline = contributions(fitted.plan, fitted.solution, represent, origin)[0]
-        account, total = torch.cat(values), torch.cat(predictions)
+            found = list(fitted.explain(X, represent, batch_size=self.batch_size, progress=progress))
+        functions = fitted.functions
+        values = torch.cat([part.values for part in found if part.values is not None]).numpy()
+        predictions = torch.cat([part.outputs for part in found]).numpy()
         return Explanation(
-            values=account.numpy(),
-            base_values=fitted.solution.base.numpy().copy(),
-            residual=(total - fitted.solution.base - account.sum(1)).numpy(),
-            predictions=total.numpy(),
+            values=values,
+            base_values=functions.base_values.copy(),
+            residual=predictions - functions.base_values - values.sum(1),
+            predictions=predictions,
             terms=self.terms_,
-            feature_names=self.feature_names_,
-            output_names=fitted.output_names,
-            data=X if hasattr(X, "shape") else torch.cat(rows).numpy(),
-            outside=torch.cat(outside).numpy(),
-            baseline_contributions=at_baseline.numpy(),
-            explainer=self,
+            feature_names=functions.feature_names,
+            output_names=functions.output_names,
+            data=X if hasattr(X, "shape") else torch.cat([part.inputs for part in found]).numpy(),
+            outside=np.concatenate([part.outside for part in found]),
+            baseline_contributions=fitted.estimate.baseline_contributions.copy(),
+            explainer=functions,
         )
 
-    def total_effects(
+    def _evidence(self) -> EvidenceSource:
+        """What an index of neighbours asks of an explainer."""
+        fitted, functions = self._fitted, self._fitted.functions
+        tables = [table.values.reshape(-1, len(functions.output_names)) for table in functions.tables]
+        classes = getattr(self.model, "classes_", None)
+        return EvidenceSource(
+            output_names=functions.output_names,
+            link=self.link_,
+            about=f"table {fitted.estimate.terms}",
+            hash_model=fitted.readout.fingerprint,
+            signature=torch.cat([sign_coefficients(values, functions.base_values) for values in tables]),
+            read=self._read_evidence,
+            head=(fitted.readout.head.weight, fitted.readout.head.bias),
+            classes=None if classes is None else np.asarray(classes),
+        )
+
+    def _read_evidence(self, X: Any, *, wanted: Wanted, progress: bool) -> Iterator[EvidenceBatch]:
+        """Representation, logits, and every term's contribution to every output; the rows run once."""
+        fitted, size, values, seen = self._fitted, self.batch_size, wanted != "none", 0
+        with running_on(fitted.readout, self.device) as represent:
+            for part in fitted.explain(X, represent, batch_size=size, progress=progress, values=values):
+                whole = part.outputs.isfinite().all(1)
+                if not bool(whole.all()):
+                    row = seen + int((~whole).nonzero()[0])
+                    raise ValueError(
+                        f"X has a missing or infinite value in row {row}, which has no neighbours; leave it out."
+                    )
+                seen += len(whole)
+                evidence = None if part.values is None else part.values.nan_to_num().transpose(1, 2)
+                yield EvidenceBatch(part.representation, part.outputs, evidence)
+
+    def removal_effects(
         self, X: Any, *, values: int = 16, background: Any = None, progress: bool = False
     ) -> NDArray[np.float64]:
-        """What each prediction owes to a feature, alone and together with any others.
+        """What each prediction loses when a feature is no longer known, measured on the network itself.
 
         The prediction less its mean over the values the feature takes in the calibration rows, the other
         features as they are in the row: the sum of all centred terms that the feature takes part in, of every
-        order, measured on the network itself. No interaction is missing, whichever were fitted. Each counts
-        for all its features, so total effects do not add up to the prediction. A feature that the network
-        ignores has none.
+        order. No interaction is missing, whichever were fitted. Each counts for all its features, so removal
+        effects do not add up to the prediction. A feature that the network ignores has none.
 
         Args:
             X: Rows, of any kind that `fit` takes.
@@ -280,7 +315,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
         Raises:
             NotFittedError: If `fit` has not been called.
-            ValueError: If columns do not match, a value is not finite, or the calibration rows are not at hand.
+            ValueError: If columns do not match, a value is not finite, or the calibration rows are not available.
 
         Example:
             >>> import torch
@@ -288,20 +323,19 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             >>> _ = torch.manual_seed(0)
             >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
             >>> X = torch.randn(200, 3)
-            >>> NObSP(model, interactions=0).fit(X).total_effects(X[:5]).shape
+            >>> NObSP(model, interactions=0).fit(X).removal_effects(X[:5]).shape
             (5, 3, 2)
         """
         fitted = self._fitted
         if isinstance(values, bool) or not isinstance(values, int | np.integer) or values < 2:
             raise ValueError(f"values must be a whole number of at least 2, found {values!r}.")
         replaced = stand_ins(fitted, int(values), background, batch_size=self.batch_size)
-        source = fitted.source(X, batch_size=self.batch_size)
-        effects: list[Tensor] = []
+        source = fitted.source(X, batch_size=self.batch_size, strict=True)
+        effects = []
         with running_on(fitted.readout, self.device) as represent:
             for batch in with_progress(source, total=source.rows, enabled=progress, description="explaining"):
                 inputs = as_model_takes(batch, fitted.readout)
-                fitted.outside(inputs, first_row=sum(map(len, effects)))
-                effects.append(total_effects(represent, fitted.readout, inputs, replaced, self.batch_size))
+                effects.append(removal_effects(represent, fitted.readout, inputs, replaced, self.batch_size))
         return torch.cat(effects).numpy()
 
     def function(self, term: str | Sequence[str], *, output: int | str = 0) -> Callable[..., NDArray[np.float64]]:
@@ -331,12 +365,14 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         named = tuple(term) if isinstance(term, tuple | list) else (term,)
         asked = [fitted.columns.features.index(name) for name in named]
         place = tuple(sorted(asked))
-        if place not in fitted.plan.terms:
+        if place not in fitted.estimate.terms:
             raise ValueError(
                 f"{term_name(named)} was not fitted; terms_ names the terms there are, and NObSP(model, "
                 f"interactions=[{named!r}]) fits this one."
             )
-        chosen = output_position(output, fitted.output_names)
+        if fitted.estimate.published is None and place in {table.features for table in fitted.functions.tables}:
+            return fitted.functions.function(named, output=output)
+        chosen = output_position(output, fitted.functions.output_names)
 
         def evaluate(*values: Any) -> NDArray[np.float64]:
             if len(values) != len(asked):
@@ -350,92 +386,55 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 raise ValueError(f"the values of {term_name(named)} must be equally many, found {lengths}.")
             if lengths[0] == 0:
                 return np.zeros(0)
-            for position, one in given.items():
-                fitted.require_seen(position, one)
             with running_on(fitted.readout, self.device) as represent:
-                return fitted.term_values(represent, place, [given[k] for k in place])[:, chosen].numpy()
+                found = fitted.term_values(represent, place, [given[k] for k in place], batch_size=self.batch_size)
+            return found[:, chosen].numpy()
 
         return evaluate
 
     def curves(self, points: int = 200, *, level: float = 0.9) -> Any:
         """Every feature's function with its band, as a tidy table.
 
-        The band says how far the curve would move had other rows of the same kind been used to calibrate: it
-        is a pointwise bootstrap over blocks of calibration rows, and does not know of the network's own
-        training.
+        A curve is the feature's average effect: what the model predicts with the feature at x, averaged over the other
+        features' values, less the mean prediction; where features depend on each other and the rows can tell, it is the
+        part of that which no other term explains. The band says how far the curve would move had other rows of the
+        same kind been used: other background rows, other averages, another correction. It does not know of the
+        network's own training.
 
         Args:
             points: Points along a numeric feature; categories get one row per level.
-            level: Share of bootstrap curves inside the band, point by point.
+            level: Share of such curves inside the band, point by point.
 
         Returns:
             Columns feature, output, x (a number, NaN for named levels), level (its name, empty for numbers),
-            value, lower, upper; a frame of the kind the explainer was calibrated on, or a dictionary of
-            arrays. Features made of several numeric columns have no curve and are left out.
+            value, lower, upper; a pandas frame where pandas is installed. Features made of several numeric columns
+            have no curve and are left out.
         """
-        fitted = self._fitted
-        if isinstance(points, bool) or not isinstance(points, int | np.integer) or points < 2:
-            raise ValueError(f"points must be a whole number of at least 2, found {points!r}.")
-        if isinstance(level, str) or not 0 < level < 1:
-            raise ValueError(f"level must lie between 0 and 1, found {level!r}.")
-        with running_on(fitted.readout, self.device) as represent:
-            table = curve_table(fitted, represent, points=int(points), level=float(level))
-        return fitted.table(table)
+        return self._fitted.functions.curves(points, level=level)
 
     # ------------------------------------------------------------------ what the calibration tells
 
     def interaction_strengths(self) -> Any:
-        """Every pair with the share of the outputs' spread that only both together make, strongest first.
+        """Every screened pair with the share of the outputs' spread that only both together make, strongest first.
 
-        Pairs are measured on a subsample of at most 256 rows, at one forward row per pair and sampled row.
+        Read off coarse tables over a few background rows, so fitted pairs are somewhat stronger or weaker. Empty where
+        pairs were not screened (`interactions` was 0, or named them).
 
         Returns:
             Columns first, second, strength, fitted.
         """
-        fitted = self._fitted
-        screening = fitted.screening
-        if screening is None:
-            with running_on(fitted.readout, self.device) as represent:
-                sample = as_model_takes(fitted.summary.sample, fitted.readout)
-                if len(sample) == 0:
-                    raise ValueError(
-                        "pairs were not screened before this explainer was saved, and its rows are not kept in the "
-                        'file; calibrate with interactions="auto" or a number.'
-                    )
-                screening = screen(fitted.plan.isolation, fitted.readout, represent, sample)
-            self._fit = fitted.screened(screening)
-        names, chosen = self.feature_names_, set(fitted.plan.terms)
-        return fitted.table(
-            {
-                "first": np.array([names[a] for a, _ in screening.strengths], dtype=object),
-                "second": np.array([names[b] for _, b in screening.strengths], dtype=object),
-                "strength": np.array(list(screening.strengths.values()), dtype=np.float64),
-                "fitted": np.array([pair in chosen for pair in screening.strengths], dtype=bool),
-            }
-        )
+        return self._fitted.functions.interaction_strengths()
 
-    def importance(self, kind: Literal["main", "total"] = "main") -> Any:
+    def importance(self, kind: Literal["total", "main"] = "total") -> Any:
         """Mean absolute contribution of each feature over calibration rows, strongest first.
 
         Args:
-            kind: "main" for the feature's own function, "total" for the sum of all terms it takes part in.
+            kind: "total" for the sum of all terms that contain the feature, "main" for its own function alone.
 
         Returns:
             Columns feature, output, importance.
         """
-        if kind not in ("main", "total"):
-            raise ValueError(f'kind must be "main" or "total", found {kind!r}.')
-        fitted = self._fitted
-        sizes = fitted.importance[kind]
-        order = np.argsort(-sizes.sum(1), kind="stable")
-        outputs = len(fitted.output_names)
-        return fitted.table(
-            {
-                "feature": np.repeat(np.array(self.feature_names_, dtype=object)[order], outputs),
-                "output": np.tile(np.array(fitted.output_names, dtype=object), len(order)),
-                "importance": sizes[order].ravel(),
-            }
-        )
+        return self._fitted.functions.importance(kind)
 
     def health(self, X: Any = None) -> Health:
         """What is worth knowing before the numbers are believed, each with what to do about it.
@@ -444,83 +443,52 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             X: Rows to be explained; where given, features that leave the calibrated range are named too.
         """
         fitted = self._fitted
-        outside = None
-        if X is not None:
-            source = fitted.source(X, batch_size=self.batch_size)
-            outside = torch.cat(
-                [fitted.outside(as_model_takes(b, fitted.readout), strict=False) for b in source]
-            ).numpy()
-        return examine(
-            fitted.plan,
-            fitted.solution,
-            fitted.parts,
-            rows=fitted.summary.rows,
-            width=fitted.readout.width,
-            filled=fitted.filled,
-            explained=fitted.explained,
-            output_names=fitted.output_names,
-            twins=fitted.twins,
-            outside=outside,
+        state = fitted.functions.state
+        if X is None:
+            return state
+        with running_on(fitted.readout, self.device) as represent:
+            parts = fitted.explain(X, represent, batch_size=self.batch_size, values=False)
+            outside = np.concatenate([part.outside for part in parts])
+        if not outside.any():
+            return state
+        counts = outside.sum(0)
+        names = [f"{name} ({counts[k]:,})" for k, name in enumerate(fitted.functions.feature_names) if counts[k]]
+        message = (
+            f"{int(outside.any(1).sum()):,} of {len(outside):,} rows lie outside what was calibrated, in "
+            f"{', '.join(names[:8])}{' and others' if len(names) > 8 else ''}; they are flagged in `outside`."
         )
+        findings = [*state.findings, Finding("note", "outside", "", message)]
+        return replace(state, findings=sort_findings(findings))
+
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        said = str(super().__repr__(N_CHAR_MAX))
+        return f"{said}  # {self._fit.functions.state.headline}" if hasattr(self, "_fit") else said
 
     # ------------------------------------------------------------------ without the network
 
-    def compile(
-        self,
-        tolerance: float = 1e-6,
-        *,
-        pairs: Literal["grid", "network"] = "grid",
-        reach: float = 0.5,
-        grid_size: int = 65536,
-    ) -> CompiledExplainer:
-        """Every term's function as a table that explains with numpy alone, and fits in a small file.
+    def compile(self) -> CompiledExplainer:
+        """The functions as they are, to be used without the network and without torch.
 
-        A function of one number through a piecewise-linear network (ReLU and its kin) is kept exactly, by its
-        kinks. Through a smooth one it is refined until it is within the tolerance. Categories are tables.
-        Pairs of numbers, and features of several columns of numbers, are grids, linear along each side; they
-        seldom come as close. What was reached is measured and kept in `errors`. A network in single precision
-        is known only to its own rounding, which is then part of the error.
-
-        Args:
-            tolerance: How far a contribution may be off, as a share of the output's `spread`: the largest
-                standard deviation of a single feature's contribution over its calibrated range.
-            pairs: "grid" to compile interactions too; "network" to leave them out of the tables.
-            reach: How far beyond the calibrated range the network is followed, as a share of the range on
-                either side; from there on a straight line continues.
-            grid_size: Most nodes of one grid.
+        Terms without a table (features of several numeric columns, triples) need the network; they are named in
+        `left_out` and their contributions are missing. As published, functions are tabulated along the baseline, and
+        are exact at the knots.
 
         Raises:
             NotFittedError: If `fit` has not been called.
-            ValueError: If there are triples to compile, or a category has too many levels.
         """
-        from nobsp.tabular.compiling import compile_explainer
-
-        for name, value in (("tolerance", tolerance), ("reach", reach)):
-            if isinstance(value, str | bool) or not 0 <= value < float("inf") or (name == "tolerance" and not value):
-                raise ValueError(f"{name} must be a positive number, found {value!r}.")
-        if pairs not in ("grid", "network"):
-            raise ValueError(f'pairs must be "grid" or "network", found {pairs!r}.')
-        if isinstance(grid_size, bool) or not isinstance(grid_size, int | np.integer) or grid_size < 16:
-            raise ValueError(f"grid_size must be a whole number of at least 16, found {grid_size!r}.")
-        return compile_explainer(
-            self._fitted,
-            device=self.device,
-            tolerance=float(tolerance),
-            pairs=pairs,
-            reach=float(reach),
-            grid_size=int(grid_size),
-        )
+        return self._fitted.functions.with_spreads()
 
     # ------------------------------------------------------------------ files
 
-    def save(self, path: str | os.PathLike[str], *, moments: bool = True) -> None:
-        """Writes the calibration to one safetensors file; the model itself and the data are not in it.
+    def save(self, path: str | os.PathLike[str], *, rows: bool = False) -> None:
+        """Writes the calibration to one safetensors file; the model itself is not in it.
 
         Args:
             path: Where to; an existing file is replaced, atomically.
-            moments: Whether to keep the moments, which `merge` and bands need; without them the file is small.
+            rows: Whether to keep what `merge` needs: the sample of calibration rows, or as published the moments.
+                Without, the file is small and holds no row, unless a term without a table needs the background rows.
         """
-        keeping.save(path, self._fitted, self._options(), moments=moments)
+        files.save(path, self._fitted, self._options(), rows=rows)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Any) -> Self:
@@ -530,10 +498,9 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             path: The file.
             model: The very model it was calibrated on; another one is an error.
         """
-        adapted = adapt(model)
-        options, restore = keeping.load(path)
-        explainer = cls(model, **options)
-        explainer._fit = restore(adapted, lambda probe: find_readout(adapted.module, probe, head=explainer.head))
+        stored = files.load(path)
+        explainer = cls(model, **stored.options)
+        explainer._fit = files.restore(stored, adapt(model), head=explainer.head)
         return explainer
 
     # ------------------------------------------------------------------ scikit-learn manners
@@ -541,33 +508,57 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     @property
     def feature_names_(self) -> tuple[str, ...]:
         """Names of the features."""
-        return self._fitted.columns.features.names
+        return self._fitted.functions.feature_names
 
     @property
     def output_names_(self) -> tuple[str, ...]:
         """Names of the outputs."""
-        return self._fitted.output_names
+        return self._fitted.functions.output_names
 
     @property
     def terms_(self) -> tuple[tuple[str, ...], ...]:
         """The fitted terms, as names of features."""
         names = self.feature_names_
-        return tuple(tuple(names[k] for k in term) for term in self._fitted.plan.terms)
+        return tuple(tuple(names[k] for k in term) for term in self._fitted.estimate.terms)
 
     @property
     def baseline_(self) -> NDArray[np.float64]:
         """The baseline, one value per column of the network's input."""
-        return self._fitted.plan.isolation.baseline.numpy().copy()
+        return self._fitted.estimate.baseline.numpy().copy()
 
     @property
     def base_values_(self) -> NDArray[np.float64]:
         """Mean output over the calibration rows."""
-        return self._fitted.solution.base.numpy().copy()
+        return self._fitted.functions.base_values.copy()
+
+    @property
+    def ridge_(self) -> NDArray[np.float64]:
+        """Per output, the strength of the ridge: the one given, or the one that held-out rows chose."""
+        return np.array(self._fitted.estimate.alphas)
+
+    @property
+    def explained_(self) -> NDArray[np.float64]:
+        """Held-out R² per output: the share of its variance explained on rows not used for the coefficients."""
+        return np.array(self._fitted.functions.state.explained)
+
+    @property
+    def functions_(self) -> CompiledExplainer:
+        """The functions that have tables, with everything known of them; `compile` gives the same with bands."""
+        return self._fitted.functions
+
+    @property
+    def sample_(self) -> NDArray[Any] | None:
+        """Some of the calibration rows, as plots lay them under curves; None where there are none in your own units.
+
+        Rows are not in files unless they were asked for, and those of a pipeline are kept as the network takes them.
+        """
+        sample = self._fitted.summary.sample
+        return sample.double().numpy() if self._fitted.adapted.encode is None and len(sample) else None
 
     @property
     def link_(self) -> str:
         """What the model applies to its logits: "identity", "softmax", "log_softmax", "sigmoid" or "exp"."""
-        return self._fitted.adapted.link or self._fitted.readout.link
+        return self._fitted.functions.link
 
     @property
     def n_features_in_(self) -> int:
@@ -589,3 +580,103 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         if not hasattr(self, "_fit"):
             raise NotFittedError("This NObSP is not calibrated yet; call fit(X) first.")
         return self._fit
+
+
+def _estimate(
+    adapted: Adapted,
+    columns: Columns,
+    summary: Summary,
+    network: Network,
+    options: Options,
+    names: tuple[str, ...],
+    *,
+    published: tuple[Published, dict[tuple[int, ...], float]] | None = None,
+    progress: bool = False,
+) -> tuple[Estimate, Measure]:
+    """The estimate of either kind, with what measures its bands."""
+    facts = Facts(adapted, columns, summary, network, options)
+    if published is not None:
+        return estimate_published(facts, *published, names)
+    return estimate_terms(facts, names, progress=progress)
+
+
+def _with_measure(estimate: Estimate, measure: Measure) -> Estimate:
+    object.__setattr__(estimate.functions, "_measure", measure)  # bands take a while, so they wait until asked for
+    return estimate
+
+
+def _calibrate_published(
+    run: Run,
+    rows: Rows,
+    adapted: Adapted,
+    columns: Columns,
+    network: Network,
+    options: Options,
+    known: Fitted | None,
+    *,
+    progress: bool,
+) -> tuple[Summary, Published, dict[tuple[int, ...], float]]:
+    """Algorithm 1: summary, plan, moments, coefficients."""
+    readout, groups = network.readout, columns.features.columns
+    model = run.share(network)
+    ahead = read_ahead(run, rows, columns, options, planned=known is not None)
+    summary = Summary(groups)
+    if ahead:
+        summary = run.accumulate(rows, summary, Summary.update, name="reading", progress=progress)
+    if known is None:
+        seen = summary
+        if not ahead:
+            seen = run.accumulate(rows.peek(), Summary(groups), Summary.update, name="first rows")
+        settle = partial(_plan, adapted, columns, seen, network, options)
+        plan, strengths = run.decide(settle, name="plan")
+    else:
+        plan, strengths = _published(known, "like").plan, known.functions.strengths
+    stages = split_plan(plan, readout, memory=run.memory)
+    if len(stages) > 1:
+        require_passes(run, rows, len(stages))
+    room = room_for_moments(plan, run.memory)
+    solutions, ridge = [], options.ridge_or_published
+    parts: Parts = {}
+    for stage in stages:
+        parts = {}  # the sums of one stage at a time
+        moments = Accumulator.of(stage, readout, rows=rows.rows, memory=room, in_few=run.sends_states)
+        given: dict[str, Any] = {"model": model, "name": "calibrating", "progress": progress}
+        if not summary.rows:  # rows that are read only once
+            add = partial(add_rows_and_summarise, stage, memory=room)
+            summary, moments = run.accumulate(rows, (Summary(groups), moments), add, **given)
+        else:
+            moments = run.accumulate(rows, moments, partial(add_rows, stage, memory=room), **given)
+        parts = moments.parts
+        del moments
+        solutions.append(run.decide(partial(solve, stage, parts, ridge=ridge)))
+    published = Published(plan, parts if len(stages) == 1 else {}, join_solutions(solutions), ridge)
+    return summary, published, strengths
+
+
+def _plan(adapted: Adapted, columns: Columns, summary: Summary, network: Network, options: Options) -> Any:
+    return plan_published(Facts(adapted, columns, summary, network, options))
+
+
+def _published(fitted: Fitted, argument: str) -> Published:
+    found = fitted.estimate.published
+    if found is None:
+        raise ValueError(f'{argument} must be calibrated with reference="complement", as this explainer is.')
+    return found
+
+
+def _merge_published(mine: Published, theirs: Published) -> Published:
+    if not mine.parts or not theirs.parts:
+        raise ValueError(
+            "merge needs the moments, which were not saved, or not held at once; save with rows=True, or calibrate "
+            "with an engine that has more memory, such as nobsp.Local(memory=...)."
+        )
+    if mine.plan.fingerprint() != theirs.plan.fingerprint():
+        raise ValueError(
+            "the two calibrations have different baselines, terms or bases and cannot be added up; calibrate the "
+            "second with fit(X, like=first)."
+        )
+    parts = {
+        name: [a.merge(b) for a, b in zip(blocks, theirs.parts[name], strict=True)]
+        for name, blocks in mine.parts.items()
+    }
+    return replace(mine, parts=parts, solution=solve(mine.plan, parts, ridge=mine.ridge))

@@ -35,7 +35,7 @@ class Explanation:
         data: The rows as they were given.
         outside: Whether a feature's value lies outside the calibrated range, shape (rows, features).
         baseline_contributions: What each term contributes at the baseline, shape (terms, outputs).
-        explainer: What gave this account, for those who want its functions too; it is not kept in a pickle.
+        explainer: The functions behind this account, without the network.
     """
 
     values: Array
@@ -49,10 +49,6 @@ class Explanation:
     outside: NDArray[np.bool_]
     baseline_contributions: Array
     explainer: Any = field(default=None, repr=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # An account that goes to another process or into a cache leaves the network behind.
-        return self.__dict__ | {"explainer": None}
 
     def __len__(self) -> int:
         return int(self.values.shape[0])
@@ -108,13 +104,15 @@ class Explanation:
 
         NaN where an output does not vary.
         """
-        if len(self) == 0:
+        known = np.isfinite(self.residual).all(1)  # rows with a missing value may not have been run
+        if not known.any():
             return np.full(len(self.output_names), np.nan)
-        total = self.predictions.var(0)
+        predictions, residual = self.predictions[known], self.residual[known]
+        total = predictions.var(0)
         # The mean of equal numbers is rounded, so their variance need not be zero.
-        varies = np.ptp(self.predictions, axis=0) > 100 * np.finfo(float).eps * np.abs(self.predictions).max(0)
+        varies = np.ptp(predictions, axis=0) > 100 * np.finfo(float).eps * np.abs(predictions).max(0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(varies, 1.0 - self.residual.var(0) / total, np.nan)
+            return np.where(varies, 1.0 - residual.var(0) / total, np.nan)
 
     def __getitem__(self, key: Any) -> Explanation:
         """Some rows, terms and outputs: `ex[3]`, `ex[:, "age"]`, `ex[:, ("age", "income")]`, `ex[:, :, "yes"]`.
@@ -313,6 +311,30 @@ def output_position(output: int | str, names: Sequence[str]) -> int:
         shown = ", ".join(map(repr, names[:12]))
         raise ValueError(f"output is {output}, but the model has {_counted(len(names), 'output')}: {shown}.")
     return int(output) % len(names)
+
+
+class ColumnTable(dict[str, Any]):
+    """Columns by name, for where pandas is not installed.
+
+    Example:
+        >>> table = ColumnTable(feature=["a", "b"], importance=[2.0, 1.0])
+        >>> table.columns, table["feature"]
+        (['feature', 'importance'], ['a', 'b'])
+    """
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return list(self)
+
+
+def as_table(columns: dict[str, Any]) -> Any:
+    """A pandas frame where pandas is installed, else a `ColumnTable`; the same kind whatever was fitted."""
+    try:
+        import pandas as pd
+    except ImportError:
+        return ColumnTable(columns)
+    return pd.DataFrame(columns)
 
 
 def frame_like(data: Any, columns: dict[str, Any]) -> Any:

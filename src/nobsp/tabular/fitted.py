@@ -1,31 +1,97 @@
-"""What a calibration leaves behind: everything needed to explain, judge, merge and save."""
+"""What a calibration leaves behind: the functions, and what is needed to explain rows with the network beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import narwhals as nw
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp.network.adapted import Adapted
-from nobsp.network.batches import Source, batches_of
+from nobsp.network.batches import Source, batches_of, with_progress
 from nobsp.network.inputs import Subset
-from nobsp.network.levels import among
-from nobsp.network.readout import Readout
+from nobsp.network.readout import Readout, as_model_takes
 from nobsp.network.summary import Summary
 from nobsp.projection import Moments, Ridge
-from nobsp.tabular.calibration import JOINT, Plan, Solution, contributions, solve
-from nobsp.tabular.columns import Columns, twins_of
-from nobsp.tabular.heldout import WEAKEST, chosen_ridge
-from nobsp.tabular.interactions import Screening
-from nobsp.tabular.representations import Represent
+from nobsp.tabular.algorithm1 import Plan, Solution, contributions
+from nobsp.tabular.columns import Columns, input_values
+from nobsp.tabular.compiled import CompiledExplainer
+from nobsp.tabular.pieces import DirectTerm
+from nobsp.tabular.tabulate import Represent, Tabulator
 
 Parts = dict[str, list[Moments]]
+
+
+@dataclass(frozen=True, eq=False)
+class Published:
+    """A calibration as published, term by term along the complement.
+
+    Attributes:
+        plan: Baseline, terms and bases.
+        parts: Moments per block of rows; empty where they were not saved, or not held at once.
+        solution: Coefficients.
+        ridge: Strength of the regularisation.
+    """
+
+    plan: Plan
+    parts: Parts
+    solution: Solution
+    ridge: Ridge
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """What is estimated, without the network.
+
+    Attributes:
+        functions: Every term that has a table.
+        terms: All terms, as positions of features; single features first.
+        direct: Terms that run through the network row by row.
+        baseline: The baseline as the network takes it.
+        baseline_contributions: What each term contributes there, (terms, outputs).
+        alphas: Per output the relative strength of the ridge.
+        background: The background rows; None where they were not kept.
+        offsets: Per category, what its prior part is measured from.
+        published: The calibration as published, where that was asked for.
+    """
+
+    functions: CompiledExplainer
+    terms: tuple[Subset, ...]
+    direct: tuple[DirectTerm, ...]
+    baseline: Tensor
+    baseline_contributions: NDArray[np.float64]
+    alphas: tuple[float, ...]
+    background: Tensor | None = None
+    offsets: dict[int, Tensor] = field(default_factory=dict)
+    published: Published | None = None
+
+    def with_spreads(self) -> Estimate:
+        """The same with bands measured, and nothing that cannot be sent to another process."""
+        functions = replace(self.functions.with_spreads())  # a copy without what measures them
+        return replace(self, functions=functions)
+
+
+@dataclass(frozen=True, eq=False)
+class Account:
+    """Some rows, explained.
+
+    Attributes:
+        representation: What enters the head, NaN for rows that could not be run.
+        outputs: The network's outputs, likewise.
+        values: Contributions, (rows, terms, outputs); None where they were not asked for.
+        outside: Which features lie outside what was calibrated, (rows, features).
+        inputs: The rows as the network takes them.
+    """
+
+    representation: Tensor
+    outputs: Tensor
+    values: Tensor | None
+    outside: NDArray[np.bool_]
+    inputs: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,192 +102,205 @@ class Fitted:
         adapted: The model as it was given.
         readout: Its linear head.
         columns: The caller's columns and features.
-        plan: Terms and bases.
-        parts: Moments per block of rows; empty where they were not saved.
-        solution: Coefficients.
         summary: What the calibration rows looked like.
-        screening: How strongly pairs act together, where that was measured.
-        output_names: Names of the outputs.
-        ridge: Strength of the regularisation.
-        chooses_ridge: Whether the strength was left to the rows to choose.
-        explained: Share of each output's variance carried by the terms.
-        importance: Mean absolute contributions (features, outputs), "main" and "total".
-        twins: Features that repeat another one, and which.
+        estimate: The functions.
     """
 
     adapted: Adapted
     readout: Readout
     columns: Columns
-    plan: Plan
-    parts: Parts
-    solution: Solution
     summary: Summary
-    screening: Screening | None
-    output_names: tuple[str, ...]
-    ridge: Ridge
-    chooses_ridge: bool = False
-    frame: Any = None
-    explained: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    importance: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    twins: dict[int, int] = field(default_factory=dict)
+    estimate: Estimate
 
     @property
-    def blocks(self) -> int:
-        """Blocks of rows kept apart."""
-        return min((len(blocks) for blocks in self.parts.values()), default=0)
-
-    @property
-    def filled(self) -> int:
-        """Blocks that hold rows."""
-        return sum(part.rows > 0 for part in next(iter(self.parts.values()))) if self.parts else 0
-
-    def measured(self, represent: Represent, rows: Tensor) -> Fitted:
-        """The same with explained share and importances, measured on some calibration rows where there are any."""
-        if len(rows) == 0:
-            return self
-        values = contributions(self.plan, self.solution, represent, rows)
-        predictions = self.readout.logits(represent(rows)).cpu()
-        residual = predictions - self.solution.base - values.sum(1)
-        total = predictions.var(0, correction=0)
-        # The mean of equal numbers is rounded, so their variance need not be zero.
-        size = predictions.abs().amax(0)
-        varies = predictions.amax(0) - predictions.amin(0) > 100 * torch.finfo(torch.float64).eps * size
-        explained = torch.where(varies, 1 - residual.var(0, correction=0) / total, torch.nan)
-        count = len(self.columns.features)
-        member = torch.zeros(len(self.plan.terms), count, dtype=torch.float64)
-        for position, term in enumerate(self.plan.terms):
-            member[position, list(term)] = 1.0
-        totals = torch.einsum("rto,tf->rfo", values, member)
-        importance = {"main": values[:, :count].abs().mean(0).numpy(), "total": totals.abs().mean(0).numpy()}
-        twins = twins_of(self.columns.features, self.summary.sample)
-        return replace(self, explained=explained.numpy(), importance=importance, twins=twins)
-
-    def screened(self, screening: Screening) -> Fitted:
-        """The same with pairs screened."""
-        return replace(self, screening=screening)
-
-    def merged(self, other: Fitted) -> Fitted:
-        """Both calibrations' rows together."""
-        parts = {
-            name: [a.merge(b) for a, b in zip(blocks, other.parts[name], strict=True)]
-            for name, blocks in self.parts.items()
-        }
-        share = self.summary.rows / (self.summary.rows + other.summary.rows)
-        ridge, solution = solved(self.plan, parts, None if self.chooses_ridge else self.ridge)
-        return replace(
-            self,
-            parts=parts,
-            ridge=ridge,
-            solution=solution,
-            summary=self.summary.merge(other.summary),
-            # Files hold no rows to measure on again: the two measurements then count by their rows.
-            explained=share * self.explained + (1 - share) * other.explained,
-            importance={
-                kind: share * sizes + (1 - share) * other.importance[kind] for kind, sizes in self.importance.items()
-            },
-        )
-
-    def require_moments(self, what: str) -> None:
-        """An error where the moments were left out of the file this was loaded from, or did not fit into memory."""
-        if not self.parts:
-            raise ValueError(
-                f"{what} needs the moments, which were not saved, or not held at once; save with moments=True, or "
-                "calibrate with a larger memory_limit."
-            )
+    def functions(self) -> CompiledExplainer:
+        """Every term that has a table."""
+        return self.estimate.functions
 
     def require_same_model(self, readout: Readout) -> None:
         """An error where this is another model's calibration."""
         if self.readout.fingerprint() != readout.fingerprint():
             raise ValueError("the two explainers are of different models; calibrations add up for one model only.")
 
-    def source(self, X: Any, *, batch_size: int) -> Source:
+    def source(self, X: Any, *, batch_size: int, strict: bool = False) -> Source:
         """Rows to explain, checked against the calibrated columns."""
-        source = batches_of(X, batch_size=batch_size, encode=self.adapted.encode, columns=self.columns.names)
+        source = batches_of(
+            X, batch_size=batch_size, encode=self.adapted.encode, columns=self.columns.names, strict=strict
+        )
         expected = self.summary.mean.numel()
         if source.columns != expected:
             raise ValueError(f"X has {source.columns} columns but the explainer was calibrated on {expected}.")
         return source
 
-    def outside(self, rows: Tensor, *, first_row: int = 0, strict: bool = True) -> Tensor:
-        """Which features of each row lie outside the calibrated range, shape (rows, features).
+    def explain(
+        self, X: Any, represent: Represent, *, batch_size: int, progress: bool = False, values: bool = True
+    ) -> Iterator[Account]:
+        """The account of every batch of rows.
 
-        A category that calibration never saw has no place on a range: with `strict` it is an error, which
-        counts rows from `first_row`.
+        Rows that cannot be read as a whole are explained as far as they can, and flagged in `outside`.
+
+        Raises:
+            ValueError: If columns do not match, or a column has no value that can be read.
         """
-        # In the rows' own precision: a float32 copy of the calibration table lies within its range.
-        low, high = self.summary.minimum.to(rows.dtype), self.summary.maximum.to(rows.dtype)
-        beyond = (rows < low) | (rows > high)
-        result = torch.zeros(rows.shape[0], len(self.columns.features), dtype=torch.bool)
-        for feature, group in enumerate(self.columns.features.columns):
-            result[:, feature] = beyond[:, list(group)].any(1)
-            unseen = self._unseen(feature, rows[:, list(group)])
-            if unseen is None:
+        source = self.source(X, batch_size=batch_size)
+        finite = torch.zeros(source.columns, dtype=torch.bool)
+        seen = 0
+        with_rows = (_Pair(rows, native) for rows, native in source.pairs())
+        for pair in with_progress(with_rows, total=source.rows, enabled=progress, description="explaining"):
+            finite |= pair.rows.isfinite().any(0) if pair.rows.is_floating_point() else torch.ones_like(finite)
+            seen += len(pair)
+            yield self._account(pair, represent, batch_size, values)
+        if seen and not bool(finite.all()):
+            column = int((~finite).nonzero()[0])
+            names = self.columns.names if self.adapted.encode is None else None
+            called = repr(names[column]) if names else str(column)
+            raise ValueError(f"X has no finite value in column {called}; pass a column that has some.")
+
+    def _account(self, pair: _Pair, represent: Represent, batch_size: int, wanted: bool) -> Account:
+        functions, estimate, count = self.functions, self.estimate, len(pair)
+        if self.adapted.encode is None:
+            own: dict[int, NDArray[Any]] = {c: pair.rows[:, c].numpy() for c in range(pair.rows.shape[1])}
+        else:
+            own, _ = functions.read_columns(pair.native)
+        tables, outside = functions.read_tables(own, count)
+        alike = self._read_alike(own, pair.rows, tables, outside)
+        self._flag_numbers(pair.rows, outside)
+        whole = pair.rows.isfinite().all(1) if pair.rows.is_floating_point() else torch.ones(count, dtype=torch.bool)
+        z, ran = self._run(pair.rows, whole, torch.from_numpy(outside.any(1)), represent)
+        outputs = torch.full((count, self.readout.outputs), torch.nan, dtype=torch.float64)
+        outputs[ran] = self.readout.logits(z[ran]).cpu()
+        values = None
+        if wanted:
+            inputs = as_model_takes(pair.rows[ran], self.readout)
+            if estimate.published is not None:
+                plan, solution = estimate.published.plan, estimate.published.solution
+                found = contributions(plan, solution, represent, inputs)
+                values = torch.full((count, *found.shape[1:]), torch.nan, dtype=torch.float64)
+                values[ran] = found
+            else:
+                values = self._assemble(tables, inputs, ran, represent, batch_size)
+                self._add_unseen(values, pair.rows, outside & ~alike, ran, represent, batch_size)
+        return Account(z, outputs, values, outside, pair.rows)
+
+    def _read_alike(
+        self, own: Mapping[int, NDArray[Any]], rows: Tensor, tables: NDArray[np.float64], outside: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Reads names that the preprocessing makes the same of as of a known level, such as missing ones, as that.
+
+        Returns:
+            Which features of which rows were read so, (rows, features).
+        """
+        alike, column_of = np.zeros_like(outside), dict(own)
+        for k, axis in self.functions.level_axes.items():
+            if not isinstance(axis.levels, tuple) or not outside[:, k].any():
                 continue
-            result[:, feature] |= unseen
-            if strict and bool(unseen.any()):
-                row = int(torch.nonzero(unseen)[0])
-                raise ValueError(self._not_seen(feature, f"X, row {first_row + row},", rows[row, list(group)]))
-        return result
+            unseen, column = np.flatnonzero(outside[:, k]), axis.columns[0]
+            levels = np.array(axis.levels, dtype=object)
+            known = input_values(self.columns, self.adapted, k, levels[:, None]).to(torch.float64)
+            given = rows[torch.from_numpy(unseen)][:, list(self.columns.features.columns[k])].to(torch.float64)
+            same = (given[:, None] == known[None]).all(2)
+            found = same.any(1).numpy()
+            column_of[column] = column_of[column].astype(object)
+            column_of[column][unseen[found]] = levels[same.int().argmax(1).numpy()[found]]
+            alike[unseen[found], k] = True
+        changed = np.flatnonzero(alike.any(1))
+        if len(changed):
+            part = {position: column[changed] for position, column in column_of.items()}
+            tables[changed] = self.functions.read_tables(part, len(changed))[0]
+        return alike
 
-    def require_seen(self, feature: int, given: Tensor) -> None:
-        """An error for levels of a category that calibration did not see."""
-        unseen = self._unseen(feature, given)
-        if unseen is not None and bool(unseen.any()):
-            row = int(torch.nonzero(unseen)[0])
-            raise ValueError(self._not_seen(feature, f"value {row}", given[row]))
+    def _flag_numbers(self, rows: Tensor, outside: NDArray[np.bool_]) -> None:
+        """Features of several numbers are outside where one of them is."""
+        low, high = self.summary.minimum.to(rows.dtype), self.summary.maximum.to(rows.dtype)
+        for k, feature in enumerate(self.functions.features):
+            group = list(self.columns.features.columns[k])
+            if feature.kind == "numbers" and group:
+                inside = (rows[:, group] >= low[group]) & (rows[:, group] <= high[group])
+                outside[:, k] |= ~inside.all(1).numpy()
 
-    def _unseen(self, feature: int, values: Tensor) -> Tensor | None:
-        """Which values of a category are none of its levels; None for features that are no category.
+    def _run(self, rows: Tensor, whole: Tensor, doubtful: Tensor, represent: Represent) -> tuple[Tensor, Tensor]:
+        """Representations of the rows that can be run, NaN elsewhere; and which rows those are."""
+        z = torch.full((len(rows), self.readout.width), torch.nan, dtype=torch.float64)
+        ran = torch.zeros_like(whole)
 
-        Of a feature of several codes with too many combinations to be counted, each code has to be known.
-        """
-        if feature not in self.plan.isolation.categories or values.shape[1] == 0:
-            return None
-        # Levels are doubles; what they were read from may have been rounded to the values' own precision.
-        kind = values.dtype if values.is_floating_point() else torch.float64
-        joint = self.summary.levels_of(feature, self.columns.features.columns[feature])
-        if joint is not None:
-            return ~among(values.to(kind), joint[0].to(kind))
-        codes = self.summary.codes.get(feature, {})
-        if not codes:
-            return None
-        known = [among(values[:, [place]].to(kind), code[0].to(kind)) for place, code in codes.items()]
-        return ~torch.stack(known).all(0)
+        def attempt(place: Tensor) -> None:
+            if not len(place):
+                return
+            try:
+                z[place] = represent(as_model_takes(rows[place], self.readout)).to("cpu", torch.float64)
+                ran[place] = True
+            except (IndexError, RuntimeError, ValueError):
+                # A level beyond an embedding's table takes its whole batch down: the others are run without it.
+                if not bool(doubtful[place].any()):
+                    raise
+                if len(place) > 1:
+                    sure = place[~doubtful[place]]
+                    for part in (sure, place[doubtful[place]]) if len(sure) else place.chunk(2):
+                        attempt(part)
 
-    def _not_seen(self, feature: int, where: str, value: Tensor) -> str:
-        numbers = ", ".join(f"{number:g}" for number in value.tolist()[:8])
-        shown = f" ({numbers})" if self.adapted.encode is None else ""
-        return (
-            f"{where} has a level of {self.columns.features.names[feature]!r} that calibration did not see{shown}; "
-            "calibrate on rows that have it, or leave such rows out."
-        )
+        attempt(whole.nonzero().flatten())
+        return z, ran
 
-    def term_values(self, represent: Represent, term: Subset, given: Sequence[Tensor]) -> Tensor:
-        """Contributions of one term for each of its features' values as columns of the input, (rows, outputs)."""
-        rows = self.plan.isolation.baseline.expand(given[0].shape[0], -1).clone()
-        for feature, values in zip(term, given, strict=True):
-            rows[:, list(self.columns.features.columns[feature])] = values
-        rows = rows.to(torch.int64) if self.readout.integer else rows
-        return contributions(self.plan, self.solution, represent, rows, terms=[term])[:, 0]
+    def _assemble(
+        self, tables: NDArray[np.float64], inputs: Tensor, ran: Tensor, represent: Represent, batch_size: int
+    ) -> Tensor:
+        """Contributions of all terms in their order, those of tables and those of the network."""
+        estimate, found = self.estimate, torch.from_numpy(tables)
+        if not estimate.direct:
+            return found
+        values = torch.full((len(found), len(estimate.terms), found.shape[2]), torch.nan, dtype=torch.float64)
+        for place, table in enumerate(self.functions.tables):
+            values[:, estimate.terms.index(table.features)] = found[:, place]
+        for term in estimate.direct:
+            values[ran, estimate.terms.index(term.term)] = term(represent, inputs, batch_size=batch_size)
+        return values
 
-    def table(self, columns: dict[str, Any]) -> Any:
-        """A table as a frame of the kind that was calibrated on, or as it is."""
-        if self.frame is None:
-            return columns
-        return nw.from_dict(
-            {name: values.tolist() if values.dtype == object else values for name, values in columns.items()},
-            backend=self.frame,
-        ).to_native()
+    def _add_unseen(
+        self,
+        values: Tensor,
+        rows: Tensor,
+        outside: NDArray[np.bool_],
+        ran: Tensor,
+        represent: Represent,
+        batch_size: int,
+    ) -> None:
+        """Gives levels that calibration did not see what the network makes of them over the background."""
+        background = self.estimate.background
+        if background is None:
+            return
+        owned = {column for group in self.columns.features.columns for column in group}
+        unowned = [column for column in range(rows.shape[1]) if column not in owned]
+        for k in self.functions.level_axes:
+            unseen = torch.from_numpy(outside[:, k]) & ran
+            if not bool(unseen.any()):
+                continue
+            # A level that calibration did not see may have a column of its own, which belongs to no feature yet.
+            columns = [*self.columns.features.columns[k], *unowned]
+            levels, place = torch.unique(rows[unseen][:, columns].double(), dim=0, return_inverse=True)
+            weight = self.readout.head.weight.T.to("cpu", torch.float64)
+            tabulate = Tabulator(represent, background, weight, batch_size=batch_size)
+            effect = tabulate.rows(columns, levels) @ weight - self.estimate.offsets[k]
+            values[unseen, self.estimate.terms.index((k,))] = effect[place]
+
+    def term_values(self, represent: Represent, term: Subset, given: Sequence[Tensor], *, batch_size: int) -> Tensor:
+        """Contributions of a term without a table, for its features' values as the network takes them."""
+        rows = self.estimate.baseline.expand(len(given[0]), -1).clone()
+        for k, values in zip(term, given, strict=True):
+            rows[:, list(self.columns.features.columns[k])] = values
+        inputs = as_model_takes(rows, self.readout)
+        if self.estimate.published is not None:
+            plan, solution = self.estimate.published.plan, self.estimate.published.solution
+            return contributions(plan, solution, represent, inputs, terms=[term])[:, 0]
+        direct = next(one for one in self.estimate.direct if one.term == term)
+        return direct(represent, inputs, batch_size=batch_size)
 
 
-def solved(plan: Plan, parts: Parts, ridge: Ridge | None) -> tuple[Ridge, Solution]:
-    """Coefficients from the moments, with the ridge asked for, or the one that held-out rows choose."""
-    if ridge is None:
-        ridge = chosen_ridge(parts[JOINT], plan.terms) if plan.pure else WEAKEST
-    return ridge, solve(plan, parts, ridge=ridge)
+@dataclass(frozen=True, eq=False)
+class _Pair:
+    """A batch of rows, and the same before encoding."""
 
+    rows: Tensor
+    native: Any
 
-def frame_kind(X: Any) -> Any:
-    """Which library's frame `X` is; None if it is none."""
-    frame = nw.from_native(X, eager_only=True, pass_through=True)
-    return frame.implementation if isinstance(frame, nw.DataFrame) else None
+    def __len__(self) -> int:
+        return len(self.rows)

@@ -1,8 +1,8 @@
-"""Functions kept as tables: values on a grid of knots and levels, looked up without a network. Needs numpy only."""
+"""Functions as tables: values on a grid of knots and levels, read without a network. Needs numpy only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,14 +19,6 @@ _MOST_BUCKETS = 1 << 14
 _MOST_STEPS = 4
 
 
-class UnseenError(ValueError):
-    """A level that calibration did not see; holds the position of the first row that has it."""
-
-    def __init__(self, row: int) -> None:
-        super().__init__(f"row {row} has a level that calibration did not see.")
-        self.row = row
-
-
 @dataclass(frozen=True, eq=False)
 class NumberAxis:
     """One column of numbers, cut at knots; linear in between, and on beyond the first and the last knot.
@@ -34,6 +26,7 @@ class NumberAxis:
     Attributes:
         column: Position of the column in the caller's table.
         knots: At least two, increasing.
+        missing: Whether a missing number (NaN) has a node of its own, after the last knot.
 
     Example:
         >>> axis = NumberAxis(0, np.array([0.0, 1.0, 4.0]))
@@ -43,11 +36,15 @@ class NumberAxis:
 
     column: int
     knots: Array
+    missing: bool = False
     _first: Places = field(init=False, repr=False)
     _steps: int = field(init=False, repr=False)
     _next: Array = field(init=False, repr=False)
     _scale: float = field(init=False, repr=False)
     _per_width: Array = field(init=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.knots) + self.missing
 
     def __post_init__(self) -> None:
         inner = self.knots[1:-1]
@@ -69,7 +66,7 @@ class NumberAxis:
     def _buckets(self, x: Array, scale: float, count: int) -> Places:
         place: Array = x - self.knots[0]
         place *= scale
-        np.maximum(place, 0.0, out=place)
+        np.fmax(place, 0.0, out=place)  # and NaN to the first, whatever comes of it is NaN
         np.minimum(place, count - 1.0, out=place)
         return place.astype(np.intp)
 
@@ -117,26 +114,18 @@ class LevelAxis:
         return len(self.levels)
 
     def places(self, columns: Sequence[NDArray[Any]]) -> Places:
-        """Position of each row's level.
-
-        Raises:
-            UnseenError: For a level that is not among them.
-        """
+        """Position of each row's level; as many as there are levels for one that is not among them."""
         if self._names:
-            found = np.fromiter((self._names.get(v, -1) for v in columns[0].tolist()), np.intp, len(columns[0]))
-            unseen = found < 0
-        else:
-            found = np.zeros(len(columns[0]), np.intp)
-            for column, (known, step) in zip(columns, self._trie, strict=True):
-                numbers = column.astype(np.float64)
-                # Numbers that came as float32 are compared with levels rounded alike.
-                values = known.astype(np.float32).astype(np.float64) if column.dtype == np.float32 else known
-                nearest = np.minimum(np.searchsorted(values, numbers), len(values) - 1)
-                nearest[values[nearest] != numbers] = len(values)
-                found = step[found, nearest]
-            unseen = found == len(self.levels)
-        if unseen.any():
-            raise UnseenError(int(unseen.argmax()))
+            unseen = len(self.levels)
+            return np.fromiter((self._names.get(v, unseen) for v in columns[0].tolist()), np.intp, len(columns[0]))
+        found = np.zeros(len(columns[0]), np.intp)
+        for column, (known, step) in zip(columns, self._trie, strict=True):
+            numbers = column.astype(np.float64)
+            # Numbers that came as float32 are compared with levels rounded alike.
+            values = known.astype(np.float32).astype(np.float64) if column.dtype == np.float32 else known
+            nearest = np.minimum(np.searchsorted(values, numbers), len(values) - 1)
+            nearest[values[nearest] != numbers] = len(values)
+            found = step[found, nearest]
         return found
 
 
@@ -161,56 +150,67 @@ Axis = NumberAxis | LevelAxis
 
 
 @dataclass(frozen=True, eq=False)
-class CompiledTerm:
-    """One term's contributions on a grid: linear along every axis of numbers, exact on every axis of levels.
+class TermTable:
+    """One term's values on a grid: linear along every axis of numbers, one value on every level.
+
+    A function of one number goes on beyond its first and last knot as a straight line. A grid is held at its edges:
+    the product of two straight lines would soon be far from anything. A level that is not among the axis' has the value
+    zero, which is the mean; a missing number without a node of its own gives NaN.
 
     Attributes:
         features: Positions of its features.
         axes: What the grid stands on; none for a feature that the network never sees.
-        values: Contributions at the grid's nodes, one dimension per axis, then outputs.
-        exact: Whether the knots are those of a piecewise-linear function, or all axes are levels.
-        error: Largest difference found to the network in the calibrated range, per output.
-        error_outside: The same from there out to the limits.
-        rounding: How much of the error is the network's own: its largest difference to itself in double precision.
+        values: Values at the grid's nodes, one dimension per axis, then outputs.
     """
 
     features: tuple[int, ...]
     axes: tuple[Axis, ...]
     values: Array
-    exact: bool
-    error: Array
-    error_outside: Array
-    rounding: Array
     _slopes: Array = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         slopes = np.zeros(0)
-        if len(self.axes) == 1 and isinstance(self.axes[0], NumberAxis):
+        if len(self.axes) == 1 and isinstance(self.axes[0], NumberAxis) and not self.axes[0].missing:
             slopes = np.diff(self.values, axis=0) / np.diff(self.axes[0].knots)[:, None]
         object.__setattr__(self, "_slopes", slopes)
 
     def __call__(self, rows: Chunk) -> Array:
-        """Contributions of some rows, shape (rows, outputs)."""
+        """Values of some rows, shape (rows, outputs)."""
         if len(self._slopes):
-            return self._on_a_line(rows)
+            return self._read_line(rows)
         node = np.zeros(rows.count, np.intp)
         corners: list[tuple[int, Array]] = []  # per axis of numbers how far the next node is, and how much it counts
+        unseen: NDArray[np.bool_] | None = None
         outputs = self.values.shape[-1]
-        stride = self.values.size // outputs
+        stride = self.values.size // max(outputs, 1)
         for axis, size in zip(self.axes, self.values.shape, strict=False):
             stride //= size
             if isinstance(axis, LevelAxis):
-                node += rows.places(axis) * stride
+                places = rows.places(axis)
+                if rows.has_unseen(axis):
+                    unknown = places == len(axis)
+                    unseen = unknown if unseen is None else unseen | unknown
+                    places = np.where(unknown, 0, places)
+                node += places * stride
                 continue
             x = rows.numbers(axis.column)
+            absent = np.isnan(x) if axis.missing else None
+            if len(self.axes) > 1:
+                x = np.clip(x, axis.knots[0], axis.knots[-1])
             segments = axis.segments(x)
-            corners.append((stride, axis.along(x, segments)))
+            along = axis.along(x, segments)
+            if absent is not None and absent.any():
+                segments[absent], along[absent] = len(axis.knots), 0.0
+            corners.append((stride, along))
             segments *= stride
             node += segments
         flat = self.values.reshape(-1) if outputs == 1 else self.values.reshape(-1, outputs)
-        return _between(flat, node, corners).reshape(rows.count, outputs)
+        found = _between(flat, node, corners).reshape(rows.count, outputs)
+        if unseen is not None:
+            found[unseen] = 0.0
+        return found
 
-    def _on_a_line(self, rows: Chunk) -> Array:
+    def _read_line(self, rows: Chunk) -> Array:
         axis = self.axes[0]
         assert isinstance(axis, NumberAxis)
         x = rows.numbers(axis.column)
@@ -245,30 +245,31 @@ class Chunk:
     Args:
         columns: Columns of the table, by position.
         rows: Which rows.
-        check: Called with position and numbers of every column of numbers that is read.
     """
 
-    def __init__(
-        self,
-        columns: Mapping[int, NDArray[Any]],
-        rows: slice,
-        check: Callable[[int, Array], None] = lambda _position, _numbers: None,
-    ) -> None:
+    def __init__(self, columns: Mapping[int, NDArray[Any]], rows: slice) -> None:
         self.count = rows.stop - rows.start
-        self._columns, self._rows, self._check = columns, rows, check
+        self._columns, self._rows = columns, rows
         self._numbers: dict[int, Array] = {}
-        self._places: dict[int, Places] = {}
+        self._places: dict[int, tuple[Places, bool]] = {}
 
     def numbers(self, position: int) -> Array:
-        """A column as contiguous float64."""
+        """A column as contiguous float64; what is infinite is as unknown as NaN."""
         if position not in self._numbers:
             numbers = np.ascontiguousarray(self._columns[position][self._rows], dtype=np.float64)
-            self._check(position, numbers)
+            if numbers.size and not np.isfinite(numbers.sum()):
+                numbers = np.where(np.isinf(numbers), np.nan, numbers)
             self._numbers[position] = numbers
         return self._numbers[position]
 
     def places(self, axis: LevelAxis) -> Places:
-        """Positions of a category's levels."""
+        """Positions of a category's levels; the number of levels for one that is not among them."""
         if id(axis) not in self._places:
-            self._places[id(axis)] = axis.places([self._columns[c][self._rows] for c in axis.columns])
-        return self._places[id(axis)]
+            found = axis.places([self._columns[column][self._rows] for column in axis.columns])
+            self._places[id(axis)] = found, bool((found == len(axis)).any())
+        return self._places[id(axis)][0]
+
+    def has_unseen(self, axis: LevelAxis) -> bool:
+        """Whether a row has a level that is not among the axis'."""
+        self.places(axis)
+        return self._places[id(axis)][1]

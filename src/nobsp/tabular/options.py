@@ -22,6 +22,7 @@ class Options:
     """
 
     features: Sequence[str] | Mapping[str, Any] | None
+    background: Any
     baseline: Any
     reference: str
     interactions: Any
@@ -30,6 +31,11 @@ class Options:
     output_names: Sequence[str] | None
     device: torch.device | str | None
     batch_size: int
+
+    @property
+    def ridge_or_published(self) -> Ridge:
+        """The ridge of Algorithm 1: the one given, or the weak relative one."""
+        return self.ridge or Ridge(1e-4, "relative")
 
 
 def checked(given: Mapping[str, Any]) -> Options:
@@ -45,20 +51,29 @@ def checked(given: Mapping[str, Any]) -> Options:
         raise TypeError(f'interactions must be a whole number, "auto" or a list of pairs, found {wanted!r}.')
     if given["baseline"] is None:
         raise TypeError('baseline must be "mean", "zero", "median", "mode" or values, found None.')
+    rows = given["background"]
+    if isinstance(rows, bool | str | float) or rows is None or (isinstance(rows, int | np.integer) and rows < 1):
+        raise ValueError(f"background must be a positive number of rows, or the rows themselves, found {rows!r}.")
     strength, scale = given["ridge"], given["ridge_scale"]
     if isinstance(strength, str) and strength != "auto":
         raise ValueError(f'ridge must be a number or "auto", found {strength!r}.')
     chosen = isinstance(strength, str)
     ridge = Ridge(1e-4 if chosen else strength.item() if isinstance(strength, np.generic) else strength, scale)
+    if given["reference"] == "terms" and scale != "relative":
+        raise ValueError('ridge_scale="absolute" is for reference="complement"; leave it "relative" for terms.')
     if chosen and scale != "relative":
         raise ValueError('ridge_scale is "absolute" but ridge is "auto"; pass a number for ridge, such as 1e-4.')
-    kept = {name: value for name, value in given.items() if name not in ("model", "ridge", "ridge_scale")}
+    kept = {
+        name: value.item() if isinstance(value, np.generic) else value
+        for name, value in given.items()
+        if name not in ("model", "ridge", "ridge_scale")
+    }
     return Options(**kept, ridge=None if chosen else ridge)
 
 
 def require_alike(own: Options, other: Options) -> None:
     """An error where an explainer that takes over another's plan was itself asked for something else."""
-    for name in ("features", "baseline", "reference", "interactions", "ridge"):
+    for name in ("features", "background", "baseline", "reference", "interactions", "ridge"):
         mine, theirs = getattr(own, name), getattr(other, name)
         if _comparable(mine) != _comparable(theirs):
             raise ValueError(
@@ -77,6 +92,22 @@ def _comparable(value: Any) -> Any:
         return value
     plain = np.asarray(value).tolist() if not isinstance(value, Iterable) or hasattr(value, "__array__") else value
     return [_comparable(inner) for inner in plain] if isinstance(plain, list | tuple | range) else plain
+
+
+def spell_options(options: Options, head: str) -> dict[str, str]:
+    """The options in words, the same for the same options in another process; `head` is the name of the head."""
+    asked = {name: value for name, value in vars(options).items() if name != "device"}
+    return {f"option {name}": head if name == "head" else _spell(value) for name, value in asked.items()}
+
+
+def _spell(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return repr({str(key): _spell(inner) for key, inner in value.items()})
+    if hasattr(value, "tolist"):  # arrays, tensors, and the columns and indices of frames
+        return repr(value.tolist())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return repr([_spell(inner) for inner in value])
+    return repr(value)
 
 
 def find_readout(module: nn.Module, probe: Tensor, *, head: str | nn.Module | None) -> Readout:

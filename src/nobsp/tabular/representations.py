@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from nobsp.network.inputs import Features, Subset, isolated, reference
-from nobsp.projection import pure_sign
 
 Represent = Callable[[Tensor], Tensor]
 
@@ -170,44 +169,22 @@ def through(
     represent: Represent,
     rows: Tensor,
     matrices: Mapping[Subset, Tensor],
-    *,
-    pure: bool,
 ) -> Tensor:
-    """Every term's representation of `rows`, each times a matrix of its own, side by side.
+    """Every term's isolated representation z_S of `rows`, each times a matrix of its own, side by side.
 
-    With `pure`, the representation of a term is Δ_S(x) = Σ_{U⊆S} (−1)^{|S|−|U|} z_U(x) less the constant of
-    the empty set, which centring would remove anyway; without, it is z_S(x) itself. The same call serves to
-    compress (matrix = basis) and to explain (matrix = coefficients).
+    The same call serves to compress (matrix = basis) and to explain (matrix = coefficients).
 
     Args:
         isolation: How isolated inputs are made.
         represent: Runs the network up to its head.
         rows: Input rows.
         matrices: Per term, a matrix (width, any).
-        pure: Whether to take pure representations.
 
     Returns:
         Shape (rows, total columns of the matrices), in the order of `matrices`.
     """
-    places, total = {}, 0
-    for term, matrix in matrices.items():
-        places[term] = slice(total, total + matrix.shape[1])
-        total += matrix.shape[1]
-    users: dict[Subset, list[Subset]] = {}
-    for term in matrices:
-        for subset in subsets_of(term) if pure else [term]:
-            users.setdefault(subset, []).append(term)
-    result: Tensor | None = None
-    for subset, z, place in isolation.distinct(represent, rows, sorted(users, key=lambda s: (len(s), s))):
-        if result is None:
-            result = torch.zeros(rows.shape[0], total, dtype=torch.float64, device=z.device)
-        terms = users[subset]
-        stacked = torch.cat([matrices[term] for term in terms], dim=1).to(z.device)
-        product = spread_out(z.to(torch.float64) @ stacked, place)
-        start = 0
-        for term in terms:
-            width = matrices[term].shape[1]
-            part = product[:, start : start + width]
-            result[:, places[term]].add_(part, alpha=pure_sign(term, subset) if pure else 1)
-            start += width
-    return torch.zeros(rows.shape[0], 0, dtype=torch.float64) if result is None else result
+    found = {
+        subset: spread_out(z.to(torch.float64) @ matrices[subset].to(z.device), place)
+        for subset, z, place in isolation.distinct(represent, rows, list(matrices))
+    }
+    return torch.cat([found[term] for term in matrices], 1) if found else torch.zeros(len(rows), 0, dtype=torch.float64)

@@ -6,36 +6,48 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
+import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from torch import Tensor, nn
 
-from nobsp.network.batches import NoRowsError, with_progress
+from nobsp import serialization
+from nobsp.calibration import Engine, choose_engine
+from nobsp.network.batches import with_progress
+from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, read_activations, sign_coefficients
 from nobsp.network.guest import home_of
-from nobsp.network.on_ray import is_ray, require_alone
-from nobsp.network.ranks import Ranks, require_same, together
 from nobsp.network.readout import checked
 from nobsp.projection import Ridge
-from nobsp.vision import keeping
-from nobsp.vision.anatomy import Anatomy, Look
-from nobsp.vision.channels import ChannelCalibration, Coefficients
-from nobsp.vision.grid import per_channel
+from nobsp.vision.channels import (
+    ChannelEvidence,
+    ChannelMeans,
+    ChannelMoments,
+    Coefficients,
+    Means,
+    start_channels,
+)
+from nobsp.vision.feature_map import FeatureMap, ForwardPass
+from nobsp.vision.find_map import find_map
+from nobsp.vision.grid import per_channel, pooled
 from nobsp.vision.health import CamHealth, examine
-from nobsp.vision.images import Images, images_of
-from nobsp.vision.keeping import Calibration, Evidence
+from nobsp.vision.images import Images, images_of, read_images
 from nobsp.vision.maps import ActivationMaps, joined
-from nobsp.vision.on_ray import first_images, looked_at
 from nobsp.vision.question import Against, Question, Scale, Targets
 from nobsp.vision.removal import Removal, adds_up, silenced
-from nobsp.vision.search import find_anatomy
-from nobsp.vision.shards import common_calibration, common_first
 from nobsp.vision.tail import TailCalibration, TailEvidence
 
 T = TypeVar("T")
+
+Calibration = ChannelMeans | ChannelMoments | TailCalibration
+Evidence = ChannelEvidence | TailEvidence
+
+KIND = "class activation maps"
+VERSION = 2
+# What a checkpoint of a calibration holds.
+CHECKPOINTED = (ChannelMeans, ChannelMoments, Means, TailCalibration)
 
 
 class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -112,77 +124,56 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
 
     # ------------------------------------------------------------------ calibration
 
-    def fit(self, images: Any, y: None = None, *, progress: bool = False, distributed: bool = True) -> Self:
+    def fit(
+        self,
+        images: Any,
+        y: Any = None,  # noqa: ARG002 - as scikit-learn calls it
+        *,
+        engine: Engine | None = None,
+        progress: bool = False,
+    ) -> Self:
         """Calibrates on images; a former calibration is replaced. Memory does not grow with their number.
 
-        Where `torch.distributed` is initialised, every rank calls `fit` with its own share of the images, which may
-        be uneven or empty, and ends with the same calibration on all of them: the one a single process would reach,
+        On several ranks or in the workers of a Ray cluster, the calibration is the one a single process would reach,
         but for rounding. Where layers stand between map and head and there are more images than are kept, others may
-        be kept. An error on one rank is an error on all.
+        be kept.
 
         Args:
             images: Tensor or array (n, channels, height, width), DataLoader (labels in its batches are left aside), an
-                iterable of batches, or a `ray.data.Dataset` with a column of images, which its workers look at;
-                preprocessed the way the model was trained. Data that can be read only once is read once.
-            y: Not used: the network's own outputs are explained. Passing labels is an error.
+                iterable of batches, or a `ray.data.Dataset` with a column of images; preprocessed the way the model
+                was trained. Data that can be read only once is read once.
+            y: Ignored: the network's own outputs are explained.
+            engine: Where images are run: `nobsp.Local` in this process, with a checkpoint; `nobsp.Ranks` on all
+                processes of a `torch.distributed` group, each with its own images, which may be uneven or none;
+                `nobsp.RayCluster` in the workers of a Ray cluster. By default all ranks where there are several, else
+                the cluster of a Ray dataset, else this process.
             progress: Whether to show a progress bar on stderr.
-            distributed: Whether to calibrate together with the other ranks where `torch.distributed` is
-                initialised; without, this process calibrates alone, on what it was given.
 
         Returns:
             The explainer itself.
         """
-        with together(distributed) as ranks:
-            if y is not None:
-                raise TypeError("fit takes no labels: it explains the network's own outputs. Call fit(images).")
-            fitted = self._calibrated(images, ranks, progress=progress)
-        self._fit = fitted
-        return self
-
-    def _calibrated(self, images: Any, ranks: Ranks, *, progress: bool) -> _Fitted:
-        """A calibration on these images, and on what the other ranks have."""
-        ridge = self._checked_ridge()
-        source: Images | None = None
-        if is_ray(images):
-            require_alone(ranks, "images")
-            first = first_images(images, batch_size=self.batch_size)
-        else:
-            source = self._source(images, ranks)
-            first = common_first(ranks, source)
-        with self._running():
-            anatomy = find_anatomy(self.model, first, layer=self.layer, head=self.head)
-            calibration = self._calibration(anatomy)
-            names = self._names(anatomy)
-            if not ranks.alone:
-                require_same(ranks, anatomy.fingerprint(), "the model")
-                asked = (anatomy.described(), self.coefficients, ridge, names)
-                require_same(ranks, repr(asked), "the layer, coefficients, ridge or output_names asked for")
-            if is_ray(images):
-                begin = partial(type(calibration), coefficients=self.coefficients)
-                calibration = looked_at(images, anatomy, begin, batch_size=self.batch_size, progress=progress)
-            else:
-                with anatomy.looking() as look:
-                    ranks.work(_added_up(source, calibration, anatomy, look, progress=progress))
-                calibration = common_calibration(ranks, calibration)
+        with choose_engine(engine, images).start(CHECKPOINTED) as run, self._running():
+            ridge = self._checked_ridge()
+            source = read_images(run, images, batch_size=self.batch_size)
+            feature_map = find_map(self.model, source.first, layer=self.layer, head=self.head)
+            empty, names = self._start(feature_map), self._names(feature_map)
+            if run.size > 1 or run.has_checkpoint:
+                asked = repr((feature_map.described(), self.coefficients, ridge, names))
+                what = "the layer, coefficients, ridge or output_names asked for"
+                run.require_same({"the model": feature_map.fingerprint(), what: asked})
+            calibration = run.accumulate(
+                source, empty, _add_images, model=run.share(feature_map), name="calibrating", progress=progress
+            )
             if calibration.rows < 2:
                 raise ValueError(f"images has {calibration.rows} image; calibration needs at least two.")
             # Any image will do to run the layers behind the map.
-            image = first[:1].detach().to("cpu", copy=True)
-            # Every rank solves, rather than wait longer than its patience for another that does, and takes what the
-            # first one found: processors differ in their last digits.
-            evidence: Evidence = ranks.hand_out(
-                _solved(calibration, anatomy, ridge, image, progress=progress), source=0
-            )
-        return _Fitted(anatomy, evidence, calibration, calibration.rows, names, image)
-
-    def _source(self, images: Any, ranks: Ranks) -> Images | None:
-        """The images in batches; None where this rank has none, which is allowed where others may have some."""
-        try:
-            return images_of(images, batch_size=self.batch_size)
-        except NoRowsError:
-            if ranks.alone:
-                raise
-            return None
+            image = source.first[:1].detach().to("cpu", copy=True)
+            # Every rank solves, rather than wait longer than a process group allows for another that does, and takes
+            # what the first one found: processors differ in their last digits.
+            solved = calibration.solve(feature_map, ridge, image, progress=progress)
+            evidence: Evidence = run.decide(lambda: solved)
+        self._fit = _Fitted(feature_map, evidence, calibration, calibration.rows, names, image)
+        return self
 
     def merge(self, other: NObSPCam) -> Self:
         """Adds another calibration's images to this one: to rounding, as if both had been read in one pass.
@@ -195,41 +186,40 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             raise ValueError(
                 "a calibration that was saved without its moments cannot be merged; save with moments=True."
             )
-        same = mine.anatomy.described() == theirs.anatomy.described() and self.coefficients == other.coefficients
-        if not same or mine.anatomy.fingerprint() != theirs.anatomy.fingerprint():
+        same = (
+            mine.feature_map.described() == theirs.feature_map.described() and self.coefficients == other.coefficients
+        )
+        if not same or mine.feature_map.fingerprint() != theirs.feature_map.fingerprint():
             raise ValueError(
                 "the two calibrations are of different models, layers or kinds of coefficients and cannot be added up."
             )
-        return self._with(mine.calibration.merge(theirs.calibration))  # type: ignore[arg-type]  # same anatomy
-
-    def _with(self, calibration: Calibration) -> Self:
-        fitted = self._fitted
+        calibration: Calibration = mine.calibration.merge(theirs.calibration)  # type: ignore[arg-type]  # same feature_map
         with self._running():
-            anatomy = fitted.anatomy.at_home()
-            evidence = _solved(calibration, anatomy, self._checked_ridge(), fitted.image)
-        self._fit = dataclasses.replace(fitted, evidence=evidence, calibration=calibration, rows=calibration.rows)
+            evidence = calibration.solve(mine.feature_map.on_current_device(), self._checked_ridge(), mine.image)
+        self._fit = dataclasses.replace(mine, evidence=evidence, calibration=calibration, rows=calibration.rows)
         return self
 
-    def _calibration(self, anatomy: Anatomy) -> Calibration:
-        if anatomy.route == "regression" and self.coefficients == "head":
+    def _start(self, feature_map: FeatureMap) -> Calibration:
+        """A calibration that has seen no image."""
+        if feature_map.route == "regression" and self.coefficients == "head":
             raise ValueError(
-                f"layer {anatomy.layer!r} is not pooled into the head, so the head has no weights for its channels; "
-                'use coefficients="calibrated", or layer=None.'
+                f"layer {feature_map.layer!r} is not pooled into the head, so the head has no weights for its "
+                'channels; use coefficients="calibrated", or layer=None.'
             )
-        kind = TailCalibration if anatomy.route == "tail" else ChannelCalibration
-        return kind(anatomy, self.coefficients)
+        start = TailCalibration.start if feature_map.route == "tail" else start_channels
+        return start(feature_map, self.coefficients)
 
     def _checked_ridge(self) -> Ridge:
         if self.coefficients not in ("calibrated", "head"):
             raise ValueError(f'coefficients must be "calibrated" or "head", found {self.coefficients!r}.')
         return Ridge(self.ridge, self.ridge_scale)
 
-    def _names(self, anatomy: Anatomy) -> tuple[str, ...]:
+    def _names(self, feature_map: FeatureMap) -> tuple[str, ...]:
         if self.output_names is None:
-            return tuple(f"class {number}" for number in range(anatomy.outputs))
-        if len(self.output_names) != anatomy.outputs:
+            return tuple(f"class {number}" for number in range(feature_map.outputs))
+        if len(self.output_names) != feature_map.outputs:
             raise ValueError(
-                f"output_names has {len(self.output_names)} names but the model has {anatomy.outputs} classes."
+                f"output_names has {len(self.output_names)} names but the model has {feature_map.outputs} classes."
             )
         return tuple(str(name) for name in self.output_names)
 
@@ -270,7 +260,7 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             several=targets.several,
             base_values=fitted.evidence.base.numpy().copy(),
             output_names=fitted.output_names,
-            layer=fitted.anatomy.layer,
+            layer=fitted.feature_map.layer,
         )
 
     def explain(
@@ -313,32 +303,32 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             ((2, 4, 4), (2, 17))
         """
         targets = self._targets(target, None, "logit")
-        if not adds_up(self._fitted.anatomy):
+        if not adds_up(self._fitted.feature_map):
             raise ValueError(
-                f"the logits are no sum over the locations of {self._fitted.anatomy.layer!r}: layers come between, "
+                f"the logits are no sum over the locations of {self._fitted.feature_map.layer!r}: layers come between, "
                 "or a maximum, so none can be taken out exactly; use the account instead, cam(images).account."
             )
         if targets.several:
             raise ValueError("target has several classes per image; ask for one at a time.")
 
-        def taken_out(anatomy: Anatomy, view: Look, question: Question) -> tuple[Tensor, ...]:
+        def taken_out(feature_map: FeatureMap, view: ForwardPass, question: Question) -> tuple[Tensor, ...]:
             asked = question.target[:, 0]
-            return (*silenced(anatomy, view, asked, sigmoid=targets.sigmoid), asked)
+            return (*silenced(feature_map, view, asked, sigmoid=targets.sigmoid), asked)
 
         parts = self._each(images, targets, taken_out, description="taking out", progress=progress)
         order, probability, asked = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-        return Removal(order, probability, asked, self._fitted.output_names, self._fitted.anatomy.layer)
+        return Removal(order, probability, asked, self._fitted.output_names, self._fitted.feature_map.layer)
 
     def _targets(self, target: Any, against: Against, scale: Scale) -> Targets:
-        anatomy, names = self._fitted.anatomy, self._fitted.output_names
-        sigmoid = anatomy.link == "sigmoid" or anatomy.outputs == 1
-        return Targets(target, against, outputs=anatomy.outputs, names=names, scale=scale, sigmoid=sigmoid)
+        feature_map, names = self._fitted.feature_map, self._fitted.output_names
+        sigmoid = feature_map.link == "sigmoid" or feature_map.outputs == 1
+        return Targets(target, against, outputs=feature_map.outputs, names=names, scale=scale, sigmoid=sigmoid)
 
     def _each(
         self,
         images: Any,
         targets: Targets,
-        answer: Callable[[Anatomy, Look, Question], T],
+        answer: Callable[[FeatureMap, ForwardPass, Question], T],
         *,
         description: str,
         progress: bool,
@@ -346,44 +336,82 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         """The answer to what is asked about the images, batch by batch."""
         fitted = self._fitted
         source = images_of(images, batch_size=self.batch_size)
-        if source.count is not None:
-            targets.require(source.count)
+        if source.rows is not None:
+            targets.require(source.rows)
         answers: list[T] = []
         seen = 0
-        with self._running():
-            anatomy = fitted.anatomy.at_home()
-            with anatomy.looking() as look:
-                bar = with_progress(source, total=source.count, enabled=progress, description=description)
-                for batch in bar:
-                    view = look(batch)
-                    question = targets.question(view.logits, seen, fitted.evidence.base)
-                    answers.append(answer(anatomy, view, question))
-                    seen += len(batch)
+        for feature_map, view in self._views(source, description, progress=progress):
+            question = targets.question(view.logits, seen, fitted.evidence.base)
+            answers.append(answer(feature_map, view, question))
+            seen += len(view.logits)
         targets.require(seen)
         return answers
 
-    def _part(self, anatomy: Anatomy, view: Look, question: Question) -> dict[str, Tensor]:
+    def _views(self, source: Images, description: str, *, progress: bool) -> Iterator[tuple[FeatureMap, ForwardPass]]:
+        """One forward pass over each batch, with the model where it is to run."""
+        with self._running():
+            feature_map = self._fitted.feature_map.on_current_device()
+            with feature_map.running() as forward:
+                for batch in with_progress(source, total=source.rows, enabled=progress, description=description):
+                    yield feature_map, forward(batch)
+
+    def _part(self, feature_map: FeatureMap, view: ForwardPass, question: Question) -> dict[str, Tensor]:
         fitted = self._fitted
-        if isinstance(fitted.evidence, TailEvidence):
-            answer = fitted.evidence.answer(anatomy, view, question, fitted.image)
-        else:
-            answer = fitted.evidence.answer(anatomy, view, question)
+        answer = fitted.evidence.answer(feature_map, view, question, fitted.image)
         return {
             "positive": answer.positive,
             "negative": answer.negative,
             "signed": answer.positive - answer.negative,
             "account": answer.account,
-            "contributions": per_channel(answer.contributions, anatomy.channels, anatomy.pooling),
+            "contributions": per_channel(answer.contributions, feature_map.channels, feature_map.pooling),
             "target": question.target,
             "logits": view.logits,
             "residual": question.whole - answer.account.mean((2, 3)),
             "confidence": question.confidence,
         }
 
+    def _evidence(self) -> EvidenceSource:
+        """What an index of neighbours asks of an explainer."""
+        feature_map, evidence = self._fitted.feature_map, self._fitted.evidence
+        channels = evidence if isinstance(evidence, ChannelEvidence) else None
+        return EvidenceSource(
+            output_names=self._fitted.output_names,
+            # A single output of a network that is explained class by class is a logit.
+            link="sigmoid" if feature_map.outputs == 1 else feature_map.link,
+            about=f"cam {sorted(feature_map.described().items())}",
+            hash_model=feature_map.fingerprint,
+            signature=sign_coefficients(evidence.coefficients, evidence.base),
+            read=self._read_evidence,
+            head=(feature_map.head.weight, feature_map.head.bias) if feature_map.route == "direct" else None,
+            coefficients=None if channels is None else channels.coefficients,
+            mean=None if channels is None else channels.mean,
+        )
+
+    def _read_evidence(self, X: Any, *, wanted: Wanted, progress: bool) -> Iterator[EvidenceBatch]:
+        """Pooled channels and logits of images, or of activations (rows, units) that were pooled before."""
+        fitted, feature_map = self._fitted, self._fitted.feature_map
+        if isinstance(X, Tensor | np.ndarray) and X.ndim == 2:
+            if feature_map.route != "direct":
+                raise ValueError(
+                    f"X has shape {tuple(X.shape)}, but the logits do not follow from the pooled channels of this "
+                    "network: layers stand between map and head; pass the images."
+                )
+            yield from read_activations(X, feature_map.head.weight, feature_map.head.bias, progress=progress)
+            return
+        every = torch.arange(feature_map.outputs) if wanted == "every" else None
+        source = images_of(X, batch_size=self.batch_size, argument="X")
+        for feature_map, view in self._views(source, "reading", progress=progress):
+            contributions = None
+            if isinstance(fitted.evidence, TailEvidence) and wanted != "none":
+                targets = self._targets(None if every is None else every.expand_as(view.logits), None, "logit")
+                question = targets.question(view.logits, 0, fitted.evidence.base)
+                contributions = fitted.evidence.answer(feature_map, view, question, fitted.image).contributions.cpu()
+            yield EvidenceBatch(pooled(view.maps, feature_map.pooling).cpu(), view.logits.cpu(), contributions)
+
     def health(self) -> CamHealth:
         """What is worth knowing before the maps are believed, each with what to do about it."""
         fitted = self._fitted
-        return examine(fitted.anatomy, fitted.evidence, rows=fitted.rows)
+        return examine(fitted.feature_map, fitted.evidence, rows=fitted.rows)
 
     # ------------------------------------------------------------------ files
 
@@ -401,15 +429,17 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         fitted = self._fitted
         if moments and fitted.calibration is None:
             raise ValueError("this explainer was loaded from a file without moments, so it has none to save.")
-        keeping.save(
-            path,
-            anatomy=fitted.anatomy,
-            evidence=fitted.evidence,
+        stored = _Stored(
+            options=self._options(),
+            fingerprint=fitted.feature_map.fingerprint(),
+            feature_map=fitted.feature_map.described(),
+            image_shape=fitted.feature_map.image_shape,
+            evidence=fitted.evidence.cast(torch.float32),
             calibration=fitted.calibration if moments else None,
             rows=fitted.rows,
-            options=self._options(),
             output_names=fitted.output_names,
         )
+        serialization.save(path, stored, kind=KIND, version=VERSION)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module) -> Self:
@@ -419,15 +449,18 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             path: The file.
             model: The very model it was calibrated on; another one is an error.
         """
-        tensors, about = keeping.load(path)
-        cam = cls(model, **about["options"])
+        classes = (*CHECKPOINTED, ChannelEvidence, TailEvidence, _Stored)
+        stored = serialization.load(path, kind=KIND, version=VERSION, classes=classes)
+        if not isinstance(stored, _Stored):
+            raise ValueError(f"path {str(path)!r} is damaged: it does not hold an explainer.")
+        cam = cls(model, **stored.options)
         # Any images show where the map is; these are the same every time.
         generator = torch.Generator().manual_seed(0)
-        probe = torch.randn(2, *about["image_shape"], generator=generator)
+        probe = torch.randn(2, *stored.image_shape, generator=generator)
         with cam._running():
-            anatomy = find_anatomy(model, probe, layer=cam.layer, head=cam.head)
-        found, known = anatomy.described(), about["anatomy"]
-        if anatomy.fingerprint() != about["fingerprint"] or found["outputs"] != known["outputs"]:
+            feature_map = find_map(model, probe, layer=cam.layer, head=cam.head)
+        found, known = feature_map.described(), stored.feature_map
+        if feature_map.fingerprint() != stored.fingerprint or found["outputs"] != known["outputs"]:
             raise ValueError(
                 "model is not the one this explainer was calibrated on (its weights differ); pass that model, or "
                 "calibrate anew."
@@ -435,15 +468,14 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         if found != known:
             different = [name for name in known if found[name] != known[name]]
             raise ValueError(f"the model's map is not where it was when this explainer was calibrated: {different}.")
-        calibration = keeping.calibration_of(tensors, about, anatomy, cam.coefficients)
-        evidence = keeping.evidence_of(tensors, about)
-        cam._fit = _Fitted(anatomy, evidence, calibration, about["rows"], tuple(about["output_names"]), probe[:1])
+        evidence = stored.evidence.cast(torch.float64)
+        cam._fit = _Fitted(feature_map, evidence, stored.calibration, stored.rows, stored.output_names, probe[:1])
         return cam
 
     def _options(self) -> dict[str, Any]:
         fitted = self._fitted
-        layer = None if self.layer is None else fitted.anatomy.place.name
-        head = None if self.head is None else fitted.anatomy.head.name
+        layer = None if self.layer is None else fitted.feature_map.place.name
+        head = None if self.head is None else fitted.feature_map.head.name
         return {
             "layer": layer,
             "head": head,
@@ -460,12 +492,12 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
     @property
     def layer_(self) -> str:
         """Where in the model the map is."""
-        return self._fitted.anatomy.layer
+        return self._fitted.feature_map.layer
 
     @property
     def route_(self) -> str:
         """How the map reaches the head: "direct", "tail" or "regression"; see `health`."""
-        return self._fitted.anatomy.route
+        return self._fitted.feature_map.route
 
     @property
     def coefficients_(self) -> Any:
@@ -491,7 +523,7 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         return hasattr(self, "_fit")
 
     def __sklearn_clone__(self) -> NObSPCam:
-        # scikit-learn would copy the model; it is a guest's host and stays.
+        # scikit-learn would copy the model.
         options = {name: value for name, value in self.get_params(deep=False).items() if name != "model"}
         return type(self)(self.model, **options)
 
@@ -521,7 +553,7 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
 class _Fitted:
     """A calibration: where the map is, what was found, and what it was found from."""
 
-    anatomy: Anatomy
+    feature_map: FeatureMap
     evidence: Evidence
     calibration: Calibration | None
     rows: int
@@ -529,20 +561,20 @@ class _Fitted:
     image: Tensor
 
 
-def _added_up(
-    source: Images | None, calibration: Calibration, anatomy: Anatomy, look: Callable[[Tensor], Look], *, progress: bool
-) -> Iterator[None]:
-    """Adds every batch to the calibration, one step a batch."""
-    if source is None:
-        return
-    for batch in with_progress(source, total=source.count, enabled=progress, description="calibrating"):
-        calibration.update(anatomy, look(batch))
-        yield
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Stored:
+    """What a file holds."""
+
+    options: dict[str, Any]
+    fingerprint: str
+    feature_map: dict[str, Any]
+    image_shape: tuple[int, int, int]
+    evidence: Evidence
+    calibration: Calibration | None
+    rows: int
+    output_names: tuple[str, ...]
 
 
-def _solved(
-    calibration: Calibration, anatomy: Anatomy, ridge: Ridge, image: Tensor, *, progress: bool = False
-) -> Evidence:
-    if isinstance(calibration, TailCalibration):
-        return calibration.solve(anatomy, ridge, image, progress=progress)
-    return calibration.solve(anatomy, ridge)
+def _add_images(calibration: Calibration, images: Tensor, forward: Callable[[Tensor], ForwardPass]) -> None:
+    """Runs a batch and adds it to a calibration."""
+    calibration.update(forward(images))

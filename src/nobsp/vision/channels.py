@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass
-from typing import Literal, Self
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from nobsp.projection import Moments, Ridge, channel_coefficients
-from nobsp.vision.anatomy import Anatomy, Look
-from nobsp.vision.grid import pooled, spread
+from nobsp.vision.feature_map import FeatureMap, ForwardPass
+from nobsp.vision.grid import Pooling, pooled, spread
 from nobsp.vision.question import Question
 
 Coefficients = Literal["calibrated", "head"]
@@ -58,107 +58,138 @@ class ChannelEvidence:
     ridge: float
     note: str
 
-    def answer(self, anatomy: Anatomy, look: Look, question: Question) -> Answer:
+    def answer(self, feature_map: FeatureMap, seen: ForwardPass, question: Question, *_: Any) -> Answer:
         """Maps for the classes asked about, from one product with the channels."""
-        maps = look.maps
+        maps = seen.maps
         beta = question.of_columns(self.coefficients.to(maps.device))
-        centred = pooled(maps, anatomy.pooling) - self.mean.to(maps.device)
+        centred = pooled(maps, feature_map.pooling) - self.mean.to(maps.device)
         contributions = beta * centred[:, None]
         asked = beta.shape[1]
         weights = torch.cat([contributions.clamp_min(0.0), (-contributions).clamp_min(0.0), beta], dim=1)
-        positive, negative, evidence = torch.split(spread(maps, weights, anatomy.pooling), asked, dim=1)
+        positive, negative, evidence = torch.split(spread(maps, weights, feature_map.pooling), asked, dim=1)
         constant = beta @ self.mean.to(maps.device)
         return Answer(positive, negative, evidence - constant[..., None, None], contributions)
 
+    def cast(self, dtype: torch.dtype) -> ChannelEvidence:
+        """The same with what there is much of in another precision: in single, maps move by less than a millionth."""
+        share = None if self.unique_share is None else self.unique_share.to(dtype)
+        return replace(
+            self, coefficients=self.coefficients.to(dtype), explained=self.explained.to(dtype), unique_share=share
+        )
 
+
+@dataclass(eq=False)
 class Means:
-    """Running means of rows, in float64: all that the head's own weights need.
+    """Running means of rows, in float64.
+
+    Attributes:
+        mean: Shape (width,); zeros before the first row.
+        rows: How many rows were added.
 
     Example:
-        >>> means = Means(1).update(torch.tensor([[1.0]])).update(torch.tensor([[3.0], [5.0]]))
+        >>> means = Means(torch.zeros(1))
+        >>> means.update(torch.tensor([[1.0]]))
+        >>> means.update(torch.tensor([[3.0], [5.0]]))
         >>> means.mean, means.rows
         (tensor([3.], dtype=torch.float64), 3)
     """
 
-    def __init__(self, width: int) -> None:
-        self.rows = 0
-        self.mean = torch.zeros(width, dtype=torch.float64)
+    mean: Tensor
+    rows: int = 0
 
-    def update(self, rows: Tensor) -> Self:
+    def update(self, rows: Tensor) -> None:
         """Adds rows."""
         self.rows += len(rows)
-        self.mean = self.mean + (rows.to(self.mean) - self.mean).sum(0) / self.rows
-        return self
+        mean = self.mean.to(torch.float64)
+        self.mean = mean + (rows.to(mean) - mean).sum(0) / self.rows
 
     def merge(self, other: Means) -> Means:
         """Both together."""
-        joined = Means(len(self.mean))
-        joined.rows = self.rows + other.rows
-        if joined.rows:
-            joined.mean = self.mean + (other.mean - self.mean) * (other.rows / joined.rows)
-        return joined
+        rows = self.rows + other.rows
+        return Means(self.mean + (other.mean - self.mean) * (other.rows / max(rows, 1)), rows)
 
 
-class ChannelCalibration:
-    """Gathers what the coefficients of pooled channels need, in memory that does not grow with the images.
+@dataclass(eq=False)
+class ChannelMeans:
+    """Means of the pooled channels: all that the head's own weights need.
 
-    Args:
-        anatomy: Where the map is.
-        coefficients: "calibrated", or "head", which needs only means.
+    Attributes:
+        pooling: How maps become channels.
+        means: Of the channels.
     """
 
-    def __init__(self, anatomy: Anatomy, coefficients: Coefficients) -> None:
-        self._direct = anatomy.route == "direct"
-        self._coefficients = coefficients
-        blocks = {UNITS: anatomy.units}
-        if not self._direct:
-            blocks[OUTPUTS] = anatomy.outputs
-        self.state: Moments | Means = Means(anatomy.units) if coefficients == "head" else Moments(blocks)
+    pooling: Pooling
+    means: Means
 
     @property
     def rows(self) -> int:
         """Images seen."""
-        return self.state.rows
+        return self.means.rows
 
-    def update(self, anatomy: Anatomy, look: Look) -> None:
+    def update(self, seen: ForwardPass) -> None:
         """Adds a batch."""
-        units = pooled(look.maps, anatomy.pooling).cpu()
-        if isinstance(self.state, Means):
-            self.state.update(units)
-        elif self._direct:
-            self.state.update({UNITS: units})
-        else:
-            self.state.update({UNITS: units, OUTPUTS: look.logits.cpu()})
+        self.means.update(pooled(seen.maps, self.pooling).cpu())
 
-    def merge(self, other: ChannelCalibration) -> ChannelCalibration:
+    def merge(self, other: ChannelMeans) -> ChannelMeans:
+        """Both calibrations together."""
+        return replace(self, means=self.means.merge(other.means))
+
+    def solve(self, feature_map: FeatureMap, *_: Any, **__: Any) -> ChannelEvidence:
+        """The head's weights."""
+        weight, mean = feature_map.head.weight, self.means.mean
+        every = torch.ones(len(weight), dtype=torch.float64)
+        return ChannelEvidence(weight.T.clone(), mean, weight @ mean + feature_map.head.bias, every, None, 0.0, "")
+
+
+@dataclass(eq=False)
+class ChannelMoments:
+    """Moments of the pooled channels, and of the logits where these are no product of the channels and the head.
+
+    Attributes:
+        pooling: How maps become channels.
+        moments: Of the channels, and of the logits where they have a block.
+    """
+
+    pooling: Pooling
+    moments: Moments
+
+    @property
+    def rows(self) -> int:
+        """Images seen."""
+        return self.moments.rows
+
+    def update(self, seen: ForwardPass) -> None:
+        """Adds a batch."""
+        blocks = {UNITS: pooled(seen.maps, self.pooling).cpu()}
+        if OUTPUTS in self.moments.blocks:
+            blocks[OUTPUTS] = seen.logits.cpu()
+        self.moments.update(blocks)
+
+    def merge(self, other: ChannelMoments) -> ChannelMoments:
         """Both calibrations together, as if read in one pass."""
-        mine, theirs = self.state, other.state
-        if isinstance(mine, Moments) and isinstance(theirs, Moments):
-            return self.with_state(mine.merge(theirs))
-        assert isinstance(mine, Means)
-        assert isinstance(theirs, Means)
-        return self.with_state(mine.merge(theirs))
+        return replace(self, moments=self.moments.merge(other.moments))
 
-    def with_state(self, state: Moments | Means) -> ChannelCalibration:
-        """The same kind of calibration with what other images came to."""
-        other = copy.copy(self)
-        other.state = state
-        return other
+    def all_reduce(self, reduce: Callable[[Moments], Moments]) -> None:
+        """Makes these the moments of all ranks' images."""
+        self.moments = reduce(self.moments)
 
-    def solve(self, anatomy: Anatomy, ridge: Ridge) -> ChannelEvidence:
-        """The coefficients."""
-        weight, bias = anatomy.head.weight, anatomy.head.bias
-        if isinstance(self.state, Means):
-            mean = self.state.mean
-            every = torch.ones(len(weight), dtype=torch.float64)
-            return ChannelEvidence(weight.T.clone(), mean, weight @ mean + bias, every, None, 0.0, "")
-        moments = with_outputs(self.state, weight) if self._direct else self.state
+    def solve(self, feature_map: FeatureMap, ridge: Ridge, *_: Any, **__: Any) -> ChannelEvidence:
+        """The coefficients, by Algorithm 1 in closed form."""
+        weight, direct = feature_map.head.weight, OUTPUTS not in self.moments.blocks
+        moments = with_outputs(self.moments, weight) if direct else self.moments
         fit = channel_coefficients(moments, ridge=ridge, channels=UNITS, outputs=OUTPUTS)
-        base = weight @ moments.mean(UNITS) + bias if self._direct else moments.mean(OUTPUTS)
+        mean = moments.mean(UNITS)
+        base = weight @ mean + feature_map.head.bias if direct else moments.mean(OUTPUTS)
         explained = explained_share(moments, fit.coefficients)
-        return ChannelEvidence(
-            fit.coefficients, moments.mean(UNITS), base, explained, fit.unique_share, fit.ridge, fit.note
-        )
+        return ChannelEvidence(fit.coefficients, mean, base, explained, fit.unique_share, fit.ridge, fit.note)
+
+
+def start_channels(feature_map: FeatureMap, coefficients: Coefficients) -> ChannelMeans | ChannelMoments:
+    """A calibration of pooled channels that has seen no image."""
+    if coefficients == "head":
+        return ChannelMeans(feature_map.pooling, Means(torch.zeros(feature_map.units, dtype=torch.float64)))
+    logits = {} if feature_map.route == "direct" else {OUTPUTS: feature_map.outputs}
+    return ChannelMoments(feature_map.pooling, Moments({UNITS: feature_map.units, **logits}))
 
 
 def with_outputs(moments: Moments, weight: Tensor) -> Moments:

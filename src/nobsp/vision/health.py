@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from nobsp.vision.anatomy import Anatomy
 from nobsp.vision.channels import ChannelEvidence
+from nobsp.vision.feature_map import FeatureMap
 from nobsp.vision.tail import TailEvidence
 
 
@@ -64,13 +64,13 @@ class CamHealth:
         return "\n".join(lines if self.findings else [*lines, "Nothing to worry about."])
 
 
-def examine(anatomy: Anatomy, evidence: ChannelEvidence | TailEvidence, *, rows: int) -> CamHealth:
+def examine(feature_map: FeatureMap, evidence: ChannelEvidence | TailEvidence, *, rows: int) -> CamHealth:
     """Collects everything that is worth knowing about a calibration."""
     findings = [Finding("warning", evidence.note)] if evidence.note else []
     known = evidence.explained[~evidence.explained.isnan()]
     weak = known[known < 0.8]
     if len(weak) and not evidence.note:
-        findings.append(Finding("warning", _weak(anatomy, float(weak.min()))))
+        findings.append(Finding("warning", _weak(feature_map, float(weak.min()))))
     share = evidence.unique_share
     dead = 0
     if share is not None and isinstance(evidence, ChannelEvidence):
@@ -83,36 +83,36 @@ def examine(anatomy: Anatomy, evidence: ChannelEvidence | TailEvidence, *, rows:
                 "contribute nothing; more varied images may wake them.",
             )
         )
-    if anatomy.route == "tail":
-        findings.append(Finding("note", _between(anatomy)))
-    if anatomy.route == "regression":
+    if feature_map.route == "tail":
+        findings.append(Finding("note", _between(feature_map)))
+    if feature_map.route == "regression":
         findings.append(
             Finding(
                 "note",
-                f"The head does not see the pooled channels of {anatomy.layer!r} but what later layers make of them: "
-                "the maps rest on a regression of the logits, and maps.residual says what it misses of each.",
+                f"The head does not see the pooled channels of {feature_map.layer!r} but what later layers make of "
+                "them: the maps rest on a regression of the logits, and maps.residual says what it misses of each.",
             )
         )
-    if max(anatomy.shape) < 4:
+    if max(feature_map.shape) < 4:
         findings.append(
             Finding(
                 "note",
-                f"The map has only {anatomy.shape[0]}×{anatomy.shape[1]} locations for images of "
-                f"{anatomy.image_shape[1]}×{anatomy.image_shape[2]}; larger images give finer maps.",
+                f"The map has only {feature_map.shape[0]}×{feature_map.shape[1]} locations for images of "
+                f"{feature_map.image_shape[1]}×{feature_map.image_shape[2]}; larger images give finer maps.",
             )
         )
     findings.sort(key=lambda finding: finding.severity != "warning")
     explained = tuple(float(value) for value in evidence.explained.to(torch.float64))
-    return CamHealth(tuple(findings), rows, anatomy.units, dead, explained, anatomy.layer, anatomy.route)
+    return CamHealth(tuple(findings), rows, feature_map.units, dead, explained, feature_map.layer, feature_map.route)
 
 
-def _weak(anatomy: Anatomy, share: float) -> str:
-    if anatomy.route == "regression":
+def _weak(feature_map: FeatureMap, share: float) -> str:
+    if feature_map.route == "regression":
         return (
-            f"The pooled channels of {anatomy.layer!r} carry only {share:.1%} of a logit's variance; choose a later "
-            "layer, or leave layer=None for the map that is pooled into the head."
+            f"The pooled channels of {feature_map.layer!r} carry only {share:.1%} of a logit's variance; choose a "
+            "later layer, or leave layer=None for the map that is pooled into the head."
         )
-    if anatomy.route == "tail":
+    if feature_map.route == "tail":
         found = f"only {share:.1%} of a logit's variance is carried" if share > 0 else "a logit is missed altogether"
         return (
             f"Channel by channel, {found}: the layers between map and head make it of channels together. Read "
@@ -124,9 +124,9 @@ def _weak(anatomy: Anatomy, share: float) -> str:
     )
 
 
-def _between(anatomy: Anatomy) -> str:
-    seen = "only through its means" if anatomy.reach != "full" else "location by location"
+def _between(feature_map: FeatureMap) -> str:
+    seen = "only through its means" if feature_map.reach != "full" else "location by location"
     return (
-        f"Layers stand between {anatomy.layer!r} and the head, which see the map {seen}: contributions are those of "
-        "each channel put into those layers alone, and what channels do together is in maps.residual."
+        f"Layers stand between {feature_map.layer!r} and the head, which see the map {seen}: contributions are those "
+        "of each channel put into those layers alone, and what channels do together is in maps.residual."
     )

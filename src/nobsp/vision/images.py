@@ -1,9 +1,10 @@
-"""Tensors, arrays, loaders and iterables as batches of images; labels are left aside."""
+"""Tensors, arrays, loaders, iterables and Ray datasets as batches of images; labels are left aside."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from nobsp.calibration import Run
+from nobsp.calibration.ray import RayRows, RayRun, first_batch, is_ray
 from nobsp.network.batches import NoRowsError
+from nobsp.vision.find_map import PROBE_IMAGES
 
+# Images of a Ray dataset whose sums are sent at a time.
+AT_ONCE = 512
 # Under which names dictionaries of a loader carry their images.
 KEYS = ("pixel_values", "images", "image", "x", "inputs")
 
@@ -22,16 +28,86 @@ class Images:
     """Images in batches: floating tensors (n, channels, height, width), no larger than asked for.
 
     Attributes:
-        count: How many images there are, or None where it is not known before reading.
+        rows: How many images there are, or None where it is not known before reading.
         first: The first batch, looked at without losing it.
     """
 
-    count: int | None
+    rows: int | None
     first: Tensor
     _open: Callable[[], Iterator[Tensor]] = field(repr=False)
 
     def __iter__(self) -> Iterator[Tensor]:
         return self._open()
+
+
+@dataclass(eq=False)
+class DatasetImages(RayRows):
+    """A Ray dataset's images; `first` are the first of them."""
+
+    first: Tensor = field(kw_only=True)
+
+
+def read_images(run: Run, images: Any, *, batch_size: int) -> Images | DatasetImages:
+    """The images of a calibration, of which no process but one needs to have any; all have the same `first`.
+
+    Args:
+        run: The calibration.
+        images: Whatever `NObSPCam.fit` takes.
+        batch_size: Most images in a batch.
+    """
+    if isinstance(run, RayRun):
+        return _dataset_images(images, batch_size)
+    if is_ray(images):
+        raise ValueError(
+            f"images is a Ray dataset, which its own workers read, but the engine has {run.size} processes that read "
+            "images themselves; call fit in one process with engine=nobsp.RayCluster(), or pass each its share as an "
+            "iterable of batches."
+        )
+    try:
+        found = images_of(images, batch_size=batch_size)
+    except NoRowsError:
+        if run.size == 1:
+            raise
+        found = Images(0, torch.empty(0), lambda: iter(()))
+    # A copy: what is sent would take all of a larger tensor along.
+    firsts = run.gather(found.first[:PROBE_IMAGES].to("cpu", copy=True))
+    first = next((one for one in firsts if len(one)), None)
+    if first is None:
+        raise ValueError(f"images is empty on all {run.size} ranks.")
+    return replace(found, first=first)
+
+
+def _dataset_images(images: Any, batch_size: int) -> DatasetImages:
+    if not is_ray(images):
+        raise TypeError(
+            f"engine is RayCluster, but images is a {type(images).__name__}; pass a ray.data.Dataset, or leave engine "
+            "out."
+        )
+    batch = first_batch(images, PROBE_IMAGES, argument="images", batch_format="numpy")
+    first = images_of(_column(batch, "images"), batch_size=batch_size).first
+    read = partial(_read_block, batch_size=batch_size)
+    size = first[0].numel() * first.element_size()
+    return DatasetImages(images, read, batch_size, size, batch_format="numpy", most_rows=AT_ONCE, first=first)
+
+
+def _read_block(block: Mapping[str, Any], *, batch_size: int) -> Images:
+    """The images of a dataset's block, in one of its workers."""
+    said = "images (in one of its batches)"
+    return images_of(_column(block, said), batch_size=batch_size, argument=said)
+
+
+def _column(block: Mapping[str, Any], argument: str) -> Any:
+    """The column of a block that holds images."""
+    keys = list(block) if len(block) == 1 else [key for key in KEYS if key in block]
+    if not keys:
+        raise TypeError(
+            f"{argument} has the columns {sorted(map(str, block))}; name that of the images {KEYS[1]!r}, or select it."
+        )
+    column = np.asarray(block[keys[0]])
+    if column.dtype == object:
+        shapes = sorted({np.shape(image) for image in column}, key=str)
+        raise ValueError(f"{argument} has images of the shapes {shapes[:4]}; bring them to one size first.")
+    return column.copy()  # it is Ray's, and not to be written to
 
 
 def images_of(images: Any, *, batch_size: int, argument: str = "images") -> Images:

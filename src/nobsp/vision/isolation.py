@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nobsp.network.guest import visiting
 from nobsp.network.places import Place, reading, replacing
-from nobsp.vision.anatomy import Anatomy
+from nobsp.vision.feature_map import FeatureMap, Reach
 
 Tail = Callable[[Tensor], Tensor]
 
@@ -45,36 +45,36 @@ class Isolation:
 
 
 @contextmanager
-def isolating(anatomy: Anatomy, image: Tensor, inputs: Tensor, baseline: Tensor) -> Iterator[Isolation]:
+def isolating(feature_map: FeatureMap, image: Tensor, inputs: Tensor, baseline: Tensor) -> Iterator[Isolation]:
     """Put channels of images into the model alone.
 
     Where the first thing that mixes channels behind the map is a linear layer (VGG, AlexNet, MobileNetV3), that layer
     is run once: one channel more or less changes what it gives by that channel's columns of its weights.
 
     Args:
-        anatomy: Where the map is.
+        feature_map: Where the map is.
         image: Any image the model takes, shape (1, channels, height, width).
         inputs: What to put in, as `shaped` gives it, shape (images, channels, height, width).
         baseline: Map of an inactive channel, shape (channels, height, width).
     """
     baseline = baseline.to(inputs.device)
-    locations = 1 if anatomy.reach == "point" else anatomy.shape[0] * anatomy.shape[1]
-    width = anatomy.head.weight.shape[1]
+    locations = 1 if feature_map.reach == "point" else feature_map.shape[0] * feature_map.shape[1]
+    width = feature_map.head.weight.shape[1]
     # The model is run outside of the caller's autocast; so is what is computed in its stead.
-    with torch.autocast(anatomy.device.type, enabled=False), anatomy.behind(image) as tail:
-        entrance = _entrance_of(anatomy, image, tail, baseline)
+    with torch.autocast(feature_map.device.type, enabled=False), feature_map.behind(image) as tail:
+        entrance = _entrance_of(feature_map, image, tail, baseline)
         if entrance is None:
             whole = _WholeMaps(tail, inputs, baseline)
-            yield Isolation(len(inputs), max(anatomy.channels * locations, width), whole.alone, whole.both)
+            yield Isolation(len(inputs), max(feature_map.channels * locations, width), whole.alone, whole.both)
             return
-        with _entering(anatomy, image, tail, entrance) as door:
+        with _entering(feature_map, image, tail, entrance) as door:
             through = _ThroughDoor.of(door, inputs, baseline)
             yield Isolation(len(inputs), max(door.layer.out_features, width), through.alone, through.both)
 
 
-def shaped(maps: Tensor, anatomy: Anatomy) -> Tensor:
+def shaped(maps: Tensor, reach: Reach) -> Tensor:
     """Maps as the layers behind them need them: their means where only those matter."""
-    return maps if anatomy.reach == "full" else maps.mean((2, 3), keepdim=True)
+    return maps if reach == "full" else maps.mean((2, 3), keepdim=True)
 
 
 # ---------------------------------------------------------------------- whole maps
@@ -136,19 +136,19 @@ class _Door:
 
 
 @contextmanager
-def _entering(anatomy: Anatomy, image: Tensor, tail: Tail, layer: Place) -> Iterator[_Door]:
-    assert anatomy.readout is not None
+def _entering(feature_map: FeatureMap, image: Tensor, tail: Tail, layer: Place) -> Iterator[_Door]:
+    assert feature_map.readout is not None
     assert isinstance(layer.module, nn.Linear)
-    readout = anatomy.readout
+    readout = feature_map.readout
     with ExitStack() as stack:
-        run = stack.enter_context(visiting(anatomy.module))
+        run = stack.enter_context(visiting(feature_map.module))
         heard = stack.enter_context(readout.listening())
         given = stack.enter_context(reading(Place(layer.name, layer.module, 0, "input", overwritten=True)))
         gave = stack.enter_context(reading(Place(layer.name, layer.module, 0, "output", overwritten=True)))
         there = stack.enter_context(replacing(Place(layer.name, layer.module, 0, "output")))
 
         def rest(rows: Tensor) -> Tensor:
-            there.value, there.calls = rows.to(anatomy.dtype), 0
+            there.value, there.calls = rows.to(feature_map.dtype), 0
             try:
                 return heard(lambda: run(readout.ready(image)), len(rows))
             finally:
@@ -193,28 +193,28 @@ class _ThroughDoor:
         return torch.unflatten(_exact(self.door.rest(torch.cat(rows))), 0, (len(rows), -1))
 
 
-# The linear layer of each anatomy, None where there is none such: finding it runs the model.
-_FOUND: WeakKeyDictionary[Anatomy, Place | None] = WeakKeyDictionary()
+# The linear layer of each feature_map, None where there is none such: finding it runs the model.
+_FOUND: WeakKeyDictionary[FeatureMap, Place | None] = WeakKeyDictionary()
 
 
-def _entrance_of(anatomy: Anatomy, image: Tensor, tail: Tail, baseline: Tensor) -> Place | None:
+def _entrance_of(feature_map: FeatureMap, image: Tensor, tail: Tail, baseline: Tensor) -> Place | None:
     """The linear layer through which everything goes, channel beside channel; None where there is none."""
-    if anatomy not in _FOUND:
-        _FOUND[anatomy] = _found_entrance(anatomy, image, tail, baseline)
-    return _FOUND[anatomy]
+    if feature_map not in _FOUND:
+        _FOUND[feature_map] = _found_entrance(feature_map, image, tail, baseline)
+    return _FOUND[feature_map]
 
 
-def _found_entrance(anatomy: Anatomy, image: Tensor, tail: Tail, baseline: Tensor) -> Place | None:
+def _found_entrance(feature_map: FeatureMap, image: Tensor, tail: Tail, baseline: Tensor) -> Place | None:
     """Two maps mixed channel by channel are put in: the layer must take a mixture of what it takes of each."""
     generator = torch.Generator().manual_seed(0)
-    draw = torch.randn(2, *baseline.shape, generator=generator).to(baseline.device, anatomy.dtype)
+    draw = torch.randn(2, *baseline.shape, generator=generator).to(baseline.device, feature_map.dtype)
     first, second = baseline.to(draw) + draw * baseline.abs().mean().to(draw)
     mine = (torch.rand(len(baseline), 1, 1, generator=generator) < 0.5).to(baseline.device)
     maps = torch.stack([first, second, torch.where(mine, first, second), torch.where(mine, second, first)])
     layers = [
         Place(name, module, 0, "input", overwritten=True)
-        for name, module in anatomy.module.named_modules()
-        if isinstance(module, nn.Linear) and module.in_features % anatomy.channels == 0
+        for name, module in feature_map.module.named_modules()
+        if isinstance(module, nn.Linear) and module.in_features % feature_map.channels == 0
     ]
     with ExitStack() as stack:
         heard = [stack.enter_context(reading(layer)) for layer in layers]
@@ -224,11 +224,11 @@ def _found_entrance(anatomy: Anatomy, image: Tensor, tail: Tail, baseline: Tenso
     for layer, one in zip(layers, heard, strict=True):
         if len(one.caught) != 1 or one.caught[0].ndim != 2 or len(one.caught[0]) != len(maps):
             continue
-        of_first, of_second, mixed, opposite = _blocks(one.caught[0], anatomy.channels)
+        of_first, of_second, mixed, opposite = _blocks(one.caught[0], feature_map.channels)
         beside = torch.equal(mixed, torch.where(mine[..., 0], of_first, of_second))
         if not beside or not torch.equal(opposite, torch.where(mine[..., 0], of_second, of_first)):
             continue
-        with _entering(anatomy, image, tail, layer) as door:
+        with _entering(feature_map, image, tail, layer) as door:
             given, gave, _ = door.enter(maps)
             try:
                 z = door.rest(gave.clone())  # an activation in place would write into it

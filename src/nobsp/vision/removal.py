@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp.vision.anatomy import Anatomy, Look
+from nobsp.vision.feature_map import FeatureMap, ForwardPass
 from nobsp.vision.grid import spread
 
 Array = NDArray[np.float64]
@@ -57,24 +57,24 @@ class Removal:
         return f"Removal({len(self)} images, {size} locations, layer={self.layer!r})"
 
 
-def adds_up(anatomy: Anatomy) -> bool:
+def adds_up(feature_map: FeatureMap) -> bool:
     """Whether the logits are a sum over locations, so that one can be taken out of it."""
-    return anatomy.route == "direct" and anatomy.pooling in ("mean", "flatten")
+    return feature_map.route == "direct" and feature_map.pooling in ("mean", "flatten")
 
 
-def silenced(anatomy: Anatomy, look: Look, target: Tensor, *, sigmoid: bool) -> tuple[Tensor, Tensor]:
+def silenced(feature_map: FeatureMap, seen: ForwardPass, target: Tensor, *, sigmoid: bool) -> tuple[Tensor, Tensor]:
     """Steps at which locations go, shape (n, height, width), and the target's probability; see `taken_out`."""
-    weight = anatomy.head.weight.to(look.maps.device)
-    locations = look.maps.shape[2] * look.maps.shape[3]
+    weight = feature_map.head.weight.to(seen.maps.device)
+    locations = seen.maps.shape[2] * seen.maps.shape[3]
     at_once = max(1, _AT_ONCE // (len(weight) * locations))
     parts = []
     for first in range(0, len(target), at_once):
         here = slice(first, first + at_once)
-        maps = look.maps[here]
-        evidence = spread(maps, weight.expand(len(maps), -1, -1), anatomy.pooling).flatten(2) / locations
-        parts.append(taken_out(look.logits[here], evidence, target[here], sigmoid=sigmoid))
+        maps = seen.maps[here]
+        evidence = spread(maps, weight.expand(len(maps), -1, -1), feature_map.pooling).flatten(2) / locations
+        parts.append(taken_out(seen.logits[here], evidence, target[here], sigmoid=sigmoid))
     order, chances = (torch.cat(part) for part in zip(*parts, strict=True))
-    return torch.unflatten(order, 1, look.maps.shape[2:]), chances
+    return torch.unflatten(order, 1, seen.maps.shape[2:]), chances
 
 
 def taken_out(logits: Tensor, evidence: Tensor, target: Tensor, *, sigmoid: bool = False) -> tuple[Tensor, Tensor]:

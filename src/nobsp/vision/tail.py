@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import logging
+import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from nobsp.network.batches import with_progress
 from nobsp.projection import Ridge, row_coefficients
-from nobsp.vision.anatomy import Anatomy, Look
 from nobsp.vision.channels import Answer, Coefficients, Means
+from nobsp.vision.feature_map import FeatureMap, ForwardPass, Reach
 from nobsp.vision.grid import spread
 from nobsp.vision.isolation import isolating, shaped
 from nobsp.vision.question import Question
@@ -60,15 +60,15 @@ class TailEvidence:
     ridge: float
     note: str
 
-    def answer(self, anatomy: Anatomy, look: Look, question: Question, image: Tensor) -> Answer:
+    def answer(self, feature_map: FeatureMap, seen: ForwardPass, question: Question, image: Tensor) -> Answer:
         """Maps for the classes asked about; every channel is put into the model by itself."""
-        maps = look.maps
-        inputs = shaped(maps, anatomy)
+        maps = seen.maps
+        inputs = shaped(maps, feature_map.reach)
         beta = question.of_columns(self.coefficients.to(maps.device))
-        contributions = maps.new_empty(len(maps), beta.shape[1], anatomy.channels)
+        contributions = maps.new_empty(len(maps), beta.shape[1], feature_map.channels)
         bounds = _bounds(self.ranks)
-        with isolating(anatomy, image, inputs, self.baseline) as isolation:
-            for channels in isolation.chunks(anatomy.channels):
+        with isolating(feature_map, image, inputs, self.baseline) as isolation:
+            for channels in isolation.chunks(feature_map.channels):
                 z = isolation.alone(channels)
                 for position, channel in enumerate(channels):
                     own = slice(bounds[channel], bounds[channel + 1])
@@ -76,16 +76,20 @@ class TailEvidence:
                     contributions[:, :, channel] = torch.einsum("nr,ntr->nt", place, beta[:, :, own])
         weights = torch.cat([contributions.clamp_min(0.0), (-contributions).clamp_min(0.0)], dim=1)
         positive, negative = torch.split(spread(maps, weights, "mean"), beta.shape[1], dim=1)
-        return Answer(positive, negative, self._account(anatomy, maps, contributions, question), contributions)
+        return Answer(positive, negative, self._account(feature_map, maps, contributions, question), contributions)
 
-    def _account(self, anatomy: Anatomy, maps: Tensor, contributions: Tensor, question: Question) -> Tensor:
+    def cast(self, dtype: torch.dtype) -> TailEvidence:  # noqa: ARG002 - as other evidence
+        """The same: the account divides small differences of contributions by each other."""
+        return self
+
+    def _account(self, feature_map: FeatureMap, maps: Tensor, contributions: Tensor, question: Question) -> Tensor:
         """Contributions over the locations, their mean kept.
 
         Where only a channel's mean p matters, g runs along its secant from the baseline p°:
             g(p°) + s (F(h, w) − p°),  s = (g(p) − g(p°)) / (p − p°).
         Where all of the map matters, g is shared out as the channel departs from its baseline, |F − F°|.
         """
-        if anatomy.reach == "full":
+        if feature_map.reach == "full":
             departure = (maps - self.baseline.to(maps.device)).abs()
             whole = departure.mean((2, 3), keepdim=True)
             shares = torch.where(whole > 0, departure / whole.clamp_min(1e-300), 1.0)
@@ -99,116 +103,133 @@ class TailEvidence:
         return spread(maps, slope, "mean") + constant.sum(2)[..., None, None]
 
 
+@dataclass(eq=False)
 class TailCalibration:
-    """Keeps the means of everything and the maps of some images, drawn fairly.
+    """Means of everything and the maps of some images, drawn fairly.
 
-    Args:
-        anatomy: Where the map is.
+    Attributes:
         coefficients: "calibrated" or "head".
+        reach: What of the map the layers behind it depend on.
+        shape: Shape of a map as it is kept.
+        room: How many are kept at most.
+        inputs: Means of the maps.
+        outputs: Means of the logits.
+        kept: Maps that are kept, flattened.
+        kept_logits: Their logits.
     """
 
-    def __init__(self, anatomy: Anatomy, coefficients: Coefficients) -> None:
-        self._coefficients = coefficients
-        shape = (anatomy.channels, *(anatomy.shape if anatomy.reach == "full" else (1, 1)))
-        self._shape = shape
-        values = shape[0] * shape[1] * shape[2]
+    coefficients: Coefficients
+    reach: Reach
+    shape: tuple[int, ...]
+    room: int
+    inputs: Means
+    outputs: Means
+    kept: Tensor
+    kept_logits: Tensor
+
+    @classmethod
+    def start(cls, feature_map: FeatureMap, coefficients: Coefficients) -> TailCalibration:
+        """One that has seen no image."""
+        shape = (feature_map.channels, *(feature_map.shape if feature_map.reach == "full" else (1, 1)))
+        values = math.prod(shape)
         wanted = MOST_IMAGES[coefficients]
         if coefficients == "calibrated":
-            wanted = max(wanted, 2 * anatomy.head.weight.shape[1])
-        self.room = max(2, min(wanted, KEPT_BYTES // (values * anatomy.dtype.itemsize)))
-        self.inputs = Means(values)
-        self.outputs = Means(anatomy.outputs)
-        self.kept = torch.empty(0, values, dtype=anatomy.dtype)
-        self.kept_logits = torch.empty(0, anatomy.outputs, dtype=torch.float64)
-        # A generator of our own: the caller's random numbers stay where they were.
-        self._generator = torch.Generator().manual_seed(0)
+            wanted = max(wanted, 2 * feature_map.head.weight.shape[1])
+        room = max(2, min(wanted, KEPT_BYTES // (values * feature_map.dtype.itemsize)))
+        nothing = torch.empty(0, feature_map.outputs, dtype=torch.float64)
+        inputs, outputs = (Means(torch.zeros(width, dtype=torch.float64)) for width in (values, feature_map.outputs))
+        kept = torch.empty(0, values, dtype=feature_map.dtype)
+        return cls(coefficients, feature_map.reach, shape, room, inputs, outputs, kept, nothing)
 
     @property
     def rows(self) -> int:
         """Images seen."""
         return self.inputs.rows
 
-    def update(self, anatomy: Anatomy, look: Look) -> None:
+    def update(self, seen: ForwardPass) -> None:
         """Adds a batch; every image so far is equally likely to be among those kept."""
-        rows = shaped(look.maps, anatomy)
-        if rows.shape[1:] != torch.Size(self._shape):
+        rows = shaped(seen.maps, self.reach)
+        if tuple(rows.shape[1:]) != self.shape:
             raise ValueError(
-                f"the map has shape {tuple(rows.shape[1:])} where it had {self._shape} before; the layers behind it "
+                f"the map has shape {tuple(rows.shape[1:])} where it had {self.shape} before; the layers behind it "
                 "see every location, so use images of one size."
             )
-        flat, logits = rows.flatten(1).cpu(), look.logits.cpu()
+        flat, logits = rows.flatten(1).cpu(), seen.logits.cpu()
         before = self.rows
         self.inputs.update(flat)
         self.outputs.update(logits)
         kept = flat.to(self.kept.dtype)
-        free = self.room - len(self.kept)
-        self.kept = torch.cat([self.kept, kept[:free]]) if free > 0 else self.kept
-        self.kept_logits = torch.cat([self.kept_logits, logits[:free]]) if free > 0 else self.kept_logits
-        for position in range(max(free, 0), len(kept)):
-            slot = int(torch.randint(before + position + 1, (), generator=self._generator))
+        free = max(self.room - len(self.kept), 0)
+        self.kept = torch.cat([self.kept, kept[:free]])
+        self.kept_logits = torch.cat([self.kept_logits, logits[:free]])
+        # A generator of our own: the caller's random numbers stay where they were.
+        generator = torch.Generator().manual_seed(before)
+        for position in range(free, len(kept)):
+            slot = int(torch.randint(before + position + 1, (), generator=generator))
             if slot < self.room:
                 self.kept[slot], self.kept_logits[slot] = kept[position], logits[position]
 
     def merge(self, other: TailCalibration) -> TailCalibration:
         """Both together: exact while all images fit; else as many are kept of each as it has a share in all."""
-        joined = object.__new__(TailCalibration)
-        joined._coefficients, joined._shape, joined.room = self._coefficients, self._shape, self.room
-        joined.inputs, joined.outputs = self.inputs.merge(other.inputs), self.outputs.merge(other.outputs)
         mine, theirs = len(self.kept), len(other.kept)
         if mine + theirs > self.room:
             share = round(self.room * self.rows / (self.rows + other.rows))
             mine = min(max(share, self.room - theirs), mine)
             theirs = self.room - mine
-        chosen = [(self, _spaced(len(self.kept), mine)), (other, _spaced(len(other.kept), theirs))]
-        joined.kept = torch.cat([part.kept[rows] for part, rows in chosen])
-        joined.kept_logits = torch.cat([part.kept_logits[rows] for part, rows in chosen])
-        joined._generator = self._generator
-        return joined
+        first, second = self._keep(mine), other._keep(theirs)
+        return replace(
+            self,
+            inputs=self.inputs.merge(other.inputs),
+            outputs=self.outputs.merge(other.outputs),
+            kept=torch.cat([first.kept, second.kept]),
+            kept_logits=torch.cat([first.kept_logits, second.kept_logits]),
+        )
 
-    def thinned(self, most: int) -> TailCalibration:
-        """The same with at most so many of the images it kept."""
+    def thin(self, total: int) -> TailCalibration:
+        """The same with no more images than are kept of it among `total`."""
+        return self if total <= self.room else self._keep(-(-self.room * self.rows // total))
+
+    def _keep(self, most: int) -> TailCalibration:
         chosen = _spaced(len(self.kept), most)
-        thin = copy.copy(self)
-        thin.kept, thin.kept_logits = self.kept[chosen], self.kept_logits[chosen]
-        return thin
+        return replace(self, kept=self.kept[chosen], kept_logits=self.kept_logits[chosen])
 
-    def solve(self, anatomy: Anatomy, ridge: Ridge, image: Tensor, *, progress: bool = False) -> TailEvidence:
+    def solve(self, feature_map: FeatureMap, ridge: Ridge, image: Tensor, *, progress: bool = False) -> TailEvidence:
         """Algorithm 1 for every channel: its isolated representation along that of all the others."""
-        device = anatomy.device
-        inputs = torch.unflatten(self.kept, 1, self._shape).to(device)
-        baseline = torch.unflatten(self.inputs.mean, 0, self._shape)
-        origin = baseline.to(device, anatomy.dtype)
+        device = feature_map.device
+        inputs = torch.unflatten(self.kept, 1, self.shape).to(device)
+        baseline = torch.unflatten(self.inputs.mean, 0, self.shape)
+        origin = baseline.to(device, feature_map.dtype)
         logits = self.kept_logits
-        weight = anatomy.head.weight
+        weight = feature_map.head.weight
         fits: list[_Fit] = []
         total = torch.zeros_like(logits)
-        with anatomy.behind(image) as tail:
+        with feature_map.behind(image) as tail:
             rest = tail(origin[None]).to("cpu", torch.float64)
-        with isolating(anatomy, image, inputs, origin) as isolation:
+        with isolating(feature_map, image, inputs, origin) as isolation:
             began = time.monotonic()
-            chunks = isolation.chunks(anatomy.channels)
+            chunks = isolation.chunks(feature_map.channels)
             for channels in with_progress(
-                chunks, total=anatomy.channels, enabled=progress, description="solving channels"
+                chunks, total=feature_map.channels, enabled=progress, description="solving channels"
             ):
                 others: Tensor | None = None
-                if self._coefficients == "calibrated":
+                if self.coefficients == "calibrated":
                     alone, others = (part.cpu() for part in isolation.both(channels))
                 else:
                     alone = isolation.alone(channels).cpu()
                 for position in range(len(channels)):
                     reference = None if others is None else others[position]
-                    fit, carried = _fit(alone[position], reference, logits, rest, weight, ridge, anatomy.dtype)
+                    fit, carried = _fit(alone[position], reference, logits, rest, weight, ridge, feature_map.dtype)
                     fits.append(fit)
                     total += carried
                 if channels[0] == 0 and not progress:
-                    self._announce(time.monotonic() - began, done=len(channels), of=anatomy.channels)
+                    self._announce(time.monotonic() - began, done=len(channels), of=feature_map.channels)
         return self._gathered(fits, total, baseline, weight)
 
     def _announce(self, seconds: float, *, done: int, of: int) -> None:
         """Says how long it will take, going by the first channels, where that is long."""
         to_come = seconds / done * (of - done)
         if to_come > _PATIENCE:
-            known = self._coefficients == "head"
+            known = self.coefficients == "head"
             _log.warning(
                 "solving for %d channels on %d images takes about %.0f min%s; progress=True shows how far it is",
                 of,
@@ -220,7 +241,7 @@ class TailCalibration:
     def _gathered(self, fits: list[_Fit], total: Tensor, baseline: Tensor, weight: Tensor) -> TailEvidence:
         centred = self.kept_logits - self.kept_logits.mean(0)
         left, spread_of = (centred - total).square().sum(0), centred.square().sum(0)
-        calibrated = self._coefficients == "calibrated"
+        calibrated = self.coefficients == "calibrated"
         notes = []
         width = weight.shape[1]
         if calibrated and len(self.kept) <= width:

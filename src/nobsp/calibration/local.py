@@ -1,0 +1,206 @@
+"""Adds rows up in this process, and what every engine has in common."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from nobsp.calibration.checkpoint import Checkpoint, Tracker
+from nobsp.network.batches import with_progress
+
+Value = TypeVar("Value")
+S = TypeVar("S", bound=Any)  # a State, or a tuple of them
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+class Model(Protocol):
+    """A model as engines run it: `running` hands out what `work` is called with."""
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Holds the model where it is to run, and restores it."""
+
+
+class Local:
+    """Calibrates in this process; the default.
+
+    Args:
+        checkpoint: A file in which the calibration is kept while it is under way. After an interruption the same call,
+            on the same rows in the same order, resumes from there; rows that were added are read past, not run again.
+            A file of other rows, options or of another model is an error. It holds a sample of the rows, and is removed
+            when the calibration is done.
+        every: Seconds between two writes of that file, which are what an interruption can cost.
+        memory: Bytes that bases, sums and batches under way are laid out to fit in, as a number or as "4GB" or
+            "512MiB"; the network, the data and the libraries are not in it. With reference="complement" each feature
+            has sums of its own; where these do not fit, features are fitted in several passes over the data, which
+            must then be readable again, and `merge`, bands and checkpoints are not available. While interactions are
+            chosen automatically, more may be taken.
+
+    Example:
+        >>> import nobsp, tempfile, torch
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        >>> engine = nobsp.Local(checkpoint=tempfile.mkdtemp() + "/under-way", every=300, memory="1GiB")
+        >>> nobsp.NObSP(model, interactions=0).fit(torch.randn(100, 3), engine=engine).terms_
+        (('x0',), ('x1',), ('x2',))
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: float = 60.0,
+        *,
+        memory: int | str = "4GiB",
+    ) -> None:
+        if isinstance(every, bool | str) or not 0 <= every < float("inf"):
+            raise ValueError(f"every must be a number of seconds, found {every!r}.")
+        self.checkpoint, self.every = checkpoint, float(every)
+        self.memory = parse_bytes(memory)
+
+    @contextmanager
+    def start(self, classes: Iterable[type] = ()) -> Iterator[Run]:
+        """Begins a calibration, or resumes one.
+
+        Args:
+            classes: The dataclasses that states and decided values are made of, for checkpoints.
+        """
+        checkpoint = self._open_checkpoint("", classes)
+        yield Run(checkpoint, self.memory)
+        if checkpoint is not None:
+            checkpoint.remove()
+
+    def _open_checkpoint(self, suffix: str, classes: Iterable[type]) -> Checkpoint | None:
+        if self.checkpoint is None:
+            return None
+        path = Path(self.checkpoint)
+        return Checkpoint(path.with_name(path.name + suffix), self.every, classes)
+
+
+class Run:
+    """One calibration under way in this process; engines for several processes change how it is put together.
+
+    Attributes:
+        memory: Bytes that states and what is under way are laid out to fit in.
+        size: How many processes have rows of their own.
+        sends_states: Whether states of many small shares of the rows travel, and should be kept small.
+    """
+
+    size = 1
+    sends_states: ClassVar[bool] = False
+
+    def __init__(self, checkpoint: Checkpoint | None, memory: int) -> None:
+        self._checkpoint, self.memory = checkpoint, memory
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether this calibration is kept in a file."""
+        return self._checkpoint is not None
+
+    def accumulate(
+        self,
+        source: Any,
+        state: S,
+        work: Callable[..., None],
+        *,
+        model: Model | None = None,
+        name: str | None = None,
+        progress: bool = False,
+    ) -> S:
+        """Adds all rows to a state, those of other processes included.
+
+        Args:
+            source: Batches that can be iterated over, with `rows` where their number is known.
+            state: An empty `State`, or a tuple of them; the result may be another object.
+            work: `work(state, batch)` adds a batch to it, or `work(state, batch, running)` where there is a model.
+            model: Is held where it is to run meanwhile; `running` is what it hands out.
+            name: The pass, as a checkpoint and the progress bar call it; one without a name is not kept.
+            progress: Whether to show a progress bar on stderr.
+        """
+        tracker = None
+        if self._checkpoint is not None and name is not None:
+            tracker = Tracker(self._checkpoint, name, state)
+            state = tracker.state
+        total = getattr(source, "rows", None)
+        batches = with_progress(source, total=total, enabled=progress, description=name or "reading")
+        with nullcontext() if model is None else model.running() as running:
+            given = () if model is None else (running,)
+            for batch in batches:
+                if tracker is None:
+                    work(state, batch, *given)
+                elif not tracker.skip(batch):
+                    work(state, batch, *given)
+                    tracker.added(batch)
+                self._poll()
+        if tracker is not None:
+            tracker.finish()
+        return self._combine(state, tracker)
+
+    def decide(self, make: Callable[[], Value], *, name: str | None = None) -> Value:
+        """What `make` gives, once for all processes; with a name, a resumed calibration finds it in its checkpoint."""
+        found = self._recall(name)
+        if found is None:
+            found = self._make(make)
+            self._record(name, found)
+        value: Value = found[1]
+        return value
+
+    def gather(self, value: Value) -> list[Value]:
+        """What every process that has rows of its own passed, in their order."""
+        return [value]
+
+    def share(self, model: Any) -> Any:
+        """The model as `accumulate` takes it, once it is where it will be run."""
+        return model
+
+    def require_same(self, shared: dict[str, Any], own: dict[str, Any] | None = None) -> None:
+        """An error where this is not the calibration in the checkpoint, or other processes are at another one.
+
+        Args:
+            shared: What must be the same on all processes, and after an interruption.
+            own: What must be the same after an interruption.
+        """
+        if self._checkpoint is not None:
+            self._checkpoint.require_same({**shared, **(own or {})})
+
+    def _poll(self) -> None:
+        """Is called after every batch."""
+
+    def _combine(self, state: S, tracker: Tracker | None) -> S:  # noqa: ARG002 - of use to several processes
+        return state
+
+    def _make(self, make: Callable[[], Value]) -> tuple[str, Value]:
+        """A value and a mark by which files that hold the very same one are told."""
+        return secrets.token_hex(8), make()
+
+    def _recall(self, name: str | None) -> tuple[str, Any] | None:
+        if self._checkpoint is None or name is None:
+            return None
+        return self._checkpoint.contents.decided.get(name)
+
+    def _record(self, name: str | None, decided: tuple[str, Any]) -> None:
+        if self._checkpoint is not None and name is not None:
+            self._checkpoint.record(name, decided)
+
+
+def parse_bytes(size: int | str, *, argument: str = "memory") -> int:
+    """A number of bytes, given as such or in words.
+
+    Example:
+        >>> parse_bytes("4GiB"), parse_bytes("1.5 MB"), parse_bytes(4096)
+        (4294967296, 1500000, 4096)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", size.lower()) if isinstance(size, str) else None
+    if found is not None and found[2] in _UNITS:
+        parsed = int(float(found[1]) * _UNITS[found[2]])
+    elif isinstance(size, int) and not isinstance(size, bool):
+        parsed = size
+    else:
+        raise ValueError(f'{argument} must be a number of bytes, or a text such as "4GB", found {size!r}.')
+    if parsed <= 0:
+        raise ValueError(f"{argument} must be positive, found {size!r}.")
+    return parsed

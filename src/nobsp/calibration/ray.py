@@ -1,0 +1,387 @@
+"""Adds up the batches of a Ray dataset in its workers, and puts their states together in a tree."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+import torch
+
+from nobsp.calibration.checkpoint import merge_states, rows_of
+from nobsp.calibration.local import Run, parse_bytes
+from nobsp.network.batches import NoRowsError
+
+Part = TypeVar("Part")
+S = TypeVar("S", bound=Any)
+
+# Parts that are joined at a time.
+_FAN = 8
+# Joins under way at a time: workers that make parts faster than they are joined have to wait.
+_MOST_JOINS = 8
+# Bytes of a batch, which a worker holds, and batches of a dataset that is small.
+_MOST_BYTES, _MANY_BATCHES = 128 << 20, 256
+# Rows whose states are sent at a time: sending them takes about as long as adding up a few thousand rows.
+MOST_ROWS = 1 << 16
+_COLUMN = "part"
+
+
+class RayCluster:
+    """Calibrates in the workers of a Ray cluster; the default where the data is a `ray.data.Dataset`.
+
+    Its workers read and add up the rows, and load the model once; only sums come back, in the order of the rows.
+    Workers that die are replaced. The calibration is the one that this process would reach, but for rounding; past
+    16,384 rows, bases are fixed from another sample of the rows. Where held-out rows choose the ridge, other rows are
+    held out.
+
+    Args:
+        memory: As in `nobsp.Local`, of each worker.
+
+    Example:
+        >>> import nobsp
+        >>> engine = nobsp.RayCluster(memory="8GiB")
+        >>> # explainer.fit(ray.data.read_parquet("rows/"), engine=engine)
+    """
+
+    def __init__(self, *, memory: int | str = "4GiB") -> None:
+        self.memory = parse_bytes(memory)
+
+    @contextmanager
+    def start(self, classes: Iterable[type] = ()) -> Iterator[RayRun]:  # noqa: ARG002 - as other engines are started
+        """Begins a calibration."""
+        yield RayRun(None, self.memory)
+
+
+@dataclass(eq=False)
+class RayRows:
+    """A Ray dataset, and how workers make batches of its blocks.
+
+    Attributes:
+        dataset: The dataset.
+        read: Makes batches of a block of rows; it is sent to the workers.
+        batch_size: Rows of a forward call.
+        row_bytes: Bytes of a row.
+        rows: How many rows there are; known after the first pass.
+        batch_format: "pandas" for blocks that are frames, "numpy" for dictionaries of arrays.
+        most_rows: Rows whose states are sent at a time.
+    """
+
+    dataset: Any
+    read: Callable[[Any], Iterable[Any]]
+    batch_size: int
+    row_bytes: int
+    rows: int | None = None
+    batch_format: str = "pandas"
+    most_rows: int = MOST_ROWS
+
+
+class RayRun(Run):
+    """A calibration under way in the workers of a Ray cluster."""
+
+    sends_states: ClassVar[bool] = True
+
+    def accumulate(
+        self,
+        source: RayRows,
+        state: S,
+        work: Callable[..., None],
+        *,
+        model: Any = None,
+        name: str | None = None,  # noqa: ARG002 - as other engines have it
+        progress: bool = False,
+    ) -> S:
+        """What all rows of a dataset come to; `model` is what `share` gave."""
+        at_once = rows_at_once(source.batch_size, most=source.most_rows, row_bytes=source.row_bytes, total=source.rows)
+        found: S | None = map_reduce(
+            source.dataset,
+            _Task(source.read, state, work, None if model is None else model.reference),
+            merge_states,
+            rows=at_once,
+            batch_format=source.batch_format,
+            model=model is not None,
+            device=None if model is None else model.device,
+            progress=progress,
+        )
+        if found is None:
+            raise ValueError(
+                "the dataset gave no rows when it was read again; pass one that gives the same rows each time."
+            )
+        source.rows = rows_of(found)
+        return found
+
+    def share(self, model: Any) -> Any:
+        """The model in Ray's object store.
+
+        Raises:
+            TypeError: If it cannot be sent.
+        """
+        return _SharedModel(send(model.portable(), "the model"), model.device)
+
+
+@dataclass(frozen=True, eq=False)
+class _SharedModel:
+    reference: Any
+    device: torch.device
+
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """Adds the batches of a block to an empty state, in a worker."""
+
+    read: Callable[[Any], Iterable[Any]]
+    state: Any
+    work: Callable[..., None]
+    model: Any
+
+    def __call__(self) -> Callable[[Any], Any]:
+        """What adds up a block, with the model where it is to run."""
+        import ray
+
+        return partial(self._add, None if self.model is None else ray.get(self.model).moved())
+
+    def _add(self, model: Any, block: Any) -> Any:
+        state = copy.deepcopy(self.state)
+        with nullcontext() if model is None else model.running() as running:
+            given = () if model is None else (running,)
+            for batch in self.read(block):
+                self.work(state, batch, *given)
+        return state
+
+
+# ---------------------------------------------------------------------- datasets
+
+
+def is_ray(X: Any) -> bool:
+    """Whether `X` is of Ray's making; asked without loading Ray.
+
+    Example:
+        >>> is_ray([1.0, 2.0])
+        False
+    """
+    return type(X).__module__.partition(".")[0] == "ray"
+
+
+def first_batch(dataset: Any, count: int, *, argument: str, batch_format: str) -> Any:
+    """The first rows of a Ray dataset.
+
+    Raises:
+        NoRowsError: If there are none.
+        TypeError: If it is something else of Ray's making.
+    """
+    if not hasattr(dataset, "map_batches") or not hasattr(dataset, "take_batch"):
+        kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+        raise TypeError(
+            f"{argument} is a {kind}; pass the ray.data.Dataset itself, whose rows all workers add up together. Rows "
+            "that reach this process only are passed as an iterable of batches."
+        )
+    try:
+        with _in_order(dataset, progress=False), _own_words():
+            return dataset.take_batch(count, batch_format=batch_format)
+    except ValueError as failure:
+        if "empty" not in str(failure):
+            raise
+        raise NoRowsError(f"{argument} has no rows.") from failure
+
+
+def rows_at_once(batch_size: int, *, most: int, row_bytes: int, total: int | None = None) -> int:
+    """Rows of a batch of which one part is made and sent: so many forward calls' worth that sending is little of it.
+
+    It depends on the data alone, so that rows are added up in the same order on any cluster.
+
+    Args:
+        batch_size: Rows of a forward call.
+        most: Most rows.
+        row_bytes: Bytes of a row.
+        total: Rows in all, where known: a small dataset is still cut for many workers.
+
+    Example:
+        >>> [rows_at_once(4096, most=65_536, row_bytes=800, total=total) for total in (10**4, 10**7, 10**9)]
+        [4096, 36864, 65536]
+    """
+    rows = min(most, _MOST_BYTES // max(row_bytes, 1))
+    rows = rows if total is None else min(rows, total // _MANY_BATCHES)
+    return max(rows // batch_size, 1) * batch_size
+
+
+def map_reduce(
+    dataset: Any,
+    make: Callable[[], Callable[[Any], Part]],
+    join: Callable[[Part, Part], Part],
+    *,
+    rows: int,
+    batch_format: str,
+    model: bool,
+    device: torch.device | None = None,
+    progress: bool = False,
+) -> Part | None:
+    """What all rows of a dataset come to; None where there are none.
+
+    Parts are joined in the order of their rows, whichever is done first. Where a worker dies, Ray has another one make
+    its part again: a part is either there once, or not yet.
+
+    Args:
+        dataset: The Ray dataset.
+        make: Called once in each worker; hands back what turns a batch that has rows into a part.
+        join: Puts two parts together, the first one's rows before the second's.
+        rows: Rows of a batch.
+        batch_format: "pandas" for frames, "numpy" for dictionaries of arrays.
+        model: Whether there is a model to be sent, which workers then load once and keep.
+        device: Where workers run it; each asks for a GPU where this is one.
+        progress: Whether to show Ray's progress bars.
+
+    Raises:
+        TypeError: If `make` cannot be sent to a worker.
+    """
+    import ray
+
+    kept = send(make, "the model" if model else "the preprocessing")
+    how: dict[str, Any] = {"batch_size": rows, "batch_format": batch_format}
+    if model:
+        how |= {"fn_constructor_args": (kept,), "compute": ray.data.ActorPoolStrategy(min_size=1)}
+    else:
+        how |= {"fn_kwargs": {"kept": kept}}
+    if device is not None and device.type == "cuda":
+        how |= {"num_gpus": 1}
+    with _in_order(dataset, progress=progress), _own_words():
+        parts = dataset.map_batches(_Worker if model else _in_task, **how)
+        found = _joined((block for bundle in parts.iter_internal_ref_bundles() for block in bundle.block_refs), join)
+        cells = _cells(ray.get(found))
+    return cells[0] if cells else None
+
+
+def send(held: Any, what: str) -> Any:
+    """A reference to something that workers can have.
+
+    Raises:
+        TypeError: If it cannot be sent.
+    """
+    import ray
+
+    try:
+        return ray.put(held)
+    except (TypeError, AttributeError, RuntimeError, ValueError) as failure:
+        reason = str(failure.__cause__ or failure).strip().splitlines()[0].rstrip(":.")
+        raise TypeError(
+            f"{what} cannot be sent to Ray's workers ({reason}); leave out of it what belongs to this process alone, "
+            "such as open files, locks and generators."
+        ) from failure
+
+
+# ---------------------------------------------------------------------- in the workers
+
+
+class _Worker:
+    """Lives in an actor, and so loads what it needs once."""
+
+    def __init__(self, kept: Any) -> None:
+        import ray
+
+        self._work = ray.get(kept)()
+
+    def __call__(self, batch: Any) -> Any:
+        return _worked(self._work, batch)
+
+
+def _in_task(batch: Any, *, kept: Any) -> Any:
+    import ray
+
+    return _worked(ray.get(kept)(), batch)
+
+
+def _worked(work: Callable[[Any], Any], batch: Any) -> Any:
+    rows = max(map(len, batch.values()), default=0) if isinstance(batch, Mapping) else len(batch)
+    return _table(work(batch) if rows else None)
+
+
+def _join_tables(join: Callable[[Any, Any], Any], *tables: Any) -> Any:
+    """All parts in some tables, one after another, as one."""
+    joined = None
+    for table in tables:
+        for part in _cells(table):
+            joined = part if joined is None else join(joined, part)
+    return _table(joined)
+
+
+def _table(part: Any) -> Any:
+    """A part as a table of one cell, which is how it travels; of none where there is no part."""
+    import pyarrow as pa
+    from ray import cloudpickle
+
+    cells = [] if part is None else [cloudpickle.dumps(part)]  # type: ignore[no-untyped-call]
+    return pa.table({_COLUMN: pa.array(cells, type=pa.large_binary())})
+
+
+def _cells(table: Any) -> list[Any]:
+    from ray import cloudpickle
+
+    # An empty table may have lost its columns on the way.
+    return [cloudpickle.loads(cell.as_buffer()) for cell in table.column(_COLUMN)] if table.num_rows else []
+
+
+# ---------------------------------------------------------------------- in the caller's process
+
+
+def _joined(blocks: Iterator[Any], join: Callable[[Any, Any], Any]) -> Any:
+    """A reference to the part of all blocks, which tasks of Ray join as they come in.
+
+    `levels[k]` holds what stands for 8^k blocks each: the shape of the tree, and with it the last digits of a sum,
+    depends on the number of blocks alone.
+    """
+    import ray
+
+    # Without a processor of its own: the workers whose parts it joins may have them all.
+    task = ray.remote(num_cpus=0)(_join_tables)
+    levels: list[list[Any]] = []
+    under_way: list[Any] = []
+    for block in blocks:
+        found, place = block, 0
+        while True:
+            if place == len(levels):
+                levels.append([])
+            levels[place].append(found)
+            if len(levels[place]) < _FAN:
+                break
+            found, levels[place] = task.remote(join, *levels[place]), []
+            under_way.append(found)
+            place += 1
+        if len(under_way) > _MOST_JOINS:
+            ray.wait([under_way.pop(0)], fetch_local=False)
+    left = [found for level in reversed(levels) for found in level]
+    while len(left) > _FAN:
+        left = [task.remote(join, *left[start : start + _FAN]) for start in range(0, len(left), _FAN)]
+    return task.remote(join, *left)
+
+
+@contextmanager
+def _in_order(dataset: Any, *, progress: bool) -> Iterator[None]:
+    """Blocks in the order of the dataset, and errors of workers as they are; the caller's settings come back."""
+    context = dataset.context
+    settings = [
+        (context.execution_options, "preserve_order", True),
+        (context, "raise_original_map_exception", True),
+        (context, "enable_progress_bars", progress),
+    ]
+    before = [getattr(owner, name) for owner, name, _ in settings]
+    try:
+        for owner, name, value in settings:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for (owner, name, _), value in zip(settings, before, strict=True):
+            setattr(owner, name, value)
+
+
+@contextmanager
+def _own_words() -> Iterator[None]:
+    """An error about the data that a worker raised, as it would have been raised here, without Ray's account of it."""
+    from ray.exceptions import RayTaskError
+
+    try:
+        yield
+    except RayTaskError as failure:
+        if isinstance(failure.cause, ValueError | TypeError):
+            raise failure.cause from None
+        raise

@@ -1,0 +1,318 @@
+"""Dataclasses of tensors and arrays as one safetensors file with JSON metadata, without pickle.
+
+`save` and `load` take a whole value; `write` and `read` take tensors by name beside anything JSON can hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import secrets
+import shutil
+import stat
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+if TYPE_CHECKING:  # files of arrays are written and read where there is no torch
+    from torch import Tensor
+
+    from nobsp.projection import Moments
+
+Framework = Literal["pt", "numpy"]
+
+
+# ---------------------------------------------------------------------- whole values
+
+
+def save(path: str | os.PathLike[str], value: Any, *, kind: str, version: int) -> None:
+    """Writes a value, atomically: the file is whole or not there.
+
+    Args:
+        path: Where to; an existing file is replaced.
+        value: Dataclasses, tuples, lists, dictionaries, frozensets, tensors, arrays, `Moments`, numbers and strings.
+        kind: What the file holds, e.g. "explainer".
+        version: Version of the layout.
+    """
+    tensors: dict[str, Any] = {}
+    about = pack(value, tensors)
+    write(path, kind=kind, version=version, tensors=tensors, about=about)
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    kind: str,
+    version: int,
+    classes: Iterable[type] = (),
+    framework: Framework = "pt",
+) -> Any:
+    """Reads what `save` wrote.
+
+    Args:
+        path: The file.
+        kind: What it must hold.
+        version: Version of the layout that is read.
+        classes: The dataclasses that may be in it.
+        framework: "numpy" reads a file of arrays without loading torch.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is damaged, of another kind, or of another version.
+    """
+    tensors, about = read(path, kind=kind, version=version, framework=framework)
+    try:
+        value = unpack(about, tensors, classes)
+    except (ValueError, RecursionError) as damaged:
+        reason = str(damaged).rstrip(".")
+        raise ValueError(f"path {str(path)!r} is damaged or of another version: {reason}.") from damaged
+    if tensors:
+        raise ValueError(f"path {str(path)!r} is damaged or of another version: it has tensors that nothing uses.")
+    return value
+
+
+def pack(value: Any, tensors: dict[str, Any]) -> Any:
+    """A description of `value` that JSON can hold; its tensors and arrays are put into `tensors`."""
+    kind = type(value)
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, np.generic):
+        return pack(value.item(), tensors)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"@float": str(float(value))}
+    if kind is list:
+        return [pack(inner, tensors) for inner in value]
+    if kind is tuple:
+        return {"@tuple": [pack(inner, tensors) for inner in value]}
+    if kind is frozenset:
+        return {"@frozenset": [pack(inner, tensors) for inner in sorted(value, key=repr)]}
+    if kind is dict:
+        return {"@dict": [[pack(key, tensors), pack(inner, tensors)] for key, inner in value.items()]}
+    if isinstance(value, np.ndarray) or _is_tensor(value):
+        if isinstance(value, np.ndarray) and (value.dtype.kind not in "biuf" or value.dtype.itemsize > 8):
+            raise TypeError(f"an array of {value.dtype} cannot be saved; only numbers can.")
+        name = str(len(tensors))
+        tensors[name] = value
+        return {"@array" if isinstance(value, np.ndarray) else "@tensor": name}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: pack(getattr(value, field.name), tensors) for field in _fields(kind)}
+        return {"@class": kind.__name__, "fields": fields}
+    if kind.__module__ == "nobsp.projection.moments" and kind.__name__ == "Moments":
+        return {"@moments": pack((value.blocks, _triangular(value)), tensors)}
+    raise TypeError(f"a {kind.__name__} cannot be saved.")
+
+
+def unpack(said: Any, tensors: dict[str, Any], classes: Iterable[type] = ()) -> Any:
+    """The value that `pack` described; tensors are taken out of `tensors` as they are used.
+
+    Raises:
+        ValueError: If a part is missing or there is one too many, or a class is not among `classes`.
+    """
+    known = {kind.__name__: kind for kind in classes}
+
+    def taken(name: Any) -> Any:
+        if not isinstance(name, str) or name not in tensors:
+            raise ValueError(f"it has no tensor {name!r}")
+        return tensors.pop(name)
+
+    def restore(said: Any) -> Any:
+        match said:
+            case None | bool() | int() | float() | str():
+                return said
+            case list():
+                return [restore(inner) for inner in said]
+            case {"@tuple": list(items), **rest} if not rest:
+                return tuple(restore(inner) for inner in items)
+            case {"@frozenset": list(items), **rest} if not rest:
+                return frozenset(_hashable(restore(inner)) for inner in items)
+            case {"@dict": list(items), **rest} if not rest and all(_is_pair(item) for item in items):
+                return {_hashable(restore(key)): restore(inner) for key, inner in items}
+            case {"@float": "nan" | "inf" | "-inf" as name, **rest} if not rest:
+                return float(name)
+            case {"@array": name, **rest} if not rest:
+                found = taken(name)
+                return found.numpy() if _is_tensor(found) else found
+            case {"@tensor": name, **rest} if not rest:
+                return _as_tensor(taken(name))
+            case {"@moments": inner, **rest} if not rest:
+                return _moments(restore(inner))
+            case {"@class": str(name), "fields": dict(fields), **rest} if not rest:
+                return _instance(known, name, {key: restore(inner) for key, inner in fields.items()})
+        raise ValueError(f"{str(said)[:60]!r} is not understood")
+
+    return restore(said)
+
+
+def _instance(known: Mapping[str, type], name: str, fields: dict[str, Any]) -> Any:
+    if name not in known:
+        raise ValueError(f"it holds a {name!r}, which does not belong there")
+    expected = {field.name for field in _fields(known[name])}
+    if fields.keys() != expected:
+        different = ", ".join(sorted(map(repr, fields.keys() ^ expected)))
+        raise ValueError(f"{name!r} has other fields than it should ({different})")
+    try:
+        return known[name](**fields)
+    except (TypeError, AttributeError, KeyError, IndexError) as wrong:
+        raise ValueError(f"{name!r} cannot be made of its fields ({wrong})") from wrong
+
+
+def _fields(kind: type) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(kind) if field.init]
+
+
+def _hashable(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError as wrong:
+        raise ValueError(f"{str(value)[:60]!r} cannot be a key") from wrong
+    return value
+
+
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, list) and len(item) == 2
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")  # where it was not loaded, nothing is a tensor
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _as_tensor(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    import torch
+
+    return torch.from_numpy(value)
+
+
+def _triangular(moments: Moments) -> dict[str, Any] | None:
+    """What moments hold, with half of their symmetric products; None where they hold no rows."""
+    if not moments.rows:
+        return None
+    import torch
+
+    state: dict[str, Any] = moments.state()
+    upper = torch.triu_indices(moments.size, moments.size)
+    return {**state, "products": state["products"][upper[0], upper[1]]}
+
+
+def _moments(said: Any) -> Moments:
+    import torch
+
+    from nobsp.projection import Moments
+
+    try:
+        blocks, state = said
+        empty = Moments(blocks)
+        if state is None:
+            return empty
+        upper = torch.triu_indices(empty.size, empty.size)
+        products = torch.zeros(empty.size, empty.size, dtype=torch.float64)
+        products[upper[0], upper[1]] = state["products"]
+        products += products.triu(1).T
+        return Moments.from_state(blocks, {**state, "products": products})
+    except (TypeError, KeyError, RuntimeError, IndexError, AttributeError) as wrong:
+        raise ValueError(f"its moments do not fit together ({wrong})") from wrong
+
+
+# ---------------------------------------------------------------------- tensors by name
+
+
+def write(
+    path: str | os.PathLike[str], *, kind: str, version: int, tensors: Mapping[str, Tensor | np.ndarray], about: Any
+) -> None:
+    """Writes tensors and a description, atomically: the file is whole or not there.
+
+    Args:
+        path: Where to; an existing file is replaced.
+        kind: What the file holds, e.g. "explainer".
+        version: Version of the layout.
+        tensors: The numbers; tensors that share memory are written one by one.
+        about: Anything JSON can hold.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"path is in {str(target.parent)!r}, which is not a folder; create it first.")
+    if target.is_dir():
+        raise IsADirectoryError(f"path {str(target)!r} is a folder; pass the name of a file.")
+    metadata = {"format": "nobsp", "kind": kind, "version": str(version), "about": json.dumps(about)}
+    # A folder of its own: safetensors begins a file under a name it draws, which a killed process would leave behind.
+    draft = target.with_name(f"{target.name}.{secrets.token_hex(8)}.part")
+    draft.mkdir()
+    temporary = draft / "file"
+    try:
+        # Asking for the umask would change it for other threads; an empty file shows what it allows.
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        mode = stat.S_IMODE((target if target.exists() else temporary).stat().st_mode)
+        save_file(tensors, str(temporary), metadata=metadata)
+        os.chmod(temporary, mode)  # safetensors writes files for their owner alone
+        os.replace(temporary, target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def save_file(tensors: Mapping[str, Any], path: str, *, metadata: dict[str, str]) -> None:
+    """Writes arrays with numpy alone, and with torch where there are tensors."""
+    if all(isinstance(tensor, np.ndarray) for tensor in tensors.values()):
+        from safetensors.numpy import save_file as save_arrays
+
+        # Not np.ascontiguousarray, which gives a single number a dimension; safetensors needs one byte order.
+        arrays = {name: array.astype(array.dtype.newbyteorder("="), order="C") for name, array in tensors.items()}
+        save_arrays(arrays, path, metadata=metadata)
+        return
+    import torch
+    from safetensors.torch import save_file as save_tensors
+
+    kept: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, given in tensors.items():
+        if isinstance(given, np.ndarray):
+            kept[name] = torch.from_numpy(given.astype(given.dtype.newbyteorder("="), order="C"))
+            continue
+        tensor = given.detach().contiguous()
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in storages or storage.nbytes() != tensor.numel() * tensor.element_size():
+            tensor = tensor.clone()  # safetensors refuses tensors that share memory
+        storages.add(tensor.untyped_storage().data_ptr())
+        kept[name] = tensor
+    save_tensors(kept, path, metadata=metadata)
+
+
+def read(
+    path: str | os.PathLike[str], *, kind: str, version: int, framework: Framework = "pt"
+) -> tuple[dict[str, Any], Any]:
+    """Reads what `write` wrote, as torch tensors or as numpy arrays.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is damaged, of another kind, or of another version.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"path {str(path)!r} is not a file.")
+    try:
+        # The header is checked against the length of the file before any tensor is allocated.
+        with safe_open(path, framework=framework) as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != "nobsp" or metadata.get("kind") != kind:
+                held = metadata.get("kind") if metadata.get("format") == "nobsp" else "something else"
+                raise ValueError(f"path {str(path)!r} does not hold a nobsp {kind} but {held}.")
+            if metadata.get("version") != str(version):
+                raise ValueError(
+                    f"path {str(path)!r} has layout version {metadata.get('version')}, but this nobsp reads version "
+                    f"{version}; use the nobsp that wrote it."
+                )
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    except SafetensorError as damaged:
+        raise ValueError(f"path {str(path)!r} is damaged or no safetensors file: {damaged}.") from damaged
+    try:
+        return tensors, json.loads(metadata["about"])
+    except (KeyError, json.JSONDecodeError, RecursionError) as damaged:
+        raise ValueError(f"path {str(path)!r} is damaged: its description cannot be read ({damaged}).") from damaged

@@ -1,0 +1,190 @@
+"""A calibration as a file and back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nobsp import serialization
+from nobsp.network.adapted import Adapted
+from nobsp.network.inputs import Features
+from nobsp.network.levels import Tally
+from nobsp.network.summary import Summary
+from nobsp.projection import Ridge
+from nobsp.tabular.algorithm1 import Accumulator, Plan, Solution
+from nobsp.tabular.columns import Columns, input_values
+from nobsp.tabular.compiled import CLASSES
+from nobsp.tabular.fitted import Estimate, Fitted, Published
+from nobsp.tabular.options import checked, find_readout
+from nobsp.tabular.pieces import DirectTerm
+from nobsp.tabular.representations import Isolation
+
+KIND = "tabular explainer"
+VERSION = 3
+
+# What a checkpoint of a calibration holds.
+CHECKPOINTED = (Accumulator, Features, Isolation, Plan, Summary, Tally)
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """What a file holds.
+
+    Attributes:
+        options: The options of the explainer.
+        fingerprint: Of the model.
+        probe: A few rows to find the model's head with.
+        encoded: What the preprocessing made of some values of every feature; None without one.
+        columns: The caller's columns and features.
+        summary: What the calibration rows looked like.
+        estimate: The functions.
+    """
+
+    options: dict[str, Any]
+    fingerprint: str
+    probe: Tensor
+    encoded: Tensor | None
+    columns: Columns
+    summary: Summary
+    estimate: Estimate
+
+
+_STORED = (
+    Columns,
+    DirectTerm,
+    Estimate,
+    Features,
+    Isolation,
+    Plan,
+    Published,
+    Ridge,
+    Solution,
+    Stored,
+    Summary,
+    Tally,
+    *CLASSES,
+)
+
+
+def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any], *, rows: bool) -> None:
+    """Writes a calibration; see `NObSP.save`.
+
+    What was seen of the columns is in the file: ranges and means, values and counts of columns with few values or
+    whole numbers, levels of text columns, and one typical value of each column of a pipeline's table.
+    """
+    estimate = fitted.estimate.with_spreads()
+    summary = fitted.summary if rows else replace(fitted.summary, pieces=[])
+    published = estimate.published
+    if published is not None and not rows:
+        published = replace(published, parts={})
+    stored = Stored(
+        {name: _plain(name, value, fitted) for name, value in options.items()},
+        fitted.readout.fingerprint(),
+        _probe(fitted),
+        None if fitted.adapted.encode is None else _encoded(fitted.adapted, fitted.columns),
+        fitted.columns if rows else replace(fitted.columns, quantiles={}),
+        summary,
+        # Background rows are rows of the calibration table.
+        replace(estimate, background=estimate.background if rows else None, published=published),
+    )
+    serialization.save(path, stored, kind=KIND, version=VERSION)
+
+
+def load(path: str | os.PathLike[str]) -> Stored:
+    """What a file holds.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is damaged, of another kind, or of another version.
+    """
+    stored = serialization.load(path, kind=KIND, version=VERSION, classes=_STORED)
+    if not isinstance(stored, Stored):
+        raise ValueError(f"path {str(path)!r} is damaged: it does not hold an explainer.")
+    return stored
+
+
+def restore(stored: Stored, adapted: Adapted, *, head: str | nn.Module | None) -> Fitted:
+    """A calibration brought together with its model again.
+
+    Raises:
+        ValueError: If it is another model.
+    """
+    checked({"model": None, **stored.options})
+    try:
+        _require_same_preprocessing(adapted, stored)
+        readout = find_readout(adapted.module, stored.probe, head=head)
+        if readout.fingerprint() != stored.fingerprint:
+            raise ValueError("its weights differ")
+    except (TypeError, ValueError) as failure:
+        raise ValueError(
+            f"model is not the one this explainer was calibrated on ({str(failure).rstrip('.')}); pass that model, or "
+            "calibrate anew."
+        ) from failure
+    estimate = replace(stored.estimate, functions=stored.estimate.functions.shared())
+    return Fitted(adapted, readout, stored.columns, stored.summary, estimate)
+
+
+def _require_same_preprocessing(adapted: Adapted, stored: Stored) -> None:
+    if (adapted.encode is None) != (stored.encoded is None):
+        what = ("", "out") if stored.encoded is None else ("out", "")
+        raise ValueError(f"it comes with{what[0]} preprocessing, and calibration was with{what[1]}")
+    if stored.encoded is not None:
+        now = _encoded(adapted, stored.columns)
+        same = now.shape == stored.encoded.shape and torch.allclose(now, stored.encoded, rtol=1e-9, atol=1e-12)
+        if not same:
+            raise ValueError("its preprocessing encodes the same values differently")
+
+
+def _encoded(adapted: Adapted, columns: Columns) -> Tensor:
+    """What the preprocessing makes of some values of every feature: its fingerprint."""
+    pieces = [torch.zeros(0, dtype=torch.float64)]
+    for feature, members in enumerate(columns.members):
+        if not columns.features.columns[feature]:
+            continue
+        levels = columns.text_levels.get(feature) or columns.number_levels.get(feature)
+        if len(members) == 1:
+            rows = np.array(levels or columns.ranges[members[0]], dtype=object)
+        else:
+            rows = np.array([[columns.template[member] for member in members]], dtype=object)
+        pieces.append(input_values(columns, adapted, feature, rows).flatten())
+    return torch.cat(pieces)
+
+
+def _probe(fitted: Fitted) -> Tensor:
+    """A few rows to find the head with: the baseline, and each feature at its extremes or levels."""
+    baseline, summary = fitted.estimate.baseline, fitted.summary
+    rows = [baseline]
+    for feature, group in enumerate(fitted.columns.features.columns[:64]):
+        columns = list(group)
+        levels = summary.levels[feature][0][:4] if feature in summary.levels else None
+        if levels is None:
+            levels = torch.stack([summary.minimum[columns], summary.maximum[columns]])
+        for values in levels:
+            row = baseline.clone()
+            row[columns] = values
+            rows.append(row)
+    probe = torch.stack(rows)
+    return probe.to(torch.int64) if fitted.readout.integer else probe
+
+
+def _plain(name: str, value: Any, fitted: Fitted) -> Any:
+    """An option as a file can hold it."""
+    if name == "head" and isinstance(value, nn.Module):
+        return fitted.readout.head.name
+    if name == "device" and value is not None:
+        return str(value)
+    if name == "background" and not isinstance(value, int):
+        return 32 if fitted.estimate.background is None else len(fitted.estimate.background)
+    if isinstance(value, Mapping):
+        return {str(key): _plain("", inner, fitted) for key, inner in value.items()}
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return value.item() if isinstance(value, np.generic) else value
+    if hasattr(value, "tolist"):  # arrays, tensors, and the columns and indices of frames
+        return value.tolist()
+    return [_plain("", inner, fitted) for inner in value]

@@ -1,0 +1,243 @@
+"""Tables of a network: what it makes of features at points of theirs, averaged over the background rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nobsp.tabular.lookup import Axis, LevelAxis, NumberAxis
+
+Array = NDArray[np.float64]
+Represent = Callable[[Tensor], Tensor]
+Encode = Callable[[Array], Tensor]
+
+# Numbers with at most so many distinct values have their knots there.
+FEW_VALUES = 32
+# Where a segment is cut first to see whether it bends: not in the middle, where a wave crosses its chord.
+_CUT = 0.382
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """Where one feature is tabulated.
+
+    Attributes:
+        axis: Knots or levels, in the caller's units.
+        inputs: The same points as the network takes them, shape (points, columns of the feature).
+        columns: Columns of the network's input.
+        held: For every point, the position of the point that it is held at: itself inside the calibrated range, the
+            end of the range outside.
+    """
+
+    axis: Axis
+    inputs: Tensor
+    columns: tuple[int, ...]
+    held: NDArray[np.intp]
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The representation of one or two features on their points, averaged over the background.
+
+    Attributes:
+        mean: Representation, shape (points of each feature …, width).
+        outputs: The head's share of it for every background row by itself, shape (background, points …, outputs).
+    """
+
+    mean: Tensor
+    outputs: Tensor
+
+
+class Tabulator:
+    """Runs the network on grids of points, the other features as in the background rows.
+
+    Args:
+        represent: Runs the network up to its head.
+        background: Background rows, as the network takes them.
+        weight: The head's weights, (width, outputs), float64.
+        batch_size: Most rows in one forward call.
+
+    Attributes:
+        forward_rows: Rows sent through the network so far.
+    """
+
+    def __init__(self, represent: Represent, background: Tensor, weight: Tensor, *, batch_size: int) -> None:
+        self._represent, self.background, self.weight = represent, background, weight
+        self._batch_size = batch_size
+        self.forward_rows = 0
+
+    def __call__(self, features: Sequence[Points]) -> Table:
+        """The table of some features; with none, of the background alone."""
+        sizes = [len(points) for points in features]
+        nodes = int(np.prod(sizes)) if sizes else 1
+        count = len(self.background)
+        means, outputs = [], []
+        step = max(self._batch_size // count, 1)
+        for start in range(0, nodes, step):
+            node = torch.arange(start, min(start + step, nodes))
+            rows = self.background.repeat(len(node), 1)
+            places = np.unravel_index(node.numpy(), sizes) if sizes else ()
+            for points, place in zip(features, places, strict=True):
+                values = points.inputs[torch.from_numpy(place)].to(rows.dtype)
+                rows[:, list(points.columns)] = values.repeat_interleave(count, 0)
+            z = self.run(rows).view(len(node), count, -1)
+            means.append(z.mean(1))
+            outputs.append((z @ self.weight).to(torch.float32))
+        return Table(
+            torch.cat(means).view(*sizes, -1),
+            torch.cat(outputs).movedim(1, 0).reshape(count, *sizes, -1),
+        )
+
+    def run(self, rows: Tensor) -> Tensor:
+        """Representations of rows, float64 on the CPU, in calls of at most the batch size."""
+        self.forward_rows += len(rows)
+        return torch.cat(
+            [self._represent(part).to("cpu", torch.float64) for part in torch.split(rows, self._batch_size)]
+        )
+
+    def rows(self, columns: Sequence[int], values: Tensor) -> Tensor:
+        """Representation of features that have no table, row by row, averaged over the background.
+
+        Args:
+            columns: Columns of the network's input that take the rows' values.
+            values: Shape (rows, columns).
+        """
+        count, found = len(self.background), []
+        step = max(self._batch_size // count, 1)
+        for part in torch.split(values, step):
+            rows = self.background.repeat(len(part), 1)
+            rows[:, list(columns)] = part.to(rows.dtype).repeat_interleave(count, 0)
+            found.append(self.run(rows).view(len(part), count, -1).mean(1))
+        return torch.cat(found)
+
+
+def place_knots(
+    x: Array, span: tuple[float, float], *, quantiles: int, even: int, reach: Sequence[float]
+) -> tuple[Array, Array]:
+    """Knots inside the calibrated range, and beyond it.
+
+    Args:
+        x: The column's calibration values, or a sample of them.
+        span: The calibrated range.
+        quantiles: How many follow the rows.
+        even: How many are evenly spaced, so that heavy tails have some too.
+        reach: How far beyond the range, as shares of it.
+    """
+    low, high = span
+    x = x[np.isfinite(x)]
+    distinct = np.unique(np.concatenate([x, [low, high]]))
+    spread = high - low or max(abs(low), 1.0)
+    if len(distinct) <= min(FEW_VALUES, quantiles + even):
+        inner = distinct
+    else:
+        inner = np.unique(
+            np.concatenate(
+                [
+                    np.quantile(distinct if len(distinct) < 3 * quantiles else x, np.linspace(0, 1, quantiles)),
+                    np.linspace(low, high, even),
+                    [low, high],
+                ]
+            )
+        )
+        # Knots closer than rounding of their distance would make slopes of nothing.
+        size = np.maximum(np.abs(inner[1:]), np.abs(inner[:-1]))
+        inner = inner[np.concatenate([[True], np.diff(inner) > 1e-12 * size])]
+        inner[0], inner[-1] = low, high
+    beyond = spread * np.array(reach)
+    return inner, np.concatenate([low - beyond, high + beyond])
+
+
+def number_points(
+    knots: Array, *, column: int, columns: tuple[int, ...], encode: Encode, span: tuple[float, float]
+) -> Points:
+    """Increasing knots of a column of numbers as points."""
+    low, high = span
+    held = np.clip(np.searchsorted(knots, np.clip(knots, low, high)), 0, len(knots) - 1)
+    return Points(NumberAxis(column, knots), encode(knots[:, None]), columns, held.astype(np.intp))
+
+
+def level_points(axis: LevelAxis, inputs: Tensor, columns: tuple[int, ...]) -> Points:
+    """Levels of a category as points."""
+    return Points(axis, inputs, columns, np.arange(len(inputs), dtype=np.intp))
+
+
+def refine_knots(
+    tabulate: Tabulator,
+    first: Points,
+    *,
+    encode: Encode,
+    span: tuple[float, float],
+    unit: Tensor,
+    inside: bool = True,
+    tolerance: float = 1e-3,
+    most: int = 192,
+) -> tuple[Points, Table]:
+    """Adds knots between others where the function bends, and tabulates them all.
+
+    Args:
+        tabulate: Runs the network.
+        first: Knots to begin with.
+        encode: Values as the network takes them.
+        span: The calibrated range.
+        unit: Per output, what the tolerance is a share of.
+        inside: Whether there is anything to be read between knots inside the range.
+        tolerance: Largest difference between the function and the straight line between two knots.
+        most: Most knots.
+    """
+    assert isinstance(first.axis, NumberAxis)
+    column, columns = first.axis.column, first.columns
+    knots, table = first.axis.knots, tabulate([first])
+    mean, outputs = table.mean, table.outputs
+    bend = np.full(len(knots) - 1, np.inf)  # per segment, how far from straight what it is a part of was found
+    if not inside:
+        bend[(knots[:-1] >= span[0]) & (knots[1:] <= span[1])] = 0.0
+    cut = _CUT
+    while len(knots) < most:
+        # Where knots run out, the segments that bend most have them.
+        left = np.sort(np.argsort(-bend, kind="stable")[: most - len(knots)])
+        left = left[bend[left] > tolerance]
+        middle = knots[left] + cut * (knots[left + 1] - knots[left])
+        # In the caller's units two knots may be neighbours already.
+        apart = (middle > knots[left]) & (middle < knots[left + 1])
+        left, middle = left[apart], middle[apart]
+        if not len(left):
+            break
+        found = tabulate([Points(first.axis, encode(middle[:, None]), columns, left)])
+        straight = mean[left] + cut * (mean[left + 1] - mean[left])
+        bend[left] = ((found.mean - straight) @ tabulate.weight / unit).abs().amax(1).numpy()
+        order = np.argsort(np.concatenate([knots, middle]), kind="stable")
+        bend = np.insert(bend, left + 1, bend[left])
+        knots = np.concatenate([knots, middle])[order]
+        mean = torch.cat([mean, found.mean])[order]
+        outputs = torch.cat([outputs, found.outputs], 1)[:, order]
+        cut = 0.5
+    return number_points(knots, column=column, columns=columns, encode=encode, span=span), Table(mean, outputs)
+
+
+def compress(mean: Tensor, share: Tensor, *, tolerance: float, most: int) -> Tensor:
+    """Directions (width, rank) in which a table varies over the calibration rows, strongest first.
+
+    Args:
+        mean: The table, (points, width), centred over the rows.
+        share: Share of the rows at every point.
+        tolerance: Least spread, as a share of the strongest direction's.
+        most: Most directions.
+    """
+    weighted = mean * share.sqrt()[:, None]
+    if weighted.shape[0] < weighted.shape[1]:
+        values, left = torch.linalg.eigh(weighted @ weighted.T)
+        kept = (values > tolerance * values[-1].clamp_min(1e-300)).nonzero().flatten().flip(0)[:most]
+        found: Tensor = weighted.T @ left[:, kept] / values[kept].sqrt()
+        return found
+    values, vectors = torch.linalg.eigh(weighted.T @ weighted)
+    kept = (values > tolerance * values[-1].clamp_min(1e-300)).nonzero().flatten().flip(0)[:most]
+    strongest: Tensor = vectors[:, kept]
+    return strongest

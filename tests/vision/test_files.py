@@ -1,0 +1,176 @@
+"""Files and shards: what was saved comes back, and calibrations add up."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from nobsp import Local
+from nobsp.vision import NObSPCam
+from nobsp.vision.channels import ChannelMoments
+from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
+from tests.vision.networks import ClassMaps, Functional, averaged, images, made, through_layers
+
+MAPS = ("positive", "negative", "signed", "account", "contributions", "logits", "residual")
+
+MODELS: dict[str, Any] = {
+    "average": averaged,
+    "rectified": lambda: made(Functional("mean")),
+    "flattened": lambda: made(Functional("flatten")),
+    "class maps": lambda: made(ClassMaps()),
+    "layers between": through_layers,
+    "all of the map": lambda: through_layers(pooled=False),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("coefficients", ["calibrated", "head"])
+def test_a_loaded_explainer_gives_the_same_maps(name: str, coefficients: Any, tmp_path: Path) -> None:
+    model, x = MODELS[name](), images(60)
+    names = list("abcd")[: 3 if name in ("layers between", "all of the map") else 4]
+    cam = NObSPCam(model, coefficients=coefficients, output_names=names).fit(x)
+    cam.save(tmp_path / "cam.safetensors")
+    loaded = NObSPCam.load(tmp_path / "cam.safetensors", model)
+    before, after = cam(x[:5]), loaded(x[:5])
+    for field in MAPS:
+        expected = getattr(before, field)
+        scale = np.abs(before.account if field == "residual" else expected).max()
+        np.testing.assert_allclose(getattr(after, field), expected, rtol=0, atol=1e-6 * scale)
+    assert loaded.output_names_ == cam.output_names_
+    assert loaded.health().rows == 60
+    assert str(loaded.health()) == str(cam.health())
+
+
+def test_layer_and_head_given_as_modules_are_found_again(tmp_path: Path) -> None:
+    model, x = averaged(), images(60)
+    cam = NObSPCam(model, layer=model.body[1], head=model.head).fit(x)
+    cam.save(tmp_path / "cam")
+    loaded = NObSPCam.load(tmp_path / "cam", model)
+    np.testing.assert_allclose(loaded(x[:2]).account, cam(x[:2]).account, rtol=1e-5, atol=1e-6)
+
+
+def test_the_file_is_small(tmp_path: Path) -> None:
+    model = averaged(channels=1280, classes=200, dtype=torch.float32)
+    cam = NObSPCam(model, coefficients="calibrated", ridge=1.0).fit(images(40, dtype=torch.float32))
+    cam.save(tmp_path / "cam")
+    assert (tmp_path / "cam").stat().st_size < 2_000_000
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    NObSPCam(averaged()).fit(images(30)).save(tmp_path / "cam")
+    other = averaged()
+    with torch.no_grad():
+        other.body[0].bias += 1e-3
+    with pytest.raises(ValueError, match="model is not the one this explainer was calibrated on"):
+        NObSPCam.load(tmp_path / "cam", other)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cam").write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match="damaged"):
+        NObSPCam.load(tmp_path / "cam", averaged())
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("coefficients", ["calibrated", "head"])
+def test_merging_shards_equals_one_pass(name: str, coefficients: Any) -> None:
+    model, x = MODELS[name](), images(90)
+    whole = NObSPCam(model, coefficients=coefficients, ridge=1e-2).fit(x)(x[:4])
+    parts = [NObSPCam(model, coefficients=coefficients, ridge=1e-2).fit(x[start : start + 30]) for start in (0, 30, 60)]
+    found = parts[0].merge(parts[1]).merge(parts[2])(x[:4])
+    for field in MAPS:
+        expected = getattr(whole, field)
+        np.testing.assert_allclose(getattr(found, field), expected, rtol=0, atol=1e-8 * np.abs(expected).max() + 1e-12)
+    assert parts[0].health().rows == 90
+
+
+@pytest.mark.parametrize("name", ["average", "layers between"])
+def test_saved_moments_can_be_merged(name: str, tmp_path: Path) -> None:
+    model, x = MODELS[name](), images(60)
+    whole = NObSPCam(model).fit(x)(x[:4])
+    NObSPCam(model).fit(x[:30]).save(tmp_path / "cam", moments=True)
+    found = NObSPCam.load(tmp_path / "cam", model).merge(NObSPCam(model).fit(x[30:]))(x[:4])
+    np.testing.assert_allclose(found.account, whole.account, rtol=0, atol=1e-8 * np.abs(whole.account).max())
+
+
+def test_without_moments_nothing_can_be_merged(tmp_path: Path) -> None:
+    model = averaged()
+    NObSPCam(model).fit(images(30)).save(tmp_path / "cam")
+    with pytest.raises(ValueError, match="save with moments=True"):
+        NObSPCam.load(tmp_path / "cam", model).merge(NObSPCam(model).fit(images(30)))
+
+
+def test_calibrations_of_different_models_do_not_add_up() -> None:
+    with pytest.raises(ValueError, match="different models, layers or kinds"):
+        NObSPCam(averaged()).fit(images(30)).merge(NObSPCam(averaged(classes=3)).fit(images(30)))
+
+
+def test_calibration_holds_moments_of_channels_alone() -> None:
+    cam = NObSPCam(averaged()).fit(images(30))
+    calibration = cam._fitted.calibration
+    assert isinstance(calibration, ChannelMoments)
+    assert calibration.moments.blocks == {"channels": 6}
+
+
+@pytest.mark.parametrize("name", ["average", "layers between"])
+@pytest.mark.parametrize("coefficients", ["calibrated", "head"])
+def test_an_interrupted_calibration_is_resumed(name: str, coefficients: Any, tmp_path: Path) -> None:
+    model, x = MODELS[name](), images(60)
+
+    class Disk:
+        fails = True
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            for number, batch in enumerate(x.split(15)):
+                if self.fails and number == 2:
+                    raise OSError("the disk is gone")
+                yield batch
+
+    disk, engine = Disk(), Local(tmp_path / "under way", 0)
+    with pytest.raises(OSError, match="the disk is gone"):
+        NObSPCam(model, coefficients=coefficients).fit(disk, engine=engine)
+    with pytest.raises(ValueError, match="cannot be resumed"):
+        NObSPCam(model, coefficients=coefficients, ridge=2.0).fit(disk, engine=engine)
+    disk.fails = False
+    found = NObSPCam(model, coefficients=coefficients).fit(disk, engine=engine)(x[:4])
+    expected = NObSPCam(model, coefficients=coefficients).fit(x)(x[:4])
+    assert_same_to_rounding(found.account, expected.account, within=CONTRIBUTIONS)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["average", "layers between"])
+def test_an_explainer_comes_back_from_a_worker(name: str) -> None:
+    # As Ray or a process pool would send it.
+    x = images(60)
+    cam = NObSPCam(MODELS[name]()).fit(x[:30])
+    returned = pickle.loads(pickle.dumps(NObSPCam(cam.model).fit(x[30:])))  # noqa: S301 - our own bytes
+    whole = NObSPCam(cam.model).fit(x)(x[:3])
+    np.testing.assert_allclose(cam.merge(returned)(x[:3]).account, whole.account, rtol=1e-7, atol=1e-9)
+
+
+def test_more_images_than_are_kept_still_calibrate(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nobsp.vision import tail
+
+    monkeypatch.setattr(tail, "MOST_IMAGES", {"calibrated": 25, "head": 25})
+    model, x = through_layers(), images(80)
+    cam = NObSPCam(model, batch_size=9).fit(x)
+    calibration = cam._fitted.calibration
+    assert isinstance(calibration, tail.TailCalibration)
+    assert len(calibration.kept) == 25
+    assert cam.health().rows == 80
+    with torch.no_grad():
+        np.testing.assert_allclose(cam.base_values_, model(x).mean(0), rtol=CONTRIBUTIONS)
+
+
+def test_nn_module_identity_head_survives_a_round_trip(tmp_path: Path) -> None:
+    model: nn.Module = made(ClassMaps())
+    cam = NObSPCam(model).fit(images(60))
+    cam.save(tmp_path / "cam")
+    assert NObSPCam.load(tmp_path / "cam", model).layer_ == "relu(classes)"

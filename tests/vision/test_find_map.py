@@ -1,0 +1,249 @@
+"""The map that is pooled into the head is found by running the model, whatever the pooling looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nobsp.vision.find_map import find_map
+from nobsp.vision.grid import pooled
+from tests.tolerances import assert_same_to_rounding
+from tests.vision.networks import ClassMaps, Functional, Skipping, Tokens, averaged, body, images, made, through_layers
+
+# Name of the layer, whose map it is, and how it reaches the head.
+ARCHITECTURES = {
+    "resnet18": ("layer4", "direct"),
+    "resnet50": ("layer4", "direct"),
+    "mobilenet_v2": ("features", "direct"),
+    "mobilenet_v3_small": ("features", "tail"),
+    "efficientnet_b0": ("features", "direct"),
+    "regnet_y_400mf": ("trunk_output", "direct"),
+    "convnext_tiny": ("features", "tail"),
+    "densenet121": ("relu(features)", "direct"),
+    "squeezenet1_1": ("classifier.2", "direct"),
+    "shufflenet_v2_x0_5": ("conv5", "direct"),
+    "mnasnet0_5": ("layers", "direct"),
+    "swin_t": ("permute", "direct"),
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architectures_of_torchvision_are_understood(name: str, architecture: Callable[..., nn.Module]) -> None:
+    model = architecture(name)
+    x = images(3, size=64, dtype=torch.float32)
+    feature_map = find_map(model, x)
+    assert (feature_map.layer, feature_map.route) == ARCHITECTURES[name]
+    with feature_map.running() as forward:
+        found = forward(x)
+    with torch.no_grad():
+        torch.testing.assert_close(found.logits.float(), model(x), rtol=1e-4, atol=1e-5)
+
+
+# Of timm: options, layer, pooling, route.
+TIMM: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
+    "average": ("resnet18", {}, "layer4", "mean", "direct"),
+    "maximum": ("resnet18", {"global_pool": "max"}, "layer4", "max", "direct"),
+    "both": ("resnet18", {"global_pool": "catavgmax"}, "layer4", "mean+max", "direct"),
+    "LayerNorm before the head": ("convnext_atto", {}, "norm_pre", "mean", "tail"),
+    "averaged tokens": (
+        "vit_tiny_patch16_224",
+        {"global_pool": "avg", "fc_norm": False, "img_size": 64},
+        "norm",
+        "mean",
+        "direct",
+    ),
+    "averaged tokens, normalised": (
+        "vit_tiny_patch16_224",
+        {"global_pool": "avg", "img_size": 64},
+        "norm",
+        "mean",
+        "tail",
+    ),
+    "windows": ("swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 4}, "norm", "mean", "direct"),
+}
+
+
+@pytest.mark.parametrize("case", TIMM)
+def test_models_of_timm_are_understood(case: str, timm_model: Callable[..., nn.Module]) -> None:
+    name, given, layer, pooling, route = TIMM[case]
+    feature_map = find_map(timm_model(name, **given), images(2, size=64, dtype=torch.float32))
+    assert (feature_map.layer, feature_map.pooling, feature_map.route) == (layer, pooling, route)
+
+
+def test_a_class_token_model_of_timm_gets_an_honest_message(timm_model: Callable[..., nn.Module]) -> None:
+    with pytest.raises(ValueError, match="the head reads one token of 'norm'"):
+        find_map(timm_model("vit_tiny_patch16_224", img_size=64), images(2, size=64, dtype=torch.float32))
+
+
+def test_a_convolution_as_head_is_seen_through() -> None:
+    model = made(nn.Sequential(body(), nn.Conv2d(6, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+    feature_map = find_map(model, images(3))
+    assert (feature_map.layer, feature_map.head.name, feature_map.route, feature_map.channels) == (
+        "0",
+        "1",
+        "direct",
+        6,
+    )
+
+
+def test_a_fully_connected_head_sees_the_map_location_by_location(architecture: Callable[..., nn.Module]) -> None:
+    feature_map = find_map(architecture("alexnet"), images(2, size=96, dtype=torch.float32))
+    assert (feature_map.layer, feature_map.route, feature_map.reach) == ("avgpool", "tail", "full")
+
+
+@pytest.mark.parametrize(
+    ("how", "pooling", "layer"),
+    [
+        ("mean", "mean", "relu(features)"),
+        ("max", "max", "features"),
+        ("concat", "max+mean", "features"),
+        ("flatten", "flatten", "features"),
+    ],
+)
+def test_poolings_that_are_no_modules_are_recognised_by_their_values(how: str, pooling: str, layer: str) -> None:
+    model = made(Functional(how))
+    x = images(3)
+    feature_map = find_map(model, x)
+    assert (feature_map.pooling, feature_map.layer, feature_map.route) == (pooling, layer, "direct")
+    with feature_map.running() as forward:
+        found = forward(x)
+    logits = pooled(found.maps, feature_map.pooling) @ feature_map.head.weight.T + feature_map.head.bias
+    with torch.no_grad():
+        assert_same_to_rounding(logits, model(x))
+
+
+def test_a_map_overwritten_in_place_is_read_as_it_was_pooled() -> None:
+    model = made(Functional("mean"))
+    feature_map = find_map(model, images(3))
+    assert feature_map.place.overwritten
+    with feature_map.running() as forward:
+        assert float(forward(images(3)).maps.min()) == 0.0
+
+
+def test_another_kind_of_pooling_goes_through_the_layers_behind_the_map() -> None:
+    feature_map = find_map(made(Functional("generalised")), images(3))
+    assert (feature_map.layer, feature_map.route, feature_map.reach) == ("features", "tail", "full")
+
+
+@pytest.mark.parametrize(("pooled_first", "reach"), [(True, "point"), (False, "full")])
+def test_layers_between_pooling_and_head_are_noticed(pooled_first: bool, reach: str) -> None:
+    feature_map = find_map(through_layers(pooled=pooled_first), images(3))
+    assert (feature_map.route, feature_map.reach) == ("tail", reach)
+
+
+def test_an_average_pooling_of_fixed_size_gets_constant_maps() -> None:
+    model = through_layers()
+    model.pool = nn.AvgPool2d(8)
+    feature_map = find_map(model, images(3))
+    assert (feature_map.route, feature_map.reach, feature_map.layer) == ("tail", "constant", "body")
+
+
+def test_averaged_tokens_are_put_back_on_their_grid() -> None:
+    feature_map = find_map(made(Tokens("mean")), images(3))
+    assert (feature_map.grid.layout, feature_map.grid.prefix, feature_map.shape) == ("tokens", 1, (4, 4))
+
+
+def test_the_grid_of_tokens_has_the_shape_of_the_image() -> None:
+    wide = torch.cat([images(3), images(3, seed=1)], dim=3)
+    assert find_map(made(Tokens("mean")), wide).shape == (4, 8)
+
+
+def test_a_head_on_a_class_token_gets_an_honest_message() -> None:
+    with pytest.raises(ValueError, match=r"reads one token of 'norm'.*averages its patch tokens.*layer='norm'"):
+        find_map(made(Tokens("class")), images(3))
+
+
+def test_a_class_token_model_can_still_be_regressed_on_a_layer() -> None:
+    feature_map = find_map(made(Tokens("class")), images(3), layer="norm")
+    assert (feature_map.route, feature_map.shape, feature_map.grid.prefix) == ("regression", (4, 4), 1)
+
+
+def test_a_map_of_the_classes_themselves_needs_no_head() -> None:
+    feature_map = find_map(made(ClassMaps()), images(3))
+    assert (feature_map.layer, feature_map.relu) == ("relu(classes)", True)
+    assert torch.equal(feature_map.head.weight, torch.eye(4, dtype=torch.float64))
+
+
+def test_a_second_path_to_the_head_is_not_overlooked() -> None:
+    with pytest.raises(ValueError, match=r"no map of the model feeds its head by itself"):
+        find_map(made(Skipping()), images(3))
+
+
+def test_a_named_layer_or_module_is_taken() -> None:
+    model = averaged()
+    by_name = find_map(model, images(3), layer="body.3")
+    by_module = find_map(model, images(3), layer=model.body[3])
+    assert by_name.layer == by_module.layer == "body.3"
+    assert by_name.route == "direct"
+
+
+def test_a_layer_that_other_layers_follow_is_regressed_on() -> None:
+    assert find_map(averaged(), images(3), layer="body.1").route == "regression"
+
+
+def test_a_misspelt_layer_gets_the_close_matches() -> None:
+    with pytest.raises(ValueError, match=r"'bodi.1' is not in the model; did you mean 'body.1'"):
+        find_map(averaged(), images(3), layer="bodi.1")
+
+
+def test_a_module_of_another_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="not part of the model"):
+        find_map(averaged(), images(3), layer=nn.ReLU())
+
+
+def test_a_layer_without_locations_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than one location"):
+        find_map(averaged(), images(3), layer="flat")
+
+
+def test_a_model_without_a_map_is_refused() -> None:
+    flat = made(nn.Sequential(nn.Flatten(), nn.Linear(3 * 144, 8), nn.ReLU(), nn.Linear(8, 2)))
+    with pytest.raises(ValueError, match="no layer of the model gives a map with more than one location"):
+        find_map(flat, images(3))
+
+
+def test_images_the_model_cannot_take_are_named_by_their_shape() -> None:
+    with pytest.raises(ValueError, match=r"cannot take images of shape \(1, 12, 12\)"):
+        find_map(averaged(), images(3, channels=1))
+
+
+def test_weights_that_are_not_finite_are_named() -> None:
+    model = averaged()
+    with torch.no_grad():
+        model.body[0].weight[0, 0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"'body.0.weight' has values that are not finite"):
+        find_map(model, images(3))
+
+
+def test_a_mask_of_infinities_is_no_mistake() -> None:
+    model = averaged()
+    model.register_buffer("mask", torch.full((3,), -torch.inf))
+    assert find_map(model, images(3)).layer == "body"
+
+
+class Reused(nn.Module):
+    """One rectifier called three times; the map is its second result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 5, 3), nn.Conv2d(5, 6, 3)
+        self.act = nn.ReLU()
+        self.head = nn.Linear(6, 4)
+        self.side = nn.Conv2d(3, 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.act(self.two(self.act(self.one(x))))
+        self.act(self.side(x))
+        return self.head(maps.mean((2, 3)))
+
+
+def test_the_right_call_of_a_module_that_is_called_often_is_taken() -> None:
+    model = made(Reused())
+    feature_map = find_map(model, images(3))
+    assert (feature_map.place.name, feature_map.place.call, feature_map.place.calls) == ("act", 1, 3)
+    with feature_map.running() as forward, torch.no_grad():
+        assert_same_to_rounding(forward(images(2)).logits, model(images(2)))
