@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,19 +29,32 @@ def cluster() -> Iterator[Any]:
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            object_store_memory=100 << 20,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
+        _start(ray)
         yield ray
     finally:
         ray.shutdown()
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _start(ray: Any) -> None:
+    """Starts Ray; on a busy machine its own patience may end before its server is up, so it is tried again."""
+    for attempt in range(4):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=2,
+                include_dashboard=False,
+                object_store_memory=100 << 20,
+                log_to_driver=False,
+                logging_level="ERROR",
+            )
+            return
+        except RuntimeError as failure:
+            ray.shutdown()
+            if attempt == 3 or "Timed out" not in str(failure):
+                raise
+            time.sleep(5 * (attempt + 1))
 
 
 class Mortal(nn.Module):
