@@ -282,7 +282,7 @@ def _examine(
     )
 
 
-def _share_findings(explained: Sequence[float], names: Sequence[str]) -> list[Finding]:
+def _share_findings(explained: Sequence[float], names: Sequence[str], *, what: str = "Held-out R²") -> list[Finding]:
     """What a low share explained means, for the worst output."""
     known = [(share, name) for share, name in zip(explained, names, strict=True) if share == share]
     if not known or min(known)[0] >= _LOW_SHARE:
@@ -290,12 +290,12 @@ def _share_findings(explained: Sequence[float], names: Sequence[str]) -> list[Fi
     share, name = min(known)
     if share < 0:
         message = (
-            f"Held-out R² is {share:.3f}: on rows that were not used for the coefficients the functions are worse than "
+            f"{what} is {share:.3f}: on rows that were not used for the coefficients the functions are worse than "
             "the mean. Do not use them; calibrate on more rows, or on rows like those to be explained."
         )
         return [Finding("error", "worse_than_mean", name, message)]
     message = (
-        f"Held-out R² is only {share:.3f}: the rest is interaction that no term holds, or too few rows. Calibrate on "
+        f"{what} is only {share:.3f}: the rest is interaction that no term holds, or too few rows. Calibrate on "
         'more rows, fit more interactions, or set interactions="auto".'
     )
     return [Finding("warning", "low_share", name, message)]
@@ -517,7 +517,10 @@ def _examine_published(
     total = rows.outputs.var(0, correction=0)
     varies = total > (rows.outputs.abs().amax(0) * 1e-12).square()  # a mean of equal numbers is rounded
     explained = torch.where(varies, 1 - residual.var(0, correction=0) / total, torch.nan)
-    findings = [*_share_findings(explained.tolist(), output_names), *_feature_findings(facts, plan.terms, values, rows)]
+    findings = [
+        *_share_findings(explained.tolist(), output_names, what="R² on the calibration rows"),
+        *_feature_findings(facts, plan.terms, values, rows),
+    ]
     if facts.summary.rows <= width:
         message = (
             f"Fewer rows ({facts.summary.rows}) than the representation is wide ({width}): the reference can reproduce "
