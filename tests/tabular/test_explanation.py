@@ -388,3 +388,60 @@ def test_the_public_fields_stay():
     fields = {field.name for field in dataclasses.fields(Explanation)}
     promised = {"values", "base_values", "residual", "predictions", "terms", "feature_names", "output_names", "data"}
     assert promised <= fields
+
+
+@pytest.fixture(scope="module")
+def other(table):
+    names = ["low", "mid", "high"]
+    return NObSP(small_net(seed=1), interactions=[PAIR, ("b", "c")], output_names=names).fit(table)
+
+
+def test_sums_differences_and_multiples_of_accounts_are_accounts(ex, other, table):
+    second = other(table[:10])
+    both, change, mean = ex + second, ex - second, (ex + second) * 0.5
+    for made in (both, change, mean, 2 * ex, -ex):
+        assert_adds_up(made)
+    assert set(both.terms) == {*ex.terms, *second.terms}
+    assert_same_to_rounding(both.predictions, ex.predictions + second.predictions)
+    assert_same_to_rounding(change[:, PAIR].values, ex[:, PAIR].values - second[:, PAIR].values)
+    # A term that one of the two lacks is the other's alone.
+    assert np.array_equal(change[:, ("c", "d")].values, ex[:, ("c", "d")].values)
+    assert np.array_equal(change[:, ("b", "c")].values, -second[:, ("b", "c")].values)
+    assert np.array_equal((ex - ex).values, np.zeros_like(ex.values))
+    assert np.array_equal(mean.outside, ex.outside | second.outside)
+
+
+def test_only_accounts_of_the_same_rows_and_names_are_added(explainer, ex, table):
+    with pytest.raises(ValueError, match="rows"):
+        ex + explainer(table[:3])
+    with pytest.raises(ValueError, match="output_names"):
+        ex + ex.contrast(0, 1)
+    for wrong in (1.0, "a", None):
+        with pytest.raises(TypeError):
+            ex + wrong
+    with pytest.raises(TypeError):
+        ex * "a"
+
+
+def test_top_keeps_the_strongest_terms_and_the_account(ex):
+    sizes = np.abs(ex.values).mean((0, 2))
+    for k in (0, 1, 3, 99):
+        best = ex.top(k)
+        assert_adds_up(best)
+        assert set(best.terms) == {ex.terms[i] for i in np.argsort(-sizes)[:k]}
+    with pytest.raises(ValueError, match="k must"):
+        ex.top(-1)
+
+
+def test_an_order_keeps_terms_of_that_many_features(ex):
+    assert [len(ex.order(size).terms) for size in (1, 2, 3)] == [4, 2, 0]
+    assert_adds_up(ex.order(1))
+    assert_same_to_rounding(ex.order(1).residual, ex.residual + ex.order(2).values.sum(1))
+
+
+def test_plots_are_methods_too(ex, explainer):
+    assert "Axes" in type(ex.plot.waterfall(row="row 0", output="low")).__name__
+    assert dir(ex.plot) == ["beeswarm", "importance", "interaction_matrix", "ledger", "waterfall"]
+    assert callable(explainer.plot.curves)
+    with pytest.raises(AttributeError, match="no plot"):
+        ex.plot.curves()

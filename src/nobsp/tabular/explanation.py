@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nobsp.results import Plots
+
 Array = NDArray[np.float64]
 Term = tuple[str, ...]
 
@@ -142,6 +144,74 @@ class Explanation:
             outside=self.outside[row_index],
             baseline_contributions=self.baseline_contributions[term_index][:, output_index],
         )
+
+    # ------------------------------------------------------------------ arithmetic
+
+    def top(self, k: int) -> Explanation:
+        """The `k` terms with the largest mean absolute contribution; the others are counted in the residual."""
+        if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 0:
+            raise ValueError(f"k must be a whole number, not negative, found {k!r}.")
+        sizes = np.abs(self.values).mean((0, 2)) if len(self) else np.zeros(len(self.terms))
+        return self[:, np.sort(np.argsort(-sizes, kind="stable")[:k])]
+
+    def order(self, size: int) -> Explanation:
+        """Only terms of `size` features: 1 for main effects, 2 for pairs; the others are counted in the residual."""
+        return self[:, [len(term) == size for term in self.terms]] if self.terms else self
+
+    def __add__(self, other: Explanation) -> Explanation:
+        """The account of two models' summed outputs on the same rows; a term that one lacks contributes nothing there.
+
+        With `-` it is what changed from one model to another, and with `*` a mean: `(a + b) * 0.5`.
+        """
+        if not isinstance(other, Explanation):
+            return NotImplemented
+        for what in ("feature_names", "output_names"):
+            if getattr(self, what) != getattr(other, what):
+                raise ValueError(f"the explanations have different {what}; explain both with the same.")
+        if len(self) != len(other):
+            raise ValueError(f"the explanations have {len(self)} and {len(other)} rows; explain the same rows.")
+        terms = tuple(dict.fromkeys([*self.terms, *other.terms]))
+
+        def at(ex: Explanation, values: Array, axis: int) -> Array:
+            shape = list(values.shape)
+            shape[axis] = len(terms)
+            wide = np.zeros(shape)
+            wide[(slice(None),) * axis + ([terms.index(term) for term in ex.terms],)] = values
+            return wide
+
+        mine, theirs = self.baseline_contributions, other.baseline_contributions
+        return replace(
+            self,
+            values=at(self, self.values, 1) + at(other, other.values, 1),
+            base_values=self.base_values + other.base_values,
+            residual=self.residual + other.residual,
+            predictions=self.predictions + other.predictions,
+            terms=terms,
+            outside=self.outside | other.outside,
+            baseline_contributions=at(self, self.baseline_contributions, 0)
+            + at(other, other.baseline_contributions, 0),
+            explainer=None,
+        )
+
+    def __mul__(self, factor: float) -> Explanation:
+        """The account of the outputs times a number."""
+        if not np.isscalar(factor) or isinstance(factor, str | bytes):
+            return NotImplemented
+        names = ("values", "base_values", "residual", "predictions", "baseline_contributions")
+        return replace(self, **{name: getattr(self, name) * factor for name in names}, explainer=None)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Explanation:
+        return self * -1.0
+
+    def __sub__(self, other: Explanation) -> Explanation:
+        return self + -other if isinstance(other, Explanation) else NotImplemented
+
+    @property
+    def plot(self) -> Plots:
+        """Its plots: `ex.plot.waterfall(0)`, `ex.plot.beeswarm()`, `ex.plot.importance()`, `ex.plot.ledger()`."""
+        return Plots(self, ("beeswarm", "importance", "interaction_matrix", "ledger", "waterfall"))
 
     # ------------------------------------------------------------------ leaving for other libraries
 
