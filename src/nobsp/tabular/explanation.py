@@ -188,8 +188,7 @@ class Explanation:
             predictions=self.predictions + other.predictions,
             terms=terms,
             outside=self.outside | other.outside,
-            baseline_contributions=at(self, self.baseline_contributions, 0)
-            + at(other, other.baseline_contributions, 0),
+            baseline_contributions=at(self, mine, 0) + at(other, theirs, 0),
             explainer=None,
         )
 
