@@ -445,3 +445,57 @@ def test_plots_are_methods_too(ex, explainer):
     assert callable(explainer.plot.curves)
     with pytest.raises(AttributeError, match="no plot"):
         ex.plot.curves()
+
+
+def brute_force(ex, link, steps=20_000):
+    """The mean slope of the link on the line from the base to the prediction, by the midpoint rule."""
+    total = np.zeros_like(ex.values)
+    for t in (np.arange(steps) + 0.5) / steps:
+        y = torch.tensor(ex.base_values + t * (ex.predictions - ex.base_values), dtype=torch.float64)
+        slope = torch.func.vmap(torch.func.jacrev(link))(y).numpy()
+        total += np.einsum("rck,rtk->rtc", slope, ex.values) / steps
+    return total
+
+
+@pytest.mark.parametrize("link", ["softmax", "sigmoid", "exp"])
+def test_the_account_of_probabilities_is_the_integral_and_adds_up(ex, link):
+    small = ex[:3]
+    functions = {"softmax": lambda y: y.softmax(-1), "sigmoid": torch.sigmoid, "exp": torch.exp}
+    made = small.to_probability(link=link)
+    assert_adds_up(made)
+    assert made.scale == "probability"
+    expected = functions[link](torch.tensor(small.predictions)).numpy()
+    assert_same_to_rounding(made.predictions, expected)
+    assert_same_to_rounding(made.base_values, functions[link](torch.tensor(small.base_values)).numpy())
+    assert np.allclose(made.values, brute_force(small, functions[link], steps=2_000), rtol=0, atol=1e-7)
+
+
+def test_probabilities_of_a_softmax_have_accounts_that_cancel(ex):
+    made = ex.to_probability(link="softmax")
+    assert np.abs(made.values.sum(2)).max() < SUMS
+    shifted = dataclasses.replace(ex, predictions=ex.predictions + 5.0, residual=ex.residual + 5.0)
+    assert np.allclose(shifted.to_probability(link="softmax").values, made.values, rtol=0, atol=1e-12)
+
+
+def test_a_large_change_of_the_logits_still_adds_up_without_the_residual(ex):
+    """The rule has enough nodes: what the terms miss is the residual's own share, carried over like the rest."""
+    exact = (
+        dataclasses.replace(ex, predictions=ex.predictions - ex.residual, residual=np.zeros_like(ex.residual)) * 40.0
+    )
+    made = exact.to_probability(link="softmax")
+    assert np.abs(made.residual).max() < 1e-9
+
+
+def test_the_models_own_link_is_used_and_others_have_to_be_said(table, ex):
+    with pytest.raises(ValueError, match="link"):
+        ex.to_probability()
+    net = nn.Sequential(small_net(), nn.Softmax(1))
+    own = NObSP(net, interactions=0).fit(table)(table[:5])
+    made = own.to_probability()
+    with torch.no_grad():
+        outputs = net(torch.tensor(table[:5].to_numpy(), dtype=torch.float32)).numpy()
+    assert np.allclose(made.predictions, outputs, atol=1e-6)
+    with pytest.raises(ValueError, match="all classes"):
+        own[:, :, 0].to_probability()
+    with pytest.raises(ValueError, match="already"):
+        made.to_probability()

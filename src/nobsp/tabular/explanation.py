@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -15,6 +16,9 @@ from nobsp.results import Plots
 
 Array = NDArray[np.float64]
 Term = tuple[str, ...]
+
+# Nodes of the rule that carries an account over to probabilities; what more would mend is in the residual.
+_MOST_NODES = 256
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,6 +42,8 @@ class Explanation:
         outside: Whether a feature's value lies outside the calibrated range, shape (rows, features).
         baseline_contributions: What each term contributes at the baseline, shape (terms, outputs).
         explainer: The functions behind this account, without the network.
+        scale: What the account is of: "output" for logits and regression outputs, "probability" for what their link
+            makes of them.
     """
 
     values: Array
@@ -51,6 +57,7 @@ class Explanation:
     outside: NDArray[np.bool_]
     baseline_contributions: Array
     explainer: Any = field(default=None, repr=False)
+    scale: str = "output"
 
     def __len__(self) -> int:
         return int(self.values.shape[0])
@@ -99,6 +106,43 @@ class Explanation:
             predictions=difference(self.predictions),
             output_names=(f"{self.output_names[first]} − {self.output_names[second]}",),
             baseline_contributions=difference(self.baseline_contributions),
+        )
+
+    def to_probability(self, *, link: str | None = None) -> Explanation:
+        """The account on the scale of probabilities (of means, where the link is exp); it still adds up exactly.
+
+        Contributions to the outputs are carried over by the link's mean slope on the straight line from the base to the
+        prediction (Aumann and Shapley's rule). Other paths would share out differently; with a softmax, a term that
+        speaks for one class lowers the others. The base is the link of the base, not the mean probability.
+
+        Args:
+            link: "softmax", "sigmoid" or "exp"; the model's own by default.
+        """
+        known = link or getattr(self.explainer, "link", None)
+        known = "softmax" if known == "log_softmax" else known
+        if self.scale != "output":
+            raise ValueError("this account is one of probabilities already.")
+        if known not in ("softmax", "sigmoid", "exp"):
+            raise ValueError(
+                f"the model's link is {known!r}, so its outputs are not made into probabilities by the model; pass "
+                'link="softmax", "sigmoid" or "exp" if you do so afterwards.'
+            )
+        outputs = len(getattr(self.explainer, "output_names", self.output_names))
+        if known == "softmax" and (len(self.output_names) != outputs or outputs == 1):
+            raise ValueError("a softmax needs the outputs of all classes; call to_probability before choosing some.")
+        base, center = _apply_link(self.base_values[None], known), self.base_values
+        values = _carry_over(self.values, center, self.predictions, known)
+        at_baseline = center + self.baseline_contributions.sum(0)
+        predictions = _apply_link(self.predictions, known)
+        return replace(
+            self,
+            values=values,
+            base_values=base[0],
+            residual=predictions - base - values.sum(1),
+            predictions=predictions,
+            baseline_contributions=_carry_over(self.baseline_contributions[None], center, at_baseline[None], known)[0],
+            explainer=None,
+            scale="probability",
         )
 
     def explained(self) -> Array:
@@ -353,6 +397,36 @@ def term_name(term: Sequence[str]) -> str:
         'age × income'
     """
     return " × ".join(term)
+
+
+def _apply_link(outputs: Array, link: str) -> Array:
+    if link == "exp":
+        return np.asarray(np.exp(outputs))
+    if link == "sigmoid":
+        return np.asarray(0.5 * (1.0 + np.tanh(0.5 * outputs)))  # overflows nowhere
+    shifted = np.exp(outputs - outputs.max(1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(1, keepdims=True))
+
+
+def _carry_over(values: Array, start: Array, stop: Array, link: str) -> Array:
+    """Contributions times the link's mean Jacobian on the line from `start` to `stop`, by Gauss and Legendre's rule.
+
+    For a softmax Σ_k ∂p_c/∂y_k g_k = p_c (g_c − Σ_k p_k g_k).
+    """
+    change = stop - start
+    finite = change[np.isfinite(change).all(1)]
+    # Sigmoid and softmax are analytic up to a distance of π over the change: the error is exp(−2 n asinh(2π/change)).
+    reach = float(np.ptp(finite, axis=1).max() if link == "softmax" else np.abs(finite).max()) if finite.size else 1.0
+    count = min(_MOST_NODES, math.ceil(18 / math.asinh(2 * math.pi / max(reach, 1.0))))
+    carried = np.zeros_like(values)
+    for node, share in zip(*np.polynomial.legendre.leggauss(count), strict=True):
+        chances = _apply_link(start + 0.5 * (node + 1.0) * change, link)[:, None]
+        if link == "softmax":
+            inner = values - (values * chances).sum(2, keepdims=True)
+        else:
+            inner = values if link == "exp" else values * (1.0 - chances)
+        carried += 0.5 * share * chances * inner
+    return carried
 
 
 def _column_names(terms: Sequence[Term]) -> list[str]:
