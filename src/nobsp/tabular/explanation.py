@@ -390,12 +390,7 @@ class Explanation:
 
 
 def term_name(term: Sequence[str]) -> str:
-    """A term in words.
-
-    Example:
-        >>> term_name(("age", "income"))
-        'age × income'
-    """
+    """A term in words."""
     return " × ".join(term)
 
 
@@ -457,13 +452,7 @@ def output_position(output: int | str, names: Sequence[str]) -> int:
 
 
 class ColumnTable(dict[str, Any]):
-    """Columns by name, for where pandas is not installed.
-
-    Example:
-        >>> table = ColumnTable(feature=["a", "b"], importance=[2.0, 1.0])
-        >>> table.columns, table["feature"]
-        (['feature', 'importance'], ['a', 'b'])
-    """
+    """Columns by name, for where pandas is not installed."""
 
     @property
     def columns(self) -> list[str]:
