@@ -21,7 +21,7 @@ PINS := pyproject.toml constraints.txt
 # Folders that may not exist yet are left out.
 CODE := $(wildcard src tests benchmarks examples docs)
 
-.PHONY: help demo test setup lint types layers unit machines docs bench clean
+.PHONY: help demo test setup lint types layers size unit machines docs bench clean
 
 help: ## list these commands
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -29,7 +29,7 @@ help: ## list these commands
 demo: $(VENV)/.stamp-demo ## train three small networks, take them apart and write pages to look at, in demo/
 	@$(RUN) -m nobsp demo --out demo --force
 
-test: lint types layers unit ## everything that must hold: style, types, layers, tests, examples in docstrings
+test: lint types layers size unit ## everything that must hold: style, types, layers, size, tests, examples in docstrings
 
 setup: $(VENV)/.stamp-dev ## make .venv with the package, its optional parts and the development tools
 
@@ -42,6 +42,9 @@ types: $(VENV)/.stamp-dev ## static types of the package
 
 layers: $(VENV)/.stamp-dev ## a room imports only from rooms further down
 	$(VENV)/bin/lint-imports
+
+size: $(VENV)/.stamp-dev ## the package is no larger than agreed, and no room uses another's private names
+	$(RUN) tests/house.py
 
 unit: $(VENV)/.stamp-browser ## the tests and the examples in docstrings
 	$(RUN) -m pytest -q -n $(WORKERS)

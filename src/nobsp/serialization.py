@@ -32,14 +32,7 @@ Framework = Literal["pt", "numpy"]
 
 
 def save(path: str | os.PathLike[str], value: Any, *, kind: str, version: int) -> None:
-    """Writes a value, atomically: the file is whole or not there.
-
-    Args:
-        path: Where to; an existing file is replaced.
-        value: Dataclasses, tuples, lists, dictionaries, frozensets, tensors, arrays, `Moments`, numbers and strings.
-        kind: What the file holds, e.g. "explainer".
-        version: Version of the layout.
-    """
+    """Writes a value, atomically: the file is whole or not there."""
     tensors: dict[str, Any] = {}
     about = pack(value, tensors)
     write(path, kind=kind, version=version, tensors=tensors, about=about)
@@ -111,11 +104,7 @@ def pack(value: Any, tensors: dict[str, Any]) -> Any:
 
 
 def unpack(said: Any, tensors: dict[str, Any], classes: Iterable[type] = ()) -> Any:
-    """The value that `pack` described; tensors are taken out of `tensors` as they are used.
-
-    Raises:
-        ValueError: If a part is missing or there is one too many, or a class is not among `classes`.
-    """
+    """The value that `pack` described; tensors are taken out of `tensors` as they are used."""
     known = {kind.__name__: kind for kind in classes}
 
     def taken(name: Any) -> Any:
@@ -229,15 +218,7 @@ def _moments(said: Any) -> Moments:
 def write(
     path: str | os.PathLike[str], *, kind: str, version: int, tensors: Mapping[str, Tensor | np.ndarray], about: Any
 ) -> None:
-    """Writes tensors and a description, atomically: the file is whole or not there.
-
-    Args:
-        path: Where to; an existing file is replaced.
-        kind: What the file holds, e.g. "explainer".
-        version: Version of the layout.
-        tensors: The numbers; tensors that share memory are written one by one.
-        about: Anything JSON can hold.
-    """
+    """Writes tensors and a description, atomically: the file is whole or not there."""
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"path is in {str(target.parent)!r}, which is not a folder; create it first.")
@@ -289,12 +270,7 @@ def save_file(tensors: Mapping[str, Any], path: str, *, metadata: dict[str, str]
 def read(
     path: str | os.PathLike[str], *, kind: str, version: int, framework: Framework = "pt"
 ) -> tuple[dict[str, Any], Any]:
-    """Reads what `write` wrote, as torch tensors or as numpy arrays.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged, of another kind, or of another version.
-    """
+    """Reads what `write` wrote, as torch tensors or as numpy arrays."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"path {str(path)!r} is not a file.")
     try:

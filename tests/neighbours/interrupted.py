@@ -21,6 +21,8 @@ from torch import nn
 
 import nobsp
 
+torch.set_num_threads(1)  # a process that has used several cannot be forked: its copy waits for threads it lacks
+
 WIDTH, CLASSES, STEP = 48, 3, 200
 
 

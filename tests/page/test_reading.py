@@ -11,7 +11,7 @@ import torch
 
 from nobsp import NObSP
 from nobsp.page import report
-from nobsp.tabular.health import Finding
+from nobsp.results import Finding
 from nobsp.tabular.lookup import Chunk, TermTable
 from tests.page.names import NASTY, QUOTED, RTL
 

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from nobsp import NObSP, NObSPCam, plots
-from nobsp.tabular import Finding, Health, TermHealth
+from nobsp.results import Finding
+from nobsp.tabular import Health, TermHealth
 
 
 def shares_of(ax):

@@ -9,18 +9,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nobsp.projection import (
-    Ridge,
+from nobsp.projection import Ridge, partial_coefficients
+from tests.projection.oracles import moments_of, normal
+from tests.projection.projectors import (
     centred,
     complement_projector,
     oblique_coefficients,
     oblique_projector,
     orthonormal_basis,
-    partial_coefficients,
     project,
     transfer_matrix,
 )
-from tests.projection.oracles import moments_of, normal
 
 SEEDS = st.integers(0, 10_000)
 

@@ -388,3 +388,114 @@ def test_the_public_fields_stay():
     fields = {field.name for field in dataclasses.fields(Explanation)}
     promised = {"values", "base_values", "residual", "predictions", "terms", "feature_names", "output_names", "data"}
     assert promised <= fields
+
+
+@pytest.fixture(scope="module")
+def other(table):
+    names = ["low", "mid", "high"]
+    return NObSP(small_net(seed=1), interactions=[PAIR, ("b", "c")], output_names=names).fit(table)
+
+
+def test_sums_differences_and_multiples_of_accounts_are_accounts(ex, other, table):
+    second = other(table[:10])
+    both, change, mean = ex + second, ex - second, (ex + second) * 0.5
+    for made in (both, change, mean, 2 * ex, -ex):
+        assert_adds_up(made)
+    assert set(both.terms) == {*ex.terms, *second.terms}
+    assert_same_to_rounding(both.predictions, ex.predictions + second.predictions)
+    assert_same_to_rounding(change[:, PAIR].values, ex[:, PAIR].values - second[:, PAIR].values)
+    # A term that one of the two lacks is the other's alone.
+    assert np.array_equal(change[:, ("c", "d")].values, ex[:, ("c", "d")].values)
+    assert np.array_equal(change[:, ("b", "c")].values, -second[:, ("b", "c")].values)
+    assert np.array_equal((ex - ex).values, np.zeros_like(ex.values))
+    assert np.array_equal(mean.outside, ex.outside | second.outside)
+
+
+def test_only_accounts_of_the_same_rows_and_names_are_added(explainer, ex, table):
+    with pytest.raises(ValueError, match="rows"):
+        ex + explainer(table[:3])
+    with pytest.raises(ValueError, match="output_names"):
+        ex + ex.contrast(0, 1)
+    for wrong in (1.0, "a", None):
+        with pytest.raises(TypeError):
+            ex + wrong
+    with pytest.raises(TypeError):
+        ex * "a"
+
+
+def test_top_keeps_the_strongest_terms_and_the_account(ex):
+    sizes = np.abs(ex.values).mean((0, 2))
+    for k in (0, 1, 3, 99):
+        best = ex.top(k)
+        assert_adds_up(best)
+        assert set(best.terms) == {ex.terms[i] for i in np.argsort(-sizes)[:k]}
+    with pytest.raises(ValueError, match="k must"):
+        ex.top(-1)
+
+
+def test_an_order_keeps_terms_of_that_many_features(ex):
+    assert [len(ex.order(size).terms) for size in (1, 2, 3)] == [4, 2, 0]
+    assert_adds_up(ex.order(1))
+    assert_same_to_rounding(ex.order(1).residual, ex.residual + ex.order(2).values.sum(1))
+
+
+def test_plots_are_methods_too(ex, explainer):
+    assert "Axes" in type(ex.plot.waterfall(row="row 0", output="low")).__name__
+    assert dir(ex.plot) == ["beeswarm", "importance", "interaction_matrix", "ledger", "waterfall"]
+    assert callable(explainer.plot.curves)
+    with pytest.raises(AttributeError, match="no plot"):
+        ex.plot.curves()
+
+
+def brute_force(ex, link, steps=20_000):
+    """The mean slope of the link on the line from the base to the prediction, by the midpoint rule."""
+    total = np.zeros_like(ex.values)
+    for t in (np.arange(steps) + 0.5) / steps:
+        y = torch.tensor(ex.base_values + t * (ex.predictions - ex.base_values), dtype=torch.float64)
+        slope = torch.func.vmap(torch.func.jacrev(link))(y).numpy()
+        total += np.einsum("rck,rtk->rtc", slope, ex.values) / steps
+    return total
+
+
+@pytest.mark.parametrize("link", ["softmax", "sigmoid", "exp"])
+def test_the_account_of_probabilities_is_the_integral_and_adds_up(ex, link):
+    small = ex[:3]
+    functions = {"softmax": lambda y: y.softmax(-1), "sigmoid": torch.sigmoid, "exp": torch.exp}
+    made = small.to_probability(link=link)
+    assert_adds_up(made)
+    assert made.scale == "probability"
+    expected = functions[link](torch.tensor(small.predictions)).numpy()
+    assert_same_to_rounding(made.predictions, expected)
+    assert_same_to_rounding(made.base_values, functions[link](torch.tensor(small.base_values)).numpy())
+    assert np.allclose(made.values, brute_force(small, functions[link], steps=2_000), rtol=0, atol=1e-7)
+
+
+def test_probabilities_of_a_softmax_have_accounts_that_cancel(ex):
+    made = ex.to_probability(link="softmax")
+    assert np.abs(made.values.sum(2)).max() < SUMS
+    shifted = dataclasses.replace(ex, predictions=ex.predictions + 5.0, residual=ex.residual + 5.0)
+    assert np.allclose(shifted.to_probability(link="softmax").values, made.values, rtol=0, atol=1e-12)
+
+
+def test_a_large_change_of_the_logits_still_adds_up_without_the_residual(ex):
+    """The rule has enough nodes: what the terms miss is the residual's own share, carried over like the rest."""
+    exact = (
+        dataclasses.replace(ex, predictions=ex.predictions - ex.residual, residual=np.zeros_like(ex.residual)) * 40.0
+    )
+    made = exact.to_probability(link="softmax")
+    assert np.abs(made.residual).max() < 1e-9
+
+
+def test_the_models_own_link_is_used_and_others_have_to_be_said(table, ex):
+    with pytest.raises(ValueError, match="link"):
+        ex.to_probability()
+    net = nn.Sequential(small_net(), nn.Softmax(1))
+    own = NObSP(net, interactions=0).fit(table)(table[:5])
+    made = own.to_probability()
+    with torch.no_grad():
+        outputs = net(torch.tensor(table[:5].to_numpy(), dtype=torch.float32)).numpy()
+    assert np.allclose(made.predictions, outputs, atol=1e-6)
+    with pytest.raises(ValueError, match="all classes"):
+        own[:, :, 0].to_probability()
+    with pytest.raises(ValueError, match="already"):
+        made.to_probability()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nobsp import NObSP
-from nobsp.projection import oblique_projector
+from tests.projection.projectors import oblique_projector
 from tests.tabular.nets import KINDS, Net, net, table
 from tests.tabular.oracles import Network, Published, centred, error, singles
 from tests.tolerances import PASS, SUMS

@@ -55,16 +55,7 @@ class Contents:
 
 
 class Checkpoint:
-    """Keeps a calibration in a file, written every so many seconds and whenever something was decided.
-
-    Args:
-        path: The file.
-        every: Seconds between two writes; 0 writes after every batch.
-        classes: The dataclasses that states and decided values are made of.
-
-    Raises:
-        ValueError: If there is a file and it cannot be read.
-    """
+    """Keeps a calibration in a file, written every so many seconds and whenever something was decided."""
 
     def __init__(self, path: Path, every: float, classes: Iterable[type]) -> None:
         self.path, self._every, self._written = path, every, time.monotonic()
@@ -125,13 +116,7 @@ class Checkpoint:
 
 
 class Tracker:
-    """Follows one pass over the rows: skips those that its checkpoint holds, and keeps what is added.
-
-    Args:
-        checkpoint: Where to keep it.
-        name: The name of the pass.
-        state: An empty state; `self.state` is what to add to.
-    """
+    """Follows one pass over the rows: skips those that its checkpoint holds, and keeps what is added."""
 
     def __init__(self, checkpoint: Checkpoint, name: str, state: Any) -> None:
         self._checkpoint, self._name = checkpoint, name
@@ -147,11 +132,7 @@ class Tracker:
             raise checkpoint.refuse("it is damaged")
 
     def skip(self, batch: Tensor) -> bool:
-        """Whether a batch is already held; the caller adds it otherwise.
-
-        Raises:
-            ValueError: If the rows that are held are not the ones that come.
-        """
+        """Whether a batch is already held; the caller adds it otherwise."""
         held = 0 if self._found is None else self._found.position.batches
         if self._found is None or (self._position.batches >= held and not self._found.complete):
             return False

@@ -137,15 +137,6 @@ class ProcessGroup:
 
     Everything passes through `gather`, in which every rank says how it is doing before it says anything else.
     A rank that fails anywhere between two of them says so in the next one, and all others stop there too.
-
-    Args:
-        group: A process group that carries CPU tensors; None for a process on its own.
-        rank: This process.
-        size: How many there are.
-
-    Example:
-        >>> ProcessGroup().gather("mine")
-        ['mine']
     """
 
     def __init__(self, group: Any = None, *, rank: int = 0, size: int = 1) -> None:
@@ -159,11 +150,7 @@ class ProcessGroup:
         return self._group is None
 
     def gather(self, value: Value) -> list[Value]:
-        """What every rank passed, in their order.
-
-        Raises:
-            RuntimeError: If another rank failed, with its number and its error, or does not answer.
-        """
+        """What every rank passed, in their order."""
         if self.alone:
             return [value]
         return [found for _, found in self._exchange((None, value))]

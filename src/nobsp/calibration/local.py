@@ -111,16 +111,7 @@ class Run:
         name: str | None = None,
         progress: bool = False,
     ) -> S:
-        """Adds all rows to a state, those of other processes included.
-
-        Args:
-            source: Batches that can be iterated over, with `rows` where their number is known.
-            state: An empty `State`, or a tuple of them; the result may be another object.
-            work: `work(state, batch)` adds a batch to it, or `work(state, batch, running)` where there is a model.
-            model: Is held where it is to run meanwhile; `running` is what it hands out.
-            name: The pass, as a checkpoint and the progress bar call it; one without a name is not kept.
-            progress: Whether to show a progress bar on stderr.
-        """
+        """Adds all rows to a state, those of other processes included."""
         tracker = None
         if self._checkpoint is not None and name is not None:
             tracker = Tracker(self._checkpoint, name, state)
@@ -158,12 +149,7 @@ class Run:
         return model
 
     def require_same(self, shared: dict[str, Any], own: dict[str, Any] | None = None) -> None:
-        """An error where this is not the calibration in the checkpoint, or other processes are at another one.
-
-        Args:
-            shared: What must be the same on all processes, and after an interruption.
-            own: What must be the same after an interruption.
-        """
+        """An error where this is not the calibration in the checkpoint, or other processes are at another one."""
         if self._checkpoint is not None:
             self._checkpoint.require_same({**shared, **(own or {})})
 
@@ -188,12 +174,7 @@ class Run:
 
 
 def parse_bytes(size: int | str, *, argument: str = "memory") -> int:
-    """A number of bytes, given as such or in words.
-
-    Example:
-        >>> parse_bytes("4GiB"), parse_bytes("1.5 MB"), parse_bytes(4096)
-        (4294967296, 1500000, 4096)
-    """
+    """A number of bytes, given as such or in words."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", size.lower()) if isinstance(size, str) else None
     if found is not None and found[2] in _UNITS:
         parsed = int(float(found[1]) * _UNITS[found[2]])

@@ -113,11 +113,7 @@ class RayRun(Run):
         return found
 
     def share(self, model: Any) -> Any:
-        """The model in Ray's object store.
-
-        Raises:
-            TypeError: If it cannot be sent.
-        """
+        """The model in Ray's object store."""
         return _SharedModel(send(model.portable(), "the model"), model.device)
 
 
@@ -155,22 +151,12 @@ class _Task:
 
 
 def is_ray(X: Any) -> bool:
-    """Whether `X` is of Ray's making; asked without loading Ray.
-
-    Example:
-        >>> is_ray([1.0, 2.0])
-        False
-    """
+    """Whether `X` is of Ray's making; asked without loading Ray."""
     return type(X).__module__.partition(".")[0] == "ray"
 
 
 def first_batch(dataset: Any, count: int, *, argument: str, batch_format: str) -> Any:
-    """The first rows of a Ray dataset.
-
-    Raises:
-        NoRowsError: If there are none.
-        TypeError: If it is something else of Ray's making.
-    """
+    """The first rows of a Ray dataset."""
     if not hasattr(dataset, "map_batches") or not hasattr(dataset, "take_batch"):
         kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
         raise TypeError(
@@ -190,16 +176,6 @@ def rows_at_once(batch_size: int, *, most: int, row_bytes: int, total: int | Non
     """Rows of a batch of which one part is made and sent: so many forward calls' worth that sending is little of it.
 
     It depends on the data alone, so that rows are added up in the same order on any cluster.
-
-    Args:
-        batch_size: Rows of a forward call.
-        most: Most rows.
-        row_bytes: Bytes of a row.
-        total: Rows in all, where known: a small dataset is still cut for many workers.
-
-    Example:
-        >>> [rows_at_once(4096, most=65_536, row_bytes=800, total=total) for total in (10**4, 10**7, 10**9)]
-        [4096, 36864, 65536]
     """
     rows = min(most, _MOST_BYTES // max(row_bytes, 1))
     rows = rows if total is None else min(rows, total // _MANY_BATCHES)
@@ -221,19 +197,6 @@ def map_reduce(
 
     Parts are joined in the order of their rows, whichever is done first. Where a worker dies, Ray has another one make
     its part again: a part is either there once, or not yet.
-
-    Args:
-        dataset: The Ray dataset.
-        make: Called once in each worker; hands back what turns a batch that has rows into a part.
-        join: Puts two parts together, the first one's rows before the second's.
-        rows: Rows of a batch.
-        batch_format: "pandas" for frames, "numpy" for dictionaries of arrays.
-        model: Whether there is a model to be sent, which workers then load once and keep.
-        device: Where workers run it; each asks for a GPU where this is one.
-        progress: Whether to show Ray's progress bars.
-
-    Raises:
-        TypeError: If `make` cannot be sent to a worker.
     """
     import ray
 
@@ -253,11 +216,7 @@ def map_reduce(
 
 
 def send(held: Any, what: str) -> Any:
-    """A reference to something that workers can have.
-
-    Raises:
-        TypeError: If it cannot be sent.
-    """
+    """A reference to something that workers can have."""
     import ray
 
     try:

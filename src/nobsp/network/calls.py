@@ -58,14 +58,7 @@ def weight_of(layer: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def input_of(args: tuple[Any, ...], rest: tuple[Any, ...]) -> Tensor:
-    """The tensor a layer was called with, given by position or as `input=`.
-
-    Args:
-        args: The layer's positional arguments.
-        rest: What else torch gives to a forward hook: keyword arguments and the result. While another thread
-            registers or removes its hook, that hook may be called without the former, so nothing relies on it
-            but calls of the hook's own thread.
-    """
+    """The tensor a layer was called with, given by position or as `input=`."""
     tensor: Tensor = args[0] if args else next(iter(rest[0].values()))
     return tensor.detach()
 
@@ -91,14 +84,7 @@ def rows_entering(layer: nn.Module, source: Tensor, rows: int) -> Tensor:
 
 @contextmanager
 def watching(layers: Mapping[str, nn.Module], *, rows: int, sizes: set[int]) -> Iterator[list[Call]]:
-    """Record every call of `layers` made by this thread; hooks are gone afterwards, whatever happened.
-
-    Args:
-        layers: Linear layers by name.
-        rows: Rows of the batch the model is run on.
-        sizes: Numbers of values per row found in the model's output. The input is only copied for layers
-            that could have produced one of them; keeping every layer's input would be costly in big models.
-    """
+    """Record every call of `layers` made by this thread; hooks are gone afterwards, whatever happened."""
     calls: list[Call] = []
     here = local()
     here.watching = True
@@ -131,12 +117,7 @@ def watching(layers: Mapping[str, nn.Module], *, rows: int, sizes: set[int]) -> 
 
 @contextmanager
 def catching(layer: nn.Module, *, copy: bool) -> Iterator[local]:
-    """Append the inputs of `layer` to the current thread's `.caught`, where it has one.
-
-    Args:
-        layer: The layer to listen at.
-        copy: Whether the model overwrites that input later, so that it has to be copied at once.
-    """
+    """Append the inputs of `layer` to the current thread's `.caught`, where it has one."""
     here = local()
 
     def hook(_: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:

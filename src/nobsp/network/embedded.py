@@ -20,15 +20,6 @@ def embedded_columns(
 
     Columns that equal a lookup in every row of the probe but could do so by chance (constant columns, two
     columns with the same codes) are decided by changing that column and looking again.
-
-    Args:
-        module: The model.
-        run: Runs the model as a guest.
-        probe: Rows of the table, (rows, columns).
-        prepare: Brings rows to the model's device and dtype.
-
-    Returns:
-        Column numbers in increasing order; empty when the model has no embedding or the probe is no table.
     """
     layers = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
     if not layers or probe.ndim != 2:

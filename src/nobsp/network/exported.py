@@ -33,15 +33,7 @@ class UntrustedError(ValueError):
 
 
 def kind_of(path: str | os.PathLike[str]) -> Kind:
-    """What a file holds, told from its content.
-
-    Args:
-        path: The file.
-
-    Returns:
-        "exported" (`torch.export.save`), "script" (TorchScript), "skops", "pickle" (`torch.save`, pickle, joblib),
-        "safetensors", or "unknown".
-    """
+    """What a file holds, told from its content."""
     with open(path, "rb") as file:
         start = file.read(64)
     if zipfile.is_zipfile(path):
@@ -60,16 +52,7 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
 
 
 def load_exported(path: str | os.PathLike[str], *, trust_pickle: bool = False) -> ExportedProgram:
-    """Reads what `torch.export.save` wrote.
-
-    Args:
-        path: The file.
-        trust_pickle: Whether pickled parts of the file may be read that could run code.
-
-    Raises:
-        UntrustedError: If the file holds pickled objects, or calls what is no operator, and is not trusted.
-        ValueError: If it cannot be read.
-    """
+    """Reads what `torch.export.save` wrote."""
     try:
         with zipfile.ZipFile(path) as archive:
             problem = None if trust_pickle else next(_code_in(archive), None)

@@ -14,19 +14,7 @@ _NO_SUCH_PRECISION = ("not implemented for", "could not create a primitive")
 def explain_failure(
     failure: Exception, x: Tensor, *, dtype: torch.dtype, device: torch.device, embedded: Sequence[int] = ()
 ) -> None:
-    """Raise an error that says what to do, if `failure` is one of the known kinds; else return.
-
-    Args:
-        failure: What the model raised.
-        x: The rows it was given.
-        dtype: The model's precision.
-        device: Where it runs.
-        embedded: Columns that are looked up in embeddings, where they are known.
-
-    Raises:
-        TypeError: If the device cannot run the model's precision.
-        ValueError: If the rows have a shape the model does not take, or codes it does not know.
-    """
+    """Raise an error that says what to do, if `failure` is one of the known kinds; else return."""
     said = str(failure)
     if dtype in (torch.float16, torch.bfloat16) and any(words in said for words in _NO_SUCH_PRECISION):
         raise TypeError(

@@ -27,13 +27,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
     Replicas and compiled graphs do not run the hooks of the original, and their parameters are the same
     objects anyway, so the original is what we run.
-
-    Example:
-        >>> from torch import nn
-        >>> from nobsp.network.guest import unwrapped
-        >>> layer = nn.Linear(2, 1)
-        >>> unwrapped(nn.DataParallel(layer)) is layer
-        True
     """
     while True:
         if is_compiled(model):
@@ -98,23 +91,6 @@ def visiting(module: nn.Module) -> Iterator[Callable[[Tensor], Any]]:
 
     Visits may nest and may overlap in several threads: the first visitor notes the state, the last one
     restores it.
-
-    Args:
-        module: The module itself, already unwrapped.
-
-    Yields:
-        A function that runs the module without gradients, without autocast, eagerly, and without moving the
-        random number generators.
-
-    Example:
-        >>> import torch
-        >>> from torch import nn
-        >>> from nobsp.network.guest import visiting
-        >>> model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).train()
-        >>> with visiting(model) as run:
-        ...     same = torch.equal(run(torch.ones(1, 2)), run(torch.ones(1, 2)))
-        >>> same, model.training
-        (True, True)
     """
     parts = list(module.modules())
     compiled = any(is_compiled(part) or part._compiled_call_impl is not None for part in parts)

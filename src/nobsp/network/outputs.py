@@ -19,16 +19,7 @@ LINKS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def tensors_in(result: Any) -> dict[str, Tensor]:
-    """Tensors of a model's result by path; only `logits` where the result has such an entry.
-
-    Example:
-        >>> import torch
-        >>> from nobsp.network.outputs import tensors_in
-        >>> list(tensors_in((torch.zeros(2), {"a": torch.zeros(2), "b": None})))
-        ['[0]', "[1]['a']"]
-        >>> list(tensors_in({"loss": torch.zeros(()), "logits": torch.zeros(2)}))
-        ["['logits']"]
-    """
+    """Tensors of a model's result by path; only `logits` where the result has such an entry."""
     return dict(_walk(result, ""))
 
 
@@ -78,15 +69,7 @@ def _reduced_products(device: torch.device) -> bool:
 
 
 def compare(logits: Tensor, output: Tensor, allowed: Tensor, link: str, dtype: torch.dtype) -> tuple[bool, float]:
-    """Whether `output` is `link(logits)` within rounding, and the largest difference.
-
-    Args:
-        logits: W z + b in float64.
-        output: What the model returned, same shape, float64.
-        allowed: Rounding allowed in each logit.
-        link: One of `LINKS`.
-        dtype: Precision in which the model computed the link.
-    """
+    """Whether `output` is `link(logits)` within rounding, and the largest difference."""
     expected = LINKS[link](logits)
     difference = (expected - output).abs()
     coarse = 8 * torch.finfo(dtype).eps

@@ -18,11 +18,7 @@ Matrix = np.ndarray[Any, Any]
 
 
 def encoder_of(steps: Sequence[Any]) -> Encode:
-    """A function from rows, in a frame or an array, to the float64 matrix that enters the network.
-
-    Args:
-        steps: Fitted transformers, applied in turn.
-    """
+    """A function from rows, in a frame or an array, to the float64 matrix that enters the network."""
     names = getattr(steps[0], "feature_names_in_", None)
 
     def transform(X: Any) -> Matrix:
@@ -77,13 +73,7 @@ def _framed(X: Matrix, names: Sequence[str]) -> Any:
 
 
 def groups_by_running(X: Any, encode: Encode | None, names: Sequence[str] | None) -> dict[str, list[int]]:
-    """Encoded columns that change when one column of `X` is shuffled, by the name of that column.
-
-    Args:
-        X: A frame or a 2-D array.
-        encode: The preprocessing; None if the columns stay as they are.
-        names: Names of the columns of an array; "x0", "x1", ... if None.
-    """
+    """Encoded columns that change when one column of `X` is shuffled, by the name of that column."""
     columns = _Columns(X, names)
     if encode is None:
         return {name: [position] for position, name in enumerate(columns.names)}

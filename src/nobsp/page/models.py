@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nobsp.results import Finding, sort_findings
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation
-from nobsp.tabular.health import Finding, sort_findings
 
 Fact = tuple[str, str]
 _LINKS = {

@@ -24,24 +24,9 @@ class Moments:
     Means are held as an origin (the first row) plus an offset. A spread a million times smaller than the
     mean therefore keeps all its digits, and a constant column has products of exactly zero.
 
-    Args:
-        blocks: Width of each block of columns by name, in the order of the columns.
-        device: Where the sums live; rows are moved there.
-
     Attributes:
         rows: How many rows were seen; rows of weight zero do not count.
         weight: Their total weight; equals `rows` where no weights were given.
-
-    Example:
-        >>> moments = Moments({"target": 2, "outputs": 1})
-        >>> rows = torch.tensor([[0.0, 1.0], [2.0, 5.0], [4.0, 0.0]])
-        >>> moments.update({"target": rows, "outputs": rows.sum(1, keepdim=True)}).rows
-        3
-        >>> moments.mean("target")
-        tensor([2., 2.], dtype=torch.float64)
-        >>> moments.product("target", "outputs")
-        tensor([[ 6.],
-                [12.]], dtype=torch.float64)
     """
 
     def __init__(self, blocks: Mapping[str, int], *, device: torch.device | str | None = None) -> None:
@@ -63,19 +48,7 @@ class Moments:
     # ------------------------------------------------------------------ adding rows
 
     def update(self, rows: Tensor | Mapping[str, Tensor], *, weights: Tensor | None = None) -> Self:
-        """Adds a batch of rows.
-
-        Args:
-            rows: All columns in one tensor (rows, size), or one tensor (rows, width) per block.
-            weights: One non-negative weight per row; a whole number counts a row that often.
-
-        Returns:
-            The same object, for chaining.
-
-        Raises:
-            ValueError: If shapes do not fit, the batch is empty, or a value is not finite.
-            TypeError: If a tensor is not of floating point.
-        """
+        """Adds a batch of rows."""
         parts = self._checked(rows)
         count = next(iter(parts.values())).shape[0]
         if weights is not None:
@@ -274,11 +247,7 @@ class Moments:
 
     @classmethod
     def from_state(cls, blocks: Mapping[str, int], state: Mapping[str, Tensor]) -> Moments:
-        """The moments that `state` was taken from.
-
-        Raises:
-            ValueError: If a tensor is missing or does not fit `blocks`.
-        """
+        """The moments that `state` was taken from."""
         moments = cls(blocks)
         shapes = {"rows": (), "weight": (), "origin": (moments.size,), "offset": (moments.size,)}
         shapes["products"] = (moments.size, moments.size)
@@ -307,18 +276,7 @@ class Moments:
 
 
 def merge_all(parts: Sequence[Moments], *, weights: Sequence[float] | None = None) -> Moments:
-    """One set of moments from many, each counted as often as its weight says.
-
-    Args:
-        parts: Moments of the same blocks.
-        weights: One non-negative factor per part, as a bootstrap over blocks of rows draws them; all one by
-            default.
-
-    Example:
-        >>> part = Moments({"a": 1}).update(torch.tensor([[0.0], [2.0]]))
-        >>> merge_all([part, part], weights=[3.0, 1.0]).weight
-        8.0
-    """
+    """One set of moments from many, each counted as often as its weight says."""
     if not parts:
         raise ValueError("parts is empty; there is nothing to merge.")
     factors = [1.0] * len(parts) if weights is None else [float(weight) for weight in weights]

@@ -75,30 +75,6 @@ def partial_coefficients(
 
     using only the centred products held in `moments`. With λ > 0 the residual is *not* a projection:
     R_TᵀR_T = G_TT − 2 BᵀG_AT + Bᵀ G_AA B. With λ = 0 the answer is Moore and Penrose's.
-
-    Args:
-        moments: Products of the rows [target | reference | outputs].
-        ridge: How strongly both solves are regularised; relative 1e-4 by default.
-        target: Name of the target block.
-        reference: Name of the reference block.
-        outputs: Name of the block of outputs.
-        target_size: Width of the target before it was compressed onto an orthonormal basis. Coefficients
-            of the compressed target, carried back through the basis, equal those of the full one.
-        reference_size: Width of the reference before it was, where it was.
-
-    Returns:
-        The coefficients with what they rest on.
-
-    Raises:
-        ValueError: If fewer than two rows were seen or a block is missing.
-
-    Example:
-        >>> rows = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        >>> y = rows @ torch.tensor([[1.0], [2.0], [3.0], [4.0]], dtype=torch.float64)
-        >>> moments = Moments({"target": 2, "reference": 2, "outputs": 1})
-        >>> _ = moments.update(torch.cat([rows, y], dim=1))
-        >>> partial_coefficients(moments, ridge=Ridge(0.0)).coefficients.flatten().round(decimals=9)
-        tensor([1., 2.], dtype=torch.float64)
     """
     _require_rows(moments)
     ridge = ridge or Ridge()
@@ -138,25 +114,6 @@ def channel_coefficients(
     difference of nearly equal numbers (few samples, small λ), the same quantities are taken from the
     eigenvectors of G instead, cut at the rank the number of samples allows:
     K_kk − λ Σ_j K_jk² = Σ_i u_ki² s_i / (s_i + λ)², which has no cancellation.
-
-    Args:
-        moments: Products of the rows [channels | outputs].
-        ridge: How strongly the regression is regularised; absolute 1e-4 by default, as in the paper.
-        channels: Name of the block of channels.
-        outputs: Name of the block of outputs.
-
-    Returns:
-        The coefficients with what they rest on.
-
-    Raises:
-        ValueError: If fewer than two rows were seen or a block is missing.
-
-    Example:
-        >>> rows = torch.randn(50, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        >>> y = rows @ torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64)
-        >>> moments = Moments({"channels": 3, "outputs": 1}).update(torch.cat([rows, y], dim=1))
-        >>> channel_coefficients(moments, ridge=Ridge(0.0)).coefficients.flatten().round(decimals=9)
-        tensor([1., 2., 3.], dtype=torch.float64)
     """
     _require_rows(moments)
     gram, cross = moments.product(channels, channels), moments.product(channels, outputs)

@@ -20,18 +20,6 @@ class Ridge:
 
     The relative form is λ = α · trace(G) / p, with G the Gram matrix being inverted and p its size, so
     the same α means the same thing for any number of samples and any scale of the representation.
-
-    Args:
-        value: α for the relative scale, λ itself for the absolute one. Zero asks for the
-            Moore-Penrose solution.
-        scale: "relative" or "absolute".
-
-    Example:
-        >>> gram = torch.eye(4, dtype=torch.float64) * 50
-        >>> Ridge(1e-4).amount(gram)
-        0.005
-        >>> Ridge(1e-4, "absolute").amount(gram)
-        0.0001
     """
 
     value: float = 1e-4
@@ -46,13 +34,7 @@ class Ridge:
             raise ValueError(f'ridge scale must be "relative" or "absolute", found {self.scale!r}.')
 
     def amount(self, gram: Tensor, *, size: int | None = None) -> float:
-        """The λ to add to the diagonal of `gram`.
-
-        Args:
-            gram: The Gram matrix to be inverted.
-            size: Its size before compression, where `gram` is a compressed form; λ then is the same as
-                for the uncompressed matrix, because compression leaves the trace alone.
-        """
+        """The λ to add to the diagonal of `gram`."""
         if self.scale == "absolute":
             return float(self.value)
         return float(self.value * gram.diagonal().sum().clamp_min(0.0) / max(size or gram.shape[0], 1))
@@ -101,19 +83,6 @@ def spectrum(
 
     A Gram matrix of N centred rows has rank N - 1 at most. Eigenvalues past that are zero and show up as
     rounding of the largest; dropping them by *count* keeps what a tolerance alone could not tell apart.
-
-    Args:
-        gram: Symmetric matrix, shape (size, size).
-        rows: How many rows it was summed over, where known.
-        scale: What rounding is relative to, where that is more than the largest eigenvalue: a Schur
-            complement inherits the rounding of the matrices it was subtracted from.
-        cut: Whether to drop what cannot be told from rounding. Beside a ridge far above rounding it need not
-            be: an output outside the span loads on a weak direction with the root of its eigenvalue.
-
-    Example:
-        >>> rows = torch.tensor([[1.0, 2.0, 3.0], [-1.0, -2.0, -3.0]], dtype=torch.float64)
-        >>> spectrum(rows.T @ rows, rows=2).rank
-        1
     """
     size = gram.shape[0]
     if size == 0:

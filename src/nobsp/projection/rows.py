@@ -37,23 +37,6 @@ def row_coefficients(
     so only the target, often of few columns, is ever solved for. One Cholesky factorisation serves both, of K where
     there are fewer rows than columns of the reference, else of AᵀA: (K + λI)⁻¹ λT = T − A (AᵀA + λI)⁻¹ AᵀT. Residuals
     are then corrected on the rows. Where there is no ridge, or corrections do not settle, moments decide.
-
-    Args:
-        target: Rows of the target T, float64, shape (rows, width of target).
-        reference: Rows of the reference A, shape (rows, width of reference).
-        outputs: Rows of the outputs Y, shape (rows, outputs).
-        ridge: How strongly both solves are regularised; relative 1e-4 by default.
-        target_size: Width of the target before it was compressed onto an orthonormal basis.
-
-    Raises:
-        ValueError: If there are fewer than two rows.
-
-    Example:
-        >>> rows = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        >>> y = rows @ torch.tensor([[1.0], [2.0], [3.0], [4.0]], dtype=torch.float64)
-        >>> found = row_coefficients(rows[:, :2], rows[:, 2:], y, ridge=Ridge(1e-12))
-        >>> found.coefficients.flatten().round(decimals=9)
-        tensor([1., 2.], dtype=torch.float64)
     """
     ridge = ridge or Ridge()
     a = _centred(reference)

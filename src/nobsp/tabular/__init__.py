@@ -10,14 +10,13 @@ if TYPE_CHECKING:
     from nobsp.tabular.compiled import CompiledExplainer
     from nobsp.tabular.explainer import NObSP
     from nobsp.tabular.explanation import Explanation
-    from nobsp.tabular.health import Finding, Health, TermHealth
+    from nobsp.tabular.health import Health, TermHealth
 
-__all__ = ["CompiledExplainer", "Explanation", "Finding", "Health", "NObSP", "TermHealth"]
+__all__ = ["CompiledExplainer", "Explanation", "Health", "NObSP", "TermHealth"]
 
 _HOMES = {
     "CompiledExplainer": "compiled",
     "Explanation": "explanation",
-    "Finding": "health",
     "Health": "health",
     "NObSP": "explainer",
     "TermHealth": "health",

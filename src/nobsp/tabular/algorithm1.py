@@ -85,12 +85,7 @@ class Solution:
 
 
 def label(term: Subset) -> str:
-    """Name of a term's block of columns.
-
-    Example:
-        >>> label((0, 3))
-        '0,3'
-    """
+    """Name of a term's block of columns."""
     return ",".join(map(str, term))
 
 
@@ -254,15 +249,7 @@ class Accumulator:
 
 
 def add_rows(plan: Plan, state: Accumulator, batch: Tensor, network: Network, *, memory: int = _BLOCK_BYTES) -> None:
-    """Adds a batch of input rows to the moments of a plan's terms.
-
-    Args:
-        plan: Terms and bases.
-        state: The moments.
-        batch: Input rows.
-        network: The model, running.
-        memory: Bytes that moments may take; of those, compressed representations are held beside them.
-    """
+    """Adds a batch of input rows to the moments of a plan's terms."""
     rows, represent, outputs = network.run(batch)
 
     def sets() -> Iterator[tuple[str, Tensor | Mapping[str, Tensor]]]:
@@ -318,11 +305,7 @@ def room_for_moments(plan: Plan, memory: int) -> int:
 
 
 def split_plan(plan: Plan, readout: Readout, *, memory: int) -> list[Plan]:
-    """The plan in as many parts as its moments need, each with some of the terms.
-
-    Raises:
-        ValueError: If a part is still too large for the memory.
-    """
+    """The plan in as many parts as its moments need, each with some of the terms."""
     room = room_for_moments(plan, memory)
     sizes = {name: bytes_of_moments(shape) for name, shape in plan.blocks(readout.width, readout.outputs).items()}
     if max(sizes.values()) > room:
@@ -363,14 +346,7 @@ def join_solutions(solutions: Sequence[Solution]) -> Solution:
 def solve(
     plan: Plan, parts: Mapping[str, Sequence[Moments]], *, ridge: Ridge, weights: Sequence[float] | None = None
 ) -> Solution:
-    """Coefficients of all terms from the blocks' moments.
-
-    Args:
-        plan: Terms and bases.
-        parts: Moments per block of rows.
-        ridge: How strongly the solves are regularised.
-        weights: How often each block of rows counts; once by default.
-    """
+    """Coefficients of all terms from the blocks' moments."""
     matrices, offsets, ridges, shares, notes = {}, {}, {}, {}, {}
     base = torch.zeros(0, dtype=torch.float64)
     for term in plan.terms:

@@ -91,16 +91,7 @@ def columns_of(
     names: Sequence[str] | None,
     groups: Mapping[str, Sequence[int]] | None = None,
 ) -> Columns:
-    """Settles the features for a table and a model.
-
-    Args:
-        X: The calibration table.
-        adapted: The model.
-        given: What the caller passed as `features`.
-        width: Columns of the encoded input.
-        names: Names of the caller's columns, where known.
-        groups: Which columns the preprocessing makes of which, where `X` is only a share of the rows that tell.
-    """
+    """Settles the features for a table and a model."""
     if adapted.encode is None:
         known = names if names is not None else adapted.feature_names
         features = resolve_features(given, columns=width, names=known)
@@ -158,14 +149,7 @@ def whole_table(X: Any, adapted: Adapted) -> tuple[Any, Any]:
 
 
 def input_values(columns: Columns, adapted: Adapted, feature: int, values: Any) -> Tensor:
-    """Values of one feature, as the caller writes them, as columns of the network's input.
-
-    Args:
-        columns: The columns.
-        adapted: The model.
-        feature: Position of the feature.
-        values: One value per row, or one row of values for a feature of several columns.
-    """
+    """Values of one feature, as the caller writes them, as columns of the network's input."""
     members, name = columns.members[feature], columns.features.names[feature]
     given = _matrix_of(values, len(members), name)
     if adapted.encode is None:
@@ -194,13 +178,7 @@ def input_values(columns: Columns, adapted: Adapted, feature: int, values: Any) 
 
 
 def input_baseline(columns: Columns, adapted: Adapted, baseline: Any) -> Any:
-    """A baseline in the caller's units as one for the network's input; words such as "mean" stay.
-
-    Args:
-        columns: The columns.
-        adapted: The model.
-        baseline: What the caller passed.
-    """
+    """A baseline in the caller's units as one for the network's input; words such as "mean" stay."""
     if adapted.encode is None or isinstance(baseline, str):
         return baseline
     if isinstance(baseline, Mapping):

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp import serialization
+from nobsp.results import Finding
 from nobsp.tabular.explanation import Explanation, Term, as_table, output_position, term_name
 from nobsp.tabular.features import Feature
-from nobsp.tabular.health import Finding, Health, TermHealth
+from nobsp.tabular.health import Health, TermHealth
 from nobsp.tabular.lookup import Array, Chunk, LevelAxis, NumberAxis, TermTable
 
 KIND = "compiled explainer"

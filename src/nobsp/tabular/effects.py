@@ -43,14 +43,7 @@ class StandIns:
 
 
 def stand_ins(fitted: Fitted, most: int, background: Any, *, batch_size: int) -> list[StandIns]:
-    """For every feature, values that stand for its distribution.
-
-    Args:
-        fitted: The calibrated model.
-        most: Most values for a feature that is no category.
-        background: Rows to take values from; those of the calibration when None.
-        batch_size: Rows of the background to read at a time.
-    """
+    """For every feature, values that stand for its distribution."""
     summary = fitted.summary if background is None else _summary(fitted, background, batch_size)
     found = []
     for feature, group in enumerate(fitted.columns.features.columns):

@@ -12,16 +12,16 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
-from sklearn.exceptions import NotFittedError
 from torch import nn
 
+from nobsp.base import Explainer
 from nobsp.calibration import Engine, Run, choose_engine
 from nobsp.network.adapted import Adapted, adapt
 from nobsp.network.batches import with_progress
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
 from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.network.summary import Summary
+from nobsp.results import Finding, Plots, sort_findings
 from nobsp.tabular import files
 from nobsp.tabular.algorithm1 import (
     Accumulator,
@@ -39,12 +39,12 @@ from nobsp.tabular.explanation import Explanation, output_position, term_name
 from nobsp.tabular.files import CHECKPOINTED
 from nobsp.tabular.fitted import Estimate, Fitted, Parts, Published
 from nobsp.tabular.fitting import Facts, Measure, estimate_published, estimate_terms, plan_published
-from nobsp.tabular.health import Finding, Health, sort_findings
+from nobsp.tabular.health import Health
 from nobsp.tabular.options import Options, checked, find_readout, names_of_outputs, require_alike, spell_options
 from nobsp.tabular.rows import Rows, find_columns, read_ahead, read_rows, require_passes
 
 
-class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class NObSP(Explainer):
     """Writes every prediction of a network as base + one function per feature + interactions + residual.
 
     The network is split at its linear last layer. Inputs in which only some features are active are pushed
@@ -565,21 +565,15 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         """Columns of the calibration table."""
         return self._fitted.columns.count
 
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "_fit")
-
-    def __sklearn_clone__(self) -> NObSP:
-        # scikit-learn would copy a torch model and un-fit a scikit-learn one; the model is a guest and stays.
-        return type(self)(self.model, **self._options())
-
-    def _options(self) -> dict[str, Any]:
-        return {name: value for name, value in self.get_params(deep=False).items() if name != "model"}
+    @property
+    def plot(self) -> Plots:
+        """Its plots: `explainer.plot.curves()`, `explainer.plot.interaction(("a", "b"))` and others."""
+        return Plots(self, ("curves", "health", "importance", "interaction", "interaction_matrix"))
 
     @property
     def _fitted(self) -> Fitted:
-        if not hasattr(self, "_fit"):
-            raise NotFittedError("This NObSP is not calibrated yet; call fit(X) first.")
-        return self._fit
+        fitted: Fitted = super()._fitted
+        return fitted
 
 
 def _estimate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -11,8 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nobsp.results import Plots
+
 Array = NDArray[np.float64]
 Term = tuple[str, ...]
+
+# Nodes of the rule that carries an account over to probabilities; what more would mend is in the residual.
+_MOST_NODES = 256
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,6 +42,8 @@ class Explanation:
         outside: Whether a feature's value lies outside the calibrated range, shape (rows, features).
         baseline_contributions: What each term contributes at the baseline, shape (terms, outputs).
         explainer: The functions behind this account, without the network.
+        scale: What the account is of: "output" for logits and regression outputs, "probability" for what their link
+            makes of them.
     """
 
     values: Array
@@ -49,6 +57,7 @@ class Explanation:
     outside: NDArray[np.bool_]
     baseline_contributions: Array
     explainer: Any = field(default=None, repr=False)
+    scale: str = "output"
 
     def __len__(self) -> int:
         return int(self.values.shape[0])
@@ -99,6 +108,43 @@ class Explanation:
             baseline_contributions=difference(self.baseline_contributions),
         )
 
+    def to_probability(self, *, link: str | None = None) -> Explanation:
+        """The account on the scale of probabilities (of means, where the link is exp); it still adds up exactly.
+
+        Contributions to the outputs are carried over by the link's mean slope on the straight line from the base to the
+        prediction (Aumann and Shapley's rule). Other paths would share out differently; with a softmax, a term that
+        speaks for one class lowers the others. The base is the link of the base, not the mean probability.
+
+        Args:
+            link: "softmax", "sigmoid" or "exp"; the model's own by default.
+        """
+        known = link or getattr(self.explainer, "link", None)
+        known = "softmax" if known == "log_softmax" else known
+        if self.scale != "output":
+            raise ValueError("this account is one of probabilities already.")
+        if known not in ("softmax", "sigmoid", "exp"):
+            raise ValueError(
+                f"the model's link is {known!r}, so its outputs are not made into probabilities by the model; pass "
+                'link="softmax", "sigmoid" or "exp" if you do so afterwards.'
+            )
+        outputs = len(getattr(self.explainer, "output_names", self.output_names))
+        if known == "softmax" and (len(self.output_names) != outputs or outputs == 1):
+            raise ValueError("a softmax needs the outputs of all classes; call to_probability before choosing some.")
+        base, center = _apply_link(self.base_values[None], known), self.base_values
+        values = _carry_over(self.values, center, self.predictions, known)
+        at_baseline = center + self.baseline_contributions.sum(0)
+        predictions = _apply_link(self.predictions, known)
+        return replace(
+            self,
+            values=values,
+            base_values=base[0],
+            residual=predictions - base - values.sum(1),
+            predictions=predictions,
+            baseline_contributions=_carry_over(self.baseline_contributions[None], center, at_baseline[None], known)[0],
+            explainer=None,
+            scale="probability",
+        )
+
     def explained(self) -> Array:
         """Share of each output's variance over these rows that the terms carry; negative if they add to it.
 
@@ -142,6 +188,73 @@ class Explanation:
             outside=self.outside[row_index],
             baseline_contributions=self.baseline_contributions[term_index][:, output_index],
         )
+
+    # ------------------------------------------------------------------ arithmetic
+
+    def top(self, k: int) -> Explanation:
+        """The `k` terms with the largest mean absolute contribution; the others are counted in the residual."""
+        if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 0:
+            raise ValueError(f"k must be a whole number, not negative, found {k!r}.")
+        sizes = np.abs(self.values).mean((0, 2)) if len(self) else np.zeros(len(self.terms))
+        return self[:, np.sort(np.argsort(-sizes, kind="stable")[:k])]
+
+    def order(self, size: int) -> Explanation:
+        """Only terms of `size` features: 1 for main effects, 2 for pairs; the others are counted in the residual."""
+        return self[:, [len(term) == size for term in self.terms]] if self.terms else self
+
+    def __add__(self, other: Explanation) -> Explanation:
+        """The account of two models' summed outputs on the same rows; a term that one lacks contributes nothing there.
+
+        With `-` it is what changed from one model to another, and with `*` a mean: `(a + b) * 0.5`.
+        """
+        if not isinstance(other, Explanation):
+            return NotImplemented
+        for what in ("feature_names", "output_names"):
+            if getattr(self, what) != getattr(other, what):
+                raise ValueError(f"the explanations have different {what}; explain both with the same.")
+        if len(self) != len(other):
+            raise ValueError(f"the explanations have {len(self)} and {len(other)} rows; explain the same rows.")
+        terms = tuple(dict.fromkeys([*self.terms, *other.terms]))
+
+        def at(ex: Explanation, values: Array, axis: int) -> Array:
+            shape = list(values.shape)
+            shape[axis] = len(terms)
+            wide = np.zeros(shape)
+            wide[(slice(None),) * axis + ([terms.index(term) for term in ex.terms],)] = values
+            return wide
+
+        mine, theirs = self.baseline_contributions, other.baseline_contributions
+        return replace(
+            self,
+            values=at(self, self.values, 1) + at(other, other.values, 1),
+            base_values=self.base_values + other.base_values,
+            residual=self.residual + other.residual,
+            predictions=self.predictions + other.predictions,
+            terms=terms,
+            outside=self.outside | other.outside,
+            baseline_contributions=at(self, mine, 0) + at(other, theirs, 0),
+            explainer=None,
+        )
+
+    def __mul__(self, factor: float) -> Explanation:
+        """The account of the outputs times a number."""
+        if not np.isscalar(factor) or isinstance(factor, str | bytes):
+            return NotImplemented
+        names = ("values", "base_values", "residual", "predictions", "baseline_contributions")
+        return replace(self, **{name: getattr(self, name) * factor for name in names}, explainer=None)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Explanation:
+        return self * -1.0
+
+    def __sub__(self, other: Explanation) -> Explanation:
+        return self + -other if isinstance(other, Explanation) else NotImplemented
+
+    @property
+    def plot(self) -> Plots:
+        """Its plots: `ex.plot.waterfall(0)`, `ex.plot.beeswarm()`, `ex.plot.importance()`, `ex.plot.ledger()`."""
+        return Plots(self, ("beeswarm", "importance", "interaction_matrix", "ledger", "waterfall"))
 
     # ------------------------------------------------------------------ leaving for other libraries
 
@@ -277,13 +390,38 @@ class Explanation:
 
 
 def term_name(term: Sequence[str]) -> str:
-    """A term in words.
-
-    Example:
-        >>> term_name(("age", "income"))
-        'age × income'
-    """
+    """A term in words."""
     return " × ".join(term)
+
+
+def _apply_link(outputs: Array, link: str) -> Array:
+    if link == "exp":
+        return np.asarray(np.exp(outputs))
+    if link == "sigmoid":
+        return np.asarray(0.5 * (1.0 + np.tanh(0.5 * outputs)))  # overflows nowhere
+    shifted = np.exp(outputs - outputs.max(1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(1, keepdims=True))
+
+
+def _carry_over(values: Array, start: Array, stop: Array, link: str) -> Array:
+    """Contributions times the link's mean Jacobian on the line from `start` to `stop`, by Gauss and Legendre's rule.
+
+    For a softmax Σ_k ∂p_c/∂y_k g_k = p_c (g_c − Σ_k p_k g_k).
+    """
+    change = stop - start
+    finite = change[np.isfinite(change).all(1)]
+    # Sigmoid and softmax are analytic up to a distance of π over the change: the error is exp(−2 n asinh(2π/change)).
+    reach = float(np.ptp(finite, axis=1).max() if link == "softmax" else np.abs(finite).max()) if finite.size else 1.0
+    count = min(_MOST_NODES, math.ceil(18 / math.asinh(2 * math.pi / max(reach, 1.0))))
+    carried = np.zeros_like(values)
+    for node, share in zip(*np.polynomial.legendre.leggauss(count), strict=True):
+        chances = _apply_link(start + 0.5 * (node + 1.0) * change, link)[:, None]
+        if link == "softmax":
+            inner = values - (values * chances).sum(2, keepdims=True)
+        else:
+            inner = values if link == "exp" else values * (1.0 - chances)
+        carried += 0.5 * share * chances * inner
+    return carried
 
 
 def _column_names(terms: Sequence[Term]) -> list[str]:
@@ -314,13 +452,7 @@ def output_position(output: int | str, names: Sequence[str]) -> int:
 
 
 class ColumnTable(dict[str, Any]):
-    """Columns by name, for where pandas is not installed.
-
-    Example:
-        >>> table = ColumnTable(feature=["a", "b"], importance=[2.0, 1.0])
-        >>> table.columns, table["feature"]
-        (['feature', 'importance'], ['a', 'b'])
-    """
+    """Columns by name, for where pandas is not installed."""
 
     @property
     def columns(self) -> list[str]:

@@ -19,10 +19,6 @@ class Feature:
             columns of numbers at once, or a category of very many levels), "unused" for what the model never sees.
         ranges: Per column of numbers, the smallest and the largest calibrated value; empty for categories.
         labels: What the levels of a category are called.
-
-    Example:
-        >>> Feature("age", (0,), "number", ranges=((17.0, 90.0),)).span
-        (17.0, 90.0)
     """
 
     name: str

@@ -110,11 +110,7 @@ def load(path: str | os.PathLike[str]) -> Stored:
 
 
 def restore(stored: Stored, adapted: Adapted, *, head: str | nn.Module | None) -> Fitted:
-    """A calibration brought together with its model again.
-
-    Raises:
-        ValueError: If it is another model.
-    """
+    """A calibration brought together with its model again."""
     checked({"model": None, **stored.options})
     try:
         _require_same_preprocessing(adapted, stored)

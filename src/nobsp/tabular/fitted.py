@@ -138,9 +138,6 @@ class Fitted:
         """The account of every batch of rows.
 
         Rows that cannot be read as a whole are explained as far as they can, and flagged in `outside`.
-
-        Raises:
-            ValueError: If columns do not match, or a column has no value that can be read.
         """
         source = self.source(X, batch_size=batch_size)
         finite = torch.zeros(source.columns, dtype=torch.bool)
@@ -185,11 +182,7 @@ class Fitted:
     def _read_alike(
         self, own: Mapping[int, NDArray[Any]], rows: Tensor, tables: NDArray[np.float64], outside: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Reads names that the preprocessing makes the same of as of a known level, such as missing ones, as that.
-
-        Returns:
-            Which features of which rows were read so, (rows, features).
-        """
+        """Reads names that the preprocessing makes the same of as of a known level, such as missing ones, as that."""
         alike, column_of = np.zeros_like(outside), dict(own)
         for k, axis in self.functions.level_axes.items():
             if not isinstance(axis.levels, tuple) or not outside[:, k].any():

@@ -15,13 +15,14 @@ from nobsp.network.batches import batches_of
 from nobsp.network.inputs import Features, Subset, resolve_baseline
 from nobsp.network.readout import Network, Readout, as_model_takes
 from nobsp.network.summary import SAMPLE_ROWS, Summary
+from nobsp.results import Finding, sort_findings
 from nobsp.tabular.algorithm1 import Plan, contributions, make_plan, rare_rows, replicates
 from nobsp.tabular.columns import Columns, categories_of, input_baseline
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.domains import Domain, describe
 from nobsp.tabular.explanation import term_name
 from nobsp.tabular.fitted import Estimate, Published
-from nobsp.tabular.health import Finding, Health, TermHealth, sort_findings
+from nobsp.tabular.health import Health, TermHealth
 from nobsp.tabular.lookup import Chunk, LevelAxis, TermTable
 from nobsp.tabular.options import Options
 from nobsp.tabular.pieces import Sample, read

@@ -5,25 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-SEVERITIES = ("error", "warning", "note")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something worth knowing.
-
-    Attributes:
-        severity: "error" for what must not be believed, "warning" for what makes numbers doubtful, "note" for what
-            limits what they say.
-        code: A name for the kind of finding that does not change with its wording.
-        subject: The term or output it concerns; empty for the calibration as a whole.
-        message: What was found and what to do.
-    """
-
-    severity: str
-    code: str
-    subject: str
-    message: str
+from nobsp.results import Finding, describe_findings, is_healthy
 
 
 @dataclass(frozen=True)
@@ -71,7 +53,7 @@ class Health:
     @property
     def healthy(self) -> bool:
         """Whether there is neither an error nor a warning."""
-        return all(finding.severity == "note" for finding in self.findings)
+        return is_healthy(self.findings)
 
     @property
     def headline(self) -> str:
@@ -90,15 +72,4 @@ class Health:
                 f" ({min(shares):.3f} without the {self.outside_rows:.1%} of the rows held out that lie outside the "
                 "range of those fitted on)"
             )
-        lines = [f"{counts}."]
-        for finding in self.findings:
-            subject = f"{finding.subject}: " if finding.subject else ""
-            lines.append(f"{finding.severity}: {subject}{finding.message}")
-        if not self.findings:
-            lines.append("Nothing to worry about.")
-        return "\n".join(lines)
-
-
-def sort_findings(findings: list[Finding]) -> tuple[Finding, ...]:
-    """The worst first, otherwise as they came."""
-    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
+        return "\n".join([f"{counts}.", *describe_findings(self.findings)])

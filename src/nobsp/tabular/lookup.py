@@ -27,11 +27,6 @@ class NumberAxis:
         column: Position of the column in the caller's table.
         knots: At least two, increasing.
         missing: Whether a missing number (NaN) has a node of its own, after the last knot.
-
-    Example:
-        >>> axis = NumberAxis(0, np.array([0.0, 1.0, 4.0]))
-        >>> axis.segments(np.array([-1.0, 0.5, 1.0, 9.0])).tolist()
-        [0, 0, 1, 1]
     """
 
     column: int
@@ -93,11 +88,6 @@ class LevelAxis:
     Attributes:
         columns: Positions of its columns in the caller's table.
         levels: The names of one column, or an array of numbers (levels, columns).
-
-    Example:
-        >>> axis = LevelAxis((0,), ("oslo", "rome"))
-        >>> axis.places([np.array(["rome", "oslo"])]).tolist()
-        [1, 0]
     """
 
     columns: tuple[int, ...]
@@ -240,12 +230,7 @@ def _between(flat: Array, node: Places, corners: Sequence[tuple[int, Array]]) ->
 
 
 class Chunk:
-    """Some rows of a table whose columns are read when they are asked for, each once.
-
-    Args:
-        columns: Columns of the table, by position.
-        rows: Which rows.
-    """
+    """Some rows of a table whose columns are read when they are asked for, each once."""
 
     def __init__(self, columns: Mapping[int, NDArray[Any]], rows: slice) -> None:
         self.count = rows.stop - rows.start

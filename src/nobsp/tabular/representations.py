@@ -39,10 +39,6 @@ class Isolation:
         """z_S for every subset S of features, one after another, rows that are equal in S run only once.
 
         Inputs of several subsets share a forward call of up to `batch_size` rows.
-
-        Yields:
-            The subset, representations in the model's dtype, and for each input row the position of its own
-            among them; None where every row has its own.
         """
         baseline = self._as_model_takes(rows)
 
@@ -135,13 +131,7 @@ def _represent_batch(represent: Represent, batch: Sequence[tuple[_Waiting, Tenso
 
 
 def unique_rows(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct rows, and the position of each row among them.
-
-    Example:
-        >>> unique_rows(torch.tensor([[2.0], [1.0], [2.0]]))
-        (tensor([[1.],
-                [2.]]), tensor([1, 0, 1]))
-    """
+    """Distinct rows, and the position of each row among them."""
     if values.shape[1] == 1:  # sorting numbers is many times faster than sorting rows
         distinct, place = torch.unique(values[:, 0], return_inverse=True)
         return distinct[:, None], place
@@ -155,12 +145,7 @@ def spread_out(z: Tensor, place: Tensor | None) -> Tensor:
 
 
 def subsets_of(term: Subset) -> list[Subset]:
-    """All subsets of a term but the empty one, small ones first.
-
-    Example:
-        >>> subsets_of((0, 2))
-        [(0,), (2,), (0, 2)]
-    """
+    """All subsets of a term but the empty one, small ones first."""
     return [subset for size in range(1, len(term) + 1) for subset in combinations(term, size)]
 
 
@@ -173,15 +158,6 @@ def through(
     """Every term's isolated representation z_S of `rows`, each times a matrix of its own, side by side.
 
     The same call serves to compress (matrix = basis) and to explain (matrix = coefficients).
-
-    Args:
-        isolation: How isolated inputs are made.
-        represent: Runs the network up to its head.
-        rows: Input rows.
-        matrices: Per term, a matrix (width, any).
-
-    Returns:
-        Shape (rows, total columns of the matrices), in the order of `matrices`.
     """
     found = {
         subset: spread_out(z.to(torch.float64) @ matrices[subset].to(z.device), place)

@@ -118,15 +118,7 @@ Rows = TableRows | DatasetRows
 
 
 def read_rows(run: Run, X: Any, adapted: Adapted, options: Options, *, columns: Sequence[str] | None) -> Rows:
-    """The rows of `X`, of which no process but one needs to have any; all must have the same columns.
-
-    Args:
-        run: The calibration.
-        X: Whatever `NObSP.fit` takes.
-        adapted: The model.
-        options: What was asked for.
-        columns: Expected column names, where there are any.
-    """
+    """The rows of `X`, of which no process but one needs to have any; all must have the same columns."""
     if isinstance(run, RayRun):
         return _dataset_rows(X, adapted, options, columns)
     if is_ray(X):
@@ -214,15 +206,7 @@ def _join_samples(first: Any, second: Any) -> Any:
 
 
 def read_ahead(run: Run, rows: Rows, columns: Columns, options: Options, *, planned: bool) -> bool:
-    """Whether all rows are read before they are run: where the baseline needs it, or it is cheap.
-
-    Args:
-        run: The calibration.
-        rows: The rows.
-        columns: Their columns.
-        options: What was asked for.
-        planned: Whether the baseline is known.
-    """
+    """Whether all rows are read before they are run: where the baseline needs it, or it is cheap."""
     if isinstance(rows, DatasetRows):
         return True
     wanted = hasattr(rows.X, "shape") or (not planned and needs_data(options.baseline, columns.features))
