@@ -119,7 +119,7 @@ def cross_validated(given: Features, classes: int, cache: Path | None) -> Array:
 
 def neighbourly(index: ContributionIndex, classes: int) -> Array:
     """Share of each class among the 50 nearest by activations, one of 200 of them given to all classes alike."""
-    labels = index.view(space="activations").query(k=50).labels
+    labels = index._view(space="activations").query(k=50).labels
     assert labels is not None
     shares = np.stack([(labels == number).mean(1) for number in range(classes)], axis=1)
     result: Array = 0.995 * shares + 0.005 / classes

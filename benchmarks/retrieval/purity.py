@@ -28,12 +28,12 @@ def looked_up(case: Case) -> Looked:
     """Neighbours of every query in the three spaces."""
     progress(f"{case.name}: neighbours of {len(case.queries):,} queries among {len(case.database):,} rows")
     views = {
-        ACTIVATIONS: case.index.view(space="activations"),
-        OWN: case.index.view(target="own"),
+        ACTIVATIONS: case.index._view(space="activations"),
+        OWN: case.index._view(target="own"),
         QUERY: case.index,
     }
-    seen = case.index.see(case.queries.activations)
-    return Looked(case, {name: view.ask(seen, K) for name, view in views.items()})
+    seen = case.index._read(case.queries.activations)
+    return Looked(case, {name: view._query_rows(seen, K) for name, view in views.items()})
 
 
 def purity_table(looked: Looked) -> Table:

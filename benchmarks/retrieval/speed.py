@@ -105,7 +105,7 @@ class Timed:
 def against_faiss(exact: ContributionIndex, queries: Tensor, batches: dict[int, int], threads: int) -> list[Timed]:
     """Exact search by the index, and by faiss' flat index on the very vectors that the index compares."""
     faiss.omp_set_num_threads(threads)
-    seen = exact.see(queries)
+    seen = exact._read(queries)
     space = exact._space
     flat = faiss.IndexFlatL2(WIDTH)
     rows = exact._fitted.backend.take(torch.arange(len(exact)))
@@ -114,7 +114,7 @@ def against_faiss(exact: ContributionIndex, queries: Tensor, batches: dict[int, 
 
     def timed(batch: int, repeats: int) -> Timed:
         some, vectors = seen.take(slice(0, batch)), probes[:batch]
-        return Timed(batch, race(lambda: exact.ask(some, K), lambda: flat.search(vectors, K), repeats=repeats))
+        return Timed(batch, race(lambda: exact._query_rows(some, K), lambda: flat.search(vectors, K), repeats=repeats))
 
     return [timed(*asked) for asked in batches.items()]
 
@@ -123,11 +123,12 @@ def against_exact(
     exact: ContributionIndex, graph: ContributionIndex, queries: Tensor, batches: dict[int, int]
 ) -> list[Timed]:
     """The same questions, by comparing with every row and by walking the graph."""
-    seen = exact.see(queries)
+    seen = exact._read(queries)
 
     def timed(batch: int, repeats: int) -> Timed:
         some = seen.take(slice(0, batch))
-        return Timed(batch, race(lambda: exact.ask(some, K), lambda: graph.ask(some, K), repeats=repeats))
+        ways = (lambda: exact._query_rows(some, K)), (lambda: graph._query_rows(some, K))
+        return Timed(batch, race(*ways, repeats=repeats))
 
     return [timed(*asked) for asked in batches.items()]
 
@@ -184,7 +185,7 @@ def faiss_table(found: list[Timed]) -> Table:
         "Exact search: this package and faiss IndexFlatL2",
         (Column("queries at once"), Column("ours, ms a query", ".3f"), Column("faiss", ".3f"), Column("ratio", ".2f")),
         tuple((f"{one.batch:,}", *one.milliseconds, one.race.ratio) for one in found),
-        "Ours z-scores and scales the queries, finds candidates in single and orders them in double precision; faiss "
+        "Ours z-scores and scales the queries, compares in double precision block by block; faiss "
         "is given the finished vectors. Ratios are medians over runs taken in turn.",
     )
 
@@ -238,7 +239,7 @@ def main() -> None:
     progress("building the graph")
     graph = ContributionIndex(made.head, space="activations", backend=Usearch(threads=threads))
     built = seconds(lambda: graph.fit(made.database.activations, made.database.labels))
-    spaces = {"activations": (exact, graph), "evidence": tuple(i.view(space="contributions") for i in (exact, graph))}
+    spaces = {"activations": (exact, graph), "evidence": tuple(i._view(space="contributions") for i in (exact, graph))}
     timed, recalls = {}, {}
     for name, (whole, walked) in spaces.items():
         progress(f"usearch by {name}")

@@ -168,7 +168,7 @@ def test_the_audit_follows_the_recipe(case: cases.Case) -> None:
     found = audit(case.index, case.queries.activations, k=8)
     database, queries = (votes.standardised(f.activations, case.database.activations) for f in _both(case))
     change = votes.whitening(database)
-    near = case.index.view(space="activations").query(case.queries.activations, 50)
+    near = case.index._view(space="activations").query(case.queries.activations, 50)
     similar = votes.similarities(votes.unit(queries @ change), votes.unit(database @ change), near.indices)
     assert near.labels is not None
     shares = votes.vote(similar, near.labels, classes=CLASSES, sharpness=20.0)

@@ -7,7 +7,8 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import nobsp
-from nobsp.neighbours import ContributionIndex, JointConfidence, audit
+from nobsp.neighbours import ContributionIndex, audit
+from nobsp.neighbours.confidence import fit_confidence
 from tests.tolerances import SINGLE, SUMS, assert_same_to_rounding
 
 K = 8
@@ -93,7 +94,7 @@ def test_planted_boundary_cases_and_outliers_are_found_with_reasons():
     assert found.outliers[65:].all()
     assert not found.outliers[:60].any()  # plain rows were drawn nearer to their centre than those of the database
     for row in range(65, 70):
-        assert f"unlike its class: {found.centroid_distance[row]:.2f} from its centre" in found.reasons[row]
+        assert f"unlike its class: {found.centroid_distance[row]:.2f} from its centroid" in found.reasons[row]
     unflagged = ~(found.errors | found.boundary | found.outliers)
     assert [not reason for reason in found.reasons] == unflagged.tolist()
 
@@ -183,7 +184,7 @@ def test_without_labels_the_rule_is_the_softmax_times_the_vote_of_50_neighbours(
     transform = axes / np.sqrt(sizes) @ axes.T
     known, asked = (units(some, rows[:300]) @ transform for some in (rows[:300], rows[300:]))
     known, asked = (some / np.linalg.norm(some, axis=1, keepdims=True) for some in (known, asked))
-    voters = index.view(space="activations").query(rows[300:], 50).indices
+    voters = index._view(space="activations").query(rows[300:], 50).indices
     weights = np.exp(20 * np.einsum("qd,qkd->qk", asked, known[voters]))
     votes = np.stack([(weights * (truth[voters] == number)).sum(1) for number in range(CLASSES)], axis=1)
     logits = rows[300:] @ head.weight.detach().numpy().T + head.bias.detach().numpy()
@@ -192,7 +193,7 @@ def test_without_labels_the_rule_is_the_softmax_times_the_vote_of_50_neighbours(
     assert np.allclose(found.joint, agreed, rtol=0, atol=1e-5)
     assert np.array_equal(found.joint, found.agreed)
     assert np.array_equal(found.purity_contributions, index.query(rows[300:], 5).purity)
-    assert np.array_equal(found.purity_activations, index.view(space="activations").query(rows[300:], 5).purity)
+    assert np.array_equal(found.purity_activations, index._view(space="activations").query(rows[300:], 5).purity)
 
 
 def test_the_fixed_rule_holds_where_too_few_predictions_are_wrong_to_fit():
@@ -204,8 +205,8 @@ def test_the_fixed_rule_holds_where_too_few_predictions_are_wrong_to_fit():
 
 def test_joint_confidence_is_a_logistic_curve_that_does_not_overflow():
     margins = np.linspace(-3.0, 5.0, 200)
-    curve = JointConfidence.fitted({"margin": margins}, np.arange(200) % 7 < 1 + (margins > 0) * 4)
-    found = curve({"margin": np.array([-1e6, 0.0, 1.0, 2.0, 1e6])})
+    curve = fit_confidence({"margin": margins}, np.arange(200) % 7 < 1 + (margins > 0) * 4)
+    found = curve.predict_proba(np.array([[-1e6], [0.0], [1.0], [2.0], [1e6]]))[:, 1]
     assert np.allclose(found[[0, -1]], [0, 1])
     odds = np.log(found[1:-1] / (1 - found[1:-1]))
     assert odds[1] - odds[0] == pytest.approx(odds[2] - odds[1], rel=SUMS)
@@ -243,7 +244,7 @@ def test_a_row_of_the_database_is_measured_from_the_centre_of_the_others():
 
 @pytest.mark.parametrize("most", [120, 60])
 def test_rows_that_are_excluded_are_in_no_centre_either(most, monkeypatch):
-    monkeypatch.setattr("nobsp.neighbours.centroids.MOST_ROWS", most)  # of more rows, evenly spaced ones
+    monkeypatch.setattr("nobsp.neighbours.confidence.MOST_ROWS", most)  # of more rows, evenly spaced ones
     head, rows, truth = noisy(120)
     looked_at = np.isin(np.arange(120), np.linspace(0, 119, most).astype(int))
     left = np.column_stack([np.arange(10), np.arange(10) + 50, np.arange(10) + 50, np.full(10, -1)])

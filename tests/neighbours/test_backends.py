@@ -64,7 +64,7 @@ def test_usearch_finds_99_of_100_neighbours_and_measures_them_exactly():
         near = ContributionIndex(head, **way, backend=Usearch(threads=1)).fit(database, labels[:2500])
         views = [(exact, near)]
         if (target, metric) == ("query", "euclidean"):
-            views.append((exact.view(space="activations"), near.view(space="activations")))
+            views.append((exact._view(space="activations"), near._view(space="activations")))
         for every, some in views:
             expected, found = every.query(queries, K), some.query(queries, K)
             shared = [len(set(a) & set(b)) for a, b in zip(expected.indices, found.indices, strict=True)]
@@ -117,9 +117,9 @@ def collection(tmp_path_factory):
 @pytest.mark.parametrize("view", [{"target": "own"}, {"target": "query"}, {"space": "activations"}], ids=str)
 def test_milvus_returns_the_same_neighbours_as_exact(collection, view):
     index, head, rows, labels = collection
-    exact = ContributionIndex(head).fit(rows[:220], labels[:220]).view(**view)
-    assert_same(index.view(**view).query(rows[220:], K), exact.query(rows[220:], K))
-    assert_same(index.view(**view).query(None, 3), exact.query(None, 3))
+    exact = ContributionIndex(head).fit(rows[:220], labels[:220])._view(**view)
+    assert_same(index._view(**view).query(rows[220:], K), exact.query(rows[220:], K))
+    assert_same(index._view(**view).query(None, 3), exact.query(None, 3))
 
 
 def test_milvus_says_which_vectors_it_has(collection):
@@ -127,7 +127,7 @@ def test_milvus_says_which_vectors_it_has(collection):
     with pytest.raises(
         ValueError, match=r"has vectors for activations \(euclidean\) and own \(euclidean\), not for own"
     ):
-        index.view(metric="cosine").query(rows[:2], K)
+        index._view(metric="cosine").query(rows[:2], K)
 
 
 def test_milvus_does_not_replace_a_collection_unless_told(collection):

@@ -1,4 +1,4 @@
-"""Exact search: what blocks, groups and rounding might lose is not lost."""
+"""Exact search: what blocks might lose is not lost."""
 
 from __future__ import annotations
 
@@ -10,19 +10,24 @@ from hypothesis import strategies as st
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor, nn
 
-from nobsp.neighbours import ContributionIndex, exact
-from nobsp.neighbours.exact import Scores, nearest
+from nobsp.neighbours import ContributionIndex, search
+from nobsp.neighbours.evidence import Rows
+from nobsp.neighbours.search import Exact
+from nobsp.neighbours.spaces import Evidence, Space
 from tests.tolerances import SINGLE, assert_same_to_rounding
 
 
 def found(database: Tensor, queries: Tensor, k: int, leave: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Neighbours of vectors of unit length as the exact backend finds them."""
+    """Neighbours of vectors as the exact backend finds them."""
+    width = database.shape[1]
+    space = Space("activations", "euclidean", Evidence(), torch.zeros(1, width), torch.ones(width))
+    backend = Exact(rows=_rows(database))
+    return backend.nearest(space, _rows(queries), k, leave, walked=space)
 
-    def measure(positions: Tensor, asked: Tensor) -> Tensor:
-        return (database[positions] - queries[asked]).square().sum(-1).sqrt()
 
-    scores = Scores(database.float(), queries.float())
-    return nearest(scores, k, measure, lambda distances, _: 1 - distances.square() / 2, leave=leave)
+def _rows(activations: Tensor) -> Rows:
+    number = torch.zeros(len(activations), dtype=torch.long)
+    return Rows(activations, None, number, number.double())
 
 
 def unit(rows: Tensor) -> Tensor:
@@ -30,10 +35,10 @@ def unit(rows: Tensor) -> Tensor:
 
 
 @pytest.fixture
-def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few scores at once that every search takes many blocks and lots."""
-    monkeypatch.setattr(exact, "BUFFER", 4 * 700)
-    monkeypatch.setattr(exact, "_GROUP", 4)
+    monkeypatch.setattr(search, "_AT_ONCE", 700)
+    monkeypatch.setattr(search, "_QUERIES", 16)
 
 
 @given(
@@ -41,7 +46,7 @@ def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     rows=st.integers(1, 300),
     width=st.integers(1, 20),
     queries=st.integers(1, 12),
-    levels=st.sampled_from([1, 2, 1000]),
+    levels=st.sampled_from([2, 1000]),
 )
 def test_the_order_is_that_of_sorting_all_distances(
     seed: int, rows: int, width: int, queries: int, levels: int
@@ -56,12 +61,7 @@ def test_the_order_is_that_of_sorting_all_distances(
 
     database, asked = drawn(rows), drawn(queries)
     k = min(rows, 5)
-    before = exact.BUFFER, exact._GROUP
-    exact.BUFFER, exact._GROUP = 4 * 200, 4
-    try:
-        positions, distances = found(database, asked, k)
-    finally:
-        exact.BUFFER, exact._GROUP = before
+    positions, distances = found(database, asked, k)
 
     table = (database[None] - asked[:, None]).square().sum(-1).sqrt()
     order = table.argsort(dim=1, stable=True)[:, :k]
@@ -72,7 +72,7 @@ def test_the_order_is_that_of_sorting_all_distances(
     assert bool((positions[:, 1:] > positions[:, :-1])[equal].all())
 
 
-@pytest.mark.usefixtures("small_buffer")
+@pytest.mark.usefixtures("small_blocks")
 def test_neighbours_are_those_of_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(0)
     database, queries = (unit(torch.randn(count, 24, generator=generator).double()) for count in (1500, 70))
@@ -85,37 +85,7 @@ def test_neighbours_are_those_of_scikit_learn() -> None:
     np.testing.assert_allclose(distances.numpy(), expected_distances, atol=1e-7)
 
 
-def test_rows_that_single_precision_cannot_tell_apart_are_told_apart() -> None:
-    """Thousands of rows differ from the query by less than single precision sees; the nearest is still found."""
-    generator = torch.Generator().manual_seed(0)
-    query = unit(torch.randn(1, 16, generator=generator).double())
-    steps = torch.rand(5000, 1, generator=generator).double() * 1e-9 + 1e-10
-    database = query + steps * torch.randn(5000, 16, generator=generator).double()
-
-    positions, distances = found(database, query, 5)
-
-    table = (database - query).square().sum(1).sqrt()
-    order = table.argsort(stable=True)[:5]
-    assert torch.equal(positions[0], order)
-    assert_same_to_rounding(distances[0], table[order])
-
-
-def test_a_product_of_lower_precision_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU where the caller allows it; made by rounding here, since not every CPU survives asking for it."""
-    generator = torch.Generator().manual_seed(0)
-    database, queries = (unit(torch.randn(count, 64, generator=generator).double()) for count in (3000, 20))
-    expected = found(database, queries, 8)
-    exactly = Scores.of
-    monkeypatch.setattr(Scores, "of", lambda self, *where: exactly(self, *where).bfloat16().float())
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
-
-    positions, distances = found(database, queries, 8)
-
-    assert torch.equal(positions, expected[0])
-    assert_same_to_rounding(distances, expected[1])
-
-
-@pytest.mark.usefixtures("small_buffer")
+@pytest.mark.usefixtures("small_blocks")
 def test_rows_left_out_are_left_out_in_every_block() -> None:
     generator = torch.Generator().manual_seed(0)
     database = unit(torch.randn(600, 8, generator=generator).double())
@@ -128,7 +98,7 @@ def test_rows_left_out_are_left_out_in_every_block() -> None:
     assert torch.equal(positions, table.argsort(dim=1, stable=True)[:, :3])
 
 
-@pytest.mark.usefixtures("small_buffer")
+@pytest.mark.usefixtures("small_blocks")
 def test_evidence_of_all_classes_at_once_equals_one_class_after_another() -> None:
     generator = torch.Generator().manual_seed(0)
     head = nn.Linear(6, 5)
@@ -146,21 +116,3 @@ def test_evidence_of_all_classes_at_once_equals_one_class_after_another() -> Non
     assert len(np.unique(together.predicted)) > 3
     np.testing.assert_array_equal(together.indices, np.concatenate([hits.indices for hits in apart]))
     assert_same_to_rounding(together.distances, np.concatenate([hits.distances for hits in apart]), within=SINGLE)
-
-
-def test_scores_take_no_more_than_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    original = Scores.of
-
-    def watched(self: Scores, chosen: slice, part: slice) -> Tensor:
-        scores = original(self, chosen, part)
-        sizes.append(scores.numel() * scores.element_size())
-        return scores
-
-    monkeypatch.setattr(Scores, "of", watched)
-    monkeypatch.setattr(exact, "BUFFER", 1 << 18)
-    database = unit(torch.randn(20_000, 4, generator=torch.Generator().manual_seed(0)).double())
-    found(database, database[:300], 3)
-
-    assert len(sizes) > 50
-    assert max(sizes) <= 1 << 18

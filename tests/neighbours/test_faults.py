@@ -247,7 +247,7 @@ def test_places_where_milvus_cannot_be_are_refused(tmp_path):
 def test_k_must_be_a_positive_whole_number(fitted, k):
     _, X, _ = world()
     for asked in (lambda: fitted.query(X, k), lambda: audit(fitted, X, k=k), lambda: fitted.prototypes(k)):
-        with pytest.raises(ValueError, match="must be a positive whole number, found"):
+        with pytest.raises(ValueError, match="must be a whole number of at least 1, found"):
             asked()
 
 
@@ -340,7 +340,7 @@ def test_what_is_not_fitted_says_so(tmp_path):
         lambda: index.add(X, labels),
         lambda: index.save(tmp_path / "index"),
         lambda: audit(index, X),
-        lambda: index.view(space="activations"),
+        lambda: index._view(space="activations"),
         lambda: len(index),
         index.prototypes,
         index.duplicates,

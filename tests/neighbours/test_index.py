@@ -275,13 +275,13 @@ def test_pooled_activations_stand_for_images(pictures: Explained) -> None:
 
 def test_one_database_is_seen_in_several_spaces(case: Headed) -> None:
     index = ContributionIndex(case.head).fit(case.database, case.labels)
-    seen = index.see(case.queries)
+    seen = index._read(case.queries)
 
     for space, target in SPACES:
-        view = index.view(space=space, target=target)  # type: ignore[arg-type]
+        view = index._view(space=space, target=target)  # type: ignore[arg-type]
         apart = ContributionIndex(case.head, space=space, target=target).fit(case.database)  # type: ignore[arg-type]
-        np.testing.assert_array_equal(view.ask(seen).indices, apart.query(case.queries).indices)
-    index.view(space="activations").add(case.queries, case.truth)
+        np.testing.assert_array_equal(view._query_rows(seen, 8).indices, apart.query(case.queries).indices)
+    index._view(space="activations").add(case.queries, case.truth)
     assert len(index) == len(case.database) + len(case.queries)
 
 
@@ -297,6 +297,27 @@ def test_an_index_is_cloned_and_takes_options_as_estimators_do(case: Headed) -> 
     np.testing.assert_array_equal(
         index.query(case.queries).labels, clone(index).fit(case.database, case.labels).query(case.queries).labels
     )
+
+
+def test_kneighbors_are_the_distances_and_positions_of_a_query(case: Headed) -> None:
+    index = ContributionIndex(case.head).fit(case.database, case.labels)
+    hits = index.query(case.queries, k=5)
+
+    distances, positions = index.kneighbors(case.queries, 5)
+
+    np.testing.assert_array_equal(distances, hits.distances)
+    np.testing.assert_array_equal(positions, hits.indices)
+    np.testing.assert_array_equal(index.kneighbors(case.queries, 5, return_distance=False), hits.indices)
+    itself = index.kneighbors(n_neighbors=3, return_distance=False)
+    assert not (itself == np.arange(400)[:, None]).any()
+
+
+def test_options_changed_after_fit_are_those_of_the_next_query(case: Headed) -> None:
+    index = ContributionIndex(case.head).fit(case.database, case.labels).set_params(space="activations")
+    apart = ContributionIndex(case.head, space="activations").fit(case.database, case.labels)
+    np.testing.assert_array_equal(index.query(case.queries).indices, apart.query(case.queries).indices)
+    with pytest.raises(ValueError, match="space must be"):
+        index.set_params(space="pixels").query(case.queries)
 
 
 def test_an_index_survives_pickling(case: Headed) -> None:
@@ -353,4 +374,4 @@ def test_what_is_no_explainer_is_refused_with_what_to_do(case: Headed, table: Ex
 def test_an_index_of_activations_has_no_evidence_of_a_table(table: Explained) -> None:
     index = ContributionIndex(table.explainer, space="activations").fit(table.rows, table.labels)
     with pytest.raises(ValueError, match="keeps no evidence"):
-        index.view(space="contributions")
+        index._view(space="contributions")

@@ -28,7 +28,7 @@ def test_support_of_a_label_is_vote_times_centres_with_the_row_itself_left_out()
     x = np.where(spread > 0, (z - z.mean(0)) / np.where(spread > 0, spread, 1), 0)  # one column does not vary
     values, vectors = np.linalg.eigh((x.T @ x / 150 + np.eye(12)) / 2)
     y = unit(x @ (vectors / np.sqrt(values)) @ vectors.T)
-    voters = index.view(space="activations").query(None, k=50).indices
+    voters = index._view(space="activations").query(None, k=50).indices
 
     found = audit(index)
 

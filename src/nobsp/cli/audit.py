@@ -194,7 +194,7 @@ def _settled(options: Namespace, model: Tried, labels: Sequence[NDArray[Any]], *
     """The labels of --classes; an error where labels, classes and model do not go together."""
     import numpy as np
 
-    from nobsp.neighbours.outcomes import outcomes_of
+    from nobsp.neighbours.evidence import find_outcomes
 
     if options.neighbours > others:
         raise Misuse(f"--neighbours {options.neighbours}: there are only {others} others to compare with.")
@@ -212,9 +212,9 @@ def _settled(options: Namespace, model: Tried, labels: Sequence[NDArray[Any]], *
             f"sigmoid: {_NO_CLASSES}"
         )
     source: Any = model  # has the attributes of an EvidenceSource that are used, and is not calibrated yet
-    outcomes = outcomes_of(source, task="classification", output=None, classes=classes, labels=labels[0])
+    outcomes = find_outcomes(source, task="classification", output=None, classes=classes, labels=labels[0])
     for some in labels:
-        outcomes.encoded(some, len(some))
+        outcomes.encode(some, len(some))
     return classes
 
 

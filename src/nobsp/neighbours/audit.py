@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from nobsp.neighbours.centroids import centroids_of
-from nobsp.neighbours.database import Fitted
-from nobsp.neighbours.evidence import Rows
-from nobsp.neighbours.hits import Neighbours
-from nobsp.neighbours.index import ContributionIndex, most_left_out, positions_to_leave, require_count
-from nobsp.neighbours.joint import JointConfidence, cross_validated, fixed_rule, joint_features
-from nobsp.neighbours.votes import VOTERS, opinion
+from nobsp._messages import require_whole_number
+from nobsp.neighbours.confidence import VOTERS, cross_validate, fit_centroids, fit_confidence, weigh_support
+from nobsp.neighbours.index import ContributionIndex, most_left_out, positions_to_leave
+from nobsp.neighbours.result import Neighbours
 from nobsp.tabular.explanation import frame_like
 
 Array = NDArray[np.float64]
@@ -40,18 +36,18 @@ class Audit:
         joint: Joint confidence that the prediction is right, from 0 to 1.
         joint_kind: "cross-validated" where it was fitted to the labels given, each row by a fit without it; "given"
             where it was fitted before; "fixed" for `agreed`.
-        agreed: Probability of the predicted class when the softmax and a vote of 50 neighbours are both heard.
-        centroid_distance: Distance to the centre of the predicted class, in activation space.
+        agreed: Probability of the predicted class by the softmax and a vote of 50 neighbours together.
+        centroid_distance: Distance to the centroid of the predicted class, in activation space.
         errors: Whether the joint confidence is below one half.
         boundary: Whether the activation purity is that of a boundary case.
-        outliers: Whether the centre of the predicted class is further than from 95% of its own rows.
+        outliers: Whether the centroid of the predicted class is further than from 95% of its own rows.
         mislabels: Whether the label is suspected to be wrong; None without labels.
-        label_support: What the vote of neighbours and the centres of the classes give to the label, from 0 to 1: the
+        label_support: What the vote of neighbours and the centroids of the classes give to the label, from 0 to 1: the
             less, the more suspicious; None without labels.
         suggested: The class that they give most to.
         reasons: In words, why a row was flagged; empty for others.
         signals: What the joint confidence is made of, by name.
-        joint_model: The joint confidence as something to judge other rows with; None for the fixed rule.
+        joint_model: The fitted logistic regression, for `audit(..., joint=)` of other rows; None for the fixed rule.
         auroc: How well each signal tells right from wrong predictions, where labels were given.
         by_contributions: The neighbours by evidence.
         by_activations: The neighbours by activations.
@@ -75,7 +71,7 @@ class Audit:
     suggested: NDArray[Any]
     reasons: tuple[str, ...]
     signals: dict[str, Array]
-    joint_model: JointConfidence | None
+    joint_model: Any
     auroc: dict[str, float]
     by_contributions: Neighbours
     by_activations: Neighbours
@@ -123,7 +119,9 @@ class Audit:
             f"  outliers (centroid distance beyond the 95th percentile): {self.outliers.sum()}",
         ]
         if self.mislabels is not None:
-            lines.append(f"  suspected mislabels (neighbours and centres speak against them): {self.mislabels.sum()}")
+            lines.append(
+                f"  suspected mislabels (neighbours favour another class): {self.mislabels.sum()}"
+            )
         if self.auroc:
             scores = ", ".join(f"{name} {score:.3f}" for name, score in self.auroc.items())
             lines.append(f"  telling right from wrong predictions, AUROC: {scores}")
@@ -151,7 +149,7 @@ def audit(
     *,
     k: int = 8,
     exclude: Any = None,
-    joint: JointConfidence | None = None,
+    joint: Any = None,
     progress: bool = False,
 ) -> Audit:
     """Looks at predictions through their neighbours, in both spaces at once, with one forward pass over the rows.
@@ -161,9 +159,9 @@ def audit(
       each row judged by one that was fitted without it; pass `joint` to judge by a regression fitted before, on other
       rows; with neither, it is `agreed`: the softmax times the vote, brought to sum to one.
     - *Boundary cases*: activation purity from 0.4 to 0.7.
-    - *Outliers*: rows further from the centre of their predicted class than 95% of that class's rows in the database.
-    - *Suspected mislabels*: vote and class centres together give the label less than half of what chance would, and in
-      neither space more of the neighbours have the label than have the class suggested instead.
+    - *Outliers*: rows further from the centroid of their predicted class than 95% of that class's rows in the database.
+    - *Suspected mislabels*: vote and class centroids together give the label less than half of what chance would, and
+      in neither space more of the neighbours have the label than have the class suggested instead.
 
     Args:
         index: A fitted index with labels; its own space, metric and target are those of the contributions.
@@ -193,167 +191,137 @@ def audit(
         >>> found.mislabels.nonzero()[0], found.suggested[7]
         (array([7]), np.int64(1))
     """
-    require_count("k", k)
+    require_whole_number("k", k)
     if not isinstance(index, ContributionIndex):
         raise TypeError(
             f"index must be a ContributionIndex, found {type(index).__name__}; make one with "
             "nobsp.ContributionIndex(explainer).fit(X, labels)."
         )
-    fitted = index._fitted
-    classes = fitted.outcomes.classes
-    if classes is None:
+    fitted, outcomes = index._fitted, index._fitted.outcomes
+    if outcomes.classes is None:
         raise ValueError("an audit judges predicted classes, and a regression has none; use index.query(X) instead.")
     if not fitted.labelled:
         raise ValueError("an audit needs the labels of the database; pass labels to index.fit.")
-    index.view(space="contributions")  # an error where only activations are kept, before anything is read
+    contributions, activations = index._view(space="contributions"), index._view(space="activations")
     if X is None:
-        asked = fitted.backend.take(torch.arange(len(index)))
+        rows = fitted.backend.take(torch.arange(len(index)))
         exclude = "self" if exclude is None else exclude
         if labels is None:
-            assert asked.labels is not None
-            labels = fitted.outcomes.decoded(asked.labels)
+            assert rows.labels is not None
+            labels = outcomes.decode(rows.labels)
     else:
-        asked = index.see(X, progress=progress)
-    outcomes = fitted.outcomes
-    codes = None if labels is None else outcomes.encoded(labels, len(asked))
-    leave = positions_to_leave(exclude, len(asked), len(index))
-    by_evidence = index.view(space="contributions").ask(asked, k, exclude=leave)
-    voters = max(k, min(VOTERS, len(index) - most_left_out(leave)))
-    nearby = index.view(space="activations").ask(asked, voters, exclude=leave)
+        rows = index._read(X, progress=progress)
+    codes = None if labels is None else outcomes.encode(labels, len(rows))
+    leave = positions_to_leave(exclude, len(rows), len(index))
+    by_evidence = contributions._query_rows(rows, k, exclude=leave)
+    nearby = activations._query_rows(rows, max(k, min(VOTERS, len(index) - most_left_out(leave))), exclude=leave)
     by_activations = nearby.nearest(k)
-    centroids = fitted.about_rows(
+
+    centroids = fitted.cached(
         "centroids",
-        lambda: centroids_of(fitted.space("activations", "euclidean"), fitted.backend.take, len(index), len(classes)),
+        lambda: fit_centroids(
+            fitted.space("activations", "euclidean"), fitted.backend.take, len(index), outcomes.count
+        ),
     )
-    thought = opinion(
-        centroids, asked, outcomes.log_chances(_logits(fitted, asked)), nearby.indices, labels=codes, leave=leave
-    )
-    signals = joint_features(thought, by_evidence)
-    agreed = fixed_rule(thought)
-    right = None if codes is None else asked.predicted.numpy() == codes.numpy()
-    chance, kind, model = _judged(signals, agreed, right, joint)
-    found = _Found(
-        few=(by_evidence, by_activations),
-        labels=None if codes is None else outcomes.decoded(codes),
-        suggested=outcomes.decoded(torch.from_numpy(thought.suggested)),
-        support=thought.support,
-        joint=chance,
-        away=centroids.distances(asked, leave),
-        usual=centroids.usual[asked.predicted.numpy()],
-    )
+    log_probabilities = outcomes.log_probabilities(fitted.logits(rows))
+    support = weigh_support(centroids, rows, log_probabilities, nearby.indices, labels=codes, leave=leave)
+    # Four and no more: where errors are few, further ones (purities, margins, distances to centroids) make it worse.
+    signals = {
+        "log-odds of the confidence": support.confidence,
+        "logarithm of the vote": support.vote,
+        "log-odds of confidence and vote": support.agreed,
+        "mean distance by evidence": by_evidence.distances.mean(1),
+    }
+    right = None if codes is None else rows.predicted.numpy() == codes.numpy()
+    agreed = support.fixed_rule()
+    chance, kind, model = _joint_confidence(signals, agreed, right, joint)
+
+    confidence, purity, purity_activations = rows.response.numpy().copy(), by_evidence.purity, by_activations.purity
+    away = centroids.distances(rows, leave)
+    given = None if codes is None else outcomes.decode(codes)
+    suggested = outcomes.decode(torch.from_numpy(support.suggested))
+    mislabels = None
+    if given is not None and support.label is not None:
+        mislabels = (support.label < 0.5 / outcomes.count) & (suggested != given)
+        for hits in (by_evidence, by_activations):
+            mislabels &= hits.purity_towards(suggested) >= hits.purity_towards(given)
     scores = {
-        "confidence": asked.response.numpy().copy(),
-        "purity by evidence": by_evidence.purity,
-        "purity by activations": by_activations.purity,
+        "confidence": confidence,
+        "purity by evidence": purity,
+        "purity by activations": purity_activations,
         "joint": chance,
     }
-    return Audit(
-        rows=np.arange(len(asked)),
+    found = Audit(
+        rows=np.arange(len(rows)),
         predicted=by_evidence.predicted,
-        labels=found.labels,
-        confidence=scores["confidence"],
-        purity_contributions=scores["purity by evidence"],
-        purity_activations=scores["purity by activations"],
+        labels=given,
+        confidence=confidence,
+        purity_contributions=purity,
+        purity_activations=purity_activations,
         joint=chance,
         joint_kind=kind,
         agreed=agreed,
-        centroid_distance=found.away,
-        errors=found.errors,
-        boundary=found.boundary,
-        outliers=found.outliers,
-        mislabels=found.mislabels,
-        label_support=thought.support,
-        suggested=found.suggested,
-        reasons=found.reasons(),
+        centroid_distance=away,
+        errors=chance < 0.5,
+        boundary=(purity_activations >= BOUNDARY[0]) & (purity_activations <= BOUNDARY[1]),
+        outliers=away > centroids.usual[rows.predicted.numpy()],
+        mislabels=mislabels,
+        label_support=support.label,
+        suggested=suggested,
+        reasons=(),
         signals=signals,
         joint_model=model,
         auroc={} if right is None else _auroc(scores, right),
         by_contributions=by_evidence,
         by_activations=by_activations,
     )
+    return replace(found, reasons=_reasons(found, centroids.usual[rows.predicted.numpy()]))
 
 
-def _logits(fitted: Fitted, asked: Rows) -> Tensor:
-    """Logits per class, of queries as they were read, of rows of the database from their activations."""
-    if asked.logits is not None:
-        return asked.logits
-    found = fitted.source.logits(asked.activations)
-    if found is None:
-        raise ValueError(
-            "layers stand between map and head, so the database does not know the logits of its own rows; pass the "
-            'rows again: audit(index, X, labels, exclude="self").'
-        )
-    return fitted.outcomes.per_class(found)
-
-
-class _Found:
-    """What neighbours and centres say of each row, and in words."""
-
-    def __init__(
-        self,
-        *,
-        few: tuple[Neighbours, Neighbours],
-        labels: NDArray[Any] | None,
-        suggested: NDArray[Any],
-        support: Array | None,
-        joint: Array,
-        away: Array,
-        usual: Array,
-    ) -> None:
-        self.few, self.labels, self.suggested = few, labels, suggested
-        self.joint, self.away, self.usual = joint, away, usual
-        self.purities = few[0].purity, few[1].purity
-        self.errors = joint < 0.5
-        low, high = BOUNDARY
-        self.boundary = (self.purities[1] >= low) & (self.purities[1] <= high)
-        self.outliers = away > usual
-        self.shares = few[0].purity_towards(suggested), few[1].purity_towards(suggested)
-        self.mislabels: Flags | None = None
-        if labels is not None and support is not None:
-            classes = few[0].classes
-            assert classes is not None
-            chance = 1 / len(classes)
-            agree = [share >= hits.purity_towards(labels) for share, hits in zip(self.shares, few, strict=True)]
-            self.mislabels = (support < chance / 2) & (suggested != labels) & agree[0] & agree[1]
-
-    def reasons(self) -> tuple[str, ...]:
-        k = self.few[0].k
-        counts = [np.rint(share * k).astype(int) for share in (*self.purities, *self.shares)]
-        said: list[str] = []
-        for row in range(len(self.joint)):
-            by_evidence, by_activations, for_other, for_other_activations = (count[row] for count in counts)
-            why = []
-            if self.mislabels is not None and self.labels is not None and self.mislabels[row]:
-                why.append(
-                    f"labelled {_written(self.labels[row])}, but {for_other} of {k} neighbours by evidence and "
-                    f"{for_other_activations} by activations are {_written(self.suggested[row])}"
-                )
-            if self.errors[row]:
-                why.append(
-                    f"predicted {_written(self.few[0].predicted[row])} with joint confidence {self.joint[row]:.2f}: "
-                    f"{by_evidence} of {k} neighbours by evidence and {by_activations} by activations agree"
-                )
-            if self.boundary[row]:
-                why.append(f"near a boundary: {by_activations} of {k} neighbours by activations are of its class")
-            if self.outliers[row]:
-                why.append(
-                    f"unlike its class: {self.away[row]:.2f} from its centre, which 95% of the class are within "
-                    f"{self.usual[row]:.2f} of"
-                )
-            said.append("; ".join(why))
-        return tuple(said)
-
-
-def _judged(
-    signals: dict[str, Array], agreed: Array, right: Flags | None, joint: JointConfidence | None
-) -> tuple[Array, Literal["cross-validated", "given", "fixed"], JointConfidence | None]:
+def _joint_confidence(
+    signals: dict[str, Array], agreed: Array, right: Flags | None, joint: Any
+) -> tuple[Array, Literal["cross-validated", "given", "fixed"], Any]:
+    """Joint confidence by a regression fitted before, by one fitted here, or by the fixed rule."""
     if joint is not None:
-        return joint(signals), "given", joint
+        return joint.predict_proba(np.column_stack(list(signals.values())))[:, 1], "given", joint
     if right is not None:
-        chance = cross_validated(signals, right)
+        chance = cross_validate(signals, right)
         if chance is not None:
-            return chance, "cross-validated", JointConfidence.fitted(signals, right)
+            return chance, "cross-validated", fit_confidence(signals, right)
     return agreed, "fixed", None
+
+
+def _reasons(found: Audit, usual: Array) -> tuple[str, ...]:
+    """In words, why each row was flagged."""
+    k = found.by_contributions.k
+
+    def count(share: Array) -> NDArray[np.int64]:
+        return np.rint(share * k).astype(np.int64)
+
+    agree = count(found.purity_contributions), count(found.purity_activations)
+    other = [count(hits.purity_towards(found.suggested)) for hits in (found.by_contributions, found.by_activations)]
+    reasons = []
+    for row in range(len(found)):
+        why = []
+        if found.mislabels is not None and found.labels is not None and found.mislabels[row]:
+            why.append(
+                f"labelled {_show(found.labels[row])}, but {other[0][row]} of {k} neighbours by evidence and "
+                f"{other[1][row]} by activations are {_show(found.suggested[row])}"
+            )
+        if found.errors[row]:
+            why.append(
+                f"predicted {_show(found.predicted[row])} with joint confidence {found.joint[row]:.2f}: "
+                f"{agree[0][row]} of {k} neighbours by evidence and {agree[1][row]} by activations agree"
+            )
+        if found.boundary[row]:
+            why.append(f"near a boundary: {agree[1][row]} of {k} neighbours by activations are of its class")
+        if found.outliers[row]:
+            why.append(
+                f"unlike its class: {found.centroid_distance[row]:.2f} from its centroid, which 95% of the class are "
+                f"within {usual[row]:.2f} of"
+            )
+        reasons.append("; ".join(why))
+    return tuple(reasons)
 
 
 def _auroc(scores: dict[str, Array], right: Flags) -> dict[str, float]:
@@ -364,5 +332,5 @@ def _auroc(scores: dict[str, Array], right: Flags) -> dict[str, float]:
     return {name: float(roc_auc_score(right, score)) for name, score in scores.items()}
 
 
-def _written(label: Any) -> str:
+def _show(label: Any) -> str:
     return repr(label.item() if hasattr(label, "item") else label)

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from nobsp import serialization
-from nobsp.neighbours.approximate import Graphs, Usearch
-from nobsp.neighbours.backends import Backend, Exact, Kept
-from nobsp.neighbours.evidence import Rows
+from nobsp.neighbours.evidence import Outcomes, Rows
 from nobsp.neighbours.milvus import Collection, Milvus
-from nobsp.neighbours.outcomes import Outcomes
+from nobsp.neighbours.search import Backend, Exact, InMemory
 from nobsp.neighbours.spaces import Evidence, Kind, Space
+from nobsp.neighbours.usearch import Graphs, Usearch
 from nobsp.network.evidence import EvidenceSource
 
 Found = TypeVar("Found")
@@ -34,14 +33,7 @@ _ROUNDING = 1e-5
 class Fitted:
     """A database: how rows are read, what the outputs stand for, in which units they are measured, where they are.
 
-    Attributes:
-        source: How the model reads rows.
-        outcomes: What its outputs stand for.
-        evidence: How contributions come about.
-        spaces: The spaces rows can be compared in.
-        backend: Where the rows are.
-        labelled: Whether they have labels.
-        known: What was worked out about the rows, by name, with how many there were then.
+    `cache` has what was computed about the rows, by name, with how many there were then.
     """
 
     source: EvidenceSource
@@ -50,22 +42,34 @@ class Fitted:
     spaces: dict[Kind, Space]
     backend: Backend
     labelled: bool
-    known: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    cache: dict[str, tuple[int, Any]] = field(default_factory=dict)
 
-    def about_rows(self, name: str, work: Callable[[], Found]) -> Found:
-        """What `work` finds out about the rows, once for as long as none are added."""
-        if self.known.get(name, (-1,))[0] != len(self.backend):
-            self.known[name] = len(self.backend), work()
-        found: Found = self.known[name][1]
+    def cached(self, name: str, compute: Callable[[], Found]) -> Found:
+        """What `compute` finds out about the rows, once for as long as none are added."""
+        if self.cache.get(name, (-1,))[0] != len(self.backend):
+            self.cache[name] = len(self.backend), compute()
+        found: Found = self.cache[name][1]
         return found
 
     def space(self, kind: Kind, metric: str) -> Space:
-        """One of the spaces, with z-scores or as things are."""
+        """One of the spaces, with z-scores or without."""
         if kind not in self.spaces:
             missing = "the class of a query" if kind == "query" else "any class"
             options = 'space="contributions", target="query"' if kind == "query" else 'space="contributions"'
             raise ValueError(f"the index keeps no evidence for {missing}; make it with {options}.")
         return self.spaces[kind] if metric == "euclidean" else self.spaces[kind].cosine()
+
+    def logits(self, rows: Rows) -> Tensor:
+        """Logits per class, of queries as they were read, of rows of the database from their activations."""
+        if rows.logits is not None:
+            return rows.logits
+        found = self.source.logits(rows.activations)
+        if found is None:
+            raise ValueError(
+                "layers stand between map and head, so the database does not know the logits of its own rows; pass the "
+                'rows again: audit(index, X, labels, exclude="self").'
+            )
+        return self.outcomes.per_class(found)
 
 
 def build_backend(
@@ -84,11 +88,6 @@ def build_backend(
     return backend
 
 
-def bytes_in_memory(backend: Backend) -> int:
-    """What a backend holds of its rows in memory."""
-    return backend.kept.rows.bytes() if isinstance(backend, Exact | Graphs) else 0
-
-
 def indexed_spaces(spaces: Mapping[Kind, Space], kind: Kind, metric: str) -> dict[Kind, Space]:
     """The spaces that a collection or a graph has vectors for."""
     kinds: tuple[Kind, ...] = ("activations", "own") if kind == "own" else ("activations",)
@@ -97,22 +96,9 @@ def indexed_spaces(spaces: Mapping[Kind, Space], kind: Kind, metric: str) -> dic
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """What a file holds.
+    """What a file holds: spaces without their coefficients, which are the explainer's; no rows where Milvus has them.
 
-    Attributes:
-        fingerprint: Of the model.
-        signature: Of its calibration.
-        options: The options of the index.
-        outcomes: What the outputs stand for, without the classes.
-        classes: Label of every class; None for a regression.
-        mean: What contributions are measured from, where they are multiples of the activations.
-        spaces: Without their coefficients, which are the explainer's.
-        labelled: Whether rows have labels.
-        backend: Options of the backend; None for the exact one.
-        rows: The rows; None where they are in Milvus.
-        evidence_shape: Classes and terms of the evidence that Milvus keeps; None where none is.
-        graphs: The graphs of usearch.
-        checksums: Of each graph: a damaged one would make usearch read outside its memory.
+    A damaged graph would make usearch read outside its memory, so each has a checksum.
     """
 
     fingerprint: str
@@ -150,10 +136,10 @@ def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any
         spaces={kind: replace(space, evidence=Evidence()) for kind, space in fitted.spaces.items()},
         labelled=fitted.labelled,
         backend=used,
-        rows=backend.kept.rows if isinstance(backend, Exact | Graphs) else None,
+        rows=backend.rows if isinstance(backend, InMemory) else None,
         evidence_shape=backend.evidence_shape if isinstance(backend, Collection) else None,
         graphs=graphs,
-        checksums={name: _sum(graph) for name, graph in graphs.items()},
+        checksums={name: _checksum(graph) for name, graph in graphs.items()},
     )
     serialization.save(path, stored, kind=KIND, version=VERSION)
 
@@ -174,7 +160,7 @@ def load(
             f"path {str(path)!r} holds an index that was made with another explainer; pass the very explainer (or "
             "head) it was made with, or make the index anew."
         )
-    if any(stored.checksums.get(name) != _sum(graph) for name, graph in stored.graphs.items()):
+    if any(stored.checksums.get(name) != _checksum(graph) for name, graph in stored.graphs.items()):
         raise ValueError("the file is damaged: a graph in it is not the one that was written.")
     outcomes = replace(stored.outcomes, classes=None if stored.classes is None else np.asarray(stored.classes))
     evidence = Evidence()
@@ -188,24 +174,24 @@ def load(
     if isinstance(used, Milvus):
         place = Collection(used, indexed, evidence_shape=stored.evidence_shape)
     elif isinstance(used, Usearch):
-        place = Graphs(used, indexed.get("own", indexed["activations"]), Kept(stored.rows), stored.graphs)
+        place = Graphs(used, indexed.get("own", indexed["activations"]), stored.rows, stored.graphs)
     else:
-        place = Exact(device, Kept(stored.rows))
+        place = Exact(device, stored.rows)
     return Fitted(source, outcomes, evidence, spaces, place, stored.labelled), stored.options, used
 
 
-def _choose_options(kept: Usearch | Milvus | None, asked: Usearch | Milvus | str | None) -> Usearch | Milvus | None:
+def _choose_options(kept: Usearch | Milvus | None, given: Usearch | Milvus | str | None) -> Usearch | Milvus | None:
     """Options of the backend: those in the file, or others that the same rows allow for."""
     in_milvus = isinstance(kept, Milvus)
-    if asked is not None and in_milvus != isinstance(asked, Milvus):
+    if given is not None and in_milvus != isinstance(given, Milvus):
         where = "in Milvus" if in_milvus else "in the file"
-        raise ValueError(f"backend {asked!r} cannot be used: the rows of this index are {where}.")
-    if asked == "exact":
+        raise ValueError(f"backend {given!r} cannot be used: the rows of this index are {where}.")
+    if given == "exact":
         return None
-    return asked if isinstance(asked, Usearch | Milvus) else kept
+    return given if isinstance(given, Usearch | Milvus) else kept
 
 
-def _sum(graph: Tensor) -> int:
+def _checksum(graph: Tensor) -> int:
     return zlib.crc32(graph.numpy().data)
 
 

@@ -14,17 +14,34 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
+from nobsp._messages import require_whole_number
 from nobsp.calibration.local import parse_bytes
-from nobsp.neighbours.approximate import Usearch
-from nobsp.neighbours.database import Fitted, build_backend, bytes_in_memory, indexed_spaces, load, save
-from nobsp.neighbours.evidence import Rows, find_evidence, joined
-from nobsp.neighbours.hits import Neighbours
-from nobsp.neighbours.labels import Labelled, labelled
+from nobsp.neighbours.database import Fitted, build_backend, indexed_spaces, load, save
+from nobsp.neighbours.evidence import (
+    LabelledBatches,
+    Outcomes,
+    Rows,
+    Task,
+    find_evidence,
+    find_outcomes,
+    join_rows,
+    label_array,
+    with_labels,
+)
 from nobsp.neighbours.milvus import Milvus
-from nobsp.neighbours.outcomes import Outcomes, Task, label_array, outcomes_of
-from nobsp.neighbours.prototypes import Duplicates, Prototypes, covering, linked
+from nobsp.neighbours.result import Duplicates, Neighbours, Prototypes, cover, link_duplicates
+from nobsp.neighbours.search import InMemory
 from nobsp.neighbours.spaces import Evidence, Kind, Metric, Space, fit_spaces, moments, pieces
+from nobsp.neighbours.usearch import Usearch
 from nobsp.network.evidence import EvidenceSource, Wanted
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "space": ("contributions", "activations"),
+    "target": ("query", "own"),
+    "metric": ("euclidean", "cosine"),
+}
+# Rows of a class among which prototypes are sought.
+_MOST_MEMBERS = 4096
 
 
 class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -115,26 +132,32 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         Returns:
             The index itself.
         """
-        for name, choices in _CHOICES.items():
-            _one_of(name, getattr(self, name), choices)
-        _checked_backend(self.backend)
+        self._validate()
         labels = y if labels is None else labels
         source = find_evidence(self.explainer)
         given = None if labels is None else label_array(labels, _length(X, labels))
         outcomes = self._outcomes(source, given)
-        rows, found = self._read(source, outcomes, X, given, progress=progress)
+        rows, found = self._read_labelled(source, outcomes, X, given, progress=progress)
         if given is None and found is not None:
             outcomes, before = self._outcomes(source, found), outcomes
             if outcomes.task != before.task:
                 raise ValueError(
-                    "the model has one output, which may be a logit or a value, and the labels come with the rows; say "
-                    'task="classification" or task="regression".'
+                    "the model has one output, which may be a logit or a value, and the labels come with the rows; "
+                    'pass task="classification" or task="regression".'
                 )
-        rows = _with_labels(rows, outcomes, found)
-        evidence = _evidence(source, outcomes, rows)
-        spaces = fit_spaces(self._kinds(source), evidence, rows, outcomes.count)
+        if found is not None:
+            rows = replace(rows, labels=outcomes.encode(found, len(rows)))
+        evidence = Evidence()
+        if source.coefficients is not None:
+            mean = source.mean
+            if mean is None:
+                mean, _ = moments(rows, lambda part: part.activations.to(torch.float64))
+            evidence = Evidence(outcomes.per_class(source.coefficients).T.contiguous(), mean)
+        kept: dict[Wanted, tuple[Kind, ...]] = {"none": (), "own": ("own",), "every": ("own", "query")}
+        kinds = kept[self._wanted() if source.coefficients is None else "every"]
+        spaces = fit_spaces(("activations", *kinds), evidence, rows, outcomes.count)
         indexed = indexed_spaces(spaces, self._kind, self.metric)
-        backend = build_backend(_checked_backend(self.backend), indexed, rows, device=self.device)
+        backend = build_backend(_backend_options(self.backend), indexed, rows, device=self.device)
         self._fit = Fitted(source, outcomes, evidence, spaces, backend, found is not None)
         return self
 
@@ -151,13 +174,14 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """
         fitted = self._fitted
         given = None if labels is None else label_array(labels, _length(X, labels))
-        rows, found = self._read(
-            fitted.source, fitted.outcomes, X, given, progress=progress, held=bytes_in_memory(fitted.backend)
-        )
+        held = fitted.backend.rows.bytes() if isinstance(fitted.backend, InMemory) else 0
+        rows, found = self._read_labelled(fitted.source, fitted.outcomes, X, given, progress=progress, held=held)
         if (found is not None) != fitted.labelled:
             state = "has labels" if fitted.labelled else "has no labels"
             raise ValueError(f"labels must be passed for all rows or for none; the database {state}.")
-        fitted.backend.add(_with_labels(rows, fitted.outcomes, found))
+        if found is not None:
+            rows = replace(rows, labels=fitted.outcomes.encode(found, len(rows)))
+        fitted.backend.add(rows)
         return self
 
     def __len__(self) -> int:
@@ -179,64 +203,70 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             NotFittedError: If `fit` has not been called.
             ValueError: If there are fewer than k rows to choose from.
         """
-        fitted = self._fitted
         if X is None:
-            asked = fitted.backend.take(torch.arange(len(self)))
+            rows = self._fitted.backend.take(torch.arange(len(self)))
             exclude = "self" if exclude is None else exclude
         else:
-            asked, _ = self._read(fitted.source, fitted.outcomes, X, None, progress=progress, labels=False)
-        return self.ask(asked, k, exclude=exclude)
+            rows = self._read(X, progress=progress)
+        return self._query_rows(rows, k, exclude=exclude)
 
-    def ask(self, asked: Rows, k: int = 8, *, exclude: Any = None) -> Neighbours:
-        """The same for rows that `see` has read already: no forward pass."""
-        fitted = self._fitted
-        require_count("k", k)
-        leave = positions_to_leave(exclude, len(asked), len(self))
+    def kneighbors(
+        self, X: Any = None, n_neighbors: int = 8, return_distance: bool = True
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]] | NDArray[np.int64]:
+        """The same as `query`, as scikit-learn's estimators of neighbors return it.
+
+        Args:
+            X: Rows, as for `query`.
+            n_neighbors: How many neighbours.
+            return_distance: Whether distances come first.
+
+        Returns:
+            Distances and positions, shape (rows, n_neighbors); or positions alone.
+        """
+        hits = self.query(X, n_neighbors)
+        return (hits.distances, hits.indices) if return_distance else hits.indices
+
+    def _query_rows(self, queries: Rows, k: int, *, exclude: Any = None) -> Neighbours:
+        """Neighbours of rows that `_read` has read already: no forward pass."""
+        self._validate()
+        fitted, outcomes = self._fitted, self._fitted.outcomes
+        require_whole_number("k", k)
+        leave = positions_to_leave(exclude, len(queries), len(self))
         spared = most_left_out(leave)
         if k > len(self) - spared:
             raise ValueError(
                 f"k is {k}, but the database has {len(self)} rows{', less those excluded' * bool(spared)}."
             )
         walked = fitted.space("activations" if self._kind == "query" else self._kind, self.metric)
-        positions, distances = fitted.backend.nearest(self._space, asked, int(k), leave, walked=walked)
-        outcomes = fitted.outcomes
+        positions, distances = fitted.backend.nearest(self._space, queries, int(k), leave, walked=walked)
         labels = None
         if fitted.labelled:
             codes = fitted.backend.take(positions.flatten()).labels
             assert codes is not None
-            labels = outcomes.decoded(codes).reshape(positions.shape)
+            labels = outcomes.decode(codes).reshape(positions.shape)
         regression = outcomes.classes is None
         return Neighbours(
             indices=positions.numpy(),
             distances=distances.numpy(),
             labels=labels,
-            predicted=asked.response.numpy().copy() if regression else outcomes.decoded(asked.predicted),
-            confidence=np.full(len(asked), np.nan) if regression else asked.response.numpy().copy(),
+            predicted=queries.response.numpy().copy() if regression else outcomes.decode(queries.predicted),
+            confidence=np.full(len(queries), np.nan) if regression else queries.response.numpy().copy(),
             space=self.space,
             target=self.target,
             classes=outcomes.classes,
         )
 
-    def see(self, X: Any, *, progress: bool = False) -> Rows:
-        """What the model shows of rows, for `ask`: several questions about the same rows then need one forward pass."""
+    def _read(self, X: Any, *, progress: bool = False) -> Rows:
+        """What the model shows of rows: several queries about the same rows then need one forward pass."""
         fitted = self._fitted
-        return self._read(fitted.source, fitted.outcomes, X, None, progress=progress, labels=False)[0]
+        return self._read_labelled(fitted.source, fitted.outcomes, X, None, progress=progress, labels=False)[0]
 
-    def view(
-        self,
-        *,
-        space: Literal["contributions", "activations"] | None = None,
-        target: Literal["query", "own"] | None = None,
-        metric: Metric | None = None,
-    ) -> ContributionIndex:
-        """The same database seen in another space; rows are shared, and what is added to one is added to both."""
-        fitted = self._fitted
+    def _view(self, **options: Any) -> ContributionIndex:
+        """The same database with another space, target or metric; rows are shared."""
         other = copy(self)
-        for name, value in (("space", space), ("target", target), ("metric", metric)):
-            if value is not None:
-                _one_of(name, value, _CHOICES[name])
-                setattr(other, name, value)
-        fitted.space(other._kind, other.metric)  # an error now rather than at the first query
+        other.set_params(**options)
+        other._validate()
+        other._fitted.space(other._kind, other.metric)  # an error now rather than at the first query
         return other
 
     # ------------------------------------------------------------------ what the database itself shows
@@ -253,12 +283,18 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         Raises:
             ValueError: If the database has no labels, or the model is a regression.
         """
-        require_count("per_class", per_class)
+        require_whole_number("per_class", per_class)
         fitted = self._fitted
         classes = fitted.outcomes.classes
         if classes is None or not fitted.labelled:
             raise ValueError("prototypes stand for classes; they need a classifier, and labels of the database.")
-        members = self._members(len(classes))
+        right = []
+        for piece in pieces(len(self), self._space.width):
+            rows = fitted.backend.take(torch.arange(piece.start, piece.stop))
+            assert rows.labels is not None
+            right.append(torch.where(rows.labels == rows.predicted, rows.predicted, -1))
+        codes = torch.cat(right)
+        members = [torch.nonzero(codes == number)[:, 0] for number in range(len(classes))]
         found = []
         for number, own in enumerate(members):
             if len(own) == 0:
@@ -266,24 +302,14 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             own = own[torch.linspace(0, len(own) - 1, min(len(own), _MOST_MEMBERS)).long()]
             rows = fitted.backend.take(own)
             vectors = self._space.vectors(rows, rows.predicted).to(torch.float32)
-            chosen, shares, similarity = covering(vectors, int(per_class))
+            chosen, shares, similarity = cover(vectors, int(per_class))
             found.append((own[chosen], torch.full_like(chosen, number), shares, similarity))
         if not found:
             raise ValueError("no row of the database is predicted as its label says, so none stands for its class.")
-        positions, codes, shares, similarity = (torch.cat(parts) for parts in zip(*found, strict=True))
+        positions, labels, shares, similarity = (torch.cat(parts) for parts in zip(*found, strict=True))
         return Prototypes(
-            positions.numpy(), fitted.outcomes.decoded(codes), shares.double().numpy(), similarity.double().numpy()
+            positions.numpy(), fitted.outcomes.decode(labels), shares.double().numpy(), similarity.double().numpy()
         )
-
-    def _members(self, classes: int) -> list[Tensor]:
-        """For each class, positions of the rows that are both labelled and predicted so."""
-        right = []
-        for piece in pieces(len(self), self._space.width):
-            rows = self._fitted.backend.take(torch.arange(piece.start, piece.stop))
-            assert rows.labels is not None
-            right.append(torch.where(rows.labels == rows.predicted, rows.predicted, -1))
-        codes = torch.cat(right)
-        return [torch.nonzero(codes == number)[:, 0] for number in range(classes)]
 
     def duplicates(self, threshold: float = 0.1, *, k: int = 8) -> Duplicates:
         """Rows that are nearly the same to the network: pairs nearer than a threshold, in activation space.
@@ -295,13 +321,13 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """
         if isinstance(threshold, bool | str) or not 0 <= threshold < 2:
             raise ValueError(f"threshold must lie between 0 and 2, found {threshold!r}.")
-        require_count("k", k)
+        require_whole_number("k", k)
         fitted = self._fitted
         if len(self) == 1:
             none = np.empty(0, bool) if fitted.labelled else None
             return Duplicates(np.empty((0, 2), np.int64), np.empty(0), (), none)
-        hits = self.view(space="activations").query(None, min(int(k), len(self) - 1))
-        found = linked(hits, float(threshold))
+        hits = self._view(space="activations").query(None, min(int(k), len(self) - 1))
+        found = link_duplicates(hits, float(threshold))
         if not fitted.labelled:
             return found
         labels = [fitted.backend.take(torch.from_numpy(group)).labels for group in found.groups]
@@ -344,15 +370,15 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             ValueError: If the file is damaged, of another kind or version, or made with another explainer.
             ConnectionError: If Milvus cannot be reached.
         """
-        asked = None if backend is None else _checked_backend(backend) or "exact"
-        fitted, options, used = load(path, find_evidence(explainer), backend=asked, device=device)
+        other = None if backend is None else _backend_options(backend) or "exact"
+        fitted, options, used = load(path, find_evidence(explainer), backend=other, device=device)
         index = cls(explainer, backend="exact" if used is None else used, device=device, **options)
         index.classes = fitted.outcomes.classes
         index._fit = fitted
         return index
 
     def close(self) -> None:
-        """Lets go of a Milvus connection, and with it of a local file, which one process at a time can have open."""
+        """Closes a Milvus connection, and with it a local file, which one process at a time can have open."""
         self._fitted.backend.close()
 
     # ------------------------------------------------------------------ how it is done
@@ -378,22 +404,24 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         # scikit-learn would copy the explainer, and with it lose its calibration.
         return type(self)(**self.get_params(deep=False))
 
+    def _validate(self) -> None:
+        """Options are checked when they are used, as `set_params` may have changed them."""
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                known = " or ".join(map(repr, choices))
+                raise ValueError(f"{name} must be {known}, found {getattr(self, name)!r}.")
+        _backend_options(self.backend)
+
     def _wanted(self) -> Wanted:
+        """What evidence is read of rows."""
         if self.space == "activations":
             return "none"
         return "own" if self.target == "own" else "every"
 
-    def _kinds(self, source: EvidenceSource) -> tuple[Kind, ...]:
-        """Spaces that what is kept of the rows allows for."""
-        if source.coefficients is not None:
-            return ("activations", "own", "query")
-        kept: dict[Wanted, tuple[Kind, ...]] = {"none": (), "own": ("own",), "every": ("own", "query")}
-        return ("activations", *kept[self._wanted()])
-
     def _outcomes(self, source: EvidenceSource, labels: NDArray[Any] | None) -> Outcomes:
-        return outcomes_of(source, task=self.task, output=self.output, classes=self.classes, labels=labels)
+        return find_outcomes(source, task=self.task, output=self.output, classes=self.classes, labels=labels)
 
-    def _read(
+    def _read_labelled(
         self,
         source: EvidenceSource,
         outcomes: Outcomes,
@@ -405,7 +433,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         held: int = 0,
     ) -> tuple[Rows, NDArray[Any] | None]:
         """Rows and their labels, those given or those that come with the batches."""
-        batches = labelled(X) if labels and given is None else X
+        batches = with_labels(X) if labels and given is None else X
         wanted = self._wanted()
         limit = parse_bytes(self.memory_limit, argument="memory_limit")
         parts: list[Rows] = []
@@ -414,38 +442,21 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             part = part.without_logits() if labels else part
             held += part.bytes()
             if held > limit:
-                raise ValueError(_too_much(limit, part, held * len(part) // part.bytes()))
+                way = "pass a larger one"
+                if part.evidence is not None and part.evidence.shape[1] > 1:
+                    classes = part.evidence.shape[1]
+                    way = f'keep evidence for one class instead of {classes} with target="own", or a larger limit'
+                count = held * len(part) // part.bytes()
+                raise ValueError(f"memory_limit is {limit:,} bytes, and {count:,} rows take more; {way}.")
             parts.append(part)
-        rows = joined(parts)
-        found = batches.labels if isinstance(batches, Labelled) else given
+        rows = join_rows(parts)
+        found = batches.labels if isinstance(batches, LabelledBatches) else given
         if found is not None and len(found) != len(rows):
             raise ValueError(f"labels has {len(found)} entries for {len(rows)} rows.")
         return rows, found
 
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "space": ("contributions", "activations"),
-    "target": ("query", "own"),
-    "metric": ("euclidean", "cosine"),
-}
-
-
-# Rows of a class among which prototypes are sought.
-_MOST_MEMBERS = 4096
-
-
-def require_count(name: str, value: Any) -> None:
-    """Refuses whatever is no positive whole number."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} must be a positive whole number, found {value!r}.")
-
-
-def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, found {value!r}.")
-
-
-def _checked_backend(backend: Any) -> Usearch | Milvus | None:
+def _backend_options(backend: Any) -> Usearch | Milvus | None:
     """Options of a backend; None for the exact one."""
     known = {"exact": None, "usearch": Usearch(), "milvus": Milvus()}
     if isinstance(backend, Usearch | Milvus):
@@ -455,19 +466,6 @@ def _checked_backend(backend: Any) -> Usearch | Milvus | None:
             f'backend must be "exact", "usearch", "milvus", Usearch(...) or Milvus(...), found {backend!r}.'
         )
     return known[backend]
-
-
-def _evidence(source: EvidenceSource, outcomes: Outcomes, rows: Rows) -> Evidence:
-    if source.coefficients is None:
-        return Evidence()
-    mean = source.mean
-    if mean is None:
-        mean, _ = moments(rows, lambda part: part.activations.to(torch.float64))
-    return Evidence(outcomes.per_class(source.coefficients).T.contiguous(), mean)
-
-
-def _with_labels(rows: Rows, outcomes: Outcomes, labels: NDArray[Any] | None) -> Rows:
-    return rows if labels is None else replace(rows, labels=outcomes.encoded(labels, len(rows)))
 
 
 def _length(X: Any, labels: Any) -> int:
@@ -504,10 +502,3 @@ def positions_to_leave(exclude: Any, queries: int, rows: int) -> Tensor | None:
 def most_left_out(leave: Tensor | None) -> int:
     """Rows that the query with the most of them leaves out."""
     return 0 if leave is None else int((leave >= 0).sum(1).max())
-
-
-def _too_much(limit: int, part: Rows, count: int) -> str:
-    way = "pass a larger one"
-    if part.evidence is not None and part.evidence.shape[1] > 1:
-        way = f'keep evidence for one class instead of {part.evidence.shape[1]} with target="own", or a larger limit'
-    return f"memory_limit is {limit:,} bytes, and {count:,} rows take more; {way}."

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nobsp.neighbours.backends import reranked
 from nobsp.neighbours.evidence import Rows
+from nobsp.neighbours.search import rerank
 from nobsp.neighbours.spaces import Kind, Space
 
 # What one message holds at most; servers take 64 MB unless told otherwise.
@@ -238,10 +238,10 @@ class Collection:
         def column(name: str, dtype: Any) -> Tensor:
             return torch.from_numpy(np.array([record[name] for record in records], dtype=dtype))
 
-        def recovered(kind: Kind) -> Tensor:
+        def invert(kind: Kind) -> Tensor:
             space = self.spaces[kind]
             vectors = column(kind, np.float32).to(torch.float64)[:, : space.width]
-            return space.recovered(vectors, column(f"{kind}_length", np.float64)).to(torch.float32)
+            return space.invert(vectors, column(f"{kind}_length", np.float64)).to(torch.float32)
 
         evidence = None
         if "evidence" in self._fields:
@@ -249,12 +249,12 @@ class Collection:
             classes, width = self.evidence_shape
             evidence = column("evidence", np.float32)[:, : classes * width].reshape(-1, classes, width)
         elif "own" in self.spaces and self.spaces["own"].evidence.coefficients is None:
-            evidence = recovered("own")[:, None]
+            evidence = invert("own")[:, None]
         labels = None
         if "label" in self._fields:
             labels = column("label", np.float64 if isinstance(records[0]["label"], float) else np.int64)
         return Rows(
-            activations=recovered("activations"),
+            activations=invert("activations"),
             evidence=evidence,
             predicted=column("predicted", np.int64),
             response=column("response", np.float64),
@@ -264,7 +264,7 @@ class Collection:
     # ------------------------------------------------------------------ searching
 
     def nearest(
-        self, space: Space, asked: Rows, k: int, leave: Tensor | None, *, walked: Space
+        self, space: Space, queries: Rows, k: int, leave: Tensor | None, *, walked: Space
     ) -> tuple[Tensor, Tensor]:
         """Positions and distances of rows near each query, found by Milvus and measured here."""
         kept = self.spaces.get(walked.kind)
@@ -277,13 +277,13 @@ class Collection:
         wanted = max(options.candidates if walked.kind == space.kind else options.candidates_by_activation, 4 * k)
         wanted = min(wanted + (0 if leave is None else leave.shape[1]), len(self))
         parts = []
-        for start in range(0, len(asked), _QUERIES):
-            some = asked.take(slice(start, start + _QUERIES))
+        for start in range(0, len(queries), _QUERIES):
+            some = queries.take(slice(start, start + _QUERIES))
             left = None if leave is None else leave[start : start + _QUERIES]
             candidates = self._candidates(walked.kind, walked.probes(some, space), wanted)
             if left is not None:
                 candidates[(candidates[:, :, None] == left[:, None, :]).any(2)] = -1
-            parts.append(reranked(space, self.take, some, candidates, k))
+            parts.append(rerank(space, self.take, some, candidates, k))
         positions, distances = zip(*parts, strict=True)
         return torch.cat(positions), torch.cat(distances)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -14,8 +15,6 @@ from nobsp.neighbours.evidence import Rows
 Kind = Literal["activations", "own", "query"]
 Metric = Literal["euclidean", "cosine"]
 
-# Numbers in double precision held at once while rows are passed over: few enough to stay in the processor's cache.
-_AT_ONCE = 1 << 18
 # A column that varies less than this, as a share of its size, is constant: single precision knows no more.
 _CONSTANT = 1e-7
 
@@ -32,14 +31,13 @@ class Evidence:
     coefficients: Tensor | None = None
     mean: Tensor | None = None
 
-    def of(self, rows: Rows, classes: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Contributions of each row to a class of its own, shape (rows, terms)."""
+    def of(self, rows: Rows, classes: Tensor) -> Tensor:
+        """Contributions of each row to a class of its own, shape (rows, terms), float64."""
         if self.coefficients is not None and self.mean is not None:
-            return self.coefficients.to(dtype)[classes] * (rows.activations.to(dtype) - self.mean.to(dtype))
+            return self.coefficients[classes] * (rows.activations.to(torch.float64) - self.mean)
         assert rows.evidence is not None
-        kept = rows.evidence.shape[1]
-        place = torch.zeros_like(classes) if kept == 1 else classes
-        return rows.evidence[torch.arange(len(rows)), place].to(dtype)
+        place = torch.zeros_like(classes) if rows.evidence.shape[1] == 1 else classes
+        return rows.evidence[torch.arange(len(rows)), place].to(torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,48 +70,41 @@ class Space:
         """Numbers in a vector."""
         return len(self.unit)
 
-    def vectors(self, rows: Rows, classes: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Vectors of unit length; rows without any direction are zero.
+    def vectors(self, rows: Rows, classes: Tensor) -> Tensor:
+        """Vectors of unit length, zero for rows without any direction; `classes` counts only for kind "query"."""
+        return self.directions(rows, classes)[0]
 
-        Args:
-            rows: The rows.
-            classes: The class each row is asked about; only for kind "query".
-            dtype: In which precision.
-        """
-        return self.directions(rows, classes, dtype)[0]
-
-    def directions(self, rows: Rows, classes: Tensor, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    def directions(self, rows: Rows, classes: Tensor) -> tuple[Tensor, Tensor]:
         """Vectors of unit length, and the lengths they had."""
         if self.kind == "activations":
-            raw = rows.activations.to(dtype)
+            raw = rows.activations.to(torch.float64)
         else:
-            raw = self.evidence.of(rows, rows.predicted if self.kind == "own" else classes, dtype)
-        origin = self.origin.to(dtype)
-        scaled = (raw - (origin if len(origin) == 1 else origin[classes])) * self.unit.to(dtype)
+            raw = self.evidence.of(rows, rows.predicted if self.kind == "own" else classes)
+        scaled = (raw - (self.origin if len(self.origin) == 1 else self.origin[classes])) * self.unit
         lengths = torch.linalg.vector_norm(scaled, dim=1)
         return scaled / torch.where(lengths > 0, lengths, 1.0)[:, None], lengths
 
-    def recovered(self, vectors: Tensor, lengths: Tensor) -> Tensor:
+    def invert(self, vectors: Tensor, lengths: Tensor) -> Tensor:
         """What vectors and lengths were made of; not for kind "query". Columns that do not vary are at their mean."""
         return vectors * lengths[:, None] / torch.where(self.unit > 0, self.unit, torch.inf) + self.origin
 
-    def distances(self, found: Tensor, asked: Tensor) -> Tensor:
+    def distances(self, found: Tensor, queries: Tensor) -> Tensor:
         """Distances between vectors of unit length along the last axis; exactly zero where they are equal."""
         if self.metric == "euclidean":
-            return (found - asked).square().sum(-1).sqrt()
-        return 1.0 - (found * asked).sum(-1)
+            return (found - queries).square().sum(-1).sqrt()
+        return 1.0 - (found * queries).sum(-1)
 
-    def probes(self, asked: Rows, sought: Space) -> Tensor:
+    def probes(self, queries: Rows, sought: Space) -> Tensor:
         """Directions in which to look here for rows that are near in another space, float32.
 
         Evidence β_c ⊙ (z − z̄) is w_c times the vectors of this space, column by column. Rows with similar evidence lie
         in the direction of the query's own vector, each column of it weighted by |w_c|.
         """
-        vectors = self.vectors(asked, asked.predicted)
+        vectors = self.vectors(queries, queries.predicted)
         if sought.kind == "query" and sought.evidence.coefficients is not None:
             beta = sought.evidence.coefficients * sought.unit
             weights = torch.where(self.unit > 0, beta / torch.where(self.unit > 0, self.unit, 1.0), 0.0).abs()
-            vectors = vectors * weights[asked.predicted]
+            vectors = vectors * weights[queries.predicted]
             lengths = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
             vectors = vectors / torch.where(lengths > 0, lengths, 1.0)
         return vectors.to(torch.float32)
@@ -143,16 +134,16 @@ def fit_spaces(kinds: Iterable[Kind], evidence: Evidence, rows: Rows, classes: i
             centre, own = moments(rows, lambda part: evidence.of(part, part.predicted))
             spaces[kind] = Space(kind, "euclidean", evidence, centre[None], _inverse(own, centre))
         elif evidence.coefficients is not None:
-            spaces[kind] = _of_multiples(evidence, mean, spread)
+            spaces[kind] = _multiples_space(evidence, mean, spread)
         else:
-            each = [moments(rows, _towards(evidence, number)) for number in range(classes)]
+            each = [moments(rows, partial(evidence.of, classes=torch.tensor([number]))) for number in range(classes)]
             centres = torch.stack([centre for centre, _ in each])
             pooled = torch.stack([own for _, own in each]).square().mean(0).sqrt()
             spaces[kind] = Space(kind, "euclidean", evidence, centres, _inverse(pooled, centres.abs().amax(0)))
     return spaces
 
 
-def _of_multiples(evidence: Evidence, mean: Tensor, spread: Tensor) -> Space:
+def _multiples_space(evidence: Evidence, mean: Tensor, spread: Tensor) -> Space:
     """Evidence for the query's class where it is β_c ⊙ (z − z̄): only the moments of z are needed."""
     assert evidence.coefficients is not None
     assert evidence.mean is not None
@@ -164,9 +155,9 @@ def _of_multiples(evidence: Evidence, mean: Tensor, spread: Tensor) -> Space:
     return Space("query", "euclidean", evidence, beta * (mean - evidence.mean), unit, mean, known)
 
 
-def pieces(count: int, width: int) -> Iterator[slice]:
-    """Slices of rows that are few enough to be held in double precision."""
-    step = max(1, _AT_ONCE // max(1, width))
+def pieces(count: int, width: int, *, numbers: int = 1 << 18) -> Iterator[slice]:
+    """Slices of rows with at most so many numbers: few enough in double precision to stay in the processor's cache."""
+    step = max(1, numbers // max(1, width))
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))
 
@@ -178,10 +169,6 @@ def moments(rows: Rows, of: Callable[[Rows], Tensor]) -> tuple[Tensor, Tensor]:
     mean = sum((of(rows.take(part)).sum(0) for part in parts), torch.zeros(())) / len(rows)
     squares = sum(((of(rows.take(part)) - mean).square().sum(0) for part in parts), torch.zeros(()))
     return mean, (squares / len(rows)).sqrt()
-
-
-def _towards(evidence: Evidence, number: int) -> Callable[[Rows], Tensor]:
-    return lambda part: evidence.of(part, torch.full((len(part),), number))
 
 
 def _inverse(spread: Tensor, size: Tensor) -> Tensor:

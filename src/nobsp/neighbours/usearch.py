@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nobsp.neighbours.backends import Kept, reranked
 from nobsp.neighbours.evidence import Rows
+from nobsp.neighbours.search import InMemory, rerank
 from nobsp.neighbours.spaces import Space, pieces
 
 # Vectors of so many numbers are kept in eight bits each.
@@ -46,74 +46,51 @@ class Usearch:
     threads: int = 0
 
 
-class Graphs:
+class Graphs(InMemory):
     """Rows in memory or in a file, with a graph for each space they are searched in.
 
     Evidence for the query's class has no graph of its own, as every class would need one: candidates are found by
-    activations.
-
-    Args:
-        options: How graphs are made and searched.
-        space: The space that is searched most; its graph grows with the rows, those of others when they are searched.
-        kept: Rows that are there already.
-        graphs: Graphs of them as bytes; they are used where they are, in a file, until rows are added.
+    activations. The graph of `space` grows with the rows, those of others when they are searched; `stored` graphs, as
+    bytes of a file, are used where they are until rows are added.
     """
 
     def __init__(
         self,
         options: Usearch,
         space: Space,
-        kept: Kept | None = None,
-        graphs: Mapping[str, Tensor] | None = None,
+        rows: Rows | None = None,
+        stored: Mapping[str, Tensor] | None = None,
     ) -> None:
         _usearch()
-        self.kept = Kept() if kept is None else kept
+        super().__init__(rows)
         self.options, self.space = options, space
         self._graphs: dict[str, Any] = {}
-        self._kept_graphs = dict(graphs or {})
-
-    def __len__(self) -> int:
-        return len(self.kept)
+        self._stored = dict(stored or {})
 
     def add(self, rows: Rows) -> None:
         """Puts rows behind those that are there, and into the graph."""
-        self.kept.add(rows)
+        super().add(rows)
         self.graph(self.space)
 
-    def take(self, positions: Tensor) -> Rows:
-        """Rows at some positions."""
-        return self.kept.rows.take(positions)
-
-    def close(self) -> None:
-        """There is nothing to let go of: a file that is mapped into memory may be replaced or removed."""
-
     def nearest(
-        self, space: Space, asked: Rows, k: int, leave: Tensor | None, *, walked: Space
+        self, space: Space, queries: Rows, k: int, leave: Tensor | None, *, walked: Space
     ) -> tuple[Tensor, Tensor]:
-        """Positions and distances of rows near each query: nearly always the nearest.
-
-        Args:
-            space: Where rows are compared.
-            asked: The queries.
-            k: How many.
-            leave: Positions to leave out for each query.
-            walked: The space whose graph is searched.
-        """
+        """Positions and distances of rows near each query: nearly always the nearest."""
         graph = self.graph(walked)
         options = self.options
         wanted = max(options.candidates if walked.kind == space.kind else options.candidates_by_activation, 4 * k)
         wanted = min(wanted + (0 if leave is None else leave.shape[1]), len(self))
-        probes = walked.probes(asked, space).numpy()
+        probes = walked.probes(queries, space).numpy()
         # An expansion below the number of rows wanted would leave some of them out.
         graph.expansion_search = max(options.expansion_search, wanted)
-        found = self._found(graph, probes, wanted, leave)
+        found = self._search(graph, probes, wanted, leave)
         short = torch.nonzero((found >= 0).sum(1) < k)[:, 0]
         if len(short):  # a walk may end in a corner of the graph; such queries are compared with every row
             left = None if leave is None else leave[short]
-            found[short] = self._found(graph, probes[short.numpy()], wanted, left, exact=True)
-        return reranked(space, self.take, asked, found, k)
+            found[short] = self._search(graph, probes[short.numpy()], wanted, left, exact=True)
+        return rerank(space, self.take, queries, found, k)
 
-    def _found(self, graph: Any, probes: Any, wanted: int, leave: Tensor | None, *, exact: bool = False) -> Tensor:
+    def _search(self, graph: Any, probes: Any, wanted: int, leave: Tensor | None, *, exact: bool = False) -> Tensor:
         """Positions of candidates, −1 where there are fewer."""
         matches = graph.search(probes, wanted, exact=exact, threads=self.options.threads)
         keys = torch.from_numpy(matches.keys.astype(np.int64)).reshape(len(probes), -1)
@@ -128,11 +105,11 @@ class Graphs:
         name = f"{space.kind}/{space.metric}"
         graph = self._graphs.get(name)
         if graph is None:
-            graph = self._graphs[name] = self._opened(name, space)
-        rows, done = self.kept.rows, len(graph)
-        if done < len(rows) and name in self._kept_graphs:
+            graph = self._graphs[name] = self._open(name, space)
+        rows, done = self.rows, len(graph)
+        if done < len(rows) and name in self._stored:
             # A graph that is mapped from a file is read-only.
-            graph = self._graphs[name] = _restored(self._kept_graphs.pop(name), view=False)
+            graph = self._graphs[name] = _restore(self._stored.pop(name), view=False)
         for piece in pieces(len(rows) - done, space.width):
             part = rows.take(slice(piece.start + done, piece.stop + done))
             keys = np.arange(piece.start + done, piece.stop + done)
@@ -140,9 +117,9 @@ class Graphs:
             graph.add(keys, vectors, threads=self.options.threads)
         return graph
 
-    def _opened(self, name: str, space: Space) -> Any:
-        if name in self._kept_graphs:
-            graph = _restored(self._kept_graphs[name], view=True)
+    def _open(self, name: str, space: Space) -> Any:
+        if name in self._stored:
+            graph = _restore(self._stored[name], view=True)
             if graph.ndim != space.width:
                 raise ValueError(f"the graph in the file has {graph.ndim} columns but the rows have {space.width}.")
             return graph
@@ -155,16 +132,14 @@ class Graphs:
             expansion_add=options.expansion_add,
         )
 
-    # ------------------------------------------------------------------ files
-
     def tensors(self) -> dict[str, Tensor]:
         """The graphs as bytes."""
         whole = {name: np.frombuffer(graph.save(), dtype=np.uint8) for name, graph in self._graphs.items()}
-        kept = {name: bytes_ for name, bytes_ in self._kept_graphs.items() if name not in whole}
+        kept = {name: bytes_ for name, bytes_ in self._stored.items() if name not in whole}
         return kept | {name: torch.from_numpy(array.copy()) for name, array in whole.items()}
 
 
-def _restored(graph: Tensor, *, view: bool) -> Any:
+def _restore(graph: Tensor, *, view: bool) -> Any:
     try:
         found = _usearch().Index.restore(memoryview(graph.numpy()), view=view)  # type: ignore[arg-type]
     except (RuntimeError, ValueError) as damaged:
