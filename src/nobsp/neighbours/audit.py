@@ -119,9 +119,7 @@ class Audit:
             f"  outliers (centroid distance beyond the 95th percentile): {self.outliers.sum()}",
         ]
         if self.mislabels is not None:
-            lines.append(
-                f"  suspected mislabels (neighbours favour another class): {self.mislabels.sum()}"
-            )
+            lines.append(f"  suspected mislabels (neighbours favour another class): {self.mislabels.sum()}")
         if self.auroc:
             scores = ", ".join(f"{name} {score:.3f}" for name, score in self.auroc.items())
             lines.append(f"  telling right from wrong predictions, AUROC: {scores}")

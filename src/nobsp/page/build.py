@@ -9,11 +9,12 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import nobsp
+from nobsp._messages import count as count_of
+from nobsp._messages import require_whole_number, suggest
 from nobsp.page.audits import audit_for_page, is_audit
-from nobsp.page.models import counted
 from nobsp.page.packing import embedded
 
 _SCRIPTS = (
@@ -31,24 +32,43 @@ _SCRIPTS = (
 )
 
 
+class ReportOptions(TypedDict, total=False):
+    """What a report rarely needs to be told.
+
+    Attributes:
+        explainer: The explainer the subject is from, which names the model. An explanation knows its own functions; for
+            maps it tells of the calibration.
+        class_names: Names of classes 0, 1, …; the outputs' names when missing.
+        link: "identity", "softmax", "sigmoid" or "exp": how outputs become probabilities. The model's own when missing,
+            or the usual one where labels are classes.
+        truth: Known functions by feature, drawn over the learned ones.
+        gallery: The images the index was fitted on, for panels of what was found.
+        names: Names of the rows or images, e.g. those of files; positions when missing.
+        rows: Most rows that can be browsed in the page, 5000; fewer are kept where a table is wide. Statistics use all.
+        overwrite: Whether a file that is there is replaced; it is.
+    """
+
+    explainer: Any
+    class_names: Sequence[str] | None
+    link: str | None
+    truth: Mapping[str, Callable[[Any], Any]] | None
+    gallery: Any
+    names: Sequence[str] | None
+    rows: int
+    overwrite: bool
+
+
 def report(
     subject: Any,
     path: str | os.PathLike[str],
     *,
     title: str | None = None,
     about: str | None = None,
-    explainer: Any = None,
     labels: Any = None,
-    class_names: Sequence[str] | None = None,
-    link: str | None = None,
-    truth: Mapping[str, Callable[[Any], Any]] | None = None,
-    hits: Any = None,
     images: Any = None,
-    gallery: Any = None,
+    hits: Any = None,
     audit: Any = None,
-    names: Sequence[str] | None = None,
-    rows: int = 5000,
-    overwrite: bool = True,
+    **options: Unpack[ReportOptions],
 ) -> Path:
     """Writes one HTML file that shows what a network has learned, and lets people try it without Python.
 
@@ -60,20 +80,11 @@ def report(
         path: The file; its folder must be there. Writing is atomic.
         title: Heading of the page.
         about: A sentence or two on model and data, shown below it.
-        explainer: The explainer the subject is from, which names the model. An explanation knows its own
-            functions; for maps it tells of the calibration.
         labels: What the rows or images truly are: class numbers, names, or numbers of a regression.
-        class_names: Names of classes 0, 1, …; the outputs' names when None.
-        link: "identity", "softmax", "sigmoid" or "exp": how outputs become probabilities. The model's own when None,
-            or the usual one where labels are classes.
-        truth: Known functions by feature, drawn over the learned ones.
-        hits: Neighbours of the same rows or images, as an index finds them.
         images: The images that maps or neighbours are about, (n, channels, height, width) or channels last.
-        gallery: The images the index was fitted on, for panels of what was found.
+        hits: Neighbours of the same rows or images, as an index finds them.
         audit: What an audit of the same rows or images found, for a section of its own.
-        names: Names of the rows or images, e.g. those of files; positions when None.
-        rows: Most rows that can be browsed in the page; fewer are kept where a table is wide. Statistics use all.
-        overwrite: Whether a file that is there is replaced.
+        options: What is rarely needed, by name; see `ReportOptions`.
 
     Returns:
         Where the page is.
@@ -96,9 +107,12 @@ def report(
         >>> report(explanation, f"{folder}/report.html", title="Loans").name
         'report.html'
     """
-    target = checked_path(path, overwrite=overwrite)
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise ValueError(f"rows must be a whole number of at least 1, found {rows!r}.")
+    unknown = [name for name in options if name not in ReportOptions.__annotations__]
+    if unknown:
+        raise TypeError(f"report has no option {unknown[0]!r}; {suggest(unknown[0], ReportOptions.__annotations__)}")
+    target = check_path(path, overwrite=options.get("overwrite", True))
+    rows, names, class_names = options.get("rows", 5000), options.get("names"), options.get("class_names")
+    require_whole_number("rows", rows)
     data: dict[str, Any] = {
         "title": title,
         "about": about or "",
@@ -118,11 +132,11 @@ def report(
 
         data["table"] = table_data(
             subject,
-            explainer=explainer,
+            explainer=options.get("explainer"),
             labels=labels,
             class_names=class_names,
-            link=link,
-            truth=truth,
+            link=options.get("link"),
+            truth=options.get("truth"),
             hits=hits,
             names=names,
             rows=rows,
@@ -134,8 +148,8 @@ def report(
             subject if kind == "images" else None,
             hits=hits if kind == "images" else subject,
             images=images,
-            gallery=gallery,
-            explainer=explainer,
+            gallery=options.get("gallery"),
+            explainer=options.get("explainer"),
             labels=labels,
             class_names=class_names,
             names=names,
@@ -146,7 +160,7 @@ def report(
         classes = class_names or (data["table"] or data["pictures"] or {}).get("classes", ())
         data["audit"] = audit_for_page(audit, rows=count, names=names, classes=classes)
     data["title"] = title or _usual_title(data)
-    write_text(target, rendered(data))
+    write_text(target, render(data))
     return target
 
 
@@ -172,10 +186,10 @@ def _usual_title(data: dict[str, Any]) -> str:
         return "What the audit found"
     if pictures is None or pictures["maps"] is not None:
         return "What the network has learned"
-    return f"Neighbours of {counted(pictures['total'], pictures['noun'])}"
+    return f"Neighbours of {count_of(pictures['total'], pictures['noun'])}"
 
 
-def rendered(data: dict[str, Any]) -> str:
+def render(data: dict[str, Any]) -> str:
     """The whole page."""
     try:
         import jinja2
@@ -210,15 +224,8 @@ def _hash(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
 
 
-def checked_path(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
-    """The file to write, before any work is done for it.
-
-    Raises:
-        FileNotFoundError: If its folder is not there.
-        IsADirectoryError: If it is a folder.
-        PermissionError: If its folder cannot be written to.
-        FileExistsError: If it is there and must not be replaced.
-    """
+def check_path(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
+    """The file to write, or an error before any work is done for it."""
     target = Path(path)
     folder = target.parent
     if not folder.is_dir():

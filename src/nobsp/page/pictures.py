@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.page.classes import labels_of
-from nobsp.page.models import Fact, counted, described
-from nobsp.page.neighbours import hits_for_page
+from nobsp._messages import count as counted
+from nobsp.page.audits import hits_for_page
+from nobsp.page.models import Fact, describe_model, read_labels
 from nobsp.page.packing import evenly, known, packed
 
 Pixels = NDArray[np.uint8]
@@ -57,7 +57,7 @@ def pictures_data(
     classes = tuple(str(n) for n in class_names) if class_names is not None else getattr(maps, "output_names", ())
     noun = "row" if maps is None and images is None and gallery is None else "image"
     kept = evenly(count, min(rows, MOST_IMAGES))
-    given = labels_of(labels, rows=count, names=classes, classes=True if classes else None)
+    given = read_labels(labels, rows=count, names=classes, classes=True if classes else None)
     data: dict[str, Any] = {
         "count": len(kept),
         "total": count,
@@ -65,7 +65,7 @@ def pictures_data(
         "noun": noun,
         "names": None if names is None else [names[row] for row in kept],
         "classes": given.names if given is not None and given.codes is not None else classes,
-        "labels": None if given is None else given.described(kept),
+        "labels": None if given is None else given.pack(kept),
         "images": None if images is None else _uris(_chosen(images, kept, count, "images"), _SIDE),
         # Pictures of few pixels are shown as pixels.
         "coarse": max(getattr(images if images is not None else gallery, "shape", (0,))[1:], default=0) <= 48,
@@ -94,7 +94,7 @@ def pictures_data(
 
 
 def _facts(maps: Any, hits: Any, explainer: Any, data: str) -> list[Fact]:
-    facts = [("Model", described(explainer.model))] if hasattr(explainer, "model") else []
+    facts = [("Model", describe_model(explainer.model))] if hasattr(explainer, "model") else []
     facts.append(("Data", data))
     if maps is not None:
         facts.append(("Classes", counted(len(maps.output_names), "class").replace("classs", "classes")))

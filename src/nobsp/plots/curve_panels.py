@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nobsp._messages import count
 from nobsp.plots import colours
-from nobsp.plots.canvas import NORMAL, SMALL, in_legend, ink, new_figure, tidy
-from nobsp.plots.wording import counted, shown_apart
+from nobsp.plots._axes import NORMAL, SMALL, in_legend, ink, new_figure, tidy
+from nobsp.plots.labels import shorten_all
 from nobsp.tabular.features import Feature
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def draw_panels(
     for place, (ax, curve) in enumerate(zip(axes, made, strict=True)):
         _draw(ax, curve)
         ax.set_ylim(*_limits(made if share_y else [curve]))
-        more = f" ({counted(curve.left_out, 'more level')})" if curve.left_out else ""
+        more = f" ({count(curve.left_out, 'more level')})" if curve.left_out else ""
         ax.set_xlabel(names[curve.feature.name] + more, fontsize=NORMAL)
         spot = ax.get_subplotspec()
         first = place == 0 or spot is None or spot.is_first_col()
@@ -200,7 +201,7 @@ def _draw_levels(ax: Axes, curve: Curve) -> None:
         style: dict[str, Any] = {"color": colours.SERIES[number], "hatch": colours.HATCHES[number], "alpha": 0.85}
         ax.bar(x, value, width=wide * 0.94, edgecolor="white", linewidth=0.5, zorder=2, gid="function", **style)
         ax.errorbar(x, value, yerr=_whiskers(curve, number), fmt="none", ecolor=ink(ax), elinewidth=1.0, zorder=3)
-    labels = shown_apart(curve.feature.labels, 14)
+    labels = shorten_all(curve.feature.labels, 14)
     ax.set_xticks(curve.x, labels=labels)
     if sum(map(len, labels)) > 22:
         ax.set_xticks(curve.x, labels=labels, rotation=40, ha="right", rotation_mode="anchor")

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.plots import asked, colours
-from nobsp.plots.canvas import SMALL, as_axes, checked_count
+from nobsp._messages import count, join_names, require_whole_number
+from nobsp.plots import _lookup, colours
+from nobsp.plots._axes import SMALL, as_axes
 from nobsp.plots.curve_panels import Curve, draw_panels, new_panels
-from nobsp.plots.features import Drawn, drawn
-from nobsp.plots.wording import counted, labels_of, listed, shown
+from nobsp.plots.labels import short_labels, shorten
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.lookup import LevelAxis
 
@@ -80,16 +80,16 @@ def curves(
         >>> plots.curves(explainer, "a").get_xlabel()
         'a'
     """
-    most = checked_count(max_display)
-    what = drawn(explainer, "curves")
+    require_whole_number("max_display", max_display)
+    what = _lookup.find_drawn(explainer, "curves")
     functions = what.functions
     outputs = _outputs(what, output, truth)
     found = _curves(functions, outputs, points=points, level=level)
     if features is None:
         sizes = functions.importances["total"][:, outputs].sum(1)
-        chosen = sorted(found, key=lambda k: (-sizes[k], k))[:most]
+        chosen = sorted(found, key=lambda k: (-sizes[k], k))[:max_display]
     else:
-        chosen = asked.feature_positions(features, functions.feature_names)[:most]
+        chosen = _lookup.feature_positions(features, functions.feature_names)[:max_display]
         for k in chosen:
             if k not in found:
                 raise ValueError(f"feature {functions.feature_names[k]!r} is no function of one column: no curve.")
@@ -107,28 +107,28 @@ def curves(
     draw_panels(
         axes,
         made,
-        names=labels_of(functions.feature_names, 30),
-        outputs=[shown(functions.output_names[k], 24) for k in outputs],
+        names=short_labels(functions.feature_names, 30),
+        outputs=[shorten(functions.output_names[k], 24) for k in outputs],
         level=level,
         share_y=share_y,
         ours=ax is None,
     )
     if ax is None and features is None and len(made) < len(found):
-        note = f"the {len(made)} strongest of {counted(len(found), 'function')}"
+        note = f"the {len(made)} strongest of {count(len(found), 'function')}"
         axes[0].figure.supxlabel(note, fontsize=SMALL, color=colours.MUTED, x=0.99, ha="right")
     single = isinstance(features, str | int | np.integer)
     return axes[0] if single else np.array(axes, dtype=object)
 
 
-def _outputs(what: Drawn, output: int | str | None, truth: Mapping[str, Truth] | None) -> list[int]:
+def _outputs(what: _lookup.Drawn, output: int | str | None, truth: Mapping[str, Truth] | None) -> list[int]:
     names = what.functions.output_names
-    outputs = asked.some_outputs(output, names, what.of_outputs)
+    outputs = _lookup.some_outputs(output, names, what.of_outputs)
     if len(outputs) > len(colours.SERIES):
-        raise ValueError(f"output must be chosen among {listed(names)}; {len(outputs)} cannot be told apart.")
+        raise ValueError(f"output must be chosen among {join_names(names)}; {len(outputs)} cannot be told apart.")
     if truth and len(outputs) > 1:
-        raise ValueError(f"truth is that of one output; choose it among {listed(names)}.")
+        raise ValueError(f"truth is that of one output; choose it among {join_names(names)}.")
     for name in truth or ():
-        asked.feature_position(name, what.functions.feature_names)
+        _lookup.feature_position(name, what.functions.feature_names)
     return outputs
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nobsp.plots import asked, colours
-from nobsp.plots.canvas import NORMAL, SMALL, checked_count, colour_bar, noted, one_axes
-from nobsp.plots.features import functions_of
-from nobsp.plots.wording import counted, labels_of
+from nobsp._messages import count, require_whole_number
+from nobsp.plots import _lookup, colours
+from nobsp.plots._axes import NORMAL, SMALL, colour_bar, noted, one_axes
+from nobsp.plots.labels import short_labels
 from nobsp.tabular.explanation import Explanation
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def interaction_matrix(
         >>> len(ax.get_xticklabels())
         2
     """
-    most = max(checked_count(max_display), 2)
+    require_whole_number("max_display", max_display)
+    most = max(max_display, 2)
     strengths = _strengths(what, output)
     shown = _in_strongest_pairs(strengths, most)
     # Below the diagonal: the first feature has no row, and the last no column.
@@ -78,7 +79,7 @@ def interaction_matrix(
         if framed:
             cell.set_fontweight("bold")
             _frame(ax, right, down)
-    labels = labels_of(strengths.features, 26)
+    labels = short_labels(strengths.features, 26)
     names = [labels[name] for name in shown]
     ax.set_xticks(range(len(matrix)), labels=names[:-1], rotation=40, ha="right", rotation_mode="anchor")
     ax.set_yticks(range(len(matrix)), labels=names[1:])
@@ -86,7 +87,7 @@ def interaction_matrix(
     ax.spines[:].set_visible(False)
     decimals = 0 if largest > 0.04 else 1
     colour_bar(ax, mesh, "share of spread", format=lambda share, _: f"{share:.{decimals}%}")
-    some = f", {len(shown)} of {counted(len(strengths.features), 'feature')}" if len(shown) < len(labels) else ""
+    some = f", {len(shown)} of {count(len(strengths.features), 'feature')}" if len(shown) < len(labels) else ""
     noted(ax, f"in percent, framed: fitted{some}")
     return ax
 
@@ -113,7 +114,7 @@ def _in_strongest_pairs(strengths: _Strengths, most: int) -> list[str]:
 def _strengths(what: Any, output: int | str | None) -> _Strengths:
     if isinstance(what, Explanation):
         return _measured(what, output)
-    functions = functions_of(what, "interaction_matrix")
+    functions = _lookup.find_functions(what, "interaction_matrix")
     if output is not None:
         raise ValueError("output cannot be chosen for screened pairs; pass an Explanation to look at one output.")
     if not functions.strengths:
@@ -126,8 +127,8 @@ def _strengths(what: Any, output: int | str | None) -> _Strengths:
 
 
 def _measured(ex: Explanation, output: int | str | None) -> _Strengths:
-    ex = asked.known_rows(asked.explanation(ex, "interaction_matrix"), residual="interaction_matrix")
-    outputs = asked.some_outputs(output, ex.output_names)
+    ex = _lookup.known_rows(_lookup.require_explanation(ex, "interaction_matrix"), residual="interaction_matrix")
+    outputs = _lookup.some_outputs(output, ex.output_names)
     spread = ex.predictions[:, outputs].std(0)
     found = {}
     for position, term in enumerate(ex.terms):

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nobsp._messages import count, percent, require_whole_number
 from nobsp.plots import colours
-from nobsp.plots.canvas import NORMAL, SMALL, beside, checked_count, one_axes, rows_of_names, tidy
-from nobsp.plots.wording import counted, escaped, percent, plain, shown_apart, terms_shown
+from nobsp.plots._axes import NORMAL, SMALL, beside, one_axes, rows_of_names, tidy
+from nobsp.plots.labels import clean, escape, shorten_all, term_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,20 +53,20 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
         >>> ax.get_title(loc="left").partition(" ")[0]
         '300'
     """
-    most = checked_count(max_display)
+    require_whole_number("max_display", max_display)
     state = what.health() if callable(getattr(what, "health", None)) else what
     if not all(hasattr(state, name) for name in ("findings", "explained", "rows")):
         raise TypeError(f"health draws an explainer or its health(), found {type(what).__name__}.")
     explained = np.array(state.explained, dtype=np.float64)
     named = next((getattr(what, name) for name in ("output_names_", "output_names") if hasattr(what, name)), None)
-    outputs = shown_apart(named or [f"output {position}" for position in range(len(explained))], 26)
-    worst, left_out = _least(explained, most)
+    outputs = shorten_all(named or [f"output {position}" for position in range(len(explained))], 26)
+    worst, left_out = _least(explained, max_display)
     terms = getattr(state, "terms", ())
     own = np.array([term.unique_share for term in terms], dtype=np.float64)
-    least, more_left_out = _least(own, most)
-    of_terms = terms_shown([term.term for term in terms], 26)
-    count = len(worst) + len(least)
-    ax = one_axes(ax, (7.4, 0.28 * max(count, 1) + 1.7 + 0.2 * len(state.findings)))
+    least, more_left_out = _least(own, max_display)
+    of_terms = term_labels([term.term for term in terms], 26)
+    lines = len(worst) + len(least)
+    ax = one_axes(ax, (7.4, 0.28 * max(lines, 1) + 1.7 + 0.2 * len(state.findings)))
     words = _findings(state, _characters(ax))
     tidy(ax, grid=True)
     inside = np.array(getattr(state, "inside", state.explained), dtype=np.float64)
@@ -124,11 +125,11 @@ def _characters(ax: Axes) -> int:
 
 def _headline(state: Any) -> str:
     if hasattr(state, "terms"):
-        size = f"{counted(state.rows, 'row')}, {counted(len(state.terms), 'term')}, {state.headline}"
+        size = f"{count(state.rows, 'row')}, {count(len(state.terms), 'term')}, {state.headline}"
     else:
         shares = [share for share in state.explained if share == share]
         worst = f"the worst R² is {min(shares):.3f}" if shares else "no output varies"
-        size = f"{counted(state.rows, 'image')}, {counted(state.channels, 'channel')}, {worst}"
+        size = f"{count(state.rows, 'image')}, {count(state.channels, 'channel')}, {worst}"
     return f"{size}: {'healthy' if state.healthy else 'read the findings'}".replace("R² -", "R² −")
 
 
@@ -137,10 +138,10 @@ def _findings(state: Any, characters: int) -> str:
     lines = []
     order = sorted(state.findings, key=lambda finding: list(_MARKS).index(finding.severity))
     for finding in order[:_MOST_FINDINGS]:
-        subject = f"{plain(finding.subject)}: " if getattr(finding, "subject", "") else ""
-        told = f"{_MARKS[finding.severity]} {finding.severity}: {subject}{plain(finding.message)}"
+        subject = f"{clean(finding.subject)}: " if getattr(finding, "subject", "") else ""
+        told = f"{_MARKS[finding.severity]} {finding.severity}: {subject}{clean(finding.message)}"
         lines += textwrap.wrap(told, characters, subsequent_indent="   ", break_long_words=True)
     more = len(order) - _MOST_FINDINGS
     if more > 0:
-        lines.append(f"and {counted(more, 'other finding')}")
-    return escaped("\n".join(lines or ["Nothing to worry about."]))
+        lines.append(f"and {count(more, 'other finding')}")
+    return escape("\n".join(lines or ["Nothing to worry about."]))

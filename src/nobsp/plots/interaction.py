@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.plots import asked, colours
-from nobsp.plots.canvas import NORMAL, SMALL, colour_bar, noted, one_axes, tidy
-from nobsp.plots.features import drawn
-from nobsp.plots.wording import decimals_for, shown, shown_apart, signed
+from nobsp._messages import require_whole_number
+from nobsp.plots import _lookup, colours
+from nobsp.plots._axes import NORMAL, SMALL, colour_bar, noted, one_axes, tidy
+from nobsp.plots.labels import decimals_for, format_signed, shorten, shorten_all
 from nobsp.tabular.features import Feature
 from nobsp.tabular.lookup import LevelAxis
 
@@ -100,12 +100,11 @@ def interaction(
         >>> ax.get_xlabel(), ax.get_ylabel()
         ('b', 'a')
     """
-    if isinstance(points, bool) or not isinstance(points, int | np.integer) or points < 2:
-        raise ValueError(f"points must be a whole number of at least 2, found {points!r}.")
-    what = drawn(explainer, "interaction")
+    require_whole_number("points", points, least=2)
+    what = _lookup.find_drawn(explainer, "interaction")
     functions = what.functions
-    term = asked.pair_term(pair, functions.terms, functions.feature_names)
-    chosen = asked.one_output(output, functions.output_names, what.of_outputs)
+    term = _lookup.pair_term(pair, functions.terms, functions.feature_names)
+    chosen = _lookup.one_output(output, functions.output_names, what.of_outputs)
     places, axes = what.places(data), functions.level_axes
     ends = [functions.position(name) for name in term]
     across, up = (
@@ -118,9 +117,9 @@ def interaction(
     near = _near(across, up) if places is not None else np.ones_like(surface, dtype=bool)
     ax = one_axes(ax, (5.6, 4.4))
     tidy(ax)
-    _draw_surface(ax, across, up, np.ma.masked_array(surface, ~near), shown(functions.output_names[chosen], 30))
+    _draw_surface(ax, across, up, np.ma.masked_array(surface, ~near), shorten(functions.output_names[chosen], 30))
     _draw_rows(ax, across, up)
-    first, second = shown_apart(term, 36)
+    first, second = shorten_all(term, 36)
     _name_side(ax, "x", across, first)
     _name_side(ax, "y", up, second)
     if places is None:
@@ -217,7 +216,8 @@ def _write_cells(ax: Axes, surface: Any, largest: float) -> None:
     for place, line in enumerate(surface):
         for column, value in enumerate(line):
             if not np.ma.is_masked(value):
-                text = ax.text(column, place, signed(float(value), decimals_for([largest])), ha="center", va="center")
+                label = format_signed(float(value), decimals_for([largest]))
+                text = ax.text(column, place, label, ha="center", va="center")
                 text.set(color="white" if abs(value) > 0.6 * largest else "black", fontsize=SMALL)
 
 
@@ -239,7 +239,7 @@ def _name_side(ax: Axes, which: str, side: _Side, name: str) -> None:
     (ax.set_xlim if which == "x" else ax.set_ylim)(side.edges[0], side.edges[-1])
     if side.axis is None:
         return
-    labels = shown_apart(side.feature.labels, 16)
+    labels = shorten_all(side.feature.labels, 16)
     axis.set_ticks(side.at, labels=labels)
     if which == "x" and sum(map(len, labels)) > 40:
         axis.set_ticks(side.at, labels=labels, rotation=35, ha="right", rotation_mode="anchor")

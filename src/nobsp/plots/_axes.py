@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nobsp._messages import count
 from nobsp.plots.colours import FAINT, MUTED
-from nobsp.plots.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,24 +34,17 @@ def one_axes(ax: Any, size: tuple[float, float]) -> Axes:
     return found
 
 
-def as_axes(ax: Any, count: int, what: str) -> list[Axes]:
+def as_axes(ax: Any, panels: int, what: str) -> list[Axes]:
     """The caller's axes, as many as there are panels."""
     given = list(np.asarray(ax, dtype=object).ravel())
     wrong = next((one for one in given if not hasattr(one, "add_patch")), None)
     if wrong is not None:
         raise TypeError(f"ax must be matplotlib axes, found {type(wrong).__name__}; pass ax=figure.add_subplot().")
-    if len(given) != count:
+    if len(given) != panels:
         raise ValueError(
-            f"ax has {len(given)} axes but {what} has {counted(count, 'panel')}; pass as many, or leave ax out."
+            f"ax has {len(given)} axes but {what} has {count(panels, 'panel')}; pass as many, or leave ax out."
         )
     return given
-
-
-def checked_count(max_display: Any) -> int:
-    """`max_display` as a number of things to show."""
-    if isinstance(max_display, bool) or not isinstance(max_display, int | np.integer) or max_display < 1:
-        raise ValueError(f"max_display must be a whole number of at least 1, found {max_display!r}.")
-    return int(max_display)
 
 
 def tidy(ax: Axes, *, grid: bool = False) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.plots import asked, colours
-from nobsp.plots.canvas import (
+from nobsp._messages import count, require_whole_number
+from nobsp.plots import _lookup, colours
+from nobsp.plots._axes import (
     NORMAL,
     SMALL,
     bars,
-    checked_count,
     colour_bar,
     in_legend,
     ink,
@@ -22,9 +23,7 @@ from nobsp.plots.canvas import (
     rows_of_names,
     tidy,
 )
-from nobsp.plots.features import functions_of, values_of
-from nobsp.plots.tables import as_numbers
-from nobsp.plots.wording import counted, labels_of, shown, terms_shown, unlike
+from nobsp.plots.labels import short_labels, shorten, term_labels
 from nobsp.tabular.explanation import Explanation
 
 if TYPE_CHECKING:
@@ -76,25 +75,25 @@ def importance(what: Any, *, output: int | str | None = None, max_display: int =
         >>> len(ax.get_yticklabels())
         3
     """
-    most = checked_count(max_display)
+    require_whole_number("max_display", max_display)
     sizes = _sizes(what)
-    chosen = asked.some_outputs(output, sizes.outputs)
+    chosen = _lookup.some_outputs(output, sizes.outputs)
     main, total, residual = sizes.main[:, chosen], sizes.total[:, chosen], sizes.residual[chosen]
     names = [sizes.outputs[k] for k in chosen]
     if len(chosen) > len(colours.SERIES):
         main, total, residual = main.sum(1, keepdims=True), total.sum(1, keepdims=True), residual.sum(keepdims=True)
-        names = [counted(len(chosen), "output")]
-    order = np.argsort(-total.sum(1), kind="stable")[:most]
+        names = [count(len(chosen), "output")]
+    order = np.argsort(-total.sum(1), kind="stable")[:max_display]
     has_residual = not np.isnan(residual).any()
     places = np.arange(len(order))
     ax = one_axes(ax, (6.6, 0.3 * (len(order) + has_residual) + 1.2))
     tidy(ax, grid=True)
     start, below = np.zeros(len(order)), 0.0
-    short = labels_of(sizes.features, 34)
+    short = short_labels(sizes.features, 34)
     rows = [short[sizes.features[k]] for k in order]
-    rows += [unlike("residual", rows)] * has_residual
+    rows += [_residual_label(rows)] * has_residual
     for number, name in enumerate(names):
-        label = in_legend(shown(name, 24) if len(names) > 1 else "with its interactions")
+        label = in_legend(shorten(name, 24) if len(names) > 1 else "with its interactions")
         colour, hatch = colours.SERIES[number], colours.HATCHES[number]
         bars(ax, places, total[order, number], left=start, colour=colour, hatch=hatch, label=label)
         start = start + total[order, number]
@@ -111,22 +110,22 @@ def importance(what: Any, *, output: int | str | None = None, max_display: int =
         ax.legend(loc="lower right", frameon=False, fontsize=SMALL)
     rows_of_names(ax, rows)
     ax.set_xlim(0.0, max(float(start.max()), float(alone.max()), below) * 1.06 or 1.0)
-    single = f" to {shown(names[0], 24)}" if len(names) == 1 else ", summed over outputs"
+    single = f" to {shorten(names[0], 24)}" if len(names) == 1 else ", summed over outputs"
     ax.set_xlabel(f"mean |contribution|{single}", fontsize=NORMAL)
     if len(order) < len(sizes.features):
-        noted(ax, f"the {len(order)} strongest of {counted(len(sizes.features), 'feature')}")
+        noted(ax, f"the {len(order)} strongest of {count(len(sizes.features), 'feature')}")
     return ax
 
 
 def _sizes(what: Any) -> _Sizes:
     if isinstance(what, Explanation):
-        ex = asked.known_rows(asked.explanation(what, "importance"))
+        ex = _lookup.known_rows(_lookup.require_explanation(what, "importance"))
         own = np.zeros((len(ex.feature_names), len(ex.output_names)))
         for position, term in enumerate(ex.terms):
             if len(term) == 1:
                 own[ex.feature_names.index(term[0])] = np.abs(ex.values[:, position]).mean(0)
         return _Sizes(ex.feature_names, ex.output_names, own, np.abs(ex.total()).mean(0), np.abs(ex.residual).mean(0))
-    functions = functions_of(what, "importance")
+    functions = _lookup.find_functions(what, "importance")
     main, total = functions.importances["main"], functions.importances["total"]
     outputs = functions.output_names
     return _Sizes(functions.feature_names, outputs, main, total, np.full(len(outputs), np.nan))
@@ -163,18 +162,18 @@ def beeswarm(
         >>> ax.get_yticklabels()[-1].get_text()
         'residual'
     """
-    most = checked_count(max_display)
-    ex = asked.known_rows(asked.explanation(ex, "beeswarm"))
-    chosen = asked.one_output(output, ex.output_names)
+    require_whole_number("max_display", max_display)
+    ex = _lookup.known_rows(_lookup.require_explanation(ex, "beeswarm"))
+    chosen = _lookup.one_output(output, ex.output_names)
     values, residual = ex.values[:, :, chosen], ex.residual[:, chosen]
-    order = np.argsort(-np.abs(values).mean(0), kind="stable")[:most]
+    order = np.argsort(-np.abs(values).mean(0), kind="stable")[:max_display]
     rows = np.linspace(0, len(ex) - 1, min(len(ex), _MOST_POINTS)).astype(int)
     swarms = [values[rows, k] for k in order]
-    names = terms_shown([ex.terms[k] for k in order], names=ex.feature_names)
-    every = values_of(ex)
+    names = term_labels([ex.terms[k] for k in order], names=ex.feature_names)
+    every = _lookup.feature_values(ex)
     ranks = [_ranks(every[ex.terms[k][0]], rows) if len(ex.terms[k]) == 1 else None for k in order]
     if not np.isnan(residual).any():
-        swarms, names, ranks = [*swarms, residual[rows]], [*names, unlike("residual", names)], [*ranks, None]
+        swarms, names, ranks = [*swarms, residual[rows]], [*names, _residual_label(names)], [*ranks, None]
     ax = one_axes(ax, (7.4, 0.42 * len(names) + 1.2))
     tidy(ax)
     ax.axvline(0.0, color=colours.MUTED, linewidth=0.8, zorder=0)
@@ -190,23 +189,31 @@ def beeswarm(
         else:
             shades = ax.scatter(swarm, y, c=rank, cmap=colours.low_to_high(), vmin=0.0, vmax=1.0, **style)
     rows_of_names(ax, names)
-    ax.set_xlabel(f"contribution to {shown(ex.output_names[chosen], 40)}", fontsize=NORMAL)
+    ax.set_xlabel(f"contribution to {shorten(ex.output_names[chosen], 40)}", fontsize=NORMAL)
     if shades is not None:
         bar = colour_bar(ax, shades, "value of the feature", ticks=[0.0, 1.0])
         bar.ax.set_yticklabels(["low", "high"])
         bar.set_label("value of the feature", labelpad=-12)
     remarks = []
     if len(order) < len(ex.terms):
-        remarks.append(f"the {len(order)} strongest of {counted(len(ex.terms), 'term')}")
+        remarks.append(f"the {len(order)} strongest of {count(len(ex.terms), 'term')}")
     if len(rows) < len(ex):
-        remarks.append(f"{len(rows):,} of {counted(len(ex), 'row')}")
+        remarks.append(f"{len(rows):,} of {count(len(ex), 'row')}")
     noted(ax, ", ".join(remarks))
     return ax
 
 
+def _residual_label(names: Sequence[str]) -> str:
+    """The residual's label, in brackets where a feature has it too."""
+    label = "residual"
+    while label in names:
+        label = f"({label})"
+    return label
+
+
 def _ranks(column: NDArray[Any] | None, rows: NDArray[np.int_]) -> Array | None:
     """A feature's values in some rows as ranks from 0 to 1; None for what has no order."""
-    values = None if column is None or isinstance(column[0], str) else as_numbers(column)
+    values = None if column is None or isinstance(column[0], str) else _lookup.as_numbers(column)
     if values is None or not np.isfinite(values).all():
         return None
     distinct, place = np.unique(values, return_inverse=True)
