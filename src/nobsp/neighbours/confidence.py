@@ -44,26 +44,16 @@ _FOLDS = 5
 
 @dataclass(frozen=True, eq=False)
 class Centroids:
-    """What the labelled rows of a database say of their classes, in the space of z-scored activations.
-
-    Attributes:
-        space: That space.
-        take: Rows of the database at positions.
-        positions: Rows of the database that were counted, in order.
-        members: How many of them are of each class, shape (classes,), float64.
-        sums: Sums of the unit vectors of each class, shape (classes, width).
-        usual: Per class, the distance that 95% of its rows stay within, each measured from the mean of the others.
-        transform: T = ((R + I) / 2)^(−1/2), R the correlations of the columns, so that directions that many columns
-            share count less; None where there are too many columns.
-        directions: Sums over each class of the unit vectors along T x, shape (classes, width).
-    """
+    """What the labelled rows of a database say of their classes, in the space of z-scored activations."""
 
     space: Space
-    take: Take
-    positions: Tensor
-    members: Tensor
-    sums: Tensor
-    usual: Array
+    take: Take  # rows of the database at positions
+    positions: Tensor  # rows of the database that were counted, in order
+    members: Tensor  # how many of them are of each class, (classes,), float64
+    sums: Tensor  # of the unit vectors of each class, (classes, width)
+    usual: Array  # distance that 95% of a class's rows stay within, each measured from the mean of the others
+    # T = ((R + I) / 2)^(−1/2), R the correlations of the columns, so that directions that many columns share count
+    # less; None where there are too many columns. And sums over each class of the unit vectors along T x.
     transform: Tensor | None
     directions: Tensor
 
@@ -148,21 +138,13 @@ def fit_centroids(space: Space, take: Take, count: int, classes: int) -> Centroi
 
 @dataclass(frozen=True, eq=False)
 class Support:
-    """What neighbours and centroids give to the classes of each row.
+    """What neighbours and centroids give to the classes of each row."""
 
-    Attributes:
-        confidence: Log-odds of the softmax probability of the predicted class.
-        vote: Logarithm of the vote for the predicted class.
-        agreed: Log-odds of the predicted class by softmax and vote together, q_c ∝ p_c (V_c + 0.01).
-        suggested: The class that neighbours and centroids give most to.
-        label: What they give to the label; None where there are no labels.
-    """
-
-    confidence: Array
-    vote: Array
-    agreed: Array
-    suggested: NDArray[np.int64]
-    label: Array | None
+    confidence: Array  # log-odds of the softmax probability of the predicted class
+    vote: Array  # logarithm of the vote for the predicted class
+    agreed: Array  # log-odds of the predicted class by softmax and vote together, q_c ∝ p_c (V_c + 0.01)
+    suggested: NDArray[np.int64]  # the class that they give most to
+    label: Array | None  # what they give to the label; None without labels
 
     def fixed_rule(self) -> Array:
         """The joint confidence without labels to fit it on: the probability on which softmax and vote agree."""

@@ -56,24 +56,14 @@ def find_evidence(explainer: Any) -> EvidenceSource:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows as an index keeps them: single precision where there is much, so that a row found again is at distance 0.
+    """Rows as an index keeps them: single precision where there is much, so that a row found again is at distance 0."""
 
-    Attributes:
-        activations: The representation z that enters the head, or the pooled channels, shape (rows, width), float32.
-        evidence: Contributions of every term to every class, shape (rows, classes, terms), float32; a single class
-            where only that of the predicted one is kept; None where they are multiples of the activations.
-        predicted: Number of the predicted class; zero throughout for a regression.
-        response: Confidence in the predicted class; for a regression the predicted value.
-        labels: Class numbers, or values for a regression; None where there are none.
-        logits: Logits of every class, float64; None where they are not kept.
-    """
-
-    activations: Tensor
-    evidence: Tensor | None
-    predicted: Tensor
-    response: Tensor
-    labels: Tensor | None = None
-    logits: Tensor | None = None
+    activations: Tensor  # what enters the head, or the pooled channels, (rows, width), float32
+    evidence: Tensor | None  # (rows, classes or 1, terms), float32; None where it is a multiple of the activations
+    predicted: Tensor  # number of the predicted class; zero throughout for a regression
+    response: Tensor  # confidence in the predicted class; for a regression the predicted value
+    labels: Tensor | None = None  # class numbers, or values of a regression
+    logits: Tensor | None = None  # of every class, float64; only of queries
 
     def __len__(self) -> int:
         return len(self.activations)
@@ -109,20 +99,13 @@ class Outcomes:
 
     A single logit is written as two classes, −l/2 and l/2, whose softmax is its sigmoid: whatever follows knows only
     models with a logit per class.
-
-    Attributes:
-        task: "classification" or "regression".
-        outputs: How many outputs the model has.
-        output: Which of them a regression is about.
-        sigmoid: Whether every class has a probability of its own.
-        classes: Label of every class; None for a regression.
     """
 
     task: Task
     outputs: int
-    output: int
-    sigmoid: bool
-    classes: NDArray[Any] | None
+    output: int  # which of them a regression is about
+    sigmoid: bool  # whether every class has a probability of its own
+    classes: NDArray[Any] | None  # label of every class; None for a regression
 
     @property
     def count(self) -> int:

@@ -58,14 +58,9 @@ class Milvus:
 class Collection:
     """Rows in a collection: vectors to be searched, and whatever else is known of a row beside them.
 
-    Rows are numbered from 0 without gaps, so that an addition that was cut short can be told: what is behind the first
-    gap is not looked at, and the next addition overwrites it. One process at a time may add.
-
-    Args:
-        options: Where the collection is.
-        spaces: The spaces that have vectors in it: "activations", and "own" where that is searched.
-        evidence_shape: Classes and terms of the evidence that is kept; None where none is.
-        make: Rows like those to come, to make a new collection for; None to open the one that is there.
+    Rows are numbered from 0 without gaps: what is behind the first gap is left of an addition that was cut short, is
+    not searched, and the next addition overwrites it. One process at a time may add. With `make`, a new collection is
+    made for rows like these; without, the one that is there is opened.
     """
 
     def __init__(
@@ -78,7 +73,7 @@ class Collection:
     ) -> None:
         self.options, self.spaces = options, spaces
         self.evidence_shape = evidence_shape
-        self._client = _connected(options)
+        self._client = _connect(options)
         if make is None:
             self._open()
         else:
@@ -91,11 +86,9 @@ class Collection:
         """Lets go of the connection, and of a local file, which one process at a time can open."""
         self._client.close()
 
-    # ------------------------------------------------------------------ the collection
-
     def _make(self, rows: Rows) -> None:
         name = self.options.collection
-        with self._doing("make the collection"):
+        with self._reporting("make the collection"):
             if self._client.has_collection(name, timeout=self.options.timeout):
                 if not self.options.replace:
                     raise ValueError(
@@ -121,7 +114,7 @@ class Collection:
         index_type = self.options.index_type or ("FLAT" if self.options.local else "AUTOINDEX")
         for field in widths:
             indices.add_index(field, index_type=index_type if field in self.spaces else "FLAT", metric_type="IP")
-        with self._doing("make the collection"):
+        with self._reporting("make the collection"):
             self._client.create_collection(
                 name, schema=schema, index_params=indices, consistency_level="Strong", timeout=self.options.timeout
             )
@@ -137,13 +130,13 @@ class Collection:
         return widths
 
     def _columns(self) -> dict[str, int]:
-        with self._doing("describe the collection"):
+        with self._reporting("describe the collection"):
             about = self._client.describe_collection(self.options.collection, timeout=self.options.timeout)
         return {field["name"]: int(field.get("params", {}).get("dim", 0)) for field in about["fields"]}
 
     def _open(self) -> None:
         name = self.options.collection
-        with self._doing("open the collection"):
+        with self._reporting("open the collection"):
             if not self._client.has_collection(name, timeout=self.options.timeout):
                 raise ValueError(f"Milvus at {self.options.uri!r} has no collection {name!r}.")
             self._fields = self._columns()
@@ -158,18 +151,14 @@ class Collection:
             if not {"id", "predicted", "response"} <= set(self._fields):
                 raise ValueError(f"the collection {name!r} was not made by an index of nobsp.")
             self._client.load_collection(name, timeout=self.options.timeout)
-        total = self._counted("")
-        self._count = total if self._counted(f"id < {total}") == total else self._before_gap(total)
+        total = self._count_rows("")
+        self._count = total if self._count_rows(f"id < {total}") == total else self._before_gap(total)
         self._behind = self._count < total
 
-    def _counted(self, condition: str) -> int:
-        with self._doing("count the rows"):
-            found = self._client.query(
-                self.options.collection,
-                filter=condition,
-                output_fields=["count(*)"],
-                timeout=self.options.timeout,
-            )
+    def _count_rows(self, condition: str) -> int:
+        with self._reporting("count the rows"):
+            name, wanted = self.options.collection, ["count(*)"]
+            found = self._client.query(name, filter=condition, output_fields=wanted, timeout=self.options.timeout)
         return int(found[0]["count(*)"])
 
     def _before_gap(self, total: int) -> int:
@@ -177,27 +166,24 @@ class Collection:
         whole, broken = 0, total
         while whole + 1 < broken:
             middle = (whole + broken) // 2
-            if self._counted(f"id < {middle}") == middle:
+            if self._count_rows(f"id < {middle}") == middle:
                 whole = middle
             else:
                 broken = middle
         return whole
 
-    # ------------------------------------------------------------------ rows in and out
-
     def add(self, rows: Rows) -> None:
         """Puts rows behind those that are there, message by message; each is there whole or not at all."""
         if self._behind:
-            with self._doing("remove what an interrupted addition left"):
-                self._client.delete(
-                    self.options.collection, filter=f"id >= {self._count}", timeout=self.options.timeout
-                )
+            name, behind = self.options.collection, f"id >= {self._count}"
+            with self._reporting("remove what an interrupted addition left"):
+                self._client.delete(name, filter=behind, timeout=self.options.timeout)
             self._behind = False
         numbers = sum(self._fields.values())
         step = max(1, _MESSAGE_BYTES // (4 * numbers))
         for start in range(0, len(rows), step):
             part = rows.take(slice(start, start + step))
-            with self._doing("add rows"):
+            with self._reporting("add rows"):
                 self._client.insert(self.options.collection, self._records(part), timeout=self.options.timeout)
             self._count += len(part)
 
@@ -205,11 +191,11 @@ class Collection:
         columns: dict[str, Sequence[Any]] = {"id": range(self._count, self._count + len(rows))}
         for kind, space in self.spaces.items():
             vectors, lengths = space.directions(rows, rows.predicted)
-            columns[kind] = _padded(vectors.to(torch.float32))
+            columns[kind] = _pad(vectors.to(torch.float32))
             columns[f"{kind}_length"] = lengths.tolist()
         if "evidence" in self._fields:
             assert rows.evidence is not None
-            columns["evidence"] = _padded(rows.evidence.flatten(1))
+            columns["evidence"] = _pad(rows.evidence.flatten(1))
         columns["predicted"] = rows.predicted.tolist()
         columns["response"] = rows.response.tolist()
         if rows.labels is not None:
@@ -224,7 +210,7 @@ class Collection:
         step = min(_MOST_IDS, max(1, _MESSAGE_BYTES // (4 * sum(self._fields.values()))))
         records: dict[int, dict[str, Any]] = {}
         for ids in wanted.split(step):
-            with self._doing("fetch rows"):
+            with self._reporting("fetch rows"):
                 found = self._client.get(
                     self.options.collection, ids=ids.tolist(), output_fields=fields, timeout=self.options.timeout
                 )
@@ -261,8 +247,6 @@ class Collection:
             labels=labels,
         )
 
-    # ------------------------------------------------------------------ searching
-
     def nearest(
         self, space: Space, queries: Rows, k: int, leave: Tensor | None, *, walked: Space
     ) -> tuple[Tensor, Tensor]:
@@ -288,10 +272,10 @@ class Collection:
         return torch.cat(positions), torch.cat(distances)
 
     def _candidates(self, field: str, probes: Tensor, count: int) -> Tensor:
-        with self._doing("search"):
+        with self._reporting("search"):
             answers = self._client.search(
                 self.options.collection,
-                data=_padded(probes),
+                data=_pad(probes),
                 anns_field=field,
                 limit=count,
                 filter=f"id < {self._count}" if self._behind else "",
@@ -306,7 +290,7 @@ class Collection:
         return found
 
     @contextmanager
-    def _doing(self, what: str) -> Iterator[None]:
+    def _reporting(self, what: str) -> Iterator[None]:
         """Errors of the server say what was being done, and where."""
         try:
             yield
@@ -314,7 +298,7 @@ class Collection:
             raise RuntimeError(f"Milvus at {self.options.uri!r} failed to {what}: {_reason(failure)}") from failure
 
 
-def _connected(options: Milvus) -> Any:
+def _connect(options: Milvus) -> Any:
     library = _pymilvus()
     if options.local and not options.uri.endswith(".db"):
         raise ValueError(f'uri must be a local file that ends in ".db", or "http://host:port", found {options.uri!r}.')
@@ -329,7 +313,7 @@ def _connected(options: Milvus) -> Any:
         ) from failure
 
 
-def _padded(vectors: Tensor) -> list[Any]:
+def _pad(vectors: Tensor) -> list[Any]:
     """Vectors as lists; Milvus takes none of a single number."""
     short = _LEAST_WIDTH - vectors.shape[1]
     return (torch.nn.functional.pad(vectors, (0, short)) if short > 0 else vectors).tolist()

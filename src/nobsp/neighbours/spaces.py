@@ -21,15 +21,10 @@ _CONSTANT = 1e-7
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Contributions of rows to a class: multiples β_c ⊙ (z − z̄) of the activations, or as they were kept.
+    """Contributions of rows to a class: multiples β_c ⊙ (z − z̄) of the activations, or as they were kept."""
 
-    Attributes:
-        coefficients: β, one row per class, shape (classes, width), float64; None where contributions were kept.
-        mean: z̄, shape (width,).
-    """
-
-    coefficients: Tensor | None = None
-    mean: Tensor | None = None
+    coefficients: Tensor | None = None  # β, (classes, width), float64; None where contributions were kept
+    mean: Tensor | None = None  # z̄, (width,)
 
     def of(self, rows: Rows, classes: Tensor) -> Tensor:
         """Contributions of each row to a class of its own, shape (rows, terms), float64."""
@@ -42,26 +37,18 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """A way to make vectors of rows.
+    """A way to make vectors of rows: of activations, of evidence for each row's own class, or for the query's class.
 
-    Attributes:
-        kind: "activations"; "own" for evidence for each row's own predicted class; "query" for evidence for the class
-            that is asked about.
-        metric: "euclidean" between vectors of unit length, after z-scores; "cosine" without z-scores, as one minus the
-            similarity.
-        evidence: How contributions come about.
-        origin: What is subtracted, shape (1, width) or (classes, width).
-        unit: What columns are multiplied with afterwards, shape (width,); zero for columns that do not vary.
-        centre: Where evidence for every class is zero after `origin` was subtracted; only where it is a multiple of the
-            activations and kind is "query".
-        spread: Standard deviation of the activations around it; ones for zero.
+    Euclidean distances are between vectors of unit length after z-scores; "cosine" is without z-scores.
     """
 
     kind: Kind
     metric: Metric
     evidence: Evidence
-    origin: Tensor
-    unit: Tensor
+    origin: Tensor  # subtracted, (1, width) or (classes, width)
+    unit: Tensor  # multiplied with afterwards, (width,); zero for columns that do not vary
+    # Only where evidence for the query's class is a multiple of the activations: where it is zero for every class, and
+    # the standard deviation of the activations (ones for zero).
     centre: Tensor | None = None
     spread: Tensor | None = None
 

@@ -71,7 +71,7 @@ def _facts(audit: Any, rows: int, flags: dict[str, Any]) -> list[Fact]:
 
 
 def hits_for_page(hits: Any, kept: NDArray[np.intp], *, rows: int, names: Sequence[str]) -> dict[str, Any]:
-    """Neighbours of some rows; only `indices` and `distances` (n, k) are needed, the rest is shown where it is there."""
+    """Neighbours of some rows; of `hits` only `indices` and `distances` are needed, the rest is shown where it is."""
     indices = np.asarray(hits.indices)
     if indices.ndim != 2 or len(indices) != rows:
         raise ValueError(f"hits are of {len(indices)} rows but there are {rows}; query the index with the same ones.")

@@ -1,4 +1,4 @@
-"""What a page says of a model in words: its facts and findings, the true labels of rows, and the link of its outputs."""
+"""What a page says of a model in words: facts and findings, the true labels of rows, the link of its outputs."""
 
 from __future__ import annotations
 

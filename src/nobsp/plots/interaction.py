@@ -32,23 +32,14 @@ _MOST_DOTS = 400
 
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """One side of a surface.
-
-    Attributes:
-        feature: The feature along it.
-        axis: Its levels; None for numbers.
-        at: Where the surface is evaluated: numbers, or positions of levels.
-        edges: Edges of the cells around these places.
-        rows: Where the rows lie; NaN for rows with an unknown level. Empty where rows are not known.
-        reach: How many cells from a row are shown.
-    """
+    """One side of a surface: its feature, levels if any, cells, and the rows along it (NaN for unknown levels)."""
 
     feature: Feature
     axis: LevelAxis | None
     at: Array
     edges: Array
     rows: Array
-    reach: float
+    reach: float  # how many cells from a row are shown
 
     def values(self, places: Array) -> NDArray[Any]:
         """The feature's own values at some places, one row each."""

@@ -27,15 +27,7 @@ _FAR = 2.0
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """Neighbours of the query in one space.
-
-    Attributes:
-        title: The space, and how many of all neighbours have the predicted class.
-        indices: Positions in the database.
-        distances: How far each is.
-        labels: What each is called; empty where the database has no labels.
-        agrees: Whether each has the predicted class; empty where that has no meaning.
-    """
+    """Neighbours of the query in one space; labels and agreement with the predicted class are empty where unknown."""
 
     title: str
     indices: list[int]
@@ -100,7 +92,7 @@ def retrieval_panel(
     require_whole_number("max_display", max_display)
     given = [(hits_contributions, "contributions"), (hits_activations, "activations")]
     spaces = [_row(hits, name, row, class_names, max_display) for hits, name in given if hits is not None]
-    title = _told(hits_contributions, row, label, class_names)
+    title = _query_title(hits_contributions, row, label, class_names)
     if _lookup.frame_of(database) is not None or getattr(database, "ndim", 0) == 2:
         return _table(query, database, spaces, title, row, features, ax)
     count = max(len(space.indices) for space in spaces)
@@ -156,7 +148,7 @@ def _class(given: Any, class_names: Sequence[str] | None) -> str:
     return clean(class_names[int(given)])
 
 
-def _told(hits: Any, row: int, label: Any, class_names: Sequence[str] | None) -> str:
+def _query_title(hits: Any, row: int, label: Any, class_names: Sequence[str] | None) -> str:
     """The query in words: what was predicted, how sure the model is, and what it is if something else."""
     predicted = _class(hits.predicted[row], class_names)
     text = f"query: {shorten(predicted, 20)}"
