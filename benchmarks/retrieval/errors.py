@@ -21,7 +21,7 @@ from benchmarks import kept
 from benchmarks.report import Column, Spread, Table, progress
 from benchmarks.retrieval import cases, heads, purity, votes
 from benchmarks.retrieval.purity import ACTIVATIONS, OWN, QUERY, K, Looked
-from nobsp.neighbours import audit
+from nobsp.neighbors import audit
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]

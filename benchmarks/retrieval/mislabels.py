@@ -21,7 +21,7 @@ from benchmarks.retrieval.cases import HELD_OUT, TITLES, classes_of
 from benchmarks.retrieval.features import Features, Labels, Recipe
 from benchmarks.retrieval.heads import FITTING, REGULARISED, trained_head
 from benchmarks.retrieval.purity import K
-from nobsp.neighbours import ContributionIndex, audit
+from nobsp.neighbors import ContributionIndex, audit
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]

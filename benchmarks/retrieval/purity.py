@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.report import Cell, Column, Table, progress
 from benchmarks.retrieval.cases import SMALLER, TINY, Case
-from nobsp.neighbours import Neighbours
+from nobsp.neighbors import Neighbors
 
 K = 8
 ACTIVATIONS, OWN, QUERY = "activations", "own", "query"
@@ -21,7 +21,7 @@ class Looked:
     """A case and its queries' neighbours in each space."""
 
     case: Case
-    hits: dict[str, Neighbours]
+    hits: dict[str, Neighbors]
 
 
 def looked_up(case: Case) -> Looked:

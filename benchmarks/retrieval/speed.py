@@ -23,7 +23,7 @@ from benchmarks.retrieval.cases import TINY, classes_of
 from benchmarks.retrieval.features import Features, features
 from benchmarks.retrieval.heads import REGULARISED, trained_head
 from benchmarks.retrieval.votes import standardised, unit
-from nobsp.neighbours import ContributionIndex, Milvus, Neighbours, Usearch
+from nobsp.neighbors import ContributionIndex, Milvus, Neighbors, Usearch
 
 SEED, ROWS, WIDTH, MIXED, K = 0, 100_000, 512, 8, 8
 QUICK_ROWS = 20_000
@@ -133,7 +133,7 @@ def against_exact(
     return [timed(*asked) for asked in batches.items()]
 
 
-def recall(found: Neighbours, exact: Neighbours) -> float:
+def recall(found: Neighbors, exact: Neighbors) -> float:
     """Share of the true neighbours among those found."""
     return float((found.indices[:, :, None] == exact.indices[:, None, :]).any(2).mean())
 
@@ -165,7 +165,7 @@ def by_milvus(made: Work, rows: int) -> Milvused:
         backend = Milvus(uri=str(Path(folder) / "neighbours.db"), timeout=120.0)
         index = ContributionIndex(made.head, space="activations", backend=backend)
         wrote = seconds(lambda: index.fit(some, labels))
-        found: list[Neighbours] = []
+        found: list[Neighbors] = []
         took = seconds(lambda: found.append(index.query(queries, K)))
         index._fitted.backend.close()  # a local file is let go before its folder goes
     return Milvused(

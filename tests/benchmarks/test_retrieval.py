@@ -16,7 +16,7 @@ from benchmarks.retrieval.features import Features, Recipe
 from benchmarks.retrieval.heads import FITTING, REGULARISED, Head, softmax_regression, trained_head
 from benchmarks.vision.networks import Normalised, Setting
 from nobsp.datasets.images import Images
-from nobsp.neighbours import ContributionIndex, audit
+from nobsp.neighbors import ContributionIndex, audit
 from tests.tolerances import SINGLE, SUMS, assert_same_to_rounding
 
 CLASSES = 4
