@@ -320,6 +320,13 @@ def test_options_changed_after_fit_are_those_of_the_next_query(case: Headed) -> 
         index.set_params(space="pixels").query(case.queries)
 
 
+def test_rows_added_in_another_space_are_kept_with_what_the_database_keeps(table: Explained) -> None:
+    index = ContributionIndex(table.explainer).fit(table.rows, table.labels)
+    index.set_params(space="activations").add(table.queries, np.zeros(20, dtype=int))
+    whole = index.set_params(space="contributions").query(table.queries, k=1)
+    np.testing.assert_array_equal(whole.indices[:, 0], 300 + np.arange(20))
+
+
 def test_an_index_survives_pickling(case: Headed) -> None:
     index = ContributionIndex(case.head).fit(case.database, case.labels)
     other = pickle.loads(pickle.dumps(index))  # noqa: S301 - our own bytes

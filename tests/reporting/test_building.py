@@ -171,6 +171,12 @@ def test_arguments_that_do_not_fit_are_refused_and_nothing_is_written(tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_unknown_option_is_refused_with_the_close_ones(tmp_path):
+    with pytest.raises(TypeError, match="did you mean 'class_names'"):
+        report(None, tmp_path / "page.html", class_name=["a"])
+    assert not list(tmp_path.iterdir())
+
+
 def test_another_subject_is_refused_with_what_to_pass(tmp_path):
     with pytest.raises(TypeError, match="found ndarray; pass explainer"):
         report(np.zeros((3, 3)), tmp_path / "page.html")

@@ -18,7 +18,7 @@ from nobsp.neighbors.milvus import Collection, Milvus
 from nobsp.neighbors.search import Backend, Exact, InMemory
 from nobsp.neighbors.spaces import Evidence, Kind, Space
 from nobsp.neighbors.usearch import Graphs, Usearch
-from nobsp.network.evidence import EvidenceSource
+from nobsp.network.evidence import EvidenceSource, Wanted
 
 Found = TypeVar("Found")
 
@@ -50,6 +50,11 @@ class Fitted:
             self.cache[name] = len(self.backend), compute()
         found: Found = self.cache[name][1]
         return found
+
+    @property
+    def wanted(self) -> Wanted:
+        """What evidence is kept of rows, and read of those that are added or queried."""
+        return "every" if "query" in self.spaces else "own" if "own" in self.spaces else "none"
 
     def space(self, kind: Kind, metric: str) -> Space:
         """One of the spaces, with z-scores or without."""

@@ -137,7 +137,9 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         source = find_evidence(self.explainer)
         given = None if labels is None else label_array(labels, _length(X, labels))
         outcomes = self._outcomes(source, given)
-        rows, found = self._read_labelled(source, outcomes, X, given, progress=progress)
+        wanted: Wanted = "every" if self.target == "query" else "own"
+        wanted = "none" if self.space == "activations" else wanted
+        rows, found = self._read_labelled(source, outcomes, X, given, wanted=wanted, progress=progress)
         if given is None and found is not None:
             outcomes, before = self._outcomes(source, found), outcomes
             if outcomes.task != before.task:
@@ -154,7 +156,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 mean, _ = moments(rows, lambda part: part.activations.to(torch.float64))
             evidence = Evidence(outcomes.per_class(source.coefficients).T.contiguous(), mean)
         kept: dict[Wanted, tuple[Kind, ...]] = {"none": (), "own": ("own",), "every": ("own", "query")}
-        kinds = kept[self._wanted() if source.coefficients is None else "every"]
+        kinds = kept[wanted if source.coefficients is None else "every"]
         spaces = fit_spaces(("activations", *kinds), evidence, rows, outcomes.count)
         indexed = indexed_spaces(spaces, self._kind, self.metric)
         backend = build_backend(_backend_options(self.backend), indexed, rows, device=self.device)
@@ -175,7 +177,9 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         fitted = self._fitted
         given = None if labels is None else label_array(labels, _length(X, labels))
         held = fitted.backend.rows.bytes() if isinstance(fitted.backend, InMemory) else 0
-        rows, found = self._read_labelled(fitted.source, fitted.outcomes, X, given, progress=progress, held=held)
+        rows, found = self._read_labelled(
+            fitted.source, fitted.outcomes, X, given, wanted=fitted.wanted, progress=progress, held=held
+        )
         if (found is not None) != fitted.labelled:
             state = "has labels" if fitted.labelled else "has no labels"
             raise ValueError(f"labels must be passed for all rows or for none; the database {state}.")
@@ -259,7 +263,8 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _read(self, X: Any, *, progress: bool = False) -> Rows:
         """What the model shows of rows: several queries about the same rows then need one forward pass."""
         fitted = self._fitted
-        return self._read_labelled(fitted.source, fitted.outcomes, X, None, progress=progress, labels=False)[0]
+        source, outcomes, wanted = fitted.source, fitted.outcomes, fitted.wanted
+        return self._read_labelled(source, outcomes, X, None, wanted=wanted, progress=progress, labels=False)[0]
 
     def _view(self, **options: Any) -> ContributionIndex:
         """The same database with another space, target or metric; rows are shared."""
@@ -412,12 +417,6 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 raise ValueError(f"{name} must be {known}, found {getattr(self, name)!r}.")
         _backend_options(self.backend)
 
-    def _wanted(self) -> Wanted:
-        """What evidence is read of rows."""
-        if self.space == "activations":
-            return "none"
-        return "own" if self.target == "own" else "every"
-
     def _outcomes(self, source: EvidenceSource, labels: NDArray[Any] | None) -> Outcomes:
         return find_outcomes(source, task=self.task, output=self.output, classes=self.classes, labels=labels)
 
@@ -428,13 +427,13 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         X: Any,
         given: NDArray[Any] | None,
         *,
+        wanted: Wanted,
         progress: bool,
         labels: bool = True,
         held: int = 0,
     ) -> tuple[Rows, NDArray[Any] | None]:
         """Rows and their labels, those given or those that come with the batches."""
         batches = with_labels(X) if labels and given is None else X
-        wanted = self._wanted()
         limit = parse_bytes(self.memory_limit, argument="memory_limit")
         parts: list[Rows] = []
         for batch in source.read(batches, wanted=wanted, progress=progress):
