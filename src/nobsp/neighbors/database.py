@@ -16,14 +16,14 @@ from nobsp import serialization
 from nobsp.neighbors.evidence import Outcomes, Rows
 from nobsp.neighbors.milvus import Collection, Milvus
 from nobsp.neighbors.search import Backend, Exact, InMemory
-from nobsp.neighbors.spaces import Evidence, Kind, Space
+from nobsp.neighbors.spaces import Evidence, Kind, Metric, Space
 from nobsp.neighbors.usearch import Graphs, Usearch
 from nobsp.network.evidence import EvidenceSource, Wanted
 
 Found = TypeVar("Found")
 
 KIND = "contribution index"
-VERSION = 2
+VERSION = 3
 
 # How far coefficients of the same calibration may differ: those that went through a file were rounded.
 _ROUNDING = 1e-5
@@ -42,6 +42,7 @@ class Fitted:
     spaces: dict[Kind, Space]
     backend: Backend
     labelled: bool
+    indexed: tuple[Kind, Metric]  # what the backend was built for; options may change afterwards
     cache: dict[str, tuple[int, Any]] = field(default_factory=dict)
 
     def cached(self, name: str, compute: Callable[[], Found]) -> Found:
@@ -114,6 +115,7 @@ class Stored:
     mean: Tensor | None
     spaces: dict[Kind, Space]
     labelled: bool
+    indexed: tuple[Kind, Metric]
     backend: Usearch | Milvus | None
     rows: Rows | None
     evidence_shape: tuple[int, int] | None
@@ -140,6 +142,7 @@ def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any
         mean=fitted.evidence.mean,
         spaces={kind: replace(space, evidence=Evidence()) for kind, space in fitted.spaces.items()},
         labelled=fitted.labelled,
+        indexed=fitted.indexed,
         backend=used,
         rows=backend.rows if isinstance(backend, InMemory) else None,
         evidence_shape=backend.evidence_shape if isinstance(backend, Collection) else None,
@@ -173,8 +176,7 @@ def load(
         evidence = Evidence(outcomes.per_class(source.coefficients).T.contiguous(), stored.mean)
     spaces = {kind: replace(space, evidence=evidence) for kind, space in stored.spaces.items()}
     used = _choose_options(stored.backend, backend)
-    own = stored.options["space"] == "contributions" and stored.options["target"] == "own"
-    indexed = indexed_spaces(spaces, "own" if own else "activations", stored.options["metric"])
+    indexed = indexed_spaces(spaces, *stored.indexed)
     place: Backend
     if isinstance(used, Milvus):
         place = Collection(used, indexed, evidence_shape=stored.evidence_shape)
@@ -182,7 +184,8 @@ def load(
         place = Graphs(used, indexed.get("own", indexed["activations"]), stored.rows, stored.graphs)
     else:
         place = Exact(device, stored.rows)
-    return Fitted(source, outcomes, evidence, spaces, place, stored.labelled), stored.options, used
+    fitted = Fitted(source, outcomes, evidence, spaces, place, stored.labelled, stored.indexed)
+    return fitted, stored.options, used
 
 
 def _choose_options(kept: Usearch | Milvus | None, given: Usearch | Milvus | str | None) -> Usearch | Milvus | None:

@@ -160,7 +160,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         spaces = fit_spaces(("activations", *kinds), evidence, rows, outcomes.count)
         indexed = indexed_spaces(spaces, self._kind, self.metric)
         backend = build_backend(_backend_options(self.backend), indexed, rows, device=self.device)
-        self._fit = Fitted(source, outcomes, evidence, spaces, backend, found is not None)
+        self._fit = Fitted(source, outcomes, evidence, spaces, backend, found is not None, (self._kind, self.metric))
         return self
 
     def add(self, X: Any, labels: Any = None, *, progress: bool = False) -> Self:
@@ -280,7 +280,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """Rows that stand for each class: together as similar as possible to all rows with the class's label.
 
         They are chosen among the rows that are labelled with a class and predicted as it, compared in the index's space
-        by evidence for that class. Of more than 4,096 such rows, as many evenly spaced ones are looked at.
+        by evidence for that class. Of more than 4,096 such rows, as many evenly spaced ones are compared.
 
         Args:
             per_class: How many for each class; fewer where it has fewer rows.
@@ -321,7 +321,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
         Args:
             threshold: Largest distance of a pair. Unrelated vectors are about 1.4 from each other, equal ones 0.
-            k: How many neighbours of each row are looked at. Rows of larger groups are still linked with one another,
+            k: How many neighbours of each row are compared. Rows of larger groups are still linked with one another,
                 though not each with each.
         """
         if isinstance(threshold, bool | str) or not 0 <= threshold < 2:
@@ -347,7 +347,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         The explainer and the model are not in it, nor are labels' names other than the classes.
 
         Args:
-            path: Where to; an existing file is replaced. Whoever has it open goes on with what it was.
+            path: Where to; an existing file is replaced; processes that have it open keep the former one.
         """
         names = ("space", "target", "metric", "task", "output", "memory_limit")
         options = {name: getattr(self, name) for name in names}

@@ -15,7 +15,7 @@ from nobsp.neighbors.evidence import Rows
 from nobsp.neighbors.search import rerank
 from nobsp.neighbors.spaces import Kind, Space
 
-# What one message holds at most; servers take 64 MB unless told otherwise.
+# What one message holds at most; servers take 64 MB by default.
 _MESSAGE_BYTES = 8 << 20
 # Queries in one message, so that answers stay small.
 _QUERIES = 256
@@ -35,7 +35,7 @@ class Milvus:
         timeout: Seconds after which a call that was not answered is an error.
         index_type: The kind of index Milvus builds; when None, "FLAT" in a local file, which is exact, and "AUTOINDEX"
             on a cluster.
-        candidates: Rows measured for a query, at least four for each neighbour asked for.
+        candidates: Rows measured for a query, at least four for each neighbour.
         candidates_by_activation: The same where candidates are found by activations and neighbours are sought by
             evidence for the query's class.
     """
@@ -83,7 +83,7 @@ class Collection:
         return self._count
 
     def close(self) -> None:
-        """Lets go of the connection, and of a local file, which one process at a time can open."""
+        """Closes the connection, and a local file, which one process at a time can open."""
         self._client.close()
 
     def _make(self, rows: Rows) -> None:
@@ -124,7 +124,7 @@ class Collection:
     def _widths(self) -> dict[str, int]:
         """Vector fields and their widths."""
         widths: dict[str, int] = {kind: space.width for kind, space in self.spaces.items()}
-        # Evidence for the own class alone can be had back from its vector and length.
+        # Evidence for the own class alone follows from its vector and length.
         if self.evidence_shape is not None and (self.evidence_shape[0] > 1 or "own" not in self.spaces):
             widths["evidence"] = self.evidence_shape[0] * self.evidence_shape[1]
         return widths

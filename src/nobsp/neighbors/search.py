@@ -13,7 +13,7 @@ from nobsp.neighbors.spaces import Space, pieces
 
 # Queries searched together, and numbers of vectors or scores held at once: few enough for the processor's cache.
 _QUERIES, _AT_ONCE = 1024, 1 << 20
-# Rows found beyond those asked for: products of equal vectors may differ in the last bit, their differences do not.
+# Candidates beyond k: products of equal vectors may differ in the last bit, their differences do not.
 _SPARE = 8
 
 

@@ -31,7 +31,7 @@ class Usearch:
         expansion_search: How widely it is searched for a query: the more, the fewer neighbours are missed.
         dtype: Precision of the vectors in the graph: "i8", "f16" or "f32"; when None, "i8" for vectors of 128 numbers
             and more, in which roundings average out, and "f32" for shorter ones.
-        candidates: Rows measured for a query, at least four for each neighbour asked for.
+        candidates: Rows measured for a query, at least four for each neighbour.
         candidates_by_activation: The same where the graph is of activations and neighbours are sought by evidence for
             the query's class.
         threads: Threads to build and search with; one per processor when 0.

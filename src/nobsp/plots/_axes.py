@@ -26,7 +26,7 @@ def new_figure(size: tuple[float, float]) -> Figure:
     return plt.figure(figsize=size, layout="constrained")
 
 
-def one_axes(ax: Any, size: tuple[float, float]) -> Axes:
+def get_axes(ax: Any, size: tuple[float, float]) -> Axes:
     """The caller's axes, or the only one of a new figure."""
     if ax is None:
         return new_figure(size).add_subplot()
@@ -59,7 +59,7 @@ def tidy(ax: Axes, *, grid: bool = False) -> None:
         ax.set_axisbelow(True)
 
 
-def rows_of_names(ax: Axes, names: Sequence[str]) -> None:
+def label_rows(ax: Axes, names: Sequence[str]) -> None:
     """Names down the left side, the first on top."""
     ax.set_yticks(range(len(names)), labels=list(names), fontsize=NORMAL)
     ax.set_ylim(len(names) - 0.4, -0.6)
@@ -74,7 +74,7 @@ def bare(ax: Axes) -> None:
     ax.spines[:].set_visible(False)
 
 
-def noted(ax: Axes, text: str) -> None:
+def add_note(ax: Axes, text: str) -> None:
     """A remark in small print at the upper right."""
     ax.set_title(text, loc="right", fontsize=SMALL, color=MUTED)
 
@@ -88,7 +88,7 @@ def colour_bar(ax: Axes, shades: Any, label: str, **options: Any) -> Any:
     return bar
 
 
-def in_legend(label: str) -> str:
+def legend_label(label: str) -> str:
     """A label that matplotlib does not leave out of legends, as it does where one begins with an underscore."""
     return f" {label}" if label.startswith("_") else label
 
@@ -99,12 +99,12 @@ def bars(ax: Axes, places: Any, widths: Any, *, left: Any = 0.0, colour: str, ha
     ax.barh(places, widths, left=left, color=colour, hatch=hatch, **style)
 
 
-def beside(ax: Axes, text: str, x: float, y: float, *, points: float = 4.0) -> None:
+def write_beside(ax: Axes, text: str, x: float, y: float, *, points: float = 4.0) -> None:
     """Small print beside a point: to its right, or to its left where `points` is negative."""
     side = "left" if points >= 0 else "right"
     ax.annotate(text, (x, y), (points, 0), textcoords="offset points", ha=side, va="center", fontsize=SMALL)
 
 
-def ink(ax: Axes) -> Any:
+def text_colour(ax: Axes) -> Any:
     """The colour of text, which shows on any ground."""
     return ax.xaxis.label.get_color()

@@ -15,13 +15,13 @@ from nobsp.plots._axes import (
     LARGE,
     NORMAL,
     SMALL,
+    add_note,
     bars,
-    beside,
-    ink,
-    noted,
-    one_axes,
-    rows_of_names,
+    get_axes,
+    label_rows,
+    text_colour,
     tidy,
+    write_beside,
 )
 from nobsp.plots.labels import (
     decimals_for,
@@ -82,7 +82,7 @@ def waterfall(
 
     Raises:
         IndexError: If there is no such position.
-        TypeError: If rows without labels are asked for by one.
+        TypeError: If a label is given for rows without labels.
         ValueError: If there is no such label or output, or several rows have the label.
 
     Example:
@@ -105,7 +105,7 @@ def waterfall(
     known = residual == residual
     ends = np.cumsum([base, *(step.value for step in steps), residual if known else 0.0])
     decimals = decimals_for(np.diff(ends))
-    ax = one_axes(ax, (7.4, 0.36 * (len(steps) + 3) + 1.1))
+    ax = get_axes(ax, (7.4, 0.36 * (len(steps) + 3) + 1.1))
     tidy(ax, grid=True)
     for place, (step, start) in enumerate(zip(steps, ends, strict=False), start=1):
         _bar(ax, place, start, step.value, step.kind, decimals)
@@ -117,9 +117,9 @@ def waterfall(
     for place, end in enumerate(ends):  # from each bar's end down to the next bar's beginning
         ax.plot([end, end], [place, place + 1], color=colours.MUTED, linewidth=0.8, zorder=1)
     ax.plot(base, 0, marker="o", markersize=6, color=colours.MUTED, zorder=3)
-    ax.plot(ends[-1], last, marker="D", markersize=7, color=ink(ax), zorder=3)
+    ax.plot(ends[-1], last, marker="D", markersize=7, color=text_colour(ax), zorder=3)
     ends_at = "prediction" if known else "base and terms"
-    rows_of_names(
+    label_rows(
         ax,
         [
             f"base = {format_number(base, decimals)}",
@@ -134,7 +134,7 @@ def waterfall(
     called = position if isinstance(row, int | np.integer) else shorten(str(row), 40)
     ax.set_title(f"row {called}", loc="left", fontsize=LARGE)
     if one.outside.any():
-        noted(ax, "* outside the calibrated range")
+        add_note(ax, "* outside the calibrated range")
     return ax
 
 
@@ -143,7 +143,7 @@ def _steps(one: Explanation, output: int, most: int) -> list[_Step]:
     values = one.values[0, :, output]
     order = np.argsort(-np.abs(values), kind="stable")
     kept = order if len(order) <= most else order[: most - 1]
-    names = _told(one, [one.terms[k] for k in kept])
+    names = _name_terms(one, [one.terms[k] for k in kept])
     steps = [
         _Step(name, float(values[k]), "for" if values[k] >= 0 else "against")
         for name, k in zip(names, kept, strict=True)
@@ -155,25 +155,25 @@ def _steps(one: Explanation, output: int, most: int) -> list[_Step]:
     return steps
 
 
-def _told(one: Explanation, terms: Sequence[tuple[str, ...]]) -> list[str]:
+def _name_terms(one: Explanation, terms: Sequence[tuple[str, ...]]) -> list[str]:
     """Terms with the values their features have in the row."""
     labels = {size: short_labels(one.feature_names, max(36 // size, 8)) for size in {len(term) for term in terms}}
 
     every = _lookup.feature_values(one)
 
-    def told(name: str, size: int) -> str:
+    def with_value(name: str, size: int) -> str:
         values = every[name]
         value = "" if values is None else f" = {format_value(values[0])}"
         outside = "*" if one.outside[0, one.feature_names.index(name)] else ""
         return f"{labels[size][name]}{value}{outside}"
 
-    return [" × ".join(told(name, len(term)) for name in term) for term in terms]
+    return [" × ".join(with_value(name, len(term)) for name in term) for term in terms]
 
 
 def _bar(ax: Axes, place: int, start: float, value: float, kind: str, decimals: int) -> None:
     colour, hatch = _STYLES[kind]
     bars(ax, place, value, left=start, colour=colour, hatch=hatch, gid=kind)
-    beside(ax, format_signed(value, decimals), start + value, place, points=4 if value >= 0 else -4)
+    write_beside(ax, format_signed(value, decimals), start + value, place, points=4 if value >= 0 else -4)
 
 
 def _room_for_numbers(ax: Axes, ends: Array) -> None:
@@ -228,7 +228,7 @@ def ledger(ex: Explanation, *, output: int | str | None = None, max_display: int
     orders = sorted({min(len(term), 3) for term in ex.terms} | {1})
     styles = [_KINDS[order] for order in orders] + [_KINDS[0]]
     shares = shares[[order - 1 for order in orders] + [3]]
-    ax = one_axes(ax, (7.4, 0.46 * len(names) + 1.5))
+    ax = get_axes(ax, (7.4, 0.46 * len(names) + 1.5))
     tidy(ax)
     above, below = np.zeros(len(names)), np.zeros(len(names))
     for share, (label, colour, hatch) in zip(shares, styles, strict=True):
@@ -242,14 +242,14 @@ def ledger(ex: Explanation, *, output: int | str | None = None, max_display: int
         above += np.maximum(share, 0.0)
         below += np.minimum(share, 0.0)
     for place, (end, left_over) in enumerate(zip(above, shares[-1], strict=True)):
-        beside(ax, f"residual {percent(left_over)}", end, place)
-    rows_of_names(ax, shorten_all(names, 30))
+        write_beside(ax, f"residual {percent(left_over)}", end, place)
+    label_rows(ax, shorten_all(names, 30))
     ax.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}".replace("-", "−"))
     ax.set_xlim(min(float(below.min()) * 1.08, 0.0), float(above.max()) * 1.17)
     ax.set_xlabel("share of the variance of each output", fontsize=NORMAL)
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(styles), frameon=False, fontsize=SMALL)
     if len(kept) < varying.sum():
-        noted(ax, f"{len(kept)} of {count(int(varying.sum()), 'output')}")
+        add_note(ax, f"{len(kept)} of {count(int(varying.sum()), 'output')}")
     return ax
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nobsp._messages import count, join_names, require_whole_number
 from nobsp.plots import _lookup, colours
-from nobsp.plots._axes import NORMAL, SMALL, as_axes, in_legend, ink, new_figure, tidy
+from nobsp.plots._axes import NORMAL, SMALL, as_axes, legend_label, new_figure, text_colour, tidy
 from nobsp.plots.labels import short_labels, shorten, shorten_all
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.features import Feature
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Truth = Callable[[Any], Any]
 
-# Levels of one category that still are told apart.
+# Levels of one category that can still be distinguished.
 _MOST_LEVELS = 16
 # A number that takes so few values is drawn as dots.
 _FEW_VALUES = 12
@@ -185,7 +185,7 @@ def _outputs(what: _lookup.Drawn, output: int | str | None, truth: Mapping[str, 
     names = what.functions.output_names
     outputs = _lookup.some_outputs(output, names, what.of_outputs)
     if len(outputs) > len(colours.SERIES):
-        raise ValueError(f"output must be chosen among {join_names(names)}; {len(outputs)} cannot be told apart.")
+        raise ValueError(f"output must be chosen among {join_names(names)}; {len(outputs)} cannot be distinguished.")
     if truth and len(outputs) > 1:
         raise ValueError(f"truth is that of one output; choose it among {join_names(names)}.")
     for name in truth or ():
@@ -342,7 +342,7 @@ def _draw(ax: Axes, curve: Curve) -> None:
             ax.set_xticks(curve.x)
     if len(curve.truth):
         apart = curve.levels or curve.dots
-        [line] = ax.plot(curve.x, curve.truth, color=ink(ax), linewidth=1.3, zorder=4, gid="truth")
+        [line] = ax.plot(curve.x, curve.truth, color=text_colour(ax), linewidth=1.3, zorder=4, gid="truth")
         line.set_linestyle("none" if apart else _TRUTH_DASHES)
         line.set(marker="D" if apart else "", markersize=4.5, markerfacecolor="none")
     _draw_rows(ax, curve)
@@ -381,7 +381,9 @@ def _draw_levels(ax: Axes, curve: Curve) -> None:
         x = curve.x + wide * (number - (curve.outputs - 1) / 2)
         style: dict[str, Any] = {"color": colours.SERIES[number], "hatch": colours.HATCHES[number], "alpha": 0.85}
         ax.bar(x, value, width=wide * 0.94, edgecolor="white", linewidth=0.5, zorder=2, gid="function", **style)
-        ax.errorbar(x, value, yerr=_whiskers(curve, number), fmt="none", ecolor=ink(ax), elinewidth=1.0, zorder=3)
+        ax.errorbar(
+            x, value, yerr=_whiskers(curve, number), fmt="none", ecolor=text_colour(ax), elinewidth=1.0, zorder=3
+        )
     labels = shorten_all(curve.feature.labels, 14)
     ax.set_xticks(curve.x, labels=labels)
     if sum(map(len, labels)) > 22:
@@ -423,12 +425,12 @@ def _explain(ax: Axes, made: Sequence[Curve], outputs: Sequence[str], level: flo
     if any(curve.banded for curve in made):
         entries.append((Patch(facecolor=colours.SERIES[0], alpha=0.2), f"{level:.0%} band"))
     if any(len(curve.truth) for curve in made):
-        entries.append((Line2D([], [], color=ink(ax), linestyle=_TRUTH_DASHES, linewidth=1.3), "truth"))
+        entries.append((Line2D([], [], color=text_colour(ax), linestyle=_TRUTH_DASHES, linewidth=1.3), "truth"))
     if any(curve.has_baseline for curve in made):
         entries.append((Line2D([], [], color=colours.MUTED, linestyle=":", linewidth=1.0), "baseline"))
     if any(len(curve.rows) for curve in made):
         entries.append((Patch(facecolor=colours.ROWS), "rows"))
-    handles, labels = [handle for handle, _ in entries], [in_legend(label) for _, label in entries]
+    handles, labels = [handle for handle, _ in entries], [legend_label(label) for _, label in entries]
     if outside:
         many = len(made) == 1 and len(labels) > 4
         columns = -(-len(labels) // 2) if many else len(labels)

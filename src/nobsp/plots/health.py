@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nobsp._messages import count, percent, require_whole_number
 from nobsp.plots import colours
-from nobsp.plots._axes import NORMAL, SMALL, beside, one_axes, rows_of_names, tidy
+from nobsp.plots._axes import NORMAL, SMALL, get_axes, label_rows, tidy, write_beside
 from nobsp.plots.labels import clean, escape, shorten_all, term_labels
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
     least, more_left_out = _least(own, max_display)
     of_terms = term_labels([term.term for term in terms], 26)
     lines = len(worst) + len(least)
-    ax = one_axes(ax, (7.4, 0.28 * max(lines, 1) + 1.7 + 0.2 * len(state.findings)))
+    ax = get_axes(ax, (7.4, 0.28 * max(lines, 1) + 1.7 + 0.2 * len(state.findings)))
     words = _findings(state, _characters(ax))
     tidy(ax, grid=True)
     inside = np.array(getattr(state, "inside", state.explained), dtype=np.float64)
@@ -84,7 +84,7 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
         _write(ax, place, own[position], text)
     if len(worst) and len(least):
         ax.axhline(len(worst) - 0.5, color=colours.MUTED, linewidth=0.8, zorder=1)
-    rows_of_names(ax, [outputs[k] for k in worst] + [of_terms[k] for k in least])
+    label_rows(ax, [outputs[k] for k in worst] + [of_terms[k] for k in least])
     for label in ax.get_yticklabels()[: len(worst)]:
         label.set_fontweight("bold")
     ax.set_xlim(-0.03, 1.3)
@@ -114,7 +114,7 @@ def _draw_share(ax: Axes, place: int, share: float, doubtful: float, colour: str
 
 
 def _write(ax: Axes, place: int, share: float, text: str) -> None:
-    beside(ax, text.replace("-", "−"), float(np.clip(share, 0.0, 1.0)), place, points=7)
+    write_beside(ax, text.replace("-", "−"), float(np.clip(share, 0.0, 1.0)), place, points=7)
 
 
 def _characters(ax: Axes) -> int:
@@ -139,8 +139,8 @@ def _findings(state: Any, characters: int) -> str:
     order = sorted(state.findings, key=lambda finding: list(_MARKS).index(finding.severity))
     for finding in order[:_MOST_FINDINGS]:
         subject = f"{clean(finding.subject)}: " if getattr(finding, "subject", "") else ""
-        told = f"{_MARKS[finding.severity]} {finding.severity}: {subject}{clean(finding.message)}"
-        lines += textwrap.wrap(told, characters, subsequent_indent="   ", break_long_words=True)
+        line = f"{_MARKS[finding.severity]} {finding.severity}: {subject}{clean(finding.message)}"
+        lines += textwrap.wrap(line, characters, subsequent_indent="   ", break_long_words=True)
     more = len(order) - _MOST_FINDINGS
     if more > 0:
         lines.append(f"and {count(more, 'other finding')}")

@@ -14,13 +14,13 @@ from nobsp.plots import _lookup, colours
 from nobsp.plots._axes import (
     NORMAL,
     SMALL,
+    add_note,
     bars,
     colour_bar,
-    in_legend,
-    ink,
-    noted,
-    one_axes,
-    rows_of_names,
+    get_axes,
+    label_rows,
+    legend_label,
+    text_colour,
     tidy,
 )
 from nobsp.plots.labels import short_labels, shorten, term_labels
@@ -86,14 +86,14 @@ def importance(what: Any, *, output: int | str | None = None, max_display: int =
     order = np.argsort(-total.sum(1), kind="stable")[:max_display]
     has_residual = not np.isnan(residual).any()
     places = np.arange(len(order))
-    ax = one_axes(ax, (6.6, 0.3 * (len(order) + has_residual) + 1.2))
+    ax = get_axes(ax, (6.6, 0.3 * (len(order) + has_residual) + 1.2))
     tidy(ax, grid=True)
     start, below = np.zeros(len(order)), 0.0
     short = short_labels(sizes.features, 34)
     rows = [short[sizes.features[k]] for k in order]
     rows += [_residual_label(rows)] * has_residual
     for number, name in enumerate(names):
-        label = in_legend(shorten(name, 24) if len(names) > 1 else "with its interactions")
+        label = legend_label(shorten(name, 24) if len(names) > 1 else "with its interactions")
         colour, hatch = colours.SERIES[number], colours.HATCHES[number]
         bars(ax, places, total[order, number], left=start, colour=colour, hatch=hatch, label=label)
         start = start + total[order, number]
@@ -104,16 +104,16 @@ def importance(what: Any, *, output: int | str | None = None, max_display: int =
     alone = main.sum(1)[order]
     if not np.allclose(alone, start, rtol=1e-9, atol=0.0):
         ax.hlines(places, np.minimum(start, alone), np.maximum(start, alone), color=colours.MUTED, zorder=3)
-        [marks] = ax.plot(alone, places, "D", color=ink(ax), zorder=4, label="main effect alone", gid="main")
+        [marks] = ax.plot(alone, places, "D", color=text_colour(ax), zorder=4, label="main effect alone", gid="main")
         marks.set(markersize=5.5, markerfacecolor="white", markeredgewidth=1.3)
     if len(names) > 1 or len(ax.get_legend_handles_labels()[1]) > 1:
         ax.legend(loc="lower right", frameon=False, fontsize=SMALL)
-    rows_of_names(ax, rows)
+    label_rows(ax, rows)
     ax.set_xlim(0.0, max(float(start.max()), float(alone.max()), below) * 1.06 or 1.0)
     single = f" to {shorten(names[0], 24)}" if len(names) == 1 else ", summed over outputs"
     ax.set_xlabel(f"mean |contribution|{single}", fontsize=NORMAL)
     if len(order) < len(sizes.features):
-        noted(ax, f"the {len(order)} strongest of {count(len(sizes.features), 'feature')}")
+        add_note(ax, f"the {len(order)} strongest of {count(len(sizes.features), 'feature')}")
     return ax
 
 
@@ -174,7 +174,7 @@ def beeswarm(
     ranks = [_ranks(every[ex.terms[k][0]], rows) if len(ex.terms[k]) == 1 else None for k in order]
     if not np.isnan(residual).any():
         swarms, names, ranks = [*swarms, residual[rows]], [*names, _residual_label(names)], [*ranks, None]
-    ax = one_axes(ax, (7.4, 0.42 * len(names) + 1.2))
+    ax = get_axes(ax, (7.4, 0.42 * len(names) + 1.2))
     tidy(ax)
     ax.axvline(0.0, color=colours.MUTED, linewidth=0.8, zorder=0)
     reach = max((float(np.abs(swarm).max()) for swarm in swarms), default=1.0) or 1.0
@@ -188,7 +188,7 @@ def beeswarm(
             ax.scatter(swarm, y, color=colours.RESIDUAL, **style)
         else:
             shades = ax.scatter(swarm, y, c=rank, cmap=colours.low_to_high(), vmin=0.0, vmax=1.0, **style)
-    rows_of_names(ax, names)
+    label_rows(ax, names)
     ax.set_xlabel(f"contribution to {shorten(ex.output_names[chosen], 40)}", fontsize=NORMAL)
     if shades is not None:
         bar = colour_bar(ax, shades, "value of the feature", ticks=[0.0, 1.0])
@@ -199,7 +199,7 @@ def beeswarm(
         remarks.append(f"the {len(order)} strongest of {count(len(ex.terms), 'term')}")
     if len(rows) < len(ex):
         remarks.append(f"{len(rows):,} of {count(len(ex), 'row')}")
-    noted(ax, ", ".join(remarks))
+    add_note(ax, ", ".join(remarks))
     return ax
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nobsp._messages import require_whole_number
 from nobsp.plots import _lookup, colours
-from nobsp.plots._axes import NORMAL, SMALL, colour_bar, noted, one_axes, tidy
+from nobsp.plots._axes import NORMAL, SMALL, add_note, colour_bar, get_axes, tidy
 from nobsp.plots.labels import decimals_for, format_signed, shorten, shorten_all
 from nobsp.tabular.features import Feature
 from nobsp.tabular.lookup import LevelAxis
@@ -106,7 +106,7 @@ def interaction(
     values = functions.function(term, output=chosen)(across.values(right), up.values(top))
     surface = values.reshape(len(up.at), len(across.at))
     near = _near(across, up) if places is not None else np.ones_like(surface, dtype=bool)
-    ax = one_axes(ax, (5.6, 4.4))
+    ax = get_axes(ax, (5.6, 4.4))
     tidy(ax)
     _draw_surface(ax, across, up, np.ma.masked_array(surface, ~near), shorten(functions.output_names[chosen], 30))
     _draw_rows(ax, across, up)
@@ -114,9 +114,9 @@ def interaction(
     _name_side(ax, "x", across, first)
     _name_side(ax, "y", up, second)
     if places is None:
-        noted(ax, "rows are not known: parts may be without any")
+        add_note(ax, "rows are not known: parts may be without any")
     elif not near.all():
-        noted(ax, "hatched: no rows nearby")
+        add_note(ax, "hatched: no rows nearby")
     return ax
 
 
@@ -124,7 +124,7 @@ def _side(feature: Feature, axis: LevelAxis | None, rows: Array, points: int) ->
     if axis is not None:
         if len(axis) > _MOST_LEVELS:
             raise ValueError(
-                f"feature {feature.name!r} has {len(axis)} levels, more than the {_MOST_LEVELS} that can be told apart."
+                f"feature {feature.name!r} has {len(axis)} levels, more than the {_MOST_LEVELS} that can be distinguished."
             )
         places = np.arange(len(axis), dtype=np.float64)
         return _Side(feature, axis, places, np.append(places - 0.5, places[-1] + 0.5), rows, 0.0)

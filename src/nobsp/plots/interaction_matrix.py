@@ -10,7 +10,7 @@ import numpy as np
 
 from nobsp._messages import count, require_whole_number
 from nobsp.plots import _lookup, colours
-from nobsp.plots._axes import NORMAL, SMALL, colour_bar, noted, one_axes
+from nobsp.plots._axes import NORMAL, SMALL, add_note, colour_bar, get_axes
 from nobsp.plots.labels import short_labels
 from nobsp.tabular.explanation import Explanation
 
@@ -70,7 +70,7 @@ def interaction_matrix(
         matrix[down - 1, right] = strengths.pairs.get(frozenset((first, second)), np.nan)
     largest = float(np.nanmax(matrix)) or 1.0
     side = 0.42 * len(shown)
-    ax = one_axes(ax, (side + 3.0, side + 1.5))
+    ax = get_axes(ax, (side + 3.0, side + 1.5))
     mesh = ax.imshow(matrix, cmap=colours.nothing_to_much(), vmin=0.0, vmax=largest, aspect="equal")
     for down, right in zip(*np.nonzero(~np.isnan(matrix)), strict=True):
         strength, framed = matrix[down, right], frozenset((shown[right], shown[down + 1])) in strengths.fitted
@@ -88,7 +88,7 @@ def interaction_matrix(
     decimals = 0 if largest > 0.04 else 1
     colour_bar(ax, mesh, "share of spread", format=lambda share, _: f"{share:.{decimals}%}")
     some = f", {len(shown)} of {count(len(strengths.features), 'feature')}" if len(shown) < len(labels) else ""
-    noted(ax, f"in percent, framed: fitted{some}")
+    add_note(ax, f"in percent, framed: fitted{some}")
     return ax
 
 

@@ -35,7 +35,7 @@ def audit_for_page(audit: Any, *, rows: int, names: Sequence[str] | None, classe
     any_kind = np.any(list(flags.values()), axis=0)
     flagged = np.flatnonzero(any_kind)
     support = getattr(audit, "label_support", None)
-    # Mislabels are often predicted with confidence, so they are ordered, and kept, by what speaks for the label.
+    # Mislabels are often predicted with confidence, so they are ordered, and kept, by the support of the label.
     first = np.argmax(list(flags.values()), axis=0)
     doubt = np.asarray(audit.joint) if support is None else np.where(flags["mislabels"], support, audit.joint)
     flagged = flagged[np.lexsort((doubt[flagged], first[flagged]))][:MOST_FLAGGED]

@@ -33,7 +33,7 @@ _SCRIPTS = (
 
 
 class ReportOptions(TypedDict, total=False):
-    """What a report rarely needs to be told.
+    """Options of a report that are rarely needed.
 
     Attributes:
         explainer: The explainer the subject is from, which names the model. An explanation knows its own functions; for

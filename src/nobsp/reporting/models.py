@@ -59,7 +59,7 @@ def describe_model(model: Any) -> str:
 def list_findings(
     explanation: Explanation, functions: CompiledExplainer, values: NDArray[np.float64], *, dropped: int
 ) -> list[dict[str, str]]:
-    """What is worth knowing before the page is believed, errors first; the same said of several subjects once."""
+    """What is worth knowing before the page is believed, errors first; equal messages about several subjects once."""
     rows = len(explanation)
     found = list(functions.state.findings)
 
@@ -162,7 +162,7 @@ def read_labels(labels: Any, *, rows: int, names: Sequence[str], classes: bool |
 
 
 def choose_link(link: str | None, own: str, *, outputs: int, classes: bool) -> str:
-    """The link asked for, else the model's own, else the usual one where labels are classes."""
+    """The link given, else the model's own, else the usual one where labels are classes."""
     if link is not None:
         if link not in LINKS:
             raise ValueError(f"link must be one of {', '.join(map(repr, LINKS))}, found {link!r}.")
