@@ -294,6 +294,8 @@ def test_an_index_is_cloned_and_takes_options_as_estimators_do(case: Headed) -> 
     assert other.explainer is case.head
     assert (index.space, other.space) == ("activations", "contributions")
     assert not hasattr(other, "_fit")
+    with pytest.raises(ValueError, match="y and labels"):
+        other.fit(case.database, case.labels, labels=case.labels)
     np.testing.assert_array_equal(
         index.query(case.queries).labels, clone(index).fit(case.database, case.labels).query(case.queries).labels
     )

@@ -119,21 +119,21 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     # ------------------------------------------------------------------ the database
 
-    def fit(self, X: Any, labels: Any = None, *, y: Any = None, progress: bool = False) -> Self:
+    def fit(self, X: Any, y: Any = None, *, labels: Any = None, progress: bool = False) -> Self:
         """Makes a database of rows; a former one is replaced. They also fix the units in which vectors are measured.
 
         Args:
             X: Rows of any kind the explainer takes: arrays, tensors, frames, DataLoaders, iterables of batches.
-            labels: The true label of every row: class numbers from 0, or names of outputs, or `classes`; values for a
+            y: The true label of every row: class numbers from 0, or names of outputs, or `classes`; values for a
                 regression. When None, batches (x, y) of a loader bring them, and else there are none.
-            y: The same, by the name scikit-learn gives it.
+            labels: The same by another name.
             progress: Whether to show a progress bar on stderr.
 
         Returns:
             The index itself.
         """
         self._validate()
-        labels = y if labels is None else labels
+        labels = _one_of(y, labels)
         source = find_evidence(self.explainer)
         given = None if labels is None else label_array(labels, _length(X, labels))
         outcomes = self._outcomes(source, given)
@@ -163,18 +163,20 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self._fit = Fitted(source, outcomes, evidence, spaces, backend, found is not None, (self._kind, self.metric))
         return self
 
-    def add(self, X: Any, labels: Any = None, *, progress: bool = False) -> Self:
+    def add(self, X: Any, y: Any = None, *, labels: Any = None, progress: bool = False) -> Self:
         """Adds rows behind those that are there; the units in which vectors are measured stay those of `fit`.
 
         Args:
             X: Rows, as for `fit`.
-            labels: Their labels; needed if and only if the database has labels.
+            y: Their labels; needed if and only if the database has labels.
+            labels: The same by another name.
             progress: Whether to show a progress bar on stderr.
 
         Returns:
             The index itself.
         """
         fitted = self._fitted
+        labels = _one_of(y, labels)
         given = None if labels is None else label_array(labels, _length(X, labels))
         held = fitted.backend.rows.bytes() if isinstance(fitted.backend, InMemory) else 0
         rows, found = self._read_labelled(
@@ -453,6 +455,13 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         if found is not None and len(found) != len(rows):
             raise ValueError(f"labels has {len(found)} entries for {len(rows)} rows.")
         return rows, found
+
+
+def _one_of(y: Any, labels: Any) -> Any:
+    """Labels by either of their names."""
+    if y is not None and labels is not None:
+        raise ValueError("y and labels are two names for the same; pass one of them.")
+    return y if labels is None else labels
 
 
 def _backend_options(backend: Any) -> Usearch | Milvus | None:

@@ -124,7 +124,7 @@ def _side(feature: Feature, axis: LevelAxis | None, rows: Array, points: int) ->
     if axis is not None:
         if len(axis) > _MOST_LEVELS:
             raise ValueError(
-                f"feature {feature.name!r} has {len(axis)} levels, more than the {_MOST_LEVELS} that can be distinguished."
+                f"feature {feature.name!r} has {len(axis)} levels; at most {_MOST_LEVELS} can be distinguished."
             )
         places = np.arange(len(axis), dtype=np.float64)
         return _Side(feature, axis, places, np.append(places - 0.5, places[-1] + 0.5), rows, 0.0)
