@@ -129,7 +129,9 @@ def waterfall(
         ],
     )
     ax.get_yticklabels()[-1].set_fontweight("bold")
-    _room_for_numbers(ax, ends)
+    low, high = float(ends.min()), float(ends.max())
+    room = 0.14 * ((high - low) or 1.0)  # for the numbers beside bars
+    ax.set_xlim(low - room, high + room)
     ax.set_xlabel(shorten(one.output_names[chosen], 60), fontsize=NORMAL)
     called = position if isinstance(row, int | np.integer) else shorten(str(row), 40)
     ax.set_title(f"row {called}", loc="left", fontsize=LARGE)
@@ -174,12 +176,6 @@ def _bar(ax: Axes, place: int, start: float, value: float, kind: str, decimals: 
     colour, hatch = _STYLES[kind]
     bars(ax, place, value, left=start, colour=colour, hatch=hatch, gid=kind)
     write_beside(ax, format_signed(value, decimals), start + value, place, points=4 if value >= 0 else -4)
-
-
-def _room_for_numbers(ax: Axes, ends: Array) -> None:
-    low, high = float(ends.min()), float(ends.max())
-    width = (high - low) or 1.0
-    ax.set_xlim(low - 0.14 * width, high + 0.14 * width)
 
 
 # ---------------------------------------------------------------------- variance

@@ -67,21 +67,22 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
     of_terms = term_labels([term.term for term in terms], 26)
     lines = len(worst) + len(least)
     ax = get_axes(ax, (7.4, 0.28 * max(lines, 1) + 1.7 + 0.2 * len(state.findings)))
-    words = _findings(state, _characters(ax))
+    inches = ax.get_window_extent().width / ax.figure.dpi
+    words = _findings(state, max(int(inches * 72 / (0.6 * SMALL)), 30))  # about what fits under the axes
     tidy(ax, grid=True)
     inside = np.array(getattr(state, "inside", state.explained), dtype=np.float64)
     for place, position in enumerate(worst):
         apart = abs(inside[position] - explained[position]) > 0.002
         text = f"{explained[position]:.3f}" + (f" ({inside[position]:.3f} inside)" if apart else "")
-        _draw_share(ax, place, float(explained[position]), _EXPLAINED, colours.MAIN)
-        _write(ax, place, max(explained[position], inside[position]), text)
+        reach = max(explained[position], inside[position])
+        _draw_share(ax, place, float(explained[position]), _EXPLAINED, colours.MAIN, text, at=float(reach))
         if apart:
             [ring] = ax.plot(max(inside[position], 0.0), place, "o", color=colours.MAIN, zorder=4, gid="inside")
             ring.set(markersize=7, markerfacecolor="none", markeredgewidth=1.4)
     for place, position in enumerate(least, start=len(worst)):
         text = f"{own[position]:.2%}" if own[position] < 0.01 else percent(float(own[position]))
-        _draw_share(ax, place, float(own[position]), _OWN, colours.RESIDUAL)
-        _write(ax, place, own[position], text)
+        share = float(own[position])
+        _draw_share(ax, place, share, _OWN, colours.RESIDUAL, text, at=share)
     if len(worst) and len(least):
         ax.axhline(len(worst) - 0.5, color=colours.MUTED, linewidth=0.8, zorder=1)
     label_rows(ax, [outputs[k] for k in worst] + [of_terms[k] for k in least])
@@ -105,22 +106,13 @@ def _least(shares: Array, most: int) -> tuple[NDArray[np.intp], int]:
     return order[:most], max(len(order) - most, 0)
 
 
-def _draw_share(ax: Axes, place: int, share: float, doubtful: float, colour: str) -> None:
-    """A line from zero to a share, with a cross at its end where it is doubtful."""
+def _draw_share(ax: Axes, place: int, share: float, doubtful: float, colour: str, text: str, *, at: float) -> None:
+    """A line from zero to a share, with a cross at its end where it is doubtful, and a text behind `at`."""
     weak = share < doubtful
     colour, end = colours.FOR if weak else colour, float(np.clip(share, 0.0, 1.0))
     ax.plot([0.0, end], [place, place], color=colour, linewidth=2.0, zorder=2)
     ax.plot(end, place, marker="X" if weak else "o", markersize=7, color=colour, zorder=3, clip_on=False, gid="share")
-
-
-def _write(ax: Axes, place: int, share: float, text: str) -> None:
-    write_beside(ax, text.replace("-", "−"), float(np.clip(share, 0.0, 1.0)), place, points=7)
-
-
-def _characters(ax: Axes) -> int:
-    """About how many characters of small print fit under the axes."""
-    inches = ax.get_window_extent().width / ax.figure.dpi
-    return max(int(inches * 72 / (0.6 * SMALL)), 30)
+    write_beside(ax, text.replace("-", "−"), float(np.clip(at, 0.0, 1.0)), place, points=7)
 
 
 def _headline(state: Any) -> str:

@@ -142,14 +142,11 @@ def _near(across: _Side, up: _Side) -> Mask:
     known = np.isfinite(across.rows) & np.isfinite(up.rows)
     held = np.histogram2d(up.rows[known], across.rows[known], bins=[up.edges, across.edges])[0] > 0
     result = np.zeros_like(held)
-    for down, right in product(_steps(up.reach), _steps(across.reach)):
+    steps = [range(-int(side.reach), int(side.reach) + 1) for side in (up, across)]
+    for down, right in product(*steps):
         if (down / (up.reach or 1.0)) ** 2 + (right / (across.reach or 1.0)) ** 2 <= 1.0:
             result[_shifted(down), _shifted(right)] |= held[_shifted(-down), _shifted(-right)]
     return result
-
-
-def _steps(reach: float) -> range:
-    return range(-int(reach), int(reach) + 1)
 
 
 def _shifted(step: int) -> slice:
@@ -185,19 +182,16 @@ def _draw_lines(ax: Axes, across: _Side, up: _Side, surface: Any, largest: float
     levels = [level for level in MaxNLocator(9, symmetric=True).tick_values(-largest, largest) if abs(level) < largest]
     levels = [level for level in levels if abs(level) > 1e-9 * largest]
     stripes: list[tuple[Array, Array, Any]] = [(across.at, up.at, surface)]
+    inside = np.linspace(-0.5, 0.5, 9)  # across a stripe
     if up.axis is not None:
-        stripes = [(across.at, _across_stripe(k), np.ma.stack([line] * 9)) for k, line in enumerate(surface)]
+        stripes = [(across.at, k + inside, np.ma.stack([line] * 9)) for k, line in enumerate(surface)]
     elif across.axis is not None:
-        stripes = [(_across_stripe(k), up.at, np.ma.stack([line] * 9, 1)) for k, line in enumerate(surface.T)]
+        stripes = [(k + inside, up.at, np.ma.stack([line] * 9, 1)) for k, line in enumerate(surface.T)]
     for x, y, part in stripes:
-        inside = [level for level in levels if part.count() and part.min() < level < part.max()]
-        if inside:
-            lines = ax.contour(x, y, part, levels=inside, colors="#333333", linewidths=0.7, zorder=2)
+        drawn = [level for level in levels if part.count() and part.min() < level < part.max()]
+        if drawn:
+            lines = ax.contour(x, y, part, levels=drawn, colors="#333333", linewidths=0.7, zorder=2)
             ax.clabel(lines, fontsize=SMALL - 1, fmt=lambda level: f"{level:+g}".replace("-", "−"), inline_spacing=2)
-
-
-def _across_stripe(position: int) -> Array:
-    return position + np.linspace(-0.5, 0.5, 9)
 
 
 def _write_cells(ax: Axes, surface: Any, largest: float) -> None:

@@ -128,15 +128,10 @@ def _row(hits: Any, name: str, row: int, class_names: Sequence[str] | None, most
         return _Row(space, indices.tolist(), distances.tolist(), [], [])
     labels = [_class(one, class_names) for one in hits.labels[row]]
     agrees: list[bool] = []
-    if _classified(hits, row):
+    if np.isfinite(hits.confidence[row]):  # a regression has none
         agrees = [one == _class(hits.predicted[row], class_names) for one in labels]
         space = f"{space}: {sum(agrees)} of {len(agrees)} agree"
     return _Row(space, indices.tolist(), distances.tolist(), labels[:most], agrees[:most])
-
-
-def _classified(hits: Any, row: int) -> bool:
-    """Whether a class was predicted; a regression has no confidence."""
-    return bool(np.isfinite(hits.confidence[row]))
 
 
 def _class(given: Any, class_names: Sequence[str] | None) -> str:
@@ -152,7 +147,7 @@ def _query_title(hits: Any, row: int, label: Any, class_names: Sequence[str] | N
     """The query in words: what was predicted, how sure the model is, and what it is if something else."""
     predicted = _class(hits.predicted[row], class_names)
     text = f"query: {shorten(predicted, 20)}"
-    if _classified(hits, row):
+    if np.isfinite(hits.confidence[row]):
         text += f", {percent(float(hits.confidence[row]))}"
     if label is not None and _class(label, class_names) != predicted:
         text += f"\n(is {shorten(_class(label, class_names), 20)})"
@@ -166,10 +161,6 @@ def _from(database: Any, index: int) -> Any:
         raise ValueError(
             f"database has no row {index}, which is a neighbour; pass the rows that were indexed."
         ) from missing
-
-
-def _mark(space: _Row, place: int) -> str:
-    return "✓" if space.agrees[place] else "✗"
 
 
 # ---------------------------------------------------------------------- images
@@ -188,10 +179,14 @@ def _picture_axes(ax: Any, spaces: int, count: int) -> tuple[Axes, list[list[Axe
     ]
 
 
+def _caption(space: _Row, place: int, width: int) -> str:
+    """A neighbour's label and distance, with a mark where it can agree with the predicted class."""
+    label = f"{shorten(space.labels[place], width)}\n" if space.labels else ""
+    mark = ("✓ " if space.agrees[place] else "✗ ") if space.agrees else ""
+    return f"{mark}{label}d = {format_number(space.distances[place], 3)}"
+
+
 def _frame(ax: Axes, space: _Row, place: int) -> None:
-    text = f"d = {format_number(space.distances[place], 3)}"
-    if space.labels:
-        text = f"{shorten(space.labels[place], 18)}\n{text}"
     if space.agrees:
         agrees = space.agrees[place]
         ax.spines[:].set(
@@ -200,8 +195,7 @@ def _frame(ax: Axes, space: _Row, place: int) -> None:
             linewidth=3.0,
             linestyle="solid" if agrees else (0, (2.5, 1.5)),
         )
-        text = f"{_mark(space, place)} {text}"
-    ax.set_xlabel(text, fontsize=SMALL)
+    ax.set_xlabel(_caption(space, place, 18), fontsize=SMALL)
 
 
 # ---------------------------------------------------------------------- tables
@@ -227,7 +221,7 @@ def _table(
         for (down, right), _ in np.ndenumerate(far):
             panel.text(right, down, format_value(cells[down][right], 12), ha="center", va="center", fontsize=SMALL)
         panel.axvline(0.5, color=colours.MUTED, linewidth=1.5)
-        heads = [title.replace("query: ", "query\n", 1), *(_head(space, k) for k in range(len(space.indices)))]
+        heads = [title.replace("query: ", "query\n", 1), *(_caption(space, k, 14) for k in range(len(space.indices)))]
         panel.xaxis.tick_top()
         panel.set_xticks(range(len(heads)), labels=heads, fontsize=SMALL)
         panel.set_yticks(range(len(labels)), labels=labels, fontsize=NORMAL)
@@ -273,9 +267,3 @@ def _far(line: Sequence[Any], column: NDArray[Any]) -> Array:
     spread = float(np.nanstd(numbers)) or 1.0
     values = np.asarray(line, dtype=np.float64)
     return np.asarray(np.minimum(np.abs(values - values[0]) / spread, _FAR))
-
-
-def _head(space: _Row, place: int) -> str:
-    label = f"{shorten(space.labels[place], 14)}\n" if space.labels else ""
-    mark = f"{_mark(space, place)} " if space.agrees else ""
-    return f"{mark}{label}d = {format_number(space.distances[place], 3)}"
