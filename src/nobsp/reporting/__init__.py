@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nobsp.reporting.build import report
+    from nobsp.reporting.build import ReportOptions, report
 
-__all__ = ["report"]
+__all__ = ["ReportOptions", "report"]
 
 # Type checkers read the import above; hiding this from them keeps misspelt names an error.
 if not TYPE_CHECKING:
