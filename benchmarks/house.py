@@ -118,7 +118,9 @@ def import_times() -> Iterator[tuple[str, float]]:
     """Seconds of an import in a fresh process, the median of several, the interpreter's own start taken off."""
     measure = "import time; t = time.perf_counter(); {}; print(time.perf_counter() - t)"
     for name, code in IMPORTS.items():
-        runs = [subprocess.check_output([sys.executable, "-c", measure.format(code)], text=True) for _ in range(REPEATS)]
+        runs = [
+            subprocess.check_output([sys.executable, "-c", measure.format(code)], text=True) for _ in range(REPEATS)
+        ]
         yield name, statistics.median(map(float, runs))
 
 

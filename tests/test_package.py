@@ -27,7 +27,7 @@ PUBLIC_NAMES = {
     "Local",
     "NObSP",
     "NObSPCam",
-    "Neighbours",
+    "Neighbors",
     "Ranks",
     "RayCluster",
     "__version__",
@@ -107,7 +107,7 @@ def test_public_names_are_frozen() -> None:
     assert set(nobsp.__all__) == PUBLIC_NAMES
 
 
-@pytest.mark.parametrize("room", ["nobsp", "nobsp.tabular", "nobsp.page"])
+@pytest.mark.parametrize("room", ["nobsp", "nobsp.tabular", "nobsp.reporting"])
 def test_only_public_names_are_offered_for_completion(room: str) -> None:
     module = import_module(room)
     for name in module.__all__:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.report import progress
 from benchmarks.retrieval.features import Features, Labels, Recipe, features
 from benchmarks.retrieval.heads import FITTING, REGULARISED, Head, own_head, trained_head
-from nobsp.neighbours import ContributionIndex
+from nobsp.neighbors import ContributionIndex
 
 TINY = Recipe("tiny_imagenet", "mobilenet_v2", 224)
 SMALLER = Recipe("tiny_imagenet", "mobilenet_v2", 128)

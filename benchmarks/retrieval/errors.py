@@ -21,7 +21,7 @@ from benchmarks import kept
 from benchmarks.report import Column, Spread, Table, progress
 from benchmarks.retrieval import cases, heads, purity, votes
 from benchmarks.retrieval.purity import ACTIVATIONS, OWN, QUERY, K, Looked
-from nobsp.neighbours import JointConfidence, audit
+from nobsp.neighbors import audit
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -82,7 +82,7 @@ def detection(looked: Looked, *, quick: bool) -> Detection:
     for fit, rest in halves(len(right), QUICK_SPLITS if quick else SPLITS):
         measured = {name: values[rest] for name, values in scores.items()}
         measured[THREE] = logistic(three, right, fit, rest)
-        measured[FITTED] = JointConfidence.fitted(part(found.signals, fit), right[fit])(part(found.signals, rest))
+        measured[FITTED] = logistic(found.signals, right, fit, rest)
         best = max(settings, key=lambda name: expected(settings[name], right, fit))
         choices[best] += 1
         measured[NESTED] = logistic(settings[best], right, fit, rest)
@@ -125,7 +125,7 @@ def varied(looked: Looked, *, quick: bool) -> Iterator[tuple[str, dict[str, Arra
     case, rows = looked.case, np.arange(len(looked.case.queries))
     database, queries = case.database, case.queries
     most = max(NEIGHBOURS)
-    candidates = case.index.view(space="activations").query(queries.activations, most)
+    candidates = case.index._view(space="activations").query(queries.activations, most)
     assert candidates.labels is not None
     logits = case.head.logits(queries.activations).double().numpy()
     standard, asked = (votes.standardised(some.activations, database.activations) for some in (database, queries))

@@ -21,7 +21,7 @@ from benchmarks.retrieval.cases import HELD_OUT, TITLES, classes_of
 from benchmarks.retrieval.features import Features, Labels, Recipe
 from benchmarks.retrieval.heads import FITTING, REGULARISED, trained_head
 from benchmarks.retrieval.purity import K
-from nobsp.neighbours import ContributionIndex, audit
+from nobsp.neighbors import ContributionIndex, audit
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -119,7 +119,7 @@ def cross_validated(given: Features, classes: int, cache: Path | None) -> Array:
 
 def neighbourly(index: ContributionIndex, classes: int) -> Array:
     """Share of each class among the 50 nearest by activations, one of 200 of them given to all classes alike."""
-    labels = index.view(space="activations").query(k=50).labels
+    labels = index._view(space="activations").query(k=50).labels
     assert labels is not None
     shares = np.stack([(labels == number).mean(1) for number in range(classes)], axis=1)
     result: Array = 0.995 * shares + 0.005 / classes

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.report import Cell, Column, Table, progress
 from benchmarks.retrieval.cases import SMALLER, TINY, Case
-from nobsp.neighbours import Neighbours
+from nobsp.neighbors import Neighbors
 
 K = 8
 ACTIVATIONS, OWN, QUERY = "activations", "own", "query"
@@ -21,19 +21,19 @@ class Looked:
     """A case and its queries' neighbours in each space."""
 
     case: Case
-    hits: dict[str, Neighbours]
+    hits: dict[str, Neighbors]
 
 
 def looked_up(case: Case) -> Looked:
     """Neighbours of every query in the three spaces."""
     progress(f"{case.name}: neighbours of {len(case.queries):,} queries among {len(case.database):,} rows")
     views = {
-        ACTIVATIONS: case.index.view(space="activations"),
-        OWN: case.index.view(target="own"),
+        ACTIVATIONS: case.index._view(space="activations"),
+        OWN: case.index._view(target="own"),
         QUERY: case.index,
     }
-    seen = case.index.see(case.queries.activations)
-    return Looked(case, {name: view.ask(seen, K) for name, view in views.items()})
+    seen = case.index._read(case.queries.activations)
+    return Looked(case, {name: view._query_rows(seen, K) for name, view in views.items()})
 
 
 def purity_table(looked: Looked) -> Table:

@@ -23,7 +23,7 @@ from benchmarks.retrieval.cases import TINY, classes_of
 from benchmarks.retrieval.features import Features, features
 from benchmarks.retrieval.heads import REGULARISED, trained_head
 from benchmarks.retrieval.votes import standardised, unit
-from nobsp.neighbours import ContributionIndex, Milvus, Neighbours, Usearch
+from nobsp.neighbors import ContributionIndex, Milvus, Neighbors, Usearch
 
 SEED, ROWS, WIDTH, MIXED, K = 0, 100_000, 512, 8, 8
 QUICK_ROWS = 20_000
@@ -105,7 +105,7 @@ class Timed:
 def against_faiss(exact: ContributionIndex, queries: Tensor, batches: dict[int, int], threads: int) -> list[Timed]:
     """Exact search by the index, and by faiss' flat index on the very vectors that the index compares."""
     faiss.omp_set_num_threads(threads)
-    seen = exact.see(queries)
+    seen = exact._read(queries)
     space = exact._space
     flat = faiss.IndexFlatL2(WIDTH)
     rows = exact._fitted.backend.take(torch.arange(len(exact)))
@@ -114,7 +114,7 @@ def against_faiss(exact: ContributionIndex, queries: Tensor, batches: dict[int, 
 
     def timed(batch: int, repeats: int) -> Timed:
         some, vectors = seen.take(slice(0, batch)), probes[:batch]
-        return Timed(batch, race(lambda: exact.ask(some, K), lambda: flat.search(vectors, K), repeats=repeats))
+        return Timed(batch, race(lambda: exact._query_rows(some, K), lambda: flat.search(vectors, K), repeats=repeats))
 
     return [timed(*asked) for asked in batches.items()]
 
@@ -123,16 +123,17 @@ def against_exact(
     exact: ContributionIndex, graph: ContributionIndex, queries: Tensor, batches: dict[int, int]
 ) -> list[Timed]:
     """The same questions, by comparing with every row and by walking the graph."""
-    seen = exact.see(queries)
+    seen = exact._read(queries)
 
     def timed(batch: int, repeats: int) -> Timed:
         some = seen.take(slice(0, batch))
-        return Timed(batch, race(lambda: exact.ask(some, K), lambda: graph.ask(some, K), repeats=repeats))
+        ways = (lambda: exact._query_rows(some, K)), (lambda: graph._query_rows(some, K))
+        return Timed(batch, race(*ways, repeats=repeats))
 
     return [timed(*asked) for asked in batches.items()]
 
 
-def recall(found: Neighbours, exact: Neighbours) -> float:
+def recall(found: Neighbors, exact: Neighbors) -> float:
     """Share of the true neighbours among those found."""
     return float((found.indices[:, :, None] == exact.indices[:, None, :]).any(2).mean())
 
@@ -164,7 +165,7 @@ def by_milvus(made: Work, rows: int) -> Milvused:
         backend = Milvus(uri=str(Path(folder) / "neighbours.db"), timeout=120.0)
         index = ContributionIndex(made.head, space="activations", backend=backend)
         wrote = seconds(lambda: index.fit(some, labels))
-        found: list[Neighbours] = []
+        found: list[Neighbors] = []
         took = seconds(lambda: found.append(index.query(queries, K)))
         index._fitted.backend.close()  # a local file is let go before its folder goes
     return Milvused(
@@ -184,7 +185,7 @@ def faiss_table(found: list[Timed]) -> Table:
         "Exact search: this package and faiss IndexFlatL2",
         (Column("queries at once"), Column("ours, ms a query", ".3f"), Column("faiss", ".3f"), Column("ratio", ".2f")),
         tuple((f"{one.batch:,}", *one.milliseconds, one.race.ratio) for one in found),
-        "Ours z-scores and scales the queries, finds candidates in single and orders them in double precision; faiss "
+        "Ours z-scores and scales the queries, compares in double precision block by block; faiss "
         "is given the finished vectors. Ratios are medians over runs taken in turn.",
     )
 
@@ -238,7 +239,7 @@ def main() -> None:
     progress("building the graph")
     graph = ContributionIndex(made.head, space="activations", backend=Usearch(threads=threads))
     built = seconds(lambda: graph.fit(made.database.activations, made.database.labels))
-    spaces = {"activations": (exact, graph), "evidence": tuple(i.view(space="contributions") for i in (exact, graph))}
+    spaces = {"activations": (exact, graph), "evidence": tuple(i._view(space="contributions") for i in (exact, graph))}
     timed, recalls = {}, {}
     for name, (whole, walked) in spaces.items():
         progress(f"usearch by {name}")

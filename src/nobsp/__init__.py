@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nobsp import datasets, metrics, network, plots, projection
     from nobsp.calibration import Local, Ranks, RayCluster
-    from nobsp.neighbours import ContributionIndex, Neighbours
-    from nobsp.neighbours.audit import Audit, audit
-    from nobsp.page import report
+    from nobsp.neighbors import ContributionIndex, Neighbors
+    from nobsp.neighbors.audit import Audit, audit
+    from nobsp.reporting import report
     from nobsp.tabular import CompiledExplainer, Explanation, NObSP
     from nobsp.vision import ActivationMaps, NObSPCam
 
@@ -32,7 +32,7 @@ __all__ = [
     "Local",
     "NObSP",
     "NObSPCam",
-    "Neighbours",
+    "Neighbors",
     "Ranks",
     "RayCluster",
     "__version__",
@@ -48,23 +48,23 @@ __all__ = [
 # Where each lazy name lives: "module" for a room of the package, "module:name" for something inside one.
 _HOMES = {
     "ActivationMaps": "nobsp.vision:ActivationMaps",
-    "Audit": "nobsp.neighbours:Audit",
+    "Audit": "nobsp.neighbors:Audit",
     "CompiledExplainer": "nobsp.tabular:CompiledExplainer",
-    "ContributionIndex": "nobsp.neighbours:ContributionIndex",
+    "ContributionIndex": "nobsp.neighbors:ContributionIndex",
     "Explanation": "nobsp.tabular:Explanation",
     "Local": "nobsp.calibration:Local",
     "NObSP": "nobsp.tabular:NObSP",
     "NObSPCam": "nobsp.vision:NObSPCam",
-    "Neighbours": "nobsp.neighbours:Neighbours",
+    "Neighbors": "nobsp.neighbors:Neighbors",
     "Ranks": "nobsp.calibration:Ranks",
     "RayCluster": "nobsp.calibration:RayCluster",
-    "audit": "nobsp.neighbours:audit",
+    "audit": "nobsp.neighbors:audit",
     "datasets": "nobsp.datasets",
     "metrics": "nobsp.metrics",
     "network": "nobsp.network",
     "plots": "nobsp.plots",
     "projection": "nobsp.projection",
-    "report": "nobsp.page:report",
+    "report": "nobsp.reporting:report",
 }
 
 # Type checkers read the imports above; hiding this from them keeps misspelt names an error.

@@ -185,7 +185,7 @@ def test_without_matplotlib_the_extra_is_named():
     program = """
 import sys
 sys.modules["matplotlib"] = sys.modules["matplotlib.pyplot"] = None
-from nobsp.plots.canvas import new_figure
+from nobsp.plots._axes import new_figure
 try:
     new_figure((1, 1))
 except ImportError as missing:

@@ -88,7 +88,7 @@ def test_evidence_for_and_against_have_different_colours() -> None:
 
 
 def test_colours_are_those_of_the_report() -> None:
-    page = resources.files("nobsp.page")
+    page = resources.files("nobsp.reporting")
     light = (page / "page.css").read_text(encoding="utf-8").partition("}")[0]
     assert f"--for-map: {FOR}; --against-map: {AGAINST};" in light
     assert re.search(rf'id="opacity"[^>]* value="{OPACITY}"', (page / "page.html.j2").read_text(encoding="utf-8"))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from nobsp.neighbours import Audit, ContributionIndex
+    from nobsp.neighbors import Audit, ContributionIndex
 
 FILES = ("audit.csv", "report.html")
 _ROWS_IN_REPORT, _IMAGES_IN_REPORT = 5000, 60
@@ -56,7 +56,7 @@ def _table(options: Namespace, console: Console, loaded: Loaded, files: Sequence
     found_labels = [labels_of(table) for table in dict.fromkeys((database, data))]
     import numpy as np
 
-    from nobsp.neighbours import audit
+    from nobsp.neighbors import audit
 
     explainer = calibrated(options, loaded, database, console)
     names, known = explainer.output_names_, getattr(explainer.model, "classes_", None)
@@ -70,7 +70,7 @@ def _table(options: Namespace, console: Console, loaded: Loaded, files: Sequence
         write_csv(folder / "audit.csv", _lines(found))
         if options.report:
             console.step("writing the report")
-            from nobsp.page import report
+            from nobsp.reporting import report
 
             # In the order of the file, so that rows have the same numbers everywhere, as long as all fit.
             kept = np.sort(most_suspicious(found)[:_ROWS_IN_REPORT])
@@ -120,7 +120,7 @@ def _images(options: Namespace, console: Console, loaded: Loaded, files: Sequenc
             raise Misuse(f"{option} {ones.folder}: {alone.name} lies in no folder; an audit needs one folder a class.")
     import numpy as np
 
-    from nobsp.neighbours import audit
+    from nobsp.neighbors import audit
 
     labels = [np.array(ones.labels) for ones in dict.fromkeys((database, pictures))]
     model = tried(options, loaded, database, console)
@@ -158,7 +158,7 @@ def _pictured(
     """The most suspicious images with their maps, beside their neighbours."""
     import numpy as np
 
-    from nobsp.page import report
+    from nobsp.reporting import report
 
     order = most_suspicious(found)[:_IMAGES_IN_REPORT]
     some = pictures.chosen([int(row) for row in order])
@@ -194,7 +194,7 @@ def _settled(options: Namespace, model: Tried, labels: Sequence[NDArray[Any]], *
     """The labels of --classes; an error where labels, classes and model do not go together."""
     import numpy as np
 
-    from nobsp.neighbours.outcomes import outcomes_of
+    from nobsp.neighbors.evidence import find_outcomes
 
     if options.neighbours > others:
         raise Misuse(f"--neighbours {options.neighbours}: there are only {others} others to compare with.")
@@ -212,14 +212,14 @@ def _settled(options: Namespace, model: Tried, labels: Sequence[NDArray[Any]], *
             f"sigmoid: {_NO_CLASSES}"
         )
     source: Any = model  # has the attributes of an EvidenceSource that are used, and is not calibrated yet
-    outcomes = outcomes_of(source, task="classification", output=None, classes=classes, labels=labels[0])
+    outcomes = find_outcomes(source, task="classification", output=None, classes=classes, labels=labels[0])
     for some in labels:
-        outcomes.encoded(some, len(some))
+        outcomes.encode(some, len(some))
     return classes
 
 
 def _index(explainer: Any, options: Namespace, classes: NDArray[Any] | None) -> ContributionIndex:
-    from nobsp.neighbours import ContributionIndex
+    from nobsp.neighbors import ContributionIndex
 
     return ContributionIndex(explainer, task="classification", classes=classes, device=options.device)
 

@@ -264,7 +264,7 @@ def _report(
     """Some images, evenly chosen, each with the classes it most likely is."""
     import numpy as np
 
-    from nobsp.page import report
+    from nobsp.reporting import report
 
     kept = np.unique(np.linspace(0, len(pictures) - 1, min(_IN_REPORT, len(pictures))).round().astype(int)).tolist()
     some = pictures.chosen(kept)

@@ -201,7 +201,7 @@ def _report(
     explanation: Explanation,
     agreement: Agreement | None,
 ) -> None:
-    from nobsp.page import report
+    from nobsp.reporting import report
 
     fresh = (
         f"calibrated on {counted(len(calibration.rows), 'row')} of {options.calibrate.name}"

@@ -12,8 +12,8 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 
 from nobsp.demo.training import Standardised, seeded, train
-from nobsp.neighbours import ContributionIndex
-from nobsp.page import report
+from nobsp.neighbors import ContributionIndex
+from nobsp.reporting import report
 from nobsp.tabular import NObSP
 
 

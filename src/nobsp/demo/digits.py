@@ -13,8 +13,8 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 from nobsp.demo.training import seeded, train
-from nobsp.neighbours import ContributionIndex, audit
-from nobsp.page import report
+from nobsp.neighbors import ContributionIndex, audit
+from nobsp.reporting import report
 from nobsp.vision import ActivationMaps, NObSPCam
 
 PLANTED = 24

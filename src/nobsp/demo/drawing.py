@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.page.pictures import png
+from nobsp.reporting.pictures import png
 
 Array = NDArray[np.float64]
 WIDTH, HEIGHT = 120.0, 84.0

@@ -14,7 +14,7 @@ from torch import nn
 
 from nobsp.demo.training import seeded, train
 from nobsp.metrics import function_reproduction
-from nobsp.page import report
+from nobsp.reporting import report
 from nobsp.tabular import NObSP
 
 Array = NDArray[np.float64]

@@ -9,31 +9,28 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.plots import asked, colours
-from nobsp.plots.canvas import (
+from nobsp._messages import count, percent, require_whole_number
+from nobsp.plots import _lookup, colours
+from nobsp.plots._axes import (
     LARGE,
     NORMAL,
     SMALL,
+    add_note,
     bars,
-    beside,
-    checked_count,
-    ink,
-    noted,
-    one_axes,
-    rows_of_names,
+    get_axes,
+    label_rows,
+    text_colour,
     tidy,
+    write_beside,
 )
-from nobsp.plots.features import values_of
-from nobsp.plots.wording import (
-    counted,
+from nobsp.plots.labels import (
     decimals_for,
-    labels_of,
-    number,
-    percent,
-    shown,
-    shown_apart,
-    signed,
-    value_shown,
+    format_number,
+    format_signed,
+    format_value,
+    short_labels,
+    shorten,
+    shorten_all,
 )
 from nobsp.tabular.explanation import Explanation
 
@@ -85,7 +82,7 @@ def waterfall(
 
     Raises:
         IndexError: If there is no such position.
-        TypeError: If rows without labels are asked for by one.
+        TypeError: If a label is given for rows without labels.
         ValueError: If there is no such label or output, or several rows have the label.
 
     Example:
@@ -98,17 +95,17 @@ def waterfall(
         >>> [label.get_text().partition(" ")[0] for label in ax.get_yticklabels()][-2:]
         ['residual', 'prediction']
     """
-    most = checked_count(max_display)
-    asked.explanation(ex, "waterfall")
-    chosen = asked.one_output(output, ex.output_names)
-    position = asked.row_position(row, ex)
+    require_whole_number("max_display", max_display)
+    _lookup.require_explanation(ex, "waterfall")
+    chosen = _lookup.one_output(output, ex.output_names)
+    position = _lookup.row_position(row, ex)
     one = ex[position]
-    steps = _steps(one, chosen, most)
+    steps = _steps(one, chosen, max_display)
     base, residual = float(one.base_values[chosen]), float(one.residual[0, chosen])
     known = residual == residual
     ends = np.cumsum([base, *(step.value for step in steps), residual if known else 0.0])
     decimals = decimals_for(np.diff(ends))
-    ax = one_axes(ax, (7.4, 0.36 * (len(steps) + 3) + 1.1))
+    ax = get_axes(ax, (7.4, 0.36 * (len(steps) + 3) + 1.1))
     tidy(ax, grid=True)
     for place, (step, start) in enumerate(zip(steps, ends, strict=False), start=1):
         _bar(ax, place, start, step.value, step.kind, decimals)
@@ -120,24 +117,26 @@ def waterfall(
     for place, end in enumerate(ends):  # from each bar's end down to the next bar's beginning
         ax.plot([end, end], [place, place + 1], color=colours.MUTED, linewidth=0.8, zorder=1)
     ax.plot(base, 0, marker="o", markersize=6, color=colours.MUTED, zorder=3)
-    ax.plot(ends[-1], last, marker="D", markersize=7, color=ink(ax), zorder=3)
+    ax.plot(ends[-1], last, marker="D", markersize=7, color=text_colour(ax), zorder=3)
     ends_at = "prediction" if known else "base and terms"
-    rows_of_names(
+    label_rows(
         ax,
         [
-            f"base = {number(base, decimals)}",
+            f"base = {format_number(base, decimals)}",
             *(step.name for step in steps),
             "residual",
-            f"{ends_at} = {number(float(ends[-1]), decimals)}",
+            f"{ends_at} = {format_number(float(ends[-1]), decimals)}",
         ],
     )
     ax.get_yticklabels()[-1].set_fontweight("bold")
-    _room_for_numbers(ax, ends)
-    ax.set_xlabel(shown(one.output_names[chosen], 60), fontsize=NORMAL)
-    called = position if isinstance(row, int | np.integer) else shown(str(row), 40)
+    low, high = float(ends.min()), float(ends.max())
+    room = 0.14 * ((high - low) or 1.0)  # for the numbers beside bars
+    ax.set_xlim(low - room, high + room)
+    ax.set_xlabel(shorten(one.output_names[chosen], 60), fontsize=NORMAL)
+    called = position if isinstance(row, int | np.integer) else shorten(str(row), 40)
     ax.set_title(f"row {called}", loc="left", fontsize=LARGE)
     if one.outside.any():
-        noted(ax, "* outside the calibrated range")
+        add_note(ax, "* outside the calibrated range")
     return ax
 
 
@@ -146,7 +145,7 @@ def _steps(one: Explanation, output: int, most: int) -> list[_Step]:
     values = one.values[0, :, output]
     order = np.argsort(-np.abs(values), kind="stable")
     kept = order if len(order) <= most else order[: most - 1]
-    names = _told(one, [one.terms[k] for k in kept])
+    names = _name_terms(one, [one.terms[k] for k in kept])
     steps = [
         _Step(name, float(values[k]), "for" if values[k] >= 0 else "against")
         for name, k in zip(names, kept, strict=True)
@@ -154,35 +153,29 @@ def _steps(one: Explanation, output: int, most: int) -> list[_Step]:
     rest = order[len(kept) :]
     if len(rest):
         together = float(values[rest].sum())
-        steps.append(_Step(counted(len(rest), "other term"), together, "for" if together >= 0 else "against"))
+        steps.append(_Step(count(len(rest), "other term"), together, "for" if together >= 0 else "against"))
     return steps
 
 
-def _told(one: Explanation, terms: Sequence[tuple[str, ...]]) -> list[str]:
+def _name_terms(one: Explanation, terms: Sequence[tuple[str, ...]]) -> list[str]:
     """Terms with the values their features have in the row."""
-    labels = {size: labels_of(one.feature_names, max(36 // size, 8)) for size in {len(term) for term in terms}}
+    labels = {size: short_labels(one.feature_names, max(36 // size, 8)) for size in {len(term) for term in terms}}
 
-    every = values_of(one)
+    every = _lookup.feature_values(one)
 
-    def told(name: str, size: int) -> str:
+    def with_value(name: str, size: int) -> str:
         values = every[name]
-        value = "" if values is None else f" = {value_shown(values[0])}"
+        value = "" if values is None else f" = {format_value(values[0])}"
         outside = "*" if one.outside[0, one.feature_names.index(name)] else ""
         return f"{labels[size][name]}{value}{outside}"
 
-    return [" × ".join(told(name, len(term)) for name in term) for term in terms]
+    return [" × ".join(with_value(name, len(term)) for name in term) for term in terms]
 
 
 def _bar(ax: Axes, place: int, start: float, value: float, kind: str, decimals: int) -> None:
     colour, hatch = _STYLES[kind]
     bars(ax, place, value, left=start, colour=colour, hatch=hatch, gid=kind)
-    beside(ax, signed(value, decimals), start + value, place, points=4 if value >= 0 else -4)
-
-
-def _room_for_numbers(ax: Axes, ends: Array) -> None:
-    low, high = float(ends.min()), float(ends.max())
-    width = (high - low) or 1.0
-    ax.set_xlim(low - 0.14 * width, high + 0.14 * width)
+    write_beside(ax, format_signed(value, decimals), start + value, place, points=4 if value >= 0 else -4)
 
 
 # ---------------------------------------------------------------------- variance
@@ -217,21 +210,21 @@ def ledger(ex: Explanation, *, output: int | str | None = None, max_display: int
         >>> ax.get_xlabel()
         'share of the variance of each output'
     """
-    most = checked_count(max_display)
-    ex = asked.known_rows(asked.explanation(ex, "ledger"), residual="ledger")
-    outputs = np.array(asked.some_outputs(output, ex.output_names))
+    require_whole_number("max_display", max_display)
+    ex = _lookup.known_rows(_lookup.require_explanation(ex, "ledger"), residual="ledger")
+    outputs = np.array(_lookup.some_outputs(output, ex.output_names))
     shares = variance_shares(ex)[:, outputs]
     varying = ~np.isnan(shares[0])
     if not varying.any():
         raise ValueError("no output varies over these rows, so there is no variance to account for; pass more rows.")
     kept = np.flatnonzero(varying)
-    if len(kept) > most:
-        kept = np.sort(kept[np.argsort(-shares[-1, kept], kind="stable")[:most]])
+    if len(kept) > max_display:
+        kept = np.sort(kept[np.argsort(-shares[-1, kept], kind="stable")[:max_display]])
     shares, names = shares[:, kept], [ex.output_names[k] for k in outputs[kept]]
     orders = sorted({min(len(term), 3) for term in ex.terms} | {1})
     styles = [_KINDS[order] for order in orders] + [_KINDS[0]]
     shares = shares[[order - 1 for order in orders] + [3]]
-    ax = one_axes(ax, (7.4, 0.46 * len(names) + 1.5))
+    ax = get_axes(ax, (7.4, 0.46 * len(names) + 1.5))
     tidy(ax)
     above, below = np.zeros(len(names)), np.zeros(len(names))
     for share, (label, colour, hatch) in zip(shares, styles, strict=True):
@@ -245,14 +238,14 @@ def ledger(ex: Explanation, *, output: int | str | None = None, max_display: int
         above += np.maximum(share, 0.0)
         below += np.minimum(share, 0.0)
     for place, (end, left_over) in enumerate(zip(above, shares[-1], strict=True)):
-        beside(ax, f"residual {percent(left_over)}", end, place)
-    rows_of_names(ax, shown_apart(names, 30))
+        write_beside(ax, f"residual {percent(left_over)}", end, place)
+    label_rows(ax, shorten_all(names, 30))
     ax.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}".replace("-", "−"))
     ax.set_xlim(min(float(below.min()) * 1.08, 0.0), float(above.max()) * 1.17)
     ax.set_xlabel("share of the variance of each output", fontsize=NORMAL)
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(styles), frameon=False, fontsize=SMALL)
     if len(kept) < varying.sum():
-        noted(ax, f"{len(kept)} of {counted(int(varying.sum()), 'output')}")
+        add_note(ax, f"{len(kept)} of {count(int(varying.sum()), 'output')}")
     return ax
 
 

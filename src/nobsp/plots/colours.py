@@ -1,4 +1,4 @@
-"""One palette for all plots: told apart by people who see few colours, and, with hatches and dashes, in grey."""
+"""One palette for all plots, for people who see few colours too and, with hatches and dashes, in grey."""
 
 from __future__ import annotations
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nobsp._messages import percent, require_whole_number
 from nobsp.plots import colours
-from nobsp.plots.canvas import NORMAL, SMALL, as_axes, bare, checked_count, new_figure
-from nobsp.plots.wording import percent, shown
+from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, new_figure
+from nobsp.plots.labels import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +75,7 @@ def cam_grid(
         >>> plots.cam_grid(cam(images), images).shape
         (2, 4)
     """
-    most = checked_count(max_display)
+    require_whole_number("max_display", max_display)
     if not hasattr(maps, "overlay"):
         raise TypeError(f"maps must be ActivationMaps, found {type(maps).__name__}; pass cam(images).")
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
@@ -86,7 +87,7 @@ def cam_grid(
     several = maps.positive.ndim == 4
     targets = [maps.of_target(place) for place in range(maps.positive.shape[1])] if several else [maps]
     pictures = targets[0].overlay(images, opacity=0.0)
-    rows = [(image, one) for image in range(len(maps)) for one in targets][:most]
+    rows = [(image, one) for image in range(len(maps)) for one in targets][:max_display]
     true = _names_of(labels, maps)
     height, width = pictures.shape[1:3]
     columns = 1 + len(kinds)
@@ -138,9 +139,9 @@ def _lay_over(ax: Axes, values: Array, kind: str, scale: float, opacity: float) 
 
 def _name_row(ax: Axes, maps: ActivationMaps, image: int, true: Sequence[str]) -> None:
     target = str(maps.target_names[image])
-    text = f"{shown(target, 18)}\n{percent(float(maps.confidence[image]))}"
+    text = f"{shorten(target, 18)}\n{percent(float(maps.confidence[image]))}"
     if true and true[image] != target:
-        text += f"\n(is {shown(true[image], 16)})"
+        text += f"\n(is {shorten(true[image], 16)})"
     ax.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=NORMAL, labelpad=6)
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.plots import colours
-from nobsp.plots.canvas import NORMAL, SMALL, as_axes, bare, checked_count, new_figure
+from nobsp._messages import percent, require_whole_number, suggest
+from nobsp.plots import _lookup, colours
+from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, new_figure
+from nobsp.plots.labels import clean, format_label, format_number, format_value, shorten, shorten_all
 from nobsp.plots.pictures import picture_of
-from nobsp.plots.tables import as_numbers, frame_of, matrix_of
-from nobsp.plots.wording import in_full, listed, number, percent, plain, shown, shown_apart, value_shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,15 +27,7 @@ _FAR = 2.0
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """Neighbours of the query in one space.
-
-    Attributes:
-        title: The space, and how many of all neighbours have the predicted class.
-        indices: Positions in the database.
-        distances: How far each is.
-        labels: What each is called; empty where the database has no labels.
-        agrees: Whether each has the predicted class; empty where that has no meaning.
-    """
+    """Neighbours of the query in one space; labels and agreement with the predicted class are empty where unknown."""
 
     title: str
     indices: list[int]
@@ -97,11 +89,11 @@ def retrieval_panel(
         >>> plots.retrieval_panel(images[0], hits, hits, database=images).shape
         (2, 3)
     """
-    most = checked_count(max_display)
+    require_whole_number("max_display", max_display)
     given = [(hits_contributions, "contributions"), (hits_activations, "activations")]
-    spaces = [_row(hits, name, row, class_names, most) for hits, name in given if hits is not None]
-    title = _told(hits_contributions, row, label, class_names)
-    if frame_of(database) is not None or getattr(database, "ndim", 0) == 2:
+    spaces = [_row(hits, name, row, class_names, max_display) for hits, name in given if hits is not None]
+    title = _query_title(hits_contributions, row, label, class_names)
+    if _lookup.frame_of(database) is not None or getattr(database, "ndim", 0) == 2:
         return _table(query, database, spaces, title, row, features, ax)
     count = max(len(space.indices) for space in spaces)
     wanted = query[row] if getattr(query, "ndim", 0) == 4 else query
@@ -136,34 +128,29 @@ def _row(hits: Any, name: str, row: int, class_names: Sequence[str] | None, most
         return _Row(space, indices.tolist(), distances.tolist(), [], [])
     labels = [_class(one, class_names) for one in hits.labels[row]]
     agrees: list[bool] = []
-    if _classified(hits, row):
+    if np.isfinite(hits.confidence[row]):  # a regression has none
         agrees = [one == _class(hits.predicted[row], class_names) for one in labels]
         space = f"{space}: {sum(agrees)} of {len(agrees)} agree"
     return _Row(space, indices.tolist(), distances.tolist(), labels[:most], agrees[:most])
 
 
-def _classified(hits: Any, row: int) -> bool:
-    """Whether a class was predicted; a regression has no confidence."""
-    return bool(np.isfinite(hits.confidence[row]))
-
-
 def _class(given: Any, class_names: Sequence[str] | None) -> str:
     """What a label is called."""
     if class_names is None or isinstance(given, bool | np.bool_) or not isinstance(given, int | np.integer):
-        return in_full(given)
+        return format_label(given)
     if not 0 <= given < len(class_names):
         raise ValueError(f"class_names has {len(class_names)} names, but there is a label {given}.")
-    return plain(class_names[int(given)])
+    return clean(class_names[int(given)])
 
 
-def _told(hits: Any, row: int, label: Any, class_names: Sequence[str] | None) -> str:
+def _query_title(hits: Any, row: int, label: Any, class_names: Sequence[str] | None) -> str:
     """The query in words: what was predicted, how sure the model is, and what it is if something else."""
     predicted = _class(hits.predicted[row], class_names)
-    text = f"query: {shown(predicted, 20)}"
-    if _classified(hits, row):
+    text = f"query: {shorten(predicted, 20)}"
+    if np.isfinite(hits.confidence[row]):
         text += f", {percent(float(hits.confidence[row]))}"
     if label is not None and _class(label, class_names) != predicted:
-        text += f"\n(is {shown(_class(label, class_names), 20)})"
+        text += f"\n(is {shorten(_class(label, class_names), 20)})"
     return text
 
 
@@ -174,10 +161,6 @@ def _from(database: Any, index: int) -> Any:
         raise ValueError(
             f"database has no row {index}, which is a neighbour; pass the rows that were indexed."
         ) from missing
-
-
-def _mark(space: _Row, place: int) -> str:
-    return "✓" if space.agrees[place] else "✗"
 
 
 # ---------------------------------------------------------------------- images
@@ -196,10 +179,14 @@ def _picture_axes(ax: Any, spaces: int, count: int) -> tuple[Axes, list[list[Axe
     ]
 
 
+def _caption(space: _Row, place: int, width: int) -> str:
+    """A neighbour's label and distance, with a mark where it can agree with the predicted class."""
+    label = f"{shorten(space.labels[place], width)}\n" if space.labels else ""
+    mark = ("✓ " if space.agrees[place] else "✗ ") if space.agrees else ""
+    return f"{mark}{label}d = {format_number(space.distances[place], 3)}"
+
+
 def _frame(ax: Axes, space: _Row, place: int) -> None:
-    text = f"d = {number(space.distances[place], 3)}"
-    if space.labels:
-        text = f"{shown(space.labels[place], 18)}\n{text}"
     if space.agrees:
         agrees = space.agrees[place]
         ax.spines[:].set(
@@ -208,8 +195,7 @@ def _frame(ax: Axes, space: _Row, place: int) -> None:
             linewidth=3.0,
             linestyle="solid" if agrees else (0, (2.5, 1.5)),
         )
-        text = f"{_mark(space, place)} {text}"
-    ax.set_xlabel(text, fontsize=SMALL)
+    ax.set_xlabel(_caption(space, place, 18), fontsize=SMALL)
 
 
 # ---------------------------------------------------------------------- tables
@@ -221,7 +207,7 @@ def _table(
     """Values of the query and its neighbours, space by space, shaded by how far they are from the query's."""
     columns = _columns(database, features)
     asked_for = _query(query, row, list(columns))
-    labels = shown_apart(columns, 24)
+    labels = shorten_all(columns, 24)
     if ax is None:
         count = max(len(space.indices) for space in spaces)
         figure = new_figure((1.15 * (count + 1) + 2.0, len(spaces) * (0.27 * len(columns) + 0.95) + 0.1))
@@ -233,9 +219,9 @@ def _table(
         far = np.array([_far(line, column) for line, column in zip(cells, columns.values(), strict=True)])
         panel.imshow(far, cmap=colours.nothing_to_much(), vmin=0.0, vmax=2.2 * _FAR, aspect="auto", gid="far")
         for (down, right), _ in np.ndenumerate(far):
-            panel.text(right, down, value_shown(cells[down][right], 12), ha="center", va="center", fontsize=SMALL)
+            panel.text(right, down, format_value(cells[down][right], 12), ha="center", va="center", fontsize=SMALL)
         panel.axvline(0.5, color=colours.MUTED, linewidth=1.5)
-        heads = [title.replace("query: ", "query\n", 1), *(_head(space, k) for k in range(len(space.indices)))]
+        heads = [title.replace("query: ", "query\n", 1), *(_caption(space, k, 14) for k in range(len(space.indices)))]
         panel.xaxis.tick_top()
         panel.set_xticks(range(len(heads)), labels=heads, fontsize=SMALL)
         panel.set_yticks(range(len(labels)), labels=labels, fontsize=NORMAL)
@@ -247,25 +233,21 @@ def _table(
 
 def _columns(database: Any, features: Sequence[str] | None) -> dict[str, NDArray[Any]]:
     """The columns to show, by name."""
-    frame = frame_of(database)
-    if frame is None:
-        matrix = matrix_of(database)
-        assert matrix is not None
-        names = [f"x{position}" for position in range(matrix.shape[1])] if features is None else features
-        if len(names) != matrix.shape[1]:
-            raise ValueError(f"features has {len(names)} names but database has {matrix.shape[1]} columns.")
-        return dict(list(zip(map(str, names), matrix.T, strict=True))[:_MOST_COLUMNS])
-    every = {str(name): np.asarray(frame[name].to_numpy()) for name in frame.columns}
+    every = _lookup.columns_of(database) or {}
+    if _lookup.frame_of(database) is None and features is not None:
+        if len(features) != len(every):
+            raise ValueError(f"features has {len(features)} names but database has {len(every)} columns.")
+        every, features = dict(zip(map(str, features), every.values(), strict=True)), None
     chosen = list(every)[:_MOST_COLUMNS] if features is None else [str(name) for name in features]
     for name in chosen:
         if name not in every:
-            raise ValueError(f"features has {name!r}, which is no column of database; there are {listed(list(every))}.")
+            raise ValueError(f"features has {name!r}, which is no column of database; {suggest(name, every)}")
     return {name: every[name] for name in chosen}
 
 
 def _query(query: Any, row: int, names: Sequence[str]) -> dict[str, Any]:
     """The query's values by name."""
-    frame = frame_of(query)
+    frame = _lookup.frame_of(query)
     if frame is not None:
         place = row if len(frame) > 1 else 0
         return {str(name): frame[name].to_list()[place] for name in frame.columns}
@@ -279,15 +261,9 @@ def _query(query: Any, row: int, names: Sequence[str]) -> dict[str, Any]:
 
 def _far(line: Sequence[Any], column: NDArray[Any]) -> Array:
     """How far each value is from the first, in standard deviations; a category is far from all others."""
-    numbers = as_numbers(column)
+    numbers = _lookup.as_numbers(column)
     if numbers is None:
         return np.array([0.0 if value == line[0] else _FAR for value in line])
     spread = float(np.nanstd(numbers)) or 1.0
     values = np.asarray(line, dtype=np.float64)
     return np.asarray(np.minimum(np.abs(values - values[0]) / spread, _FAR))
-
-
-def _head(space: _Row, place: int) -> str:
-    label = f"{shown(space.labels[place], 14)}\n" if space.labels else ""
-    mark = f"{_mark(space, place)} " if space.agrees else ""
-    return f"{mark}{label}d = {number(space.distances[place], 3)}"

@@ -1,0 +1,58 @@
+"""Sentences that several rooms write the same way."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+
+def join_names(names: Iterable[Any], most: int = 8) -> str:
+    """Names as Python writes them, the first of them where there are many.
+
+    >>> join_names(["a", "b", "c"], most=2)
+    "'a', 'b' and 1 more"
+    """
+    known = [name.item() if isinstance(name, np.generic) else name for name in names]
+    more = f" and {len(known) - most} more" if len(known) > most else ""
+    return ", ".join(map(repr, known[:most])) + more
+
+
+def count(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> count(1, "row"), count(1200, "row")
+    ('1 row', '1,200 rows')
+    """
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def percent(share: float) -> str:
+    """A share in percent: a decimal where it is below ten, or close to a hundred.
+
+    >>> percent(0.123), percent(0.0432), percent(0.9987), percent(-0.02), percent(0.0002)
+    ('12%', '4.3%', '99.9%', '−2.0%', '<0.1%')
+    """
+    if 0 < share < 0.0005:
+        return "<0.1%"
+    fine = abs(share) < 0.0995 or 0.985 < share < 0.9995
+    return f"{share:.{1 if fine else 0}%}".replace("-", "−")
+
+
+def suggest(name: Any, known: Iterable[Any]) -> str:
+    """The last clause of an error about an unknown name: the closest matches, or what there is.
+
+    >>> suggest("agee", ["age", "income"]), suggest("x", ["age", "income"])
+    ("did you mean 'age'?", "there are 'age', 'income'.")
+    """
+    names = list(known)
+    close = difflib.get_close_matches(str(name), [str(other) for other in names[:10_000]], n=3)
+    return f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {join_names(names, 12)}."
+
+
+def require_whole_number(name: str, value: Any, *, least: int = 1) -> None:
+    """Refuses whatever is no whole number from `least` on."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, found {value!r}.")

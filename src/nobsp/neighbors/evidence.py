@@ -1,0 +1,281 @@
+"""Rows as an index keeps them: where they come from, what the outputs stand for, and their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, read_activations, sign_coefficients
+from nobsp.tabular import CompiledExplainer, NObSP
+from nobsp.tabular.explanation import output_position
+from nobsp.vision import NObSPCam
+
+Task = Literal["classification", "regression"]
+
+# Under which names dictionaries of a loader carry their labels.
+_LABEL_KEYS = ("labels", "label", "y", "targets", "target")
+
+
+def find_evidence(explainer: Any) -> EvidenceSource:
+    """What a fitted NObSP, a fitted NObSPCam, or a linear head on given activations shows of rows."""
+    if isinstance(explainer, NObSP | NObSPCam):
+        return explainer._evidence()
+    if isinstance(explainer, nn.Linear):
+        weight = explainer.weight.detach().to("cpu", torch.float64)
+        bias = torch.zeros(len(weight), dtype=torch.float64)
+        if explainer.bias is not None:
+            bias = explainer.bias.detach().to("cpu", torch.float64)
+        return EvidenceSource(
+            output_names=tuple(f"class {number}" for number in range(len(weight))),
+            link="identity",
+            about=f"head {tuple(weight.shape)}",
+            hash_model=str,  # its weights are in the signature, and there is nothing else to the model
+            signature=sign_coefficients(weight.T, bias),
+            read=partial(read_activations, weight=weight, bias=bias),
+            head=(weight, bias),
+            coefficients=weight.T,
+        )
+    if isinstance(explainer, CompiledExplainer):
+        raise TypeError(
+            "explainer is compiled: it has no network, so it knows neither activations nor the predicted class; pass "
+            "the NObSP it was compiled from."
+        )
+    hint = " Make NObSP(model) or NObSPCam(model) and fit it first." if isinstance(explainer, nn.Module) else ""
+    raise TypeError(
+        "explainer must be a fitted NObSP, a fitted NObSPCam, or the torch.nn.Linear that reads the activations "
+        f"passed as X; found {type(explainer).__name__}.{hint}"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows as an index keeps them: single precision where there is much, so that a row found again is at distance 0."""
+
+    activations: Tensor  # what enters the head, or the pooled channels, (rows, width), float32
+    evidence: Tensor | None  # (rows, classes or 1, terms), float32; None where it is a multiple of the activations
+    predicted: Tensor  # number of the predicted class; zero throughout for a regression
+    response: Tensor  # confidence in the predicted class; for a regression the predicted value
+    labels: Tensor | None = None  # class numbers, or values of a regression
+    logits: Tensor | None = None  # of every class, float64; only of queries
+
+    def __len__(self) -> int:
+        return len(self.activations)
+
+    def bytes(self) -> int:
+        """Memory of activations and evidence."""
+        large = (self.activations, self.evidence)
+        return sum(tensor.numel() * tensor.element_size() for tensor in large if tensor is not None)
+
+    def take(self, positions: Tensor | slice) -> Rows:
+        """Some of the rows."""
+        every = {field.name: getattr(self, field.name) for field in fields(self)}
+        some: dict[str, Any] = {name: None if value is None else value[positions] for name, value in every.items()}
+        return Rows(**some)
+
+    def without_logits(self) -> Rows:
+        """The same without logits, which nothing in a database needs."""
+        return replace(self, logits=None)
+
+
+def join_rows(parts: Sequence[Rows]) -> Rows:
+    """Rows of several batches one after another."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Rows)}
+    whole: dict[str, Any] = {name: None if some[0] is None else torch.cat(some) for name, some in columns.items()}
+    return Rows(**whole)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """What the outputs stand for: classes, or the one output of a regression.
+
+    A single logit is written as two classes, −l/2 and l/2, whose softmax is its sigmoid: whatever follows knows only
+    models with a logit per class.
+    """
+
+    task: Task
+    outputs: int
+    output: int  # which of them a regression is about
+    sigmoid: bool  # whether every class has a probability of its own
+    classes: NDArray[Any] | None  # label of every class; None for a regression
+
+    @property
+    def count(self) -> int:
+        """How many classes there are; one for a regression."""
+        return 1 if self.classes is None else len(self.classes)
+
+    def per_class(self, values: Tensor) -> Tensor:
+        """Values per output (..., outputs) as values per class (..., classes)."""
+        if self.task == "regression":
+            return values[..., self.output : self.output + 1]
+        return torch.cat([-values / 2, values / 2], dim=-1) if self.outputs == 1 else values
+
+    def rows(self, batch: EvidenceBatch, *, wanted: Wanted) -> Rows:
+        """A batch as rows of an index, in their precision."""
+        logits = self.per_class(batch.logits)
+        predicted = logits.argmax(1)
+        evidence = batch.evidence
+        if evidence is not None:
+            if evidence.shape[1] == batch.logits.shape[1]:
+                evidence = self.per_class(evidence.transpose(1, 2)).transpose(1, 2)
+            if wanted == "own" and evidence.shape[1] > 1:
+                evidence = evidence[torch.arange(len(evidence)), predicted][:, None]
+            evidence = evidence.to(torch.float32).contiguous()
+        response = logits[:, 0] if self.task == "regression" else self.log_probabilities(logits).exp().amax(1)
+        return Rows(batch.activations.to(torch.float32), evidence, predicted, response, logits=logits)
+
+    def log_probabilities(self, logits: Tensor) -> Tensor:
+        """Logarithms of the classes' probabilities; they sum to one unless each class has a sigmoid of its own."""
+        return torch.nn.functional.logsigmoid(logits) if self.sigmoid else logits.log_softmax(1)
+
+    def encode(self, labels: Any, count: int) -> Tensor:
+        """Labels as class numbers, or as values for a regression."""
+        given = label_array(labels, count)
+        if self.classes is None:
+            if given.dtype.kind not in "fiub":
+                raise TypeError(f"labels of a regression must be numbers, found {given.dtype}.")
+            return torch.from_numpy(given.astype(np.float64))
+        how = "pass class numbers from 0, the names of the outputs, or classes=[...] with the label of every class."
+        if (given.dtype.kind in "US") != (self.classes.dtype.kind in "US"):
+            raise TypeError(f"labels hold {_show(given)}, but the classes are {_show(self.classes)}; {how}")
+        order = np.argsort(self.classes, kind="stable")
+        known = self.classes[order]
+        place = np.searchsorted(known, given).clip(0, len(known) - 1)
+        wrong = known[place] != given
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise ValueError(
+                f"labels holds {given[row].item()!r} (row {row}), which is none of the classes {_show(self.classes)}; "
+                f"{how}"
+            )
+        return torch.from_numpy(order[place].astype(np.int64))
+
+    def decode(self, codes: Tensor) -> NDArray[Any]:
+        """Class numbers as the caller writes classes; values as they are."""
+        return codes.numpy().copy() if self.classes is None else self.classes[codes.numpy()]
+
+
+def find_outcomes(
+    source: EvidenceSource,
+    *,
+    task: Task | Literal["auto"],
+    output: int | str | None,
+    classes: Any,
+    labels: NDArray[Any] | None,
+) -> Outcomes:
+    """Decides between classes and a value.
+
+    With task="auto" a model of several outputs is a classifier, and so is one whose output passes a sigmoid. A single
+    output that nothing follows may be a logit or a value: it is a logit where the labels take exactly two values.
+    """
+    if task not in ("auto", "classification", "regression"):
+        raise ValueError(f'task must be "auto", "classification" or "regression", found {task!r}.')
+    if task == "auto":
+        logit = source.outputs > 1 or source.link in ("sigmoid", "softmax", "log_softmax")
+        logit = logit or classes is not None or source.classes is not None
+        logit = logit or (labels is not None and len(np.unique(labels)) == 2)
+        task = "classification" if logit else "regression"
+    if task == "regression":
+        if source.outputs > 1 and output is None:
+            raise ValueError(f"output must be chosen among {', '.join(map(repr, source.output_names))}.")
+        chosen = 0 if output is None else output_position(output, source.output_names)
+        return Outcomes("regression", source.outputs, chosen, False, None)
+    if output is not None:
+        raise ValueError('output is for task="regression"; a classifier is searched by its predicted class.')
+    named = _classes(source, classes, labels)
+    return Outcomes("classification", source.outputs, 0, source.link == "sigmoid" and source.outputs > 1, named)
+
+
+def _classes(source: EvidenceSource, classes: Any, labels: NDArray[Any] | None) -> NDArray[Any]:
+    count = max(2, source.outputs)
+    if classes is not None:
+        given = np.asarray(classes)
+        if given.ndim != 1 or len(given) != count or len(np.unique(given)) != count:
+            raise ValueError(f"classes must be {count} different labels, one per class in order, found {classes!r}.")
+        return given
+    if source.classes is not None and len(source.classes) == count:
+        return source.classes
+    if labels is not None and labels.dtype.kind in "US":
+        if source.outputs == 1:
+            raise ValueError(
+                "labels are names, but a single output does not say which of them it stands for; pass "
+                "classes=[label where the logit is negative, label where it is positive]."
+            )
+        return np.asarray(source.output_names)
+    return np.arange(count)
+
+
+def label_array(labels: Any, count: int, *, argument: str = "labels") -> NDArray[Any]:
+    """Labels of any kind as a plain array of one per row."""
+    if isinstance(labels, Tensor):
+        labels = labels.detach().cpu().numpy()
+    elif hasattr(labels, "to_numpy"):
+        labels = labels.to_numpy()
+    array = np.asarray(labels)
+    if array.dtype.kind == "O":
+        array = np.array(array.tolist())
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise ValueError(f"{argument} has shape {array.shape}; pass one label per row, not one column per class.")
+    if len(array) != count:
+        raise ValueError(f"{argument} has {len(array)} entries for {count} rows.")
+    if array.dtype.kind not in "fiubUS":
+        raise TypeError(f"{argument} must be numbers or names, found {array.dtype}.")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError(f"{argument} has no number in row {int((~np.isfinite(array)).argmax())}; leave such rows out.")
+    return array
+
+
+class LabelledBatches:
+    """Batches passed on as they are, their labels remembered."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+        self._found: list[NDArray[Any]] = []
+        self._without = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, batch in enumerate(self._batches):
+            labels = None
+            if isinstance(batch, Mapping):
+                labels = next((batch[key] for key in _LABEL_KEYS if key in batch), None)
+            elif isinstance(batch, tuple | list) and len(batch) > 1 and getattr(batch[0], "ndim", 0) > 1:
+                labels = batch[1]
+            if labels is None:
+                self._without += 1
+            else:
+                rows = next(iter(batch.values())) if isinstance(batch, Mapping) else batch[0]
+                self._found.append(label_array(labels, len(rows), argument=f"the labels of batch {number}"))
+            yield batch
+
+    @property
+    def labels(self) -> NDArray[Any] | None:
+        """All of them; None if batches brought none."""
+        if not self._found:
+            return None
+        if self._without:
+            raise ValueError(f"{self._without} batches of X have no labels while others have; give all of them labels.")
+        return np.concatenate(self._found)
+
+
+def with_labels(X: Any) -> Any:
+    """Rows that come in batches as `LabelledBatches`, all others as they are."""
+    nested = isinstance(X, list | tuple) and len(X) and isinstance(X[0], list | tuple) and np.isscalar(X[0][0])
+    whole = hasattr(X, "shape") or isinstance(X, str | bytes | Mapping) or not hasattr(X, "__iter__")
+    # Datasets are iterable too, one row after another; the reader says what to pass instead.
+    single = hasattr(X, "__getitem__") and hasattr(X, "__len__") and not isinstance(X, list | tuple)
+    return X if nested or whole or single else LabelledBatches(X)
+
+
+def _show(values: NDArray[Any]) -> str:
+    shown = ", ".join(repr(value.item()) for value in np.unique(values)[:6])
+    return f"[{shown}{', ...' if len(np.unique(values)) > 6 else ''}]"

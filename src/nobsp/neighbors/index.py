@@ -1,0 +1,512 @@
+"""An index of rows by the evidence their predictions rest on: who is near whom, and why."""
+
+from __future__ import annotations
+
+import os
+from copy import copy
+from dataclasses import replace
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import NotFittedError
+from torch import Tensor
+
+from nobsp._messages import require_whole_number
+from nobsp.calibration.local import parse_bytes
+from nobsp.neighbors.database import Fitted, build_backend, indexed_spaces, load, save
+from nobsp.neighbors.evidence import (
+    LabelledBatches,
+    Outcomes,
+    Rows,
+    Task,
+    find_evidence,
+    find_outcomes,
+    join_rows,
+    label_array,
+    with_labels,
+)
+from nobsp.neighbors.milvus import Milvus
+from nobsp.neighbors.result import Duplicates, Neighbors, Prototypes, cover, link_duplicates
+from nobsp.neighbors.search import InMemory
+from nobsp.neighbors.spaces import Evidence, Kind, Metric, Space, fit_spaces, moments, pieces
+from nobsp.neighbors.usearch import Usearch
+from nobsp.network.evidence import EvidenceSource, Wanted
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "space": ("contributions", "activations"),
+    "target": ("query", "own"),
+    "metric": ("euclidean", "cosine"),
+}
+# Rows of a class among which prototypes are sought.
+_MOST_MEMBERS = 4096
+
+
+class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Finds the rows of a database whose predictions rest on similar evidence.
+
+    Rows are compared by what each term (of a table) or channel (of an image) contributes to a class, or by the
+    activations that enter the network's last layer. No labels are needed to query: the class is the predicted one.
+
+    - `target="query"`: every row of the database by its evidence for the class predicted for the *query*. Like is
+      compared with like, and a neighbour of another class is one that looks like this class to the network.
+    - `target="own"`, as in the paper: every row by its evidence for the class predicted for *it*. The predicted class
+      is then written into the vectors, so that neighbours mostly share it, right or wrong: purity is high, and says
+      little about whether a prediction is right.
+
+    Vectors are z-scored with the mean and spread of the rows given to `fit`, and brought to unit length; distances are
+    Euclidean. Rows that are added later are measured in the same units.
+
+    Args:
+        explainer: A fitted NObSP, a fitted NObSPCam, or the torch.nn.Linear that reads the activations to be passed as
+            rows. A fitted NObSPCam also takes pooled activations, shape (rows, units), instead of images.
+        space: "contributions" or "activations".
+        target: "query" or "own"; see above.
+        metric: "euclidean"; or "cosine", one minus the cosine similarity of contributions as they are, without
+            z-scores (of activations: of their deviations from the mean).
+        backend: "exact", in memory, compares with every row; "usearch", in memory or mapped from a file, walks a graph;
+            "milvus" keeps rows in a local file or on a cluster. `Usearch(...)` and `Milvus(...)` have options.
+        task: "classification" or "regression"; "auto" takes a model for a classifier if it has several outputs or a
+            sigmoid, or if labels take exactly two values. A regression has neighbours but no purity.
+        output: Which output of a regression with several.
+        classes: Label of every class, where they are neither numbers from 0 nor the names of the outputs.
+        device: Where the exact search works; the CPU when None.
+        memory_limit: Most bytes of rows kept in memory, as a number or as "4GB" or "512MiB".
+
+    Example:
+        >>> import torch
+        >>> from nobsp.neighbors import ContributionIndex
+        >>> _ = torch.manual_seed(0)
+        >>> head = torch.nn.Linear(8, 3)
+        >>> activations = torch.randn(200, 8)
+        >>> labels = head(activations).argmax(1)
+        >>> index = ContributionIndex(head).fit(activations, labels)
+        >>> hits = index.query(activations[:5], k=4)
+        >>> hits.indices[:, 0]
+        array([0, 1, 2, 3, 4])
+        >>> bool((hits.distances[:, 0] < 1e-6).all())
+        True
+        >>> hits.purity.shape
+        (5,)
+    """
+
+    def __init__(
+        self,
+        explainer: Any,
+        *,
+        space: Literal["contributions", "activations"] = "contributions",
+        target: Literal["query", "own"] = "query",
+        metric: Metric = "euclidean",
+        backend: Literal["exact", "usearch", "milvus"] | Usearch | Milvus = "exact",
+        task: Task | Literal["auto"] = "auto",
+        output: int | str | None = None,
+        classes: Any = None,
+        device: torch.device | str | None = None,
+        memory_limit: int | str = "4GiB",
+    ) -> None:
+        self.explainer = explainer
+        self.space: Literal["contributions", "activations"] = space
+        self.target: Literal["query", "own"] = target
+        self.metric: Metric = metric
+        self.backend = backend
+        self.task = task
+        self.output = output
+        self.classes = classes
+        self.device = device
+        self.memory_limit = memory_limit
+
+    # ------------------------------------------------------------------ the database
+
+    def fit(self, X: Any, y: Any = None, *, labels: Any = None, progress: bool = False) -> Self:
+        """Makes a database of rows; a former one is replaced. They also fix the units in which vectors are measured.
+
+        Args:
+            X: Rows of any kind the explainer takes: arrays, tensors, frames, DataLoaders, iterables of batches.
+            y: The true label of every row: class numbers from 0, or names of outputs, or `classes`; values for a
+                regression. When None, batches (x, y) of a loader bring them, and else there are none.
+            labels: The same by another name.
+            progress: Whether to show a progress bar on stderr.
+
+        Returns:
+            The index itself.
+        """
+        self._validate()
+        labels = _one_of(y, labels)
+        source = find_evidence(self.explainer)
+        given = None if labels is None else label_array(labels, _length(X, labels))
+        outcomes = self._outcomes(source, given)
+        wanted: Wanted = "every" if self.target == "query" else "own"
+        wanted = "none" if self.space == "activations" else wanted
+        rows, found = self._read_labelled(source, outcomes, X, given, wanted=wanted, progress=progress)
+        if given is None and found is not None:
+            outcomes, before = self._outcomes(source, found), outcomes
+            if outcomes.task != before.task:
+                raise ValueError(
+                    "the model has one output, which may be a logit or a value, and the labels come with the rows; "
+                    'pass task="classification" or task="regression".'
+                )
+        if found is not None:
+            rows = replace(rows, labels=outcomes.encode(found, len(rows)))
+        evidence = Evidence()
+        if source.coefficients is not None:
+            mean = source.mean
+            if mean is None:
+                mean, _ = moments(rows, lambda part: part.activations.to(torch.float64))
+            evidence = Evidence(outcomes.per_class(source.coefficients).T.contiguous(), mean)
+        kept: dict[Wanted, tuple[Kind, ...]] = {"none": (), "own": ("own",), "every": ("own", "query")}
+        kinds = kept[wanted if source.coefficients is None else "every"]
+        spaces = fit_spaces(("activations", *kinds), evidence, rows, outcomes.count)
+        indexed = indexed_spaces(spaces, self._kind, self.metric)
+        backend = build_backend(_backend_options(self.backend), indexed, rows, device=self.device)
+        self._fit = Fitted(source, outcomes, evidence, spaces, backend, found is not None, (self._kind, self.metric))
+        return self
+
+    def add(self, X: Any, y: Any = None, *, labels: Any = None, progress: bool = False) -> Self:
+        """Adds rows behind those that are there; the units in which vectors are measured stay those of `fit`.
+
+        Args:
+            X: Rows, as for `fit`.
+            y: Their labels; needed if and only if the database has labels.
+            labels: The same by another name.
+            progress: Whether to show a progress bar on stderr.
+
+        Returns:
+            The index itself.
+        """
+        fitted = self._fitted
+        labels = _one_of(y, labels)
+        given = None if labels is None else label_array(labels, _length(X, labels))
+        held = fitted.backend.rows.bytes() if isinstance(fitted.backend, InMemory) else 0
+        rows, found = self._read_labelled(
+            fitted.source, fitted.outcomes, X, given, wanted=fitted.wanted, progress=progress, held=held
+        )
+        if (found is not None) != fitted.labelled:
+            state = "has labels" if fitted.labelled else "has no labels"
+            raise ValueError(f"labels must be passed for all rows or for none; the database {state}.")
+        if found is not None:
+            rows = replace(rows, labels=fitted.outcomes.encode(found, len(rows)))
+        fitted.backend.add(rows)
+        return self
+
+    def __len__(self) -> int:
+        return len(self._fitted.backend)
+
+    # ------------------------------------------------------------------ neighbours
+
+    def query(self, X: Any = None, k: int = 8, *, exclude: Any = None, progress: bool = False) -> Neighbors:
+        """The k rows of the database nearest to each row of `X`, nearest first, equal distances by position.
+
+        Args:
+            X: Rows, as for `fit`; None for the rows of the database themselves, each without itself.
+            k: How many neighbours.
+            exclude: Rows of the database to leave out: None for none; "self" where query i is row i of the database;
+                positions, one per query or several as rows, −1 for none.
+            progress: Whether to show a progress bar on stderr.
+
+        Raises:
+            NotFittedError: If `fit` has not been called.
+            ValueError: If there are fewer than k rows to choose from.
+        """
+        if X is None:
+            rows = self._fitted.backend.take(torch.arange(len(self)))
+            exclude = "self" if exclude is None else exclude
+        else:
+            rows = self._read(X, progress=progress)
+        return self._query_rows(rows, k, exclude=exclude)
+
+    def kneighbors(
+        self, X: Any = None, n_neighbors: int = 8, return_distance: bool = True
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]] | NDArray[np.int64]:
+        """The same as `query`, as scikit-learn's estimators of neighbors return it.
+
+        Args:
+            X: Rows, as for `query`.
+            n_neighbors: How many neighbours.
+            return_distance: Whether distances come first.
+
+        Returns:
+            Distances and positions, shape (rows, n_neighbors); or positions alone.
+        """
+        hits = self.query(X, n_neighbors)
+        return (hits.distances, hits.indices) if return_distance else hits.indices
+
+    def _query_rows(self, queries: Rows, k: int, *, exclude: Any = None) -> Neighbors:
+        """Neighbours of rows that `_read` has read already: no forward pass."""
+        self._validate()
+        fitted, outcomes = self._fitted, self._fitted.outcomes
+        require_whole_number("k", k)
+        leave = positions_to_leave(exclude, len(queries), len(self))
+        spared = most_left_out(leave)
+        if k > len(self) - spared:
+            raise ValueError(
+                f"k is {k}, but the database has {len(self)} rows{', less those excluded' * bool(spared)}."
+            )
+        walked = fitted.space("activations" if self._kind == "query" else self._kind, self.metric)
+        positions, distances = fitted.backend.nearest(self._space, queries, int(k), leave, walked=walked)
+        labels = None
+        if fitted.labelled:
+            codes = fitted.backend.take(positions.flatten()).labels
+            assert codes is not None
+            labels = outcomes.decode(codes).reshape(positions.shape)
+        regression = outcomes.classes is None
+        return Neighbors(
+            indices=positions.numpy(),
+            distances=distances.numpy(),
+            labels=labels,
+            predicted=queries.response.numpy().copy() if regression else outcomes.decode(queries.predicted),
+            confidence=np.full(len(queries), np.nan) if regression else queries.response.numpy().copy(),
+            space=self.space,
+            target=self.target,
+            classes=outcomes.classes,
+        )
+
+    def _read(self, X: Any, *, progress: bool = False) -> Rows:
+        """What the model shows of rows: several queries about the same rows then need one forward pass."""
+        fitted = self._fitted
+        source, outcomes, wanted = fitted.source, fitted.outcomes, fitted.wanted
+        return self._read_labelled(source, outcomes, X, None, wanted=wanted, progress=progress, labels=False)[0]
+
+    def _view(self, **options: Any) -> ContributionIndex:
+        """The same database with another space, target or metric; rows are shared."""
+        other = copy(self)
+        other.set_params(**options)
+        other._validate()
+        other._fitted.space(other._kind, other.metric)  # an error now rather than at the first query
+        return other
+
+    # ------------------------------------------------------------------ what the database itself shows
+
+    def prototypes(self, per_class: int = 3) -> Prototypes:
+        """Rows that stand for each class: together as similar as possible to all rows with the class's label.
+
+        They are chosen among the rows that are labelled with a class and predicted as it, compared in the index's space
+        by evidence for that class. Of more than 4,096 such rows, as many evenly spaced ones are compared.
+
+        Args:
+            per_class: How many for each class; fewer where it has fewer rows.
+
+        Raises:
+            ValueError: If the database has no labels, or the model is a regression.
+        """
+        require_whole_number("per_class", per_class)
+        fitted = self._fitted
+        classes = fitted.outcomes.classes
+        if classes is None or not fitted.labelled:
+            raise ValueError("prototypes stand for classes; they need a classifier, and labels of the database.")
+        right = []
+        for piece in pieces(len(self), self._space.width):
+            rows = fitted.backend.take(torch.arange(piece.start, piece.stop))
+            assert rows.labels is not None
+            right.append(torch.where(rows.labels == rows.predicted, rows.predicted, -1))
+        codes = torch.cat(right)
+        members = [torch.nonzero(codes == number)[:, 0] for number in range(len(classes))]
+        found = []
+        for number, own in enumerate(members):
+            if len(own) == 0:
+                continue
+            own = own[torch.linspace(0, len(own) - 1, min(len(own), _MOST_MEMBERS)).long()]
+            rows = fitted.backend.take(own)
+            vectors = self._space.vectors(rows, rows.predicted).to(torch.float32)
+            chosen, shares, similarity = cover(vectors, int(per_class))
+            found.append((own[chosen], torch.full_like(chosen, number), shares, similarity))
+        if not found:
+            raise ValueError("no row of the database is predicted as its label says, so none stands for its class.")
+        positions, labels, shares, similarity = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return Prototypes(
+            positions.numpy(), fitted.outcomes.decode(labels), shares.double().numpy(), similarity.double().numpy()
+        )
+
+    def duplicates(self, threshold: float = 0.1, *, k: int = 8) -> Duplicates:
+        """Rows that are nearly the same to the network: pairs nearer than a threshold, in activation space.
+
+        Args:
+            threshold: Largest distance of a pair. Unrelated vectors are about 1.4 from each other, equal ones 0.
+            k: How many neighbours of each row are compared. Rows of larger groups are still linked with one another,
+                though not each with each.
+        """
+        if isinstance(threshold, bool | str) or not 0 <= threshold < 2:
+            raise ValueError(f"threshold must lie between 0 and 2, found {threshold!r}.")
+        require_whole_number("k", k)
+        fitted = self._fitted
+        if len(self) == 1:
+            none = np.empty(0, bool) if fitted.labelled else None
+            return Duplicates(np.empty((0, 2), np.int64), np.empty(0), (), none)
+        hits = self._view(space="activations").query(None, min(int(k), len(self) - 1))
+        found = link_duplicates(hits, float(threshold))
+        if not fitted.labelled:
+            return found
+        labels = [fitted.backend.take(torch.from_numpy(group)).labels for group in found.groups]
+        differ = [bool((codes != codes[0]).any()) for codes in labels if codes is not None]
+        return replace(found, conflicting=np.array(differ, dtype=bool))
+
+    # ------------------------------------------------------------------ files
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the index to one safetensors file, atomically; rows that are in Milvus stay there.
+
+        The explainer and the model are not in it, nor are labels' names other than the classes.
+
+        Args:
+            path: Where to; an existing file is replaced; processes that have it open keep the former one.
+        """
+        names = ("space", "target", "metric", "task", "output", "memory_limit")
+        options = {name: getattr(self, name) for name in names}
+        save(path, self._fitted, options)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        explainer: Any,
+        *,
+        backend: Literal["exact", "usearch"] | Usearch | Milvus | None = None,
+        device: torch.device | str | None = None,
+    ) -> Self:
+        """Reads an index that `save` wrote. The file is mapped into memory, not read: several processes can share it.
+
+        Args:
+            path: The file.
+            explainer: The very explainer the index was made with; another one is an error.
+            backend: Another backend for the same rows; or where a collection is now, and its token.
+            device: Where the exact search works.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If the file is damaged, of another kind or version, or made with another explainer.
+            ConnectionError: If Milvus cannot be reached.
+        """
+        other = None if backend is None else _backend_options(backend) or "exact"
+        fitted, options, used = load(path, find_evidence(explainer), backend=other, device=device)
+        index = cls(explainer, backend="exact" if used is None else used, device=device, **options)
+        index.classes = fitted.outcomes.classes
+        index._fit = fitted
+        return index
+
+    def close(self) -> None:
+        """Closes a Milvus connection, and with it a local file, which one process at a time can have open."""
+        self._fitted.backend.close()
+
+    # ------------------------------------------------------------------ how it is done
+
+    @property
+    def _kind(self) -> Kind:
+        return "activations" if self.space == "activations" else self.target
+
+    @property
+    def _space(self) -> Space:
+        return self._fitted.space(self._kind, self.metric)
+
+    @property
+    def _fitted(self) -> Fitted:
+        if not hasattr(self, "_fit"):
+            raise NotFittedError("This ContributionIndex has no rows yet; call fit(X, labels) first.")
+        return self._fit
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_fit")
+
+    def __sklearn_clone__(self) -> ContributionIndex:
+        # scikit-learn would copy the explainer, and with it lose its calibration.
+        return type(self)(**self.get_params(deep=False))
+
+    def _validate(self) -> None:
+        """Options are checked when they are used, as `set_params` may have changed them."""
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                known = " or ".join(map(repr, choices))
+                raise ValueError(f"{name} must be {known}, found {getattr(self, name)!r}.")
+        _backend_options(self.backend)
+
+    def _outcomes(self, source: EvidenceSource, labels: NDArray[Any] | None) -> Outcomes:
+        return find_outcomes(source, task=self.task, output=self.output, classes=self.classes, labels=labels)
+
+    def _read_labelled(
+        self,
+        source: EvidenceSource,
+        outcomes: Outcomes,
+        X: Any,
+        given: NDArray[Any] | None,
+        *,
+        wanted: Wanted,
+        progress: bool,
+        labels: bool = True,
+        held: int = 0,
+    ) -> tuple[Rows, NDArray[Any] | None]:
+        """Rows and their labels, those given or those that come with the batches."""
+        batches = with_labels(X) if labels and given is None else X
+        limit = parse_bytes(self.memory_limit, argument="memory_limit")
+        parts: list[Rows] = []
+        for batch in source.read(batches, wanted=wanted, progress=progress):
+            part = outcomes.rows(batch, wanted=wanted)
+            part = part.without_logits() if labels else part
+            held += part.bytes()
+            if held > limit:
+                way = "pass a larger one"
+                if part.evidence is not None and part.evidence.shape[1] > 1:
+                    classes = part.evidence.shape[1]
+                    way = f'keep evidence for one class instead of {classes} with target="own", or a larger limit'
+                count = held * len(part) // part.bytes()
+                raise ValueError(f"memory_limit is {limit:,} bytes, and {count:,} rows take more; {way}.")
+            parts.append(part)
+        rows = join_rows(parts)
+        found = batches.labels if isinstance(batches, LabelledBatches) else given
+        if found is not None and len(found) != len(rows):
+            raise ValueError(f"labels has {len(found)} entries for {len(rows)} rows.")
+        return rows, found
+
+
+def _one_of(y: Any, labels: Any) -> Any:
+    """Labels by either of their names."""
+    if y is not None and labels is not None:
+        raise ValueError("y and labels are two names for the same; pass one of them.")
+    return y if labels is None else labels
+
+
+def _backend_options(backend: Any) -> Usearch | Milvus | None:
+    """Options of a backend; None for the exact one."""
+    known = {"exact": None, "usearch": Usearch(), "milvus": Milvus()}
+    if isinstance(backend, Usearch | Milvus):
+        return backend
+    if not isinstance(backend, str) or backend not in known:
+        raise ValueError(
+            f'backend must be "exact", "usearch", "milvus", Usearch(...) or Milvus(...), found {backend!r}.'
+        )
+    return known[backend]
+
+
+def _length(X: Any, labels: Any) -> int:
+    """How many labels to expect: as many as rows, where these can be counted before they are read."""
+    return int(X.shape[0]) if hasattr(X, "shape") else len(labels)
+
+
+def positions_to_leave(exclude: Any, queries: int, rows: int) -> Tensor | None:
+    """Rows of the database that each query leaves out, shape (queries, any); −1 for none."""
+    if exclude is None:
+        return None
+    if isinstance(exclude, str):
+        if exclude != "self":
+            raise ValueError(f'exclude must be None, "self", or positions in the database, found {exclude!r}.')
+        if queries != rows:
+            raise ValueError(
+                f'exclude="self" says that query i is row i of the database, but there are {queries} queries and '
+                f"{rows} rows; pass the position of each query."
+            )
+        return torch.arange(rows)[:, None]
+    given = np.asarray(exclude.cpu() if isinstance(exclude, Tensor) else exclude)
+    if given.dtype.kind not in "iu" or given.ndim not in (1, 2) or len(given) != queries:
+        raise ValueError(
+            f"exclude must hold positions, one or one row of them for each of the {queries} queries, found "
+            f"{given.dtype} of shape {given.shape}."
+        )
+    if given.size and (given.min() < -1 or given.max() >= rows):
+        raise ValueError(
+            f"exclude must hold positions from 0 to {rows - 1}, or −1, found {given.min()} to {given.max()}."
+        )
+    return torch.from_numpy(given.astype(np.int64).reshape(queries, -1))
+
+
+def most_left_out(leave: Tensor | None) -> int:
+    """Rows that the query with the most of them leaves out."""
+    return 0 if leave is None else int((leave >= 0).sum(1).max())

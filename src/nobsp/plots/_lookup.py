@@ -1,0 +1,226 @@
+"""What to draw: which explanation, row, output and features are meant, the functions behind them, and their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nobsp._messages import join_names, suggest
+from nobsp.tabular.compiled import CompiledExplainer
+from nobsp.tabular.explanation import Explanation, output_position
+from nobsp.tabular.lookup import Chunk
+
+Array = NDArray[np.float64]
+
+
+def require_explanation(given: Any, plot: str) -> Explanation:
+    """An explanation of at least one row."""
+    if not isinstance(given, Explanation):
+        if isinstance(given, CompiledExplainer) or hasattr(type(given), "functions_"):
+            raise TypeError(f"{plot} draws the account of rows, found the explainer itself; pass explainer(X).")
+        raise TypeError(f"{plot} draws an Explanation, found {type(given).__name__}; pass explainer(X).")
+    if len(given) == 0:
+        raise ValueError(f"the explanation has no rows, so {plot} has nothing to draw.")
+    return given
+
+
+def known_rows(given: Explanation, *, residual: str = "") -> Explanation:
+    """The rows that could be explained: a missing value may have kept some from the network."""
+    known = np.isfinite(given.values).all((1, 2))
+    ran = known & np.isfinite(given.residual).all(1)
+    if residual and not ran.any():
+        raise ValueError(
+            f"{residual} needs the residual, which a compiled explainer does not know; pass the network's outputs, "
+            "compiled(X, predictions=...)."
+        )
+    kept = ran if ran.any() else known
+    return given if kept.all() else given[kept]
+
+
+def row_position(row: Any, ex: Explanation) -> int:
+    """Position of a row given by its position, or by its label in the index of the frame that was explained."""
+    import narwhals as nw
+
+    frame = frame_of(ex.data)
+    index: Any = None if frame is None else nw.maybe_get_index(frame)
+    if isinstance(row, int | np.integer) and not isinstance(row, bool):
+        if -len(ex) <= row < len(ex):
+            return int(row) % len(ex)
+        meant = f"; for the label pass row=ex.data.index.get_loc({row})" if index is not None and row in index else ""
+        raise IndexError(f"row {row} is out of range: row is a position, and there are {len(ex)}{meant}.")
+    named = index is not None and index.inferred_type != "integer"
+    if isinstance(row, bool | slice) or not isinstance(row, Hashable) or not named:
+        raise TypeError(f"row must be the position{' or label' if named else ''} of one row, found {row!r}.")
+    try:
+        found = np.arange(len(index))[index.get_loc(row)]
+    except (KeyError, TypeError, ValueError):  # as other kinds of indexes say that there is no such label
+        raise ValueError(f"no row {row!r} in the index of ex.data; {suggest(row, index)}") from None
+    if np.size(found) != 1:
+        raise ValueError(f"row {row!r} is not one row but those at {join_names(found, 12)}; pass one position.")
+    return int(np.ravel(found)[0])
+
+
+def one_output(output: int | str | None, names: Sequence[str], among: Sequence[int] | None = None) -> int:
+    """Position of the output to draw; may be left out where there is only one, or only one is `among` those meant."""
+    if output is not None:
+        return output_position(output, names)
+    meant = list(range(len(names))) if among is None else list(among)
+    if len(meant) != 1:
+        known = join_names([names[k] for k in meant], 12)
+        raise ValueError(f"output must be chosen among {known}, as in output={names[meant[0]]!r}.")
+    return meant[0]
+
+
+def some_outputs(output: int | str | None, names: Sequence[str], among: Sequence[int] | None = None) -> list[int]:
+    """Positions of the outputs to draw: the one given, or all that are meant."""
+    if output is not None:
+        return [output_position(output, names)]
+    return list(range(len(names))) if among is None else list(among)
+
+
+def feature_positions(features: Any, names: Sequence[str]) -> list[int]:
+    """Positions of features given by name or position."""
+    wanted = [features] if isinstance(features, str | int | np.integer) else list(features)
+    if not wanted:
+        raise ValueError("features is empty; name at least one, or leave it out to draw the strongest.")
+    return [feature_position(one, names) for one in wanted]
+
+
+def feature_position(feature: Any, names: Sequence[str]) -> int:
+    """Position of a feature, or an error with the close matches."""
+    if isinstance(feature, int | np.integer) and not isinstance(feature, bool):
+        if not -len(names) <= feature < len(names):
+            raise ValueError(f"feature {feature} is out of range; there are {len(names)}.")
+        return int(feature) % len(names)
+    if feature in names:
+        return list(names).index(feature)
+    raise ValueError(f"no feature {feature!r}; {suggest(feature, names)}")
+
+
+def pair_term(pair: Any, terms: Sequence[tuple[str, ...]], names: Sequence[str]) -> tuple[str, str]:
+    """The fitted pair of two features, in the order given."""
+    if isinstance(pair, str) or not isinstance(pair, Iterable) or len(tuple(pair)) != 2:
+        raise ValueError(f"pair must be two features, found {pair!r}.")
+    first, second = (names[feature_position(one, names)] for one in pair)
+    pairs = [term for term in terms if len(term) == 2]
+    if not any({first, second} == set(term) for term in pairs):
+        have = f"fitted are {join_names(pairs)}" if pairs else "none was"
+        raise ValueError(
+            f"the pair {(first, second)!r} was not fitted; {have}. To draw it, calibrate with "
+            f"interactions=[{(first, second)!r}]."
+        )
+    return first, second
+
+
+# ---------------------------------------------------------------------- functions, and rows to draw them over
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Functions, rows to draw them over (None without any), and the outputs drawn unless others are chosen."""
+
+    functions: CompiledExplainer
+    rows: Any
+    of_outputs: tuple[int, ...]
+
+    def places(self, data: Any) -> dict[int, Array] | None:
+        """Where the caller's rows lie, or those that are known where none are given; None without any."""
+        given = self.rows if data is None else data
+        given = given.data if isinstance(given, Explanation) else given
+        return None if given is None or len(given) == 0 else row_places(self.functions, given)
+
+
+def find_drawn(given: Any, plot: str) -> Drawn:
+    """What plots need to know of an explainer, or of the functions behind an explanation."""
+    if not isinstance(given, Explanation):
+        functions = find_functions(given, plot)
+        return Drawn(functions, getattr(given, "sample_", None), tuple(range(len(functions.output_names))))
+    if given.explainer is None:
+        raise TypeError(f"{plot} draws functions, and this explanation has none with it; pass the explainer itself.")
+    names = given.explainer.output_names
+    unknown = [name for name in given.output_names if name not in names]
+    if unknown:
+        raise ValueError(
+            f"{plot} draws functions of the model's outputs, and {unknown[0]!r} is none; pass the explainer itself."
+        )
+    return Drawn(given.explainer, given.data, tuple(names.index(name) for name in given.output_names))
+
+
+def find_functions(given: Any, plot: str) -> CompiledExplainer:
+    """The functions of an explainer, calibrated or compiled; recognised by an attribute, so torch is not needed."""
+    if isinstance(given, CompiledExplainer):
+        return given
+    if hasattr(type(given), "functions_"):
+        functions: CompiledExplainer = given.functions_
+        return functions
+    raise TypeError(f"{plot} draws an NObSP, a CompiledExplainer or an Explanation, found {type(given).__name__}.")
+
+
+def row_places(functions: CompiledExplainer, rows: Any) -> dict[int, Array]:
+    """Per feature that has a line or levels, where each row is: a number, or the position of its level; else NaN."""
+    columns, count = functions.read_columns(rows)
+    chunk, axes = Chunk(columns, slice(0, count)), functions.level_axes
+    found: dict[int, Array] = {}
+    for k, feature in enumerate(functions.features):
+        if k in axes:
+            places = chunk.places(axes[k])
+            found[k] = np.where(places == len(axes[k]), np.nan, places)
+        elif feature.span is not None and feature.columns[0] in columns:
+            found[k] = chunk.numbers(feature.columns[0])
+    return found
+
+
+def feature_values(ex: Explanation) -> dict[str, NDArray[Any] | None]:
+    """Every feature's values in the rows of an explanation, levels by their names; None for what is no one value."""
+    found: dict[str, NDArray[Any] | None] = dict.fromkeys(ex.feature_names)
+    if ex.explainer is None:
+        columns = columns_of(ex.data) or {}
+        if len(columns) == len(ex.feature_names) and not set(columns) & set(ex.feature_names):
+            columns = dict(zip(ex.feature_names, columns.values(), strict=True))
+        return found | {name: column for name, column in columns.items() if name in found}
+    for k, places in row_places(ex.explainer, ex.data).items():
+        feature = ex.explainer.features[k]
+        if feature.kind == "levels":
+            labels = np.array([*feature.labels, "?"], dtype=object)
+            found[feature.name] = labels[np.where(np.isnan(places), len(feature.labels), places).astype(int)]
+        else:
+            found[feature.name] = places
+    return found
+
+
+def frame_of(data: Any) -> Any:
+    """A frame of any library as narwhals sees it; None for anything else."""
+    import narwhals as nw
+
+    frame = nw.from_native(data, eager_only=True, pass_through=True)
+    return frame if isinstance(frame, nw.DataFrame) else None
+
+
+def columns_of(data: Any) -> dict[str, NDArray[Any]] | None:
+    """The columns of a frame by name, of an array or tensor as x0, x1, ...; None for what is no table."""
+    frame = frame_of(data)
+    if frame is not None:
+        return {str(name): np.asarray(frame[name].to_numpy()) for name in frame.columns}
+    if hasattr(data, "detach"):
+        data = data.detach().cpu()
+        data = data.float() if "bfloat16" in str(data.dtype) else data
+    if getattr(data, "ndim", 0) != 2:
+        return None
+    return {f"x{position}": column for position, column in enumerate(np.asarray(data).T)}
+
+
+def as_numbers(values: NDArray[Any] | None) -> Array | None:
+    """A column as numbers, NaN where one is missing; None where it holds something else."""
+    if values is None:
+        return None
+    if values.dtype == object:  # missing values have a type of their own in some frames
+        known = (int, float, str, np.generic)
+        values = np.array([value if isinstance(value, known) else np.nan for value in values.tolist()])
+    try:
+        return values.astype(np.float64)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,439 @@
+"""Every feature's function in a panel: lines with bands, dots with whiskers, bars, and how the rows lie below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nobsp._messages import count, join_names, require_whole_number
+from nobsp.plots import _lookup, colours
+from nobsp.plots._axes import NORMAL, SMALL, as_axes, legend_label, new_figure, text_colour, tidy
+from nobsp.plots.labels import short_labels, shorten, shorten_all
+from nobsp.tabular.compiled import CompiledExplainer
+from nobsp.tabular.features import Feature
+from nobsp.tabular.lookup import LevelAxis
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Array = NDArray[np.float64]
+Truth = Callable[[Any], Any]
+
+# Levels of one category that can still be distinguished.
+_MOST_LEVELS = 16
+# A number that takes so few values is drawn as dots.
+_FEW_VALUES = 12
+_TRUTH_DASHES: Any = (0, (4, 2))
+# The part of a panel's height that is kept free for how the rows lie.
+_STRIP = 0.13
+# How far bands, and functions where there are hardly any rows, may stretch a panel, as a share of what it has to hold.
+_ROOM = 0.35
+# Rows at either end of a function that are hardly any.
+_HARDLY_ANY = 0.005
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One feature's function where it is drawn, over numbers or positions of levels."""
+
+    feature: Feature
+    x: Array
+    value: Array  # (points, outputs), as are the limits of the band, NaN where there is none
+    lower: Array
+    upper: Array
+    baseline: float = np.nan
+    dots: bool = False  # whether a number takes few values, so that there is nothing in between
+    rows: Array = field(default_factory=lambda: np.zeros(0))
+    truth: Array = field(default_factory=lambda: np.zeros(0))  # what the function is known to be, (points,)
+    left_out: int = 0  # levels that are not drawn
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs it is drawn for."""
+        return int(self.value.shape[1])
+
+    @property
+    def banded(self) -> bool:
+        """Whether it has a band."""
+        return not np.isnan(self.lower).all()
+
+    @property
+    def levels(self) -> bool:
+        """Whether it is that of a category."""
+        return self.feature.kind == "levels"
+
+    @property
+    def has_baseline(self) -> bool:
+        """Whether there is a baseline."""
+        return self.baseline == self.baseline
+
+    @property
+    def gap(self) -> float:
+        """Room between two dots or levels."""
+        return float(np.diff(self.x).min()) if len(self.x) > 1 else 1.0
+
+    @property
+    def covered(self) -> NDArray[np.bool_]:
+        """Where along it all but a few rows lie; everywhere when rows are not known."""
+        if not self.levels and not self.dots and len(self.rows):
+            low, high = np.quantile(self.rows, [_HARDLY_ANY, 1 - _HARDLY_ANY])
+            inside: NDArray[np.bool_] = (self.x >= low) & (self.x <= high)
+            if inside.sum() > 1:
+                return inside
+        return np.ones(len(self.x), dtype=bool)
+
+
+def curves(
+    explainer: Any,
+    features: Any = None,
+    *,
+    output: int | str | None = None,
+    data: Any = None,
+    truth: Mapping[str, Truth] | None = None,
+    points: int = 200,
+    level: float = 0.9,
+    max_display: int = 12,
+    share_y: bool = True,
+    ax: Any = None,
+) -> Any:
+    """Draws every feature's average effect: one panel a feature, with band, baseline and how the rows lie.
+
+    A curve is what the model predicts with the feature at x, averaged over the other features' values, less the mean
+    prediction; see `NObSP.curves`. A line is a function of numbers, pale where hardly any rows are; dots with whiskers
+    are one of a number that takes few values; bars are the levels of a category. The shape at the foot of a panel shows
+    how many rows there are along it. The dotted upright line is the baseline, the point that `from_baseline` measures
+    from. All panels have one scale, so that a flat line means a feature that does little; it holds the functions where
+    rows are, and may cut their ends.
+
+    Args:
+        explainer: A calibrated `NObSP`, a `CompiledExplainer`, or an `Explanation`, for the functions behind it over
+            its rows.
+        features: One name, or several; when None the strongest, by their total importance.
+        output: Position or name of the output; all outputs, up to seven, when None.
+        data: Rows to show how the data lies: a table or an `Explanation`. When None, those of the explanation, or
+            calibrated rows where the explainer keeps some (not after loading, and not for pipelines).
+        truth: Known functions by feature, to be called on values, or on levels of a category. As a contribution is
+            centred, each is shifted by the constant that brings it closest over the rows.
+        points: Points along a curve.
+        level: Share of the curves inside the band that other rows of the same kind would give.
+        max_display: Most panels.
+        share_y: Whether all panels have the same scale.
+        ax: Axes to draw on, as many as there are panels; a new figure when None.
+
+    Returns:
+        The axes: one if a single feature is named, else an array of them.
+
+    Raises:
+        ValueError: If there is no such feature or output, or a feature has no curve.
+
+    Example:
+        >>> import torch
+        >>> from nobsp import NObSP, plots
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+        >>> explainer = NObSP(model, features=["a", "b", "c"]).fit(torch.randn(300, 3))
+        >>> axes = plots.curves(explainer)
+        >>> len(axes)
+        3
+        >>> plots.curves(explainer, "a").get_xlabel()
+        'a'
+    """
+    require_whole_number("max_display", max_display)
+    what = _lookup.find_drawn(explainer, "curves")
+    functions = what.functions
+    outputs = _outputs(what, output, truth)
+    found = _curves(functions, outputs, points=points, level=level)
+    if features is None:
+        sizes = functions.importances["total"][:, outputs].sum(1)
+        chosen = sorted(found, key=lambda k: (-sizes[k], k))[:max_display]
+    else:
+        chosen = _lookup.feature_positions(features, functions.feature_names)[:max_display]
+        for k in chosen:
+            if k not in found:
+                raise ValueError(f"feature {functions.feature_names[k]!r} is no function of one column: no curve.")
+    if not chosen:
+        raise ValueError("no feature is a function of one column, so there are no curves to draw.")
+    places = what.places(data)
+    made = []
+    for k in chosen:
+        curve = found[k]
+        if places is not None:
+            curve = _over_rows(functions, outputs, curve, places[k][np.isfinite(places[k])])
+        known = (truth or {}).get(curve.feature.name)
+        made.append(_fewer_levels(curve if known is None else _with_truth(functions, k, curve, known)))
+    axes = _new_panels(len(made)) if ax is None else as_axes(ax, len(made), "the plot of these curves")
+    _draw_panels(
+        axes,
+        made,
+        names=short_labels(functions.feature_names, 30),
+        outputs=[shorten(functions.output_names[k], 24) for k in outputs],
+        level=level,
+        share_y=share_y,
+        ours=ax is None,
+    )
+    if ax is None and features is None and len(made) < len(found):
+        note = f"the {len(made)} strongest of {count(len(found), 'function')}"
+        axes[0].figure.supxlabel(note, fontsize=SMALL, color=colours.MUTED, x=0.99, ha="right")
+    single = isinstance(features, str | int | np.integer)
+    return axes[0] if single else np.array(axes, dtype=object)
+
+
+def _outputs(what: _lookup.Drawn, output: int | str | None, truth: Mapping[str, Truth] | None) -> list[int]:
+    names = what.functions.output_names
+    outputs = _lookup.some_outputs(output, names, what.of_outputs)
+    if len(outputs) > len(colours.SERIES):
+        raise ValueError(f"output must be chosen among {join_names(names)}; {len(outputs)} cannot be distinguished.")
+    if truth and len(outputs) > 1:
+        raise ValueError(f"truth is that of one output; choose it among {join_names(names)}.")
+    for name in truth or ():
+        _lookup.feature_position(name, what.functions.feature_names)
+    return outputs
+
+
+def _curves(functions: CompiledExplainer, outputs: Sequence[int], *, points: int, level: float) -> dict[int, Curve]:
+    """The curve, for some outputs, of every feature that has one."""
+    table = functions.curves(points, level=level)
+    names, every = np.asarray(table["feature"]), len(functions.output_names)
+    found = {}
+    for k, feature in enumerate(functions.features):
+        here = names == feature.name
+        if not here.any():
+            continue
+        # Rows come output by output, each with the same points.
+        x, value, lower, upper = (
+            np.asarray(table[name], dtype=np.float64)[here].reshape(every, -1).T
+            for name in ("x", "value", "lower", "upper")
+        )
+        levels = feature.kind == "levels"
+        found[k] = Curve(
+            feature,
+            np.arange(len(x), dtype=np.float64) if levels else x[:, 0],
+            value[:, outputs],
+            lower[:, outputs],
+            upper[:, outputs],
+            baseline=float(functions.baseline[k]),
+        )
+    return found
+
+
+def _over_rows(functions: CompiledExplainer, outputs: Sequence[int], curve: Curve, rows: Array) -> Curve:
+    """The curve over some rows; at their values alone where a number takes few."""
+    values = np.unique(rows)
+    if curve.levels or not 0 < 2 * len(values) <= len(rows) or len(values) > _FEW_VALUES:
+        return replace(curve, rows=rows)
+    value = np.column_stack([functions.function(curve.feature.name, output=k)(values) for k in outputs])
+    lower, upper = (
+        value + np.column_stack([np.interp(values, curve.x, away) for away in (limit - curve.value).T])
+        for limit in (curve.lower, curve.upper)
+    )
+    return replace(curve, x=values, value=value, lower=lower, upper=upper, rows=rows, dots=True)
+
+
+def _with_truth(functions: CompiledExplainer, k: int, curve: Curve, truth: Truth) -> Curve:
+    """The curve with its known function, shifted by the constant that brings it closest over the rows."""
+    feature, x = curve.feature, curve.x
+    known = np.asarray(truth(_levels_as_given(functions.level_axes[k], feature.labels) if curve.levels else x))
+    if known.shape != x.shape:
+        raise ValueError(f"truth of {feature.name!r} gives shape {known.shape} for {len(x)} values; give one each.")
+    gap = curve.value[:, 0] - known.astype(np.float64)
+    if len(curve.rows):
+        gap = gap[curve.rows.astype(int)] if curve.levels else np.interp(curve.rows, x, gap)
+    return replace(curve, truth=known + gap.mean())
+
+
+def _levels_as_given(axis: LevelAxis, labels: Sequence[str]) -> NDArray[Any]:
+    """Values of one column; of several, the names of the levels."""
+    if isinstance(axis.levels, tuple):
+        return np.array(axis.levels, dtype=object)
+    return np.array(labels, dtype=object) if len(axis.columns) > 1 else axis.levels[:, 0].astype(object)
+
+
+def _fewer_levels(curve: Curve) -> Curve:
+    """The same, of a category with many levels only those that contribute most."""
+    if not curve.levels or len(curve.x) <= _MOST_LEVELS:
+        return curve
+    kept = np.sort(np.argsort(-np.abs(curve.value).sum(1), kind="stable")[:_MOST_LEVELS])
+    place = {float(level): float(position) for position, level in enumerate(kept)}
+    return replace(
+        curve,
+        feature=replace(curve.feature, labels=tuple(curve.feature.labels[k] for k in kept)),
+        baseline=place.get(curve.baseline, np.nan),
+        x=np.arange(len(kept), dtype=np.float64),
+        value=curve.value[kept],
+        lower=curve.lower[kept],
+        upper=curve.upper[kept],
+        rows=np.array([place[row] for row in curve.rows.tolist() if row in place]),
+        truth=curve.truth[kept] if len(curve.truth) else curve.truth,
+        left_out=len(curve.x) - len(kept),
+    )
+
+
+# ---------------------------------------------------------------------- drawing
+
+
+def _new_panels(count: int) -> list[Axes]:
+    """Panels of a new figure, in rows of up to four."""
+    across = 3 if count in (5, 6) else min(count, 4)
+    down = -(-count // across)
+    figure = new_figure((2.55 * across + 0.9, 2.15 * down + 0.55) if count > 1 else (5.2, 3.6))
+    return [figure.add_subplot(down, across, place + 1) for place in range(count)]
+
+
+def _draw_panels(
+    axes: Sequence[Axes],
+    made: Sequence[Curve],
+    *,
+    names: Mapping[str, str],
+    outputs: Sequence[str],
+    level: float,
+    share_y: bool,
+    ours: bool,
+) -> None:
+    """Draws each curve on its axes."""
+    effect = "average effect" + (f" on {outputs[0]}" if len(outputs) == 1 else "")
+    if len(made) > 1 and len(effect) > 26:
+        effect = effect.replace(" on ", "\non ", 1)
+    for place, (ax, curve) in enumerate(zip(axes, made, strict=True)):
+        _draw(ax, curve)
+        ax.set_ylim(*_limits(made if share_y else [curve]))
+        more = f" ({count(curve.left_out, 'more level')})" if curve.left_out else ""
+        ax.set_xlabel(names[curve.feature.name] + more, fontsize=NORMAL)
+        spot = ax.get_subplotspec()
+        first = place == 0 or spot is None or spot.is_first_col()
+        ax.set_ylabel(effect if first else "", fontsize=NORMAL)
+        if ours and share_y and not first:
+            ax.tick_params(labelleft=False)
+    _explain(axes[0], made, outputs, level, outside=ours)
+
+
+def _limits(made: Sequence[Curve]) -> tuple[float, float]:
+    """Limits that hold the functions where rows are, most of the rest, and a strip for the rows."""
+    needed = np.concatenate([np.append(curve.value[curve.covered].ravel(), 0.0) for curve in made])
+    low, high = float(needed.min()), float(needed.max())
+    room = _ROOM * (high - low)
+    wanted = [part.ravel() for curve in made for part in (curve.value, curve.lower, curve.upper, curve.truth)]
+    every = np.concatenate(wanted)
+    every = every[~np.isnan(every)]
+    low, high = max(float(every.min(initial=low)), low - room), min(float(every.max(initial=high)), high + room)
+    height = (high - low) or 1.0
+    return low - height * (0.06 + _STRIP * 1.15), high + 0.06 * height
+
+
+def _draw(ax: Axes, curve: Curve) -> None:
+    tidy(ax)
+    ax.axhline(0.0, color=colours.FAINT, linewidth=0.8, zorder=0.5)
+    if curve.levels:
+        _draw_levels(ax, curve)
+    elif curve.dots:
+        _draw_dots(ax, curve)
+    else:
+        _draw_lines(ax, curve)
+    if curve.has_baseline:
+        x = curve.baseline
+        ax.axvline(x, color=colours.MUTED, linewidth=1.0, linestyle=":", zorder=0.8, gid="baseline")
+    if not curve.levels:
+        beside = 0.6 * curve.gap if curve.dots else 0.03 * (float(curve.x[-1] - curve.x[0]) or 1.0)
+        ax.set_xlim(curve.x[0] - beside, curve.x[-1] + beside)
+        ax.locator_params(axis="x", nbins=5)
+        if curve.dots and len(curve.x) <= 6:
+            ax.set_xticks(curve.x)
+    if len(curve.truth):
+        apart = curve.levels or curve.dots
+        [line] = ax.plot(curve.x, curve.truth, color=text_colour(ax), linewidth=1.3, zorder=4, gid="truth")
+        line.set_linestyle("none" if apart else _TRUTH_DASHES)
+        line.set(marker="D" if apart else "", markersize=4.5, markerfacecolor="none")
+    _draw_rows(ax, curve)
+
+
+def _draw_lines(ax: Axes, curve: Curve) -> None:
+    covered = curve.covered
+    # All but its ends, from which the pale parts go on.
+    inner = covered.copy()
+    inner[1:] &= covered[:-1]
+    inner[:-1] &= covered[1:]
+    for number, value in enumerate(curve.value.T):
+        colour, dashes = colours.SERIES[number], colours.DASHES[number]
+        if curve.banded:
+            low, high = curve.lower[:, number], curve.upper[:, number]
+            ax.fill_between(curve.x, low, high, color=colour, alpha=0.2, linewidth=0, zorder=2, gid="band")
+        pale = np.where(inner, np.nan, value)
+        ax.plot(curve.x, pale, color=colour, linestyle=dashes, linewidth=1.4, alpha=0.5, zorder=2.5)
+        ax.plot(
+            curve.x[covered], value[covered], color=colour, linestyle=dashes, linewidth=2.0, zorder=3, gid="function"
+        )
+
+
+def _draw_dots(ax: Axes, curve: Curve) -> None:
+    for number, value in enumerate(curve.value.T):
+        x = curve.x + curve.gap * 0.5 * ((number + 0.5) / curve.outputs - 0.5)
+        colour = colours.SERIES[number]
+        ax.plot(x, value, color=colour, linestyle=colours.DASHES[number], linewidth=0.8, alpha=0.5, zorder=2)
+        marks: dict[str, Any] = {"fmt": colours.MARKERS[number], "markersize": 4.5, "gid": "function"}
+        ax.errorbar(x, value, yerr=_whiskers(curve, number), color=colour, elinewidth=1.2, zorder=3, **marks)
+
+
+def _draw_levels(ax: Axes, curve: Curve) -> None:
+    wide = 0.78 / curve.outputs
+    for number, value in enumerate(curve.value.T):
+        x = curve.x + wide * (number - (curve.outputs - 1) / 2)
+        style: dict[str, Any] = {"color": colours.SERIES[number], "hatch": colours.HATCHES[number], "alpha": 0.85}
+        ax.bar(x, value, width=wide * 0.94, edgecolor="white", linewidth=0.5, zorder=2, gid="function", **style)
+        ax.errorbar(
+            x, value, yerr=_whiskers(curve, number), fmt="none", ecolor=text_colour(ax), elinewidth=1.0, zorder=3
+        )
+    labels = shorten_all(curve.feature.labels, 14)
+    ax.set_xticks(curve.x, labels=labels)
+    if sum(map(len, labels)) > 22:
+        ax.set_xticks(curve.x, labels=labels, rotation=40, ha="right", rotation_mode="anchor")
+    ax.set_xlim(-0.6, len(curve.x) - 0.4)
+
+
+def _whiskers(curve: Curve, number: int) -> Array | None:
+    if not curve.banded:
+        return None
+    value = curve.value[:, number]
+    return np.clip([value - curve.lower[:, number], curve.upper[:, number] - value], 0.0, None)
+
+
+def _draw_rows(ax: Axes, curve: Curve) -> None:
+    """How the rows lie, as a grey shape at the foot of the panel."""
+    if len(curve.rows) == 0:
+        return
+    foot = ax.get_xaxis_transform()
+    if curve.levels or curve.dots:
+        where, counts = np.unique(curve.rows, return_counts=True)
+        heights = _STRIP * counts / counts.max()
+        ax.bar(where, heights, width=0.5 * curve.gap, color=colours.ROWS, transform=foot, zorder=1, gid="rows")
+        return
+    counts, edges = np.histogram(curve.rows, bins=32, range=(curve.x[0], curve.x[-1]))
+    heights = _STRIP * counts / max(counts.max(), 1)
+    ax.stairs(heights, edges, fill=True, color=colours.ROWS, transform=foot, zorder=1, gid="rows")
+
+
+def _explain(ax: Axes, made: Sequence[Curve], outputs: Sequence[str], level: float, *, outside: bool) -> None:
+    """Says what is what: above all panels of a figure of ours, or in the caller's first axes where it is needed."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    entries: list[tuple[Any, str]] = []
+    for number, name in enumerate(outputs):
+        line = Line2D([], [], color=colours.SERIES[number], linestyle=colours.DASHES[number], linewidth=2.0)
+        entries.append((line, name if len(outputs) > 1 else "average effect"))
+    if any(curve.banded for curve in made):
+        entries.append((Patch(facecolor=colours.SERIES[0], alpha=0.2), f"{level:.0%} band"))
+    if any(len(curve.truth) for curve in made):
+        entries.append((Line2D([], [], color=text_colour(ax), linestyle=_TRUTH_DASHES, linewidth=1.3), "truth"))
+    if any(curve.has_baseline for curve in made):
+        entries.append((Line2D([], [], color=colours.MUTED, linestyle=":", linewidth=1.0), "baseline"))
+    if any(len(curve.rows) for curve in made):
+        entries.append((Patch(facecolor=colours.ROWS), "rows"))
+    handles, labels = [handle for handle, _ in entries], [legend_label(label) for _, label in entries]
+    if outside:
+        many = len(made) == 1 and len(labels) > 4
+        columns = -(-len(labels) // 2) if many else len(labels)
+        ax.figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=SMALL)
+    elif len(outputs) > 1 or any(len(curve.truth) for curve in made):
+        ax.legend(handles, labels, frameon=False, fontsize=SMALL)

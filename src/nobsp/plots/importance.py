@@ -1,0 +1,236 @@
+"""Which features matter: mean sizes of contributions, and every row's contributions as a swarm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nobsp._messages import count, require_whole_number
+from nobsp.plots import _lookup, colours
+from nobsp.plots._axes import (
+    NORMAL,
+    SMALL,
+    add_note,
+    bars,
+    colour_bar,
+    get_axes,
+    label_rows,
+    legend_label,
+    text_colour,
+    tidy,
+)
+from nobsp.plots.labels import short_labels, shorten, term_labels
+from nobsp.tabular.explanation import Explanation
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Array = NDArray[np.float64]
+
+# Rows that a swarm still shows one by one.
+_MOST_POINTS = 2000
+
+
+@dataclass(frozen=True, eq=False)
+class _Sizes:
+    """Mean absolute main effects (features, outputs), those of all terms with a feature, and of the residual."""
+
+    features: tuple[str, ...]
+    outputs: tuple[str, ...]
+    main: Array
+    total: Array
+    residual: Array
+
+
+def importance(what: Any, *, output: int | str | None = None, max_display: int = 15, ax: Axes | None = None) -> Axes:
+    """Draws how much each feature contributes on average, strongest first.
+
+    The bar is the mean absolute value of everything the feature takes part in, its main effect and its interactions
+    together. The diamond is that of the main effect alone, which may also be more. With several outputs the bars are
+    stacked, and the diamond is the sum. The residual's own size stands below, as far as it is known.
+
+    Args:
+        what: An `Explanation`, measured on its rows; or an `NObSP` or `CompiledExplainer`, on calibration rows.
+        output: Position or name of the output; all when None.
+        max_display: Most features.
+        ax: Axes to draw on; a new figure when None.
+
+    Returns:
+        The axes.
+
+    Raises:
+        TypeError: If it is something else.
+        ValueError: If there is no such output.
+
+    Example:
+        >>> import torch
+        >>> from nobsp import NObSP, plots
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+        >>> explainer = NObSP(model, features=["a", "b", "c"]).fit(torch.randn(300, 3))
+        >>> ax = plots.importance(explainer)
+        >>> len(ax.get_yticklabels())
+        3
+    """
+    require_whole_number("max_display", max_display)
+    sizes = _sizes(what)
+    chosen = _lookup.some_outputs(output, sizes.outputs)
+    main, total, residual = sizes.main[:, chosen], sizes.total[:, chosen], sizes.residual[chosen]
+    names = [sizes.outputs[k] for k in chosen]
+    if len(chosen) > len(colours.SERIES):
+        main, total, residual = main.sum(1, keepdims=True), total.sum(1, keepdims=True), residual.sum(keepdims=True)
+        names = [count(len(chosen), "output")]
+    order = np.argsort(-total.sum(1), kind="stable")[:max_display]
+    has_residual = not np.isnan(residual).any()
+    places = np.arange(len(order))
+    ax = get_axes(ax, (6.6, 0.3 * (len(order) + has_residual) + 1.2))
+    tidy(ax, grid=True)
+    start, below = np.zeros(len(order)), 0.0
+    short = short_labels(sizes.features, 34)
+    rows = [short[sizes.features[k]] for k in order]
+    rows += [_residual_label(rows)] * has_residual
+    for number, name in enumerate(names):
+        label = legend_label(shorten(name, 24) if len(names) > 1 else "with its interactions")
+        colour, hatch = colours.SERIES[number], colours.HATCHES[number]
+        bars(ax, places, total[order, number], left=start, colour=colour, hatch=hatch, label=label)
+        start = start + total[order, number]
+        if has_residual:
+            colour, hatch = colours.RESIDUAL, colours.RESIDUAL_HATCH
+            bars(ax, len(order), residual[number], left=below, colour=colour, hatch=hatch, gid="residual")
+            below += float(residual[number])
+    alone = main.sum(1)[order]
+    if not np.allclose(alone, start, rtol=1e-9, atol=0.0):
+        ax.hlines(places, np.minimum(start, alone), np.maximum(start, alone), color=colours.MUTED, zorder=3)
+        [marks] = ax.plot(alone, places, "D", color=text_colour(ax), zorder=4, label="main effect alone", gid="main")
+        marks.set(markersize=5.5, markerfacecolor="white", markeredgewidth=1.3)
+    if len(names) > 1 or len(ax.get_legend_handles_labels()[1]) > 1:
+        ax.legend(loc="lower right", frameon=False, fontsize=SMALL)
+    label_rows(ax, rows)
+    ax.set_xlim(0.0, max(float(start.max()), float(alone.max()), below) * 1.06 or 1.0)
+    single = f" to {shorten(names[0], 24)}" if len(names) == 1 else ", summed over outputs"
+    ax.set_xlabel(f"mean |contribution|{single}", fontsize=NORMAL)
+    if len(order) < len(sizes.features):
+        add_note(ax, f"the {len(order)} strongest of {count(len(sizes.features), 'feature')}")
+    return ax
+
+
+def _sizes(what: Any) -> _Sizes:
+    if isinstance(what, Explanation):
+        ex = _lookup.known_rows(_lookup.require_explanation(what, "importance"))
+        own = np.zeros((len(ex.feature_names), len(ex.output_names)))
+        for position, term in enumerate(ex.terms):
+            if len(term) == 1:
+                own[ex.feature_names.index(term[0])] = np.abs(ex.values[:, position]).mean(0)
+        return _Sizes(ex.feature_names, ex.output_names, own, np.abs(ex.total()).mean(0), np.abs(ex.residual).mean(0))
+    functions = _lookup.find_functions(what, "importance")
+    main, total = functions.importances["main"], functions.importances["total"]
+    outputs = functions.output_names
+    return _Sizes(functions.feature_names, outputs, main, total, np.full(len(outputs), np.nan))
+
+
+def beeswarm(
+    ex: Explanation, *, output: int | str | None = None, max_display: int = 12, ax: Axes | None = None
+) -> Axes:
+    """Draws every row's contributions, a swarm for each term, strongest first, and one for the residual.
+
+    Each point is a row. Main effects and interactions are ordered by their own mean absolute contribution. A point's
+    colour, from dark to light, is the feature's value from
+    low to high, by rank; points of categories, groups and interactions are grey.
+
+    Args:
+        ex: An explanation.
+        output: Position or name of the output; may be left out where there is only one.
+        max_display: Most terms.
+        ax: Axes to draw on; a new figure when None.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: If there is no such output.
+
+    Example:
+        >>> import torch
+        >>> from nobsp import NObSP, plots
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+        >>> X = torch.randn(300, 3)
+        >>> ex = NObSP(model, features=["a", "b", "c"], interactions=0).fit(X)(X)
+        >>> ax = plots.beeswarm(ex)
+        >>> ax.get_yticklabels()[-1].get_text()
+        'residual'
+    """
+    require_whole_number("max_display", max_display)
+    ex = _lookup.known_rows(_lookup.require_explanation(ex, "beeswarm"))
+    chosen = _lookup.one_output(output, ex.output_names)
+    values, residual = ex.values[:, :, chosen], ex.residual[:, chosen]
+    order = np.argsort(-np.abs(values).mean(0), kind="stable")[:max_display]
+    rows = np.linspace(0, len(ex) - 1, min(len(ex), _MOST_POINTS)).astype(int)
+    swarms = [values[rows, k] for k in order]
+    names = term_labels([ex.terms[k] for k in order], names=ex.feature_names)
+    every = _lookup.feature_values(ex)
+    ranks = [_ranks(every[ex.terms[k][0]], rows) if len(ex.terms[k]) == 1 else None for k in order]
+    if not np.isnan(residual).any():
+        swarms, names, ranks = [*swarms, residual[rows]], [*names, _residual_label(names)], [*ranks, None]
+    ax = get_axes(ax, (7.4, 0.42 * len(names) + 1.2))
+    tidy(ax)
+    ax.axvline(0.0, color=colours.MUTED, linewidth=0.8, zorder=0)
+    reach = max((float(np.abs(swarm).max()) for swarm in swarms), default=1.0) or 1.0
+    size = float(np.clip(4000.0 / len(rows), 5.0, 18.0))
+    shades = None
+    for place, (swarm, rank) in enumerate(zip(swarms, ranks, strict=True)):
+        y = place + _spread_out(swarm, 2 * reach)
+        gid = "residual" if place == len(order) else "term"
+        style: dict[str, Any] = {"s": size, "linewidths": 0, "rasterized": True, "zorder": 2, "gid": gid}
+        if rank is None:
+            ax.scatter(swarm, y, color=colours.RESIDUAL, **style)
+        else:
+            shades = ax.scatter(swarm, y, c=rank, cmap=colours.low_to_high(), vmin=0.0, vmax=1.0, **style)
+    label_rows(ax, names)
+    ax.set_xlabel(f"contribution to {shorten(ex.output_names[chosen], 40)}", fontsize=NORMAL)
+    if shades is not None:
+        bar = colour_bar(ax, shades, "value of the feature", ticks=[0.0, 1.0])
+        bar.ax.set_yticklabels(["low", "high"])
+        bar.set_label("value of the feature", labelpad=-12)
+    remarks = []
+    if len(order) < len(ex.terms):
+        remarks.append(f"the {len(order)} strongest of {count(len(ex.terms), 'term')}")
+    if len(rows) < len(ex):
+        remarks.append(f"{len(rows):,} of {count(len(ex), 'row')}")
+    add_note(ax, ", ".join(remarks))
+    return ax
+
+
+def _residual_label(names: Sequence[str]) -> str:
+    """The residual's label, in brackets where a feature has it too."""
+    label = "residual"
+    while label in names:
+        label = f"({label})"
+    return label
+
+
+def _ranks(column: NDArray[Any] | None, rows: NDArray[np.int_]) -> Array | None:
+    """A feature's values in some rows as ranks from 0 to 1; None for what has no order."""
+    values = None if column is None or isinstance(column[0], str) else _lookup.as_numbers(column)
+    if values is None or not np.isfinite(values).all():
+        return None
+    distinct, place = np.unique(values, return_inverse=True)
+    counts = np.bincount(place)
+    middle = np.cumsum(counts) - (counts - 1) / 2 - 1
+    return np.asarray(middle[place][rows] / max(len(values) - 1, 1)) if len(distinct) > 1 else None
+
+
+def _spread_out(values: Array, width: float) -> Array:
+    """Where to put points of about the same value, so that they lie beside each other: −0.4 to 0.4."""
+    bins = np.floor(values / width * 160).astype(int)
+    _, place = np.unique(bins, return_inverse=True)
+    order = np.argsort(place, kind="stable")
+    counts = np.bincount(place)
+    first = np.cumsum(counts) - counts
+    nth = np.empty(len(values))
+    nth[order] = np.arange(len(values)) - first[place[order]]
+    # Alternately above and below the middle.
+    offset = np.where(nth % 2 == 0, -nth / 2, (nth + 1) / 2)
+    return np.asarray(0.8 * offset / max(float(counts.max()), 16.0))

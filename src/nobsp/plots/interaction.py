@@ -1,0 +1,230 @@
+"""What two features do only together: a surface, where there are rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nobsp._messages import require_whole_number
+from nobsp.plots import _lookup, colours
+from nobsp.plots._axes import NORMAL, SMALL, add_note, colour_bar, get_axes, tidy
+from nobsp.plots.labels import decimals_for, format_signed, shorten, shorten_all
+from nobsp.tabular.features import Feature
+from nobsp.tabular.lookup import LevelAxis
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+# How far from a row a surface is still shown, as a share of the axis.
+_NEAR = 0.055
+# Rows in the far tails, which would shrink everything else, are left out of the picture.
+_TAIL = 0.005
+_MOST_LEVELS = 24
+_MOST_DOTS = 400
+
+
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """One side of a surface: its feature, levels if any, cells, and the rows along it (NaN for unknown levels)."""
+
+    feature: Feature
+    axis: LevelAxis | None
+    at: Array
+    edges: Array
+    rows: Array
+    reach: float  # how many cells from a row are shown
+
+    def values(self, places: Array) -> NDArray[Any]:
+        """The feature's own values at some places, one row each."""
+        if self.axis is None:
+            return places[:, None]
+        levels = self.axis.levels
+        known = np.array(levels, dtype=object)[:, None] if isinstance(levels, tuple) else levels
+        return np.asarray(known[places.astype(int)])
+
+
+def interaction(
+    explainer: Any,
+    pair: Any,
+    *,
+    output: int | str | None = None,
+    data: Any = None,
+    points: int = 80,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draws the interaction of two features, what they contribute only together, where there are rows.
+
+    Places far from any row are hatched: nothing is known there. Lines follow equal contributions, solid above zero and
+    dashed below. Sides of categories have one stripe per level. Along either side it averages out: what it does on
+    average is in the curves.
+
+    Args:
+        explainer: A calibrated `NObSP`, a `CompiledExplainer`, or an `Explanation`, for the functions behind it.
+        pair: Two features, by name; the first runs along the bottom.
+        output: Position or name of the output; may be left out where there is only one.
+        data: Rows that show where the data is: a table or an `Explanation`. When None, those of the explanation, or
+            calibrated rows where the explainer keeps some (not after loading, and not for pipelines). Without any, the
+            whole range is drawn, and it says so.
+        points: Points along each side of numbers.
+        ax: Axes to draw on; a new figure when None.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: If there is no such pair or output, or a feature has no line to walk along.
+
+    Example:
+        >>> import torch
+        >>> from nobsp import NObSP, plots
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+        >>> X = torch.randn(300, 3)
+        >>> explainer = NObSP(model, features=["a", "b", "c"], interactions=[("a", "b")]).fit(X)
+        >>> ax = plots.interaction(explainer, ("b", "a"))
+        >>> ax.get_xlabel(), ax.get_ylabel()
+        ('b', 'a')
+    """
+    require_whole_number("points", points, least=2)
+    what = _lookup.find_drawn(explainer, "interaction")
+    functions = what.functions
+    term = _lookup.pair_term(pair, functions.terms, functions.feature_names)
+    chosen = _lookup.one_output(output, functions.output_names, what.of_outputs)
+    places, axes = what.places(data), functions.level_axes
+    ends = [functions.position(name) for name in term]
+    across, up = (
+        _side(functions.features[k], axes.get(k), np.zeros(0) if places is None else places[k], int(points))
+        for k in ends
+    )
+    right, top = (grid.ravel() for grid in np.meshgrid(across.at, up.at))
+    values = functions.function(term, output=chosen)(across.values(right), up.values(top))
+    surface = values.reshape(len(up.at), len(across.at))
+    near = _near(across, up) if places is not None else np.ones_like(surface, dtype=bool)
+    ax = get_axes(ax, (5.6, 4.4))
+    tidy(ax)
+    _draw_surface(ax, across, up, np.ma.masked_array(surface, ~near), shorten(functions.output_names[chosen], 30))
+    _draw_rows(ax, across, up)
+    first, second = shorten_all(term, 36)
+    _name_side(ax, "x", across, first)
+    _name_side(ax, "y", up, second)
+    if places is None:
+        add_note(ax, "rows are not known: parts may be without any")
+    elif not near.all():
+        add_note(ax, "hatched: no rows nearby")
+    return ax
+
+
+def _side(feature: Feature, axis: LevelAxis | None, rows: Array, points: int) -> _Side:
+    if axis is not None:
+        if len(axis) > _MOST_LEVELS:
+            raise ValueError(
+                f"feature {feature.name!r} has {len(axis)} levels; at most {_MOST_LEVELS} can be distinguished."
+            )
+        places = np.arange(len(axis), dtype=np.float64)
+        return _Side(feature, axis, places, np.append(places - 0.5, places[-1] + 0.5), rows, 0.0)
+    low, high = feature.ranges[0]
+    finite = rows[np.isfinite(rows)]
+    if len(finite):
+        inner = np.quantile(finite, [_TAIL, 1 - _TAIL])
+        low, high = (float(inner[0]), float(inner[1])) if inner[0] < inner[1] else (low, high)
+    edges = np.linspace(low, high if high > low else low + 1.0, points + 1)
+    return _Side(feature, None, (edges[:-1] + edges[1:]) / 2, edges, rows, _NEAR * points)
+
+
+def _near(across: _Side, up: _Side) -> Mask:
+    """Which cells have a row in them or nearby."""
+    known = np.isfinite(across.rows) & np.isfinite(up.rows)
+    held = np.histogram2d(up.rows[known], across.rows[known], bins=[up.edges, across.edges])[0] > 0
+    result = np.zeros_like(held)
+    steps = [range(-int(side.reach), int(side.reach) + 1) for side in (up, across)]
+    for down, right in product(*steps):
+        if (down / (up.reach or 1.0)) ** 2 + (right / (across.reach or 1.0)) ** 2 <= 1.0:
+            result[_shifted(down), _shifted(right)] |= held[_shifted(-down), _shifted(-right)]
+    return result
+
+
+def _shifted(step: int) -> slice:
+    return slice(max(step, 0), min(step, 0) or None)
+
+
+def _draw_surface(ax: Axes, across: _Side, up: _Side, surface: Any, output: str) -> None:
+    from matplotlib.patches import Rectangle
+
+    width, height = across.edges[-1] - across.edges[0], up.edges[-1] - up.edges[0]
+    empty, lines = colours.EMPTY
+    ground = Rectangle((across.edges[0], up.edges[0]), width, height, facecolor=empty, edgecolor=lines, hatch="///")
+    ground.set(linewidth=0, zorder=0, gid="no rows")
+    ax.add_patch(ground)
+    largest = float(np.abs(surface).max()) if surface.count() else 0.0
+    largest = largest if largest > 0 else 1.0
+    style: dict[str, Any] = {"cmap": colours.against_to_for(), "vmin": -largest, "vmax": largest, "rasterized": True}
+    mesh = ax.pcolormesh(across.edges, up.edges, surface, zorder=1, gid="surface", **style)
+    colour_bar(ax, mesh, f"joint effect on {output}")
+    for side, line in ((across, ax.axvline), (up, ax.axhline)):
+        for edge in side.edges[1:-1] if side.axis is not None else ():
+            line(edge, color="white", linewidth=1.5, zorder=2)
+    _draw_lines(ax, across, up, surface, largest)
+
+
+def _draw_lines(ax: Axes, across: _Side, up: _Side, surface: Any, largest: float) -> None:
+    """Lines of equal contributions, dashed below zero; stripe by stripe along a category."""
+    from matplotlib.ticker import MaxNLocator
+
+    if across.axis is not None and up.axis is not None:
+        _write_cells(ax, surface, largest)
+        return
+    levels = [level for level in MaxNLocator(9, symmetric=True).tick_values(-largest, largest) if abs(level) < largest]
+    levels = [level for level in levels if abs(level) > 1e-9 * largest]
+    stripes: list[tuple[Array, Array, Any]] = [(across.at, up.at, surface)]
+    inside = np.linspace(-0.5, 0.5, 9)  # across a stripe
+    if up.axis is not None:
+        stripes = [(across.at, k + inside, np.ma.stack([line] * 9)) for k, line in enumerate(surface)]
+    elif across.axis is not None:
+        stripes = [(k + inside, up.at, np.ma.stack([line] * 9, 1)) for k, line in enumerate(surface.T)]
+    for x, y, part in stripes:
+        drawn = [level for level in levels if part.count() and part.min() < level < part.max()]
+        if drawn:
+            lines = ax.contour(x, y, part, levels=drawn, colors="#333333", linewidths=0.7, zorder=2)
+            ax.clabel(lines, fontsize=SMALL - 1, fmt=lambda level: f"{level:+g}".replace("-", "−"), inline_spacing=2)
+
+
+def _write_cells(ax: Axes, surface: Any, largest: float) -> None:
+    """Numbers in the cells of two categories, as far as they fit."""
+    if surface.size > 64:
+        return
+    for place, line in enumerate(surface):
+        for column, value in enumerate(line):
+            if not np.ma.is_masked(value):
+                label = format_signed(float(value), decimals_for([largest]))
+                text = ax.text(column, place, label, ha="center", va="center")
+                text.set(color="white" if abs(value) > 0.6 * largest else "black", fontsize=SMALL)
+
+
+def _draw_rows(ax: Axes, across: _Side, up: _Side) -> None:
+    """Some rows, as dots; beside each other where they share a level."""
+    if len(across.rows) == 0 or (across.axis is not None and up.axis is not None):
+        return
+    some = np.linspace(0, len(across.rows) - 1, min(len(across.rows), _MOST_DOTS)).astype(int)
+    # The golden ratio spreads any number of rows evenly.
+    beside = ((np.arange(len(some)) * 0.6180339887) % 1.0 - 0.5) * 0.6
+    x, y = (side.rows[some] + (beside if side.axis is not None else 0.0) for side in (across, up))
+    inside = (x >= across.edges[0]) & (x <= across.edges[-1]) & (y >= up.edges[0]) & (y <= up.edges[-1])
+    ax.plot(x[inside], y[inside], ".", markersize=2.2, color="black", alpha=0.35, zorder=3, gid="rows")
+
+
+def _name_side(ax: Axes, which: str, side: _Side, name: str) -> None:
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    axis.set_label_text(name, fontsize=NORMAL)
+    (ax.set_xlim if which == "x" else ax.set_ylim)(side.edges[0], side.edges[-1])
+    if side.axis is None:
+        return
+    labels = shorten_all(side.feature.labels, 16)
+    axis.set_ticks(side.at, labels=labels)
+    if which == "x" and sum(map(len, labels)) > 40:
+        axis.set_ticks(side.at, labels=labels, rotation=35, ha="right", rotation_mode="anchor")

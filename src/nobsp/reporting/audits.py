@@ -1,0 +1,124 @@
+"""What an index and an audit found, as a page shows it; recognised by their attributes, so torch is not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nobsp._messages import count
+from nobsp.reporting.models import Fact
+from nobsp.reporting.packing import known, packed, packed_codes
+
+# By how much they ask for a look; a row that is of several kinds stands with the first of them.
+KINDS = {
+    "mislabels": "suspected mislabels",
+    "errors": "likely errors",
+    "boundary": "boundary cases",
+    "outliers": "outliers",
+}
+MOST_FLAGGED = 2000
+
+
+def is_audit(subject: Any) -> bool:
+    """Whether something has what a page needs of an audit."""
+    return all(hasattr(subject, name) for name in ("predicted", "suggested", "reasons", "joint", "confidence", *KINDS))
+
+
+def audit_for_page(audit: Any, *, rows: int, names: Sequence[str] | None, classes: Sequence[str]) -> dict[str, Any]:
+    """The rows that were flagged, with everything that was found about them."""
+    if len(audit.predicted) != rows:
+        raise ValueError(f"audit is of {len(audit.predicted)} rows but there are {rows}; audit the same ones.")
+    flags = {kind: np.asarray(getattr(audit, kind)) for kind in KINDS if getattr(audit, kind) is not None}
+    any_kind = np.any(list(flags.values()), axis=0)
+    flagged = np.flatnonzero(any_kind)
+    support = getattr(audit, "label_support", None)
+    # Mislabels are often predicted with confidence, so they are ordered, and kept, by the support of the label.
+    first = np.argmax(list(flags.values()), axis=0)
+    doubt = np.asarray(audit.joint) if support is None else np.where(flags["mislabels"], support, audit.joint)
+    flagged = flagged[np.lexsort((doubt[flagged], first[flagged]))][:MOST_FLAGGED]
+    purity = getattr(audit, "purity_activations", None)
+    numbers = {"joint confidence": audit.joint, "model's confidence": audit.confidence}
+    numbers |= {} if purity is None else {"purity": purity}
+    numbers |= {} if support is None else {"label's support": support}
+    classes_of = {"label": getattr(audit, "labels", None), "predicted": audit.predicted, "suggested": audit.suggested}
+    return {
+        "total": rows,
+        "flagged": int(any_kind.sum()),
+        "kinds": [
+            {"id": kind, "name": KINDS[kind], "count": int(flag.sum()), "has": flag[flagged].tolist()}
+            for kind, flag in flags.items()
+        ],
+        "names": [str(names[row]) if names is not None else str(row) for row in flagged.tolist()],
+        "classes": {
+            word: [label_text(value, classes) for value in np.asarray(values)[flagged].tolist()]
+            for word, values in classes_of.items()
+            if values is not None
+        },
+        "numbers": {word: known(np.asarray(values)[flagged]) for word, values in numbers.items()},
+        "reasons": [str(audit.reasons[row]) for row in flagged],
+        "facts": _facts(audit, rows, flags),
+    }
+
+
+def _facts(audit: Any, rows: int, flags: dict[str, Any]) -> list[Fact]:
+    facts = [("Audited", count(rows, "prediction"))]
+    facts += [(KINDS[kind].capitalize(), f"{int(flag.sum()):,}") for kind, flag in flags.items()]
+    kind = getattr(audit, "joint_kind", None)
+    return [*facts, ("Joint confidence", str(kind))] if kind is not None else facts
+
+
+def hits_for_page(hits: Any, kept: NDArray[np.intp], *, rows: int, names: Sequence[str]) -> dict[str, Any]:
+    """Neighbours of some rows; of `hits` only `indices` and `distances` are needed, the rest is shown where it is."""
+    indices = np.asarray(hits.indices)
+    if indices.ndim != 2 or len(indices) != rows:
+        raise ValueError(f"hits are of {len(indices)} rows but there are {rows}; query the index with the same ones.")
+    labels, predicted = getattr(hits, "labels", None), getattr(hits, "predicted", None)
+    space = getattr(hits, "space", "")
+    found: dict[str, Any] = {
+        "count": int(indices.shape[1]),
+        "indices": packed_codes(indices[kept]),
+        "distances": packed(np.asarray(hits.distances, dtype=np.float64)[kept], "f4"),
+        "purity": _optional(hits, "purity", kept),
+        "confidence": _optional(hits, "confidence", kept),
+        "names": list(names),
+        "space": space if space in ("contributions", "activations") else "",
+        "labels": None,
+        "predicted": None,
+        "values": None,
+    }
+    if labels is None:
+        return found
+    if _are_measurements(labels):
+        return found | {"values": packed(np.asarray(labels, dtype=np.float64)[kept], "f4")}
+    given = {"labels": labels} | ({} if predicted is None else {"predicted": predicted})
+    texts = {
+        key: [label_text(value, names) for value in np.asarray(part)[kept].ravel().tolist()]
+        for key, part in given.items()
+    }
+    shown = list(dict.fromkeys([*names, *sorted({text for part in texts.values() for text in part})]))
+    place = {name: code for code, name in enumerate(shown)}
+    return found | {"names": shown} | {key: packed_codes([place[t] for t in part]) for key, part in texts.items()}
+
+
+def _optional(hits: Any, name: str, kept: NDArray[np.intp]) -> list[Any] | None:
+    try:
+        values = getattr(hits, name, None)
+    except ValueError:  # purity of a regression, or of an index without labels
+        return None
+    some = None if values is None else np.asarray(values, dtype=np.float64)[kept]
+    return None if some is None or np.isnan(some).all() else known(some)
+
+
+def _are_measurements(labels: Any) -> bool:
+    array = np.asarray(labels)
+    return array.dtype.kind == "f" and not bool((array == np.rint(array)).all())
+
+
+def label_text(value: Any, names: Sequence[str]) -> str:
+    """How a label is written: whole numbers by the names of classes, where there are any."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer():
+        return names[int(value)] if 0 <= value < len(names) else str(int(value))
+    return str(value)

@@ -1,0 +1,205 @@
+"""What a page tells of images: the pictures themselves, maps for and against classes, and what an index found."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nobsp._messages import count as counted
+from nobsp.reporting.audits import hits_for_page
+from nobsp.reporting.models import Fact, describe_model, read_labels
+from nobsp.reporting.packing import evenly, known, packed
+
+Pixels = NDArray[np.uint8]
+
+# A photograph of 160 pixels a side takes about 60 kB; sixty of them, and their neighbours, fit into 8 MB.
+MOST_IMAGES = 60
+_SIDE, _SMALL_SIDE = 160, 72
+# With more neighbours than this, they are shown smaller.
+_MANY, _SMALLEST_SIDE = 160, 48
+_KINDS = ("positive", "negative", "signed")
+
+
+def pictures_data(
+    maps: Any,
+    *,
+    hits: Any,
+    images: Any,
+    gallery: Any,
+    explainer: Any,
+    labels: Any,
+    class_names: Sequence[str] | None,
+    names: Sequence[str] | None,
+    rows: int,
+) -> dict[str, Any]:
+    """Everything the page shows of maps, of neighbours, or of both.
+
+    Args:
+        maps: `ActivationMaps`, or None.
+        hits: What an index found, or None.
+        images: The images they are about, or None.
+        gallery: The images the index was fitted on, or None.
+        explainer: The `NObSPCam` behind the maps, or None.
+        labels: One per image, or None.
+        class_names: Names of the classes; those of the maps when None.
+        names: Names of the images, or None.
+        rows: Most images that are kept.
+    """
+    count = len(maps) if maps is not None else len(hits.indices)
+    if count == 0:
+        raise ValueError("subject has no images; explain some first.")
+    classes = tuple(str(n) for n in class_names) if class_names is not None else getattr(maps, "output_names", ())
+    noun = "row" if maps is None and images is None and gallery is None else "image"
+    kept = evenly(count, min(rows, MOST_IMAGES))
+    given = read_labels(labels, rows=count, names=classes, classes=True if classes else None)
+    data: dict[str, Any] = {
+        "count": len(kept),
+        "total": count,
+        "positions": kept.tolist(),
+        "noun": noun,
+        "names": None if names is None else [names[row] for row in kept],
+        "classes": given.names if given is not None and given.codes is not None else classes,
+        "labels": None if given is None else given.pack(kept),
+        "images": None if images is None else _uris(_chosen(images, kept, count, "images"), _SIDE),
+        # Pictures of few pixels are shown as pixels.
+        "coarse": max(getattr(images if images is not None else gallery, "shape", (0,))[1:], default=0) <= 48,
+        "maps": None if maps is None else _maps(maps, kept),
+        "hits": None if hits is None else hits_for_page(hits, kept, rows=count, names=classes),
+        "gallery": {},
+        "facts": _facts(maps, hits, explainer, counted(count, noun)),
+        # None where nothing was examined: silence is no verdict.
+        "findings": None,
+        "explained": None,
+    }
+    if hits is not None and gallery is not None:
+        found = np.unique(np.asarray(hits.indices)[kept])
+        found = found[found >= 0]
+        side = _SMALL_SIDE if len(found) <= _MANY else _SMALLEST_SIDE
+        pictures = _uris(_chosen(gallery, found, None, "gallery"), side)
+        data["gallery"] = {str(index): uri for index, uri in zip(found.tolist(), pictures, strict=True)}
+    if explainer is not None and hasattr(explainer, "health"):
+        health = explainer.health()
+        data["findings"] = [
+            {"severity": finding.severity, "code": "", "subject": "", "message": finding.message}
+            for finding in health.findings
+        ]
+        data["explained"] = known(health.explained)
+    return data
+
+
+def _facts(maps: Any, hits: Any, explainer: Any, data: str) -> list[Fact]:
+    facts = [("Model", describe_model(explainer.model))] if hasattr(explainer, "model") else []
+    facts.append(("Data", data))
+    if maps is not None:
+        facts.append(("Classes", counted(len(maps.output_names), "class").replace("classs", "classes")))
+        facts.append(("Map", f"{maps.positive.shape[-2]} × {maps.positive.shape[-1]} places in layer {maps.layer}"))
+    if maps is not None and hasattr(explainer, "health"):
+        facts.append(("Calibrated on", counted(explainer.health().rows, "image")))
+    if hits is not None:
+        facts.append(("Neighbors", f"{np.asarray(hits.indices).shape[1]} for each"))
+    return facts
+
+
+# ---------------------------------------------------------------------- maps
+
+
+def _maps(maps: Any, kept: NDArray[np.intp]) -> dict[str, Any]:
+    """Maps as whole numbers from −127 to 127 and the size each stands for, with an axis for targets."""
+    several = maps.positive.ndim == 4
+    target = np.asarray(maps.target)[kept].reshape(len(kept), -1)
+    told: dict[str, Any] = {
+        "height": maps.positive.shape[-2],
+        "width": maps.positive.shape[-1],
+        "targets": target.tolist(),
+        "confidence": known(np.asarray(maps.confidence)[kept].reshape(len(kept), -1)),
+        "residual": known(np.asarray(maps.residual)[kept].reshape(len(kept), -1)),
+        "predicted": np.asarray(maps.logits)[kept].argmax(1).tolist(),
+        "logits": packed(np.asarray(maps.logits)[kept], "f4"),
+        "base": known(maps.base_values),
+        "outputs": list(maps.output_names),
+        "several": several,
+    }
+    for kind in _KINDS:
+        values = np.asarray(getattr(maps, kind), dtype=np.float64)[kept].reshape(
+            *target.shape, *maps.positive.shape[-2:]
+        )
+        largest = np.abs(values).max((2, 3))
+        steps = np.rint(127 * values / np.where(largest > 0, largest, 1.0)[:, :, None, None])
+        told[kind] = {"steps": packed(steps, "i1"), "largest": known(largest)}
+    return told
+
+
+# ---------------------------------------------------------------------- pictures
+
+
+def _chosen(images: Any, kept: NDArray[Any], count: int | None, argument: str) -> NDArray[np.float32]:
+    """Some images as (n, height, width, 3) from 0 to 1; whole data sets are not converted for a few."""
+    shape = tuple(images.shape)
+    if len(shape) != 4 or (count is not None and shape[0] != count):
+        wanted = f"{count} images" if count is not None else "images"
+        raise ValueError(
+            f"{argument} has shape {shape}; expected {wanted}, (n, channels, height, width) or channels last."
+        )
+    if count is None and len(kept) and int(kept.max()) >= shape[0]:
+        raise ValueError(
+            f"{argument} has {shape[0]} images but number {int(kept.max())} was found; pass the images of the index."
+        )
+    from nobsp.vision.maps import _pictures
+
+    part = images[kept.tolist()] if hasattr(images, "detach") else np.asarray(images)[kept]
+    return np.asarray(_pictures(part, len(kept)), dtype=np.float32)
+
+
+def _uris(pictures: NDArray[np.float32], side: int) -> list[str]:
+    return [
+        f"data:image/png;base64,{base64.b64encode(png(_small(picture, side))).decode('ascii')}" for picture in pictures
+    ]
+
+
+def _small(picture: NDArray[np.float32], side: int) -> Pixels:
+    """A picture of at most so many pixels a side: means over areas."""
+    height, width = picture.shape[:2]
+    factor = side / max(height, width)
+    if factor < 1:
+        picture = _averaged(
+            _averaged(picture, max(1, round(height * factor))).swapaxes(0, 1), max(1, round(width * factor))
+        )
+        picture = picture.swapaxes(0, 1)
+    return np.rint(255 * picture).astype(np.uint8)
+
+
+def _averaged(picture: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+    """The first axis cut into so many parts of equal size, which may hold parts of pixels, and averaged in each."""
+    sums = np.concatenate([np.zeros_like(picture[:1]), np.cumsum(picture, axis=0, dtype=np.float64)])
+    ends = np.linspace(0, len(picture), size + 1)
+    whole = np.minimum(ends.astype(np.intp), len(picture) - 1)
+    reached = sums[whole] + (ends - whole)[:, None, None] * picture[whole]
+    averaged: NDArray[np.float32] = (np.diff(reached, axis=0) * (size / len(picture))).astype(np.float32)
+    return averaged
+
+
+def png(pixels: Pixels) -> bytes:
+    r"""Pixels (height, width, 3) as a PNG file, grey where all channels agree.
+
+    Example:
+        >>> png(np.zeros((2, 2, 3), np.uint8))[:8]
+        b'\x89PNG\r\n\x1a\n'
+    """
+    grey = bool((pixels == pixels[:, :, :1]).all())
+    height, width = pixels.shape[:2]
+    shown = pixels[:, :, :1] if grey else pixels
+    # Each pixel less its left neighbour: smooth pictures become small numbers, which compress well.
+    moved = np.concatenate([shown[:, :1], shown[:, 1:] - shown[:, :-1]], axis=1).reshape(height, -1)
+    lines = np.concatenate([np.ones((height, 1), np.uint8), moved], axis=1).tobytes()
+    header = struct.pack(">IIBBBBB", width, height, 8, 0 if grey else 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)

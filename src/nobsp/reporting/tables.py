@@ -1,0 +1,353 @@
+"""What a page tells of a table: how well the functions describe the model, the functions, and the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nobsp._messages import suggest
+from nobsp.reporting.audits import hits_for_page
+from nobsp.reporting.models import Labels, choose_link, list_facts, list_findings, read_labels
+from nobsp.reporting.packing import evenly, known, packed, packed_codes, packed_column
+from nobsp.tabular.compiled import CompiledExplainer
+from nobsp.tabular.explanation import Explanation
+from nobsp.tabular.lookup import NumberAxis, TermTable
+
+Array = NDArray[np.float64]
+
+# Bytes a page can hold beside plotly and stay under 8 MB: base64 makes a third more of them.
+ROOM = 2_250_000
+_TRUTH_POINTS = 201
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """An explanation as the page shows it: what its tables contribute, what terms without one (`direct`) do, the rest.
+
+    `dropped` interactions have grids that do not fit; `size` is the bytes of those that do.
+    """
+
+    functions: CompiledExplainer
+    columns: dict[int, NDArray[Any]]
+    values: Array
+    direct: Array | None
+    predictions: Array
+    residual: Array
+    outside: NDArray[np.bool_]
+    dropped: int
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def row_size(self) -> int:
+        """Bytes of one row."""
+        direct = 0 if self.direct is None else self.direct.shape[1]
+        numbers = len(self.columns) + (2 + direct) * int(self.predictions.shape[1])
+        return 8 * numbers + int(4 * self.outside.sum() / len(self)) + 8
+
+
+def table_data(
+    explanation: Explanation,
+    *,
+    explainer: Any,
+    labels: Any,
+    class_names: Sequence[str] | None,
+    link: str | None,
+    truth: Mapping[str, Callable[[Any], Any]] | None,
+    hits: Any,
+    names: Sequence[str] | None,
+    rows: int,
+) -> dict[str, Any]:
+    """Everything the page shows of an explanation.
+
+    Raises:
+        ValueError: If the explanation is not the whole account of its explainer, or has no rows.
+    """
+    functions = explanation.explainer if explainer is None else getattr(explainer, "functions_", explainer)
+    _require_whole(explanation, functions)
+    classes_shown = _class_names(class_names, explainer, explanation.output_names)
+    given = read_labels(
+        labels, rows=len(explanation), names=classes_shown, classes=True if class_names is not None else None
+    )
+    classes = (given is not None and given.codes is not None) or getattr(hits, "classes", None) is not None
+    link = choose_link(link, functions.link, outputs=len(explanation.output_names), classes=classes)
+    if given is not None and given.codes is not None:
+        classes_shown = given.names
+    elif link not in ("softmax", "sigmoid"):
+        classes_shown = ()
+    shown = _shown(explanation, functions)
+    functions, health = shown.functions, functions.state
+    most = min(rows, len(explanation), max(1, (ROOM - shown.size) // shown.row_size))
+    kept = evenly(len(explanation), most)
+    sizes = [_mean_size(part) for part in (shown.values, shown.direct) if part is not None]
+    unknown = np.full((len(functions.left_out) if shown.direct is None else 0, len(functions.output_names)), np.nan)
+    return {
+        "outputs": explanation.output_names,
+        "link": link,
+        "classes": classes_shown,
+        "facts": list_facts(explanation, explainer, functions, link, dropped=shown.dropped),
+        "findings": list_findings(explanation, functions, shown.values, dropped=shown.dropped),
+        "health": {
+            "explained": known(health.explained),
+            "inside": known(health.inside),
+            "outside_rows": health.outside_rows,
+            "held_out": health.held_out,
+        },
+        "ledger": ledger(shown),
+        "residuals": residuals(shown),
+        "hits": None if hits is None else hits_for_page(hits, kept, rows=len(explanation), names=classes_shown),
+        "base": known(functions.base_values),
+        "features": features_for_page(functions),
+        **tables_for_page(functions),
+        "interactions": sum(len(term) > 1 for term in (*functions.terms, *functions.left_out)),
+        "strengths": known(np.concatenate([*sizes, unknown])),
+        "mains": known(functions.importances["main"]),
+        "totals": known(functions.importances["total"]),
+        "truth": truth_for_page(truth, functions, shown.columns),
+        "difference": _difference(explanation, shown),
+        "rows": _rows(explanation[kept].data, shown, given, kept, names),
+    }
+
+
+def _shown(explanation: Explanation, functions: CompiledExplainer) -> Shown:
+    """Rows read from the tables, as the page itself reads them, beside what only the network could tell."""
+    functions = functions.with_spreads()
+    columns, count = functions.read_columns(explanation.data)
+    values, _ = functions.read_tables(columns, count)
+    kept, size = drop_weakest(functions, _mean_size(values).sum(1), ROOM // 2)
+    values = values[:, [functions.terms.index(term) for term in kept.terms]]
+    direct = None
+    if functions.left_out and len(explanation.terms) > len(functions.terms):
+        direct = explanation.values[:, [explanation.terms.index(term) for term in functions.left_out]]
+    total = functions.base_values + values.sum(1) + (0.0 if direct is None else direct.sum(1))
+    return Shown(
+        functions=kept,
+        columns=columns,
+        values=values,
+        direct=direct,
+        predictions=explanation.predictions,
+        residual=explanation.predictions - total,
+        outside=explanation.outside,
+        dropped=len(functions.tables) - len(kept.tables),
+        size=size,
+    )
+
+
+def _mean_size(values: Array) -> Array:
+    """Mean absolute contribution over the rows where it is known, (terms, outputs)."""
+    there = np.isfinite(values)
+    sizes: Array = np.where(there, np.abs(values), 0.0).sum(0) / np.maximum(there.sum(0), 1)
+    return sizes
+
+
+def _require_whole(explanation: Explanation, functions: Any) -> None:
+    if len(explanation) == 0:
+        raise ValueError("subject has no rows; explain some first.")
+    if not isinstance(functions, CompiledExplainer):
+        raise ValueError("subject does not know its functions (it was made by hand); pass its explainer as explainer=.")
+    everything = {frozenset(term) for term in (*functions.terms, *functions.left_out)}
+    terms = {frozenset(term) for term in explanation.terms}
+    if (
+        terms not in (everything, {frozenset(term) for term in functions.terms})
+        or explanation.output_names != functions.output_names
+    ):
+        raise ValueError(
+            "subject holds only some of its explainer's terms or outputs, or a contrast of them; pass the whole "
+            "explanation, as explainer(X) gives it. Rows may be chosen: explainer(X)[:100]."
+        )
+    if not np.array_equal(explanation.base_values, functions.base_values):
+        raise ValueError(
+            "subject is not what its explainer gives now (it is measured from the baseline, or the explainer was "
+            "calibrated anew); pass explainer(X)."
+        )
+
+
+def _class_names(given: Sequence[str] | None, explainer: Any, outputs: Sequence[str]) -> tuple[str, ...]:
+    if given is not None:
+        return tuple(str(name) for name in given)
+    if len(outputs) > 1:
+        return tuple(outputs)
+    classes = getattr(getattr(explainer, "model", None), "classes_", None)
+    if classes is not None and len(classes) == 2:
+        return tuple(str(name) for name in classes)
+    return (f"not {outputs[0]}", outputs[0])
+
+
+def ledger(shown: Shown) -> dict[str, list[float | None]]:
+    """Shares of each output's variance over these rows: main effects, what interactions add, and what is left over.
+
+    They add up to one. None where an output does not vary, or is not known.
+    """
+    terms = shown.functions.terms
+    single = [i for i, term in enumerate(terms) if len(term) == 1]
+    alone = shown.values[:, single].sum(1)
+    if shown.direct is not None:
+        alone = alone + shown.direct[:, [len(term) == 1 for term in shown.functions.left_out]].sum(1)
+    rows = np.isfinite(shown.residual).all(1)
+    if not rows.any():
+        nothing: list[float | None] = [None] * shown.predictions.shape[1]
+        return {"singles": nothing, "interactions": nothing, "left": nothing}
+    predictions = shown.predictions[rows]
+    total = predictions.var(0)
+    varies = np.ptp(predictions, axis=0) > 100 * np.finfo(float).eps * np.abs(predictions).max(0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        left = np.where(varies, shown.residual[rows].var(0) / total, np.nan)
+        first = np.where(varies, 1 - (predictions - alone[rows]).var(0) / total, np.nan)
+    return {"singles": known(first), "interactions": known(1 - left - first), "left": known(left)}
+
+
+def residuals(shown: Shown) -> dict[str, Any]:
+    """How far the sum of the terms is from the model, per output, beside how far predictions are spread."""
+    rows = np.isfinite(shown.residual).all(1)
+    sizes, predictions = np.abs(shown.residual[rows]), shown.predictions[rows]
+    if not rows.any():
+        sizes = predictions = np.full((1, shown.predictions.shape[1]), np.nan)
+    return {
+        "rows": int(rows.sum()),
+        "median": known(np.median(sizes, 0)),
+        "most": known(np.quantile(sizes, 0.95, axis=0)),
+        "largest": known(sizes.max(0)),
+        "spread": known(predictions.std(0)),
+    }
+
+
+def _difference(explanation: Explanation, shown: Shown) -> list[float | None]:
+    """Largest difference of the tables' sum to the explanation's, over rows within what was calibrated."""
+    terms = [explanation.terms.index(term) for term in shown.functions.terms]
+    inside = ~shown.outside.any(1)
+    apart = np.abs(explanation.values[:, terms].sum(1) - shown.values.sum(1))[inside]
+    return known(apart.max(0, initial=0.0))
+
+
+def _rows(
+    data: Any, shown: Shown, labels: Labels | None, kept: NDArray[np.intp], names: Sequence[str] | None
+) -> dict[str, Any]:
+    """Rows to browse in."""
+    levels, columns = shown.functions.level_axes, shown.columns
+    ran = bool(np.isfinite(shown.predictions).any())
+    numbers = {f.columns[0] for k, f in enumerate(shown.functions.features) if f.kind == "number" and k not in levels}
+    outside = shown.outside[kept]
+    return {
+        "count": len(kept),
+        "total": len(shown),
+        "names": _row_names(data, kept) if names is None else [names[row] for row in kept],
+        "columns": {str(c): packed_column(columns[c][kept]) for c in sorted(numbers) if c in columns},
+        "levels": {
+            str(k): packed_codes(axis.places([columns[column][kept] for column in axis.columns]))
+            for k, axis in levels.items()
+        },
+        "outside": {str(k): packed_codes(np.flatnonzero(outside[:, k])) for k in np.flatnonzero(outside.any(0))},
+        "direct": None if shown.direct is None else packed(shown.direct[kept]),
+        "predictions": packed(shown.predictions[kept]) if ran else None,
+        "residuals": packed(shown.residual[kept]) if ran else None,
+        "labels": None if labels is None else labels.pack(kept),
+    }
+
+
+def _row_names(data: Any, kept: NDArray[np.intp]) -> list[str] | list[int]:
+    """The index of a pandas frame, else positions among all rows."""
+    import narwhals as nw
+
+    frame = nw.from_native(data, eager_only=True, pass_through=True)
+    index = nw.maybe_get_index(frame) if isinstance(frame, nw.DataFrame) else None
+    if index is None or [*index] == list(range(len(index))):
+        return [int(position) for position in kept]
+    return [str(name) for name in index]
+
+
+# ---------------------------------------------------------------------- functions
+
+
+def drop_weakest(functions: CompiledExplainer, strengths: Array, room: int) -> tuple[CompiledExplainer, int]:
+    """The functions whose grids fit into so many bytes, the strongest first, and the bytes that their tables take."""
+    tables = functions.tables
+    order = sorted(range(len(tables)), key=lambda i: (len(tables[i].features) > 1, -strengths[i]))
+    sizes = np.array([tables[i].values.nbytes for i in order])
+    pairs = np.array([len(tables[i].features) > 1 for i in order], dtype=bool)
+    fits = np.cumsum(np.where(pairs, sizes, 0)) <= room
+    kept = sorted(i for i, stays in zip(order, fits, strict=True) if stays)
+    knots = {id(axis): axis.knots.nbytes for i in kept for axis in tables[i].axes if isinstance(axis, NumberAxis)}
+    bands = sum(spread.size * 4 for spread in functions.spreads.values())
+    if len(kept) < len(tables):
+        functions = replace(
+            functions,
+            tables=tuple(tables[i] for i in kept),
+            baseline_contributions=functions.baseline_contributions[kept],
+        )
+    return functions, int(sizes[fits].sum()) + sum(knots.values()) + bands
+
+
+def features_for_page(functions: CompiledExplainer) -> list[dict[str, Any]]:
+    """What the page must know of each feature to offer a slider or a list of levels for it."""
+    found = []
+    for feature in functions.features:
+        about: dict[str, Any] = {"name": feature.name, "columns": []}
+        if feature.kind == "levels":
+            about = {"name": feature.name, "levels": feature.labels}
+        elif feature.kind == "number":
+            about["columns"] = [{"column": feature.columns[0], "name": feature.name, "range": feature.ranges[0]}]
+        found.append(about | {"kind": feature.kind, "width": len(feature.columns)})
+    return found
+
+
+def tables_for_page(functions: CompiledExplainer) -> dict[str, Any]:
+    """Every axis once, and every term: those with a table, then those that need the network."""
+    axes: list[dict[str, Any]] = []
+    places: dict[int, int] = {}
+
+    def place(table: TermTable, position: int) -> int:
+        axis = table.axes[position]
+        if id(axis) not in places:
+            places[id(axis)] = len(axes)
+            if isinstance(axis, NumberAxis):
+                axes.append({"column": axis.column, "knots": packed(axis.knots), "missing": axis.missing})
+            else:
+                axes.append({"feature": table.features[position], "size": len(axis)})
+        return places[id(axis)]
+
+    terms: list[dict[str, Any]] = []
+    for table in functions.tables:
+        spread = functions.spreads.get(table.features[0]) if len(table.features) == 1 and table.axes else None
+        terms.append(
+            {
+                "features": table.features,
+                "axes": [place(table, position) for position in range(len(table.axes))],
+                "values": packed(table.values),
+                "spread": None if spread is None else packed(spread, "f4"),
+            }
+        )
+    for term in functions.left_out:
+        features = [functions.position(name) for name in term]
+        terms.append({"features": features, "axes": [], "values": None, "spread": None})
+    return {"axes": axes, "terms": terms}
+
+
+def truth_for_page(
+    truth: Mapping[str, Callable[[Any], Any]] | None, functions: CompiledExplainer, columns: Mapping[int, Any]
+) -> list[dict[str, Any] | None]:
+    """Per feature its known function along the calibrated range, with the mean over the rows of the learned one.
+
+    A term of a sum is known but for a constant; learned ones have mean zero over the calibration rows, not over these.
+    """
+    drawn: list[dict[str, Any] | None] = [None] * len(functions.features)
+    for name, function in (truth or {}).items():
+        if name not in functions.feature_names:
+            raise ValueError(f"truth names {name!r}, which is no feature; {suggest(name, functions.feature_names)}")
+        k = functions.position(name)
+        span = functions.features[k].span
+        if span is None:
+            raise ValueError(f"truth of {name!r} cannot be drawn: it is no function of one number.")
+        x = np.linspace(*span, _TRUTH_POINTS)
+        rows = np.asarray(columns[functions.features[k].columns[0]], dtype=np.float64)
+        rows = rows[np.isfinite(rows)]
+        at_rows = np.asarray(function(rows), dtype=np.float64)
+        learned = [functions.function(name, output=o)(rows).mean() for o in range(len(functions.output_names))]
+        values = (np.asarray(function(x), dtype=np.float64) - at_rows.mean(0)).reshape(len(x), -1) + np.array(learned)
+        drawn[k] = {"x": packed(x), "value": known(values)}
+    return drawn

@@ -1,0 +1,446 @@
+"""Audits: what was planted is found and said why; no row's label speaks for itself; nothing depends on the order."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+import nobsp
+from nobsp.neighbors import ContributionIndex, audit
+from nobsp.neighbors.confidence import fit_confidence
+from tests.tolerances import SINGLE, SUMS, assert_same_to_rounding
+
+K = 8
+WIDTH, CLASSES, EACH = 6, 3, 100
+MISLABELLED = np.array([3, 57, 110, 160, 222, 290])
+# Between the centres of classes 0 and 1, where the database has four rows of each.
+AT_THE_BOUNDARY = np.array([2.1, 2.0, 0, 0, 0, 0])
+# Of class 2 to the network, and unlike any row of it.
+UNLIKE = np.array([0, 0, 1.0, 0, 0, 6.0])
+
+
+def planted():
+    """A head that is right about well separated classes, a database with wrong labels, and queries of known kinds."""
+    rng = np.random.default_rng(0)
+    centres = 4 * np.eye(CLASSES, WIDTH)
+    head = nn.Linear(WIDTH, CLASSES).double()
+    with torch.no_grad():
+        head.weight.copy_(torch.from_numpy(centres))
+        head.bias.copy_(torch.from_numpy(-(centres**2).sum(1) / 2))
+    truth = np.repeat(np.arange(CLASSES), EACH)
+    rows = centres[truth] + 0.5 * rng.normal(size=(len(truth), WIDTH))
+    labels = truth.copy()
+    labels[MISLABELLED] = (truth[MISLABELLED] + 1) % CLASSES
+    boundary = AT_THE_BOUNDARY + 0.02 * rng.normal(size=(8, WIDTH))
+    rows = np.concatenate([rows, boundary])
+    labels = np.concatenate([labels, [0, 1] * 4])
+    plain = np.repeat(np.arange(CLASSES), 20)
+    queries = np.concatenate(
+        [
+            centres[plain] + 0.3 * rng.normal(size=(60, WIDTH)),
+            AT_THE_BOUNDARY + 0.01 * rng.normal(size=(5, WIDTH)),
+            UNLIKE + 0.1 * rng.normal(size=(5, WIDTH)),
+        ]
+    )
+    return head, rows, labels, truth, queries, plain
+
+
+def noisy(rows=400, *, width=16, seed=0, signal=1.0):
+    """A head that is often wrong: classes overlap."""
+    rng = np.random.default_rng(seed)
+    centres = signal * rng.normal(size=(CLASSES, width)) / np.sqrt(width) * 3
+    truth = rng.integers(CLASSES, size=rows)
+    head = nn.Linear(width, CLASSES)
+    with torch.no_grad():
+        head.weight.copy_(torch.from_numpy(centres + 0.1 * rng.normal(size=centres.shape)))
+        head.bias.copy_(torch.from_numpy(-(centres**2).sum(1) / 2))
+    return head, (centres[truth] + rng.normal(size=(rows, width))).astype(np.float32), truth
+
+
+def units(rows, database):
+    """Vectors of unit length in activation space, by definition."""
+    rows, database = (np.asarray(some, dtype=np.float64) for some in (rows, database))
+    scaled = (rows - database.mean(0)) / database.std(0)
+    return scaled / np.linalg.norm(scaled, axis=1, keepdims=True)
+
+
+# ---------------------------------------------------------------------- what was planted
+
+
+def test_planted_mislabels_are_found_with_their_true_class_and_the_reason():
+    head, rows, labels, truth, _, _ = planted()
+    found = audit(ContributionIndex(head).fit(rows, labels))
+    assert np.array_equal(np.flatnonzero(found.mislabels[: len(truth)]), MISLABELLED)
+    assert np.array_equal(found.suggested[MISLABELLED], truth[MISLABELLED])
+    for row in MISLABELLED:
+        by_evidence = int((found.by_contributions.labels[row] == truth[row]).sum())
+        by_activations = int((found.by_activations.labels[row] == truth[row]).sum())
+        assert (
+            f"labelled {labels[row]}, but {by_evidence} of 8 neighbours by evidence and {by_activations} by "
+            f"activations are {truth[row]}" in found.reasons[row]
+        )
+    assert set(MISLABELLED) <= set(found.flagged)
+
+
+def test_planted_boundary_cases_and_outliers_are_found_with_reasons():
+    head, rows, labels, _, queries, plain = planted()
+    found = audit(ContributionIndex(head).fit(rows, labels), queries)
+    assert np.array_equal(found.predicted[:60], plain)
+    assert (found.purity_activations[60:65] == 0.5).all()
+    assert np.array_equal(np.flatnonzero(found.boundary[:65]), np.arange(60, 65))
+    assert all("near a boundary: 4 of 8 neighbours by activations" in found.reasons[row] for row in range(60, 65))
+    assert (found.predicted[65:] == 2).all()
+    assert found.outliers[65:].all()
+    assert not found.outliers[:60].any()  # plain rows were drawn nearer to their centre than those of the database
+    for row in range(65, 70):
+        assert f"unlike its class: {found.centroid_distance[row]:.2f} from its centroid" in found.reasons[row]
+    unflagged = ~(found.errors | found.boundary | found.outliers)
+    assert [not reason for reason in found.reasons] == unflagged.tolist()
+
+
+def test_a_label_that_both_spaces_contradict_is_a_mislabel_and_a_disputed_one_is_not():
+    head, rows, labels, _, queries, plain = planted()
+    given = np.concatenate([plain, np.zeros(10, int)])
+    given[[5, 30]] = [1, 0]
+    found = audit(ContributionIndex(head).fit(rows, labels), queries, given)
+    assert found.mislabels[[5, 30]].all()
+    assert not np.delete(found.mislabels[:60], [5, 30]).any()
+    assert not found.mislabels[60:65].any()  # their neighbours are of two classes, half and half
+    assert np.array_equal(found.labels, given)
+
+
+def test_flagged_rows_come_with_the_least_joint_confidence_first():
+    head, rows, truth = noisy()
+    found = audit(ContributionIndex(head).fit(rows, truth))
+    assert np.array_equal(np.sort(found.flagged), np.flatnonzero([bool(reason) for reason in found.reasons]))
+    assert (np.diff(found.joint[found.flagged]) >= 0).all()
+    assert np.array_equal(found.errors, found.joint < 0.5)
+    assert f"likely errors (joint confidence below 0.5, cross-validated): {found.errors.sum()}" in str(found)
+
+
+# ---------------------------------------------------------------------- joint confidence
+
+
+@pytest.mark.parametrize("audited", ["the database", "rows that are in it", "other rows"])
+def test_labels_that_mean_nothing_are_told_by_nothing(audited):
+    """A row's own label must not reach its signals: through neighbours, class centres, or the fit."""
+    scores = []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        head, rows = noisy(300, width=64, seed=seed)[:2]
+        labels = rng.permutation(np.arange(300) % CLASSES)
+        if audited == "other rows":
+            index = ContributionIndex(head).fit(rows[:150], labels[:150])
+            found, given = audit(index, rows[150:], labels[150:]), labels[150:]
+        else:
+            index = ContributionIndex(head).fit(rows, labels)
+            some = rng.permutation(300)[:200]
+            found = audit(index) if audited == "the database" else audit(index, rows[some], labels[some], exclude=some)
+            given = labels if audited == "the database" else labels[some]
+        assert found.joint_kind == "cross-validated"
+        scores.append(roc_auc_score(found.predicted == given, found.joint))
+        assert found.auroc["joint"] == pytest.approx(scores[-1], abs=SUMS)
+    assert abs(np.mean(scores) - 0.5) < 0.08, scores
+
+
+def test_joint_confidence_tells_errors_better_than_its_parts():
+    head, rows, truth = noisy(1500, seed=1)
+    index = ContributionIndex(head).fit(rows[:900], truth[:900])
+    found = audit(index, rows[900:], truth[900:])
+    right = found.predicted == truth[900:]
+    assert found.auroc["joint"] > max(score for name, score in found.auroc.items() if name != "joint") - 0.01
+    assert found.auroc["joint"] > 0.65
+    assert found.auroc["confidence"] == pytest.approx(roc_auc_score(right, found.confidence))
+    assert found.auroc["purity by evidence"] == pytest.approx(roc_auc_score(right, found.purity_contributions))
+    # It is a probability: as many are right as it says.
+    assert abs(found.joint.mean() - right.mean()) < 0.02
+
+
+def test_a_joint_confidence_fitted_before_judges_other_rows():
+    head, rows, truth = noisy(900)
+    index = ContributionIndex(head).fit(rows[:400], truth[:400])
+    first = audit(index, rows[400:700], truth[400:700])
+    second = audit(index, rows[700:], joint=first.joint_model)
+    assert second.joint_kind == "given"
+    assert second.joint_model is first.joint_model
+    assert second.auroc == {}
+    assert roc_auc_score(second.predicted == truth[700:], second.joint) > 0.6
+    assert_same_to_rounding(
+        audit(index, rows[700:], truth[700:], joint=first.joint_model).joint, second.joint, within=SINGLE
+    )
+
+
+def test_without_labels_the_rule_is_the_softmax_times_the_vote_of_50_neighbours():
+    head, rows, truth = noisy()
+    index = ContributionIndex(head).fit(rows[:300], truth[:300])
+    found = audit(index, rows[300:], k=5)
+    assert found.joint_kind == "fixed"
+    assert found.joint_model is None
+    assert found.labels is None
+    assert found.mislabels is None
+    # Voters are compared after columns were decorrelated, halfway: T = ((R + I) / 2)^(-1/2).
+    sizes, axes = np.linalg.eigh((np.corrcoef(rows[:300].T.astype(np.float64)) + np.eye(rows.shape[1])) / 2)
+    transform = axes / np.sqrt(sizes) @ axes.T
+    known, asked = (units(some, rows[:300]) @ transform for some in (rows[:300], rows[300:]))
+    known, asked = (some / np.linalg.norm(some, axis=1, keepdims=True) for some in (known, asked))
+    voters = index._view(space="activations").query(rows[300:], 50).indices
+    weights = np.exp(20 * np.einsum("qd,qkd->qk", asked, known[voters]))
+    votes = np.stack([(weights * (truth[voters] == number)).sum(1) for number in range(CLASSES)], axis=1)
+    logits = rows[300:] @ head.weight.detach().numpy().T + head.bias.detach().numpy()
+    product = np.exp(logits - logits.max(1, keepdims=True)) * (votes / weights.sum(1, keepdims=True) + 0.01)
+    agreed = (product / product.sum(1, keepdims=True))[np.arange(100), found.predicted]
+    assert np.allclose(found.joint, agreed, rtol=0, atol=1e-5)
+    assert np.array_equal(found.joint, found.agreed)
+    assert np.array_equal(found.purity_contributions, index.query(rows[300:], 5).purity)
+    assert np.array_equal(found.purity_activations, index._view(space="activations").query(rows[300:], 5).purity)
+
+
+def test_the_fixed_rule_holds_where_too_few_predictions_are_wrong_to_fit():
+    head, rows, labels, _, queries, plain = planted()
+    found = audit(ContributionIndex(head).fit(rows, labels), queries[:60], plain)
+    assert found.joint_kind == "fixed"
+    assert found.auroc == {}  # all are right
+
+
+def test_joint_confidence_is_a_logistic_curve_that_does_not_overflow():
+    margins = np.linspace(-3.0, 5.0, 200)
+    curve = fit_confidence({"margin": margins}, np.arange(200) % 7 < 1 + (margins > 0) * 4)
+    found = curve.predict_proba(np.array([[-1e6], [0.0], [1.0], [2.0], [1e6]]))[:, 1]
+    assert np.allclose(found[[0, -1]], [0, 1])
+    odds = np.log(found[1:-1] / (1 - found[1:-1]))
+    assert odds[1] - odds[0] == pytest.approx(odds[2] - odds[1], rel=SUMS)
+
+
+# ---------------------------------------------------------------------- centres
+
+
+def test_outliers_are_beyond_the_95th_percentile_of_their_class_by_numpy():
+    head, rows, truth = noisy(500)
+    database, labels, queries = rows[:350], truth[:350], rows[350:]
+    found = audit(ContributionIndex(head).fit(database, labels), queries)
+    known, asked = units(database, database), units(queries, database)
+    usual, centres = np.empty(CLASSES), np.empty((CLASSES, known.shape[1]))
+    for number in range(CLASSES):
+        own = known[labels == number]
+        centres[number] = own.mean(0)
+        away = [np.linalg.norm(row - np.delete(own, i, 0).mean(0)) for i, row in enumerate(own)]
+        usual[number] = np.percentile(away, 95)
+    away = np.linalg.norm(asked - centres[found.predicted], axis=1)
+    assert np.allclose(found.centroid_distance, away, rtol=0, atol=1e-9)
+    assert np.array_equal(found.outliers, away > usual[found.predicted])
+    assert 0 < found.outliers.sum() < len(queries)
+
+
+def test_a_row_of_the_database_is_measured_from_the_centre_of_the_others():
+    head, rows, truth = noisy(150)
+    found = audit(ContributionIndex(head).fit(rows, truth))
+    known = units(rows, rows)
+    for row in range(0, 150, 7):
+        others = (truth == found.predicted[row]) & (np.arange(150) != row)
+        away = np.linalg.norm(known[row] - known[others].mean(0))
+        assert found.centroid_distance[row] == pytest.approx(away, abs=1e-9)
+
+
+@pytest.mark.parametrize("most", [120, 60])
+def test_rows_that_are_excluded_are_in_no_centre_either(most, monkeypatch):
+    monkeypatch.setattr("nobsp.neighbors.confidence.MOST_ROWS", most)  # of more rows, evenly spaced ones
+    head, rows, truth = noisy(120)
+    looked_at = np.isin(np.arange(120), np.linspace(0, 119, most).astype(int))
+    left = np.column_stack([np.arange(10), np.arange(10) + 50, np.arange(10) + 50, np.full(10, -1)])
+    found = audit(ContributionIndex(head).fit(rows, truth), rows[:10], exclude=left)
+    known = units(rows, rows)
+    for row in range(10):
+        others = (truth == found.predicted[row]) & ~np.isin(np.arange(120), left[row]) & looked_at
+        away = np.linalg.norm(known[row] - known[others].mean(0))
+        assert found.centroid_distance[row] == pytest.approx(away, abs=1e-9)
+        assert not np.isin(found.by_activations.indices[row], left[row]).any()
+
+
+def test_a_class_without_rows_has_no_centre():
+    head, rows, truth = noisy(200)
+    known = truth != 2
+    found = audit(ContributionIndex(head).fit(rows[known], truth[known]), rows[~known])
+    astray = found.predicted == 2
+    assert np.isinf(found.centroid_distance[astray]).all()
+    assert found.outliers[astray].all()
+    assert np.isfinite(found.centroid_distance[~astray]).all()
+    assert np.isfinite(found.joint).all()
+
+
+# ---------------------------------------------------------------------- promises
+
+
+def same(one, other):
+    for name in ("predicted", "purity_contributions", "purity_activations", "suggested", "errors"):
+        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+    assert_same_to_rounding(one.confidence, other.confidence, within=SINGLE)
+    assert one.reasons == other.reasons
+    assert np.allclose(one.joint, other.joint, rtol=0, atol=1e-9)
+    assert np.allclose(one.centroid_distance, other.centroid_distance, rtol=0, atol=1e-9)
+
+
+def test_an_audit_of_the_database_leaves_each_row_out():
+    head, rows, truth = noisy(150)
+    index = ContributionIndex(head).fit(rows, truth)
+    found = audit(index)
+    for hits in (found.by_contributions, found.by_activations):
+        assert not (hits.indices == np.arange(150)[:, None]).any()
+    assert np.array_equal(found.purity_contributions, index.query(None, K).purity)
+    assert np.array_equal(found.labels, truth)
+    same(found, audit(index, rows, truth, exclude="self"))
+    same(found, audit(index, rows, truth, exclude=np.arange(150)))
+
+
+def test_results_do_not_depend_on_the_order_of_rows():
+    head, rows, truth = noisy(500, signal=0.5)
+    order = np.random.default_rng(0).permutation(200)
+    index = ContributionIndex(head).fit(rows[:300], truth[:300])
+    queries, labels = rows[300:], truth[300:]
+    found, shuffled = audit(index, queries, labels), audit(index, queries[order], labels[order])
+    assert found.joint_kind == "cross-validated"
+    assert np.allclose(found.joint[order], shuffled.joint, rtol=0, atol=1e-9)
+    assert tuple(found.reasons[row] for row in order) == shuffled.reasons
+    mixed = np.random.default_rng(1).permutation(300)
+    other = ContributionIndex(head).fit(rows[:300][mixed], truth[:300][mixed])
+    same(audit(other, queries, labels), found)
+
+
+def test_many_rows_can_be_excluded_from_a_small_database():
+    head, rows, truth = noisy(40)
+    left = np.tile(np.arange(25), (3, 1))
+    found = audit(ContributionIndex(head).fit(rows, truth), rows[:3], exclude=left)
+    assert (found.by_contributions.indices >= 25).all()
+
+
+def test_the_model_is_as_it_was():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(80, 3)).astype(np.float32)
+    net = nn.Sequential(nn.Linear(3, 12), nn.Dropout(0.5), nn.ReLU(), nn.Linear(12, 3))
+    net[0].requires_grad_(False)
+    net[1].eval()
+    net[2].train()
+    index = ContributionIndex(nobsp.NObSP(net).fit(X)).fit(X, rng.integers(3, size=80))
+
+    def state():
+        hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in net.modules()]
+        weights = [(p.requires_grad, p.dtype, p.grad, p.detach().numpy().tobytes()) for p in net.parameters()]
+        return [m.training for m in net.modules()], hooks, weights, torch.get_rng_state().tolist()
+
+    before = state()
+    audit(index, X)
+    audit(index)
+    index.prototypes()
+    assert state() == before
+    X[5, 1] = np.nan
+    with pytest.raises(ValueError, match="row 5"):
+        audit(index, X)
+    assert state() == before
+
+
+def test_a_regression_is_refused_with_what_to_do():
+    rng = np.random.default_rng(0)
+    index = ContributionIndex(nn.Linear(4, 1)).fit(rng.normal(size=(50, 4)), rng.normal(size=50))
+    with pytest.raises(ValueError, match=r"a regression has none; use index\.query"):
+        audit(index)
+
+
+def test_an_index_that_keeps_activations_only_cannot_be_audited():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 3)).astype(np.float32)
+    explainer = nobsp.NObSP(nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))).fit(X)
+    index = ContributionIndex(explainer, space="activations").fit(X, np.arange(60) % 2)
+    with pytest.raises(ValueError, match=r'keeps no evidence.*space="contributions"'):
+        audit(index)
+
+
+def test_frames_have_one_line_per_row_and_columns_by_name():
+    pytest.importorskip("pandas")
+    head, rows, truth = noisy(200)
+    index = ContributionIndex(head, classes=["a", "b", "c"]).fit(rows[:150], np.array(["a", "b", "c"])[truth[:150]])
+    found = audit(index, rows[150:])
+    without = ["row", "predicted", "confidence", "purity_contributions", "purity_activations", "joint"]
+    without += ["centroid_distance", "error", "boundary", "outlier", "suggested", "reason"]
+    frame = found.to_frame()
+    assert list(frame.columns) == without
+    assert len(frame) == len(found) == 50
+    assert frame["reason"].tolist() == list(found.reasons)
+    assert frame["outlier"].tolist() == found.outliers.tolist()
+    assert set(frame["suggested"]) <= {"a", "b", "c"}
+    labelled = audit(index).to_frame()
+    assert list(labelled.columns) == [*without[:2], "label", *without[2:10], "mislabel", "label_support", *without[10:]]
+    assert labelled["row"].tolist() == list(range(150))
+
+
+# ---------------------------------------------------------------------- prototypes and duplicates
+
+
+@pytest.mark.parametrize("space", ["activations", "contributions"])
+def test_prototypes_are_those_of_the_greedy_choice_written_out(space):
+    head, rows, truth = noisy(150)
+    index = ContributionIndex(head, space=space).fit(rows, truth)
+    found = index.prototypes(per_class=3)
+    weight = head.weight.detach().numpy().astype(np.float64)
+    predicted = audit(index).predicted
+    known = np.asarray(rows, np.float64)
+    assert np.array_equal(found.labels, np.repeat(np.arange(CLASSES), 3))
+    for number in range(CLASSES):
+        members = np.flatnonzero((truth == number) & (predicted == number))
+        if space == "activations":
+            vectors = units(known[members], known)
+        else:
+            evidence = weight * (known - known.mean(0))[:, None]
+            scaled = (evidence[members, number] - evidence[:, number].mean(0)) / np.sqrt(evidence.var(0).mean(0))
+            vectors = scaled / np.linalg.norm(scaled, axis=1, keepdims=True)
+        similarity, chosen = vectors @ vectors.T, []
+        for _ in range(3):
+            gains = {i: similarity[[*chosen, i]].max(0).sum() for i in range(len(members)) if i not in chosen}
+            chosen.append(max(gains, key=gains.get))
+        assert found.of(number).tolist() == members[chosen].tolist()
+        whose = similarity[chosen].argmax(0)
+        assert np.allclose(found.shares[found.labels == number], np.bincount(whose, minlength=3) / len(members))
+        near = [similarity[chosen[j], whose == j].mean() for j in range(3)]
+        assert np.allclose(found.similarity[found.labels == number], near, atol=1e-5)
+
+
+def test_duplicates_are_the_pairs_that_are_near_enough_of_all_pairs():
+    head, rows, truth = noisy(120)
+    rng = np.random.default_rng(3)
+    rows[40] = rows[7]
+    rows[[90, 91]] = rows[12] + 0.01 * rng.normal(size=(2, rows.shape[1])).astype(np.float32)
+    truth[[7, 40]] = [0, 1]
+    truth[[12, 90, 91]] = 2
+    index = ContributionIndex(head).fit(rows, truth)
+    for threshold in (0.0, 0.1, 0.7):
+        found = index.duplicates(threshold, k=119)
+        vectors = units(rows, rows)
+        table = np.linalg.norm(vectors[:, None] - vectors[None], axis=2)
+        first, second = np.nonzero(np.triu(table <= threshold + 1e-12, 1))
+        assert {tuple(pair) for pair in found.pairs.tolist()} == set(zip(first.tolist(), second.tolist(), strict=True))
+        assert np.allclose(found.distances, table[tuple(found.pairs.T)], atol=1e-7)
+        assert (np.diff(found.distances) >= 0).all()
+    found = index.duplicates(0.1)
+    assert [group.tolist() for group in found.groups] == [[12, 90, 91], [7, 40]]
+    assert found.conflicting.tolist() == [False, True]
+    assert found.to_frame()["conflicting"].tolist() == [set(pair) == {7, 40} for pair in found.pairs.tolist()]
+
+
+def test_a_database_of_one_row_has_no_duplicates():
+    head, rows, truth = noisy(1)
+    assert len(ContributionIndex(head).fit(rows, truth).duplicates()) == 0
+
+
+def test_prototypes_need_classes_and_right_predictions():
+    head, rows, truth = noisy(60)
+    predicted = ContributionIndex(head).fit(rows).query(rows, 1).predicted
+    with pytest.raises(ValueError, match="none stands for its class"):
+        ContributionIndex(head).fit(rows, (predicted + 1) % CLASSES).prototypes()
+    few = ContributionIndex(head).fit(rows, truth).prototypes(per_class=1000)
+    assert sorted(few.indices.tolist()) == np.flatnonzero(predicted == truth).tolist()
+    with pytest.raises(ValueError, match="no prototypes of class 7; there are 0, 1, 2"):
+        few.of(7)
+
+
+def test_an_explainer_instead_of_an_index_is_told_what_to_make_of_it():
+    with pytest.raises(TypeError, match=r"index must be a ContributionIndex, found Linear; make one"):
+        audit(torch.nn.Linear(2, 2))

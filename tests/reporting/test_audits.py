@@ -1,0 +1,99 @@
+"""Pages of an audit: what it found, by kind, and in the words of the audit."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from nobsp.reporting import audits, report
+from tests.reporting.names import NASTY
+
+
+@pytest.fixture
+def found() -> SimpleNamespace:
+    """Fourteen rows: 2 and 5 suspected mislabels, 5 and 7 likely errors, 9 a boundary case, none an outlier."""
+    flags = {kind: np.zeros(14, bool) for kind in ("mislabels", "errors", "boundary", "outliers")}
+    flags["mislabels"][[2, 5]] = flags["errors"][[5, 7]] = flags["boundary"][9] = True
+    joint = np.linspace(0.1, 0.9, 14)
+    return SimpleNamespace(
+        predicted=np.arange(14) % 3,
+        labels=np.arange(14) % 2,
+        suggested=np.full(14, 2),
+        joint=joint,
+        confidence=1 - joint / 2,
+        label_support=1 - joint,
+        reasons=tuple(f"because {NASTY} {row}" if row in (2, 5, 7, 9) else "" for row in range(14)),
+        **flags,
+    )
+
+
+def groups(page) -> dict[str, list[str]]:
+    return {
+        body.get_attribute("data-kind"): body.locator("tr:not(.group) th").all_inner_texts()
+        for body in page.locator("#audit-table tbody").all()
+    }
+
+
+def test_findings_are_grouped_by_kind_and_filtered(show, found, tmp_path):
+    opened = show(report(found, tmp_path / "audit.html", class_names=["cat", "dog", "owl"]))
+    page = opened.page
+    assert page.inner_text("h1") == "What the audit found"
+    # Row 5 is of two kinds and has the least support for its label.
+    assert groups(page) == {"mislabels": ["5", "2"], "errors": ["7"], "boundary": ["9"]}
+    cells = page.locator("#audit-table tbody tr").nth(1).locator("td").all_inner_texts()
+    assert cells[:3] == ["dog", "owl", "owl"]
+    assert float(cells[3]) == pytest.approx(found.joint[5], abs=0.005)
+    assert cells[-1] == f"because {NASTY} 5"
+    page.select_option("#audit-kind", "errors")
+    assert groups(page) == {"errors": ["5", "7"]}
+    page.select_option("#audit-kind", "outliers")
+    assert groups(page) == {}
+    assert "Nothing of this kind" in page.inner_text("#audit-found")
+    assert page.locator(".health").count() == 0
+    assert opened.complaints == []
+
+
+def test_an_audit_stands_beside_images_with_their_names(show, pictures, found, tmp_path):
+    files = [f"photo {row}.png" for row in range(14)]
+    opened = show(report(pictures.maps, tmp_path / "page.html", audit=found, names=files))
+    page = opened.page
+    assert groups(page)["mislabels"] == ["photo 5.png", "photo 2.png"]
+    assert page.locator("#audit-table tbody tr").nth(1).locator("td").all_inner_texts()[:2] == ["dog", NASTY]
+    assert page.inner_text("#image-5 h3") == "photo 5.png"
+    assert opened.complaints == []
+
+
+def test_an_audit_stands_beside_a_table_whose_rows_have_names(show, classes, found, tmp_path):
+    names = [f"person {row}" for row in range(14)]
+    page = show(report(classes.explanation[:14], tmp_path / "page.html", audit=found, names=names)).page
+    assert groups(page)["errors"] == ["person 7"]
+    page.fill("#from-row", "person 3")
+    page.click("#load-row")
+    assert page.inner_text("#whatif-start") == "Started from row person 3."
+
+
+def test_an_audit_without_labels_has_no_mislabels(show, found, tmp_path):
+    found.labels = found.mislabels = found.label_support = None
+    page = show(report(found, tmp_path / "audit.html")).page
+    assert groups(page) == {"errors": ["5", "7"], "boundary": ["9"]}
+    assert "label" not in page.locator("#audit-table thead th").all_inner_texts()
+
+
+def test_where_not_all_fit_suspected_mislabels_stay(found, monkeypatch):
+    monkeypatch.setattr(audits, "MOST_FLAGGED", 2)
+    found.joint[2] = 0.99  # predicted with confidence, which says nothing for the label
+    told = audits.audit_for_page(found, rows=14, names=None, classes=())
+    assert told["names"] == ["5", "2"]  # row 5 has less support for its label
+    assert told["flagged"] == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"names": ["one"]}, "names must be one per row, 13"), ({}, "audit is of 14 rows but there are 13")],
+)
+def test_an_audit_of_other_rows_is_refused(classes, found, tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        report(classes.explanation[:13], tmp_path / "page.html", audit=found, **change)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,268 @@
+"""Building a page: the same input gives the same small file, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from nobsp import NObSP
+from nobsp.reporting import report
+from nobsp.reporting import tables as tables_module
+from nobsp.reporting.packing import packed_column
+
+MEGABYTES = 1e6
+
+
+def small(features: int = 3, rows: int = 100, **options):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(features, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).double()
+    X = np.random.default_rng(0).normal(size=(rows, features))
+    return NObSP(model, interactions=0, **options).fit(X), X
+
+
+def test_the_same_input_gives_the_same_file(tmp_path):
+    pages = []
+    for name in ("one.html", "two.html"):
+        explainer, X = small()
+        pages.append(report(explainer(X), tmp_path / name, title="Same").read_bytes())
+    assert pages[0] == pages[1]
+
+
+def test_fifty_features_and_five_thousand_rows_stay_under_eight_megabytes(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(50, 24), torch.nn.ReLU(), torch.nn.Linear(24, 1)).double()
+    X = np.random.default_rng(0).normal(size=(5000, 50))
+    pairs = [(f"x{k}", f"x{k + 1}") for k in range(0, 8, 2)]
+    explainer = NObSP(model, features=[f"x{k}" for k in range(50)], interactions=pairs).fit(X[:400])
+    path = report(explainer(X), tmp_path / "page.html")
+    assert path.stat().st_size < 8 * MEGABYTES
+
+
+def test_wide_tables_keep_fewer_rows_and_say_so(tmp_path):
+    explainer, X = small(features=4, rows=500)
+    text = report(explainer(X), tmp_path / "page.html", rows=50).read_text(encoding="utf-8")
+    assert '"count":50,"total":500' in text
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([3.0, 250.0]),
+        np.array([-3.0, 70000.0]),
+        np.array([0.5, 0.25, -7.75]),
+        np.random.default_rng(0).normal(size=100),
+        1.7e9 + np.random.default_rng(1).uniform(size=100),
+        np.array([np.pi]),
+        np.array([1.0, 1.0 + 2**-50]),
+        np.array([1.0, np.nan, np.inf]),
+        np.zeros(0),
+    ],
+)
+def test_packed_columns_come_back(values):
+    import base64
+
+    held = packed_column(values)
+    raw = np.frombuffer(base64.b64decode(held["bytes"]), np.dtype(held["kind"])).astype(float)
+    assert np.array_equal(raw, np.where(np.isfinite(values), values, np.nan), equal_nan=True)
+
+
+# ---------------------------------------------------------------------- files
+
+
+def test_a_missing_folder_is_named_before_any_work(tmp_path):
+    explainer, X = small()
+    with pytest.raises(FileNotFoundError, match="not a folder"):
+        report(explainer(X), tmp_path / "nowhere" / "page.html")
+
+
+def test_a_folder_is_no_file(tmp_path):
+    explainer, X = small()
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        report(explainer(X), tmp_path)
+
+
+def test_an_unwritable_folder_is_a_clear_error(tmp_path, monkeypatch):
+    explainer, X = small()
+    monkeypatch.setattr(os, "access", lambda *_: False)  # whoever runs this may be allowed everything
+    with pytest.raises(PermissionError, match="cannot be written to"):
+        report(explainer(X), tmp_path / "page.html")
+
+
+def test_an_existing_file_is_replaced_unless_that_is_forbidden(tmp_path):
+    explainer, X = small()
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        report(explainer(X), path, overwrite=False)
+    assert path.read_text() == "old"
+    assert report(explainer(X), str(path)) == path
+    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_an_interruption_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    explainer, X = small()
+    path = tmp_path / "page.html"
+    path.write_text("old")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        report(explainer(X), path)
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
+    assert path.read_text() == "old"
+
+
+# ---------------------------------------------------------------------- arguments
+
+
+def test_an_explanation_makes_the_same_page_after_pickling(tmp_path):
+    explainer, X = small()
+    explanation = explainer(X)
+    assert explanation[:5].explainer is explainer.functions_
+    again = pickle.loads(pickle.dumps(explanation))  # noqa: S301 - made here
+    pages = [report(told, tmp_path / "page.html").read_bytes() for told in (explanation, again)]
+    assert pages[0] == pages[1]
+    named = report(again, tmp_path / "page.html", explainer=explainer).read_text(encoding="utf-8")
+    assert "Sequential with" in named
+
+
+@pytest.mark.parametrize("part", ["terms", "baseline", "contrast", "refitted", "empty"])
+def test_only_the_whole_account_of_its_explainer_makes_a_page(tmp_path, part):
+    explainer, X = small(features=3)
+    whole = explainer(X)
+    other, _ = small(features=3, rows=77)
+    told = {
+        "terms": lambda: whole[:, :2],
+        "baseline": whole.from_baseline,
+        "contrast": lambda: whole.contrast(0, 0),
+        "refitted": lambda: replace(whole, explainer=other.functions_),
+        "empty": lambda: whole[[]],
+    }[part]()
+    with pytest.raises(ValueError, match=r"subject .*(pass|explain)"):
+        report(told, tmp_path / "page.html")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"labels": [1, 2]}, "labels must be one per row"),
+        ({"labels": ["a"] * 99}, "labels must be one per row"),
+        ({"link": "probit"}, "link must be one of"),
+        ({"link": "softmax"}, "one output"),
+        ({"truth": {"nobody": np.sin}}, "no feature"),
+        ({"rows": 0}, "rows must be"),
+        ({"hits": type("H", (), {"indices": np.zeros((3, 2), int), "distances": np.zeros((3, 2))})()}, "hits are of 3"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_and_nothing_is_written(tmp_path, options, message):
+    explainer, X = small()
+    with pytest.raises(ValueError, match=message):
+        report(explainer(X), tmp_path / "page.html", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_option_is_refused_with_the_close_ones(tmp_path):
+    with pytest.raises(TypeError, match="did you mean 'class_names'"):
+        report(None, tmp_path / "page.html", class_name=["a"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_subject_is_refused_with_what_to_pass(tmp_path):
+    with pytest.raises(TypeError, match="found ndarray; pass explainer"):
+        report(np.zeros((3, 3)), tmp_path / "page.html")
+
+
+def test_triples_are_shown_for_rows_and_told(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).double()
+    X = np.random.default_rng(0).normal(size=(100, 3))
+    explainer = NObSP(model, features=list("abc"), interactions=[("a", "b", "c")]).fit(X)
+    data = table_of(explainer(X))
+    assert data["terms"][-1] == {"features": [0, 1, 2], "axes": [], "values": None, "spread": None}
+    assert data["rows"]["direct"] is not None
+    assert "no_table" in [finding["code"] for finding in data["findings"]]
+    alone = table_of(explainer.compile()(X))  # without the network
+    assert alone["rows"]["direct"] is None
+    assert "not_run" in [finding["code"] for finding in alone["findings"]]
+
+
+def test_many_groups_of_numbers_make_a_page_at_once(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(144, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).double()
+    X = np.random.default_rng(0).normal(size=(300, 144))
+    groups = {f"g{k}": list(range(8 * k, 8 * k + 8)) for k in range(18)}
+    explanation = NObSP(model, features=groups, interactions=0, background=4).fit(X)(X[:50])
+    start = time.process_time()
+    report(explanation, tmp_path / "page.html")
+    assert time.process_time() - start < 5
+    assert len([f for f in table_of(explanation)["findings"] if f["code"] == "no_table"]) == 1  # said once of all
+
+
+def test_the_weakest_interactions_stay_out_of_a_page_that_would_be_too_large(monkeypatch):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).double()
+    X = np.random.default_rng(0).normal(size=(100, 3))
+    explainer = NObSP(model, features=list("abc"), interactions=[("a", "b"), ("a", "c"), ("b", "c")]).fit(X)
+    explanation = explainer(X)
+    grids = [table.values.nbytes for table in explainer.functions_.tables[3:]]
+    monkeypatch.setattr(tables_module, "ROOM", 2 * max(grids))
+    data = table_of(explanation)
+    sizes = np.abs(explanation.values[:, 3:]).mean((0, 2))
+    strongest = explanation.terms[3 + int(np.argmax(sizes))]
+    assert [tuple("abc"[k] for k in term["features"]) for term in data["terms"][3:]] == [strongest]
+    assert "pairs_left_out" in [finding["code"] for finding in data["findings"]]
+    shown = explanation[:, [*"abc", strongest]]
+    assert data["ledger"]["left"][0] == pytest.approx(1 - shown.explained()[0])
+
+
+def table_of(explanation):
+    """What a page is told of an explanation."""
+    options = dict.fromkeys(("explainer", "labels", "class_names", "link", "truth", "hits", "names"))
+    return tables_module.table_data(explanation, rows=5000, **options)
+
+
+def test_a_column_that_the_preprocessing_drops_has_no_slider(tmp_path):
+    import pandas as pd
+    from sklearn.compose import make_column_transformer
+    from sklearn.neural_network import MLPRegressor
+    from sklearn.pipeline import make_pipeline
+
+    X = pd.DataFrame(np.random.default_rng(0).normal(size=(90, 2)), columns=["a", "dropped"])
+    network = MLPRegressor(hidden_layer_sizes=(8,), max_iter=2000, tol=0.1, random_state=0)
+    model = make_pipeline(make_column_transformer(("passthrough", ["a"])), network).fit(X, X["a"])
+    text = report(NObSP(model).fit(X)(X), tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '{"name":"dropped","columns":[],"kind":"unused"' in text
+
+
+def test_a_compiled_explainer_makes_a_page_without_torch(tmp_path):
+    explainer, X = small()
+    explainer.compile().save(tmp_path / "compiled.safetensors")
+    np.save(tmp_path / "X.npy", X)
+    code = (
+        "import sys, numpy as np\n"
+        "from nobsp.reporting import report\n"
+        "from nobsp.tabular import CompiledExplainer\n"
+        f"folder = {str(tmp_path)!r}\n"
+        "compiled = CompiledExplainer.load(folder + '/compiled.safetensors')\n"
+        "report(compiled(np.load(folder + '/X.npy')), folder + '/page.html')\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert (tmp_path / "page.html").exists()
+
+
+def test_without_the_extra_the_message_names_it(tmp_path, monkeypatch):
+    explainer, X = small()
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ImportError, match=r"nobsp\[report\]"):
+        report(explainer(X), tmp_path / "page.html")

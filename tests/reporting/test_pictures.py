@@ -1,0 +1,155 @@
+"""Pages of images: maps for and against, targets to switch between, and what an index found."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from nobsp.reporting import report
+from nobsp.reporting.pictures import _small, png
+
+PIXELS = "c => { const p = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; return Array.from(p); }"
+
+
+def plate(page, number):
+    return page.locator(f"#image-{number}")
+
+
+def test_maps_are_coloured_where_the_evidence_is(show, pictures, pictures_page):
+    page = show(pictures_page, fresh=False).page
+    page.evaluate("document.getElementById('pictures').scrollIntoView({behavior: 'instant'})")
+    page.wait_for_selector("#image-0[data-drawn]")
+    canvas = plate(page, 0).locator("canvas").first
+    width = canvas.evaluate("c => c.width")
+    pixels = np.array(canvas.evaluate(PIXELS), dtype=float).reshape(width, width, 4)
+    coloured = pixels[..., 0] - pixels[..., 2]  # the picture below is grey, so what is redder than blue is the map
+    shown = pictures.maps.of_target(0).resize(width)
+    strength = shown.positive[0] / max(shown.positive[0].max(), shown.negative[0].max())
+    assert np.corrcoef(coloured.ravel(), strength.ravel())[0, 1] > 0.95
+
+
+def test_switching_the_target_switches_the_maps(show, pictures, pictures_page):
+    page = show(pictures_page, fresh=False).page
+    page.evaluate("document.getElementById('pictures').scrollIntoView({behavior: 'instant'})")
+    page.wait_for_selector("#image-0[data-drawn]")
+    canvas = plate(page, 0).locator("canvas").nth(2)
+    before = canvas.evaluate(PIXELS)
+    plate(page, 0).locator("select").select_option("1")
+    second = pictures.maps.output_names[pictures.maps.target[0, 1]]
+    assert canvas.evaluate(PIXELS) != before
+    assert second in canvas.get_attribute("aria-label")
+    assert f"evidence about {second}" in plate(page, 0).inner_text()
+
+
+def test_neighbours_stand_below_their_image(show, pictures, pictures_page):
+    page = show(pictures_page, fresh=False).page
+    names = np.array(pictures.maps.output_names)
+    strip = plate(page, 3).locator(".found figure")
+    assert strip.locator("bdi").all_inner_texts() == names[pictures.hits.labels[3]].tolist()
+    assert strip.locator("img").count() == 4
+    disagree = int((pictures.hits.labels[3] != pictures.hits.predicted[3]).sum())
+    assert plate(page, 3).locator(".found figure.other").count() == disagree
+
+
+def test_images_are_ordered_and_filtered(show, pictures, pictures_page):
+    page = show(pictures_page, fresh=False).page
+    page.select_option("#picture-order", "purity")
+    order = [int(c.get_attribute("id")[6:]) for c in page.locator(".plate:visible").all()]
+    assert order == np.argsort(pictures.hits.purity, kind="stable")[:12].tolist()
+    page.click("#more-plates")
+    assert page.locator(".plate:visible").count() == 14
+    page.check("#picture-wrong")
+    assert page.locator(".plate:visible").count() == 1
+    names = pictures.maps.output_names
+    said = f"labelled {names[pictures.labels[0]]}, predicted {names[pictures.maps.logits[0].argmax()]}"
+    assert page.inner_text("#image-0 .says.miss") == said  # which of both is wrong is not for the page to say
+
+
+def test_neighbours_alone_make_a_page(show, pictures, tmp_path):
+    opened = show(report(pictures.hits, tmp_path / "hits.html", class_names=["cat", "dog", "owl"]))
+    assert opened.complaints == []
+    assert opened.page.inner_text("#picture-share") == f"{pictures.hits.purity.mean():.1%}"
+    assert plate(opened.page, 2).locator(".found .blank").count() == 4
+
+
+def test_neighbours_of_a_table_are_rows_and_nobody_calls_them_healthy(show, pictures, tmp_path):
+    opened = show(report(pictures.hits, tmp_path / "hits.html"))
+    page = opened.page
+    assert page.inner_text("h1") == "Neighbours of 14 rows"
+    assert page.inner_text("#plates-found") == "12 of 14 rows shown."
+    assert plate(page, 0).locator("h3").inner_text() == "Row 0"
+    assert page.locator(".health").count() == 0  # nothing was examined
+    said = page.inner_text("main").lower()
+    assert not any(word in said for word in ("image", "channel", "map", "healthy"))
+    words = page.locator(".example p").first.bounding_box()
+    assert words["width"] > 300
+
+
+def test_neighbours_of_a_regression_show_their_values(show, tmp_path):
+    hits = SimpleNamespace(
+        indices=np.array([[3, 1]]), distances=np.array([[0.5, 1234.25]]), labels=np.array([[0.25, 7.5]])
+    )
+    page = show(report(hits, tmp_path / "hits.html")).page
+    captions = page.locator(".found figcaption").all_inner_texts()
+    assert [caption.split() for caption in captions] == [["0.25", "0.5"], ["7.5", "1,234"]]
+
+
+def test_maps_make_a_page_without_images(show, pictures, tmp_path):
+    opened = show(report(pictures.maps.of_target(0), tmp_path / "maps.html"))
+    assert opened.complaints == []
+    assert opened.page.locator(".plate canvas").count() == 3 * 14
+
+
+def test_a_picture_survives_its_png():
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    for shown in (pixels, np.repeat(pixels[:, :, :1], 3, axis=2)):
+        assert np.array_equal(decoded(png(shown)), shown)
+
+
+def decoded(file: bytes) -> np.ndarray:
+    """A PNG of 8 bits whose lines are all filtered by their left neighbours."""
+    stream = io.BytesIO(file)
+    stream.read(8)
+    parts = {}
+    while head := stream.read(8):
+        size, kind = struct.unpack(">I4s", head)
+        body = stream.read(size)
+        assert struct.unpack(">I", stream.read(4))[0] == zlib.crc32(kind + body)
+        parts[kind] = body
+    width, height, _, colour = struct.unpack(">IIBB", parts[b"IHDR"][:10])
+    channels = 3 if colour == 2 else 1
+    lines = np.frombuffer(zlib.decompress(parts[b"IDAT"]), np.uint8).reshape(height, 1 + width * channels)
+    assert (lines[:, 0] == 1).all()
+    pixels = np.cumsum(lines[:, 1:].reshape(height, width, channels), axis=1, dtype=np.uint8)
+    return np.broadcast_to(pixels, (height, width, 3))
+
+
+def test_large_pictures_are_made_smaller_by_averaging():
+    picture = np.random.default_rng(1).uniform(size=(300, 200, 3)).astype(np.float32)
+    small = _small(picture, 150)
+    assert small.shape == (150, 100, 3)
+    blocks = picture.reshape(150, 2, 100, 2, 3).mean((1, 3))
+    assert np.abs(small / 255 - blocks).max() <= 0.5 / 255 + 1e-6
+    uneven = _small(picture, 160)
+    assert uneven.shape == (160, 107, 3)
+    assert uneven.mean() / 255 == pytest.approx(picture.mean(), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": np.zeros((3, 1, 12, 12))}, "images has shape"),
+        ({"gallery": np.zeros((2, 1, 12, 12))}, "gallery has 2 images"),
+        ({"labels": [0, 1]}, "labels must be one per row"),
+    ],
+)
+def test_what_does_not_fit_the_maps_is_refused(pictures, tmp_path, change, message):
+    options = {"images": pictures.images, "hits": pictures.hits, "gallery": pictures.gallery}
+    with pytest.raises(ValueError, match=message):
+        report(pictures.maps, tmp_path / "page.html", **(options | change))
+    assert list(tmp_path.iterdir()) == []
