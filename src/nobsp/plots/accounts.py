@@ -58,8 +58,8 @@ _STYLES = {
 
 def waterfall(
     ex: Explanation,
-    *,
     row: Hashable = 0,
+    *,
     output: int | str | None = None,
     max_display: int = 10,
     ax: Axes | None = None,
