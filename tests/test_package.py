@@ -32,7 +32,6 @@ PUBLIC_NAMES = {
     "RayCluster",
     "__version__",
     "audit",
-    "datasets",
     "metrics",
     "network",
     "plots",

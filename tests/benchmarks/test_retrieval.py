@@ -11,11 +11,11 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
+from benchmarks.data import Images
 from benchmarks.retrieval import cases, errors, features, mislabels, purity, votes
 from benchmarks.retrieval.features import Features, Recipe
 from benchmarks.retrieval.heads import FITTING, REGULARISED, Head, softmax_regression, trained_head
 from benchmarks.vision.networks import Normalised, Setting
-from nobsp.datasets.images import Images
 from nobsp.neighbours import ContributionIndex, audit
 from tests.tolerances import SINGLE, SUMS, assert_same_to_rounding
 

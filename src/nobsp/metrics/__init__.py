@@ -1,4 +1,4 @@
-"""Yardsticks for explanations of any method, and the statistics to compare them with.
+"""Metrics for explanations of any method.
 
 Pure functions over arrays: numpy, anything numpy understands, and torch tensors. Rows come first everywhere. A score
 that is not defined, of a constant vector say, is nan and comes with an `UndefinedScoreWarning`.
@@ -15,19 +15,13 @@ from nobsp.metrics.faithfulness import (
     removal_effects,
 )
 from nobsp.metrics.recovery import FunctionReproduction, function_reproduction
-from nobsp.metrics.robustness import Randomisation, Stability, model_randomisation, stability
-from nobsp.metrics.significance import Interval, SignFlip, holm, paired_bootstrap, sign_flip_test
 
 __all__ = [
     "DeltaAgreement",
     "Faithfulness",
     "FunctionReproduction",
-    "Interval",
     "Pairs",
-    "Randomisation",
     "RegionCurves",
-    "SignFlip",
-    "Stability",
     "UndefinedScoreWarning",
     "at_target",
     "attribution_faithfulness",
@@ -35,14 +29,9 @@ __all__ = [
     "find_pairs",
     "function_reproduction",
     "gini_sparseness",
-    "holm",
-    "model_randomisation",
-    "paired_bootstrap",
     "pixel_faithfulness",
     "region_deletion_auc",
     "region_insertion_auc",
     "removal_effects",
-    "sign_flip_test",
     "sparseness",
-    "stability",
 ]

@@ -189,10 +189,7 @@ def _squared_distance(rows: Array, first: NDArray[np.int32], second: NDArray[np.
 def _isolating(delta: Array, everywhere: Array, percentile: float) -> NDArray[np.int64]:
     """Positions, among candidate pairs, of those that differ in the feature and are close in all others.
 
-    Args:
-        delta: Squared difference in the feature.
-        everywhere: Squared distance in all columns.
-        percentile: Of the distances in the others, up to which a pair is close.
+    `delta` is the squared difference in the feature, `everywhere` the squared distance in all columns.
     """
     moved = delta[delta > 0]
     if len(moved) == 0:

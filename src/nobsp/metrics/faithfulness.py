@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 
 from nobsp.metrics.arrays import (
     Array,
+    Model,
     as_array,
     as_images,
     expect_same_shape,
     named,
     pearson,
+    running,
     spearman,
     targets_of,
     undefined,
 )
-from nobsp.metrics.running import Model, running
 from nobsp.network.inputs import resolve_features
 
 
