@@ -159,7 +159,8 @@ def _frame(content: bytes, *, numeric: tuple[str, ...], separator: str = ",", **
 def _categories(frame: pd.DataFrame, *, missing: str | None = None) -> pd.DataFrame:
     """The same frame with text as categories whose levels are sorted."""
     for name in frame.select_dtypes(exclude="number"):
-        frame[name] = pd.Categorical(frame[name], categories=sorted(set(frame[name]) - {missing}))
+        levels = sorted(set(frame[name]) - {missing})
+        frame[name] = pd.Categorical(frame[name].where(frame[name] != missing), categories=levels)
     return frame
 
 
