@@ -16,22 +16,21 @@ import threading
 import time
 import traceback
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
+from inspect import BoundArguments
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter, UnknownCommandError
 from rich.console import Console as Terminal
 
 from nobsp import __version__
-from nobsp.cli.audit import audit
-from nobsp.cli.cam import cam
+from nobsp.cli import audit, cam, explain
 from nobsp.cli.console import Console, Flag, UsageError, one_line, suggest
-from nobsp.cli.explain import explain
 from nobsp.cli.options import OUTPUT, require_free, require_report, write_folder
 
 __all__ = ["main"]
@@ -76,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     console = Console()
     try:
-        command, bound, _ = _parse(argv)
+        command, bound = _parse(argv)
         console = next((one for one in bound.arguments.values() if isinstance(one, Console)), console)
         with console.note_warnings():
             code = command(*bound.args, **bound.kwargs)
@@ -107,7 +106,7 @@ class _Terminal(Terminal):
         raise BrokenPipeError
 
 
-def _parse(argv: list[str]) -> tuple[object, object, object]:
+def _parse(argv: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
     app = App(
         name="nobsp",
         help="Explain what a trained network has learned: a network goes in, the functions it has learned come out.",
@@ -119,10 +118,12 @@ def _parse(argv: list[str]) -> tuple[object, object, object]:
         console=_Terminal(),
         help_on_error=False,
     )
-    for order, command in enumerate((explain, cam, audit, demo, bench, version)):
+    commands: tuple[Callable[..., Any], ...] = (explain.explain, cam.cam, audit.audit, demo, bench, version)
+    for order, command in enumerate(commands):
         app.command(command, sort_key=order, help_epilogue="")
     try:
-        return app.parse_args(argv, exit_on_error=False, print_error=False)
+        command, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
+        return command, bound
     except UnknownCommandError as unknown:
         names = [name for name in app if not name.startswith("-")]
         raise UsageError(f"there is no command {argv[0]!r}; {suggest(argv[0], names)}") from unknown

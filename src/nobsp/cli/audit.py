@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FILES = ("audit.csv", "report.html")
 _ROWS_IN_REPORT, _IMAGES_IN_REPORT = 5000, 60
+_SHOWN = " Shown are the {:,} most suspicious."
 _NO_CLASSES = "an audit judges predicted classes, and a regression has none; see nobsp explain."
 
 
@@ -117,7 +118,7 @@ def _audit_table(
         # In the order of the file, so that rows have the same numbers everywhere.
         kept = np.sort(order[:_ROWS_IN_REPORT])
         names = [str(row) for row in found.rows[kept]]
-        about += _describe_shown(found, kept)
+        about += _SHOWN.format(len(kept)) if len(kept) < len(found) else ""
         report(explainer(data.rows)[kept], path, title=title, about=about, names=names, **_part_of(found, kept))
 
     where = f"{count(len(found), 'row')} of {data.path.name}"
@@ -156,7 +157,8 @@ def _audit_images(
         near, places = np.unique(part["hits"].indices, return_inverse=True)
         part["hits"] = dataclasses.replace(part["hits"], indices=places.reshape(part["hits"].indices.shape))
         others = database.chosen([int(row) for row in near])
-        about += f"{_describe_shown(found, kept)} Most suspicious first, in the order of audit.csv."
+        about += _SHOWN.format(len(kept)) if len(kept) < len(found) else ""
+        about += " Most suspicious first, in the order of audit.csv."
         report(
             explainer(batch, likely),
             path,
@@ -254,10 +256,6 @@ def _part_of(found: Audit, rows: NDArray[np.intp]) -> dict[str, Any]:
         "hits": found.by_contributions[rows],
         "audit": dataclasses.replace(found, **kept),
     }
-
-
-def _describe_shown(found: Audit, kept: Sequence[int]) -> str:
-    return f" Shown are the {len(kept):,} most suspicious." if len(kept) < len(found) else ""
 
 
 # ---------------------------------------------------------------------- the summary

@@ -18,7 +18,7 @@ from nobsp.cli.options import METHOD, ImageOptions, ModelOptions, OutputOptions,
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nobsp import ActivationMaps, NObSPCam
+    from nobsp import NObSPCam
 
 FILES = ("maps", "predictions.csv", "explainer.nobsp", "report.html")
 _IN_REPORT = 60
@@ -139,14 +139,6 @@ def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, con
 def fit_cam(options: ModelOptions, network: Network, others: Pictures, console: Console, **choices: Any) -> NObSPCam:
     """The calibrated explainer."""
     from nobsp import NObSPCam
-    from nobsp.network.batches import with_progress
-
-    class Batches:
-        """Batches with a progress bar, which knows how many images are to come."""
-
-        def __iter__(self) -> Iterator[Tensor]:
-            bar = {"enabled": console.progress, "description": "calibrating"}
-            return iter(with_progress(others, total=len(others), **bar))
 
     console.step(f"calibrating on {count(len(others), 'image')} of {others.folder} ({others.preparation})")
     return NObSPCam(
@@ -156,7 +148,21 @@ def fit_cam(options: ModelOptions, network: Network, others: Pictures, console: 
         device=options.device,
         batch_size=others.batch_size,
         **only_given(**choices),
-    ).fit(Batches())
+    ).fit(_Batches(others, console))
+
+
+@dataclass(frozen=True, eq=False)
+class _Batches:
+    """Batches with a progress bar; unlike an iterator they can be read again."""
+
+    pictures: Pictures
+    console: Console
+
+    def __iter__(self) -> Iterator[Tensor]:
+        from nobsp.network.batches import with_progress
+
+        total, enabled = len(self.pictures), self.console.progress
+        return iter(with_progress(self.pictures, total=total, enabled=enabled, description="calibrating"))
 
 
 def _find_class(given: str | None, names: Sequence[str], option: str) -> int | str | None:
@@ -230,7 +236,19 @@ def _write_maps(
             factor = max(1, -(-160 // max(picture.size)))  # small images are enlarged to be seen
             size = (picture.width * factor, picture.height * factor)
             picture.resize(size, Image.Resampling.NEAREST).save(folder / name)
-        for column, values in _rows(maps, pictures.paths[here], pictures.labels[here], names[here]).items():
+        every, target = range(len(maps)), maps.target
+        columns = {
+            "image": map(str, pictures.paths[here]),
+            "label": [label or "" for label in pictures.labels[here]],
+            "predicted": [maps.output_names[k] for k in maps.logits.argmax(1)],
+            "explained": map(str, maps.target_names),
+            "probability": map(float, maps.confidence),
+            "logit": [float(maps.logits[row, target[row]]) for row in every],
+            "base": [float(maps.base_values[target[row]]) for row in every],
+            "residual": map(float, maps.residual),
+            "map": [f"maps/{name}" for name in names[here]],
+        }
+        for column, values in columns.items():
             table.setdefault(column, []).extend(values)
         start += len(batch)
     return table
@@ -245,24 +263,7 @@ def _as_grey(images: Tensor) -> Tensor:
     return (images * images.new_tensor(LIGHT)[:, None, None]).sum(1, keepdim=True).clamp(max=1.0)
 
 
-def _rows(
-    maps: ActivationMaps, paths: Sequence[Path], labels: Sequence[str | None], names: Sequence[str]
-) -> dict[str, list[Any]]:
-    every = range(len(maps))
-    return {
-        "image": [str(path) for path in paths],
-        "label": [label or "" for label in labels],
-        "predicted": [maps.output_names[k] for k in maps.logits.argmax(1)],
-        "explained": [str(name) for name in maps.target_names],
-        "probability": [float(value) for value in maps.confidence],
-        "logit": [float(maps.logits[row, maps.target[row]]) for row in every],
-        "base": [float(maps.base_values[maps.target[row]]) for row in every],
-        "residual": [float(value) for value in maps.residual],
-        "map": [f"maps/{name}" for name in names],
-    }
-
-
-def _write_report(path: Path, pictures: Pictures, explainer: NObSPCam, chosen: Mapping[str, Any], **texts: str) -> None:
+def _write_report(path: Path, pictures: Pictures, explainer: NObSPCam, chosen: Mapping[str, Any], **texts: Any) -> None:
     """Some images, evenly chosen, each with its most likely classes."""
     import numpy as np
 

@@ -212,7 +212,7 @@ def score_predictions(
     else:
         positive = names[0] if names[0] in classes and len(classes) <= 2 else None
         if positive is None and numeric and (len(classes) == 2 or (link == "sigmoid" and classes <= {"0", "1"})):
-            positive = _as_text(values.max()) if len(classes) == 2 else "1"
+            positive = _as_text(max(values.tolist())) if len(classes) == 2 else "1"
         if positive is not None:
             compared.append(("accuracy", texts == positive, logits[:, 0] > 0))
         if numeric and link != "sigmoid":
@@ -221,8 +221,8 @@ def score_predictions(
     for measure, truth, predicted in compared:
         if measure == "accuracy" and len(truth):
             value = float(accuracy_score(truth, predicted))
-            constant = max(Counter(truth.tolist()).values()) / len(truth)
-            scores.append((measure, value, value <= constant < 1, f"always predicting one class ({constant:.1%})"))
+            usual = max(Counter(truth.tolist()).values()) / len(truth)
+            scores.append((measure, value, value <= usual < 1, f"always predicting one class ({usual:.1%})"))
         elif measure == "r2" and len(truth) > 1 and np.ptp(truth.astype(np.float64)) > 0:
             value = float(r2_score(truth.astype(np.float64), predicted))
             scores.append((measure, value, value <= 0, "its mean"))

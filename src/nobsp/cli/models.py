@@ -170,9 +170,7 @@ def _import_module(given: str, module: str) -> Any:
     except ModuleNotFoundError as missing:
         if missing.name is None or not (module == missing.name or module.startswith(f"{missing.name}.")):
             raise  # it is there, and needs something that is not
-        raise UsageError(
-            f"--model {given}: there is no module {missing.name!r}, neither in this folder nor installed."
-        ) from missing
+        raise UsageError(f"--model {given}: there is no module {missing.name!r} here or installed.") from missing
 
 
 def _is_model(made: Any) -> bool:
