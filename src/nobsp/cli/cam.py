@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from nobsp.cli.console import Console, UsageError, count, suggest
 from nobsp.cli.inputs import Pictures, find_pictures, write_csv
 from nobsp.cli.models import Loaded, add_hint, load_model
-from nobsp.cli.options import METHOD, ImageOptions, ModelOptions, OutputOptions, RequiredImages, only_given, split_names
+from nobsp.cli.options import METHOD, ImageOptions, ModelOptions, OutputOptions, RequiredImages, split_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,7 +147,7 @@ def fit_cam(options: ModelOptions, network: Network, others: Pictures, console: 
         output_names=network.names,
         device=options.device,
         batch_size=others.batch_size,
-        **only_given(**choices),
+        **{name: value for name, value in choices.items() if value is not None},  # else the library's defaults
     ).fit(_Batches(others, console))
 
 
@@ -184,10 +184,6 @@ def check_order(
 
     The assignment of folders to classes that most predictions agree with is found; it is suggested where it agrees
     with far more of them than the names do.
-
-    Example:
-        >>> check_order(["one", "two", "one"], ["two", "one", "two"], ["one", "two"])[-27:]
-        'pass --output-names two one'
     """
     from scipy.optimize import linear_sum_assignment
     from sklearn.metrics import confusion_matrix

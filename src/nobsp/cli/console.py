@@ -73,14 +73,7 @@ class Console:
 
 
 def one_line(failure: object) -> str:
-    r"""An error in one line.
-
-    Example:
-        >>> one_line(ValueError("two\nlines"))
-        'two lines'
-        >>> one_line(FileNotFoundError(2, "No such file or directory", "a.csv"))
-        'a.csv: no such file or directory.'
-    """
+    """An error in one line."""
     if isinstance(failure, OSError) and failure.strerror:
         where = f"{failure.filename}: " if failure.filename is not None else ""
         return f"{where}{failure.strerror[:1].lower()}{failure.strerror[1:]}."
@@ -92,14 +85,7 @@ def one_line(failure: object) -> str:
 
 
 def suggest(wanted: str, known: Sequence[str]) -> str:
-    """A hint for a name that is not there.
-
-    Example:
-        >>> suggest("agee", ["age", "income"])
-        "did you mean 'age'?"
-        >>> suggest("xyz", ["age", "income"])
-        "there are 'age', 'income'."
-    """
+    """A hint for a name that is not there."""
     close = get_close_matches(wanted, known, n=3, cutoff=0.7)
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
@@ -118,10 +104,5 @@ def require_path(path: Path, option: str, *, folder: bool = False) -> None:
 
 
 def count(number: int, what: str, several: str | None = None) -> str:
-    """A number with its noun.
-
-    Example:
-        >>> count(1, "row"), count(1200, "row"), count(2, "class", "classes")
-        ('1 row', '1,200 rows', '2 classes')
-    """
+    """A number with its noun."""
     return f"{number:,} {what if number == 1 else several or what + 's'}"

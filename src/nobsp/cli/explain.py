@@ -342,4 +342,5 @@ def _list(texts: Sequence[str]) -> str:
 
 
 def _number(share: float | None) -> float | None:
+    """JSON has no nan."""
     return float(share) if share is not None and share == share else None

@@ -114,12 +114,7 @@ def _require_columns(names: Sequence[str], there: Sequence[str], *, option: str,
 
 
 def group_columns(columns: Sequence[str], given: Sequence[str] | None) -> dict[str, list[str]] | None:
-    """The features of --groups: columns put together under a name, and every other column by itself.
-
-    Example:
-        >>> group_columns(["age", "oslo", "rome"], ["city=oslo,rome"])
-        {'age': ['age'], 'city': ['oslo', 'rome']}
-    """
+    """The features of --groups: columns put together under a name, and every other column by itself."""
     if not given:
         return None
     groups = _read_groups(Path(given[0])) if len(given) == 1 and "=" not in given[0] else _parse_groups(given)

@@ -31,6 +31,8 @@ _REASON = (
     "--trust-pickle; better, save the model with torch.export.save (networks) or skops.io.dump (scikit-learn)"
 )
 
+_WEIGHTS = "holds weights alone; pass --model package.module:factory --weights"
+
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
@@ -76,19 +78,17 @@ def _from_file(path: Path, *, trust_pickle: bool) -> Loaded:
         except UntrustedError as untrusted:
             raise UsageError(f"--model {untrusted} If you trust where it came from, add --trust-pickle.") from untrusted
         return Loaded(path.stem, "exported program", lambda example: opened(program, example()))
-    if kind == "script":
-        raise UsageError(f"--model {path}: TorchScript files are not read; export the model with torch.export.save.")
     if kind == "skops":
         return _as_loaded(path.stem, "skops file", _from_skops(path, trust_pickle=trust_pickle))
     if kind == "safetensors":
-        raise UsageError(f"--model {path} holds weights alone; pass --model package.module:factory --weights {path}.")
+        raise UsageError(f"--model {path} {_WEIGHTS} {path}.")
     if kind == "pickle":
         return _as_loaded(path.stem, "pickle", _from_pickle(path, trust_pickle=trust_pickle))
-    if path.suffix == ".onnx":
-        raise UsageError(f"--model {path}: ONNX files are not read; export the model with torch.export.save.")
+    if kind == "script" or path.suffix == ".onnx":
+        raise UsageError(f"--model {path}: TorchScript and ONNX are not read; save the model with torch.export.save.")
     raise UsageError(
-        f"--model {path} is no model this command reads: torch.export (.pt2) or skops. Or name a "
-        "function that makes the model, package.module:factory."
+        f"--model {path} is no model this command reads: torch.export (.pt2) or skops. Or name a function that returns "
+        "the model, package.module:function."
     )
 
 
@@ -113,7 +113,7 @@ def _from_pickle(path: Path, *, trust_pickle: bool) -> Any:
 
     made_by_torch = zipfile.is_zipfile(path)
     if made_by_torch and isinstance(_load_weights_only(path), dict):
-        raise UsageError(f"--model {path} holds weights alone; pass --model package.module:factory --weights {path}.")
+        raise UsageError(f"--model {path} {_WEIGHTS} {path}.")
     if not trust_pickle:
         raise UsageError(f"--model {path} {_REASON}.")
     if made_by_torch:
@@ -137,13 +137,16 @@ def _load_weights_only(path: Path) -> Any:
 
 
 def _from_factory(given: str, module: str, name: str, weights: Path | None, *, trust_pickle: bool) -> Loaded:
+    import torch
+
     made: Any = _import_module(given, module)
     for part in name.split("."):
         if not hasattr(made, part):
             known = [entry for entry in dir(made) if not entry.startswith("_")]
             raise UsageError(f"--model {given}: {module} has no {part!r}; {suggest(part, known)}")
         made = getattr(made, part)
-    if callable(made) and not _is_model(made):
+    is_model = isinstance(made, torch.nn.Module) or (hasattr(made, "get_params") and not isinstance(made, type))
+    if callable(made) and not is_model:
         made = made()
     if weights is not None:
         _load_weights(made, weights, trust_pickle=trust_pickle)
@@ -171,12 +174,6 @@ def _import_module(given: str, module: str) -> Any:
         if missing.name is None or not (module == missing.name or module.startswith(f"{missing.name}.")):
             raise  # it is there, and needs something that is not
         raise UsageError(f"--model {given}: there is no module {missing.name!r} here or installed.") from missing
-
-
-def _is_model(made: Any) -> bool:
-    import torch
-
-    return isinstance(made, torch.nn.Module) or (hasattr(made, "get_params") and not isinstance(made, type))
 
 
 def _load_weights(model: Any, path: Path, *, trust_pickle: bool) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
@@ -204,12 +204,7 @@ def _move(draft: Path, folder: Path) -> None:
 
 
 def split_names(given: Sequence[str] | None, known: Sequence[str] | None = None) -> list[str] | None:
-    """Names from the command line: several words, or one with commas between.
-
-    Example:
-        >>> split_names(["age,income", "capital, gain"], known=["capital, gain"])
-        ['age', 'income', 'capital, gain']
-    """
+    """Names from the command line: several words, or one with commas between."""
     if given is None:
         return None
     found: list[str] = []
@@ -219,8 +214,3 @@ def split_names(given: Sequence[str] | None, known: Sequence[str] | None = None)
     if twice is not None:
         raise UsageError(f"{twice!r} is named twice.")
     return found
-
-
-def only_given(**choices: Any) -> dict[str, Any]:
-    """The choices that were made; the library's defaults hold for the others."""
-    return {name: value for name, value in choices.items() if value is not None}

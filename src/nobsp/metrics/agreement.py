@@ -245,12 +245,9 @@ def delta_agreement(attributions: Any, outputs: Any, pairs: Pairs) -> DeltaAgree
     overall = _agreement(explained, changed)
     if len(pairs) and np.isnan(overall).any():
         undefined("deltas are the same in all pairs, so delta agreement is nan.")
-    each = np.array([_agreement(explained[own], changed[own]) for own in _by_feature(pairs)]).reshape(features, 2)
+    by_feature = [pairs.feature == position for position in range(features)]
+    each = np.array([_agreement(explained[own], changed[own]) for own in by_feature]).reshape(features, 2)
     return DeltaAgreement(overall[0], overall[1], each[:, 0], each[:, 1], len(pairs), pairs.feature_names)
-
-
-def _by_feature(pairs: Pairs) -> list[NDArray[np.bool_]]:
-    return [pairs.feature == position for position in range(len(pairs.feature_names))]
 
 
 def _agreement(explained: Array, changed: Array) -> tuple[float, float]:

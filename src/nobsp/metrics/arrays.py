@@ -26,9 +26,9 @@ class UndefinedScoreWarning(UserWarning):
     """A score is nan because it is not defined for this input."""
 
 
-def undefined(message: str) -> None:
-    """Warns that a score is nan, at the line that called the metric."""
-    warnings.warn(message, UndefinedScoreWarning, stacklevel=3)
+def undefined(message: str, *, depth: int = 1) -> None:
+    """Warns that a score is nan, at the line that called the metric, `depth` calls up."""
+    warnings.warn(message, UndefinedScoreWarning, stacklevel=2 + depth)
 
 
 def as_array(values: Any, name: str, *, ndim: int | tuple[int, ...] | None = None) -> Array:

@@ -175,8 +175,7 @@ def _patch_for(shape: tuple[int, ...], patch: int | None) -> int:
 
 def _blank(baseline: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     given = as_array(baseline, "baseline").astype(dtype)
-    if given.ndim == 1:
-        given = given[:, None, None]
+    given = given[:, None, None] if given.ndim == 1 else given
     try:
         return np.broadcast_to(given, shape)
     except ValueError as failure:
