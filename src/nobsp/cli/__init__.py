@@ -158,9 +158,6 @@ def _detach_stdout() -> None:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
-# ---------------------------------------------------------------------- the small commands
-
-
 @Parameter(name="*", group=OUTPUT)
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:

@@ -138,7 +138,7 @@ def _audit_images(
             alone = ones.paths[ones.labels.index(None)].name
             raise UsageError(f"{option} {ones.folder}: {alone} lies in no folder; an audit needs one folder a class.")
     _require_neighbours(method, len(database) - (pictures is database))
-    explainer = fit_cam(model, prepare_network(model, loaded, database, console), database, console)
+    explainer = fit_cam(model, *prepare_network(model, loaded, database, console), database, console)
     labels = [np.array(ones.labels) for ones in (database, pictures)]
     found = _compare(explainer, model, method, database, pictures, labels, console)
     classes, predicted = [str(one) for one in _classes(found)], [str(one) for one in found.predicted]
@@ -257,8 +257,6 @@ def _part_of(found: Audit, rows: NDArray[np.intp]) -> dict[str, Any]:
         "audit": dataclasses.replace(found, **kept),
     }
 
-
-# ---------------------------------------------------------------------- the summary
 
 _COUNTS = {
     "likely_wrong_labels": "mislabels",

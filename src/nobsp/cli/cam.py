@@ -66,16 +66,16 @@ def cam(
     with output.write(FILES) as folder, model.limit_threads(None):
         pictures, others = find_images(images, maps.calibrate, model)
         loaded = load_model(model)
-        network = prepare_network(model, loaded, others, console)
-        chosen = {"target": _find_class(maps.target, network.names, "--class")}
-        chosen |= {"against": _find_class(maps.against, network.names, "--against")}
-        explainer = fit_cam(model, network, others, console, layer=maps.layer, coefficients=maps.coefficients)
+        network, names = prepare_network(model, loaded, others, console)
+        chosen = {"target": _find_class(maps.target, names, "--class")}
+        chosen |= {"against": _find_class(maps.against, names, "--against")}
+        explainer = fit_cam(model, network, names, others, console, layer=maps.layer, coefficients=maps.coefficients)
         console.step(f"making maps of {count(len(pictures), 'image')}")
         (folder / "maps").mkdir()
         table = _write_maps(folder / "maps", pictures, explainer, maps.kind, chosen)
         write_csv(folder / "predictions.csv", table)
         explainer.save(folder / "explainer.nobsp")
-        warning = check_order(pictures.labels, table["predicted"], network.names)
+        warning = check_order(pictures.labels, table["predicted"], names)
         if warning is not None:
             console.step(f"warning: {warning}")
         if output.report:
@@ -99,16 +99,8 @@ def find_images(options: ImageOptions, calibrate: Path | None, model: ModelOptio
     return pictures, find_pictures(calibrate, options, option="--calibrate", batch_size=size)
 
 
-@dataclass(frozen=True, eq=False)
-class Network:
-    """A network that runs on the images, with the names of its classes."""
-
-    module: Any
-    names: tuple[str, ...]
-
-
-def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, console: Console) -> Network:
-    """Runs the network on the first images; folders name its classes where there are as many."""
+def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, console: Console) -> tuple[Any, list[str]]:
+    """The network, run once on the first images, and its classes, named after the folders if there are as many."""
     from nobsp.network.guest import home_of, visiting
 
     some = images.batch(range(min(_EXAMPLE_IMAGES, len(images))))
@@ -133,18 +125,20 @@ def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, con
         console.step(f"classes are named after the folders, in their order: {listed}")
     if given is not None and len(given) != outputs:
         raise ValueError(f"--output-names has {len(given)} names but the model has {outputs} classes.")
-    return Network(module, tuple(given or [f"class {number}" for number in range(outputs)]))
+    return module, given or [f"class {number}" for number in range(outputs)]
 
 
-def fit_cam(options: ModelOptions, network: Network, others: Pictures, console: Console, **choices: Any) -> NObSPCam:
+def fit_cam(
+    options: ModelOptions, network: Any, names: Sequence[str], others: Pictures, console: Console, **choices: Any
+) -> NObSPCam:
     """The calibrated explainer."""
     from nobsp import NObSPCam
 
     console.step(f"calibrating on {count(len(others), 'image')} of {others.folder} ({others.preparation})")
     return NObSPCam(
-        network.module,
+        network,
         head=options.head,
-        output_names=network.names,
+        output_names=names,
         device=options.device,
         batch_size=others.batch_size,
         **{name: value for name, value in choices.items() if value is not None},  # else the library's defaults
@@ -201,9 +195,6 @@ def check_order(
         f"{now:.1%} of the predictions agree with the folders, but {then:.1%} would if the classes were named in "
         f"another order; if that is how the model was trained, pass {option} {order}"
     )
-
-
-# ---------------------------------------------------------------------- files
 
 
 def _write_maps(
@@ -276,9 +267,6 @@ def _write_report(path: Path, pictures: Pictures, explainer: NObSPCam, chosen: M
     known = all(label in explainer.output_names_ for label in some.labels)
     labels = list(some.labels) if known else None
     report(maps, path, explainer=explainer, images=some.shown(images), labels=labels, names=some.names, **texts)
-
-
-# ---------------------------------------------------------------------- the summary
 
 
 def _summarise(

@@ -182,9 +182,6 @@ def _rename(name: str, taken: Mapping[str, Any]) -> str:
     return _rename(f"({name})", taken) if name in taken else name
 
 
-# ---------------------------------------------------------------------- how well the target is predicted
-
-
 def score_predictions(
     logits: NDArray[np.float64], labels: Any, *, target: str, output_names: Sequence[str], link: str
 ) -> dict[str, Any]:
@@ -252,9 +249,6 @@ def _describe_score(found: Mapping[str, Any] | None) -> str:
         return f"Predictions cannot be compared with {found['target']}: its values are neither outputs nor classes."
     score = f"R² {found['value']:.3g}" if found["measure"] == "r2" else f"an accuracy of {found['value']:.1%}"
     return f"The model predicts {found['target']} with {score}."
-
-
-# ---------------------------------------------------------------------- the summary
 
 
 def _summarise(

@@ -17,7 +17,6 @@ from nobsp.cli.options import ImageOptions, TableOptions, split_names
 if TYPE_CHECKING:
     from torch import Tensor
 
-# ---------------------------------------------------------------------- tables
 
 _PARQUET, _ARROW = (".parquet", ".pq"), (".arrow", ".feather", ".ipc")
 
@@ -165,8 +164,6 @@ def write_csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
         for row in zip(*columns.values(), strict=True):
             writer.writerow(["" if value != value else value for value in row])
 
-
-# ---------------------------------------------------------------------- images
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _PRESETS: dict[str, tuple[Sequence[float], Sequence[float]]] = {

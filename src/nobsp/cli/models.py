@@ -65,9 +65,6 @@ def load_model(options: ModelOptions) -> Loaded:
     raise UsageError(f"--model {given} is neither a file nor package.module:factory.")
 
 
-# ---------------------------------------------------------------------- files
-
-
 def _from_file(path: Path, *, trust_pickle: bool) -> Loaded:
     from nobsp.network.exported import UntrustedError, kind_of, load_exported, opened
 
@@ -131,9 +128,6 @@ def _load_weights_only(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, ValueError, TypeError, AttributeError):
         return None
-
-
-# ---------------------------------------------------------------------- factories
 
 
 def _from_factory(given: str, module: str, name: str, weights: Path | None, *, trust_pickle: bool) -> Loaded:
