@@ -50,8 +50,7 @@ class Images:
     """Images with labels, decoded when they are needed.
 
     `images[i]` is an image as float32 in [0, 1], channels first, with its label, so that a torch `DataLoader` takes the
-    whole as it is. Normalise as the network at hand wants it. `class_ids` are the files' names of the classes (WordNet
-    ids, folder names), in the order of their codes; `size` is None if images keep their own size.
+    whole as it is. `class_ids` are the files' names of the classes; `size` is None if images keep their own size.
     """
 
     name: str
@@ -69,11 +68,11 @@ class Images:
 
     def pixels(self, position: int) -> Pixels:
         """One image as it is stored, brought to `size`: uint8, shape (height, width, 3)."""
-        if self._pixels is not None:
-            image = self._pixels[position]
-        else:
-            assert self._archive is not None
+        if self._archive is not None:
             image = _decode(self._archive.read(self._files[position]))
+        else:
+            assert self._pixels is not None
+            image = self._pixels[position]
         return image if self.size is None else _resize(image, self.size)
 
     def __getitem__(self, position: int) -> tuple[NDArray[np.float32], int]:

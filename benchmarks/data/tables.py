@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -76,9 +77,8 @@ def load(name: str, *, seed: int = 0, rows: int | Literal["all"] | None = None) 
     levels of a category are those of the whole published table, so that columns do not depend on the seed; a column
     may then be constant in a sample. Splits and samples keep the shares of the classes.
 
-    Encoded columns are as many as in the paper for eight of the nine tables. Adult has 108 here and 124 in the paper:
-    6 numbers and 102 levels. A version of Adult in which age, capital gain, capital loss and hours are cut into five
-    levels each gives exactly 124; here they stay the numbers they are in the published files.
+    Encoded columns are as many as in the paper for eight of the nine tables. Adult has 108 here and 124 in the paper,
+    which one gets by cutting age, capital gain, capital loss and hours into five levels each.
 
     `seed` decides the sample and the split; `rows` is how many rows to draw before splitting: "all", or the paper's
     number if None (`PAPER_ROWS`, otherwise every row).
@@ -138,11 +138,8 @@ def _encode(column: pd.Series, train: Rows) -> tuple[list[str], Callable[[Rows],
 
 
 def _raw(features: pd.DataFrame) -> dict[str, NDArray[np.float64] | NDArray[np.object_]]:
-    raw = {}
-    for name, column in features.items():
-        values = column.to_numpy()
-        raw[str(name)] = np.where(column.isna(), None, values) if values.dtype == object else values
-    return raw
+    columns = {str(name): (column.isna(), column.to_numpy()) for name, column in features.items()}
+    return {name: np.where(gaps, None, x) if x.dtype == object else x for name, (gaps, x) in columns.items()}
 
 
 # ---------------------------------------------------------------------- readers of the published files
@@ -323,14 +320,12 @@ def read_embedded(name: str) -> Table:
 
 
 READERS: dict[str, Callable[[], Table]] = {
-    "iris": lambda: read_embedded("iris"),
-    "breast_cancer": lambda: read_embedded("breast_cancer"),
-    "wine": lambda: read_embedded("wine"),
+    **{name: partial(read_embedded, name) for name in ("iris", "breast_cancer", "wine")},
     "adult": read_adult,
     "german_credit": read_german_credit,
     "bank_marketing": read_bank_marketing,
     "covertype": read_covertype,
-    "diabetes": lambda: read_embedded("diabetes"),
+    "diabetes": partial(read_embedded, "diabetes"),
     "california_housing": read_california_housing,
 }
 TABLES = tuple(READERS)

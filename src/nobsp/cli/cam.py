@@ -101,6 +101,8 @@ def find_images(options: ImageOptions, calibrate: Path | None, model: ModelOptio
 
 def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, console: Console) -> tuple[Any, list[str]]:
     """The network, run once on the first images, and its classes, named after the folders if there are as many."""
+    from torch import nn
+
     from nobsp.network.guest import home_of, visiting
 
     some = images.batch(range(min(_EXAMPLE_IMAGES, len(images))))
@@ -110,6 +112,8 @@ def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, con
         f"--channels {3 if channels == 1 else 1} and --size give others."
     ):
         module = loaded.prepare(lambda: some)
+        if not isinstance(module, nn.Module):
+            raise ValueError(f"--model {options.model} is a {type(module).__name__}; maps need a torch module.")
         device, dtype = home_of(module)
         with visiting(module) as run:
             try:
