@@ -8,12 +8,7 @@ from nobsp.metrics.agreement import DeltaAgreement, Pairs, delta_agreement, find
 from nobsp.metrics.arrays import UndefinedScoreWarning, at_target
 from nobsp.metrics.concentration import gini_sparseness, sparseness
 from nobsp.metrics.deletion import RegionCurves, region_deletion_auc, region_insertion_auc
-from nobsp.metrics.faithfulness import (
-    Faithfulness,
-    attribution_faithfulness,
-    pixel_faithfulness,
-    removal_effects,
-)
+from nobsp.metrics.faithfulness import Faithfulness, attribution_faithfulness, pixel_faithfulness, removal_effects
 from nobsp.metrics.recovery import FunctionReproduction, function_reproduction
 
 __all__ = [

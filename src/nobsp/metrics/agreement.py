@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.metrics.arrays import (
-    Array,
-    as_array,
-    expect_rows,
-    is_constant,
-    mean_of_known,
-    pearson,
-    undefined,
-)
+from nobsp.metrics.arrays import Array, as_array, expect_rows, is_constant, mean_of_known, pearson, undefined
 from nobsp.network.inputs import resolve_features
 
 MAX_PAIRS = 800
