@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +117,7 @@ def group_columns(columns: Sequence[str], given: Sequence[str] | None) -> dict[s
     """The features of --groups: columns put together under a name, and every other column by itself."""
     if not given:
         return None
-    groups = _read_groups(Path(given[0])) if len(given) == 1 and "=" not in given[0] else _parse_groups(given)
+    groups = _parse_groups(given)
     owner: dict[str, str] = {}
     for name, members in groups.items():
         for column in members:
@@ -133,27 +134,21 @@ def group_columns(columns: Sequence[str], given: Sequence[str] | None) -> dict[s
     return found
 
 
-def _read_groups(path: Path) -> Mapping[str, Sequence[str]]:
-    require_path(path, "--groups")
-    try:
-        groups = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as failure:
-        raise UsageError(f"--groups {path} is no JSON: {failure}.") from failure
-    if isinstance(groups, dict):
-        lists = [members for members in groups.values() if isinstance(members, list) and members]
-        if len(lists) == len(groups) and all(isinstance(name, str) for members in lists for name in members):
-            return groups
-    raise UsageError(f'--groups {path} must be like {{"city": ["oslo", "rome"]}}: names, each with a list of columns.')
-
-
 def _parse_groups(given: Sequence[str]) -> Mapping[str, Sequence[str]]:
-    groups = {}
-    for word in given:
-        name, _, members = word.partition("=")
-        groups[name] = [column for column in members.split(",") if column]
-        if not name or not groups[name]:
-            raise UsageError(f"--groups {word}: write name=column,column, or name one JSON file.")
-    return groups
+    """Groups from name=column,column, or from a JSON file."""
+    if len(given) == 1 and "=" not in given[0]:
+        require_path(Path(given[0]), "--groups")
+        try:
+            groups = json.loads(Path(given[0]).read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as failure:
+            raise UsageError(f"--groups {given[0]} is no JSON: {failure}.") from failure
+    else:
+        words = [word.partition("=") for word in given]
+        groups = {name: [column for column in members.split(",") if column] for name, _, members in words}
+    lists = groups.values() if isinstance(groups, dict) and "" not in groups else [None]
+    if not all(isinstance(one, list) and one and all(isinstance(name, str) for name in one) for one in lists):
+        raise UsageError('--groups: write name=column,column, or name a JSON file with {"name": ["column", "column"]}.')
+    return dict(groups)
 
 
 def write_csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -268,10 +263,8 @@ def _open_image(path: Path) -> Iterator[Any]:
 def find_pictures(folder: Path, options: ImageOptions, *, option: str, batch_size: int) -> Pictures:
     """The images of a folder and of the folders in it, in the order of their names."""
     require_path(folder, option, folder=True)
-    try:
-        import PIL  # noqa: F401
-    except ImportError as missing:
-        raise ImportError("reading images needs Pillow: pip install pillow.") from missing
+    if find_spec("PIL") is None:
+        raise ImportError("reading images needs Pillow: pip install pillow.")
     walked = os.walk(folder)
     found = sorted(Path(home, name) for home, _, names in walked for name in names if name.lower().endswith(_SUFFIXES))
     if not found:

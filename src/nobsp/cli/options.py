@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -147,13 +148,8 @@ class OutputOptions:
 
 def require_report() -> None:
     """Raises an ImportError before the work where the report's libraries are missing."""
-    try:
-        import jinja2  # noqa: F401
-        import plotly  # noqa: F401
-    except ImportError as missing:
-        raise ImportError(
-            "the report needs jinja2 and plotly: pip install 'nobsp[report]'; or pass --no-report."
-        ) from missing
+    if find_spec("jinja2") is None or find_spec("plotly") is None:
+        raise ImportError("the report needs jinja2 and plotly: pip install 'nobsp[report]'; or pass --no-report.")
 
 
 def require_free(folder: Path, names: Sequence[str], *, force: bool) -> None:
