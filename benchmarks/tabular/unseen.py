@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from benchmarks import kept
+from benchmarks.data import Dataset, load
 from benchmarks.networks import REGRESSION_HIDDEN, feed_forward, train
 from benchmarks.recovery.peers import BOOSTING
 from benchmarks.report import Cell, Column, Report, Spread, Table, options, publish
@@ -41,7 +42,6 @@ from benchmarks.tabular import problems
 from benchmarks.tabular.problems import Array
 from benchmarks.tabular.walking import NAMES
 from nobsp import NObSP
-from nobsp.datasets import Dataset, load
 
 CALIFORNIA, COVERTYPE = "california_housing", "covertype"
 PERCEPTRON, TRANSFORMER = "128-64 ReLU", "transformer"
@@ -88,7 +88,7 @@ class Case:
     """A network and rows to calibrate on.
 
     Attributes:
-        table: As `nobsp.datasets.load` knows it.
+        table: As `benchmarks.data.load` knows it.
         network: Kind of the network.
         seed: Of the split and the network.
         rows: Calibration rows.

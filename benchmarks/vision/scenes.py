@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from benchmarks.data import load_images
 from benchmarks.kept import fingerprint, rooms
 from benchmarks.report import progress
 from benchmarks.vision.candidates import BATCH, Seen, seen_by
 from benchmarks.vision.networks import Setting
-from nobsp.datasets import load_images
 from nobsp.vision import NObSPCam, channels, feature_map, grid, images
 
 SEED = 0

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nobsp import datasets, metrics, network, plots, projection
+    from nobsp import metrics, network, plots, projection
     from nobsp.calibration import Local, Ranks, RayCluster
     from nobsp.neighbors import ContributionIndex, Neighbors
     from nobsp.neighbors.audit import Audit, audit
@@ -37,7 +37,6 @@ __all__ = [
     "RayCluster",
     "__version__",
     "audit",
-    "datasets",
     "metrics",
     "network",
     "plots",
@@ -59,7 +58,6 @@ _HOMES = {
     "Ranks": "nobsp.calibration:Ranks",
     "RayCluster": "nobsp.calibration:RayCluster",
     "audit": "nobsp.neighbors:audit",
-    "datasets": "nobsp.datasets",
     "metrics": "nobsp.metrics",
     "network": "nobsp.network",
     "plots": "nobsp.plots",

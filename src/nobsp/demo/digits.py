@@ -41,18 +41,7 @@ class Suspect:
 
 @dataclass(frozen=True, eq=False)
 class Digits:
-    """What was found.
-
-    Attributes:
-        accuracy: Share of fresh digits the network gets right.
-        fresh: How many there were.
-        gap: How far a map's mean and its residual are from the class's centred logit, at most.
-        planted: How many labels of fresh digits were made wrong on purpose.
-        suspected: How many labels the audit suspects.
-        caught: How many of those were planted.
-        examples: One of each digit, with its map.
-        suspects: Some of the labels that were caught.
-    """
+    """What was found; `gap` is the largest distance of map and residual from the class's centred logit."""
 
     accuracy: float
     fresh: int

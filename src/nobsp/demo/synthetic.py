@@ -32,16 +32,7 @@ SAMPLES, TRAINING, NOISE = 1000, 800, 0.01
 
 @dataclass(frozen=True, eq=False)
 class Synthetic:
-    """What was found.
-
-    Attributes:
-        accuracy: The network's own R² on rows it has not seen.
-        recovered: R² of each function that plays a part, on those rows.
-        null: Mean absolute contribution of the feature that plays none, as a share of the output's spread.
-        held_out: Held-out R² of the account, as calibration measured it.
-        explained: The same on fresh rows.
-        curves: Per feature the grid, what was learned and the truth, both centred on the rows.
-    """
+    """What was found."""
 
     accuracy: float
     recovered: dict[str, float]

@@ -44,18 +44,7 @@ def train(
     decay: float = 1e-4,
     batch_size: int = 64,
 ) -> None:
-    """Trains in place; the learning rate rises and falls to zero, so that nothing hangs on when it stops.
-
-    Args:
-        network: What to train; it is left in evaluation mode.
-        inputs: One row per sample.
-        targets: One per sample.
-        loss: What to make small.
-        epochs: How often each sample is seen.
-        rate: Peak of the learning rate.
-        decay: Weight decay.
-        batch_size: Samples per step.
-    """
+    """Trains in place; the learning rate rises and falls to zero, so that the end does not depend on the last batch."""
     optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=decay, fused=True)
     steps = epochs * -(-len(inputs) // batch_size)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)

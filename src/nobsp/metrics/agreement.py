@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.metrics.arrays import (
-    Array,
-    as_array,
-    expect_rows,
-    is_constant,
-    mean_of_known,
-    pearson,
-    undefined,
-)
+from nobsp.metrics.arrays import Array, as_array, expect_rows, is_constant, mean_of_known, pearson, undefined
 from nobsp.network.inputs import resolve_features
 
 MAX_PAIRS = 800
@@ -189,10 +181,7 @@ def _squared_distance(rows: Array, first: NDArray[np.int32], second: NDArray[np.
 def _isolating(delta: Array, everywhere: Array, percentile: float) -> NDArray[np.int64]:
     """Positions, among candidate pairs, of those that differ in the feature and are close in all others.
 
-    Args:
-        delta: Squared difference in the feature.
-        everywhere: Squared distance in all columns.
-        percentile: Of the distances in the others, up to which a pair is close.
+    `delta` is the squared difference in the feature, `everywhere` the squared distance in all columns.
     """
     moved = delta[delta > 0]
     if len(moved) == 0:
@@ -248,12 +237,9 @@ def delta_agreement(attributions: Any, outputs: Any, pairs: Pairs) -> DeltaAgree
     overall = _agreement(explained, changed)
     if len(pairs) and np.isnan(overall).any():
         undefined("deltas are the same in all pairs, so delta agreement is nan.")
-    each = np.array([_agreement(explained[own], changed[own]) for own in _by_feature(pairs)]).reshape(features, 2)
+    by_feature = [pairs.feature == position for position in range(features)]
+    each = np.array([_agreement(explained[own], changed[own]) for own in by_feature]).reshape(features, 2)
     return DeltaAgreement(overall[0], overall[1], each[:, 0], each[:, 1], len(pairs), pairs.feature_names)
-
-
-def _by_feature(pairs: Pairs) -> list[NDArray[np.bool_]]:
-    return [pairs.feature == position for position in range(len(pairs.feature_names))]
 
 
 def _agreement(explained: Array, changed: Array) -> tuple[float, float]:

@@ -1,15 +1,22 @@
-"""What every metric does with its arguments: arrays of the right shape, ranks, and correlations row by row."""
+"""What metrics share: arrays of the right shape, correlations, and running a model batch by batch."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from scipy import stats
+from torch import nn
+
+from nobsp.network.guest import home_of, unwrapped, visiting
 
 Array = NDArray[np.float64]
+Model = nn.Module | Callable[[Any], Any]
 
 # A spread below rounding of the values themselves is no spread.
 _ROUNDING = 8 * np.finfo(np.float64).eps
@@ -19,22 +26,13 @@ class UndefinedScoreWarning(UserWarning):
     """A score is nan because it is not defined for this input."""
 
 
-def undefined(message: str) -> None:
-    """Warns that a score is nan, at the line that called the metric."""
-    warnings.warn(message, UndefinedScoreWarning, stacklevel=3)
+def undefined(message: str, *, depth: int = 1) -> None:
+    """Warns that a score is nan, at the line that called the metric, `depth` calls up."""
+    warnings.warn(message, UndefinedScoreWarning, stacklevel=2 + depth)
 
 
 def as_array(values: Any, name: str, *, ndim: int | tuple[int, ...] | None = None) -> Array:
-    """A float64 array of finite numbers.
-
-    Args:
-        values: Anything numpy understands, or a torch tensor on any device.
-        name: What the caller calls it.
-        ndim: How many dimensions it may have.
-
-    Raises:
-        ValueError: If it has other dimensions, no values, or values that are not finite.
-    """
+    """A float64 array of finite numbers from anything numpy understands, or a torch tensor on any device."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         values = values.float() if str(values.dtype) == "torch.bfloat16" else values
@@ -51,11 +49,7 @@ def as_array(values: Any, name: str, *, ndim: int | tuple[int, ...] | None = Non
 
 
 def as_images(values: Any) -> NDArray[Any]:
-    """Finite images of shape (images, channels, height, width), floating numbers in the precision they came in.
-
-    Raises:
-        ValueError: If the shape is another or values are not finite.
-    """
+    """Finite images of shape (images, channels, height, width), floating numbers in the precision they came in."""
     array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     if array.dtype not in (np.float32, np.float64):
         array = array.astype(np.float64)
@@ -106,11 +100,7 @@ def at_target(values: Any, target: Any) -> Array:
 
 
 def targets_of(target: Any, *, rows: int, outputs: int) -> NDArray[np.int64]:
-    """One valid output a row.
-
-    Raises:
-        ValueError: If `target` has another length or names an output that is not there.
-    """
+    """One valid output a row."""
     given = np.asarray(target.detach().cpu() if hasattr(target, "detach") else target)
     if given.ndim > 1 or (given.ndim == 1 and len(given) != rows):
         raise ValueError(f"target should be one output or one for each of the {rows} rows, found {given.shape}.")
@@ -122,23 +112,6 @@ def targets_of(target: Any, *, rows: int, outputs: int) -> NDArray[np.int64]:
     return chosen
 
 
-def ranks(values: Array) -> Array:
-    """Ranks along the last axis from 1 on; equal values share the mean of their ranks.
-
-    Example:
-        >>> import numpy as np
-        >>> ranks(np.array([10.0, 30.0, 20.0, 20.0]))
-        array([1. , 4. , 2.5, 2.5])
-    """
-    return np.apply_along_axis(_ranks_of_one, -1, values)
-
-
-def _ranks_of_one(values: Array) -> Array:
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(count)
-    return np.asarray((last - (count - 1) / 2)[place], dtype=np.float64)
-
-
 def is_constant(values: Array) -> NDArray[np.bool_]:
     """Whether values along the last axis differ by no more than rounding."""
     spread = values.max(axis=-1) - values.min(axis=-1)
@@ -147,19 +120,17 @@ def is_constant(values: Array) -> NDArray[np.bool_]:
 
 def pearson(first: Array, second: Array) -> Array:
     """Correlations along the last axis; nan, without a warning, where either side is constant."""
-    a = first - first.mean(axis=-1, keepdims=True)
-    b = second - second.mean(axis=-1, keepdims=True)
-    # Scaling first keeps the squares of very small and very large values within range.
-    with np.errstate(invalid="ignore", divide="ignore"):
-        a = a / np.abs(a).max(axis=-1, keepdims=True)
-        b = b / np.abs(b).max(axis=-1, keepdims=True)
-        r = (a * b).sum(axis=-1) / np.sqrt((a * a).sum(axis=-1) * (b * b).sum(axis=-1))
-    return np.where(is_constant(first) | is_constant(second), np.nan, np.clip(r, -1.0, 1.0))
+    with warnings.catch_warnings():
+        # Near-constant rows are ours to judge: scipy's bound is looser than rounding.
+        warnings.simplefilter("ignore", stats.ConstantInputWarning)
+        warnings.simplefilter("ignore", stats.NearConstantInputWarning)
+        r = stats.pearsonr(first, second, axis=-1).statistic
+    return np.where(is_constant(first) | is_constant(second), np.nan, r)
 
 
 def spearman(first: Array, second: Array) -> Array:
     """Rank correlations along the last axis; nan where either side is constant."""
-    return pearson(ranks(first), ranks(second))
+    return pearson(stats.rankdata(first, axis=-1), stats.rankdata(second, axis=-1))
 
 
 def mean_of_known(values: Array) -> float:
@@ -169,14 +140,43 @@ def mean_of_known(values: Array) -> float:
 
 
 def named(names: Iterable[str] | None, count: int, what: str) -> tuple[str, ...]:
-    """One name each; "x0", "x1", ... if none are given.
-
-    Raises:
-        ValueError: If there are more or fewer names than needed.
-    """
+    """One name each; "x0", "x1", ... if none are given."""
     if names is None:
         return tuple(f"x{position}" for position in range(count))
     given = tuple(str(name) for name in names)
     if len(given) != count:
         raise ValueError(f"{what} has {len(given)} names but there are {count} features.")
     return given
+
+
+@contextmanager
+def running(model: Model, *, batch_size: int) -> Iterator[Callable[[NDArray[Any]], Array]]:
+    """A function from rows to outputs of shape (rows, outputs), run in batches.
+
+    A torch module is run in evaluation mode, without gradients, on its own device and in its own precision, and is
+    left as it was. Any other function gets arrays and may return an array or a tensor.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; pass at least 1.")
+    if not isinstance(model, nn.Module):
+        if not callable(model):
+            raise TypeError(f"model should be a torch module or a function, found {type(model).__name__}.")
+        yield lambda rows: _in_batches(model, rows, batch_size)
+        return
+    module = unwrapped(model)
+    device, dtype = home_of(module)
+    with visiting(module) as run:
+        yield lambda rows: _in_batches(
+            lambda batch: run(torch.as_tensor(batch, dtype=dtype, device=device)), rows, batch_size
+        )
+
+
+def _in_batches(run: Callable[[Any], Any], rows: NDArray[Any], batch_size: int) -> Array:
+    found = []
+    for start in range(0, len(rows), batch_size):
+        batch = rows[start : start + batch_size]
+        outputs = as_array(run(batch), "what the model returned", ndim=(1, 2))
+        if len(outputs) != len(batch):
+            raise ValueError(f"the model returned {len(outputs)} outputs for {len(batch)} rows.")
+        found.append(outputs.reshape(len(batch), -1))
+    return np.concatenate(found)

@@ -31,9 +31,7 @@ def sparseness(attributions: Any) -> Array:
         >>> sparseness([[1.0, 1.0, -1.0, 1.0], [0.0, 3.0, 0.0, 0.0]])
         array([0. , 0.5])
     """
-    values, zero = _magnitudes(attributions)
-    if zero.any():
-        undefined(f"{zero.sum()} of {len(values)} rows are zero throughout, so their sparseness is nan.")
+    values = _magnitudes(attributions)
     with np.errstate(invalid="ignore"):
         return np.asarray(1.0 - values.sum(axis=1) / np.sqrt(values.shape[1] * (values**2).sum(axis=1)))
 
@@ -60,16 +58,15 @@ def gini_sparseness(attributions: Any) -> Array:
         >>> gini_sparseness([[1.0, 1.0, -1.0, 1.0], [0.0, 3.0, 0.0, 0.0]])
         array([0.  , 0.75])
     """
-    values, zero = _magnitudes(attributions)
-    if zero.any():
-        undefined(f"{zero.sum()} of {len(values)} rows are zero throughout, so their sparseness is nan.")
+    values = _magnitudes(attributions)
     count = values.shape[1]
     weights = 2 * np.arange(1, count + 1) - count - 1
     with np.errstate(invalid="ignore"):
         return np.asarray((np.sort(values, axis=1) * weights).sum(axis=1) / (count * values.sum(axis=1)))
 
 
-def _magnitudes(attributions: Any) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]:
+def _magnitudes(attributions: Any) -> Array:
+    """Absolute values of each row as shares of its largest; nan for rows of zeros."""
     values = as_array(attributions, "attributions")
     if values.ndim < 2:
         raise ValueError(f"attributions has the shape {values.shape}; pass one explanation a row.")
@@ -77,7 +74,9 @@ def _magnitudes(attributions: Any) -> tuple[Array, np.ndarray[Any, np.dtype[np.b
     if values.shape[1] < 2:
         raise ValueError("attributions have one value a row; concentration needs at least two.")
     largest = values.max(axis=1, keepdims=True)
-    zero = largest[:, 0] == 0
+    zeros = int((largest == 0).sum())
+    if zeros:
+        undefined(f"{zeros} of {len(values)} rows are zero throughout, so their sparseness is nan.", depth=2)
     # Both measures ignore scale; dividing by the largest value keeps squares of tiny ones from vanishing.
     with np.errstate(invalid="ignore"):
-        return values / largest, zero
+        return np.asarray(values / largest)

@@ -8,8 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.metrics.arrays import Array, as_array, as_images, targets_of
-from nobsp.metrics.running import Model, running
+from nobsp.metrics.arrays import Array, Model, as_array, as_images, running, targets_of
 
 STEPS = 10
 # The paper's sizes, and 4 pixels below them, which again cut an image into 8 x 8 regions.
@@ -110,32 +109,7 @@ def region_insertion_auc(
     The curve is the target's probability as a share of that of the whole image, integrated over the uncovered share:
     higher is better, and more than 1 is possible where parts of the image speak against the target.
 
-    Args:
-        model: As in `region_deletion_auc`.
-        images: Likewise.
-        maps: Likewise.
-        target: Likewise.
-        outputs: Likewise.
-        patch: Likewise.
-        steps: Likewise.
-        baseline: Likewise.
-        batch_size: Likewise.
-
-    Returns:
-        Areas and curves, image by image.
-
-    Raises:
-        ValueError: If shapes do not match, or outputs called probabilities are not.
-
-    Example:
-        >>> import numpy as np
-        >>> from nobsp.metrics import region_insertion_auc
-        >>> images = np.zeros((1, 1, 8, 8)); images[..., :4, :4] = 1.0
-        >>> brightness = lambda images: np.stack([images.sum(axis=(1, 2, 3)), np.zeros(len(images))], axis=1)
-        >>> good = region_insertion_auc(brightness, images, images[:, 0])
-        >>> bad = region_insertion_auc(brightness, images, -images[:, 0])
-        >>> good.mean > bad.mean
-        True
+    Arguments, results and errors are those of `region_deletion_auc`.
     """
     return _region_curves(model, images, maps, target, outputs, patch, steps, baseline, batch_size, insert=True)
 
@@ -201,8 +175,7 @@ def _patch_for(shape: tuple[int, ...], patch: int | None) -> int:
 
 def _blank(baseline: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     given = as_array(baseline, "baseline").astype(dtype)
-    if given.ndim == 1:
-        given = given[:, None, None]
+    given = given[:, None, None] if given.ndim == 1 else given
     try:
         return np.broadcast_to(given, shape)
     except ValueError as failure:

@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 
 from nobsp.metrics.arrays import (
     Array,
+    Model,
     as_array,
     as_images,
     expect_same_shape,
     named,
     pearson,
+    running,
     spearman,
     targets_of,
     undefined,
 )
-from nobsp.metrics.running import Model, running
 from nobsp.network.inputs import resolve_features
 
 
@@ -201,25 +202,18 @@ def pixel_faithfulness(
         raise ValueError(f"subset_size is {subset_size} but an image has {size} values; pass 1 to {size}.")
     if runs < 2:
         raise ValueError(f"runs is {runs}, but a correlation needs at least 2.")
-    scores = _correlation_over(
-        model,
-        values,
-        np.broadcast_to(attributions, values.shape),
-        lambda image: _random_subsets(size, subset_size, runs, seed=(seed, image)),
-        target,
-        baseline,
-        batch_size,
-    )
+
+    def draw(image: int) -> NDArray[np.int64]:
+        rng = np.random.default_rng((seed, image))
+        return np.stack([rng.choice(size, subset_size, replace=False) for _ in range(runs)])
+
+    weights = np.broadcast_to(attributions, values.shape)
+    scores = _correlation_over(model, values, weights, draw, target, baseline, batch_size)
     if np.isnan(scores).any():
         undefined(
             f"masking never changed the output, or attributions are constant, in {np.isnan(scores).sum()} images."
         )
     return scores
-
-
-def _random_subsets(size: int, subset_size: int, runs: int, *, seed: tuple[int, int]) -> NDArray[np.int64]:
-    rng = np.random.default_rng(seed)
-    return np.stack([rng.choice(size, subset_size, replace=False) for _ in range(runs)])
 
 
 def _correlation_over(
