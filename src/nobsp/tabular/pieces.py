@@ -35,7 +35,8 @@ class Sample:
     def shuffled(self) -> Sample:
         """The same rows in an order that follows from their contents alone: how a table was sorted does not matter."""
         words = (self.inputs.double() + 0.0).numpy().view(np.uint64)  # −0 becomes 0
-        odd = np.random.default_rng(0).integers(1 << 63, size=words.shape[1], dtype=np.uint64) * 2 + 1
+        odd: NDArray[np.uint64] = np.random.default_rng(0).integers(1 << 63, size=(words.shape[1],), dtype=np.uint64)
+        odd = odd * 2 + 1
         key = (words * odd).sum(1, dtype=np.uint64)  # modulo 2⁶⁴: exact whatever the order
         return self.take(np.argsort((key ^ (key >> np.uint64(32))) * odd[0], kind="stable"))
 

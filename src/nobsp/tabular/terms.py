@@ -51,6 +51,8 @@ WORTH_KEEPING, WORTH_A_TERM = 0.005, 1e-4
 # Unexplained share of the variance on held-out rows at which no further pairs are put in: where features go along with
 # each other, a network's smallest interactions bend the main curves by more than they explain.
 ENOUGH = 0.005
+# Up to so many rows all folds judge how many pairs are put in; of more two are enough.
+ALL_FOLDS = 1000
 # Most nodes of a grid; two categories of very many levels are left to the residual.
 MOST_NODES = 4096
 # Directions of a representation whose variance is below this share of the strongest are left to the prior.
@@ -419,9 +421,10 @@ def solve_terms(
     kept = [*singles, *pairs]
     if choose and pairs and count >= 2 * FOLDS:
         costs = {}
+        trial = range(FOLDS if count <= ALL_FOLDS else 2)
         for rung in _rungs(len(pairs)):
-            left = judge(rows_of([*singles, *pairs[:rung]]), alphas[::2], folds=(0, 1))
-            error = float((left.errors.sum(0).amin(0) / total).mean()) * FOLDS / 2
+            left = judge(rows_of([*singles, *pairs[:rung]]), alphas[::2], folds=trial)
+            error = float((left.errors.sum(0).amin(0) / total).mean()) * FOLDS / len(trial)
             costs[rung] = error * (1 + WORTH_KEEPING * rung) + WORTH_A_TERM * rung
             if error <= ENOUGH:
                 break
