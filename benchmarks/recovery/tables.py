@@ -117,8 +117,8 @@ def nothing_table(outcomes: Outcomes) -> Table:
             *(Column(f"largest, {who}", ".2%") for who in ("network", "NObSP", "NObSP alone")),
         ),
         tuple(rows),
-        "Spread on the held-out rows as a share of the output's. The network itself: average effects by brute force over "
-        "many rows, pairs purified, nothing fitted; what it has learnt of nothing, no account of it should hide.",
+        "Spread on the held-out rows as a share of the output's. The network itself: average effects by brute force "
+        "over many rows, pairs purified, nothing fitted; what it has learnt of nothing, no account of it should hide.",
     )
 
 
