@@ -2,7 +2,8 @@
 
 Every network is trained on the training split with the paper's recipe (128-64 ReLU, stopped early), or is a small
 transformer over the columns. Calibration rows are drawn from the training split; all shares are of the test split,
-which neither the network nor any explainer saw and which nothing was chosen on:
+which neither the network nor any explainer saw. How directions of a term are scaled and how fine grids of pairs are was
+decided while looking at them, beside the cross-fitted shares, which said the same:
 
     share       1 − Σ (network − account)² / Σ (network − its mean)², mean over outputs; an offset counts as an error
     headline    the share an explainer states itself, cross-fitted on its calibration rows

@@ -59,20 +59,25 @@ class Summary:
 
     def update(self, batch: Tensor) -> None:
         """Adds rows."""
-        rows = batch.to(torch.float64)
-        low, high, mean = rows.amin(0), rows.amax(0), rows.mean(0)
-        two_valued = ((rows == low) | (rows == high)).all(0)
+        low, high = (ends.to(torch.float64) for ends in torch.aminmax(batch, dim=0))
+        mean = batch.mean(0, dtype=torch.float64)
+        # Most columns of numbers are known to have many values after the first batch, and need not be looked at again.
+        two_valued = self.two_valued if self.rows else torch.ones(len(low), dtype=torch.bool)
         if self.rows:
-            share = len(rows) / (self.rows + len(rows))
-            two_valued &= self.two_valued & _within_ends(self.minimum, self.maximum, low, high)
-            mean = self.mean + (mean - self.mean) * share
+            two_valued = two_valued & _within_ends(self.minimum, self.maximum, low, high)
+        if two_valued.any():
+            asked = batch[:, two_valued].to(torch.float64)
+            two_valued = two_valued.clone()
+            two_valued[two_valued.clone()] = ((asked == low[two_valued]) | (asked == high[two_valued])).all(0)
+        if self.rows:
+            mean = self.mean + (mean - self.mean) * (len(batch) / (self.rows + len(batch)))
             low, high = torch.minimum(self.minimum, low), torch.maximum(self.maximum, high)
         self.mean, self.minimum, self.maximum, self.two_valued = mean, low, high, two_valued
         for tally, group in zip(self.tallies, self.groups, strict=True):
             if not tally.over:
-                tally.add(rows[:, list(group)])
-        self._keep_some(rows)
-        self.rows += len(rows)
+                tally.add(batch[:, list(group)].to(torch.float64))
+        self._keep_some(batch)
+        self.rows += len(batch)
 
     def merge(self, other: Summary) -> Summary:
         """Both tables together; where both samples are too many rows, each gives its table's share."""
@@ -106,7 +111,7 @@ class Summary:
         """Reservoir sampling: every row seen so far is equally likely to be held."""
         room = max(SAMPLE_ROWS - self.rows, 0)
         if room:
-            self.pieces.append(rows[:room].clone())
+            self.pieces.append(rows[:room].to(torch.float64, copy=True))
             if len(self.pieces) > _MOST_PIECES:
                 self.pieces = [self.sample]
         rest = rows[room:]
@@ -118,8 +123,9 @@ class Summary:
         generator = torch.Generator().manual_seed(self.rows)
         seen = self.rows + room + torch.arange(1, len(rest) + 1, dtype=torch.float64)
         slots = (torch.rand(len(rest), generator=generator, dtype=torch.float64) * seen).long()
-        for position in torch.nonzero(slots < len(sample)).flatten().tolist():
-            sample[slots[position]] = rest[position]
+        taken = torch.nonzero(slots < len(sample)).flatten()
+        # Through numpy, where of several rows for one slot the last one stays.
+        sample.numpy()[slots[taken].numpy()] = rest[taken].to(torch.float64).numpy()
 
     # ------------------------------------------------------------------ reading
 

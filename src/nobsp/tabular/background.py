@@ -13,16 +13,10 @@ _CANDIDATES = 64
 
 
 def choose_background(rows: Tensor, count: int, numbers: Sequence[int]) -> Tensor:
-    """`count` rows that stand for all of them, shifted so that their mean is the mean of all rows.
+    """`count` rows that stand for all of them, columns of amounts (`numbers`) shifted to the mean of all rows.
 
-    Of several random draws with a fixed seed the one is taken whose distribution is closest to that of the rows
-    (energy distance between standardised rows). The shift fixes the gauge between base and functions: without it the
-    mean of the background moves with the draw.
-
-    Args:
-        rows: Rows to choose from, as the network takes them.
-        count: How many to choose; all rows where there are no more.
-        numbers: Columns that hold amounts, which may be shifted.
+    Of several random draws the one closest to the rows by energy distance is taken. The shift fixes the gauge between
+    base and functions: without it the mean of the background moves with the draw.
     """
     if count >= len(rows):
         chosen = rows

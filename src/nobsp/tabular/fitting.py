@@ -127,7 +127,7 @@ def estimate_terms(facts: Facts, output_names: tuple[str, ...], *, progress: boo
         raise ValueError(f"X has {facts.summary.rows} row; calibration needs at least two.")
     options = facts.options
     with facts.network.running() as running:
-        sample = facts.sample(running.represent)
+        sample = facts.sample(running.represent).shuffled()
         terms = fit_terms(
             sample,
             facts.domains,

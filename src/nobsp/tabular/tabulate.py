@@ -24,20 +24,12 @@ _CUT = 0.382
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Where one feature is tabulated.
+    """Where one feature is tabulated."""
 
-    Attributes:
-        axis: Knots or levels, in the caller's units.
-        inputs: The same points as the network takes them, shape (points, columns of the feature).
-        columns: Columns of the network's input.
-        held: For every point, the position of the point that it is held at: itself inside the calibrated range, the
-            end of the range outside.
-    """
-
-    axis: Axis
-    inputs: Tensor
-    columns: tuple[int, ...]
-    held: NDArray[np.intp]
+    axis: Axis  # knots or levels, in the caller's units
+    inputs: Tensor  # the same as the network takes them, (points, columns of the feature)
+    columns: tuple[int, ...]  # of the network's input
+    held: NDArray[np.intp]  # for every point, where the one is that it is held at: itself, or the end of the range
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -45,29 +37,14 @@ class Points:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The representation of one or two features on their points, averaged over the background.
+    """The representation of one or two features on their points, averaged over the background."""
 
-    Attributes:
-        mean: Representation, shape (points of each feature …, width).
-        outputs: The head's share of it for every background row by itself, shape (background, points …, outputs).
-    """
-
-    mean: Tensor
-    outputs: Tensor
+    mean: Tensor  # (points of each feature …, width)
+    outputs: Tensor  # the head's share for every background row by itself, (background, points …, outputs)
 
 
 class Tabulator:
-    """Runs the network on grids of points, the other features as in the background rows.
-
-    Args:
-        represent: Runs the network up to its head.
-        background: Background rows, as the network takes them.
-        weight: The head's weights, (width, outputs), float64.
-        batch_size: Most rows in one forward call.
-
-    Attributes:
-        forward_rows: Rows sent through the network so far.
-    """
+    """Runs the network on grids of points, the other features as in the background rows; counts forward rows."""
 
     def __init__(self, represent: Represent, background: Tensor, weight: Tensor, *, batch_size: int) -> None:
         self._represent, self.background, self.weight = represent, background, weight
@@ -104,12 +81,7 @@ class Tabulator:
         )
 
     def rows(self, columns: Sequence[int], values: Tensor) -> Tensor:
-        """Representation of features that have no table, row by row, averaged over the background.
-
-        Args:
-            columns: Columns of the network's input that take the rows' values.
-            values: Shape (rows, columns).
-        """
+        """Representation of features that have no table, (rows, columns), averaged over the background."""
         count, found = len(self.background), []
         step = max(self._batch_size // count, 1)
         for part in torch.split(values, step):
@@ -122,15 +94,7 @@ class Tabulator:
 def place_knots(
     x: Array, span: tuple[float, float], *, quantiles: int, even: int, reach: Sequence[float]
 ) -> tuple[Array, Array]:
-    """Knots inside the calibrated range, and beyond it.
-
-    Args:
-        x: The column's calibration values, or a sample of them.
-        span: The calibrated range.
-        quantiles: How many follow the rows.
-        even: How many are evenly spaced, so that heavy tails have some too.
-        reach: How far beyond the range, as shares of it.
-    """
+    """Knots inside the calibrated range, some evenly spaced for heavy tails, and knots at `reach` ranges beyond it."""
     low, high = span
     x = x[np.isfinite(x)]
     distinct = np.unique(np.concatenate([x, [low, high]]))
@@ -180,17 +144,9 @@ def refine_knots(
     tolerance: float = 1e-3,
     most: int = 192,
 ) -> tuple[Points, Table]:
-    """Adds knots between others where the function bends, and tabulates them all.
+    """Adds knots where the function is further than `tolerance` of a unit from straight, and tabulates them all.
 
-    Args:
-        tabulate: Runs the network.
-        first: Knots to begin with.
-        encode: Values as the network takes them.
-        span: The calibrated range.
-        unit: Per output, what the tolerance is a share of.
-        inside: Whether there is anything to be read between knots inside the range.
-        tolerance: Largest difference between the function and the straight line between two knots.
-        most: Most knots.
+    Without `inside` nothing is read between knots inside the range, and knots are added beyond it only.
     """
     assert isinstance(first.axis, NumberAxis)
     column, columns = first.axis.column, first.columns
@@ -225,19 +181,13 @@ def refine_knots(
 def compress(mean: Tensor, share: Tensor, *, tolerance: float, most: int) -> Tensor:
     """Directions (width, rank) in which a table varies over the calibration rows, strongest first.
 
-    Args:
-        mean: The table, (points, width), centred over the rows.
-        share: Share of the rows at every point.
-        tolerance: Least spread, as a share of the strongest direction's.
-        most: Most directions.
+    Their lengths make the table vary along each by the square root of what it does: a ridge then pulls weak directions
+    less than it would, and not as little as if all were alike. `share` is that of the rows at every point.
     """
     weighted = mean * share.sqrt()[:, None]
-    if weighted.shape[0] < weighted.shape[1]:
-        values, left = torch.linalg.eigh(weighted @ weighted.T)
-        kept = (values > tolerance * values[-1].clamp_min(1e-300)).nonzero().flatten().flip(0)[:most]
-        found: Tensor = weighted.T @ left[:, kept] / values[kept].sqrt()
-        return found
-    values, vectors = torch.linalg.eigh(weighted.T @ weighted)
+    tall = weighted.shape[0] >= weighted.shape[1]
+    values, vectors = torch.linalg.eigh(weighted.T @ weighted if tall else weighted @ weighted.T)
     kept = (values > tolerance * values[-1].clamp_min(1e-300)).nonzero().flatten().flip(0)[:most]
-    strongest: Tensor = vectors[:, kept]
-    return strongest
+    directions = vectors[:, kept] if tall else weighted.T @ vectors[:, kept] / values[kept].sqrt()
+    found: Tensor = directions / values[kept] ** 0.25
+    return found
