@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nobsp.neighbours.audit import Audit, audit
     from nobsp.page import report
     from nobsp.tabular import CompiledExplainer, Explanation, NObSP
-    from nobsp.vision import ActivationMaps, NObSPCam
+    from nobsp.vision import ActivationMaps, NObSPCam, explain_images
 
 __version__ = "0.1.0"
 
@@ -38,6 +38,7 @@ __all__ = [
     "__version__",
     "audit",
     "datasets",
+    "explain_images",
     "metrics",
     "network",
     "plots",
@@ -60,6 +61,7 @@ _HOMES = {
     "RayCluster": "nobsp.calibration:RayCluster",
     "audit": "nobsp.neighbours:audit",
     "datasets": "nobsp.datasets",
+    "explain_images": "nobsp.vision:explain_images",
     "metrics": "nobsp.metrics",
     "network": "nobsp.network",
     "plots": "nobsp.plots",

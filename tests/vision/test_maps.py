@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nobsp.vision import ActivationMaps, NObSPCam
-from nobsp.vision.colours import AGAINST, FOR, OPACITY, coloured
+from nobsp.vision.maps import AGAINST, FOR, OPACITY, colour_maps
 from tests.tolerances import SUMS, assert_same_to_rounding
 from tests.vision.networks import averaged, images
 
@@ -67,24 +67,24 @@ def test_images_may_have_their_channels_last_be_grey_or_of_bytes(maps: Activatio
 
 def test_colour_is_strongest_where_the_map_is_largest() -> None:
     values = np.array([[[0.0, 1.0], [-4.0, 2.0]]])
-    _, strength = coloured(values, kind="signed")
+    _, strength = colour_maps(values, kind="signed")
     np.testing.assert_allclose(strength, [[[0.0, 0.25], [1.0, 0.5]]])
-    _, strength = coloured(values, kind="positive")
+    _, strength = colour_maps(values, kind="positive")
     np.testing.assert_allclose(strength, [[[0.0, 0.5], [0.0, 1.0]]])
 
 
 def test_a_map_of_zeros_is_no_colour() -> None:
-    _, strength = coloured(np.zeros((1, 2, 2)), kind="signed")
+    _, strength = colour_maps(np.zeros((1, 2, 2)), kind="signed")
     assert not strength.any()
 
 
 def test_evidence_for_and_against_have_different_colours() -> None:
-    colours, _ = coloured(np.array([[[-1.0, 1.0]]]), kind="signed")
+    colours, _ = colour_maps(np.array([[[-1.0, 1.0]]]), kind="signed")
     blue, orange = colours[0, 0]
     assert blue[2] > blue[0]
     assert orange[0] > orange[2]
     for kind, colour in (("positive", orange), ("negative", blue)):
-        np.testing.assert_array_equal(coloured(np.ones((1, 1, 1)), kind=kind)[0][0, 0, 0], colour)
+        np.testing.assert_array_equal(colour_maps(np.ones((1, 1, 1)), kind=kind)[0][0, 0, 0], colour)
 
 
 def test_colours_are_those_of_the_report() -> None:
@@ -116,5 +116,6 @@ def test_several_targets_have_no_overlay() -> None:
 
 
 def test_maps_say_what_they_are(maps: ActivationMaps) -> None:
-    assert repr(maps) == "ActivationMaps(5 images, 8×8 locations, layer='body')"
+    for word in ("5 images", "8×8 locations", "layer='body'", "target='class 3'", "against=None", "scale='logit'"):
+        assert word in repr(maps)
     assert len(maps) == 5

@@ -93,7 +93,7 @@ def _restore_buffers(part: nn.Module, buffers: dict[str, tuple[Tensor | None, Te
 
 
 @contextmanager
-def visiting(module: nn.Module) -> Iterator[Callable[[Tensor], Any]]:
+def visiting(module: nn.Module, *, gradients: bool = False) -> Iterator[Callable[[Tensor], Any]]:
     """Evaluation mode for the duration; every submodule gets its own flag and buffers back.
 
     Visits may nest and may overlap in several threads: the first visitor notes the state, the last one
@@ -101,9 +101,10 @@ def visiting(module: nn.Module) -> Iterator[Callable[[Tensor], Any]]:
 
     Args:
         module: The module itself, already unwrapped.
+        gradients: Whether runs build a graph, for gradients in what a hook puts in.
 
     Yields:
-        A function that runs the module without gradients, without autocast, eagerly, and without moving the
+        A function that runs the module without gradients otherwise, without autocast, eagerly, and without moving the
         random number generators.
 
     Example:
@@ -123,7 +124,7 @@ def visiting(module: nn.Module) -> Iterator[Callable[[Tensor], Any]]:
 
     def run(x: Tensor) -> Any:
         with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
+            stack.enter_context(torch.set_grad_enabled(gradients))
             stack.enter_context(torch.autocast(device_type=x.device.type, enabled=False))
             if compiled:
                 # A compiled part would not call hooks registered after it was compiled.

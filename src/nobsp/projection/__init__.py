@@ -18,7 +18,6 @@ from nobsp.projection.partial import (
     partial_coefficients,
 )
 from nobsp.projection.ridge import Ridge, Spectrum, spectrum
-from nobsp.projection.rows import row_coefficients
 from nobsp.projection.terms import TermsRegression, compress, pure_sign, terms_coefficients
 
 __all__ = [
@@ -41,7 +40,6 @@ __all__ = [
     "partial_coefficients",
     "project",
     "pure_sign",
-    "row_coefficients",
     "spectrum",
     "terms_coefficients",
     "transfer_matrix",

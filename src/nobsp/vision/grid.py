@@ -51,14 +51,19 @@ class Grid:
             raise ValueError(f"{patches.shape[1]} tokens do not fill a grid of the image's shape.")
         return torch.unflatten(patches.permute(0, 2, 1), 2, shape)
 
-    def tensor(self, maps: Tensor, template: Tensor) -> Tensor:
-        """A tensor of the model's layout that holds `maps`, prefix tokens taken from the template's first row."""
+    def prefix_tokens(self, tensor: Tensor) -> Tensor:
+        """Tokens without a place in the image, shape (n, prefix, channels)."""
+        if self.layout == "tokens":
+            return tensor[:, : self.prefix]
+        return tensor.new_empty(len(tensor), 0, tensor.shape[1 if self.layout == "nchw" else 3])
+
+    def tensor(self, maps: Tensor, prefix_tokens: Tensor) -> Tensor:
+        """A tensor of the model's layout that holds `maps` and tokens before them."""
         if self.layout == "nchw":
-            return maps.contiguous()
+            return maps
         if self.layout == "nhwc":
-            return maps.permute(0, 2, 3, 1).contiguous()
-        patches = maps.flatten(2).permute(0, 2, 1)
-        return torch.cat([template[:1, : self.prefix].expand(len(maps), -1, -1), patches], dim=1)
+            return maps.permute(0, 2, 3, 1)
+        return torch.cat([prefix_tokens, maps.flatten(2).permute(0, 2, 1)], dim=1)
 
 
 def grid_shape(locations: int, aspect: float) -> tuple[int, int] | None:
@@ -81,10 +86,9 @@ def grid_shape(locations: int, aspect: float) -> tuple[int, int] | None:
 def grids_of(tensor: Tensor, aspect: float) -> Iterator[Grid]:
     """Every way to see a tensor as channels over more than one location."""
     if tensor.ndim == 4:
-        # (n, 1, 1, c) is a pooled vector with its channels last, as LayerNorm wants it, and no map of one channel.
+        # (n, c, 1, 1) and (n, 1, 1, c) are pooled vectors and no maps of one channel.
         if tensor.shape[2] * tensor.shape[3] > 1 and tensor.shape[1] * tensor.shape[2] > 1:
             yield Grid("nchw")
-        if tensor.shape[1] * tensor.shape[2] > 1:
             yield Grid("nhwc")
     elif tensor.ndim == 3:
         for prefix in range(min(_MOST_PREFIX, tensor.shape[1] - 1)):

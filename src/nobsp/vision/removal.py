@@ -59,11 +59,12 @@ class Removal:
 
 def adds_up(feature_map: FeatureMap) -> bool:
     """Whether the logits are a sum over locations, so that one can be taken out of it."""
-    return feature_map.route == "direct" and feature_map.pooling in ("mean", "flatten")
+    return feature_map.direct and feature_map.pooling in ("mean", "flatten")
 
 
 def silenced(feature_map: FeatureMap, seen: ForwardPass, target: Tensor, *, sigmoid: bool) -> tuple[Tensor, Tensor]:
     """Steps at which locations go, shape (n, height, width), and the target's probability; see `taken_out`."""
+    assert feature_map.head is not None
     weight = feature_map.head.weight.to(seen.maps.device)
     locations = seen.maps.shape[2] * seen.maps.shape[3]
     at_once = max(1, _AT_ONCE // (len(weight) * locations))

@@ -1,0 +1,369 @@
+"""Accounts of logits location by location, and what they are calibrated from.
+
+With t the units of a map (pooled channels, or all of the map where later layers see all of it) and t̄ their calibration
+mean, the account of an output f is
+
+    A = (t − t̄) ⊙ s,    s = ∫₀¹ ∂f(t̄ + a (t − t̄)) da,    Σ A = f(t) − f(t̄).
+
+Where the pooled map enters the linear head, s is the head's weights and nothing is integrated. Elsewhere the integral
+is Gauss and Legendre's, and what it misses is the residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nobsp.projection import Moments, Ridge, channel_coefficients
+from nobsp.vision.feature_map import FeatureMap, ForwardPass
+from nobsp.vision.grid import per_channel, spread
+from nobsp.vision.targets import Question
+
+Coefficients = Literal["head", "calibrated"]
+
+CHANNELS, OUTPUTS = "channels", "outputs"
+
+# Points of the integral: more are taken for images whose residual is above the tolerance, as a share of what is
+# accounted for, and never more than the last.
+POINTS, TOLERANCE = (8, 16, 32), 2e-3
+# Numbers of units that are put into the layers behind the map at once.
+_AT_ONCE = 2**22
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What an account says about some images, float64.
+
+    Attributes:
+        positive: Σ_k u_k max(g_k, 0) with u_k the map behind unit k, shape (n, targets, height, width).
+        negative: Σ_k u_k max(−g_k, 0).
+        account: Evidence location by location; its mean is the sum of the contributions.
+        contributions: g_c, shape (n, targets, channels).
+        class_token: Evidence of tokens without a place, shape (n, targets).
+    """
+
+    positive: Tensor
+    negative: Tensor
+    account: Tensor
+    contributions: Tensor
+    class_token: Tensor
+
+
+def answer(feature_map: FeatureMap, seen: ForwardPass, slopes: Tensor, mean: Tensor) -> Answer:
+    """Units times their slopes, put back where they came from.
+
+    Args:
+        feature_map: The map.
+        seen: Images.
+        slopes: s, shape (n, targets, units).
+        mean: t̄, shape (units,).
+    """
+    maps, pooling, size = seen.maps, feature_map.pooling, feature_map.map_units
+    mean = mean.to(maps.device)
+    own, rest = slopes[..., :size], slopes[..., size:]
+    centred = seen.units[:, :size] - mean[:size]
+    if pooling == "flatten":
+        account = spread(maps - torch.unflatten(mean[:size], 0, maps.shape[1:]), own, pooling)
+    else:
+        account = spread(maps, own, pooling) - (own @ mean[:size])[..., None, None]
+    evidence = own * centred[:, None]
+    both = torch.cat([evidence.clamp_min(0.0), (-evidence).clamp_min(0.0)], dim=1)
+    positive, negative = torch.split(spread(maps, both, pooling), own.shape[1], dim=1)
+    contributions = per_channel(evidence, feature_map.channels, pooling)
+    tokens = (rest * (seen.units[:, size:] - mean[size:])[:, None]).sum(2)
+    return Answer(positive, negative, account, contributions, tokens)
+
+
+# ---------------------------------------------------------------------- the pooled map enters the linear head
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelAccount:
+    """Contributions g_k = β_k (z_k − z̄_k) of pooled channels.
+
+    Attributes:
+        coefficients: β, shape (units, outputs).
+        mean: z̄, shape (units,).
+        base: Logits at the mean, which are the mean logits of the calibration images, shape (outputs,).
+        mean_logits: The same.
+        explained: Share of each logit's variance that the contributions carry; NaN where it is not known.
+        unique_share: Per unit, the share of its spread that the others cannot reproduce; None for head weights.
+        note: What is wrong with the calibration; empty when all is well.
+    """
+
+    coefficients: Tensor
+    mean: Tensor
+    base: Tensor
+    mean_logits: Tensor
+    explained: Tensor
+    unique_share: Tensor | None
+    note: str
+
+    def slopes(self, feature_map: FeatureMap, seen: ForwardPass, question: Question, image: Tensor) -> Tensor:  # noqa: ARG002
+        """β of what is asked for, shape (n, targets, units)."""
+        return question.columns(self.coefficients.to(seen.maps.device), seen.logits)
+
+    def cast(self, dtype: torch.dtype) -> ChannelAccount:
+        """The same with what there is much of in another precision: in single, maps move by less than a millionth."""
+        share = None if self.unique_share is None else self.unique_share.to(dtype)
+        return replace(
+            self, coefficients=self.coefficients.to(dtype), explained=self.explained.to(dtype), unique_share=share
+        )
+
+
+# ---------------------------------------------------------------------- any layers behind the map
+
+
+@dataclass(frozen=True, eq=False)
+class TailAccount:
+    """Contributions by integrated gradients of the layers behind the map.
+
+    Attributes:
+        mean: t̄, shape (units,).
+        base: Logits at the mean map, shape (outputs,).
+        mean_logits: Mean logits of the calibration images.
+        explained: Share of the logits that the integral carried on some images, one and the same for every output.
+        unique_share: None; as other accounts have it.
+        note: What is wrong with the calibration; empty when all is well.
+    """
+
+    mean: Tensor
+    base: Tensor
+    mean_logits: Tensor
+    explained: Tensor
+    unique_share: None
+    note: str
+
+    def slopes(self, feature_map: FeatureMap, seen: ForwardPass, question: Question, image: Tensor) -> Tensor:
+        """Mean gradients of what is asked for, shape (n, targets, units)."""
+        with feature_map.behind(image) as tail:
+            return integrate(tail, self.mean.to(seen.maps.device), seen.units, seen.logits, question)
+
+    def cast(self, dtype: torch.dtype) -> TailAccount:  # noqa: ARG002 - as other accounts
+        """The same: there is not much of it."""
+        return self
+
+
+def integrate(
+    tail: Callable[[Tensor], Tensor], start: Tensor, stop: Tensor, logits: Tensor, question: Question
+) -> Tensor:
+    """Mean gradients of what is asked for on the straight line between two vectors of units, by more and more points.
+
+    Args:
+        tail: Logits, with their graph, of units.
+        start: t̄, shape (units,).
+        stop: t, shape (n, units).
+        logits: Of `stop`, shape (n, outputs).
+        question: What is asked about each row.
+
+    Returns:
+        Shape (n, targets, units).
+    """
+    change = stop - start
+    slopes = stop.new_zeros(len(stop), question.target.shape[1], stop.shape[1])
+    allowed = TOLERANCE * question.size(logits)
+    rows = torch.arange(len(stop), device=stop.device)
+    for points in POINTS:
+        slopes[rows] = _mean_gradients(tail, start, change[rows], question.rows(rows), points)
+        missed = question.whole[rows] - (slopes[rows] * change[rows, None]).sum(2)
+        rows = rows[(missed.abs() > allowed[rows]).any(1)]
+        if not len(rows):
+            break
+    return slopes
+
+
+def _mean_gradients(
+    tail: Callable[[Tensor], Tensor], start: Tensor, change: Tensor, question: Question, points: int
+) -> Tensor:
+    """∫₀¹ ∂f(start + a change) da by Gauss and Legendre's rule."""
+    nodes, shares = (torch.as_tensor(part).to(change) for part in np.polynomial.legendre.leggauss(points))
+    count, targets = len(change), question.target.shape[1]
+    slopes = change.new_zeros(count, targets, change.shape[1])
+    every = torch.arange(points * count, device=change.device)
+    for piece in torch.split(every, max(1, _AT_ONCE // change.shape[1])):
+        row, node = piece % count, piece // count
+        units = (start + (nodes[node, None] + 1) / 2 * change[row]).requires_grad_()
+        with torch.enable_grad():
+            logits = tail(units)
+        if not logits.requires_grad:
+            raise ValueError(
+                "the layers behind the map give no gradients (quantised ones, say), so nothing can be integrated "
+                "through them; pass the model in floating point."
+            )
+        here = question.rows(row)
+        for target in range(targets):
+            weights = here.weights(logits.detach(), target)
+            (gradient,) = torch.autograd.grad(logits, units, weights, retain_graph=target + 1 < targets)
+            slopes[:, target].index_add_(0, row, shares[node, None] / 2 * gradient)
+    return slopes
+
+
+# ---------------------------------------------------------------------- calibration
+
+
+@dataclass(eq=False)
+class Means:
+    """Running means of rows, in float64.
+
+    Attributes:
+        mean: Shape (width,); zeros before the first row.
+        rows: How many rows were added.
+
+    Example:
+        >>> means = Means(torch.zeros(1))
+        >>> means.update(torch.tensor([[1.0]]))
+        >>> means.update(torch.tensor([[3.0], [5.0]]))
+        >>> means.mean, means.rows
+        (tensor([3.], dtype=torch.float64), 3)
+    """
+
+    mean: Tensor
+    rows: int = 0
+
+    def update(self, rows: Tensor) -> None:
+        """Adds rows."""
+        self.rows += len(rows)
+        mean = self.mean.to(torch.float64)
+        self.mean = mean + (rows.to(mean) - mean).sum(0) / self.rows
+
+    def merge(self, other: Means) -> Means:
+        """Both together."""
+        rows = self.rows + other.rows
+        return Means(self.mean + (other.mean - self.mean) * (other.rows / max(rows, 1)), rows)
+
+
+@dataclass(eq=False)
+class MapMeans:
+    """Means of the units and of the logits: all that the head's own weights, or an integral, need.
+
+    Attributes:
+        units: Of the map's units.
+        logits: Of the logits.
+    """
+
+    units: Means
+    logits: Means
+
+    @property
+    def rows(self) -> int:
+        """Images seen."""
+        return self.units.rows
+
+    def update(self, seen: ForwardPass) -> None:
+        """Adds a batch."""
+        self.units.update(seen.units.cpu())
+        self.logits.update(seen.logits.cpu())
+
+    def merge(self, other: MapMeans) -> MapMeans:
+        """Both calibrations together."""
+        return MapMeans(self.units.merge(other.units), self.logits.merge(other.logits))
+
+    def solve(self, feature_map: FeatureMap, ridge: Ridge, images: Tensor) -> ChannelAccount | TailAccount:  # noqa: ARG002
+        """The head's weights, or where to integrate from; tried out on some images."""
+        mean, mean_logits = self.units.mean, self.logits.mean
+        every = torch.ones(feature_map.outputs, dtype=torch.float64)
+        if feature_map.direct:
+            assert feature_map.head is not None
+            weight, bias = feature_map.head.weight, feature_map.head.bias
+            return ChannelAccount(weight.T.clone(), mean, weight @ mean + bias, mean_logits, every, None, "")
+        with feature_map.behind(images[:1]) as tail, torch.no_grad():
+            base = tail(mean[None].to(feature_map.device))[0].detach().cpu()
+        account = TailAccount(mean, base, mean_logits, every, None, "")
+        with feature_map.running() as forward:
+            seen = forward(images)
+        question = Question.of_predicted(seen.logits, base)
+        slopes = account.slopes(feature_map, seen, question, images[:1])
+        found = answer(feature_map, seen, slopes, mean)
+        missed = question.whole - found.account.mean((2, 3)) - found.class_token
+        share = 1 - float(missed.square().sum() / question.whole.square().sum().clamp_min(1e-300))
+        return replace(account, explained=every * share)
+
+
+@dataclass(eq=False)
+class ChannelMoments:
+    """Moments of the pooled channels; those of the logits follow from the head.
+
+    Attributes:
+        moments: Of the channels.
+    """
+
+    moments: Moments
+
+    @property
+    def rows(self) -> int:
+        """Images seen."""
+        return self.moments.rows
+
+    def update(self, seen: ForwardPass) -> None:
+        """Adds a batch."""
+        self.moments.update({CHANNELS: seen.units.cpu()})
+
+    def merge(self, other: ChannelMoments) -> ChannelMoments:
+        """Both calibrations together, as if read in one pass."""
+        return ChannelMoments(self.moments.merge(other.moments))
+
+    def all_reduce(self, reduce: Callable[[Moments], Moments]) -> None:
+        """Makes these the moments of all ranks' images."""
+        self.moments = reduce(self.moments)
+
+    def solve(self, feature_map: FeatureMap, ridge: Ridge, images: Tensor) -> ChannelAccount:  # noqa: ARG002
+        """The coefficients, by Algorithm 1 in closed form."""
+        assert feature_map.head is not None
+        weight = feature_map.head.weight
+        moments = with_outputs(self.moments, weight)
+        fit = channel_coefficients(moments, ridge=ridge, channels=CHANNELS, outputs=OUTPUTS)
+        mean = moments.mean(CHANNELS)
+        base = weight @ mean + feature_map.head.bias
+        explained = explained_share(moments, fit.coefficients)
+        return ChannelAccount(fit.coefficients, mean, base, base, explained, fit.unique_share, fit.note)
+
+
+def start_calibration(feature_map: FeatureMap, coefficients: Coefficients) -> MapMeans | ChannelMoments:
+    """A calibration that has seen no image."""
+    if coefficients == "head":
+        units, logits = (Means(torch.zeros(n, dtype=torch.float64)) for n in (feature_map.units, feature_map.outputs))
+        return MapMeans(units, logits)
+    if not feature_map.direct:
+        raise ValueError(
+            f"layers stand between the map of {feature_map.layer!r} and the output, so no coefficients of its channels "
+            'can be calibrated; leave coefficients="head", which integrates through those layers.'
+        )
+    return ChannelMoments(Moments({CHANNELS: feature_map.units}))
+
+
+def with_outputs(moments: Moments, weight: Tensor) -> Moments:
+    """Moments of [z | W z] from those of z alone: the head is linear, so its outputs need not be gathered.
+
+    Example:
+        >>> rows = torch.tensor([[0.0, 1.0], [2.0, 5.0], [4.0, 0.0]])
+        >>> moments = with_outputs(Moments({"channels": 2}).update(rows), torch.tensor([[1.0, 1.0]]))
+        >>> moments.product("channels", "outputs")
+        tensor([[ 6.],
+                [12.]], dtype=torch.float64)
+    """
+    weight = weight.to(torch.float64)
+    state = moments.state()
+    gram = state["products"]
+    cross = gram @ weight.T
+    products = torch.cat([torch.cat([gram, cross], dim=1), torch.cat([cross.T, weight @ cross], dim=1)])
+    extended: dict[str, Any] = {
+        **state,
+        "origin": torch.cat([state["origin"], weight @ state["origin"]]),
+        "offset": torch.cat([state["offset"], weight @ state["offset"]]),
+        "products": products,
+    }
+    return Moments.from_state({CHANNELS: len(gram), OUTPUTS: len(weight)}, extended)
+
+
+def explained_share(moments: Moments, coefficients: Tensor) -> Tensor:
+    """1 − Var(y − Σ_k g_k) / Var(y) per output; NaN for an output that does not vary."""
+    gram, cross = moments.product(CHANNELS, CHANNELS), moments.product(CHANNELS, OUTPUTS)
+    total = moments.product(OUTPUTS, OUTPUTS).diagonal()
+    carried = (coefficients * (gram @ coefficients)).sum(0)
+    left = total - 2 * (coefficients * cross).sum(0) + carried
+    return torch.where(total > 0, 1 - left / total, torch.nan)
