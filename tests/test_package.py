@@ -33,6 +33,7 @@ PUBLIC_NAMES = {
     "__version__",
     "audit",
     "datasets",
+    "explain_images",
     "metrics",
     "network",
     "plots",

@@ -18,7 +18,7 @@ from nobsp.cli.arguments import parsed
 from nobsp.cli.cam import _grey
 from nobsp.cli.pictures import find_pictures
 from nobsp.network.exported import load_exported, opened
-from nobsp.vision.colours import AGAINST, FOR, LIGHT, OPACITY
+from nobsp.vision.maps import AGAINST, FOR, LIGHT, OPACITY
 
 Run = Callable[..., object]
 

@@ -14,6 +14,7 @@ from sklearn.exceptions import NotFittedError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import nobsp
 from nobsp.vision import ActivationMaps, NObSPCam
 from tests.tolerances import CONTRIBUTIONS, PASS, SUMS, assert_same_to_rounding
 from tests.vision.networks import ClassMaps, Functional, Tokens, averaged, images, made, through_layers
@@ -298,6 +299,13 @@ def test_against_something_unknown_is_named() -> None:
         cam(images(3), against="second")
 
 
+@pytest.mark.parametrize("target", [2, [0, 2, 1], [[0, 2], [1, 2], [1, 0]]])
+def test_a_class_against_itself_is_refused(target: Any) -> None:
+    cam = NObSPCam(averaged()).fit(images(30))
+    with pytest.raises(ValueError, match="against and target are both 'class 2'"):
+        cam(images(3), target=target, against=2)
+
+
 def test_a_rival_needs_a_second_class() -> None:
     cam = NObSPCam(averaged(classes=1)).fit(images(30))
     with pytest.raises(ValueError, match="needs at least two classes"):
@@ -387,3 +395,75 @@ def test_softmax_at_the_end_of_the_model_is_seen_through() -> None:
     plain = NObSPCam(model).fit(x)(x[:3])
     closed = NObSPCam(nn.Sequential(model, nn.Softmax(dim=1))).fit(x)(x[:3])
     np.testing.assert_allclose(closed.account, plain.account, rtol=CONTRIBUTIONS, atol=SUMS)
+
+
+# ---------------------------------------------------------------------- defaults and warnings
+
+
+def test_by_default_two_images_suffice_for_an_exact_account() -> None:
+    maps = NObSPCam(averaged(channels=40)).fit(images(2))(images(5, seed=1))
+    np.testing.assert_allclose(maps.account.mean((1, 2)), centred_logit(maps), rtol=CONTRIBUTIONS, atol=SUMS)
+
+
+def test_what_makes_maps_doubtful_is_a_warning_of_fit() -> None:
+    with pytest.warns(UserWarning, match="Fewer samples than channels"):
+        cam = NObSPCam.as_published(averaged(channels=40)).fit(images(20))
+    assert [finding.code for finding in cam.health().findings if finding.severity == "warning"] == ["coefficients"]
+
+
+def test_a_mean_of_few_images_is_noted() -> None:
+    cam = NObSPCam(averaged()).fit(images(3))
+    assert [finding.code for finding in cam.health().findings] == ["few_images"]
+
+
+def test_one_line_explains_images_by_their_own_mean() -> None:
+    model, x = averaged(), images(12)
+    maps = nobsp.explain_images(model, x, output_names=list("abcd"))
+    expected = NObSPCam(model).fit(x)(x)
+    assert_same_to_rounding(maps.contrast, expected.contrast)
+    assert "these 12 images" in maps.reference
+    batches = nobsp.explain_images(model, iter(x.split(5)), target=1, against=2)
+    assert_same_to_rounding(batches.account, NObSPCam(model).fit(x)(x, target=1, against=2).account, within=SUMS)
+    with pytest.raises(ValueError, match="needs at least two"):
+        nobsp.explain_images(model, x[:1])
+
+
+@pytest.mark.parametrize("change", ["head", "body", "loaded"])
+def test_weights_that_changed_after_fit_are_noticed(change: str) -> None:
+    model, x = averaged(), images(30)
+    cam = NObSPCam(model).fit(x)
+    cam(x[:2])
+    if change == "loaded":
+        model.load_state_dict(made(averaged(), seed=3).state_dict())
+    else:
+        with torch.no_grad():
+            (model.head if change == "head" else model.body[0]).weight.mul_(1.5)
+    for call in (cam, cam.removal):
+        with pytest.raises(ValueError, match="weights have changed since fit"):
+            call(x[:2])
+    cam.fit(x)(x[:2])
+
+
+def test_weights_that_only_moved_are_the_same() -> None:
+    model, x = averaged(), images(30)
+    cam = NObSPCam(model).fit(x)
+    before = cam(x[:2]).account
+    for weight in model.parameters():
+        weight.data = weight.data.clone()  # as a trip to another device and back does
+    np.testing.assert_array_equal(cam(x[:2]).account, before)
+
+
+def test_several_classes_at_once_have_a_sigmoid_each() -> None:
+    model, x = averaged(), images(30)
+    cam = NObSPCam(model, link="sigmoid").fit(x)
+    maps = cam(x[:4], target=2)
+    with torch.no_grad():
+        chance = model(x[:4]).sigmoid()[:, 2].numpy()
+    np.testing.assert_allclose(maps.confidence, chance, rtol=CONTRIBUTIONS)
+    np.testing.assert_array_equal(maps.contrast, maps.account)
+    assert maps.kind == "account"
+    of_chance = cam(x[:4], target=2, scale="probability")
+    base = 1 / (1 + np.exp(-maps.base_values[2]))
+    np.testing.assert_allclose(of_chance.account.mean((1, 2)), chance - base, atol=SUMS)
+    with pytest.raises(ValueError, match="have a sigmoid each"):
+        cam(x[:4], against="others")

@@ -227,7 +227,7 @@ def test_a_named_layer_or_module_is_taken() -> None:
     by_name = find_map(model, images(3), layer="body.3")
     by_module = find_map(model, images(3), layer=model.body[3])
     assert by_name.layer == by_module.layer == "body.3"
-    assert by_name.route == "direct"
+    assert by_name.reach == "head"
 
 
 def test_a_layer_that_other_layers_follow_is_put_in_whole() -> None:

@@ -23,7 +23,7 @@ def maps() -> ActivationMaps:
 
 def test_resizing_keeps_a_constant_and_the_number_of_maps(maps: ActivationMaps) -> None:
     larger = maps.resize((24, 20))
-    for kind in ("positive", "negative", "signed", "account"):
+    for kind in ("positive", "negative", "signed", "account", "contrast"):
         assert getattr(larger, kind).shape == (5, 24, 20)
     np.testing.assert_array_equal(larger.contributions, maps.contributions)
     np.testing.assert_allclose(larger.signed, larger.positive - larger.negative, atol=SUMS)
@@ -41,7 +41,7 @@ def test_sizes_that_make_no_sense_are_refused(maps: ActivationMaps, size: Any) -
         maps.resize(size)
 
 
-@pytest.mark.parametrize("kind", ["positive", "negative", "signed", "account"])
+@pytest.mark.parametrize("kind", [None, "contrast", "positive", "negative", "signed", "account"])
 def test_an_overlay_is_a_picture_of_the_images_size(maps: ActivationMaps, kind: Any) -> None:
     shown = maps.overlay(images(5), kind=kind)
     assert shown.shape == (5, 12, 12, 3)
@@ -63,6 +63,44 @@ def test_images_may_have_their_channels_last_be_grey_or_of_bytes(maps: Activatio
     np.testing.assert_allclose(grey, maps.overlay(pictures[:, :1].expand(-1, 3, -1, -1)), atol=1e-6)
     whole = (pictures * 255).round().to(torch.uint8)
     np.testing.assert_allclose(maps.overlay(whole), first, atol=0.01)
+
+
+def test_half_precision_images_are_shown(maps: ActivationMaps) -> None:
+    pictures = images(5).sigmoid()
+    np.testing.assert_allclose(maps.overlay(pictures.bfloat16()), maps.overlay(pictures), atol=0.01)
+
+
+def test_normalised_images_are_shown_in_their_own_colours(maps: ActivationMaps) -> None:
+    pictures = images(5).sigmoid()
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    given = (pictures - mean[:, None, None]) / std[:, None, None]
+    shown = maps.overlay(given, opacity=0.0, mean=mean, std=std)
+    np.testing.assert_allclose(shown, pictures.permute(0, 2, 3, 1), atol=1e-6)
+    with pytest.raises(ValueError, match="mean has 2 values, but the images have 3 channels"):
+        maps.overlay(given, mean=(0.5, 0.5), std=std)
+
+
+def test_pictures_show_the_account_against_the_others_unless_asked_otherwise(maps: ActivationMaps) -> None:
+    x = images(5)
+    np.testing.assert_array_equal(maps.overlay(x), maps.overlay(x, kind="contrast"))
+    cam = NObSPCam(averaged()).fit(images(40))
+    against = cam(x, target=0, against=2)
+    np.testing.assert_array_equal(against.overlay(x), against.overlay(x, kind="account"))
+    published = NObSPCam.as_published(averaged()).fit(images(40))(x)
+    np.testing.assert_array_equal(published.overlay(x), published.overlay(x, kind="positive"))
+
+
+def test_maps_remember_what_was_asked() -> None:
+    cam = NObSPCam(averaged(), output_names=["cat", "dog", "fox", "owl"]).fit(images(40))
+    for asked, words in (
+        ({}, ("against=None", "scale='logit'")),
+        ({"target": "dog", "against": 2}, ("target='dog'", "against='fox'")),
+        ({"target": 3, "scale": "probability"}, ("target='owl'", "scale='probability'")),
+    ):
+        found = cam(images(3), **asked)  # type: ignore[arg-type]
+        assert all(word in repr(found) for word in words)
+    captions = {cam(images(3), **asked).caption() for asked in ({}, {"against": "mean"}, {"scale": "probability"})}  # type: ignore[arg-type]
+    assert len(captions) == 3
 
 
 def test_colour_is_strongest_where_the_map_is_largest() -> None:

@@ -255,7 +255,7 @@ def _cam(parser: argparse.ArgumentParser) -> None:
         "--calibrate",
         type=Path,
         metavar="FOLDER",
-        help="images to calibrate on, best other ones and more than the map has channels; default: those of --images",
+        help="images whose mean is the reference, best other ones; default: those of --images",
     )
     group = parser.add_argument_group("the maps")
     group.add_argument("--class", dest="target", metavar="CLASS", help="class to explain; default: the predicted one")
@@ -265,16 +265,22 @@ def _cam(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--map",
         dest="kind",
-        choices=("positive", "negative", "signed", "account"),
-        default="positive",
-        help="what the pictures show: evidence for (default), against, both, or the account in logits",
+        choices=("contrast", "account", "positive", "negative", "signed"),
+        default="contrast",
+        help="what pictures and report show: the account against the other classes (default), the account of the "
+        "logit, or the paper's maps of channels for, against, and both",
     )
-    group.add_argument("--layer", metavar="NAME", help="layer whose map to show; default: the one pooled into the head")
+    group.add_argument("--layer", metavar="NAME", help="layer whose map to show; default: the last one that counts")
     group.add_argument(
         "--coefficients",
-        choices=("calibrated", "head"),
-        default="calibrated",
-        help="found by Algorithm 1 (default), or the head's own weights",
+        choices=("head", "calibrated"),
+        default="head",
+        help="the head's own weights (default), or found by the paper's Algorithm 1",
+    )
+    group.add_argument(
+        "--link",
+        choices=("softmax", "sigmoid"),
+        help="sigmoid where images may have several classes; default: as found",
     )
     group.add_argument("--batch-size", type=int, default=32, metavar="IMAGES", help="most images in one forward call")
     _result(parser, "where the results go")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ def _run(
     console.step(f"making maps of {counted(len(pictures), 'image')}")
     with written(options.out) as folder:
         (folder / "maps").mkdir()
-        table = _maps(folder / "maps", pictures, cam, target, against, options.kind)
+        table = _maps(folder / "maps", pictures, cam, target, against)
         write_csv(folder / "predictions.csv", table)
         warning = wrong_order(pictures.labels, table["predicted"], names)
         if warning is not None:
@@ -141,15 +142,20 @@ def calibrated(options: Namespace, tried: Tried, others: Pictures, console: Cons
     from nobsp import NObSPCam
 
     console.step(f"calibrating on {counted(len(others), 'image')} of {others.folder} ({how_prepared(others)})")
-    return NObSPCam(
+    cam = NObSPCam(
         tried.model,
         layer=getattr(options, "layer", None),
         head=options.head,
-        coefficients=getattr(options, "coefficients", "calibrated"),
+        coefficients=getattr(options, "coefficients", "head"),
+        kind=getattr(options, "kind", "contrast"),
+        link=getattr(options, "link", None),
         output_names=tried.output_names,
         device=options.device,
         batch_size=others.batch_size,
-    ).fit(_Batches(others, console))
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # findings are in the summary
+        return cam.fit(_Batches(others, console))
 
 
 class _Batches:
@@ -182,19 +188,17 @@ def _asked(given: str | None, names: Sequence[str], option: str) -> int | str | 
 # ---------------------------------------------------------------------- what is written
 
 
-def _maps(
-    folder: Path, pictures: Pictures, cam: NObSPCam, target: Any, against: Any, kind: Any
-) -> dict[str, list[Any]]:
+def _maps(folder: Path, pictures: Pictures, cam: NObSPCam, target: Any, against: Any) -> dict[str, list[Any]]:
     """Lays every map over its image, and hands back what was predicted."""
-    from nobsp.vision.colours import OPACITY
+    from nobsp.vision.maps import OPACITY
 
     names = _file_names(pictures)
     columns = ("image", "label", "predicted", "explained", "probability", "logit", "base", "residual", "map")
     table: dict[str, list[Any]] = {name: [] for name in columns}
     seen = 0
     for batch in pictures:
-        maps = cam(batch, target, against=against)
-        overlays = maps.overlay(_grey(pictures.shown(batch)), kind=kind, opacity=OPACITY)
+        maps = _explained(cam, batch, target, against, 1)
+        overlays = maps.overlay(_grey(pictures.shown(batch)), opacity=OPACITY)
         _save(folder, names[seen : seen + len(batch)], overlays)
         here = slice(seen, seen + len(batch))
         for column, values in _rows(maps, pictures.paths[here], pictures.labels[here], names[here]).items():
@@ -203,9 +207,23 @@ def _maps(
     return table
 
 
+def _explained(cam: NObSPCam, images: Tensor, target: Any, against: Any, most: int) -> ActivationMaps:
+    """Maps for the class asked about, or the likeliest ones: of these, not the one they are compared with."""
+    import numpy as np
+
+    names = list(cam.output_names_)
+    rival = names.index(against) if against in names else against
+    if target is None and len(names) > 1 and (most > 1 or isinstance(rival, int)):
+        order = np.argsort(-cam(images).logits, axis=1)
+        if isinstance(rival, int):
+            order = order[order != rival].reshape(len(order), -1)
+        target = order[:, 0] if most == 1 else order[:, :most]
+    return cam(images, target, against=against)
+
+
 def _grey(images: Tensor) -> Tensor:
     """Images without colours of their own, as in the report, so that all colour is the map's."""
-    from nobsp.vision.colours import LIGHT
+    from nobsp.vision.maps import LIGHT
 
     if images.shape[1] == 1:
         return images
@@ -269,11 +287,7 @@ def _report(
     kept = np.unique(np.linspace(0, len(pictures) - 1, min(_IN_REPORT, len(pictures))).round().astype(int)).tolist()
     some = pictures.chosen(kept)
     images = some.batch(range(len(some)))
-    maps = cam(images, target, against=against)
-    outputs = len(maps.output_names)
-    if target is None and outputs > 1:
-        top = np.argsort(-maps.logits, axis=1)[:, : min(_TARGETS, outputs)]
-        maps = cam(images, top, against=against)
+    maps = _explained(cam, images, target, against, _TARGETS)
     known = all(label in cam.output_names_ for label in some.labels)
     same = "the same images" if others is pictures else f"{counted(len(others), 'image')} of {others.folder.name}"
     report(
@@ -313,6 +327,8 @@ def _summary(
         "layer": cam.layer_,
         "warning": warning,
         "accuracy": right / len(labelled) if matched else None,
-        "health": [{"severity": found.severity, "message": found.message} for found in health.findings],
+        "health": [
+            {"severity": found.severity, "code": found.code, "message": found.message} for found in health.findings
+        ],
         "files": {name: str(options.out / name) for name in files},
     }

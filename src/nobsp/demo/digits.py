@@ -46,7 +46,7 @@ class Digits:
     Attributes:
         accuracy: Share of fresh digits the network gets right.
         fresh: How many there were.
-        gap: How far a map's mean and its residual are from the class's centred logit, at most.
+        gap: How far a map's mean is from the class's centred logit, at most.
         planted: How many labels of fresh digits were made wrong on purpose.
         suspected: How many labels the audit suspects.
         caught: How many of those were planted.
@@ -129,7 +129,7 @@ def _gap(maps: ActivationMaps) -> float:
     """How far the account is from adding up, over all images."""
     rows = np.arange(len(maps))
     centred = maps.logits[rows, maps.target] - maps.base_values[maps.target]
-    return float(np.abs(maps.account.mean((1, 2)) + maps.residual - centred).max())
+    return float(np.abs(maps.account.mean((1, 2)) - centred).max())
 
 
 def _some_made_wrong(truth: NDArray[np.int64]) -> tuple[NDArray[np.int64], set[int]]:

@@ -46,5 +46,4 @@ def limits(curves: Sequence[Array]) -> tuple[float, float]:
 
 def address(picture: NDArray[np.float32]) -> str:
     """An image (height, width, 3) from 0 to 1 as an address that holds the image itself."""
-    pixels = np.rint(255 * np.clip(picture, 0.0, 1.0)).astype(np.uint8)
-    return f"data:image/png;base64,{base64.b64encode(png(pixels)).decode('ascii')}"
+    return f"data:image/png;base64,{base64.b64encode(png(np.clip(picture, 0.0, 1.0))).decode('ascii')}"
