@@ -11,7 +11,7 @@ is Gauss and Legendre's, and what it misses is the residual.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -28,9 +28,9 @@ Coefficients = Literal["head", "calibrated"]
 
 CHANNELS, OUTPUTS = "channels", "outputs"
 
-# Points of the integral: more are taken for images whose residual is above the tolerance, as a share of what is
-# accounted for, and never more than the last.
-POINTS, TOLERANCE = (8, 16, 32), 2e-3
+# Points of the integral, of which the larger number is taken for images whose residual is above the tolerance, as a
+# share of what is accounted for. Pooled units cost next to nothing beside the pass that carries them.
+POINTS, POINTS_OF_POOLED, TOLERANCE = (8, 32), (16, 64), 2e-3
 # Numbers of units that are put into the layers behind the map at once.
 _AT_ONCE = 2**22
 
@@ -142,7 +142,8 @@ class TailAccount:
     def slopes(self, feature_map: FeatureMap, seen: ForwardPass, question: Question, image: Tensor) -> Tensor:
         """Mean gradients of what is asked for, shape (n, targets, units)."""
         with feature_map.behind(image) as tail:
-            return integrate(tail, self.mean.to(seen.maps.device), seen.units, seen.logits, question)
+            points = POINTS if feature_map.reach == "full" else POINTS_OF_POOLED
+            return integrate(tail, self.mean.to(seen.maps.device), seen.units, seen.logits, question, points)
 
     def cast(self, dtype: torch.dtype) -> TailAccount:  # noqa: ARG002 - as other accounts
         """The same: there is not much of it."""
@@ -150,7 +151,12 @@ class TailAccount:
 
 
 def integrate(
-    tail: Callable[[Tensor], Tensor], start: Tensor, stop: Tensor, logits: Tensor, question: Question
+    tail: Callable[[Tensor], Tensor],
+    start: Tensor,
+    stop: Tensor,
+    logits: Tensor,
+    question: Question,
+    points: Sequence[int] = POINTS,
 ) -> Tensor:
     """Mean gradients of what is asked for on the straight line between two vectors of units, by more and more points.
 
@@ -160,6 +166,7 @@ def integrate(
         stop: t, shape (n, units).
         logits: Of `stop`, shape (n, outputs).
         question: What is asked about each row.
+        points: How many at first, and then where those miss too much.
 
     Returns:
         Shape (n, targets, units).
@@ -168,8 +175,8 @@ def integrate(
     slopes = stop.new_zeros(len(stop), question.target.shape[1], stop.shape[1])
     allowed = TOLERANCE * question.size(logits)
     rows = torch.arange(len(stop), device=stop.device)
-    for points in POINTS:
-        slopes[rows] = _mean_gradients(tail, start, change[rows], question.rows(rows), points)
+    for count in points:
+        slopes[rows] = _mean_gradients(tail, start, change[rows], question.rows(rows), count)
         missed = question.whole[rows] - (slopes[rows] * change[rows, None]).sum(2)
         rows = rows[(missed.abs() > allowed[rows]).any(1)]
         if not len(rows):

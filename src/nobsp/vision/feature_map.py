@@ -196,32 +196,23 @@ class FeatureMap:
         The model is run on one image, whatever the number of rows, and the units are put in on the way.
 
         Args:
-            image: Any image the model takes, shape (1, channels, height, width).
+            image: Any image of the size the map was found with, shape (1, channels, height, width).
         """
         with ExitStack() as stack:
             run = stack.enter_context(visiting(self.module, gradients=True))
             there = stack.enter_context(replacing(self.place))
             logits_of = stack.enter_context(self._observing_logits(run))
-            template = None
-            if self.reach != "full":
-                # Where only means count, what else the tensor holds is taken from the one image.
-                here = stack.enter_context(reading(dataclasses.replace(self.place, overwritten=True)))
-                here.caught = []
-                with torch.no_grad():
-                    run(self._ready(image))
-                template = here.caught[self.place.call]
-                del here.caught
-            aspect = image.shape[2] / image.shape[3]
-            shape = self.shape if template is None else self.grid.maps(template, aspect).shape[2:]
+            shape = (1, 1) if self.reach == "point" else self.shape
 
             def tail(units: Tensor) -> Tensor:
                 rows = len(units)
-                if template is None:
+                if self.reach == "full":
                     maps = torch.unflatten(units[:, : self.map_units], 1, (self.channels, *shape))
                     tokens = torch.unflatten(units[:, self.map_units :], 1, (self.grid.prefix, self.channels))
                 else:
-                    maps = units[:, :, None, None].expand(-1, -1, *(shape if self.reach == "constant" else (1, 1)))
-                    tokens = self.grid.prefix_tokens(template).expand(rows, -1, -1).to(units)
+                    maps = units[:, :, None, None].expand(-1, -1, *shape)
+                    # Where only means count, other tokens do not, whatever they are.
+                    tokens = units.new_zeros(rows, self.grid.prefix, self.channels)
                 # A clone, since the next layer may work in place and leaves of a graph must not change.
                 put_in = self.grid.tensor(maps, tokens).to(self.device, self.dtype)
                 there.value, there.calls = put_in.clone(memory_format=torch.contiguous_format), 0

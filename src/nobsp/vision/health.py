@@ -113,8 +113,8 @@ def _of_integral(feature_map: FeatureMap, account: TailAccount, share: float) ->
     if share < LEAST_CARRIED:
         message = (
             f"The integral through the layers behind {feature_map.layer!r} misses much of the logits of the first "
-            f"images (it carries {max(share, 0.0):.1%} of their squares) with {POINTS[-1]} points; read maps.residual "
-            "along with the maps, or choose a later layer."
+            f"images (it carries {max(share, 0.0):.1%} of their squares) with up to {POINTS[-1]} points; read "
+            "maps.residual along with the maps, or choose a later layer."
         )
         found.append(Finding("warning", message, "quadrature"))
     apart = account.base - account.mean_logits

@@ -193,8 +193,8 @@ def _checked(batch: Any, argument: str) -> Tensor:
         raise TypeError(f"{argument} is a {type(batch).__name__}; expected a tensor (n, channels, height, width).")
     if batch.ndim == 3:
         raise ValueError(
-            f"{argument} has shape {tuple(batch.shape)}, which is a single image; pass a batch of one, images[None], "
-            "or torch.stack(images) for several."
+            f"{argument} has shape {tuple(batch.shape)}; expected (n, channels, height, width). For a single image pass "
+            "a batch of one, images[None]; for signals (n, channels, time) a model that takes images of height one."
         )
     if batch.ndim != 4:
         raise ValueError(f"{argument} has shape {tuple(batch.shape)}; expected (n, channels, height, width).")

@@ -106,7 +106,7 @@ class ActivationMaps:
         """
         kind = kind or self.kind
         if kind == "contrast" and self.against is None and self.scale == "logit":
-            return "evidence against the other classes"
+            return "account against the other classes"
         if kind in ("contrast", "account"):
             rivals = {"others": "the other classes", "mean": "all classes", "runner-up": "the runner-up"}
             rival = "" if self.against is None else f" against {rivals.get(self.against, self.against)}"
