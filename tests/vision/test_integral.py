@@ -97,12 +97,8 @@ def test_an_account_is_the_fine_sum_of_gradients_on_the_straight_line(name: str)
     ).detach()
     account = parts.patches(evidence)
     expected = account * account[0].numel()
-    np.testing.assert_allclose(
-        maps.account, expected, rtol=0, atol=1e-4 * float(expected.abs().max())
-    )
-    np.testing.assert_allclose(
-        maps.class_token, parts.rest(evidence), rtol=0, atol=1e-4 * float(account.abs().sum())
-    )
+    np.testing.assert_allclose(maps.account, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+    np.testing.assert_allclose(maps.class_token, parts.rest(evidence), rtol=0, atol=1e-4 * float(account.abs().sum()))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -116,9 +112,7 @@ def test_an_account_is_what_captum_integrates_through_the_tail(name: str) -> Non
     found = attr.IntegratedGradients(parts.tail).attribute(tensors[:3], start[:3], target=2, n_steps=100)
     account = parts.patches(found.detach())
     expected = account * account[0].numel()
-    np.testing.assert_allclose(
-        maps.account, expected, rtol=0, atol=1e-4 * float(expected.abs().max())
-    )
+    np.testing.assert_allclose(maps.account, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -37,32 +37,17 @@ _AT_ONCE = 2**22
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What an account says about some images, float64.
+    """What an account says about some images, float64."""
 
-    Attributes:
-        positive: Σ_k u_k max(g_k, 0) with u_k the map behind unit k, shape (n, targets, height, width).
-        negative: Σ_k u_k max(−g_k, 0).
-        account: Evidence location by location; its mean is the sum of the contributions.
-        contributions: g_c, shape (n, targets, channels).
-        class_token: Evidence of tokens without a place, shape (n, targets).
-    """
-
-    positive: Tensor
-    negative: Tensor
-    account: Tensor
-    contributions: Tensor
-    class_token: Tensor
+    positive: Tensor  # Σ_k u_k max(g_k, 0) with u_k the map behind unit k, shape (n, targets, height, width)
+    negative: Tensor  # Σ_k u_k max(−g_k, 0)
+    account: Tensor  # evidence location by location; its mean is the sum of the contributions
+    contributions: Tensor  # g_c, shape (n, targets, channels)
+    class_token: Tensor  # evidence of tokens without a place, shape (n, targets)
 
 
 def answer(feature_map: FeatureMap, seen: ForwardPass, slopes: Tensor, mean: Tensor) -> Answer:
-    """Units times their slopes, put back where they came from.
-
-    Args:
-        feature_map: The map.
-        seen: Images.
-        slopes: s, shape (n, targets, units).
-        mean: t̄, shape (units,).
-    """
+    """Units times their slopes, put back where they came from."""
     maps, pooling, size = seen.maps, feature_map.pooling, feature_map.map_units
     mean = mean.to(maps.device)
     own, rest = slopes[..., :size], slopes[..., size:]
@@ -84,25 +69,15 @@ def answer(feature_map: FeatureMap, seen: ForwardPass, slopes: Tensor, mean: Ten
 
 @dataclass(frozen=True, eq=False)
 class ChannelAccount:
-    """Contributions g_k = β_k (z_k − z̄_k) of pooled channels.
+    """Contributions g_k = β_k (z_k − z̄_k) of pooled channels."""
 
-    Attributes:
-        coefficients: β, shape (units, outputs).
-        mean: z̄, shape (units,).
-        base: Logits at the mean, which are the mean logits of the calibration images, shape (outputs,).
-        mean_logits: The same.
-        explained: Share of each logit's variance that the contributions carry; NaN where it is not known.
-        unique_share: Per unit, the share of its spread that the others cannot reproduce; None for head weights.
-        note: What is wrong with the calibration; empty when all is well.
-    """
-
-    coefficients: Tensor
-    mean: Tensor
-    base: Tensor
-    mean_logits: Tensor
-    explained: Tensor
-    unique_share: Tensor | None
-    note: str
+    coefficients: Tensor  # β, shape (units, outputs)
+    mean: Tensor  # z̄, shape (units,)
+    base: Tensor  # logits at the mean, which are the mean logits of the calibration images, shape (outputs,)
+    mean_logits: Tensor  # the same
+    explained: Tensor  # share of each logit's variance that the contributions carry; NaN where it is not known
+    unique_share: Tensor | None  # per unit, the share of its spread that the others cannot reproduce
+    note: str  # what is wrong with the calibration; empty when all is well
 
     def slopes(self, feature_map: FeatureMap, seen: ForwardPass, question: Question, image: Tensor) -> Tensor:  # noqa: ARG002
         """β of what is asked for, shape (n, targets, units)."""
@@ -121,23 +96,14 @@ class ChannelAccount:
 
 @dataclass(frozen=True, eq=False)
 class TailAccount:
-    """Contributions by integrated gradients of the layers behind the map.
+    """Contributions by integrated gradients of the layers behind the map."""
 
-    Attributes:
-        mean: t̄, shape (units,).
-        base: Logits at the mean map, shape (outputs,).
-        mean_logits: Mean logits of the calibration images.
-        explained: Share of the logits that the integral carried on some images, one and the same for every output.
-        unique_share: None; as other accounts have it.
-        note: What is wrong with the calibration; empty when all is well.
-    """
-
-    mean: Tensor
-    base: Tensor
-    mean_logits: Tensor
-    explained: Tensor
-    unique_share: None
-    note: str
+    mean: Tensor  # t̄, shape (units,)
+    base: Tensor  # logits at the mean map, shape (outputs,)
+    mean_logits: Tensor  # mean logits of the calibration images
+    explained: Tensor  # share of the logits that the integral carried on some images, one and the same for every output
+    unique_share: None  # none; as other accounts have it
+    note: str  # what is wrong with the calibration; empty when all is well
 
     def slopes(self, feature_map: FeatureMap, seen: ForwardPass, question: Question, image: Tensor) -> Tensor:
         """Mean gradients of what is asked for, shape (n, targets, units)."""
@@ -158,19 +124,7 @@ def integrate(
     question: Question,
     points: Sequence[int] = POINTS,
 ) -> Tensor:
-    """Mean gradients of what is asked for on the straight line between two vectors of units, by more and more points.
-
-    Args:
-        tail: Logits, with their graph, of units.
-        start: t̄, shape (units,).
-        stop: t, shape (n, units).
-        logits: Of `stop`, shape (n, outputs).
-        question: What is asked about each row.
-        points: How many at first, and then where those miss too much.
-
-    Returns:
-        Shape (n, targets, units).
-    """
+    """Mean gradients (n, targets, units) on the line from `start` to `stop`; more points for rows that miss much."""
     change = stop - start
     slopes = stop.new_zeros(len(stop), question.target.shape[1], stop.shape[1])
     allowed = TOLERANCE * question.size(logits)
@@ -215,22 +169,10 @@ def _mean_gradients(
 
 @dataclass(eq=False)
 class Means:
-    """Running means of rows, in float64.
+    """Running means of rows, in float64."""
 
-    Attributes:
-        mean: Shape (width,); zeros before the first row.
-        rows: How many rows were added.
-
-    Example:
-        >>> means = Means(torch.zeros(1))
-        >>> means.update(torch.tensor([[1.0]]))
-        >>> means.update(torch.tensor([[3.0], [5.0]]))
-        >>> means.mean, means.rows
-        (tensor([3.], dtype=torch.float64), 3)
-    """
-
-    mean: Tensor
-    rows: int = 0
+    mean: Tensor  # shape (width,); zeros before the first row
+    rows: int = 0  # how many rows were added
 
     def update(self, rows: Tensor) -> None:
         """Adds rows."""
@@ -246,15 +188,10 @@ class Means:
 
 @dataclass(eq=False)
 class MapMeans:
-    """Means of the units and of the logits: all that the head's own weights, or an integral, need.
+    """Means of the units and of the logits: all that the head's own weights, or an integral, need."""
 
-    Attributes:
-        units: Of the map's units.
-        logits: Of the logits.
-    """
-
-    units: Means
-    logits: Means
+    units: Means  # of the map's units
+    logits: Means  # of the logits
 
     @property
     def rows(self) -> int:
@@ -293,13 +230,9 @@ class MapMeans:
 
 @dataclass(eq=False)
 class ChannelMoments:
-    """Moments of the pooled channels; those of the logits follow from the head.
+    """Moments of the pooled channels; those of the logits follow from the head."""
 
-    Attributes:
-        moments: Of the channels.
-    """
-
-    moments: Moments
+    moments: Moments  # of the channels
 
     @property
     def rows(self) -> int:
@@ -344,15 +277,7 @@ def start_calibration(feature_map: FeatureMap, coefficients: Coefficients) -> Ma
 
 
 def with_outputs(moments: Moments, weight: Tensor) -> Moments:
-    """Moments of [z | W z] from those of z alone: the head is linear, so its outputs need not be gathered.
-
-    Example:
-        >>> rows = torch.tensor([[0.0, 1.0], [2.0, 5.0], [4.0, 0.0]])
-        >>> moments = with_outputs(Moments({"channels": 2}).update(rows), torch.tensor([[1.0, 1.0]]))
-        >>> moments.product("channels", "outputs")
-        tensor([[ 6.],
-                [12.]], dtype=torch.float64)
-    """
+    """Moments of [z | W z] from those of z alone: the head is linear, so its outputs need not be gathered."""
     weight = weight.to(torch.float64)
     state = moments.state()
     gram = state["products"]

@@ -38,7 +38,7 @@ from nobsp.vision.grid import pooled
 from nobsp.vision.health import CamHealth, examine
 from nobsp.vision.images import Images, images_of, read_images
 from nobsp.vision.maps import KINDS, ActivationMaps, Kind, join
-from nobsp.vision.removal import Removal, adds_up, silenced
+from nobsp.vision.removal import Removal, adds_up, remove_locations
 from nobsp.vision.targets import Against, Question, Scale, Targets
 
 T = TypeVar("T")
@@ -345,7 +345,7 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
 
         def remove(feature_map: FeatureMap, view: ForwardPass, question: Question) -> tuple[Tensor, ...]:
             own = question.target[:, 0]
-            return (*silenced(feature_map, view, own, sigmoid=targets.sigmoid), own)
+            return (*remove_locations(feature_map, view, own, sigmoid=targets.sigmoid), own)
 
         parts = self._each(images, targets, remove, description="removing", progress=progress)
         order, probability, own = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))

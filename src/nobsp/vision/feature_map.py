@@ -28,59 +28,33 @@ Reach = Literal["head", "point", "constant", "full"]
 
 @dataclass(frozen=True, eq=False)
 class ForwardPass:
-    """What one forward pass shows, float64.
+    """What one forward pass shows, float64."""
 
-    Attributes:
-        maps: Shape (n, channels, height, width).
-        logits: Shape (n, outputs).
-        units: What the layers behind the map depend on: the pooled map, and after it tokens that have no place where
-            they count, shape (n, units).
-    """
-
-    maps: Tensor
-    logits: Tensor
-    units: Tensor
+    maps: Tensor  # shape (n, channels, height, width)
+    logits: Tensor  # shape (n, outputs)
+    units: Tensor  # what the layers behind the map depend on
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FeatureMap:
-    """Where a model's spatial map is and how its output depends on it.
+    """Where a model's spatial map is and how its output depends on it."""
 
-    Attributes:
-        module: The model, without wrappers.
-        place: Where the map passes.
-        grid: Its layout.
-        relu: Whether a rectifier that is no module of its own follows before the pooling.
-        pooling: How the map becomes units; "flatten" where the layers behind it see all of it.
-        reach: What of the map the layers behind it depend on.
-        fixed_batch: Whether the layers behind the map want as many rows as there were images.
-        head: The linear head; the identity where the map's means are the outputs; None where no head was found.
-        link: What follows the head.
-        readout: How to catch the representation that enters the head; None where there is no head.
-        outputs: How many outputs the model has.
-        channels: Channels of the map.
-        shape: Height and width of the map for the images it was found with.
-        image_shape: Channels, height and width of those images.
-        device: Where the model lives.
-        dtype: In which precision it takes images.
-    """
-
-    module: nn.Module
-    place: Place
-    grid: Grid
-    relu: bool
-    pooling: Pooling
-    reach: Reach
-    fixed_batch: bool
-    head: Head | None
-    link: str
-    readout: Readout | None
-    outputs: int
-    channels: int
-    shape: tuple[int, int]
-    image_shape: tuple[int, int, int]
-    device: torch.device
-    dtype: torch.dtype
+    module: nn.Module  # the model, without wrappers
+    place: Place  # where the map passes
+    grid: Grid  # its layout
+    relu: bool  # whether a rectifier that is no module of its own follows before the pooling
+    pooling: Pooling  # how the map becomes units; "flatten" where the layers behind it see all of it
+    reach: Reach  # what of the map the layers behind it depend on
+    fixed_batch: bool  # whether the layers behind the map want as many rows as there were images
+    head: Head | None  # the linear head
+    link: str  # what follows the head
+    readout: Readout | None  # how to catch the representation that enters the head; None where there is no head
+    outputs: int  # how many outputs the model has
+    channels: int  # channels of the map
+    shape: tuple[int, int]  # height and width of the map for the images it was found with
+    image_shape: tuple[int, int, int]  # channels, height and width of those images
+    device: torch.device  # where the model lives
+    dtype: torch.dtype  # in which precision it takes images
 
     @property
     def direct(self) -> bool:
@@ -194,9 +168,6 @@ class FeatureMap:
         """Hand out `tail(units)`: the logits, with their graph, of units put in the place of the map.
 
         The model is run on one image, whatever the number of rows, and the units are put in on the way.
-
-        Args:
-            image: Any image of the size the map was found with, shape (1, channels, height, width).
         """
         with ExitStack() as stack:
             run = stack.enter_context(visiting(self.module, gradients=True))

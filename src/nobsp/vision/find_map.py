@@ -80,31 +80,11 @@ class _Seen:
 def find_map(
     model: nn.Module, images: Tensor, *, layer: str | nn.Module | None = None, head: str | nn.Module | None = None
 ) -> FeatureMap:
-    """Run the model on some images and find its spatial map, and how the output depends on it.
-
-    Args:
-        model: A network that classifies images.
-        images: A few typical images.
-        layer: The module whose output is the map, or its name; found when None.
-        head: The last linear layer or its name; found when None.
-
-    Raises:
-        TypeError: If `model` is no module that can be observed, or its precision cannot be run here.
-        ValueError: If the model cannot take the images, has no map on which its output depends alone, or `layer` is not
-            in it.
-
-    Example:
-        >>> from torch import nn
-        >>> _ = torch.manual_seed(0)
-        >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
-        >>> model = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
-        >>> find_map(model, torch.randn(3, 3, 16, 16))
-        FeatureMap(layer='0', map=8×14×14, pooling='mean', reach='head')
-    """
+    """Run the model on some images and find its spatial map, and how the output depends on it."""
     module = checked(model)
     probe = images[:PROBE_IMAGES].detach()
     _refuse_non_finite_state(module)
-    chosen = None if layer is None else _named(module, layer)
+    chosen = None if layer is None else _find_named(module, layer)
     device, dtype = home_of(module)
     readout: Readout | None = None
     try:
@@ -121,7 +101,7 @@ def find_map(
             "was trained on."
         ) from failure
     keep = None if chosen is None else chosen[1]
-    seen, observed, counts = _observed(module, probe.to(device, dtype, copy=True), readout, keep)
+    seen, observed, counts = _observe(module, probe.to(device, dtype, copy=True), readout, keep)
     search = _Search(module, readout, probe, seen, observed, counts, device, dtype)
     return search.automatic() if chosen is None else search.chosen(*chosen)
 
@@ -311,7 +291,7 @@ def _matches(seen: _Seen, pooling: Pooling, z: Tensor, dtype: torch.dtype) -> bo
 # ---------------------------------------------------------------------- watching a forward pass
 
 
-def _observed(
+def _observe(
     module: nn.Module, x: Tensor, readout: Readout | None, keep: nn.Module | None
 ) -> tuple[list[_Seen], Tensor, dict[str, int]]:
     """Every spatial tensor of one forward pass, the representation (or the output), and calls per module."""
@@ -411,7 +391,7 @@ def _views(
 # ---------------------------------------------------------------------- what a caller named
 
 
-def _named(module: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
+def _find_named(module: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
     parts = {plain(name): part for name, part in module.named_modules(remove_duplicate=False)}
     if isinstance(layer, nn.Module):
         wanted = unwrapped(layer)

@@ -20,27 +20,13 @@ _MOST_PREFIX = 8
 
 @dataclass(frozen=True)
 class Grid:
-    """Where channels and locations are in a tensor.
+    """Where channels and locations are in a tensor."""
 
-    Attributes:
-        layout: "nchw", "nhwc", or "tokens" for (n, tokens, channels).
-        prefix: Tokens that come before the patches and have no place in the image.
-    """
-
-    layout: Layout
-    prefix: int = 0
+    layout: Layout  # "nchw", "nhwc", or "tokens" for (n, tokens, channels)
+    prefix: int = 0  # tokens that come before the patches and have no place in the image
 
     def maps(self, tensor: Tensor, aspect: float) -> Tensor:
-        """The tensor as (n, channels, height, width), sharing memory.
-
-        Args:
-            tensor: What passed the place.
-            aspect: Height over width of the image; it decides the shape of a grid of tokens.
-
-        Example:
-            >>> Grid("tokens", prefix=1).maps(torch.zeros(2, 1 + 49, 8), 1.0).shape
-            torch.Size([2, 8, 7, 7])
-        """
+        """The tensor as (n, channels, height, width), sharing memory."""
         if self.layout == "nchw":
             return tensor
         if self.layout == "nhwc":
@@ -67,12 +53,7 @@ class Grid:
 
 
 def grid_shape(locations: int, aspect: float) -> tuple[int, int] | None:
-    """Height and width of a grid with so many cells and the image's proportions; None where there is none.
-
-    Example:
-        >>> grid_shape(49, 1.0), grid_shape(98, 2.0), grid_shape(50, 1.0)
-        ((7, 7), (14, 7), None)
-    """
+    """Height and width of a grid with so many cells and the image's proportions; None where there is none."""
     guess = round((locations * aspect) ** 0.5)
     for height in (guess, guess - 1, guess + 1):
         if height > 0 and locations % height == 0:
@@ -97,13 +78,7 @@ def grids_of(tensor: Tensor, aspect: float) -> Iterator[Grid]:
 
 
 def pooled(maps: Tensor, pooling: Pooling) -> Tensor:
-    """What a pooling makes of maps, shape (n, units): the representation, where that is what it is.
-
-    Example:
-        >>> maps = torch.tensor([[[[1.0, 3.0]]]])
-        >>> pooled(maps, "mean"), pooled(maps, "max+mean")
-        (tensor([[2.]]), tensor([[3., 2.]]))
-    """
+    """What a pooling makes of maps, shape (n, units): the representation, where that is what it is."""
     flat = maps.flatten(2)
     if pooling == "mean":
         return flat.mean(2)
@@ -121,14 +96,6 @@ def spread(maps: Tensor, weights: Tensor, pooling: Pooling) -> Tensor:
     u_k(h, w) are the maps behind unit k of the representation z; averaged over the locations they give z_k. For a
     mean-pooled channel that is the channel's map itself. A maximum sits, times the number of locations, where it was
     found (equal maxima share), and an entry of a flattened map at its own location.
-
-    Args:
-        maps: Shape (n, channels, height, width).
-        weights: Shape (n, targets, units).
-        pooling: How the units came from the maps.
-
-    Returns:
-        Shape (n, targets, height, width). Its mean over locations is Σ_k weight_k z_k.
     """
     flat = maps.flatten(2)
     locations = flat.shape[2]

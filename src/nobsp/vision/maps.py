@@ -98,7 +98,7 @@ class ActivationMaps:
             f"against={self.against!r}, scale={self.scale!r})"
         )
 
-    def caption(self, kind: Kind | None = None) -> str:
+    def caption(self, kind: str | None = None) -> str:
         """What a map shows, in a few words.
 
         Args:
@@ -217,18 +217,7 @@ def _checked_size(size: Any) -> tuple[int, int]:
 
 
 def colour_maps(maps: Array, *, kind: str) -> tuple[Array, Array]:
-    """Colours of maps (n, h, w), shape (n, h, w, 3), and how strongly to show them, 0 to 1, shape (n, h, w).
-
-    Args:
-        maps: Each is scaled by its own largest (absolute) value.
-        kind: In "positive", all for, and "negative", all against, values below zero are shown as zero; the others have
-            both colours.
-
-    Example:
-        >>> colours, strength = colour_maps(np.array([[[0.0, 2.0]]]), kind="positive")
-        >>> colours.shape, strength.tolist()
-        ((1, 1, 2, 3), [[[0.0, 1.0]]])
-    """
+    """Colours of maps (n, h, w), shape (n, h, w, 3), and how strongly to show them, 0 to 1, shape (n, h, w)."""
     shown = np.maximum(maps, 0.0) if kind in ("positive", "negative") else maps
     against = (shown < 0) | (kind == "negative")
     strength = np.abs(shown)

@@ -21,26 +21,15 @@ _MOST_NODES = 512
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """For each image, classes to account for, and what is subtracted from each.
+    """For each image, classes to account for, and what is subtracted from each."""
 
-    Attributes:
-        target: Class numbers, shape (n, targets).
-        rival: Weights of the classes whose evidence is subtracted, shape (n, targets, outputs), or None.
-        base: Logits at the calibration mean, shape (outputs,).
-        whole: What there is to account for: how far the logits, or the targets' probabilities, are from those at the
-            calibration mean, shape (n, targets).
-        confidence: Probabilities of the targets, shape (n, targets).
-        probability: Whether it is about probabilities.
-        sigmoid: Whether these come from a sigmoid, one class at a time.
-    """
-
-    target: Tensor
-    rival: Tensor | None
-    base: Tensor
-    whole: Tensor
-    confidence: Tensor
-    probability: bool = False
-    sigmoid: bool = False
+    target: Tensor  # class numbers, shape (n, targets)
+    rival: Tensor | None  # weights of the classes whose evidence is subtracted, shape (n, targets, outputs), or None
+    base: Tensor  # logits at the calibration mean, shape (outputs,)
+    whole: Tensor  # what there is to account for
+    confidence: Tensor  # probabilities of the targets, shape (n, targets)
+    probability: bool = False  # whether it is about probabilities
+    sigmoid: bool = False  # whether these come from a sigmoid, one class at a time
 
     @classmethod
     def of_predicted(cls, logits: Tensor, base: Tensor) -> Question:
@@ -94,17 +83,7 @@ class Question:
 
 
 class Targets:
-    """Targets for a stream of images.
-
-    Args:
-        given: None for the predicted class; a class number or name; one per image; or several per image, as rows.
-        against: None; a class number or name; "runner-up", the strongest other class; "others", the other classes in
-            proportion to their softmax; "mean", all classes alike.
-        outputs: How many classes there are.
-        names: Their names.
-        scale: "logit", or "probability".
-        sigmoid: Whether probabilities come from a sigmoid, one class at a time.
-    """
+    """Targets for a stream of images."""
 
     def __init__(
         self,
@@ -139,13 +118,7 @@ class Targets:
             raise ValueError(f"target has {len(self._fixed)} entries for {count} images; pass one per image.")
 
     def question(self, logits: Tensor, start: int, base: Tensor) -> Question:
-        """The question for the images whose logits these are, the first of them number `start`.
-
-        Args:
-            logits: Shape (n, outputs).
-            start: Number of the first image.
-            base: Logits at the calibration mean, shape (outputs,).
-        """
+        """The question for the images whose logits these are, the first of them number `start`."""
         count = len(logits)
         if self._single is not None:
             target = torch.full((count, 1), self._single, device=logits.device)
@@ -281,21 +254,6 @@ def probability_weights(start: Tensor, stop: Tensor, target: Tensor, *, sigmoid:
 
     v_k = ∫₀¹ p_c (δ_ck − p_k) dt for a softmax, ∫₀¹ p_c (1 − p_c) dt for the target alone with a sigmoid, so that
     Σ_k v_k (stop_k − start_k) is the change of the probability.
-
-    Args:
-        start: Logits, shape (outputs,).
-        stop: Logits, shape (n, outputs).
-        target: Class numbers, shape (n, targets).
-        sigmoid: Whether probabilities come from a sigmoid.
-
-    Returns:
-        Shape (n, targets, outputs).
-
-    Example:
-        >>> start, stop = torch.tensor([0.0, 0.0]), torch.tensor([[2.0, -1.0]])
-        >>> v = probability_weights(start, stop, torch.tensor([[0]]), sigmoid=False)
-        >>> float((v * (stop - start)).sum()), float(stop.softmax(1)[0, 0] - 0.5)
-        (0.452..., 0.452...)
     """
     change = stop - start
     # The integrand is analytic up to a distance of π over the change of a difference of logits, so Gauss and Legendre's
