@@ -226,10 +226,23 @@ def test_the_model_gets_no_gradients_and_builds_no_graph_outside() -> None:
     assert isinstance(maps.account, np.ndarray)
 
 
-def test_layers_without_gradients_are_named() -> None:
-    class Rounding(nn.Module):
-        def forward(self, z: Tensor) -> Tensor:
-            return (z.detach() * 64).round() / 64
+class Rounded(nn.Module):
+    """Without gradients, as quantised layers are."""
 
+    def forward(self, z: Tensor) -> Tensor:
+        return (z.detach() * 4096).round() / 4096
+
+
+def test_a_quantised_head_is_found_by_numbers() -> None:
+    model, x = necked(Rounded()), images(40)
+    maps = NObSPCam(model).fit(x)(x[:5], target=2)
+    exact = NObSPCam(necked()).fit(x)(x[:5], target=2)
+    np.testing.assert_allclose(maps.account, exact.account, atol=0.01 * np.abs(exact.account).max())
+    assert np.abs(maps.residual).max() < 0.01 * np.abs(exact.account.mean((1, 2))).max()
+
+
+def test_all_of_a_map_without_gradients_is_refused() -> None:
+    model: Any = through_layers(pooled=False)
+    model.flat = nn.Sequential(nn.Flatten(), Rounded())
     with pytest.raises(ValueError, match="give no gradients"):
-        NObSPCam(necked(Rounding())).fit(images(20))
+        NObSPCam(model).fit(images(20))

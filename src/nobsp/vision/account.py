@@ -151,11 +151,6 @@ def _mean_gradients(
         units = (start + (nodes[node, None] + 1) / 2 * change[row]).requires_grad_()
         with torch.enable_grad():
             logits = tail(units)
-        if not logits.requires_grad:
-            raise ValueError(
-                "the layers behind the map give no gradients (quantised ones, say), so nothing can be integrated "
-                "through them; pass the model in floating point."
-            )
         here = question.rows(row)
         for target in range(targets):
             weights = here.weights(logits.detach(), target)
@@ -215,9 +210,15 @@ class MapMeans:
             assert feature_map.head is not None
             weight, bias = feature_map.head.weight, feature_map.head.bias
             return ChannelAccount(weight.T.clone(), mean, weight @ mean + bias, mean_logits, every, None, "")
-        with feature_map.behind(images[:1]) as tail, torch.no_grad():
-            base = tail(mean[None].to(feature_map.device))[0].detach().cpu()
-        account = TailAccount(mean, base, mean_logits, every, None, "")
+        account: ChannelAccount | TailAccount
+        with feature_map.behind(images[:1]) as tail:
+            start = mean[None].to(feature_map.device)
+            base = tail(start)[0].detach().cpu()
+            if _has_gradient(tail, start):
+                account = TailAccount(mean, base, mean_logits, every, None, "")
+            else:
+                slopes = _slopes_by_differences(feature_map, tail, start).cpu()
+                account = ChannelAccount(slopes, mean, base, mean_logits, every, None, "")
         with feature_map.running() as forward:
             seen = forward(images)
         question = Question.of_predicted(seen.logits, base)
@@ -226,6 +227,30 @@ class MapMeans:
         missed = question.whole - found.account.mean((2, 3)) - found.class_token
         share = 1 - float(missed.square().sum() / question.whole.square().sum().clamp_min(1e-300))
         return replace(account, explained=every * share)
+
+
+def _has_gradient(tail: Callable[[Tensor], Tensor], units: Tensor) -> bool:
+    """Whether the layers behind the map can be differentiated; quantised ones cannot."""
+    with torch.enable_grad():
+        units = units.clone().requires_grad_()
+        logits = tail(units)
+    if not logits.requires_grad:
+        return False
+    return torch.autograd.grad(logits, units, torch.ones_like(logits), allow_unused=True)[0] is not None
+
+
+def _slopes_by_differences(feature_map: FeatureMap, tail: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """Weights (units, outputs) of layers that are linear but for rounding, unit by unit on both sides of the mean."""
+    if feature_map.reach == "full":
+        raise ValueError(
+            f"the layers behind the map of {feature_map.layer!r} give no gradients (quantised ones, say), so nothing "
+            "can be integrated through them; pass the model in floating point."
+        )
+    step = start.abs().max().clamp_min(1e-6)
+    parts = []
+    for piece in torch.split(torch.eye(start.shape[1]).to(start) * step, 1024):
+        parts.append((tail(start + piece) - tail(start - piece)).detach() / (2 * step))
+    return torch.cat(parts)
 
 
 @dataclass(eq=False)

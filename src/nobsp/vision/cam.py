@@ -386,6 +386,9 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             with feature_map.running() as forward:
                 for batch in with_progress(source, total=source.rows, enabled=progress, description=description):
                     yield feature_map, forward(batch)
+        if self.device is not None:
+            # The model has been away and back, the very same.
+            self._fit = dataclasses.replace(self._fitted, state=_state_of(feature_map.module))
 
     def _part(
         self, feature_map: FeatureMap, view: ForwardPass, question: Question, *, contrast: bool
