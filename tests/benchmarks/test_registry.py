@@ -8,8 +8,8 @@ import pytest
 from benchmarks.__main__ import TABLES, main
 
 EXPECTED = (
-    "synthetic", "faithfulness", "agreement", "deletion", "sparseness", "pixel-faithfulness", "calibration-time",
-    "purity", "statistics", "speed", "recovery", "models", "choosing", "varying",
+    "synthetic", "faithfulness", "agreement", "deletion", "accounts", "sparseness", "pixel-faithfulness",
+    "calibration-time", "purity", "statistics", "speed", "recovery", "models", "choosing", "varying",
     "speed-neighbours", "unseen", "headline", "bands", "halves",
 )  # fmt: skip
 

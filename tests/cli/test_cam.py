@@ -18,7 +18,7 @@ from nobsp.cli.cam import _as_grey
 from nobsp.cli.inputs import Pictures, find_pictures
 from nobsp.cli.options import ImageOptions
 from nobsp.network.exported import load_exported, opened
-from nobsp.vision.colours import AGAINST, FOR, LIGHT, OPACITY
+from nobsp.vision.maps import AGAINST, FOR, LIGHT, OPACITY
 
 Run = Callable[..., object]
 

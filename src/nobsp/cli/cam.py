@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from nobsp.cli.options import METHOD, ImageOptions, ModelOptions, OutputOptions,
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nobsp import NObSPCam
+    from nobsp import ActivationMaps, NObSPCam
 
 FILES = ("maps", "predictions.csv", "explainer.nobsp", "report.html")
 _IN_REPORT = 60
@@ -35,17 +36,21 @@ class MapOptions:
     """Which maps."""
 
     calibrate: Path | None = None
-    """Images to calibrate on, best other ones and more than the map has channels (default: those of --images)."""
+    """Images whose mean is the reference, best other ones (default: those of --images)."""
     target: Annotated[str | None, Parameter(name="--class")] = None
     """Class to explain (default: the predicted one)."""
     against: str | None = None
     """Compare with a class, runner-up, others or mean."""
-    kind: Annotated[Literal["positive", "negative", "signed", "account"], Parameter(name="--map")] = "positive"
-    """Show evidence for, against, both, or the account in logits."""
+    kind: Annotated[
+        Literal["contrast", "account", "positive", "negative", "signed"] | None, Parameter(name="--map")
+    ] = None
+    """Show the account against the other classes (default), of the logit, or the paper's maps for, against, both."""
     layer: str | None = None
-    """Layer whose map to show (default: the one pooled into the head)."""
-    coefficients: Literal["calibrated", "head"] | None = None
-    """Found by Algorithm 1, or the head's own weights."""
+    """Layer whose map to show (default: the last one that counts)."""
+    coefficients: Literal["head", "calibrated"] | None = None
+    """The head's own weights (default), or found by the paper's Algorithm 1."""
+    link: Literal["softmax", "sigmoid"] | None = None
+    """sigmoid where images may have several classes (default: as found)."""
 
 
 def cam(
@@ -69,10 +74,11 @@ def cam(
         network, names = prepare_network(model, loaded, others, console)
         chosen = {"target": _find_class(maps.target, names, "--class")}
         chosen |= {"against": _find_class(maps.against, names, "--against")}
-        explainer = fit_cam(model, network, names, others, console, layer=maps.layer, coefficients=maps.coefficients)
+        choices = {name: getattr(maps, name) for name in ("layer", "coefficients", "kind", "link")}
+        explainer = fit_cam(model, network, names, others, console, **choices)
         console.step(f"making maps of {count(len(pictures), 'image')}")
         (folder / "maps").mkdir()
-        table = _write_maps(folder / "maps", pictures, explainer, maps.kind, chosen)
+        table = _write_maps(folder / "maps", pictures, explainer, chosen)
         write_csv(folder / "predictions.csv", table)
         explainer.save(folder / "explainer.nobsp")
         warning = check_order(pictures.labels, table["predicted"], names)
@@ -139,14 +145,17 @@ def fit_cam(
     from nobsp import NObSPCam
 
     console.step(f"calibrating on {count(len(others), 'image')} of {others.folder} ({others.preparation})")
-    return NObSPCam(
+    explainer = NObSPCam(
         network,
         head=options.head,
         output_names=names,
         device=options.device,
         batch_size=others.batch_size,
         **{name: value for name, value in choices.items() if value is not None},  # else the library's defaults
-    ).fit(_Batches(others, console))
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # findings are in the summary
+        return explainer.fit(_Batches(others, console))
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,14 +210,28 @@ def check_order(
     )
 
 
+def _explain(explainer: NObSPCam, images: Tensor, chosen: Mapping[str, Any], most: int) -> ActivationMaps:
+    """Maps for the class asked about, or the likeliest ones: of these, not the one they are compared with."""
+    import numpy as np
+
+    names, target, against = list(explainer.output_names_), chosen["target"], chosen["against"]
+    rival = names.index(against) if against in names else against
+    if target is None and len(names) > 1 and (most > 1 or isinstance(rival, int)):
+        order = np.argsort(-explainer(images).logits, axis=1)
+        if isinstance(rival, int):
+            order = order[order != rival].reshape(len(order), -1)
+        target = order[:, 0] if most == 1 else order[:, :most]
+    return explainer(images, target, against=against)
+
+
 def _write_maps(
-    folder: Path, pictures: Pictures, explainer: NObSPCam, kind: Any, chosen: Mapping[str, Any]
+    folder: Path, pictures: Pictures, explainer: NObSPCam, chosen: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
     """Lays every map over its image; returns what was predicted."""
     import numpy as np
     from PIL import Image
 
-    from nobsp.vision.colours import OPACITY
+    from nobsp.vision.maps import OPACITY
 
     table: dict[str, list[Any]] = {}
     taken: dict[str, int] = {}
@@ -219,9 +242,9 @@ def _write_maps(
         names.append(f"{stem}.png" if taken[stem] == 1 else f"{stem}-{taken[stem]}.png")
     start = 0
     for batch in pictures:
-        maps = explainer(batch, **chosen)
+        maps = _explain(explainer, batch, chosen, 1)
         here = slice(start, start + len(batch))
-        overlays = maps.overlay(_as_grey(pictures.shown(batch)), kind=kind, opacity=OPACITY)
+        overlays = maps.overlay(_as_grey(pictures.shown(batch)), opacity=OPACITY)
         for name, overlay in zip(names[here], overlays, strict=True):
             picture = Image.fromarray(np.rint(255 * overlay).astype(np.uint8))
             factor = max(1, -(-160 // max(picture.size)))  # small images are enlarged to be seen
@@ -247,7 +270,7 @@ def _write_maps(
 
 def _as_grey(images: Tensor) -> Tensor:
     """Images without colours of their own, as in the report, so that all colour is the map's."""
-    from nobsp.vision.colours import LIGHT
+    from nobsp.vision.maps import LIGHT
 
     if images.shape[1] == 1:
         return images
@@ -263,11 +286,7 @@ def _write_report(path: Path, pictures: Pictures, explainer: NObSPCam, chosen: M
     kept = np.unique(np.linspace(0, len(pictures) - 1, min(_IN_REPORT, len(pictures))).round().astype(int)).tolist()
     some = pictures.chosen(kept)
     images = some.batch(range(len(some)))
-    maps = explainer(images, **chosen)
-    outputs = len(maps.output_names)
-    if chosen["target"] is None and outputs > 1:
-        likely = np.argsort(-maps.logits, axis=1)[:, : min(CLASSES_SHOWN, outputs)]
-        maps = explainer(images, likely, against=chosen["against"])
+    maps = _explain(explainer, images, chosen, CLASSES_SHOWN)
     known = all(label in explainer.output_names_ for label in some.labels)
     labels = list(some.labels) if known else None
     report(maps, path, explainer=explainer, images=some.shown(images), labels=labels, names=some.names, **texts)
@@ -284,7 +303,9 @@ def _summarise(
         "layer": explainer.layer_,
         "warning": warning,
         "accuracy": sum(label == found for label, found in labelled) / len(labelled) if known else None,
-        "health": [{"severity": one.severity, "message": one.message} for one in explainer.health().findings],
+        "health": [
+            {"severity": one.severity, "code": one.code, "message": one.message} for one in explainer.health().findings
+        ],
         "files": output.paths(FILES),
     }
 

@@ -167,5 +167,4 @@ def image_url(picture: NDArray[np.float32]) -> str:
     """An image (height, width, 3) from 0 to 1 as a data URL."""
     from nobsp.reporting.pictures import png
 
-    pixels = np.rint(255 * np.clip(picture, 0.0, 1.0)).astype(np.uint8)
-    return f"data:image/png;base64,{base64.b64encode(png(pixels)).decode('ascii')}"
+    return f"data:image/png;base64,{base64.b64encode(png(np.clip(picture, 0.0, 1.0))).decode('ascii')}"

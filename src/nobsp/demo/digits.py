@@ -118,7 +118,7 @@ def _gap(maps: ActivationMaps) -> float:
     """How far the account is from adding up, over all images."""
     rows = np.arange(len(maps))
     centred = maps.logits[rows, maps.target] - maps.base_values[maps.target]
-    return float(np.abs(maps.account.mean((1, 2)) + maps.residual - centred).max())
+    return float(np.abs(maps.account.mean((1, 2)) - centred).max())
 
 
 def _some_made_wrong(truth: NDArray[np.int64]) -> tuple[NDArray[np.int64], set[int]]:

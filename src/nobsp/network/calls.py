@@ -58,9 +58,9 @@ def weight_of(layer: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def input_of(args: tuple[Any, ...], rest: tuple[Any, ...]) -> Tensor:
-    """The tensor a layer was called with, given by position or as `input=`."""
+    """The tensor a layer was called with, given by position or as `input=`; with its graph where one is built."""
     tensor: Tensor = args[0] if args else next(iter(rest[0].values()))
-    return tensor.detach()
+    return tensor if torch.is_grad_enabled() else tensor.detach()
 
 
 def positions_of(layer: nn.Module, source: Tensor, rows: int) -> int:

@@ -86,11 +86,13 @@ def _restore_buffers(part: nn.Module, buffers: dict[str, tuple[Tensor | None, Te
 
 
 @contextmanager
-def visiting(module: nn.Module) -> Iterator[Callable[[Tensor], Any]]:
+def visiting(module: nn.Module, *, gradients: bool = False) -> Iterator[Callable[[Tensor], Any]]:
     """Evaluation mode for the duration; every submodule gets its own flag and buffers back.
 
     Visits may nest and may overlap in several threads: the first visitor notes the state, the last one
     restores it.
+
+    With `gradients`, runs build a graph, for gradients in what a hook puts in.
     """
     parts = list(module.modules())
     compiled = any(is_compiled(part) or part._compiled_call_impl is not None for part in parts)
@@ -99,7 +101,7 @@ def visiting(module: nn.Module) -> Iterator[Callable[[Tensor], Any]]:
 
     def run(x: Tensor) -> Any:
         with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
+            stack.enter_context(torch.set_grad_enabled(gradients))
             stack.enter_context(torch.autocast(device_type=x.device.type, enabled=False))
             if compiled:
                 # A compiled part would not call hooks registered after it was compiled.

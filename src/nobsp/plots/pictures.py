@@ -16,7 +16,10 @@ def picture_of(item: Any, argument: str) -> NDArray[np.float64]:
         (4, 6, 3)
     """
     given = item[0] if isinstance(item, tuple | list) and len(item) else item
-    given = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+    if hasattr(given, "detach"):
+        given = given.detach().cpu()
+        given = given.double() if given.is_floating_point() else given  # numpy has no bfloat16
+    given = np.asarray(given)
     whole = given.dtype.kind in "iu"
     array = np.asarray(given, dtype=np.float64)
     if array.ndim == 2:

@@ -1,15 +1,16 @@
-"""Which class an image is asked about, on what scale and against what: targets in all the ways people give them."""
+"""Which class an image is about, on what scale and against what: targets in all the ways people give them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 Against = int | str | Literal["runner-up", "others", "mean"] | None
 Scale = Literal["logit", "probability"]
@@ -20,39 +21,69 @@ _MOST_NODES = 512
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """For each image, classes to account for, and what is subtracted from each.
+    """For each image, classes to account for, and what is subtracted from each."""
 
-    Attributes:
-        target: Class numbers, shape (n, targets).
-        rival: Weights of the classes whose evidence is subtracted, shape (n, targets, outputs), or None.
-        whole: What there is to account for: how far the logits asked for, or the targets' probabilities, are from those
-            at the calibration mean, shape (n, targets).
-        confidence: Probabilities of the targets, shape (n, targets).
-    """
+    target: Tensor  # class numbers, shape (n, targets)
+    rival: Tensor | None  # weights of the classes whose evidence is subtracted, shape (n, targets, outputs), or None
+    base: Tensor  # logits at the calibration mean, shape (outputs,)
+    whole: Tensor  # what there is to account for
+    confidence: Tensor  # probabilities of the targets, shape (n, targets)
+    probability: bool = False  # whether it is about probabilities
+    sigmoid: bool = False  # whether these come from a sigmoid, one class at a time
 
-    target: Tensor
-    rival: Tensor | None
-    whole: Tensor
-    confidence: Tensor
+    @classmethod
+    def of_predicted(cls, logits: Tensor, base: Tensor) -> Question:
+        """About the logit of the predicted class."""
+        target = logits.argmax(1, keepdim=True)
+        whole = (logits - base.to(logits)).gather(1, target)
+        return cls(target, None, base.to(logits), whole, logits.softmax(1).gather(1, target))
 
-    def of_columns(self, matrix: Tensor) -> Tensor:
-        """Columns per class (units, outputs) as those asked for, (n, targets, units)."""
-        asked = matrix.T[self.target]
-        return asked if self.rival is None else asked - self.rival @ matrix.T
+    def rows(self, rows: Tensor) -> Question:
+        """The same about some of the images."""
+        rival = None if self.rival is None else self.rival[rows]
+        target, whole, confidence = self.target[rows], self.whole[rows], self.confidence[rows]
+        return replace(self, target=target, rival=rival, whole=whole, confidence=confidence)
+
+    def weights(self, logits: Tensor, target: int) -> Tensor:
+        """Gradient in the logits, where these are, of what is accounted for of one target, shape (n, outputs)."""
+        own = one_hot(self.target[:, target], logits.shape[1]).to(logits)
+        if not self.probability:
+            return own if self.rival is None else own - self.rival[:, target]
+        chances = chances_of(logits, sigmoid=self.sigmoid)
+        return (own * chances).sum(1, keepdim=True) * (own - (own * chances if self.sigmoid else chances))
+
+    def columns(self, matrix: Tensor, logits: Tensor) -> Tensor:
+        """Columns per class (units, outputs) as those of what is accounted for, (n, targets, units)."""
+        if self.probability:
+            weights = probability_weights(self.base, logits, self.target, sigmoid=self.sigmoid)
+            return weights @ matrix.T
+        own = matrix.T[self.target]
+        return own if self.rival is None else own - self.rival @ matrix.T
+
+    def size(self, logits: Tensor) -> Tensor:
+        """How large what is accounted for is, or would usually be, shape (n, targets): an error is measured by it."""
+        if self.probability:
+            return self.whole.abs().clamp_min(0.01)
+        usual = (logits - self.base).square().mean(1, keepdim=True).sqrt()
+        return torch.maximum(self.whole.abs(), usual)
+
+    def with_contrast(self, logits: Tensor) -> Question:
+        """The same twice: as it is, and each target against the other classes in proportion to their softmax."""
+        others = _others(logits, self.target)
+        departure = logits - self.base
+        whole = departure.gather(1, self.target) - torch.einsum("ntq,nq->nt", others, departure)
+        mine = torch.zeros_like(others) if self.rival is None else self.rival
+        return replace(
+            self,
+            target=torch.cat([self.target, self.target], 1),
+            rival=torch.cat([mine, others], 1),
+            whole=torch.cat([self.whole, whole], 1),
+            confidence=torch.cat([self.confidence, self.confidence], 1),
+        )
 
 
 class Targets:
-    """Targets for a stream of images.
-
-    Args:
-        given: None for the predicted class; a class number or name; one per image; or several per image, as rows.
-        against: None; a class number or name; "runner-up", the strongest other class; "others", the other classes in
-            proportion to their softmax; "mean", all classes alike.
-        outputs: How many classes there are.
-        names: Their names.
-        scale: "logit", or "probability".
-        sigmoid: Whether probabilities come from a sigmoid, one class at a time.
-    """
+    """Targets for a stream of images."""
 
     def __init__(
         self,
@@ -87,13 +118,7 @@ class Targets:
             raise ValueError(f"target has {len(self._fixed)} entries for {count} images; pass one per image.")
 
     def question(self, logits: Tensor, start: int, base: Tensor) -> Question:
-        """The question for the images whose logits these are, the first of them number `start`.
-
-        Args:
-            logits: Shape (n, outputs).
-            start: Number of the first image.
-            base: Logits at the calibration mean, shape (outputs,).
-        """
+        """The question for the images whose logits these are, the first of them number `start`."""
         count = len(logits)
         if self._single is not None:
             target = torch.full((count, 1), self._single, device=logits.device)
@@ -107,33 +132,45 @@ class Targets:
             target = self._fixed[start : start + count].to(logits.device)
             target = target if target.ndim == 2 else target[:, None]
         base = base.to(logits)
-        confidence = self._chances(logits).gather(1, target)
+        confidence = chances_of(logits, sigmoid=self.sigmoid).gather(1, target)
         if self._probability:
-            own = torch.nn.functional.one_hot(target, self._outputs).to(logits)
-            weights = probability_weights(base, logits, target, sigmoid=self.sigmoid)
-            return Question(target, own - weights, confidence - self._chances(base)[target], confidence)
+            whole = confidence - chances_of(base, sigmoid=self.sigmoid)[target]
+            return Question(target, None, base, whole, confidence, True, self.sigmoid)
         rival, departure = self._rival(logits, target), logits - base
         whole = departure.gather(1, target)
         if rival is not None:
             whole = whole - torch.einsum("ntq,nq->nt", rival, departure)
-        return Question(target, rival, whole, confidence)
+        return Question(target, rival, base, whole, confidence, False, self.sigmoid)
 
-    def _chances(self, logits: Tensor) -> Tensor:
-        return logits.sigmoid() if self.sigmoid else logits.softmax(-1)
+    @property
+    def against(self) -> str | None:
+        """What is compared with, a class by its name."""
+        return self._names[self._against] if isinstance(self._against, int) else self._against
+
+    @property
+    def has_contrast(self) -> bool:
+        """Whether the other classes can be compared with: they exclude each other, and no other rival was named."""
+        return self._against is None and not self._probability and not self.sigmoid and self._outputs > 1
 
     def _rival(self, logits: Tensor, target: Tensor) -> Tensor | None:
         if self._against is None:
             return None
         weights = logits.new_zeros(*target.shape, self._outputs)
         if isinstance(self._against, int):
+            same = torch.nonzero(target == self._against)
+            if len(same):
+                raise ValueError(
+                    f"against and target are both {self._names[self._against]!r} for image {int(same[0, 0])} of the "
+                    "batch; a class has no evidence against itself, so name another."
+                )
             weights[..., self._against] = 1.0
             return weights
         if self._against == "mean":
             return weights + 1.0 / self._outputs
+        if self._against == "others":
+            return _others(logits, target)
         rest = logits[:, None].expand_as(weights).clone()
         rest.scatter_(2, target[..., None], -torch.inf)
-        if self._against == "others":
-            return torch.softmax(rest, dim=2)
         return weights.scatter_(2, rest.argmax(2, keepdim=True), 1.0)
 
     @staticmethod
@@ -151,6 +188,11 @@ class Targets:
         if against is None or against in ("runner-up", "others", "mean"):
             if against is not None and self._outputs < 2:
                 raise ValueError(f"against={against!r} needs at least two classes, but the model has one output.")
+            if against == "others" and self.sigmoid:
+                raise ValueError(
+                    'against="others" weighs classes that exclude each other by their softmax, but the classes of '
+                    'this model have a sigmoid each; name a class, or use against="mean".'
+                )
             return against
         if isinstance(against, str) and against not in self._names:
             raise ValueError(
@@ -196,26 +238,22 @@ class Targets:
         return f"the model has {self._outputs} classes, numbered from 0"
 
 
+def chances_of(logits: Tensor, *, sigmoid: bool) -> Tensor:
+    """Probabilities of the classes."""
+    return logits.sigmoid() if sigmoid else logits.softmax(-1)
+
+
+def _others(logits: Tensor, target: Tensor) -> Tensor:
+    """Softmax over all classes but the target, shape (n, targets, outputs)."""
+    rest = logits[:, None].repeat(1, target.shape[1], 1)
+    return rest.scatter_(2, target[..., None], -torch.inf).softmax(2)
+
+
 def probability_weights(start: Tensor, stop: Tensor, target: Tensor, *, sigmoid: bool) -> Tensor:
     """Mean gradient of the target's probability p_c in the logits on the straight way from one to the other.
 
     v_k = ∫₀¹ p_c (δ_ck − p_k) dt for a softmax, ∫₀¹ p_c (1 − p_c) dt for the target alone with a sigmoid, so that
     Σ_k v_k (stop_k − start_k) is the change of the probability.
-
-    Args:
-        start: Logits, shape (outputs,).
-        stop: Logits, shape (n, outputs).
-        target: Class numbers, shape (n, targets).
-        sigmoid: Whether probabilities come from a sigmoid.
-
-    Returns:
-        Shape (n, targets, outputs).
-
-    Example:
-        >>> start, stop = torch.tensor([0.0, 0.0]), torch.tensor([[2.0, -1.0]])
-        >>> v = probability_weights(start, stop, torch.tensor([[0]]), sigmoid=False)
-        >>> float((v * (stop - start)).sum()), float(stop.softmax(1)[0, 0] - 0.5)
-        (0.452..., 0.452...)
     """
     change = stop - start
     # The integrand is analytic up to a distance of π over the change of a difference of logits, so Gauss and Legendre's
@@ -223,11 +261,11 @@ def probability_weights(start: Tensor, stop: Tensor, target: Tensor, *, sigmoid:
     reach = float((change.amax(1) - change.amin(1) if not sigmoid else change.abs().amax(1)).max())
     count = min(_MOST_NODES, math.ceil(18 / math.asinh(2 * math.pi / max(reach, 1.0))))
     nodes, shares = np.polynomial.legendre.leggauss(count)
-    own = torch.nn.functional.one_hot(target, stop.shape[1]).to(stop)
+    own = one_hot(target, stop.shape[1]).to(stop)
     weights = torch.zeros_like(own)
     for place, share in zip((nodes + 1) / 2, shares / 2, strict=True):
         logits = start + place * change
-        chances = logits.sigmoid() if sigmoid else logits.softmax(1)
+        chances = chances_of(logits, sigmoid=sigmoid)
         of_target = chances.gather(1, target)[..., None]
         rest = own * of_target if sigmoid else chances[:, None]
         weights += share * of_target * (own - rest)
