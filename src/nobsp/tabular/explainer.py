@@ -261,7 +261,7 @@ class NObSP(Explainer):
             explainer=functions,
         )
 
-    def _evidence(self) -> EvidenceSource:
+    def evidence_source(self) -> EvidenceSource:
         """What an index of neighbours asks of an explainer."""
         fitted, functions = self._fitted, self._fitted.functions
         tables = [table.values.reshape(-1, len(functions.output_names)) for table in functions.tables]

@@ -11,11 +11,10 @@ from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
-from sklearn.exceptions import NotFittedError
 from torch import Tensor, nn
 
 from nobsp import serialization
+from nobsp.base import Explainer
 from nobsp.calibration import Engine, choose_engine
 from nobsp.network.batches import with_progress
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, read_activations, sign_coefficients
@@ -52,7 +51,7 @@ VERSION = 3
 CHECKPOINTED = (MapMeans, ChannelMoments, Means)
 
 
-class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class NObSPCam(Explainer):
     """Class activation maps of a network, which add up to its logits.
 
     The map, what follows it and the head are found by running the model. Calibration streams images and keeps means.
@@ -412,7 +411,7 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             "confidence": question.confidence,
         }
 
-    def _evidence(self) -> EvidenceSource:
+    def evidence_source(self) -> EvidenceSource:
         """What an index of neighbours needs of an explainer."""
         feature_map, account = self._fitted.feature_map, self._fitted.account
         channels = account if isinstance(account, ChannelAccount) else None
@@ -477,7 +476,7 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         if moments and fitted.calibration is None:
             raise ValueError("this explainer was loaded from a file without moments, so it has none to save.")
         stored = _Stored(
-            options=self._options(),
+            options=self._stored_options(),
             fingerprint=fitted.fingerprint,
             feature_map=fitted.feature_map.described(),
             image_shape=fitted.feature_map.image_shape,
@@ -528,7 +527,7 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         )
         return cam
 
-    def _options(self) -> dict[str, Any]:
+    def _stored_options(self) -> dict[str, Any]:
         fitted = self._fitted
         layer = None if self.layer is None else fitted.feature_map.place.name
         found = fitted.feature_map.head
@@ -578,19 +577,10 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         """Mean logits over the calibration images; not `base_values_` where layers follow that are not linear."""
         return self._fitted.account.mean_logits.numpy().copy()
 
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "_fit")
-
-    def __sklearn_clone__(self) -> NObSPCam:
-        # scikit-learn would copy the model.
-        options = {name: value for name, value in self.get_params(deep=False).items() if name != "model"}
-        return type(self)(self.model, **options)
-
     @property
     def _fitted(self) -> _Fitted:
-        if not hasattr(self, "_fit"):
-            raise NotFittedError("This NObSPCam is not calibrated yet; call fit(images) first.")
-        return self._fit
+        fitted: _Fitted = super()._fitted
+        return fitted
 
     def _require_same_weights(self) -> _Fitted:
         """The calibration; an error where the model has been trained on, or loaded anew, since."""
