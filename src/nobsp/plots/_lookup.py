@@ -66,9 +66,7 @@ def row_position(row: Any, ex: Explanation) -> int:
 
 def one_output(output: int | str | None, names: Sequence[str], among: Sequence[int] | None = None) -> int:
     """Position of the output to draw; may be left out where there is only one, or only one is `among` those meant."""
-    if output is not None:
-        return output_position(output, names)
-    meant = list(range(len(names))) if among is None else list(among)
+    meant = some_outputs(output, names, among)
     if len(meant) != 1:
         known = join_names([names[k] for k in meant], 12)
         raise ValueError(f"output must be chosen among {known}, as in output={names[meant[0]]!r}.")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from nobsp._messages import require_whole_number
 from nobsp.plots import _lookup, colours
 from nobsp.plots._axes import NORMAL, SMALL, add_note, colour_bar, get_axes, tidy
-from nobsp.plots.labels import decimals_for, format_signed, shorten, shorten_all
+from nobsp.plots.labels import decimals_for, format_number, shorten, shorten_all
 from nobsp.tabular.features import Feature
 from nobsp.tabular.lookup import LevelAxis
 
@@ -163,7 +163,12 @@ def _draw_surface(ax: Axes, across: _Side, up: _Side, surface: Any, output: str)
     ax.add_patch(ground)
     largest = float(np.abs(surface).max()) if surface.count() else 0.0
     largest = largest if largest > 0 else 1.0
-    style: dict[str, Any] = {"cmap": colours.against_to_for(), "vmin": -largest, "vmax": largest, "rasterized": True}
+    style: dict[str, Any] = {
+        "cmap": colours.blend(colours.AGAINST_TO_FOR),
+        "vmin": -largest,
+        "vmax": largest,
+        "rasterized": True,
+    }
     mesh = ax.pcolormesh(across.edges, up.edges, surface, zorder=1, gid="surface", **style)
     colour_bar(ax, mesh, f"joint effect on {output}")
     for side, line in ((across, ax.axvline), (up, ax.axhline)):
@@ -201,7 +206,7 @@ def _write_cells(ax: Axes, surface: Any, largest: float) -> None:
     for place, line in enumerate(surface):
         for column, value in enumerate(line):
             if not np.ma.is_masked(value):
-                label = format_signed(float(value), decimals_for([largest]))
+                label = format_number(float(value), decimals_for([largest]), "+")
                 text = ax.text(column, place, label, ha="center", va="center")
                 text.set(color="white" if abs(value) > 0.6 * largest else "black", fontsize=SMALL)
 

@@ -71,7 +71,7 @@ def interaction_matrix(
     largest = float(np.nanmax(matrix)) or 1.0
     side = 0.42 * len(shown)
     ax = get_axes(ax, (side + 3.0, side + 1.5))
-    mesh = ax.imshow(matrix, cmap=colours.nothing_to_much(), vmin=0.0, vmax=largest, aspect="equal")
+    mesh = ax.imshow(matrix, cmap=colours.blend(colours.NOTHING_TO_MUCH), vmin=0.0, vmax=largest, aspect="equal")
     for down, right in zip(*np.nonzero(~np.isnan(matrix)), strict=True):
         strength, framed = matrix[down, right], frozenset((shown[right], shown[down + 1])) in strengths.fitted
         cell = ax.text(right, down, f"{100 * strength:.{int(strength < 0.095)}f}", ha="center", va="center")

@@ -217,7 +217,9 @@ def _table(
     for panel, space in zip(axes, spaces, strict=True):
         cells = [[asked_for[name], *(_from(column, k) for k in space.indices)] for name, column in columns.items()]
         far = np.array([_far(line, column) for line, column in zip(cells, columns.values(), strict=True)])
-        panel.imshow(far, cmap=colours.nothing_to_much(), vmin=0.0, vmax=2.2 * _FAR, aspect="auto", gid="far")
+        panel.imshow(
+            far, cmap=colours.blend(colours.NOTHING_TO_MUCH), vmin=0.0, vmax=2.2 * _FAR, aspect="auto", gid="far"
+        )
         for (down, right), _ in np.ndenumerate(far):
             panel.text(right, down, format_value(cells[down][right], 12), ha="center", va="center", fontsize=SMALL)
         panel.axvline(0.5, color=colours.MUTED, linewidth=1.5)
