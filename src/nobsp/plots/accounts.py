@@ -60,8 +60,7 @@ def waterfall(
 
     Raises:
         IndexError: If there is no such position.
-        TypeError: If a label is given for rows without labels.
-        ValueError: If there is no such label or output, or several rows have the label.
+        ValueError: If there is no such label, or several rows have it.
 
     Example:
         >>> import torch

@@ -40,9 +40,6 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
     Returns:
         The axes.
 
-    Raises:
-        TypeError: If it is something else.
-
     Example:
         >>> import torch
         >>> from nobsp import NObSP, plots

@@ -50,10 +50,6 @@ def importance(what: Any, *, output: int | str | None = None, max_display: int =
     Returns:
         The axes.
 
-    Raises:
-        TypeError: If it is something else.
-        ValueError: If there is no such output.
-
     Example:
         >>> import torch
         >>> from nobsp import NObSP, plots
@@ -136,9 +132,6 @@ def beeswarm(
 
     Returns:
         The axes.
-
-    Raises:
-        ValueError: If there is no such output.
 
     Example:
         >>> import torch

@@ -230,7 +230,6 @@ def interaction_matrix(
         The axes.
 
     Raises:
-        TypeError: If it is something else.
         ValueError: If no pairs were screened, or none was fitted.
 
     Example:
