@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
 
+from nobsp._messages import count
 from nobsp.cli.cam import CLASSES_SHOWN, check_order, find_images, fit_cam, prepare_network
-from nobsp.cli.console import Console, UsageError, count
+from nobsp.cli.console import Console, UsageError
 from nobsp.cli.explain import fit_explainer, read_tables
 from nobsp.cli.inputs import Data, write_csv
 from nobsp.cli.models import Loaded, load_model
@@ -108,21 +109,19 @@ def _audit_table(
     explainer = fit_explainer(model, table, loaded, database, console)
     different = len(np.unique(np.concatenate(labels)))
     if len(explainer.output_names_) == 1 and explainer.link_ != "sigmoid" and different > 2:
-        raise UsageError(
-            f"--target {table.target} holds {different} different values, and the model has one output and no "
-            f"sigmoid: {_NO_CLASSES}"
-        )
-    found = _compare(explainer, model, method, database.rows, data.rows, labels, console)
+        found = f"{different} different values, and the model has one output and no sigmoid"
+        raise UsageError(f"--target {table.target} holds {found}: {_NO_CLASSES}")
+    audited = _compare(explainer, model, method, database.rows, data.rows, labels, console)
 
     def write(order: NDArray[np.intp], path: Path, title: str, about: str) -> None:
         # In the order of the file, so that rows have the same numbers everywhere.
         kept = np.sort(order[:_ROWS_IN_REPORT])
-        names = [str(row) for row in found.rows[kept]]
-        about += _SHOWN.format(len(kept)) if len(kept) < len(found) else ""
-        report(explainer(data.rows)[kept], path, title=title, about=about, names=names, **_part_of(found, kept))
+        names = [str(row) for row in audited.rows[kept]]
+        about += _SHOWN.format(len(kept)) if len(kept) < len(audited) else ""
+        report(explainer(data.rows)[kept], path, title=title, about=about, names=names, **_part_of(audited, kept))
 
-    where = f"{count(len(found), 'row')} of {data.path.name}"
-    return Audited(found, [f"row {row}" for row in range(len(found))], where, write)
+    where = f"{count(len(audited), 'row')} of {data.path.name}"
+    return Audited(audited, [f"row {row}" for row in range(len(audited))], where, write)
 
 
 def _audit_images(
@@ -141,11 +140,11 @@ def _audit_images(
     explainer = fit_cam(model, *prepare_network(model, loaded, database, console), database, console)
     labels = [np.array(ones.labels) for ones in (database, pictures)]
     found = _compare(explainer, model, method, database, pictures, labels, console)
-    classes, predicted = [str(one) for one in _classes(found)], [str(one) for one in found.predicted]
+    assert found.by_contributions.classes is not None  # an audit is about classes
+    classes, predicted = ([str(one) for one in ones] for ones in (found.by_contributions.classes, found.predicted))
     option = "--output-names" if method.classes is None else "--classes"
     warning = check_order(pictures.labels, predicted, classes, option=option)
-    if warning is not None:
-        console.step(f"warning: {warning}")
+    console.warn(warning)
 
     def write(order: NDArray[np.intp], path: Path, title: str, about: str) -> None:
         kept = order[:_IMAGES_IN_REPORT]
@@ -224,13 +223,6 @@ def _compare(
     return audit(index, rows if fresh else None, labels[1] if fresh else None, k=method.neighbours)
 
 
-def _classes(found: Audit) -> list[Any]:
-    classes = found.by_contributions.classes
-    assert classes is not None  # an audit is about classes
-    named: list[Any] = classes.tolist()
-    return named
-
-
 def _sort_by_suspicion(found: Audit) -> NDArray[np.intp]:
     """All rows: likely wrong labels first, then likely errors, then what else was flagged, by joint confidence."""
     import numpy as np
@@ -249,7 +241,8 @@ def _part_of(found: Audit, rows: NDArray[np.intp]) -> dict[str, Any]:
         whole = getattr(found, field.name)
         if field.name not in (*kept, "joint_kind", "joint_model", "auroc"):  # these are about all rows
             kept[field.name] = None if whole is None else whole[rows]
-    classes = _classes(found)
+    assert found.by_contributions.classes is not None  # an audit is about classes
+    classes: list[Any] = found.by_contributions.classes.tolist()
     return {
         "labels": [classes.index(label) for label in found.labels[rows].tolist()],
         "class_names": [str(one) for one in classes],
@@ -258,21 +251,16 @@ def _part_of(found: Audit, rows: NDArray[np.intp]) -> dict[str, Any]:
     }
 
 
-_COUNTS = {
-    "likely_wrong_labels": "mislabels",
-    "likely_errors": "errors",
-    "boundary_cases": "boundary",
-    "outliers": "outliers",
-}
+_COUNTS = ("likely_wrong_labels", "likely_errors", "boundary_cases", "outliers")
 
 
 def _summarise(output: OutputOptions, audited: Audited, order: Any) -> dict[str, Any]:
     found, names = audited.found, audited.names
-    flags = {name: getattr(found, field) for name, field in _COUNTS.items()}
+    flags = (found.mislabels, found.errors, found.boundary, found.outliers)
     return {
         "rows": len(found),
-        **{name: int(flag.sum()) for name, flag in flags.items() if flag is not None},
-        "accuracy": None if found.labels is None else float((found.predicted == found.labels).mean()),
+        **{name: int(flag.sum()) for name, flag in zip(_COUNTS, flags, strict=True) if flag is not None},
+        "accuracy": float((found.predicted == found.labels).mean()),
         "warning": audited.warning,
         "auroc": found.auroc,
         "first": [{"name": names[row], "reason": found.reasons[row]} for row in order[:5] if found.reasons[row]],
@@ -287,10 +275,9 @@ def _describe_counts(found: Mapping[str, Any]) -> str:
 
 def _describe(found: Mapping[str, Any]) -> list[str]:
     lines = [f"{found['rows']:,} predictions audited: {_describe_counts(found)}"]
-    if found["accuracy"] is not None:
-        lines.append(f"{found['accuracy']:.1%} of the predictions agree with the labels.")
+    lines.append(f"{found['accuracy']:.1%} of the predictions agree with the labels.")
     if found["auroc"]:
         scores = ", ".join(f"{name} {score:.3f}" for name, score in found["auroc"].items())
         lines.append(f"Telling right from wrong predictions, AUROC: {scores}.")
     lines += [f"{one['name']}: {one['reason']}." for one in found["first"]]
-    return [*lines, "Wrote " + ", ".join(found["files"].values()) + "."]
+    return lines

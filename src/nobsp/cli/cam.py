@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from nobsp.cli.console import Console, UsageError, count, suggest
+from nobsp._messages import count, suggest
+from nobsp.cli.console import Console, UsageError
 from nobsp.cli.inputs import Pictures, find_pictures, write_csv
 from nobsp.cli.models import Loaded, add_hint, load_model
 from nobsp.cli.options import METHOD, ImageOptions, ModelOptions, OutputOptions, RequiredImages, split_names
@@ -67,8 +68,8 @@ def cam(
         pictures, others = find_images(images, maps.calibrate, model)
         loaded = load_model(model)
         network, names = prepare_network(model, loaded, others, console)
-        chosen = {"target": _find_class(maps.target, names, "--class")}
-        chosen |= {"against": _find_class(maps.against, names, "--against")}
+        target, against = _find_class(maps.target, names, "--class"), _find_class(maps.against, names, "--against")
+        chosen = {"target": target, "against": against}
         explainer = fit_cam(model, network, names, others, console, layer=maps.layer, coefficients=maps.coefficients)
         console.step(f"making maps of {count(len(pictures), 'image')}")
         (folder / "maps").mkdir()
@@ -76,8 +77,7 @@ def cam(
         write_csv(folder / "predictions.csv", table)
         explainer.save(folder / "explainer.nobsp")
         warning = check_order(pictures.labels, table["predicted"], names)
-        if warning is not None:
-            console.step(f"warning: {warning}")
+        console.warn(warning)
         if output.report:
             console.step("writing the report")
             about = f"{loaded.name} ({loaded.origin}) on {count(len(pictures), 'image')} of {pictures.folder.name}, "
@@ -85,8 +85,7 @@ def cam(
             about += f"calibrated on {same}.{'' if warning is None else f' Warning: {warning}'}"
             title = output.title or f"Where {loaded.name} sees evidence"
             _write_report(folder / "report.html", pictures, explainer, chosen, title=title, about=about)
-    found = _summarise(output, table, explainer, warning)
-    console.show(found, _describe)
+    console.show(_summarise(output, table, explainer, warning), _describe)
 
 
 def find_images(options: ImageOptions, calibrate: Path | None, model: ModelOptions) -> tuple[Pictures, Pictures]:
@@ -146,21 +145,7 @@ def fit_cam(
         device=options.device,
         batch_size=others.batch_size,
         **{name: value for name, value in choices.items() if value is not None},  # else the library's defaults
-    ).fit(_Batches(others, console))
-
-
-@dataclass(frozen=True, eq=False)
-class _Batches:
-    """Batches with a progress bar; unlike an iterator they can be read again."""
-
-    pictures: Pictures
-    console: Console
-
-    def __iter__(self) -> Iterator[Tensor]:
-        from nobsp.network.batches import with_progress
-
-        total, enabled = len(self.pictures), self.console.progress
-        return iter(with_progress(self.pictures, total=total, enabled=enabled, description="calibrating"))
+    ).fit(replace(others, progress=console.progress))
 
 
 def _find_class(given: str | None, names: Sequence[str], option: str) -> int | str | None:
@@ -290,9 +275,9 @@ def _summarise(
 
 
 def _describe(found: Mapping[str, Any]) -> list[str]:
-    classes = count(len(found["classes"]), "class", "classes")
+    classes = f"{len(found['classes']):,} class{'es' if len(found['classes']) != 1 else ''}"
     lines = [f"{count(found['images'], 'image')}, {classes}; maps of layer {found['layer']!r}."]
     if found["accuracy"] is not None:
         lines.append(f"{found['accuracy']:.1%} of the predictions are the class of the image's folder.")
     lines += [f"{one['severity']}: {one['message']}" for one in found["health"]]
-    return [*lines, "Wrote " + ", ".join(found["files"].values()) + "."]
+    return lines

@@ -191,7 +191,7 @@ def _curves(functions: CompiledExplainer, outputs: Sequence[int], *, points: int
             for name in ("x", "value", "lower", "upper")
         )
         along = np.arange(len(x), dtype=np.float64) if feature.kind == "levels" else x[:, 0]
-        found[k] = Curve(feature, along, *limits, baseline=float(functions.baseline[k]))
+        found[k] = Curve(feature, along, *limits, float(functions.baseline[k]))
     return found
 
 

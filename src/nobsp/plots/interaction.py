@@ -50,7 +50,13 @@ class _Side:
 
 
 def interaction(
-    explainer: Any, pair: Any, *, output: int | str | None = None, data: Any = None, points: int = 80, ax: Any = None
+    explainer: Any,
+    pair: Any,
+    *,
+    output: int | str | None = None,
+    data: Any = None,
+    points: int = 80,
+    ax: Axes | None = None,
 ) -> Axes:
     """Draws the interaction of two features, what they contribute only together, where there are rows.
 
@@ -171,7 +177,8 @@ def _draw_surface(ax: Axes, across: _Side, up: _Side, surface: Any, output: str)
     if across.axis is None or up.axis is None:
         _draw_lines(ax, across, up, surface, largest)
     elif surface.size <= 64:
-        for (down, right), value in np.ma.ndenumerate(surface):
+        for down, right in zip(*np.nonzero(~np.ma.getmaskarray(surface)), strict=True):
+            value = surface[down, right]
             label = format_number(float(value), decimals_for([largest]), "+")
             text = ax.text(right, down, label, ha="center", va="center", fontsize=SMALL)
             text.set_color("white" if abs(value) > 0.6 * largest else "black")
