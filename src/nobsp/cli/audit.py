@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from cyclopts import Parameter
+from numpy.typing import NDArray
 
 from nobsp._messages import count
 from nobsp.cli.cam import CLASSES_SHOWN, check_order, find_images, fit_cam, prepare_network
@@ -18,9 +20,6 @@ from nobsp.cli.models import Loaded, load_model
 from nobsp.cli.options import METHOD, ImageOptions, ModelOptions, Names, OutputOptions, TableOptions, split_names
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from nobsp import Audit
 
 FILES = ("audit.csv", "report.html")
@@ -40,6 +39,11 @@ class AuditOptions:
     """The label of every class in the model's order, if labels are neither numbers from 0 nor output names."""
     neighbours: int = 8
     """How many neighbours to compare with."""
+
+    def check(self, others: int) -> None:
+        """Raises a UsageError where there are fewer others to compare with."""
+        if self.neighbours > others:
+            raise UsageError(f"--neighbours {self.neighbours}: there are only {others} others to compare with.")
 
 
 def audit(
@@ -68,9 +72,12 @@ def audit(
             audited = _audit_table(model, table, method, loaded, console)
         else:
             audited = _audit_images(model, images, method, loaded, console)
-        order = _sort_by_suspicion(audited.found)
+        found = audited.found
+        assert found.mislabels is not None  # labels were given
+        # Likely wrong labels first, then likely errors, then what else was flagged, by joint confidence.
+        order = np.lexsort((found.joint, [not reason for reason in found.reasons], ~found.errors, ~found.mislabels))
         summary = _summarise(output, audited, order)
-        frame = audited.found.to_frame()
+        frame = found.to_frame()
         columns = {**audited.columns, **{str(name): list(frame[name]) for name in frame.columns}}
         write_csv(folder / "audit.csv", {name: [values[row] for row in order] for name, values in columns.items()})
         if output.report:
@@ -96,8 +103,6 @@ class Audited:
 def _audit_table(
     model: ModelOptions, table: TableOptions, method: AuditOptions, loaded: Loaded, console: Console
 ) -> Audited:
-    import numpy as np
-
     from nobsp.reporting import report
 
     if table.target is None:
@@ -105,7 +110,7 @@ def _audit_table(
     console.step(f"reading {table.data}")
     data, database = read_tables(table, method.calibrate, loaded, need_target=True)
     labels = [_read_labels(one) for one in (database, data)]
-    _require_neighbours(method, len(database.rows) - (data is database))
+    method.check(len(database.rows) - (data is database))
     explainer = fit_explainer(model, table, loaded, database, console)
     different = len(np.unique(np.concatenate(labels)))
     if len(explainer.output_names_) == 1 and explainer.link_ != "sigmoid" and different > 2:
@@ -127,8 +132,6 @@ def _audit_table(
 def _audit_images(
     model: ModelOptions, images: ImageOptions, method: AuditOptions, loaded: Loaded, console: Console
 ) -> Audited:
-    import numpy as np
-
     from nobsp.reporting import report
 
     pictures, database = find_images(images, method.calibrate, model)
@@ -136,7 +139,7 @@ def _audit_images(
         if None in ones.labels:
             alone = ones.paths[ones.labels.index(None)].name
             raise UsageError(f"{option} {ones.folder}: {alone} lies in no folder; an audit needs one folder a class.")
-    _require_neighbours(method, len(database) - (pictures is database))
+    method.check(len(database) - (pictures is database))
     explainer = fit_cam(model, *prepare_network(model, loaded, database, console), database, console)
     labels = [np.array(ones.labels) for ones in (database, pictures)]
     found = _compare(explainer, model, method, database, pictures, labels, console)
@@ -175,24 +178,18 @@ def _audit_images(
     return Audited(found, names, where, write, {"image": names}, warning)
 
 
-def _require_neighbours(method: AuditOptions, others: int) -> None:
-    if method.neighbours > others:
-        raise UsageError(f"--neighbours {method.neighbours}: there are only {others} others to compare with.")
-
-
 def _read_labels(table: Data) -> NDArray[Any]:
     """The column of true classes: whole numbers, or names."""
-    import numpy as np
-
     column = table.labels
     if column.isna().any():
         row = int(column.isna().to_numpy().argmax())
         raise UsageError(f"row {row} of {table.path} has no value in --target {column.name}; take such rows out.")
     values = column.to_numpy()
+    if values.dtype.kind not in "iubf":
+        return np.asarray([str(value) for value in values])
     if values.dtype.kind == "f" and (values != np.rint(values)).any():
         raise UsageError(f"--target {column.name} holds fractions: {_NO_CLASSES}")
-    numbers = values.dtype.kind in "iubf"
-    return np.asarray(values, dtype=np.int64) if numbers else np.asarray([str(value) for value in values])
+    return np.asarray(values, dtype=np.int64)
 
 
 def _compare(
@@ -205,8 +202,6 @@ def _compare(
     console: Console,
 ) -> Audit:
     """Compares every row with its neighbours in the database, which may hold the row itself."""
-    import numpy as np
-
     from nobsp.neighbors import ContributionIndex, audit
 
     names = split_names(method.classes)
@@ -221,15 +216,6 @@ def _compare(
     console.step(f"auditing {len(labels[1]):,} predictions")
     fresh = rows is not database
     return audit(index, rows if fresh else None, labels[1] if fresh else None, k=method.neighbours)
-
-
-def _sort_by_suspicion(found: Audit) -> NDArray[np.intp]:
-    """All rows: likely wrong labels first, then likely errors, then what else was flagged, by joint confidence."""
-    import numpy as np
-
-    mislabelled = np.zeros(len(found), dtype=bool) if found.mislabels is None else found.mislabels
-    flagged = np.array([bool(reason) for reason in found.reasons])
-    return np.lexsort((found.joint, ~flagged, ~found.errors, ~mislabelled))
 
 
 def _part_of(found: Audit, rows: NDArray[np.intp]) -> dict[str, Any]:
@@ -259,7 +245,7 @@ def _summarise(output: OutputOptions, audited: Audited, order: Any) -> dict[str,
     flags = (found.mislabels, found.errors, found.boundary, found.outliers)
     return {
         "rows": len(found),
-        **{name: int(flag.sum()) for name, flag in zip(_COUNTS, flags, strict=True) if flag is not None},
+        **{name: int(np.sum(flag)) for name, flag in zip(_COUNTS, flags, strict=True)},
         "accuracy": float((found.predicted == found.labels).mean()),
         "warning": audited.warning,
         "auroc": found.auroc,
@@ -269,8 +255,7 @@ def _summarise(output: OutputOptions, audited: Audited, order: Any) -> dict[str,
 
 
 def _describe_counts(found: Mapping[str, Any]) -> str:
-    nouns = {name: name.replace("_", " ").removesuffix("s") for name in _COUNTS if name in found}
-    return ", ".join(count(found[name], noun) for name, noun in nouns.items()) + "."
+    return ", ".join(count(found[name], name.replace("_", " ").removesuffix("s")) for name in _COUNTS) + "."
 
 
 def _describe(found: Mapping[str, Any]) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 from cyclopts import Parameter
 
 from nobsp._messages import count, suggest
@@ -118,9 +120,8 @@ def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, con
             try:
                 outputs = run(some.to(device, dtype)).shape[-1]
             except (RuntimeError, IndexError, TypeError) as failure:
-                raise ValueError(
-                    f"the model cannot be run on input of shape {tuple(some.shape)}: {failure}"
-                ) from failure
+                shape = tuple(some.shape)
+                raise ValueError(f"the model cannot be run on input of shape {shape}: {failure}") from failure
     given = split_names(options.output_names)
     if given is None and len(images.classes) == outputs > 1:
         given = list(images.classes)
@@ -190,20 +191,18 @@ def _write_maps(
     folder: Path, pictures: Pictures, explainer: NObSPCam, kind: Any, chosen: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
     """Lays every map over its image; returns what was predicted."""
-    import numpy as np
     from PIL import Image
 
     from nobsp.vision.colours import OPACITY
 
     table: dict[str, list[Any]] = {}
-    taken: dict[str, int] = {}
-    names = []
+    names: list[str] = []
+    taken: Counter[str] = Counter()
     for path in pictures.paths:  # one name per image, its folders written into it
         stem = "-".join(path.relative_to(pictures.folder).with_suffix("").parts)
-        taken[stem] = taken.get(stem, 0) + 1
+        taken[stem] += 1
         names.append(f"{stem}.png" if taken[stem] == 1 else f"{stem}-{taken[stem]}.png")
-    start = 0
-    for batch in pictures:
+    for start, batch in zip(range(0, len(pictures), pictures.batch_size), pictures, strict=True):
         maps = explainer(batch, **chosen)
         here = slice(start, start + len(batch))
         overlays = maps.overlay(_as_grey(pictures.shown(batch)), kind=kind, opacity=OPACITY)
@@ -226,7 +225,6 @@ def _write_maps(
         }
         for column, values in columns.items():
             table.setdefault(column, []).extend(values)
-        start += len(batch)
     return table
 
 
@@ -241,20 +239,16 @@ def _as_grey(images: Tensor) -> Tensor:
 
 def _write_report(path: Path, pictures: Pictures, explainer: NObSPCam, chosen: Mapping[str, Any], **texts: Any) -> None:
     """Some images, evenly chosen, each with its most likely classes."""
-    import numpy as np
-
     from nobsp.reporting import report
 
-    kept = np.unique(np.linspace(0, len(pictures) - 1, min(_IN_REPORT, len(pictures))).round().astype(int)).tolist()
-    some = pictures.chosen(kept)
+    kept = np.linspace(0, len(pictures) - 1, min(_IN_REPORT, len(pictures))).round().astype(int)
+    some = pictures.chosen(kept.tolist())
     images = some.batch(range(len(some)))
     maps = explainer(images, **chosen)
-    outputs = len(maps.output_names)
-    if chosen["target"] is None and outputs > 1:
-        likely = np.argsort(-maps.logits, axis=1)[:, : min(CLASSES_SHOWN, outputs)]
+    if chosen["target"] is None and len(maps.output_names) > 1:
+        likely = np.argsort(-maps.logits, axis=1)[:, :CLASSES_SHOWN]
         maps = explainer(images, likely, against=chosen["against"])
-    known = all(label in explainer.output_names_ for label in some.labels)
-    labels = list(some.labels) if known else None
+    labels = list(some.labels) if set(some.labels) <= set(explainer.output_names_) else None
     report(maps, path, explainer=explainer, images=some.shown(images), labels=labels, names=some.names, **texts)
 
 

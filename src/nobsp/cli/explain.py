@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from cyclopts import Parameter
+from numpy.typing import NDArray
 
 from nobsp._messages import count, suggest
 from nobsp.cli.console import Console, UsageError
@@ -17,9 +19,6 @@ from nobsp.cli.models import Loaded, add_hint, load_model
 from nobsp.cli.options import METHOD, ModelOptions, Names, OutputOptions, RequiredTable, TableOptions, split_names
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from nobsp import NObSP
     from nobsp.tabular import Explanation
 
@@ -158,7 +157,6 @@ def fit_explainer(
 
 def write_contributions(path: Path, explanation: Explanation) -> None:
     """One line per row and output: base, every term, residual, prediction, and whether it lies outside the range."""
-    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -187,7 +185,6 @@ def score_predictions(
     A single output is a logit where a sigmoid follows, or where the column takes two values; a network may also have
     been trained to give the two values themselves, so that the better of both counts.
     """
-    import numpy as np
     from sklearn.metrics import r2_score
 
     known = labels.notna().to_numpy() & np.isfinite(logits).all(1)

@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from nobsp._messages import suggest
 from nobsp.cli.console import UsageError, require_path
 from nobsp.cli.options import ImageOptions, TableOptions, split_names
@@ -186,7 +188,6 @@ class Pictures:
 
     def batch(self, positions: Sequence[int]) -> Tensor:
         """Some of the images, (n, channels, height, width)."""
-        import numpy as np
         import torch
 
         pixels = [self._pixels(self.paths[position]) for position in positions]
@@ -224,7 +225,6 @@ class Pictures:
         return torch.tensor(numbers)[None, :, None, None]
 
     def _pixels(self, path: Path) -> Any:
-        import numpy as np
         from PIL import Image, ImageOps
 
         grey = len(self.mean) == 1

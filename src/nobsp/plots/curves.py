@@ -186,12 +186,12 @@ def _curves(functions: CompiledExplainer, outputs: Sequence[int], *, points: int
         if not here.any():
             continue
         # Rows come output by output, each with the same points.
-        x, *limits = (
+        x, value, lower, upper = (
             np.asarray(table[name], dtype=np.float64)[here].reshape(every, -1).T[:, outputs]
             for name in ("x", "value", "lower", "upper")
         )
         along = np.arange(len(x), dtype=np.float64) if feature.kind == "levels" else x[:, 0]
-        found[k] = Curve(feature, along, *limits, float(functions.baseline[k]))
+        found[k] = Curve(feature, along, value, lower, upper, float(functions.baseline[k]))
     return found
 
 

@@ -37,9 +37,6 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
         max_display: Most outputs, and most terms; those that are least well off are shown.
         ax: Axes to draw on; a new figure when None.
 
-    Returns:
-        The axes.
-
     Example:
         >>> import torch
         >>> from nobsp import NObSP, plots

@@ -47,9 +47,6 @@ def importance(what: Any, *, output: int | str | None = None, max_display: int =
         max_display: Most features.
         ax: Axes to draw on; a new figure when None.
 
-    Returns:
-        The axes.
-
     Example:
         >>> import torch
         >>> from nobsp import NObSP, plots
@@ -130,9 +127,6 @@ def beeswarm(
         max_display: Most terms.
         ax: Axes to draw on; a new figure when None.
 
-    Returns:
-        The axes.
-
     Example:
         >>> import torch
         >>> from nobsp import NObSP, plots
@@ -191,13 +185,12 @@ def _residual_label(names: Sequence[str]) -> str:
 
 def _ranks(column: NDArray[Any] | None, rows: NDArray[np.int_]) -> Array | None:
     """A feature's values in some rows as ranks from 0 to 1; None for what has no order."""
+    from scipy.stats import rankdata
+
     values = None if column is None or isinstance(column[0], str) else _lookup.as_numbers(column)
     if values is None or not np.isfinite(values).all():
         return None
-    distinct, place = np.unique(values, return_inverse=True)
-    counts = np.bincount(place)
-    middle = np.cumsum(counts) - (counts - 1) / 2 - 1
-    return np.asarray(middle[place][rows] / max(len(values) - 1, 1)) if len(distinct) > 1 else None
+    return np.asarray((rankdata(values)[rows] - 1) / (len(values) - 1)) if np.ptp(values) > 0 else None
 
 
 def _spread_out(values: Array, width: float) -> Array:

@@ -74,9 +74,6 @@ def interaction(
         points: Points along each side of numbers.
         ax: Axes to draw on; a new figure when None.
 
-    Returns:
-        The axes.
-
     Raises:
         ValueError: If there is no such pair or output, or a feature has no line to walk along.
 
@@ -232,9 +229,6 @@ def interaction_matrix(
         output: Position or name of the output, for an `Explanation`.
         max_display: Most features.
         ax: Axes to draw on; a new figure when None.
-
-    Returns:
-        The axes.
 
     Raises:
         ValueError: If no pairs were screened, or none was fitted.
