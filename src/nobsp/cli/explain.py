@@ -99,14 +99,11 @@ def explain(
             from nobsp.reporting import report
 
             same = "the same rows" if others is rows else f"{count(len(others.rows), 'row')} of {others.path.name}"
-            report(
-                explanation,
-                folder / "report.html",
-                title=output.title or f"What {loaded.name} has learned",
-                about=f"{loaded.name} ({loaded.origin}) on {count(len(rows.rows), 'row')} of {data.name}, "
-                f"calibrated on {same}. {_describe_score(found['predicts'])}".strip(),
-                labels=None if rows.labels is None else rows.labels.to_numpy(),
-            )
+            about = f"{loaded.name} ({loaded.origin}) on {count(len(rows.rows), 'row')} of {data.name}, calibrated on "
+            about += f"{same}. {_describe_score(found['predicts'])}".strip()
+            title, labels = output.title or f"What {loaded.name} has learned", rows.labels
+            labels = None if labels is None else labels.to_numpy()
+            report(explanation, folder / "report.html", title=title, about=about, labels=labels)
     console.show(found, _describe)
 
 
@@ -197,10 +194,8 @@ def score_predictions(
 
     def compare_classes(truth: NDArray[Any], predicted: NDArray[Any]) -> None:
         if len(truth):
-            value, usual = (
-                float((truth == predicted).mean()),
-                np.unique(truth, return_counts=True)[1].max() / len(truth),
-            )
+            value = float((truth == predicted).mean())
+            usual = np.unique(truth, return_counts=True)[1].max() / len(truth)
             scores.append(("accuracy", value, value <= usual < 1, f"always predicting one class ({usual:.1%})"))
 
     def compare_values(predicted: NDArray[np.float64]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -135,13 +135,11 @@ class OutputOptions:
         """Where the files are written."""
         return {name: str(self.out / name) for name in names if self.report or name != "report.html"}
 
-    @contextmanager
-    def write(self, names: Sequence[str]) -> Iterator[Path]:
-        """Yields an empty folder, as `write_folder` does, after checks that cost nothing."""
+    def write(self, names: Sequence[str]) -> AbstractContextManager[Path]:
+        """An empty folder, as `write_folder` gives it, after checks that cost nothing."""
         if self.report:
             require_report()
-        with write_folder(self.out, list(self.paths(names)), force=self.force) as folder:
-            yield folder
+        return write_folder(self.out, list(self.paths(names)), force=self.force)
 
 
 def require_report() -> None:

@@ -22,7 +22,7 @@ from nobsp.plots._axes import (
     tidy,
     write_beside,
 )
-from nobsp.plots.labels import decimals_for, format_number, format_value, short_labels, shorten, shorten_all
+from nobsp.plots.labels import decimals_for, format_number, format_value, shorten, shorten_all, term_labels
 from nobsp.tabular.explanation import Explanation
 
 if TYPE_CHECKING:
@@ -77,7 +77,12 @@ def waterfall(
     terms, base, residual = one.values[0, :, chosen], float(one.base_values[chosen]), float(one.residual[0, chosen])
     order = np.argsort(-np.abs(terms), kind="stable")
     kept, rest = (order, order[:0]) if len(order) <= max_display else np.split(order, [max_display - 1])
-    steps, names = list(terms[kept]), _name_terms(one, kept)
+    values = {
+        name: ("" if column is None else f" = {format_value(column[0])}") + "*" * bool(outside)
+        for (name, column), outside in zip(_lookup.feature_values(one).items(), one.outside[0], strict=True)
+    }
+    steps = list(terms[kept])
+    names = term_labels([one.terms[k] for k in kept], 36, names=one.feature_names, after=values)
     if len(rest):
         steps, names = [*steps, terms[rest].sum()], [*names, count(len(rest), "other term")]
     known = residual == residual
@@ -110,17 +115,6 @@ def waterfall(
     if one.outside.any():
         add_note(ax, "* outside the calibrated range")
     return ax
-
-
-def _name_terms(one: Explanation, positions: NDArray[np.intp]) -> list[str]:
-    """Terms with the values their features have in the row."""
-    terms = [one.terms[k] for k in positions]
-    labels = {size: short_labels(one.feature_names, max(36 // size, 8)) for size in {len(term) for term in terms}}
-    values = {
-        name: ("" if column is None else f" = {format_value(column[0])}") + "*" * bool(outside)
-        for (name, column), outside in zip(_lookup.feature_values(one).items(), one.outside[0], strict=True)
-    }
-    return [" × ".join(labels[len(term)][name] + values[name] for name in term) for term in terms]
 
 
 def ledger(ex: Explanation, *, output: int | str | None = None, max_display: int = 10, ax: Axes | None = None) -> Axes:

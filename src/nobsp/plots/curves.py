@@ -112,9 +112,6 @@ def curves(
     Returns:
         The axes: one if a single feature is named, else an array of them.
 
-    Raises:
-        ValueError: If there is no such feature or output, or a feature has no curve.
-
     Example:
         >>> import torch
         >>> from nobsp import NObSP, plots
@@ -271,12 +268,7 @@ def _limits(made: Sequence[Curve]) -> tuple[float, float]:
 def _draw(ax: Axes, curve: Curve) -> None:
     tidy(ax)
     ax.axhline(0.0, color=colours.FAINT, linewidth=0.8, zorder=0.5)
-    if curve.levels:
-        _draw_levels(ax, curve)
-    elif curve.dots:
-        _draw_dots(ax, curve)
-    else:
-        _draw_lines(ax, curve)
+    (_draw_apart if curve.levels or curve.dots else _draw_lines)(ax, curve)
     if curve.baseline == curve.baseline:
         ax.axvline(curve.baseline, color=colours.MUTED, linewidth=1.0, linestyle=":", zorder=0.8, gid="baseline")
     if not curve.levels:
@@ -306,39 +298,28 @@ def _draw_lines(ax: Axes, curve: Curve) -> None:
             ax.fill_between(curve.x, low, high, color=colour, alpha=0.2, linewidth=0, zorder=2, gid="band")
         pale = np.where(inner, np.nan, value)
         ax.plot(curve.x, pale, color=colour, linestyle=dashes, linewidth=1.4, alpha=0.5, zorder=2.5)
-        ax.plot(
-            curve.x[covered], value[covered], color=colour, linestyle=dashes, linewidth=2.0, zorder=3, gid="function"
-        )
+        solid: dict[str, Any] = {"color": colour, "linestyle": dashes, "linewidth": 2.0, "gid": "function"}
+        ax.plot(curve.x[covered], value[covered], zorder=3, **solid)
 
 
-def _draw_dots(ax: Axes, curve: Curve) -> None:
-    for number, value in enumerate(curve.value.T):
-        x = curve.x + curve.gap * 0.5 * ((number + 0.5) / curve.value.shape[1] - 0.5)
-        colour = colours.SERIES[number]
-        ax.plot(x, value, color=colour, linestyle=colours.DASHES[number], linewidth=0.8, alpha=0.5, zorder=2)
-        marks: dict[str, Any] = {"fmt": colours.MARKERS[number], "markersize": 4.5, "gid": "function"}
-        ax.errorbar(x, value, yerr=_whiskers(curve, number), color=colour, elinewidth=1.2, zorder=3, **marks)
-
-
-def _draw_levels(ax: Axes, curve: Curve) -> None:
+def _draw_apart(ax: Axes, curve: Curve) -> None:
+    """Bars of levels, or dots of a number that takes few values, those of several outputs beside each other."""
     outputs = curve.value.shape[1]
-    wide = 0.78 / outputs
-    for number, value in enumerate(curve.value.T):
-        x = curve.x + wide * (number - (outputs - 1) / 2)
-        style: dict[str, Any] = {"color": colours.SERIES[number], "hatch": colours.HATCHES[number], "alpha": 0.85}
-        ax.bar(x, value, width=wide * 0.94, edgecolor="white", linewidth=0.5, zorder=2, gid="function", **style)
-        ax.errorbar(
-            x, value, yerr=_whiskers(curve, number), fmt="none", ecolor=text_colour(ax), elinewidth=1.0, zorder=3
-        )
-    turn_labels(ax.xaxis, curve.x, shorten_all(curve.feature.labels, 14), 22, 40)
-    ax.set_xlim(-0.6, len(curve.x) - 0.4)
-
-
-def _whiskers(curve: Curve, number: int) -> Array | None:
-    if not curve.banded:
-        return None
-    value = curve.value[:, number]
-    return np.clip([value - curve.lower[:, number], curve.upper[:, number] - value], 0.0, None)
+    for number, (value, lower, upper) in enumerate(zip(curve.value.T, curve.lower.T, curve.upper.T, strict=True)):
+        whiskers = np.clip([value - lower, upper - value], 0.0, None) if curve.banded else None
+        style: dict[str, Any] = {"color": colours.SERIES[number], "gid": "function"}
+        x = curve.x + (0.78 if curve.levels else 0.5 * curve.gap) * ((number + 0.5) / outputs - 0.5)
+        if curve.levels:
+            style |= {"hatch": colours.HATCHES[number], "edgecolor": "white", "linewidth": 0.5, "alpha": 0.85}
+            ax.bar(x, value, width=0.94 * 0.78 / outputs, zorder=2, **style)
+            ax.errorbar(x, value, yerr=whiskers, fmt="none", ecolor=text_colour(ax), elinewidth=1.0, zorder=3)
+        else:
+            dashes, marker = colours.DASHES[number], colours.MARKERS[number]
+            ax.plot(x, value, color=style["color"], linestyle=dashes, linewidth=0.8, alpha=0.5, zorder=2)
+            ax.errorbar(x, value, yerr=whiskers, fmt=marker, markersize=4.5, elinewidth=1.2, zorder=3, **style)
+    if curve.levels:
+        turn_labels(ax.xaxis, curve.x, shorten_all(curve.feature.labels, 14), 22, 40)
+        ax.set_xlim(-0.6, len(curve.x) - 0.4)
 
 
 def _draw_rows(ax: Axes, curve: Curve) -> None:

@@ -74,9 +74,6 @@ def interaction(
         points: Points along each side of numbers.
         ax: Axes to draw on; a new figure when None.
 
-    Raises:
-        ValueError: If there is no such pair or output, or a feature has no line to walk along.
-
     Example:
         >>> import torch
         >>> from nobsp import NObSP, plots
@@ -122,9 +119,8 @@ def interaction(
 def _side(feature: Feature, axis: LevelAxis | None, rows: Array, points: int) -> _Side:
     if axis is not None:
         if len(axis) > _MOST_LEVELS:
-            raise ValueError(
-                f"feature {feature.name!r} has {len(axis)} levels; at most {_MOST_LEVELS} can be distinguished."
-            )
+            most = f"at most {_MOST_LEVELS} can be distinguished"
+            raise ValueError(f"feature {feature.name!r} has {len(axis)} levels; {most}.")
         places = np.arange(len(axis), dtype=np.float64)
         return _Side(feature, axis, places, np.append(places - 0.5, places[-1] + 0.5), rows, 0.0)
     low, high = feature.ranges[0]
@@ -229,9 +225,6 @@ def interaction_matrix(
         output: Position or name of the output, for an `Explanation`.
         max_display: Most features.
         ax: Axes to draw on; a new figure when None.
-
-    Raises:
-        ValueError: If no pairs were screened, or none was fitted.
 
     Example:
         >>> import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,15 +65,21 @@ def short_labels(names: Sequence[str], width: int = 28) -> dict[str, str]:
     return dict(zip(names, shorten_all(names, width), strict=True))
 
 
-def term_labels(terms: Sequence[Sequence[str]], width: int = 34, *, names: Sequence[str] | None = None) -> list[str]:
-    """Terms in words, each short enough, their features distinct among all `names`.
+def term_labels(
+    terms: Sequence[Sequence[str]],
+    width: int = 34,
+    *,
+    names: Sequence[str] = (),
+    after: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Terms in words, each short enough, their features distinct among all `names`, with what comes after each.
 
     >>> term_labels([("age",), ("age", "income")])
     ['age', 'age × income']
     """
-    every = list(dict.fromkeys(name for term in terms for name in term)) if names is None else names
+    every = names or list(dict.fromkeys(name for term in terms for name in term))
     labels = {size: short_labels(every, max(width // size, 8)) for size in {len(term) for term in terms}}
-    return [" × ".join(labels[len(term)][name] for name in term) for term in terms]
+    return [" × ".join(labels[len(term)][name] + (after or {}).get(name, "") for name in term) for term in terms]
 
 
 def format_number(value: float, decimals: int, sign: str = "") -> str:

@@ -75,10 +75,6 @@ def retrieval_panel(
     Returns:
         The axes: for images of shape (spaces, 1 + neighbours), the query first in each; for a table of shape (spaces,).
 
-    Raises:
-        TypeError: If hits are something else.
-        ValueError: If there is no such query, or the database lacks a neighbour.
-
     Example:
         >>> from types import SimpleNamespace
         >>> import numpy as np
@@ -168,9 +164,8 @@ def _from(database: Any, index: int) -> Any:
     try:
         return database[index]
     except (IndexError, KeyError) as missing:
-        raise ValueError(
-            f"database has no row {index}, which is a neighbour; pass the rows that were indexed."
-        ) from missing
+        text = f"database has no row {index}, which is a neighbour; pass the rows that were indexed."
+        raise ValueError(text) from missing
 
 
 # ---------------------------------------------------------------------- tables
