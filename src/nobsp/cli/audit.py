@@ -75,7 +75,8 @@ def audit(
         found = audited.found
         assert found.mislabels is not None  # labels were given
         # Likely wrong labels first, then likely errors, then what else was flagged, by joint confidence.
-        order = np.lexsort((found.joint, [not reason for reason in found.reasons], ~found.errors, ~found.mislabels))
+        unflagged = np.array([not reason for reason in found.reasons])
+        order = np.lexsort((found.joint, unflagged, ~found.errors, ~found.mislabels))
         summary = _summarise(output, audited, order)
         frame = found.to_frame()
         columns = {**audited.columns, **{str(name): list(frame[name]) for name in frame.columns}}
@@ -242,10 +243,10 @@ _COUNTS = ("likely_wrong_labels", "likely_errors", "boundary_cases", "outliers")
 
 def _summarise(output: OutputOptions, audited: Audited, order: Any) -> dict[str, Any]:
     found, names = audited.found, audited.names
-    flags = (found.mislabels, found.errors, found.boundary, found.outliers)
+    flags: Any = (found.mislabels, found.errors, found.boundary, found.outliers)
     return {
         "rows": len(found),
-        **{name: int(np.sum(flag)) for name, flag in zip(_COUNTS, flags, strict=True)},
+        **{name: int(np.count_nonzero(flag)) for name, flag in zip(_COUNTS, flags, strict=True)},
         "accuracy": float((found.predicted == found.labels).mean()),
         "warning": audited.warning,
         "auroc": found.auroc,

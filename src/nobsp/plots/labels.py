@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,11 +66,7 @@ def short_labels(names: Sequence[str], width: int = 28) -> dict[str, str]:
 
 
 def term_labels(
-    terms: Sequence[Sequence[str]],
-    width: int = 34,
-    *,
-    names: Sequence[str] = (),
-    after: Mapping[str, str] | None = None,
+    terms: Sequence[Sequence[str]], width: int = 34, *, names: Sequence[str] = (), after: dict[str, str] | None = None
 ) -> list[str]:
     """Terms in words, each short enough, their features distinct among all `names`, with what comes after each.
 
