@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nobsp.cli.console import UsageError, require_path, suggest
+from nobsp._messages import suggest
+from nobsp.cli.console import UsageError, require_path
 from nobsp.cli.options import ModelOptions
 
 if TYPE_CHECKING:
@@ -152,9 +153,7 @@ def _import_module(given: str, module: str) -> Any:
     if module.endswith(".py"):
         path = Path(module)
         require_path(path, "--model")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
+        spec: Any = importlib.util.spec_from_file_location(path.stem, path)
         found = importlib.util.module_from_spec(spec)
         sys.modules.setdefault(path.stem, found)
         spec.loader.exec_module(found)

@@ -48,7 +48,7 @@ class CamHealth:
     def __repr__(self) -> str:
         known = [share for share in self.explained if share == share]
         carried = f"{max(min(known), 0.0):.1%}" if known else "–"
-        first = f"{self.rows} images, {self.channels} channels of {self.layer!r}; of each logit, {carried} or more is carried."
+        first = f"{self.rows} images, {self.channels} channels of {self.layer!r}; {carried} or more of each logit."
         return "\n".join([first, *describe_findings(self.findings)])
 
 
