@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from nobsp import NObSP
-from nobsp.network.adapted import adapt
+from nobsp.models import adapt
 from nobsp.tabular.columns import columns_of
 from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
 

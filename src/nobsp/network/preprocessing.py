@@ -33,7 +33,7 @@ def encoder_of(steps: Sequence[Any]) -> Encode:
 
     def encode(X: Any) -> Matrix:
         if names is not None and isinstance(X, np.ndarray):
-            return transform(_framed(X, names))
+            return transform(framed(X, names))
         if names is None and is_frame(X):
             return transform(nw.from_native(X, eager_only=True).to_numpy())  # fitted without names: they would warn
         if _is_polars(X) and _pandas_is_here():
@@ -62,7 +62,7 @@ def _as_pandas(X: Any) -> Any:
     return pd.DataFrame({name: frame[name].to_numpy() for name in frame.columns})
 
 
-def _framed(X: Matrix, names: Sequence[str]) -> Any:
+def framed(X: Matrix, names: Sequence[str]) -> Any:
     """An array given to steps that were fitted on a frame: its columns get the names of the frame's."""
     if X.shape[1] != len(names):
         raise ValueError(

@@ -101,6 +101,7 @@ def columns_of(
         names: Names of the caller's columns, where known.
         groups: Which columns the preprocessing makes of which, where `X` is only a share of the rows that tell.
     """
+    given = given if adapted.resolve is None else adapted.resolve(given)
     if adapted.encode is None:
         known = names if names is not None else adapted.feature_names
         features = resolve_features(given, columns=width, names=known)

@@ -17,7 +17,8 @@ from sklearn.exceptions import NotFittedError
 from torch import nn
 
 from nobsp.calibration import Engine, Run, choose_engine
-from nobsp.network.adapted import Adapted, adapt
+from nobsp.models import adapt
+from nobsp.network.adapted import Adapted
 from nobsp.network.batches import with_progress
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
 from nobsp.network.readout import Network, as_model_takes, running_on
@@ -164,10 +165,10 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             known = None if like is None else like._fitted
             if like is not None:
                 require_alike(options, checked(like.get_params(deep=False)))
-            adapted = adapt(self.model)
+            adapted = adapt(self.model, X)
             expected = adapted.feature_names if known is None else known.columns.names
             rows = read_rows(run, X, adapted, options, columns=expected)
-            readout = find_readout(adapted.module, rows.probe, head=options.head)
+            readout = find_readout(adapted, rows.probe, head=options.head)
             network = Network(readout, readout.device if options.device is None else torch.device(options.device))
             names = names_of_outputs(options.output_names, outputs=readout.outputs, known=adapted.output_names)
             taken = None if known is None else _published(known, "like").plan.fingerprint()
@@ -500,7 +501,7 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         """
         stored = files.load(path)
         explainer = cls(model, **stored.options)
-        explainer._fit = files.restore(stored, adapt(model), head=explainer.head)
+        explainer._fit = files.restore(stored, adapt(model, layout=stored.layout), head=explainer.head)
         return explainer
 
     # ------------------------------------------------------------------ scikit-learn manners

@@ -35,7 +35,7 @@ from nobsp.tabular.pieces import (
     read,
     transfer,
 )
-from nobsp.tabular.tabulate import FEW_VALUES, Points, Represent, Table, Tabulator, compress, refine_knots
+from nobsp.tabular.tabulate import FEW_VALUES, Array, Points, Represent, Table, Tabulator, compress, refine_knots
 
 # How far beyond the calibrated range the network is followed, as shares of the range on either side. Far: a network of
 # linear pieces goes on as straight lines, and unseen rows of heavy-tailed columns lie there.
@@ -56,6 +56,10 @@ TOLERANCE, MAIN_RANK, PAIR_RANK = 1e-6, 24, 16
 MOST_COLUMNS = 1000
 # Most numbers of the regression held at once, and the fewest rows all the same.
 MOST_NUMBERS, FEWEST_ROWS = 20_000_000, 4096
+# Most thresholds of a model of steps in a feature's table, and how many background rows tell which those are.
+MOST_STEPS, FEW_ROWS = 512, 4
+# Thresholds along the side of a pair's grid: on average over the features, fewest and most.
+PAIR_STEPS, FEWEST_LINES, MOST_LINES = 12, 4, 28
 # Rows and background rows of terms that run through the network row by row.
 DIRECT_ROWS, DIRECT_BACKGROUND = 2048, 8
 
@@ -139,6 +143,7 @@ class Terms:
         rows: Rows of the regression.
         forward_rows: Rows sent through the network to make the tables.
         economy: Whether the model takes too many operations a row for full tables.
+        thresholds: Per feature of a model of steps, how many of its thresholds the table has, and how many there are.
         offsets: Per feature, what its prior part is measured from; for levels that were not seen.
         background: The background rows.
         fit: What bands are made from.
@@ -156,6 +161,7 @@ class Terms:
     rows: int
     forward_rows: int
     economy: bool
+    thresholds: dict[int, tuple[int, int]]
     offsets: dict[int, Tensor]
     background: Tensor
     fit: Fit
@@ -229,10 +235,14 @@ def fit_terms(
         else:
             grid_terms = [term for term in named if _has_grid(term, domains)]
         pair_tabulate = tabulator(effort.pair_background)
-        lines = {
-            k: _lines(domains[k], sample, effort.pair_quantiles, effort.pair_even, PAIR_REACH)
-            for k in sorted({k for pair in grid_terms for k in pair})
-        }
+        lines, wanted = {}, sorted({k for pair in grid_terms for k in pair})
+        chosen_steps = share_steps({k: (domains[k].steps, *mains[k]) for k in wanted}, sample, unit)
+        for k in wanted:
+            if len(domains[k].steps):
+                points = domains[k].step_points(chunk, chosen_steps[k], quantiles=effort.pair_quantiles // 2)
+                lines[k] = domains[k].with_missing(points)
+            else:
+                lines[k] = _lines(domains[k], sample, effort.pair_quantiles, effort.pair_even, PAIR_REACH)
         means = {k: table.mean for k, (_, table) in mains.items()}
         shares = {k: occupancy(points, chunk) for k, points in lines.items()}
         seen = _background_weights(tabulate.background, domains, lines)
@@ -281,6 +291,11 @@ def fit_terms(
         rows=len(solved.rows.outputs),
         forward_rows=tabulate.forward_rows + pair_tabulate.forward_rows + direct.forward_rows,
         economy=effort is ECONOMY,
+        thresholds={
+            k: (min(len(domain.steps), MOST_STEPS), len(domain.steps))
+            for k, domain in enumerate(domains)
+            if len(domain.steps)
+        },
         offsets=prior_means,
         background=tabulate.background,
         fit=Fit(
@@ -321,7 +336,17 @@ def _lines(domain: Domain, sample: Sample, quantiles: int, even: int, reach: Seq
 def tabulate_main(
     tabulate: Tabulator, domain: Domain, sample: Sample, unit: Tensor, effort: Effort
 ) -> tuple[Points, Table]:
-    """A feature's own table; knots are added where it bends."""
+    """A feature's own table; knots are added where it bends, or stand where the model steps."""
+    if len(domain.steps):
+        steps, chunk = domain.steps, sample.chunk()
+        if len(steps) > MOST_STEPS:
+            few = tabulate.with_rows(FEW_ROWS)
+            every = domain.step_points(chunk, steps, quantiles=0)
+            sizes = step_sizes(steps, every, few([every]), sample, unit)
+            steps = steps[np.sort(np.argsort(-sizes, kind="stable")[:MOST_STEPS])]
+            tabulate.forward_rows += few.forward_rows
+        points = domain.with_missing(domain.step_points(chunk, steps, quantiles=effort.quantiles))
+        return points, tabulate([points])
     first = domain.points(sample.chunk(), quantiles=effort.quantiles, even=effort.even, reach=MAIN_REACH)
     if not isinstance(first.axis, NumberAxis):
         return first, tabulate([first])
@@ -340,6 +365,46 @@ def tabulate_main(
         )
     complete = domain.with_missing(points)
     return complete, tabulate([complete]) if complete is not points or table is None else table
+
+
+def step_sizes(
+    steps: Array, points: Points, table: Table, sample: Sample, unit: Tensor, *, apart: bool = False
+) -> Array:
+    """Per threshold the variance that its step makes over the rows and the background, in units of the outputs'.
+
+    Args:
+        steps: Numbers on either side of each threshold, (thresholds, 2).
+        points: Of the feature's table; thresholds that it lacks have no step.
+        table: The feature's table.
+        sample: Calibration rows.
+        unit: Spread of each output.
+        apart: Whether only what differs from background row to background row counts, as interactions do.
+    """
+    assert isinstance(points.axis, NumberAxis)
+    knots, x = points.axis.knots, sample.chunk().numbers(points.axis.column)
+    below = np.clip(np.searchsorted(knots, steps[:, 0]), 0, len(knots) - 2)
+    there = (knots[below] == steps[:, 0]) & (knots[below + 1] == steps[:, 1])
+    jump = (table.outputs[:, below + 1] - table.outputs[:, below]).double() / unit
+    square = jump.var(0, correction=0) if apart else jump.square().mean(0)
+    share = np.searchsorted(np.sort(x[np.isfinite(x)]), steps[:, 1]) / max(len(x), 1)
+    # Thresholds beyond the calibrated range count a little, so that they are not forgotten.
+    sizes: Array = square.sum(1).numpy() * (share * (1 - share) + 1e-6) * there
+    return sizes
+
+
+def share_steps(features: Mapping[int, tuple[Array, Points, Table]], sample: Sample, unit: Tensor) -> dict[int, Array]:
+    """Thresholds that grids of pairs have, by feature: most where interactions step most."""
+    sizes = {k: step_sizes(*given, sample, unit, apart=True) for k, given in features.items() if len(given[0])}
+    if not sizes:
+        return {}
+    every = np.sort(np.concatenate([np.sort(size)[::-1][FEWEST_LINES:] for size in sizes.values()]))[::-1]
+    room = max(PAIR_STEPS * len(sizes) - sum(min(len(size), FEWEST_LINES) for size in sizes.values()), 0)
+    least = every[room] if room < len(every) else -1.0
+    found = {}
+    for k, size in sizes.items():
+        count = min(max(int((size > least).sum()), FEWEST_LINES), MOST_LINES)
+        found[k] = features[k][0][np.sort(np.argsort(-size, kind="stable")[:count])]
+    return found
 
 
 def _background_weights(

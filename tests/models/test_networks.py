@@ -19,7 +19,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, PolynomialFeatures, StandardScaler
 from torch import nn
 
-from nobsp.network import Readout, adapt
+from nobsp.models import adapt
+from nobsp.network import Readout
 from tests.tolerances import PASS, SUMS, assert_same_to_rounding
 
 pytestmark = pytest.mark.filterwarnings(f"ignore::{ConvergenceWarning.__module__}.ConvergenceWarning")
