@@ -64,7 +64,7 @@ class Coded:
         for k in range(len(frame.columns)):
             series = frame[:, k]
             if isinstance(series.dtype, nw.Categorical | nw.Enum):
-                levels[k], kinds[k] = series.cat.get_categories().to_list(), "category"
+                levels[k], kinds[k] = _categories(series), "category"
             elif not series.dtype.is_numeric() and not isinstance(series.dtype, nw.Boolean):
                 if not text:
                     return None  # whatever reads the table next says which column is not numbers
@@ -144,6 +144,16 @@ class Coded:
                 levels.append(value)
             codes[row] = places[value]
         return codes
+
+
+def _categories(series: nw.Series[Any]) -> list[Any]:
+    """A categorical column's levels in the order of their codes."""
+    known = getattr(getattr(series.to_native(), "cat", None), "categories", None)
+    if known is not None:
+        return list(known)
+    if isinstance(series.dtype, nw.Enum):
+        return list(series.dtype.categories)
+    return sorted(series.drop_nulls().unique().to_list(), key=str)
 
 
 def _floats(column: NDArray[Any]) -> Array:

@@ -76,7 +76,7 @@ def read_trees(model: Any) -> Trees | None:
 # ---------------------------------------------------------------------- thresholds
 
 
-def both_sides(thresholds: Iterable[float], *, single: bool, below: bool) -> Array:
+def both_sides(thresholds: Iterable[Any], *, single: bool, below: bool) -> Array:
     """Per threshold two neighbouring numbers between which a model goes from one side to the other.
 
     Args:
@@ -84,7 +84,8 @@ def both_sides(thresholds: Iterable[float], *, single: bool, below: bool) -> Arr
         single: Whether the model rounds rows to single precision first.
         below: Whether the threshold itself goes to the upper side (x < t) or to the lower (x <= t).
     """
-    found = np.unique(np.array([t for t in thresholds if np.isfinite(t)], dtype=np.float64))
+    found = np.unique(np.array(list(thresholds), dtype=np.float64))
+    found = found[np.abs(found) < 1e38]  # libraries write "missing or not" as a threshold that no number passes
     if single:
         near = found.astype(np.float32)
         if below:  # the first single number at or above the threshold, and the one before it
@@ -193,7 +194,7 @@ def _xgboost(model: Any) -> Trees | None:
     codes = {k for k, kind in enumerate(booster.feature_types or ()) if kind == "c"}
     for tree in forest["trees"][:used]:
         split = np.asarray(tree["left_children"]) >= 0
-        columns, cuts = np.asarray(tree["split_indices"]), np.asarray(tree["split_conditions"], dtype=np.float64)
+        columns, cuts = np.asarray(tree["split_indices"]), np.asarray(tree["split_conditions"], dtype=np.float32)
         numeric = split & (np.asarray(tree["split_type"]) == 0)
         pairs += zip(columns[numeric].tolist(), cuts[numeric].tolist(), strict=True)
         codes |= set(columns[split & ~numeric].tolist())
@@ -311,7 +312,7 @@ def _catboost(model: Any) -> Trees | None:
     return Trees(
         *found,
         "exp" if loss.startswith(("Poisson", "Tweedie")) else _link(outputs, classes=classes is not None),
-        {k: both_sides(cuts, single=True, below=False) for k, cuts in borders.items()},
+        {k: both_sides(np.float32(cuts), single=True, below=False) for k, cuts in borders.items()},
         bytes(model._serialize_model()),
         codes,
         classes,
