@@ -90,15 +90,23 @@ def _adapt_callable(model: Callable[..., Any], coded: Any) -> Adapted:
 
 def _mixes(adapted: Adapted, X: Any) -> bool:
     """Whether the preprocessing makes one column of several, so that only the whole can be explained."""
-    from nobsp.network.preprocessing import grouping_rows
-    from nobsp.network.tables import is_frame
+    import narwhals as nw
+    import numpy as np
 
-    if X is None or not (is_frame(X) or (hasattr(X, "ndim") and X.ndim == 2 and not isinstance(X, torch.Tensor))):
-        return False
+    from nobsp.network.preprocessing import MixedColumnsError, grouping_rows
+    from nobsp.network.tables import matched
+
     try:
+        frame = nw.from_native(X, eager_only=True, pass_through=True)
+        if isinstance(frame, nw.DataFrame):
+            X = matched(frame, argument="X", columns=adapted.feature_names).to_native()
+        elif not isinstance(X, np.ndarray) or X.ndim != 2:
+            return False
         adapted.groups(grouping_rows(X))
-    except (ValueError, TypeError):
+    except MixedColumnsError:
         return True
+    except (ValueError, TypeError):
+        return False  # whatever is wrong with the rows is said where they are read
     return False
 
 

@@ -45,7 +45,10 @@ class Coded:
             missing: Whether the model takes missing numbers.
             text: Whether it takes names as they are; else only columns of a categorical kind are coded.
         """
-        frame = nw.from_native(X, eager_only=True, pass_through=True)
+        try:
+            frame = nw.from_native(X, eager_only=True, pass_through=True)
+        except nw.exceptions.DuplicateError:
+            return None  # whatever reads the table next says so
         if not isinstance(frame, nw.DataFrame):
             if not (isinstance(X, np.ndarray) and X.ndim == 2):
                 return None

@@ -283,7 +283,9 @@ def _known(module: nn.Module, parts: Mapping[str, Any]) -> Mapping[str, Any]:
         return parts
     found = {name: part for name, part in parts.items() if name in parameters and name not in ("labels", "label")}
     if not found:
-        raise ValueError(f"X has the entries {list(parts)}, but the model takes {list(parameters)}; rename them.")
+        raise TypeError(
+            f"X is a dict of {list(parts)}, but the model takes {list(parameters)}; pass a matrix, or rename them."
+        )
     return found
 
 

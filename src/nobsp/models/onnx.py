@@ -23,14 +23,16 @@ def adapt_session(session: Any) -> Adapted:
     kind = _KINDS.get(inputs[0].type)
     if kind is None:
         raise TypeError(f"model is an onnxruntime session that takes {inputs[0].type}; pass a function that runs it.")
-    tensors = [one.name for one in session.get_outputs() if one.type.startswith("tensor(")]
-    floats = [one.name for one in session.get_outputs() if one.type in ("tensor(float)", "tensor(double)")]
-    chosen = next((name for name in floats if "prob" in name.lower()), (floats or tensors)[0])
-    named = "prob" in chosen.lower()
+    floats = [one for one in session.get_outputs() if one.type in ("tensor(float)", "tensor(double)")]
+    if not floats:
+        raise TypeError("model is an onnxruntime session without an output of floats; pass a function that runs it.")
+    chosen = next((one for one in floats if "prob" in one.name.lower()), floats[0])
+    classes = chosen.shape[-1] if "prob" in chosen.name.lower() and isinstance(chosen.shape[-1], int) else 1
 
     def run(x: Array) -> Array:
-        found = numbers_of(session.run([chosen], {inputs[0].name: x.astype(kind)})[0], len(x))
-        return log_odds(found) if named and found.shape[1] > 1 else found
+        found = numbers_of(session.run([chosen.name], {inputs[0].name: x.astype(kind)})[0], len(x))
+        return log_odds(found) if classes > 1 else found
 
     about = repr([(one.name, one.type, one.shape) for one in [*inputs, *session.get_outputs()]]).encode()
-    return Adapted(Runs(run, about=about), link=None)
+    link = None if classes == 1 else "sigmoid" if classes == 2 else "softmax"
+    return Adapted(Runs(run, about=about), link=link)

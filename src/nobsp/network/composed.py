@@ -53,6 +53,24 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts multiplications and additions; without the hooks on modules that torch's own counter puts."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from torch.utils.flop_counter import flop_registry
+
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            self.total += int(count(*args, **kwargs, out_val=result))
+        return result
+
+
 class Composed(nn.Module):
     """A model that returns its logits by one linear head.
 

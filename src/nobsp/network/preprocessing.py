@@ -17,6 +17,10 @@ _LEVELS_KEPT = 1000
 Matrix = np.ndarray[Any, Any]
 
 
+class MixedColumnsError(ValueError):
+    """A preprocessing makes one column of several."""
+
+
 def encoder_of(steps: Sequence[Any]) -> Encode:
     """A function from rows, in a frame or an array, to the float64 matrix that enters the network.
 
@@ -119,7 +123,7 @@ def _refuse_mixtures(changed: Matrix, names: Sequence[str]) -> None:
     if len(shared) == 0:
         return
     mixed = [name for name, row in zip(names, changed[:, shared], strict=True) if row.any()]
-    raise ValueError(
+    raise MixedColumnsError(
         f"the preprocessing mixes the columns {', '.join(map(repr, mixed))}: {len(shared)} of its "
         f"{changed.shape[1]} outputs depend on several of them, so no output belongs to one column. Pass the "
         "network itself and the transformed matrix: model[-1] and model[:-1].transform(X)."

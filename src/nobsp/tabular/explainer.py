@@ -52,8 +52,9 @@ class NObSP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     through it, and oblique projections find how each feature's representation carries the output.
 
     Args:
-        model: A torch module with a linear last layer, a fitted scikit-learn MLPClassifier or MLPRegressor, or a
-            Pipeline that ends in one. It is only run, never changed.
+        model: A torch module; a fitted model of scikit-learn, XGBoost, LightGBM, CatBoost, interpret or skorch, also
+            at the end of a pipeline; an onnxruntime session; or a function from an array to an array. It is only run,
+            never changed.
         features: None for one feature per column; one name per column; or a dictionary of names and their
             column or columns, which are then one feature, fitted jointly.
         background: How many calibration rows a feature's effect is averaged over, or the rows themselves; 1 for the

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from nobsp.network.composed import Operations
 from nobsp.network.inputs import Subset
 from nobsp.tabular.background import choose_background
 from nobsp.tabular.correction import ALPHAS, FOLDS, Correction, HeldOut, Rows, fit_correction, judge
@@ -103,12 +104,10 @@ _MOST_OPERATIONS = 5_000_000
 
 def choose_effort(represent: Represent, inputs: Tensor) -> Effort:
     """Full, or economy where a forward row takes many operations: counted, as a clock depends on the machine."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     probe = inputs[:8]
-    with FlopCounterMode(display=False) as counter:
+    with Operations() as counter:
         represent(probe)
-    return FULL if counter.get_total_flops() <= _MOST_OPERATIONS * len(probe) else ECONOMY
+    return FULL if counter.total <= _MOST_OPERATIONS * len(probe) else ECONOMY
 
 
 @dataclass(frozen=True, eq=False)
@@ -426,19 +425,20 @@ def screen_pairs(tabulate: Tabulator, domains: Sequence[Domain], sample: Sample,
     """
     few = sample.take(np.linspace(0, len(sample) - 1, min(512, len(sample))).astype(np.intp))
     chunk, spread, lines = few.chunk(), _unit(sample.outputs), effort.screen_lines
-    features = [k for k, domain in enumerate(domains) if domain.tabulated]
+    features, ordered = [k for k, domain in enumerate(domains) if domain.tabulated], False
     while True:
         points = {k: _lines(domains[k], few, lines, min(lines, 3), ()) for k in features}
-        pairs = [
-            pair for pair in combinations(features, 2) if len(points[pair[0]]) * len(points[pair[1]]) <= MOST_NODES
-        ]
-        nodes = sum(len(points[a]) * len(points[b]) for a, b in pairs)
+        sizes = {k: len(points[k]) for k in features}
+        grids = np.triu(np.outer(list(sizes.values()), list(sizes.values())), 1)
+        nodes = int(grids[grids <= MOST_NODES].sum())
         if nodes * len(tabulate.background) <= effort.screen_budget or len(features) <= 2:
             break
         if lines > 3:
             lines -= 1
         else:  # too many pairs for the coarsest grids: those of the features that act most
-            features = _strongest_features(tabulate, domains, few, features)[: max(int(len(features) * 0.7), 2)]
+            features = features if ordered else _strongest_features(tabulate, domains, few, features)
+            features, ordered = features[: max(int(len(features) * 0.7), 2)], True
+    pairs = [pair for pair in combinations(sorted(features), 2) if sizes[pair[0]] * sizes[pair[1]] <= MOST_NODES]
     shares = {k: occupancy(points[k], chunk) for k in features}
     strengths = {}
     for a, b in pairs:
