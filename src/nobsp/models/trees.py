@@ -312,7 +312,7 @@ def _catboost(model: Any) -> Trees | None:
     return Trees(
         *found,
         "exp" if loss.startswith(("Poisson", "Tweedie")) else _link(outputs, classes=classes is not None),
-        {k: both_sides(np.float32(cuts), single=True, below=False) for k, cuts in borders.items()},
+        {k: both_sides(np.asarray(cuts, dtype=np.float32), single=True, below=False) for k, cuts in borders.items()},
         bytes(model._serialize_model()),
         codes,
         classes,
