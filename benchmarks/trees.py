@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.recovery.peers import BOOSTING
 from benchmarks.report import Column, Report, Spread, Table, options, progress, publish
 from nobsp import NObSP
 from nobsp.datasets import load
@@ -54,7 +55,7 @@ def share(left: Any, outputs: Any) -> float:
 def distil(X: Any, outputs: Any, pairs: int) -> Any:
     from interpret.glassbox import ExplainableBoostingRegressor
 
-    return ExplainableBoostingRegressor(interactions=pairs, random_state=0, n_jobs=1).fit(X, outputs)
+    return ExplainableBoostingRegressor(interactions=pairs, random_state=0, n_jobs=1, **BOOSTING).fit(X, outputs)
 
 
 def explain_real(name: str, kind: str, seed: int) -> dict[str, float]:
