@@ -10,7 +10,7 @@ from benchmarks.__main__ import TABLES, main
 EXPECTED = (
     "synthetic", "faithfulness", "agreement", "deletion", "accounts", "sparseness", "pixel-faithfulness",
     "calibration-time", "purity", "statistics", "speed", "recovery", "models", "choosing", "varying",
-    "speed-neighbours", "unseen", "headline", "bands", "halves",
+    "speed-neighbours", "unseen", "trees", "house", "headline", "bands", "halves",
 )  # fmt: skip
 
 

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.network.calls import catching, plain, positions_of, rows_entering
+from nobsp.network.composed import compose
 from nobsp.network.embedded import embedded_columns
 from nobsp.network.failures import explain_failure
 from nobsp.network.guest import home_of, unwrapped, visiting
-from nobsp.network.search import Head, chosen_layers, find_head
+from nobsp.network.search import Head, NoHeadError, chosen_layers, find_head
 
 PROBE_ROWS = 256
 _OPEN = "open it with nobsp.network.exported.opened(model, rows)"
@@ -30,7 +31,7 @@ class Readout:
     Attributes:
         module: The model itself, without compile or parallel wrappers.
         head: Weight and bias of the last linear layer, float64 on the CPU, and its name.
-        link: What follows the head: "identity", "softmax", "log_softmax" or "sigmoid".
+        link: What follows the head: "identity", "softmax", "log_softmax", "sigmoid", "exp", "softplus" or "clamp".
         embedded_columns: Columns of the probe that reach `nn.Embedding` layers as integer codes.
         device: Where the model lives.
         dtype: Floating precision in which the model takes its input.
@@ -62,6 +63,7 @@ class Readout:
     _call: int
     _overwrites_z: bool
     _overwrites_x: bool
+    no_head: bool = False  # whether the outputs themselves stand for a representation
 
     @classmethod
     def find(cls, model: nn.Module, probe: Tensor, *, head: str | nn.Module | None = None) -> Readout:
@@ -113,6 +115,32 @@ class Readout:
             _overwrites_z=found.overwritten,
             _overwrites_x=overwrites_x,
         )
+
+    @classmethod
+    def find_any(cls, model: nn.Module, probe: Tensor, *, head: str | nn.Module | None = None) -> Readout:
+        """The same for any model that can be run.
+
+        Where no single layer is the head, the output is looked for among sums, means and scaled versions of several
+        linear maps; where it is none, the outputs themselves are the representation and `no_head` is set.
+
+        Args:
+            model: Any module of one tensor.
+            probe: A few rows of typical input; the first 256 are used.
+            head: Name of the head, or the layer itself; only that is then looked at.
+        """
+        try:
+            return cls.find(model, probe, head=head)
+        except NoHeadError:
+            if head is not None:
+                raise
+        module = checked(model)
+        device, dtype = home_of(module)
+        probe = probe.detach()[:PROBE_ROWS]
+        with visiting(module) as run:
+            integer = _takes_integers(run, probe, device)
+            composed, link = compose(module, run, _prepared(probe, device, dtype, integer, copy=True), dtype)
+        found = cls.find(composed, probe, head="head")
+        return replace(found, link=link, no_head=composed.places is None)
 
     @property
     def width(self) -> int:

@@ -17,6 +17,10 @@ from nobsp.network.outputs import LINKS, allowance, as_rows, compare, tensors_in
 _NAMED_AT_MOST = 12
 
 
+class NoHeadError(ValueError):
+    """The model's output is W z + b of no linear layer."""
+
+
 @dataclass(frozen=True, eq=False)
 class Head:
     """The last linear layer: `outputs = weight @ z + bias`.
@@ -68,7 +72,7 @@ def chosen_layers(module: nn.Module, head: str | nn.Module | None) -> dict[str, 
         # What ExportedProgram.module() gives: its layers have become operations of a graph.
         exported = isinstance(module, torch.fx.GraphModule)
         hint = " If torch.export made it, pass nobsp.network.exported.opened(model, rows)." if exported else ""
-        raise ValueError(
+        raise (ValueError if exported else NoHeadError)(
             "model has no linear layer (nn.Linear, or nn.Conv1d/nn.Conv2d with kernel size 1); "
             f"only models that end in one can be explained.{hint}"
         )
@@ -147,7 +151,7 @@ def find_head(
                 if link == "identity":
                     near.append((difference, call.name))
     if not matches:
-        raise ValueError(_why_none(outputs, calls, near, layers))
+        raise _why_none(outputs, calls, near, layers)
     best = _decide(matches, given=given)
     times = sum(call.name == best.call.name for call in calls)
     last = best.call.index == times - 1
@@ -188,12 +192,12 @@ def _why_none(
     calls: list[Call],
     near: list[tuple[float, str]],
     layers: dict[str, nn.Module],
-) -> str:
+) -> ValueError:
     for path, output in outputs.items():
         bad = (~output.isfinite()).nonzero()
         if len(bad):
             row, column = (int(place) for place in bad[0])
-            return (
+            return ValueError(
                 f"the model's output{path} is {float(output[row, column])} in row {row} of the probe "
                 f"(output {column}); only finite outputs can be explained, so check the input's scale."
             )
@@ -201,14 +205,14 @@ def _why_none(
     for call in calls:
         width = int(torch.as_tensor(call.layer.weight).shape[0])
         if call.positions > 1 and call.z is None and {width, width * call.positions} & sizes:
-            return (
+            return NoHeadError(
                 f"the linear layer {call.name!r} is applied at each of {call.positions} positions of every "
                 "row; only heads that see one vector per row can be explained. Wrap the model so that it "
                 "pools the positions, or picks one, before this layer."
             )
     if near:
         difference, name = min(near)
-        return (
+        return NoHeadError(
             "the model's output is not W z + b of any linear layer: the closest is "
             f"{name!r}, with a largest difference of {difference:.3g}. Something else follows that layer; "
             "pass a model that returns its result (a softmax, log_softmax, sigmoid and reshapes are "
@@ -219,7 +223,7 @@ def _why_none(
     shapes = ", ".join(f"{tuple(output.shape)}" for output in outputs.values())
     found = f"called were {_listed(called)}" if called else "no linear layer was called"
     unused = f"; never called as a module: {_listed(dict.fromkeys(silent))}" if silent else ""
-    return (
+    return NoHeadError(
         f"the model's output of shape {shapes} comes from no linear layer that sees one vector per row: "
         f"{found}{unused}. Name the right one with head=..., or pass a model that ends in a linear layer."
     )

@@ -92,6 +92,7 @@ def columns_of(
     groups: Mapping[str, Sequence[int]] | None = None,
 ) -> Columns:
     """Settles the features for a table and a model."""
+    given = given if adapted.resolve is None else adapted.resolve(given)
     if adapted.encode is None:
         known = names if names is not None else adapted.feature_names
         features = resolve_features(given, columns=width, names=known)

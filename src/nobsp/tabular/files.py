@@ -15,6 +15,7 @@ from nobsp import serialization
 from nobsp.network.adapted import Adapted
 from nobsp.network.inputs import Features
 from nobsp.network.levels import Tally
+from nobsp.network.readout import Readout, as_model_takes
 from nobsp.network.summary import Summary
 from nobsp.projection import Ridge
 from nobsp.tabular.algorithm1 import Accumulator, Plan, Solution
@@ -26,7 +27,7 @@ from nobsp.tabular.pieces import DirectTerm
 from nobsp.tabular.representations import Isolation
 
 KIND = "tabular explainer"
-VERSION = 3
+VERSION = 4
 
 # What a checkpoint of a calibration holds.
 CHECKPOINTED = (Accumulator, Features, Isolation, Plan, Summary, Tally)
@@ -44,6 +45,8 @@ class Stored:
         columns: The caller's columns and features.
         summary: What the calibration rows looked like.
         estimate: The functions.
+        layout: How rows become a matrix, where they are none.
+        outputs: What the model makes of the probe.
     """
 
     options: dict[str, Any]
@@ -53,6 +56,8 @@ class Stored:
     columns: Columns
     summary: Summary
     estimate: Estimate
+    layout: dict[str, Any] | None
+    outputs: Tensor
 
 
 _STORED = (
@@ -92,6 +97,8 @@ def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any
         summary,
         # Background rows are rows of the calibration table.
         replace(estimate, background=estimate.background if rows else None, published=published),
+        fitted.adapted.layout,
+        _outputs(fitted.readout, _probe(fitted)),
     )
     serialization.save(path, stored, kind=KIND, version=VERSION)
 
@@ -114,9 +121,12 @@ def restore(stored: Stored, adapted: Adapted, *, head: str | nn.Module | None) -
     checked({"model": None, **stored.options})
     try:
         _require_same_preprocessing(adapted, stored)
-        readout = find_readout(adapted.module, stored.probe, head=head)
+        readout = find_readout(adapted, stored.probe, head=head)
         if readout.fingerprint() != stored.fingerprint:
             raise ValueError("its weights differ")
+        now = _outputs(readout, stored.probe)
+        if now.shape != stored.outputs.shape or not torch.allclose(now, stored.outputs, rtol=1e-3, atol=1e-4):
+            raise ValueError("its outputs differ")
     except (TypeError, ValueError) as failure:
         raise ValueError(
             f"model is not the one this explainer was calibrated on ({str(failure).rstrip('.')}); pass that model, or "
@@ -167,6 +177,11 @@ def _probe(fitted: Fitted) -> Tensor:
             rows.append(row)
     probe = torch.stack(rows)
     return probe.to(torch.int64) if fitted.readout.integer else probe
+
+
+def _outputs(readout: Readout, probe: Tensor) -> Tensor:
+    """What a model makes of some rows: of a function there is nothing else to tell it by."""
+    return readout.logits(readout.represent(as_model_takes(probe, readout))).cpu()
 
 
 def _plain(name: str, value: Any, fitted: Fitted) -> Any:

@@ -124,6 +124,7 @@ class Fitted:
 
     def source(self, X: Any, *, batch_size: int, strict: bool = False) -> Source:
         """Rows to explain, checked against the calibrated columns."""
+        X = X if self.adapted.pack is None else self.adapted.pack(X)
         source = batches_of(
             X, batch_size=batch_size, encode=self.adapted.encode, columns=self.columns.names, strict=strict
         )

@@ -128,6 +128,7 @@ def read_rows(run: Run, X: Any, adapted: Adapted, options: Options, *, columns: 
             "iterable of batches."
         )
     rows = None
+    X = X if adapted.pack is None else adapted.pack(X)
     try:
         rows = TableRows(X, batches_of(X, batch_size=options.batch_size, encode=adapted.encode, columns=columns))
     except NoRowsError:

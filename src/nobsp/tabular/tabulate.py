@@ -73,6 +73,11 @@ class Tabulator:
             torch.cat(outputs).movedim(1, 0).reshape(count, *sizes, -1),
         )
 
+    def with_rows(self, count: int) -> Tabulator:
+        """The same over so many of the background rows."""
+        rows = self.background[:: max(len(self.background) // count, 1)]
+        return Tabulator(self._represent, rows, self.weight, batch_size=self._batch_size)
+
     def run(self, rows: Tensor) -> Tensor:
         """Representations of rows, float64 on the CPU, in calls of at most the batch size."""
         self.forward_rows += len(rows)
