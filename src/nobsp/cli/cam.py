@@ -110,7 +110,7 @@ def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, con
     """The network, run once on the first images, and its classes, named after the folders if there are as many."""
     from torch import nn
 
-    from nobsp.network.guest import home_of, visiting
+    from nobsp.network.inference import device_and_dtype, evaluation_mode
 
     some = images.batch(range(min(_EXAMPLE_IMAGES, len(images))))
     channels, height, width = some.shape[1:]
@@ -121,8 +121,8 @@ def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, con
         module = loaded.prepare(lambda: some)
         if not isinstance(module, nn.Module):
             raise ValueError(f"--model {options.model} is a {type(module).__name__}; maps need a torch module.")
-        device, dtype = home_of(module)
-        with visiting(module) as run:
+        device, dtype = device_and_dtype(module)
+        with evaluation_mode(module) as run:
             try:
                 outputs = run(some.to(device, dtype)).shape[-1]
             except (RuntimeError, IndexError, TypeError) as failure:

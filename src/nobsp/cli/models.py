@@ -67,7 +67,7 @@ def load_model(options: ModelOptions) -> Loaded:
 
 
 def _from_file(path: Path, *, trust_pickle: bool) -> Loaded:
-    from nobsp.network.exported import UntrustedError, kind_of, load_exported, opened
+    from nobsp.network.exported import UntrustedError, as_module, kind_of, load_exported
 
     kind = kind_of(path)
     if kind == "exported":
@@ -75,7 +75,7 @@ def _from_file(path: Path, *, trust_pickle: bool) -> Loaded:
             program = load_exported(path, trust_pickle=trust_pickle)
         except UntrustedError as untrusted:
             raise UsageError(f"--model {untrusted} If you trust where it came from, add --trust-pickle.") from untrusted
-        return Loaded(path.stem, "exported program", lambda example: opened(program, example()))
+        return Loaded(path.stem, "exported program", lambda example: as_module(program, example()))
     if kind == "skops":
         return _as_loaded(path.stem, "skops file", _from_skops(path, trust_pickle=trust_pickle))
     if kind == "safetensors":

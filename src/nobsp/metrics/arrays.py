@@ -14,7 +14,7 @@ from scipy import stats
 from torch import nn
 
 from nobsp._messages import require_whole_number
-from nobsp.network.guest import home_of, unwrapped, visiting
+from nobsp.network.inference import device_and_dtype, evaluation_mode, unwrap
 
 Array = NDArray[np.float64]
 Model = nn.Module | Callable[[Any], Any]
@@ -165,9 +165,9 @@ def running(model: Model, *, batch_size: int) -> Iterator[Callable[[NDArray[Any]
         return np.concatenate(found)
 
     if isinstance(model, nn.Module):
-        module = unwrapped(model)
-        device, dtype = home_of(module)
-        with visiting(module) as run:
+        module = unwrap(model)
+        device, dtype = device_and_dtype(module)
+        with evaluation_mode(module) as run:
             yield lambda rows: in_batches(lambda batch: run(torch.as_tensor(batch, dtype=dtype, device=device)), rows)
     elif callable(model):
         yield lambda rows: in_batches(model, rows)

@@ -14,7 +14,7 @@ from nobsp.network.adapted import Adapted
 
 __all__ = ["adapt"]
 
-_OPENED = "nobsp.network.exported.opened(model, rows)"
+_OPENED = "nobsp.network.exported.as_module(model, rows)"
 
 
 def adapt(model: Any, X: Any = None, *, layout: Mapping[str, Any] | None = None) -> Adapted:
@@ -64,7 +64,7 @@ def adapt(model: Any, X: Any = None, *, layout: Mapping[str, Any] | None = None)
     elif X is not None:
         coded = Coded.of(X, missing=True)
     if room == "onnxruntime":
-        from nobsp.models.onnx import adapt_session
+        from nobsp.models.estimators import adapt_session
 
         return adapt_session(model)
     if room in ("xgboost", "lightgbm", "catboost", "interpret") or hasattr(model, "get_params"):

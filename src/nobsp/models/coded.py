@@ -13,15 +13,7 @@ Array = NDArray[np.float64]
 
 
 class Coded:
-    """Turns rows into a matrix: codes for names, and for numbers that may be missing a second column that says so.
-
-    Args:
-        columns: How many columns the caller has.
-        names: Their names, where they have any.
-        levels: Per column of names, these; codes are their positions. Names met later are put at the end.
-        kinds: Per column of names, "category" or "object": what the model was given.
-        absent: Columns that may be missing.
-    """
+    """Turns rows into a matrix: codes for names, and for numbers that may be missing a second column that says so."""
 
     def __init__(
         self,
@@ -38,13 +30,7 @@ class Coded:
 
     @classmethod
     def of(cls, X: Any, *, missing: bool, text: bool = True) -> Coded | None:
-        """What a table needs; None where it is a matrix of finite numbers already.
-
-        Args:
-            X: The table.
-            missing: Whether the model takes missing numbers.
-            text: Whether it takes names as they are; else only columns of a categorical kind are coded.
-        """
+        """What a table needs; None where it is a matrix of finite numbers already."""
         try:
             frame = nw.from_native(X, eager_only=True, pass_through=True)
         except nw.exceptions.DuplicateError:

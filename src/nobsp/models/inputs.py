@@ -14,22 +14,22 @@ from torch import Tensor, nn
 from nobsp.models.coded import Coded
 from nobsp.models.running import linear
 from nobsp.network.adapted import Adapted
-from nobsp.network.guest import unwrapped
+from nobsp.network.inference import unwrap
 
 _TOKENS = "input_ids"
 
 
 def adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) -> Adapted:
     """A torch module, with its inputs side by side in one matrix where there are several."""
-    module = Members(model) if type(unwrapped(model)).__module__.partition(".")[0] == "tabm" else model
+    module = Members(model) if type(unwrap(model)).__module__.partition(".")[0] == "tabm" else model
     if layout is not None and "inputs" in layout:
         return _packed(module, Packing.from_layout(layout))
     if layout is not None:
         return Adapted(module, encode=Coded.from_layout(layout), layout=dict(layout))
-    parts = None if X is None else _parts(unwrapped(model), X)
+    parts = None if X is None else _parts(unwrap(model), X)
     if parts is not None:
         return _packed(module, Packing.of(parts, kind="kwargs" if isinstance(parts, Mapping) else "args"))
-    if isinstance(X, Tensor) and not X.is_floating_point() and X.ndim == 2 and _takes_tokens(unwrapped(model)):
+    if isinstance(X, Tensor) and not X.is_floating_point() and X.ndim == 2 and _takes_tokens(unwrap(model)):
         raise ValueError(_tokens(X.shape[1]))
     coded = None if X is None else Coded.of(X, missing=False, text=False)
     if coded is None:
@@ -52,12 +52,7 @@ class Input:
 
 
 class Packing:
-    """Several inputs as columns of one matrix, and back.
-
-    Args:
-        inputs: The inputs in order.
-        kind: How the model is called: with "args" or "kwargs".
-    """
+    """Several inputs as columns of one matrix, and back."""
 
     def __init__(self, inputs: Sequence[Input], kind: str) -> None:
         self.inputs, self.kind = tuple(inputs), kind
@@ -223,7 +218,7 @@ class Members(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        inner: Any = unwrapped(model)
+        inner: Any = unwrap(model)
         members, outputs = (int(size) for size in inner.output.weight.shape[:: len(inner.output.weight.shape) - 1])
         self.head = linear(np.tile(np.eye(outputs) / members, (1, members)))
 

@@ -16,14 +16,7 @@ Function = Callable[[Array], Any]
 
 
 class Runs(nn.Module):
-    """Runs a function on float64 rows; with `weight` its values enter a linear head, without they are the outputs.
-
-    Args:
-        function: From rows (rows, columns) to numbers, one row each.
-        weight: The head's weights (outputs, width).
-        bias: The head's bias; zeros by default.
-        about: Bytes that are equal for the same model only.
-    """
+    """Runs a function on float64 rows; with `weight` its values enter a linear head, without they are the outputs."""
 
     def __init__(
         self, function: Function, *, weight: Array | None = None, bias: Array | None = None, about: bytes = b""

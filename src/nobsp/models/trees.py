@@ -25,31 +25,18 @@ _LEAST_GAP = 1e-200
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """A tree model.
+    """A tree model."""
 
-    Attributes:
-        function: Rows, as the library takes them, to what groups of trees answer, (rows, width).
-        weight: Which groups belong to which output, (outputs, width).
-        base: What each output has besides the trees.
-        link: What follows the margin.
-        steps: By column, numbers on either side of each threshold.
-        about: Bytes that are equal for the same model only.
-        codes: Columns that hold codes of categories.
-        classes: Names of classes.
-        names: Names of the columns it was fitted on.
-        frame: Whether it takes rows only by these names.
-    """
-
-    function: Callable[[Any], Array]
-    weight: Array
-    base: Array
-    link: str
-    steps: Mapping[int, Array]
-    about: bytes
-    codes: tuple[int, ...] = ()
-    classes: tuple[str, ...] | None = None
-    names: tuple[str, ...] | None = None
-    frame: bool = False
+    function: Callable[[Any], Array]  # rows, as the library takes them, to what groups of trees answer, (rows, width)
+    weight: Array  # which groups belong to which output, (outputs, width)
+    base: Array  # what each output has besides the trees
+    link: str  # what follows the margin
+    steps: Mapping[int, Array]  # by column, numbers on either side of each threshold
+    about: bytes  # bytes that are equal for the same model only
+    codes: tuple[int, ...] = ()  # columns that hold codes of categories
+    classes: tuple[str, ...] | None = None  # names of classes
+    names: tuple[str, ...] | None = None  # names of the columns it was fitted on
+    frame: bool = False  # whether it takes rows only by these names
 
 
 def read_trees(model: Any) -> Trees | None:
@@ -77,13 +64,7 @@ def read_trees(model: Any) -> Trees | None:
 
 
 def both_sides(thresholds: Iterable[Any], *, single: bool, below: bool) -> Array:
-    """Per threshold two neighbouring numbers between which a model goes from one side to the other.
-
-    Args:
-        thresholds: Where the model splits.
-        single: Whether the model rounds rows to single precision first.
-        below: Whether the threshold itself goes to the upper side (x < t) or to the lower (x <= t).
-    """
+    """Per threshold two neighbouring numbers between which a model goes from one side to the other."""
     found = np.unique(np.array(list(thresholds), dtype=np.float64))
     found = found[np.abs(found) < 1e38]  # libraries write "missing or not" as a threshold that no number passes
     if single:
@@ -119,13 +100,7 @@ def _steps(pairs: Iterable[tuple[int, float]], *, single: bool, below: bool) -> 
 def _in_ranges(
     margin: Callable[[Any, int, int], Any], rounds: int, probe: Any
 ) -> tuple[Callable[[Any], Array], Array, Array] | None:
-    """Ranges of rounds as groups: their function, the head's weight, and what the library adds to every range.
-
-    Args:
-        margin: `margin(X, first, last)`, the library's margin of a range of rounds.
-        rounds: How many rounds there are.
-        probe: Some rows; None is returned where what is added differs from row to row.
-    """
+    """Ranges of rounds as groups: their function, the head's weight, and what the library adds to every range."""
     ends = list(pairwise(np.unique(np.linspace(0, rounds, min(rounds, GROUPS) + 1).astype(int)).tolist()))
 
     def of(X: Any, first: int, last: int) -> Array:

@@ -2,7 +2,7 @@
 
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import Source, batches_of, with_progress
+from nobsp.network.find_head import Head
 from nobsp.network.readout import Readout
-from nobsp.network.search import Head
 
 __all__ = ["Adapted", "Head", "Readout", "Source", "batches_of", "with_progress"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nobsp.network.outputs import as_rows, tensors_in
+from nobsp.network.find_head import as_rows, tensors_in
 
 # Most products of a combination, counted from the end, and most columns of their inputs taken side by side.
 _MOST_PRODUCTS, _MOST_WIDTH = 64, 4096
@@ -72,16 +72,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Composed(nn.Module):
-    """A model that returns its logits by one linear head.
-
-    Args:
-        model: The model.
-        places: Which of its products' inputs, side by side, enter the head; None for the outputs themselves.
-        weight: The head's weights.
-        bias: The head's bias.
-        path: Where in the model's result the output is.
-        centre: Whether outputs are probabilities, whose centred logarithms are taken.
-    """
+    """A model that returns its logits by one linear head."""
 
     def __init__(
         self, model: nn.Module, places: Sequence[int] | None, weight: Tensor, bias: Tensor, path: str, *, centre: bool
@@ -113,14 +104,7 @@ class Composed(nn.Module):
 
 
 def compose(module: nn.Module, run: Callable[[Tensor], Any], x: Tensor, dtype: torch.dtype) -> tuple[Composed, str]:
-    """The model with a head of its own, and the link that follows it.
-
-    Args:
-        module: The model.
-        run: Runs it as a guest.
-        x: Rows ready for it.
-        dtype: Its precision.
-    """
+    """The model with a head of its own, and the link that follows it."""
     with Products(len(x)) as seen:
         result = run(x.clone())
     found = {path: as_rows(tensor, len(x)) for path, tensor in tensors_in(result).items()}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from nobsp.network.levels import MOST_CODES, MOST_LEVELS, Counted, Tally, distinct
+from nobsp.network.level_counts import MOST_CODES, MOST_LEVELS, Counted, LevelCounts, distinct
 
 __all__ = ["MOST_CODES", "MOST_LEVELS", "SAMPLE_ROWS", "Summary"]
 
@@ -23,37 +23,20 @@ def _nothing() -> Tensor:
 
 @dataclass(eq=False)
 class Summary:
-    """Columns at a glance, of rows that are added batch by batch, in memory that does not grow with them.
+    """Columns at a glance, of rows that are added batch by batch, in memory that does not grow with them."""
 
-    Attributes:
-        groups: Columns of each feature; levels are counted per feature.
-        rows: How many rows were read.
-        mean: Mean of each column.
-        minimum: Smallest value of each column.
-        maximum: Largest value of each column.
-        two_valued: Which columns have at most two values.
-        tallies: Per feature, how often each of its values occurred.
-        pieces: The rows of `sample`, as they came.
-
-    Example:
-        >>> summary = Summary([(0,)])
-        >>> summary.update(torch.tensor([[1.0], [3.0], [3.0]]))
-        >>> summary.mode(0, [0])
-        tensor([3.], dtype=torch.float64)
-    """
-
-    groups: Sequence[Sequence[int]]
-    rows: int = 0
-    mean: Tensor = field(default_factory=_nothing)
-    minimum: Tensor = field(default_factory=_nothing)
-    maximum: Tensor = field(default_factory=_nothing)
-    two_valued: Tensor = field(default_factory=lambda: _nothing().bool())
-    tallies: list[Tally] = field(default_factory=list)
-    pieces: list[Tensor] = field(default_factory=list)
+    groups: Sequence[Sequence[int]]  # columns of each feature; levels are counted per feature
+    rows: int = 0  # how many rows were read
+    mean: Tensor = field(default_factory=_nothing)  # mean of each column
+    minimum: Tensor = field(default_factory=_nothing)  # smallest value of each column
+    maximum: Tensor = field(default_factory=_nothing)  # largest value of each column
+    two_valued: Tensor = field(default_factory=lambda: _nothing().bool())  # which columns have at most two values
+    tallies: list[LevelCounts] = field(default_factory=list)  # per feature, how often each of its values occurred
+    pieces: list[Tensor] = field(default_factory=list)  # the rows of `sample`, as they came
 
     def __post_init__(self) -> None:
         self.groups = tuple(tuple(group) for group in self.groups)
-        self.tallies = self.tallies or [Tally() for _ in self.groups]
+        self.tallies = self.tallies or [LevelCounts() for _ in self.groups]
 
     # ------------------------------------------------------------------ adding rows
 

@@ -27,32 +27,21 @@ _DECODED_POINTS = 4096
 
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """Where a feature's function is tabulated.
+    """Where a feature's function is tabulated."""
 
-    Attributes:
-        feature: What the caller sees of it.
-        columns: Columns of the network's input.
-        encode: Values in the caller's units, one row each, as the network takes them.
-        levels: The category's levels; None for numbers.
-        level_inputs: The levels as the network takes them.
-        span: The calibrated range of a number; None for others.
-        reaches: Whether the network is followed beyond the range; not for a number of two values.
-        missing: What the preprocessing makes of a missing number; None where it takes none.
-        plain: Whether the network takes the caller's own numbers.
-        seen: Numbers of the caller's column that follow its distribution, where it passes an encoder.
-        steps: Numbers on either side of each of the model's thresholds, (thresholds, 2), where its functions are steps.
-    """
-
-    feature: Feature
-    columns: tuple[int, ...]
+    feature: Feature  # what the caller sees of it
+    columns: tuple[int, ...]  # columns of the network's input
+    # values in the caller's units, one row each, as the network takes them
     encode: Callable[[NDArray[np.generic]], Tensor]
-    levels: LevelAxis | None = None
-    level_inputs: Tensor | None = None
-    span: tuple[float, float] | None = None
-    reaches: bool = True
-    missing: Tensor | None = None
-    plain: bool = True
+    levels: LevelAxis | None = None  # the category's levels; None for numbers
+    level_inputs: Tensor | None = None  # the levels as the network takes them
+    span: tuple[float, float] | None = None  # the calibrated range of a number; None for others
+    reaches: bool = True  # whether the network is followed beyond the range; not for a number of two values
+    missing: Tensor | None = None  # what the preprocessing makes of a missing number; None where it takes none
+    plain: bool = True  # whether the network takes the caller's own numbers
+    # numbers of the caller's column that follow its distribution, where it passes an encoder
     seen: Array = field(default_factory=lambda: np.zeros(0))
+    # numbers on either side of each of the model's thresholds, (thresholds, 2), where its functions are steps
     steps: Array = field(default_factory=lambda: np.zeros((0, 2)))
 
     @property

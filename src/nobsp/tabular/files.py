@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from nobsp import serialization
 from nobsp.network.adapted import Adapted
 from nobsp.network.inputs import Features
-from nobsp.network.levels import Tally
+from nobsp.network.level_counts import LevelCounts
 from nobsp.network.readout import Readout, as_model_takes
 from nobsp.network.summary import Summary
 from nobsp.projection import Ridge
@@ -30,34 +30,22 @@ KIND = "tabular explainer"
 VERSION = 4
 
 # What a checkpoint of a calibration holds.
-CHECKPOINTED = (Accumulator, Features, Isolation, Plan, Summary, Tally)
+CHECKPOINTED = (Accumulator, Features, Isolation, Plan, Summary, LevelCounts)
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """What a file holds.
+    """What a file holds."""
 
-    Attributes:
-        options: The options of the explainer.
-        fingerprint: Of the model.
-        probe: A few rows to find the model's head with.
-        encoded: What the preprocessing made of some values of every feature; None without one.
-        columns: The caller's columns and features.
-        summary: What the calibration rows looked like.
-        estimate: The functions.
-        layout: How rows become a matrix, where they are none.
-        outputs: What the model makes of the probe.
-    """
-
-    options: dict[str, Any]
-    fingerprint: str
-    probe: Tensor
-    encoded: Tensor | None
-    columns: Columns
-    summary: Summary
-    estimate: Estimate
-    layout: dict[str, Any] | None
-    outputs: Tensor
+    options: dict[str, Any]  # the options of the explainer
+    fingerprint: str  # of the model
+    probe: Tensor  # A few rows to find the model's head with
+    encoded: Tensor | None  # what the preprocessing made of some values of every feature; None without one
+    columns: Columns  # the caller's columns and features
+    summary: Summary  # what the calibration rows looked like
+    estimate: Estimate  # the functions
+    layout: dict[str, Any] | None  # how rows become a matrix, where they are none
+    outputs: Tensor  # what the model makes of the probe
 
 
 _STORED = (
@@ -72,7 +60,7 @@ _STORED = (
     Solution,
     Stored,
     Summary,
-    Tally,
+    LevelCounts,
     *CLASSES,
 )
 
@@ -104,12 +92,7 @@ def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any
 
 
 def load(path: str | os.PathLike[str]) -> Stored:
-    """What a file holds.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged, of another kind, or of another version.
-    """
+    """What a file holds."""
     stored = serialization.load(path, kind=KIND, version=VERSION, classes=_STORED)
     if not isinstance(stored, Stored):
         raise ValueError(f"path {str(path)!r} is damaged: it does not hold an explainer.")

@@ -20,7 +20,6 @@ from tqdm import tqdm
 
 from nobsp.network.composed import Operations
 from nobsp.network.inputs import Subset
-from nobsp.tabular.background import choose_background
 from nobsp.tabular.correction import ALPHAS, FOLDS, Correction, HeldOut, Rows, fit_correction, judge
 from nobsp.tabular.domains import Domain
 from nobsp.tabular.lookup import Chunk, NumberAxis, TermTable
@@ -36,7 +35,17 @@ from nobsp.tabular.pieces import (
     read,
     transfer,
 )
-from nobsp.tabular.tabulate import FEW_VALUES, Array, Points, Represent, Table, Tabulator, compress, refine_knots
+from nobsp.tabular.tabulate import (
+    FEW_VALUES,
+    Array,
+    Points,
+    Represent,
+    Table,
+    Tabulator,
+    choose_background,
+    compress,
+    refine_knots,
+)
 
 # How far beyond the calibrated range the network is followed, as shares of the range on either side. Far: a network of
 # linear pieces goes on as straight lines, and unseen rows of heavy-tailed columns lie there.
@@ -324,16 +333,7 @@ def tabulate_main(
 def step_sizes(
     steps: Array, points: Points, table: Table, sample: Sample, unit: Tensor, *, apart: bool = False
 ) -> Array:
-    """Per threshold the variance that its step makes over the rows and the background, in units of the outputs'.
-
-    Args:
-        steps: Numbers on either side of each threshold, (thresholds, 2).
-        points: Of the feature's table; thresholds that it lacks have no step.
-        table: The feature's table.
-        sample: Calibration rows.
-        unit: Spread of each output.
-        apart: Whether only what differs from background row to background row counts, as interactions do.
-    """
+    """Per threshold the variance that its step makes over the rows and the background, in units of the outputs'."""
     assert isinstance(points.axis, NumberAxis)
     knots, x = points.axis.knots, sample.chunk().numbers(points.axis.column)
     below = np.clip(np.searchsorted(knots, steps[:, 0]), 0, len(knots) - 2)

@@ -18,7 +18,7 @@ from nobsp.base import Explainer
 from nobsp.calibration import Engine, choose_engine
 from nobsp.network.batches import with_progress
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, read_activations, sign_coefficients
-from nobsp.network.guest import home_of
+from nobsp.network.inference import device_and_dtype
 from nobsp.network.readout import checked
 from nobsp.projection import Ridge
 from nobsp.vision.account import (
@@ -597,7 +597,7 @@ class NObSPCam(Explainer):
     def _running(self) -> Iterator[None]:
         """No gradients, ordinary tensors also inside an inference mode, and the model on the chosen device."""
         module = checked(self.model)
-        home, _ = home_of(module)
+        home, _ = device_and_dtype(module)
         away = home if self.device is None else torch.device(self.device)
         # Gradients that are taken outside of a pass would follow the caller's autocast too.
         with torch.inference_mode(False), torch.no_grad(), torch.autocast(away.type, enabled=False):

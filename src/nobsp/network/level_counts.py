@@ -21,37 +21,28 @@ Counted = tuple[Tensor, Tensor]
 
 
 @dataclass(eq=False)
-class Tally:
+class LevelCounts:
     """Values of one feature, counted batch by batch in memory that does not grow with the rows.
 
     Values are counted jointly as long as they are at most 256, or no more than a one-hot group of so many columns can
     have. A column of whole numbers with more values may hold the codes of a category, and is then counted on its own
     as long as its numbers span no more than 100,000.
-
-    Attributes:
-        joint: Distinct rows (levels, columns) and how often each occurred; None once they are too many.
-        codes: By place in the feature, whole numbers (levels, 1) and how often each occurred; empty before that.
-
-    Example:
-        >>> tally = Tally()
-        >>> tally.add(torch.tensor([[2.0], [1.0], [2.0]]))
-        >>> tally.joint
-        (tensor([[1.],
-                [2.]]), tensor([1, 2]))
     """
 
+    # distinct rows (levels, columns) and how often each occurred; None once they are too many
     joint: Counted | None = None
+    # by place in the feature, whole numbers (levels, 1) and how often each occurred; empty before that
     codes: dict[int, Counted] = field(default_factory=dict)
     begun: bool = False
 
     @classmethod
-    def of(cls, joint: Counted | None, codes: dict[int, Counted]) -> Tally:
+    def of(cls, joint: Counted | None, codes: dict[int, Counted]) -> LevelCounts:
         """A tally that goes on from what was counted before."""
         return cls(joint, dict(codes), begun=True)
 
-    def copy(self) -> Tally:
+    def copy(self) -> LevelCounts:
         """One that goes on by itself."""
-        return Tally(self.joint, dict(self.codes), self.begun)
+        return LevelCounts(self.joint, dict(self.codes), self.begun)
 
     @property
     def over(self) -> bool:
@@ -70,7 +61,7 @@ class Tally:
         self._part(values.shape[1])
         self._add_codes({place: (values[:, place], None) for place in self.codes})
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: LevelCounts) -> None:
         """Counts what another one has counted."""
         if not other.begun:
             return
@@ -80,7 +71,7 @@ class Tally:
         if other.joint is not None and self.joint is not None:
             self._join(other.joint)
             return
-        other = Tally.of(other.joint, other.codes)
+        other = LevelCounts.of(other.joint, other.codes)
         for tally in (self, other):
             if tally.joint is not None:
                 tally._part(tally.joint[0].shape[1])
@@ -138,12 +129,7 @@ def two_valued(values: Tensor) -> Tensor:
 
 
 def among(rows: Tensor, levels: Tensor) -> Tensor:
-    """Whether each row is one of the levels.
-
-    Example:
-        >>> among(torch.tensor([[1.0], [1.5]]), torch.tensor([[1.0], [2.0]]))
-        tensor([ True, False])
-    """
+    """Whether each row is one of the levels."""
     if rows.shape[1] == 1:
         known = levels[:, 0].sort().values
         if len(known) == 0:
