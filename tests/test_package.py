@@ -31,12 +31,11 @@ PUBLIC_NAMES = {
     "Ranks",
     "RayCluster",
     "__version__",
+    "as_module",
     "audit",
     "explain_images",
     "metrics",
-    "network",
     "plots",
-    "projection",
     "report",
 }
 

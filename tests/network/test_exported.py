@@ -156,7 +156,7 @@ def test_a_closed_model_is_refused_with_the_way_to_open_it(
 ) -> None:
     closed = torch.export.load(files["dynamic.pt2"])
     data = rows if explainer is NObSP else torch.zeros(3, 1, 4, 4)
-    with pytest.raises(TypeError, match=r"nobsp\.network\.exported\.opened\(model, rows\)"):
+    with pytest.raises(TypeError, match=r"nobsp\.as_module\(model, rows\)"):
         explainer(closed).fit(data)
 
 
@@ -166,13 +166,13 @@ def test_the_name_of_a_file_is_refused_with_the_way_to_open_it(
     files: dict[str, Path], rows: Tensor, explainer: Any, closed: Any
 ) -> None:
     data = rows if explainer is NObSP else torch.zeros(3, 1, 4, 4)
-    with pytest.raises(TypeError, match=r"nobsp\.network\.exported\.opened\(model, rows\)"):
+    with pytest.raises(TypeError, match=r"nobsp\.as_module\(model, rows\)"):
         explainer(closed(files["dynamic.pt2"])).fit(data)
 
 
 def test_the_graph_of_a_program_is_refused_with_the_way_to_open_it(files: dict[str, Path], rows: Tensor) -> None:
     graph = torch.export.load(files["dynamic.pt2"]).module()
-    with pytest.raises(ValueError, match=r"no linear layer .*nobsp\.network\.exported\.opened\(model, rows\)"):
+    with pytest.raises(ValueError, match=r"no linear layer .*nobsp\.as_module\(model, rows\)"):
         NObSP(graph).fit(rows)
     assert NObSP(as_module(graph, rows)).fit(rows).output_names_
 

@@ -14,7 +14,7 @@ from nobsp.network.adapted import Adapted
 
 __all__ = ["adapt"]
 
-_OPENED = "nobsp.network.exported.as_module(model, rows)"
+_OPENED = "nobsp.as_module(model, rows)"
 
 
 def adapt(model: Any, X: Any = None, *, layout: Mapping[str, Any] | None = None) -> Adapted:

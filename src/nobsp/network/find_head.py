@@ -60,7 +60,7 @@ def chosen_layers(module: nn.Module, head: str | nn.Module | None) -> dict[str, 
     if not layers:
         # What ExportedProgram.module() gives: its layers have become operations of a graph.
         exported = isinstance(module, torch.fx.GraphModule)
-        hint = " If torch.export made it, pass nobsp.network.exported.as_module(model, rows)." if exported else ""
+        hint = " If torch.export made it, pass nobsp.as_module(model, rows)." if exported else ""
         raise (ValueError if exported else NoHeadError)(
             "model has no linear layer (nn.Linear, or nn.Conv1d/nn.Conv2d with kernel size 1); "
             f"only models that end in one can be explained.{hint}"

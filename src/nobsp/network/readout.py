@@ -19,7 +19,7 @@ from nobsp.network.hooks import embedded_columns, plain, positions_of, record_in
 from nobsp.network.inference import device_and_dtype, evaluation_mode, explain_failure, unwrap
 
 PROBE_ROWS = 256
-_OPEN = "open it with nobsp.network.exported.as_module(model, rows)"
+_OPEN = "open it with nobsp.as_module(model, rows)"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
