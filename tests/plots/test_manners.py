@@ -48,7 +48,7 @@ def awkward():
 
 
 def test_the_public_names_are_the_plots():
-    assert set(plots.__all__) == {*ON_ONE_AXES, "cam_grid", "retrieval_panel"}
+    assert set(plots.__all__) == {*ON_ONE_AXES, "cam_grid", "retrieval_panel", "signal", "words"}
     for name in plots.__all__:
         assert "ax" in inspect.signature(getattr(plots, name)).parameters
 

@@ -6,7 +6,7 @@ from nobsp.plots.health import health
 from nobsp.plots.importance import beeswarm, importance
 from nobsp.plots.interaction import interaction
 from nobsp.plots.interaction_matrix import interaction_matrix
-from nobsp.plots.maps import cam_grid
+from nobsp.plots.maps import cam_grid, signal, words
 from nobsp.plots.retrieval import retrieval_panel
 
 __all__ = [
@@ -19,5 +19,7 @@ __all__ = [
     "interaction_matrix",
     "ledger",
     "retrieval_panel",
+    "signal",
     "waterfall",
+    "words",
 ]

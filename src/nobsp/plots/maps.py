@@ -1,8 +1,9 @@
-"""Activation maps beside the images they are of."""
+"""Activation maps beside the images they are of, along signals, and under words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from nobsp._messages import percent, require_whole_number
 from nobsp.plots import colours
-from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, new_figure
+from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, get_axes, new_figure, tidy
 from nobsp.plots.labels import shorten
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def cam_grid(
             raise ValueError(f"kinds must be of {', '.join(map(repr, _KINDS))}, found {kind!r}.")
     if not 0 <= opacity <= 1:
         raise ValueError(f"opacity must lie between 0 and 1, found {opacity!r}.")
-    several = maps.positive.ndim == 4
+    several = maps.target.ndim == 2
     targets = [maps.of_target(place) for place in range(maps.positive.shape[1])] if several else [maps]
     pictures = targets[0].overlay(images, opacity=0.0, mean=mean, std=std)
     rows = [(image, one) for image in range(len(maps)) for one in targets][:max_display]
@@ -160,3 +161,95 @@ def _names_of(labels: Any, maps: ActivationMaps) -> list[str]:
     if len(wrong):
         raise ValueError(f"labels has the class {wrong[0]}, but there are {len(maps.output_names)} classes.")
     return [maps.output_names[label] for label in given]
+
+
+def signal(maps: ActivationMaps, signals: Any, *, row: int = 0, channel: int = 0, ax: Any = None) -> Axes:
+    """Draws a signal as a line that is red where it speaks for the class and blue where it speaks against it.
+
+    Args:
+        maps: What an `NObSPCam` returned for signals (n, channels, time), for one target each.
+        signals: The signals.
+        row: Which signal.
+        channel: Which of its channels is drawn.
+        ax: Axes to draw on; those of a new figure when None.
+
+    Returns:
+        The axes.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from nobsp import NObSPCam, plots
+        >>> body = nn.Sequential(nn.Conv1d(2, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+        >>> signals = torch.randn(64, 2, 40)
+        >>> cam = NObSPCam(nn.Sequential(body, nn.Linear(8, 3))).fit(signals)
+        >>> plots.signal(cam(signals[:2]), signals[:2]).get_xlabel()
+        'time step'
+    """
+    from matplotlib.collections import LineCollection
+
+    if len(maps.locations) != 1 or maps.target.ndim != 1 or np.ndim(signals) != 3 or len(signals) != len(maps):
+        raise ValueError(
+            f"maps has the shape {maps.account.shape} and signals {np.shape(signals)}; pass the maps of signals "
+            "(n, channels, time), for one target each, and the signals."
+        )
+    given = signals[row, channel]
+    line = np.asarray(given.detach().cpu().double() if hasattr(given, "detach") else given, dtype=np.float64)
+    values = getattr(maps.resize(len(line)), maps.kind)[row]
+    strength = values / (_peak(values) or 1.0)
+    axes = get_axes(ax, (6.4, 2.2))
+    points = np.stack([np.arange(len(line)), line], axis=1)
+    pieces = np.stack([points[:-1], points[1:]], axis=1)
+    drawn = LineCollection(list(pieces), cmap=colours.against_to_for(), linewidths=2.2, capstyle="round")
+    drawn.set_array((strength[:-1] + strength[1:]) / 2)
+    drawn.set_clim(-1.0, 1.0)
+    axes.add_collection(drawn)
+    axes.autoscale_view()
+    tidy(axes)
+    axes.set_xlabel("time step", fontsize=NORMAL)
+    axes.set_title(f"{shorten(str(maps.target_names[row]), 24)}: {maps.caption()}", fontsize=NORMAL)
+    return axes
+
+
+def words(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0) -> str:
+    """A text as HTML with each token tinted: red where it speaks for the class, blue where it speaks against it.
+
+    Each token's share, which add up to the logit less its base value (with `class_token` and `residual`), is shown when
+    the mouse is over it. In a notebook, `IPython.display.HTML(words(...))`.
+
+    Args:
+        maps: What an `NObSPCam` returned for texts, for one target each.
+        tokens: The tokens of one text, as many as there are locations, or fewer where the rest is padding.
+        row: Which text.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from nobsp import NObSPCam, plots
+        >>> class Text(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+        ...
+        ...     def forward(self, codes):
+        ...         return self.head(self.embed(codes).mean(1))
+        >>> codes = torch.randint(0, 9, (16, 3))
+        >>> maps = NObSPCam(Text()).fit(codes)(codes)
+        >>> plots.words(maps, ["not", "so", "good"]).count("<span")
+        3
+    """
+    tokens = [str(token) for token in tokens]
+    if len(maps.locations) != 1 or maps.target.ndim != 1 or len(tokens) > maps.locations[0]:
+        raise ValueError(
+            f"maps has the shape {maps.account.shape} but there are {len(tokens)} tokens; pass maps of texts for one "
+            "target each, and the tokens of one of them."
+        )
+    shares = getattr(maps, maps.kind)[row] / maps.locations[0]
+    largest = _peak(shares[: len(tokens)]) or 1.0
+    tint = colours.against_to_for()
+    spans = []
+    for token, share in zip(tokens, shares, strict=False):
+        red, green, blue, _ = (round(255 * part) for part in tint(0.5 + 0.5 * share / largest))
+        style = f"background:rgb({red},{green},{blue});color:#000;padding:0 .15em;border-radius:.2em"
+        spans.append(f'<span style="{style}" title="{share:+.4g}">{escape(token)}</span>')
+    return " ".join(spans)

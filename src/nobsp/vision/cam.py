@@ -32,7 +32,7 @@ from nobsp.vision.account import (
     answer,
     start_calibration,
 )
-from nobsp.vision.feature_map import FeatureMap, ForwardPass
+from nobsp.vision.feature_map import PACKED, FeatureMap, ForwardPass, as_taken
 from nobsp.vision.find_map import PROBE_IMAGES, find_map
 from nobsp.vision.grid import pooled
 from nobsp.vision.health import CamHealth, examine
@@ -47,7 +47,7 @@ Calibration = MapMeans | ChannelMoments
 Account = ChannelAccount | TailAccount
 
 KIND = "class activation maps"
-VERSION = 3
+VERSION = 4
 # What a checkpoint of a calibration holds.
 CHECKPOINTED = (MapMeans, ChannelMoments, Means)
 
@@ -172,7 +172,7 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         with choose_engine(engine, images).start(CHECKPOINTED) as run, self._running():
             ridge = self._checked_ridge()
             source = read_images(run, images, batch_size=self.batch_size)
-            feature_map = find_map(self.model, source.first, layer=self.layer, head=self.head)
+            feature_map = find_map(as_taken(self.model, source.keys), source.first, layer=self.layer, head=self.head)
             empty, names = start_calibration(feature_map, self.coefficients), self._names(feature_map)
             fingerprint = feature_map.fingerprint()
             if run.size > 1 or run.has_checkpoint:
@@ -368,6 +368,8 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         """Answers to a question about the images, batch by batch."""
         fitted = self._require_same_weights()
         source = images_of(images, batch_size=self.batch_size)
+        if source.keys != fitted.feature_map.keys:
+            raise ValueError(f"images has {list(source.keys)}, but fit was given {list(fitted.feature_map.keys)}.")
         if source.rows is not None:
             targets.require(source.rows)
         answers: list[T] = []
@@ -395,9 +397,7 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
     ) -> dict[str, Tensor]:
         account, targets = self._fitted.account, question.target.shape[1]
         both = question.with_contrast(view.logits) if contrast else question
-        slopes = account.slopes(feature_map, view, both, self._fitted.probe[:1])
-        found = answer(feature_map, view, slopes, account.mean)
-        carried = found.account.mean((2, 3)) + found.class_token
+        found = answer(account, feature_map, view, both, self._fitted.probe[:1])
         return {
             "positive": found.positive[:, :targets],
             "negative": found.negative[:, :targets],
@@ -408,7 +408,7 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             "class_token": found.class_token[:, :targets],
             "target": question.target,
             "logits": view.logits,
-            "residual": question.whole - carried[:, :targets],
+            "residual": question.whole - found.carried[:, :targets],
             "confidence": question.confidence,
         }
 
@@ -481,6 +481,8 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             fingerprint=fitted.fingerprint,
             feature_map=fitted.feature_map.described(),
             image_shape=fitted.feature_map.image_shape,
+            text=fitted.feature_map.text,
+            keys=fitted.feature_map.keys,
             account=fitted.account.cast(torch.float32),
             calibration=fitted.calibration if moments else None,
             rows=fitted.rows,
@@ -504,8 +506,12 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         # Any images show where the map is; these are the same every time.
         generator = torch.Generator().manual_seed(0)
         probe = torch.randn(2, *stored.image_shape, generator=generator)
+        if stored.text:
+            probe = torch.randint(1, 4, (2, *stored.image_shape), generator=generator)
+            for place, key in enumerate(stored.keys[1:], start=1):
+                probe[:, place] = int(key == "attention_mask")
         with cam._running():
-            feature_map = find_map(model, probe, layer=cam.layer, head=cam.head)
+            feature_map = find_map(as_taken(model, stored.keys), probe, layer=cam.layer, head=cam.head)
         found, known = feature_map.described(), stored.feature_map
         if feature_map.fingerprint() != stored.fingerprint or found["outputs"] != known["outputs"]:
             raise ValueError(
@@ -530,9 +536,10 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
 
     def _options(self) -> dict[str, Any]:
         fitted = self._fitted
-        layer = None if self.layer is None else fitted.feature_map.place.name
+        inside = PACKED if fitted.feature_map.keys else ""
+        layer = None if self.layer is None else fitted.feature_map.place.name.removeprefix(inside)
         found = fitted.feature_map.head
-        head = None if self.head is None or found is None else found.name
+        head = None if self.head is None or found is None else found.name.removeprefix(inside)
         return {
             "layer": layer,
             "head": head,
@@ -641,7 +648,9 @@ class _Stored:
     options: dict[str, Any]
     fingerprint: str
     feature_map: dict[str, Any]
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[int, ...]
+    text: bool
+    keys: tuple[str, ...]
     account: Account
     calibration: Calibration | None
     rows: int

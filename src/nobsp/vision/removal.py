@@ -30,7 +30,7 @@ class Removal:
     in the pooled map, so every step is exact, and no further pass through the network is needed.
 
     Attributes:
-        order: Per location its step, 1 for the first to go, shape (n, height, width).
+        order: Per location its step, 1 for the first to go, shape (n, *locations).
         probability: The target's probability before any step and after each, shape (n, locations + 1).
         target: Class each image was asked about, shape (n,).
         output_names: Names of the classes.
@@ -53,7 +53,7 @@ class Removal:
         return len(self.order)
 
     def __repr__(self) -> str:
-        size = f"{self.order.shape[1]}×{self.order.shape[2]}"
+        size = "×".join(map(str, self.order.shape[1:]))
         return f"Removal({len(self)} images, {size} locations, layer={self.layer!r})"
 
 
@@ -65,10 +65,10 @@ def adds_up(feature_map: FeatureMap) -> bool:
 def remove_locations(
     feature_map: FeatureMap, seen: ForwardPass, target: Tensor, *, sigmoid: bool
 ) -> tuple[Tensor, Tensor]:
-    """Steps at which locations go, shape (n, height, width), and the target's probability; see `remove_one_by_one`."""
+    """Steps at which locations go, shape (n, *locations), and the target's probability; see `remove_one_by_one`."""
     assert feature_map.head is not None
     weight = feature_map.head.weight.to(seen.maps.device)
-    locations = seen.maps.shape[2] * seen.maps.shape[3]
+    locations = seen.maps[0, 0].numel()
     at_once = max(1, _AT_ONCE // (len(weight) * locations))
     parts = []
     for first in range(0, len(target), at_once):
