@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nobsp.neighbors.audit import Audit, audit
     from nobsp.reporting import report
     from nobsp.tabular import CompiledExplainer, Explanation, NObSP
-    from nobsp.vision import ActivationMaps, NObSPCam, explain_images
+    from nobsp.vision import ActivationMaps, NObSPCam, confusions, explain_images
 
 __version__ = "0.1.0"
 
@@ -37,6 +37,7 @@ __all__ = [
     "RayCluster",
     "__version__",
     "audit",
+    "confusions",
     "explain_images",
     "metrics",
     "network",
@@ -59,6 +60,7 @@ _HOMES = {
     "Ranks": "nobsp.calibration:Ranks",
     "RayCluster": "nobsp.calibration:RayCluster",
     "audit": "nobsp.neighbors:audit",
+    "confusions": "nobsp.vision:confusions",
     "explain_images": "nobsp.vision:explain_images",
     "metrics": "nobsp.metrics",
     "network": "nobsp.network",

@@ -190,9 +190,11 @@ def test_signals_and_words_are_drawn() -> None:
     assert axes.get_title().startswith(str(maps.target_names[1]))
     text = texts(24)
     read = NObSPCam(made(Text("mean"))).fit(text)(text)
-    html = plots.words(read, ["<b>", "good", "bad"])
+    html = plots.words_html(read, ["<b>", "good", "bad"])
     assert html.count("<span") == 3
     assert "&lt;b&gt;" in html
     assert f"{read.contrast[0, 1] / LENGTH:+.4g}" in html
+    drawn = plots.words(read, ["so", "much $", "better"] * 4)
+    assert [text.get_text() for text in drawn.texts][:2] == ["so", r"much \$"]
     with pytest.raises(ValueError, match="tokens"):
         plots.words(read, ["a"] * (LENGTH + 1))

@@ -6,12 +6,13 @@ from nobsp.plots.health import health
 from nobsp.plots.importance import beeswarm, importance
 from nobsp.plots.interaction import interaction
 from nobsp.plots.interaction_matrix import interaction_matrix
-from nobsp.plots.maps import cam_grid, signal, words
+from nobsp.plots.maps import cam_grid, confusions, signal, words, words_html
 from nobsp.plots.retrieval import retrieval_panel
 
 __all__ = [
     "beeswarm",
     "cam_grid",
+    "confusions",
     "curves",
     "health",
     "importance",
@@ -22,4 +23,5 @@ __all__ = [
     "signal",
     "waterfall",
     "words",
+    "words_html",
 ]

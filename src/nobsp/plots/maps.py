@@ -18,12 +18,14 @@ from nobsp.plots.labels import shorten
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from nobsp.vision import ActivationMaps
+    from nobsp.vision import ActivationMaps, Confusions
 
 Array = NDArray[np.float64]
 
 # How light red, green and blue look.
 _LIGHT = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+# Letters in a line of a text.
+_COLUMNS = 72
 _KINDS = ("contrast", "account", "positive", "negative", "signed")
 
 
@@ -119,6 +121,37 @@ def cam_grid(
     return grid
 
 
+def confusions(
+    found: Confusions, *, mean: Any = None, std: Any = None, max_display: int = 6, ax: Any = None
+) -> NDArray[Any]:
+    """Draws the first image of each confused pair of classes, with what speaks for the one and against the other.
+
+    Args:
+        found: What `nobsp.confusions` returned.
+        mean: What was subtracted from each channel when the images were normalised, to show them in their colours.
+        std: What each channel was divided by.
+        max_display: Most pairs.
+        ax: Axes to draw on, two for each pair; a new figure when None.
+
+    Returns:
+        The axes, shape (pairs, 2).
+    """
+    require_whole_number("max_display", max_display)
+    shown = found.pairs[:max_display]
+    if not shown:
+        raise ValueError("found has no pairs: no image was taken for another class.")
+    if ax is None:
+        figure = new_figure((5.2, 2.1 * len(shown) + 0.4))
+        ax = [figure.add_subplot(len(shown), 2, place + 1) for place in range(2 * len(shown))]
+    grid = np.array(as_axes(ax, 2 * len(shown), "this grid"), dtype=object).reshape(len(shown), 2)
+    for axes, pair in zip(grid, shown, strict=True):
+        true = [pair.truth] * len(pair.maps)
+        cam_grid(pair.maps, pair.images, kinds="account", labels=true, mean=mean, std=std, max_display=1, ax=axes)
+        axes[0].set_title(f"{pair.count} images", fontsize=NORMAL)
+        axes[1].set_title(fill(f"for {pair.predicted}, against {pair.truth}", 28), fontsize=NORMAL)
+    return grid
+
+
 def _peak(values: Array) -> float:
     return float(np.abs(values).max())
 
@@ -211,15 +244,53 @@ def signal(maps: ActivationMaps, signals: Any, *, row: int = 0, channel: int = 0
     return axes
 
 
-def words(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0) -> str:
-    """A text as HTML with each token tinted: red where it speaks for the class, blue where it speaks against it.
-
-    Each token's share, which add up to the logit less its base value (with `class_token` and `residual`), is shown when
-    the mouse is over it. In a notebook, `IPython.display.HTML(words(...))`.
+def words(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0, ax: Any = None) -> Axes:
+    """Draws a text with each token tinted: red where it speaks for the class, blue where it speaks against it.
 
     Args:
         maps: What an `NObSPCam` returned for texts, for one target each.
         tokens: The tokens of one text, as many as there are locations, or fewer where the rest is padding.
+        row: Which text.
+        ax: Axes to draw on; those of a new figure when None.
+
+    Returns:
+        The axes.
+    """
+    places, line, column = [], 0, 0
+    tinted = _tinted(maps, tokens, row)
+    for token, _, _ in tinted:
+        if column and column + len(token) > _COLUMNS:
+            line, column = line + 1, 0
+        places.append((column, line))
+        column += len(token) + 1
+    axes = get_axes(ax, (7.0, 0.32 * (line + 1) + 0.5))
+    bare(axes)
+    axes.set_xlim(-1, _COLUMNS + 1)
+    axes.set_ylim(line + 0.7, -0.7)
+    for (column, line), (token, _, colour) in zip(places, tinted, strict=True):
+        box = {"facecolor": colour, "edgecolor": "none", "boxstyle": "round,pad=0.15"}
+        axes.text(
+            column,
+            line,
+            token.replace("$", r"\$"),
+            family="monospace",
+            fontsize=SMALL,
+            va="center",
+            color="black",
+            bbox=box,
+        )
+    axes.set_xlabel(f"{shorten(str(maps.target_names[row]), 24)}: {maps.caption()}", fontsize=NORMAL)
+    return axes
+
+
+def words_html(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0) -> str:
+    """The same as HTML, for a page or `IPython.display.HTML`; a token's share is shown when the mouse is over it.
+
+    Shares add up to the logit less its base value, with `class_token` and `residual`.
+
+    Args:
+        maps: What an `NObSPCam` returned for texts, for one target each.
+        tokens: The tokens of one text.
         row: Which text.
 
     Example:
@@ -235,21 +306,29 @@ def words(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0) -> str:
         ...         return self.head(self.embed(codes).mean(1))
         >>> codes = torch.randint(0, 9, (16, 3))
         >>> maps = NObSPCam(Text()).fit(codes)(codes)
-        >>> plots.words(maps, ["not", "so", "good"]).count("<span")
+        >>> plots.words_html(maps, ["not", "so", "good"]).count("<span")
         3
     """
+    style = "color:#000;padding:0 .15em;border-radius:.2em;background:"
+    return " ".join(
+        f'<span style="{style}{colour}" title="{share:+.4g}">{escape(token)}</span>'
+        for token, share, colour in _tinted(maps, tokens, row)
+    )
+
+
+def _tinted(maps: ActivationMaps, tokens: Sequence[str], row: int) -> list[tuple[str, float, str]]:
+    """Each token with its share and its colour."""
+    from matplotlib.colors import to_hex
+
     tokens = [str(token) for token in tokens]
     if len(maps.locations) != 1 or maps.target.ndim != 1 or len(tokens) > maps.locations[0]:
         raise ValueError(
             f"maps has the shape {maps.account.shape} but there are {len(tokens)} tokens; pass maps of texts for one "
             "target each, and the tokens of one of them."
         )
-    shares = getattr(maps, maps.kind)[row] / maps.locations[0]
-    largest = _peak(shares[: len(tokens)]) or 1.0
-    tint = colours.against_to_for()
-    spans = []
-    for token, share in zip(tokens, shares, strict=False):
-        red, green, blue, _ = (round(255 * part) for part in tint(0.5 + 0.5 * share / largest))
-        style = f"background:rgb({red},{green},{blue});color:#000;padding:0 .15em;border-radius:.2em"
-        spans.append(f'<span style="{style}" title="{share:+.4g}">{escape(token)}</span>')
-    return " ".join(spans)
+    shares = getattr(maps, maps.kind)[row, : len(tokens)] / maps.locations[0]
+    tint, largest = colours.against_to_for(), _peak(shares) or 1.0
+    return [
+        (token, float(share), to_hex(tint(0.5 + 0.5 * share / largest)))
+        for token, share in zip(tokens, shares, strict=True)
+    ]

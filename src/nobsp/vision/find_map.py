@@ -70,7 +70,9 @@ class _Seen:
             aspect = space[0] / space[1]
             return (float(abs(self.shape[0] - aspect * self.shape[1]) >= max(1.5, 1.5 * aspect)),)
         if len(space) > 2:
-            return tuple(abs(extent / whole - self.shape[0] / space[0]) for extent, whole in zip(self.shape, space))
+            return tuple(
+                abs(extent / whole - self.shape[0] / space[0]) for extent, whole in zip(self.shape, space, strict=True)
+            )
         # Of (n, a, b), layers that work on the last axis say that it is the channels'.
         assert self.raw is not None
         widths = {width for part in self.module.modules() for width in _widths(part)}

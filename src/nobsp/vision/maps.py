@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -170,20 +171,9 @@ class ActivationMaps:
         kind = kind or self.kind
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, found {kind!r}.")
-        if not 0 <= opacity <= 1:
-            raise ValueError(f"opacity must lie between 0 and 1, found {opacity!r}.")
-        if len(self.locations) != 2:
-            raise ValueError(
-                f"these maps have {len(self.locations)} axes of locations, so they lie over no image; draw signals and "
-                "words with nobsp.plots.signal and nobsp.plots.words, and volumes slice by slice from maps.account."
-            )
         if self.target.ndim != 1:
             raise ValueError("these maps are for several targets per image; choose one first, maps.of_target(0).")
-        pictures = pictures_of(images, len(self), mean=mean, std=std)
-        shown = _resized(getattr(self, kind), (pictures.shape[1], pictures.shape[2]))
-        colour, strength = colour_maps(shown, kind=kind)
-        blend = (opacity * strength)[..., None]
-        return (pictures * (1 - blend) + colour * blend).astype(np.float32)
+        return lay_over(getattr(self, kind), images, kind=kind, opacity=opacity, mean=mean, std=std)
 
     def of_target(self, position: int) -> ActivationMaps:
         """The maps of one of several targets per image."""
@@ -207,12 +197,30 @@ def join(parts: list[dict[str, Tensor]], *, several: bool, **about: Any) -> Acti
     return ActivationMaps(**arrays, **about)
 
 
+def lay_over(maps: Array, images: Any, *, kind: str, opacity: float, mean: Any, std: Any) -> NDArray[np.float32]:
+    """Images (n, height, width, 3) with maps (n, h, w) laid over them in colour."""
+    if not 0 <= opacity <= 1:
+        raise ValueError(f"opacity must lie between 0 and 1, found {opacity!r}.")
+    if maps.ndim != 3:
+        raise ValueError(
+            f"these maps have {maps.ndim - 1} axes of locations, so they lie over no image; draw signals and words "
+            "with nobsp.plots.signal and nobsp.plots.words, and volumes slice by slice from maps.account."
+        )
+    pictures = pictures_of(images, len(maps), mean=mean, std=std)
+    colour, strength = colour_maps(_resized(maps, (pictures.shape[1], pictures.shape[2])), kind=kind)
+    blend = (opacity * strength)[..., None]
+    return (pictures * (1 - blend) + colour * blend).astype(np.float32)
+
+
+def resize_maps(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Maps (n, channels, *locations) interpolated linearly along each axis."""
+    mode = ("linear", "bilinear", "trilinear")[len(size) - 1]
+    return functional.interpolate(maps, size=tuple(size), mode=mode, align_corners=False)
+
+
 def _resized(maps: Array, size: tuple[int, ...]) -> Array:
-    axes = len(size)
-    flat = torch.from_numpy(np.ascontiguousarray(maps)).reshape(-1, 1, *maps.shape[-axes:])
-    mode = ("linear", "bilinear", "trilinear")[axes - 1]
-    larger = functional.interpolate(flat, size=size, mode=mode, align_corners=False)
-    result: Array = larger.reshape(*maps.shape[:-axes], *size).numpy()
+    flat = torch.from_numpy(np.ascontiguousarray(maps)).reshape(-1, 1, *maps.shape[-len(size) :])
+    result: Array = resize_maps(flat, size).reshape(*maps.shape[: -len(size)], *size).numpy()
     return result
 
 

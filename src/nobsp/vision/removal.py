@@ -1,16 +1,20 @@
-"""Locations taken out one after another, each time the one without which the class loses most."""
+"""Locations taken out one after another, and regions of the input taken out one at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from nobsp.vision.feature_map import FeatureMap, ForwardPass
 from nobsp.vision.grid import spread
+from nobsp.vision.maps import lay_over, resize_maps
 
 Array = NDArray[np.float64]
 
@@ -106,3 +110,82 @@ def remove_one_by_one(
         gap = gap + apart[rows, :, gone]
         chances.append(torch.sigmoid(-against))
     return order, torch.stack(chances, dim=1)
+
+
+# ---------------------------------------------------------------------- regions of the input
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ThoroughMaps:
+    """Where a class is, by what regions bring and by what is lost without them; see `NObSPCam.thorough`.
+
+    Attributes:
+        thorough: Account and removal, each less its mean over the image's regions and divided by their standard
+            deviation, added up, shape (n, *regions).
+        account: The account of the logit, averaged over each region.
+        removal: By how much the log-odds of the target fall when the region alone is blurred away; 0 for regions that
+            were not tried.
+        passes: Forward passes an image took.
+        target: Class each image was asked about, shape (n,).
+        output_names: Names of the classes.
+    """
+
+    thorough: Array
+    account: Array
+    removal: Array
+    passes: int
+    target: NDArray[np.int64]
+    output_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.thorough)
+
+    def __repr__(self) -> str:
+        size = "×".join(map(str, self.thorough.shape[1:]))
+        return f"ThoroughMaps({len(self)} images, {size} regions, {self.passes} forward passes an image)"
+
+    def overlay(self, images: Any, *, opacity: float = 0.5, mean: Any = None, std: Any = None) -> NDArray[np.float32]:
+        """Images with the thorough map laid over them, as `ActivationMaps.overlay` does."""
+        return lay_over(self.thorough, images, kind="signed", opacity=opacity, mean=mean, std=std)
+
+
+def without_regions(
+    images: Tensor, regions: int, tried: Tensor, batch_size: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Images each without one of the regions to try (n, tries): their rows, the regions, and the images, in batches.
+
+    A region becomes what the image is there when blurred to one value a region, so that its surroundings go on.
+    """
+    space = images.shape[2:]
+    number = torch.zeros(space, dtype=torch.int64, device=images.device)
+    for axis, size in enumerate(space):
+        along = torch.arange(size, device=images.device) * regions // size
+        number = number * regions + along.reshape([size if at == axis else 1 for at in range(len(space))])
+    blurred = resize_maps(average_regions(images, regions), space)
+    every = torch.arange(tried.numel(), device=images.device)
+    for some in every.split(batch_size):
+        rows, region = some // tried.shape[1], tried.to(images.device).flatten()[some]
+        gone = number == region.reshape(-1, *(1 for _ in space))
+        yield rows.cpu(), region.cpu(), torch.where(gone[:, None], blurred[rows], images[rows])
+
+
+def log_odds(logits: Tensor, target: Tensor, *, sigmoid: bool, rows: Tensor | None = None) -> Tensor:
+    """Log-odds of the target, of which `rows` says which belongs to which."""
+    target = (target if rows is None else target[rows.to(target.device)])[:, None]
+    own = logits.gather(1, target)[:, 0]
+    return own if sigmoid else own - logits.scatter(1, target, -torch.inf).logsumexp(1)
+
+
+def average_regions(maps: Tensor, regions: int) -> Tensor:
+    """Means over a grid of so many regions a side."""
+    axes = maps.ndim - 2
+    pool: Any = (functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, functional.adaptive_avg_pool3d)
+    averaged: Tensor = pool[axes - 1](maps, (regions,) * axes)
+    return averaged
+
+
+def standardise(maps: Tensor) -> Tensor:
+    """Values of each row less their mean, by their standard deviation."""
+    axes = tuple(range(1, maps.ndim))
+    centred = maps - maps.mean(axes, keepdim=True)
+    return centred / centred.square().mean(axes, keepdim=True).sqrt().clamp_min(1e-12)
