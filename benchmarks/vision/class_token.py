@@ -190,8 +190,8 @@ def main() -> None:
                     Column("class token's share", ".2f"),
                 ),
                 tuple(rows),
-                "4 × 4 patches, deleted or inserted one by one; higher is better. In brackets 95% bootstrap intervals of "
-                f"paired differences from {best}, the best of the attention maps.",
+                "4 × 4 patches, deleted or inserted one by one; higher is better. In brackets 95% bootstrap intervals "
+                f"of paired differences from {best}, the best of the attention maps.",
             ),
         ),
         findings=(

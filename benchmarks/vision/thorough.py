@@ -144,7 +144,7 @@ def main() -> None:
                         Column("right half", ".3f"),
                     ),
                     rows,
-                    f"{effort.images} images a network; higher is better; in brackets 95% bootstrap intervals of paired "
+                    f"{effort.images} images a network; higher is better; in brackets 95% bootstrap intervals of the "
                     "differences. How regions are taken out (blurred) and measured (log-odds) was chosen on "
                     f"40 training images of MobileNetV2. Right half: {effort.pairs} pairs, both halves asked about.",
                 ),

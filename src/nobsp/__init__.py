@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from nobsp.neighbors.audit import Audit, audit
     from nobsp.reporting import report
     from nobsp.tabular import CompiledExplainer, Explanation, NObSP
-    from nobsp.vision import ActivationMaps, NObSPCam, confusions, explain_images
+    from nobsp.vision import ActivationMaps, NObSPCam, explain_images
+    from nobsp.vision.confusions import confusions
 
 __version__ = "0.1.0"
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from nobsp.projection import Moments, Ridge, channel_coefficients
 from nobsp.vision.feature_map import FeatureMap, ForwardPass
 from nobsp.vision.grid import per_channel, spread
-from nobsp.vision.targets import Question
+from nobsp.vision.targets import Question, Targets
 
 Coefficients = Literal["head", "calibrated"]
 Tail = Callable[[Tensor, Tensor], Tensor]
@@ -59,9 +59,9 @@ def answer(
     maps, pooling, size = seen.maps, feature_map.pooling, feature_map.map_units
     mean = account.mean.to(maps.device)
     shift = torch.zeros_like(question.whole)
-    if seen.tokens is not None:
+    if seen.typical is not None:
         # With a text's own mask, the output at the mean map is another than without.
-        with feature_map.behind(seen.tokens) as tail, torch.no_grad():
+        with feature_map.behind(seen.images) as tail, torch.no_grad():
             own = tail(mean.expand(len(maps), -1), torch.arange(len(maps))).detach()
         shift = question.change(question.base.expand_as(own), own)
         question = replace(question, whole=question.whole - shift)
@@ -125,7 +125,7 @@ class TailAccount:
 
     def slopes(self, feature_map: FeatureMap, seen: ForwardPass, question: Question, image: Tensor) -> Tensor:
         """Mean gradients of what is asked for, shape (n, targets, units)."""
-        with feature_map.behind(image if seen.tokens is None else seen.tokens) as tail:
+        with feature_map.behind(image if seen.typical is None else seen.images) as tail:
             points = POINTS if feature_map.reach == "full" else POINTS_OF_POOLED
             return integrate(tail, self.mean.to(seen.maps.device), seen.units, seen.logits, question, points)
 
@@ -239,7 +239,7 @@ class MapMeans:
                 account = ChannelAccount(slopes, mean, base, mean_logits, every, None, "")
         with feature_map.running() as forward:
             seen = forward(images)
-        question = Question.of_predicted(seen.logits, base)
+        question = Targets(None, None, outputs=feature_map.outputs, names=()).question(seen.logits, 0, base)
         found = answer(account, feature_map, seen, question, images[:1])
         missed = question.whole - found.carried
         share = 1 - float(missed.square().sum() / question.whole.square().sum().clamp_min(1e-300))

@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -43,7 +42,6 @@ from nobsp.vision.maps import KINDS, ActivationMaps, Kind, join
 from nobsp.vision.removal import (
     Removal,
     ThoroughMaps,
-    adds_up,
     average_regions,
     log_odds,
     remove_locations,
@@ -143,12 +141,8 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
     @classmethod
     def as_published(cls, model: nn.Module, **options: Any) -> Self:
         """The paper's maps: coefficients by Algorithm 1 with an absolute ridge of 1e-4, and the positive map."""
-        published: dict[str, Any] = {
-            "coefficients": "calibrated",
-            "kind": "positive",
-            "ridge": 1e-4,
-            "ridge_scale": "absolute",
-        }
+        published: dict[str, Any] = {"coefficients": "calibrated", "kind": "positive"}
+        published |= {"ridge": 1e-4, "ridge_scale": "absolute"}
         return cls(model, **published | options)
 
     # ------------------------------------------------------------------ calibration
@@ -200,16 +194,8 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             # what the first one found: processors differ in their last digits.
             solved = calibration.solve(feature_map, ridge, probe)
             account: Account = run.decide(lambda: solved)
-        self._fit = _Fitted(
-            feature_map,
-            account,
-            calibration,
-            calibration.rows,
-            names,
-            probe,
-            fingerprint,
-            _state_of(feature_map.module),
-        )
+        state = _state_of(feature_map.module)
+        self._fit = _Fitted(feature_map, account, calibration, calibration.rows, names, probe, fingerprint, state)
         for finding in self.health().findings:
             if finding.severity == "warning":
                 warnings.warn(finding.message, stacklevel=2)
@@ -306,17 +292,7 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             reference=f"the mean of {fitted.rows} calibration images",
         )
 
-    def explain(
-        self,
-        images: Any,
-        target: Any = None,
-        *,
-        against: Against = None,
-        scale: Scale = "logit",
-        progress: bool = False,
-    ) -> ActivationMaps:
-        """The same as calling the explainer."""
-        return self(images, target, against=against, scale=scale, progress=progress)
+    explain = __call__
 
     def removal(self, images: Any, target: Any = None, *, progress: bool = False) -> Removal:
         """In which order locations have to go for the target to go fastest, with one forward pass an image.
@@ -334,21 +310,12 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             NotFittedError: If `fit` has not been called.
             ValueError: If several targets per image are given, or if the logits are no sum over locations: where layers
                 stand between map and head, where the map is pooled by its maximum, or for a layer further down.
-
-        Example:
-            >>> import torch
-            >>> from torch import nn
-            >>> from nobsp.vision import NObSPCam
-            >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-            >>> cam = NObSPCam(nn.Sequential(body, nn.Linear(8, 5))).fit(torch.randn(64, 3, 6, 6))
-            >>> removal = cam.removal(torch.randn(2, 3, 6, 6))
-            >>> removal.order.shape, removal.probability.shape
-            ((2, 4, 4), (2, 17))
         """
         targets = self._targets(target, None, "logit")
-        if not adds_up(self._fitted.feature_map):
+        fitted = self._fitted.feature_map
+        if not fitted.direct or fitted.pooling not in ("mean", "flatten"):
             raise ValueError(
-                f"the logits are no sum over the locations of {self._fitted.feature_map.layer!r}: layers come between, "
+                f"the logits are no sum over the locations of {fitted.layer!r}: layers come between, "
                 "or a maximum, so none can be taken out exactly; use the account instead, cam(images).account."
             )
         if targets.several:
@@ -380,17 +347,8 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
 
         Raises:
             ValueError: If several targets per image are given, or the images are texts.
-
-        Example:
-            >>> import torch
-            >>> from torch import nn
-            >>> from nobsp.vision import NObSPCam
-            >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-            >>> cam = NObSPCam(nn.Sequential(body, nn.Linear(8, 5))).fit(torch.randn(64, 3, 16, 16))
-            >>> cam.thorough(torch.randn(2, 3, 16, 16), regions=4)
-            ThoroughMaps(2 images, 4×4 regions, 17 forward passes an image)
         """
-        fitted, targets = self._require_same_weights(), self._targets(target, None, "logit")
+        fitted, targets = self._fitted, self._targets(target, None, "logit")
         if targets.several:
             raise ValueError("target has several classes per image; ask for one at a time.")
         if fitted.feature_map.text:
@@ -400,25 +358,20 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         if most is not None:
             require_whole_number("most", most)
         count = every if most is None else min(most, every)
-        source = images_of(images, batch_size=self.batch_size)
-        parts: list[tuple[Tensor, ...]] = []
-        seen = 0
-        with self._running(), fitted.feature_map.on_current_device().running() as forward:
-            for batch in with_progress(source, total=source.rows, enabled=progress, description="removing"):
-                view = forward(batch)
-                question = targets.question(view.logits, seen, fitted.account.base)
-                found = self._part(fitted.feature_map.on_current_device(), view, question, contrast=False)
-                account = average_regions(found["account"], regions)[:, 0].cpu()
-                tried = account.flatten(1).topk(count, dim=1).indices
-                odds = partial(log_odds, target=question.target[:, 0], sigmoid=targets.sigmoid)
-                before = odds(view.logits)
-                lost = torch.zeros_like(account.flatten(1))
-                for rows, places, changed in without_regions(batch, regions, tried, self.batch_size):
-                    after = odds(forward(changed).logits, rows=rows)
-                    lost[rows, places] = (before[rows] - after).cpu()
-                parts.append((account, lost.reshape(account.shape), question.target[:, 0].cpu()))
-                seen += len(batch)
-        targets.require(seen)
+
+        def remove(feature_map: FeatureMap, view: ForwardPass, question: Question) -> tuple[Tensor, ...]:
+            account = average_regions(self._part(feature_map, view, question, contrast=False)["account"], regions)[:, 0]
+            tried = account.flatten(1).topk(count, dim=1).indices
+            own = question.target[:, 0]
+            before = log_odds(view.logits, own, sigmoid=targets.sigmoid)
+            lost = torch.zeros_like(account).flatten(1)
+            with feature_map.running() as forward:
+                for rows, places, changed in without_regions(view.images, regions, tried, self.batch_size):
+                    after = log_odds(forward(changed).logits, own[rows], sigmoid=targets.sigmoid)
+                    lost[rows, places] = before[rows] - after
+            return account.cpu(), lost.reshape(account.shape).cpu(), own.cpu()
+
+        parts = self._each(images, targets, remove, description="removing", progress=progress)
         account, lost, own = (torch.cat(part) for part in zip(*parts, strict=True))
         both = (standardise(account) + standardise(lost)).numpy()
         return ThoroughMaps(both, account.numpy(), lost.numpy(), 1 + count, own.numpy(), fitted.output_names)
@@ -593,17 +546,9 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         if found != known:
             different = [name for name in known if found[name] != known[name]]
             raise ValueError(f"the model's map is not where it was when this explainer was calibrated: {different}.")
-        account = stored.account.cast(torch.float64)
-        cam._fit = _Fitted(
-            feature_map,
-            account,
-            stored.calibration,
-            stored.rows,
-            stored.output_names,
-            probe,
-            stored.fingerprint,
-            _state_of(feature_map.module),
-        )
+        account, state = stored.account.cast(torch.float64), _state_of(feature_map.module)
+        known_by = (stored.calibration, stored.rows, stored.output_names, probe, stored.fingerprint, state)
+        cam._fit = _Fitted(feature_map, account, *known_by)
         return cam
 
     def _options(self) -> dict[str, Any]:
@@ -612,18 +557,11 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         layer = None if self.layer is None else fitted.feature_map.place.name.removeprefix(inside)
         found = fitted.feature_map.head
         head = None if self.head is None or found is None else found.name.removeprefix(inside)
-        return {
-            "layer": layer,
-            "head": head,
-            "coefficients": self.coefficients,
-            "kind": self.kind,
-            "link": self.link,
-            "ridge": self.ridge,
-            "ridge_scale": self.ridge_scale,
-            "output_names": None if self.output_names is None else list(fitted.output_names),
-            "device": None if self.device is None else str(self.device),
-            "batch_size": int(self.batch_size),
-        }
+        given = {name: value for name, value in self.get_params(deep=False).items() if name != "model"}
+        names = None if self.output_names is None else list(fitted.output_names)
+        device = None if self.device is None else str(self.device)
+        stored = {"layer": layer, "head": head, "output_names": names, "device": device}
+        return given | stored | {"batch_size": int(self.batch_size)}
 
     # ------------------------------------------------------------------ what was found
 

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp._messages import require_whole_number
 from nobsp.vision.cam import NObSPCam
 from nobsp.vision.images import images_of
 from nobsp.vision.maps import ActivationMaps
@@ -19,16 +18,12 @@ from nobsp.vision.maps import ActivationMaps
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Confusion:
-    """Images of one class that were taken for another.
+    """Images of one class, `truth`, that were taken for another, `predicted`.
 
     Attributes:
-        truth: Their class.
-        predicted: What they were taken for.
-        count: How many there are.
-        positions: Their numbers, those kept as examples first.
-        images: The examples.
-        maps: Why the predicted class and not the true one: the account of one logit less the other.
-        channels: Channels of the map by their mean contribution to the difference over the examples, largest first.
+        positions: Their numbers; the first are those of `images`, which are kept as examples.
+        maps: Why the predicted class and not the true one: the account of one logit less the other, of the examples.
+        channels: Channels of the map by their mean contribution to that difference, largest first.
         contributions: These means.
     """
 
@@ -97,33 +92,31 @@ def confusions(cam: NObSPCam, images: Any, labels: Any = None, *, pairs: int = 1
         >>> int(found.matrix.sum()), found.pairs[0].maps.against == found.pairs[0].truth
         (40, True)
     """
-    require_whole_number("pairs", pairs)
-    require_whole_number("examples", examples)
     names = cam.output_names_
     matrix = np.zeros((len(names), len(names)), dtype=np.int64)
-    positions: dict[tuple[int, int], list[int]] = {}
-    kept: dict[tuple[int, int], list[Tensor]] = {}
+    confused: dict[tuple[int, int], list[int]] = {}
+    kept: dict[int, Tensor] = {}
     seen = 0
     for batch, given in _batches(images, labels, cam.batch_size):
         logits = torch.cat([part.logits for part in cam._read_evidence(batch, wanted="none", progress=False)])
         targets = cam._targets(given, None, "logit")
         targets.require(len(batch))
         truth = targets.question(logits, 0, logits.new_zeros(len(names))).target[:, 0]
-        for row, (true, said) in enumerate(zip(truth.tolist(), logits.argmax(1).tolist(), strict=True)):
-            matrix[true, said] += 1
-            if true != said:
-                positions.setdefault((true, said), []).append(seen + row)
-                if len(kept.setdefault((true, said), [])) < examples:
-                    kept[true, said].append(batch[row].clone())
+        for row, pair in enumerate(zip(truth.tolist(), logits.argmax(1).tolist(), strict=True)):
+            matrix[pair] += 1
+            if pair[0] != pair[1]:
+                confused.setdefault(pair, []).append(seen + row)
+                if len(confused[pair]) <= examples:
+                    kept[seen + row] = batch[row].clone()
         seen += len(batch)
     found = []
-    for true, said in sorted(positions, key=lambda pair: -len(positions[pair]))[:pairs]:
-        shown = torch.stack(kept[true, said])
+    for (true, said), places in sorted(confused.items(), key=lambda one: -len(one[1]))[:pairs]:
+        shown = torch.stack([kept[place] for place in places[:examples]])
         maps = cam(shown, said, against=true)
         mean = maps.contributions.mean(0)
         order = np.argsort(-mean)
-        places = np.array(positions[true, said], dtype=np.int64)
-        found.append(Confusion(names[true], names[said], len(places), places, shown, maps, order, mean[order]))
+        about = (np.array(places), shown, maps, order, mean[order])
+        found.append(Confusion(names[true], names[said], len(places), *about))
     return Confusions(tuple(found), matrix, names)
 
 

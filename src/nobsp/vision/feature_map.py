@@ -37,7 +37,6 @@ class TokenModel(nn.Module):
     def __init__(self, model: nn.Module, keys: tuple[str, ...]) -> None:
         super().__init__()
         self.model, self.keys = model, keys
-        self.training = model.training
 
     def forward(self, packed: Tensor) -> Any:
         """What the model says."""
@@ -56,7 +55,7 @@ class ForwardPass:
     maps: Tensor  # shape (n, channels, *locations)
     logits: Tensor  # shape (n, outputs)
     units: Tensor  # what the layers behind the map depend on
-    tokens: Tensor | None = None  # the input itself where that is codes of tokens, whose mask the tail sees too
+    images: Tensor  # what the model was given
     typical: Tensor | None = None  # of tokens, the mean over those that are no padding, shape (n, channels)
 
 
@@ -190,9 +189,8 @@ class FeatureMap:
                     logits = units @ self.head.weight.to(maps.device).T + self.head.bias.to(maps.device)
                 if tokens.numel():
                     units = torch.cat([units, tokens.flatten(1)], dim=1)
-                if not self.text or self.reach != "full":
-                    return ForwardPass(maps, logits, units)
-                return ForwardPass(maps, logits, units, images, self._typical(maps, images))
+                typical = self._typical(maps, images) if self.text and self.reach == "full" else None
+                return ForwardPass(maps, logits, units, images, typical)
 
             yield forward
 

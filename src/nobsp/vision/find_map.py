@@ -75,7 +75,9 @@ class _Seen:
             )
         # Of (n, a, b), layers that work on the last axis say that it is the channels'.
         assert self.raw is not None
-        widths = {width for part in self.module.modules() for width in _widths(part)}
+        parts = list(self.module.modules())
+        widths = {part.out_features for part in parts if isinstance(part, nn.Linear)}
+        widths |= {tuple(part.normalized_shape)[-1] for part in parts if isinstance(part, nn.LayerNorm)}
         odd = float((self.raw.shape[-1] in widths) != (self.grid.layout == "tokens"))
         return (odd,) if images.is_floating_point() else (float(abs(self.shape[0] - space[0])), odd)
 
@@ -407,13 +409,6 @@ def _views(
                 flat=pooled(used, "flatten").to("cpu", torch.float64) if small else None,
                 raw=None,
             )
-
-
-def _widths(part: nn.Module) -> tuple[int, ...]:
-    """Size of the last axis of what a layer that works on the last axis gives."""
-    return tuple(getattr(part, "normalized_shape", ()))[-1:] or (
-        (part.out_features,) if isinstance(part, nn.Linear) else ()
-    )
 
 
 def _other_tokens(tokens: Tensor) -> Tensor:

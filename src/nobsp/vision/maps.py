@@ -133,15 +133,6 @@ class ActivationMaps:
 
         Args:
             size: Height and width, or one number for all axes.
-
-        Example:
-            >>> import torch
-            >>> from torch import nn
-            >>> from nobsp.vision import NObSPCam
-            >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-            >>> cam = NObSPCam(nn.Sequential(body, nn.Linear(8, 5))).fit(torch.randn(64, 3, 16, 16))
-            >>> cam(torch.randn(4, 3, 16, 16)).resize(32).positive.shape
-            (4, 32, 32)
         """
         shape = _checked_size(size, len(self.locations))
         larger: dict[str, Any] = {kind: _resized(getattr(self, kind), shape) for kind in KINDS}

@@ -61,11 +61,6 @@ class Removal:
         return f"Removal({len(self)} images, {size} locations, layer={self.layer!r})"
 
 
-def adds_up(feature_map: FeatureMap) -> bool:
-    """Whether the logits are a sum over locations, so that one can be taken out of it."""
-    return feature_map.direct and feature_map.pooling in ("mean", "flatten")
-
-
 def remove_locations(
     feature_map: FeatureMap, seen: ForwardPass, target: Tensor, *, sigmoid: bool
 ) -> tuple[Tensor, Tensor]:
@@ -163,17 +158,16 @@ def without_regions(
         number = number * regions + along.reshape([size if at == axis else 1 for at in range(len(space))])
     blurred = resize_maps(average_regions(images, regions), space)
     every = torch.arange(tried.numel(), device=images.device)
-    for some in every.split(batch_size):
+    for some in torch.split(every, batch_size):
         rows, region = some // tried.shape[1], tried.to(images.device).flatten()[some]
         gone = number == region.reshape(-1, *(1 for _ in space))
-        yield rows.cpu(), region.cpu(), torch.where(gone[:, None], blurred[rows], images[rows])
+        yield rows.to(tried.device), region.to(tried.device), torch.where(gone[:, None], blurred[rows], images[rows])
 
 
-def log_odds(logits: Tensor, target: Tensor, *, sigmoid: bool, rows: Tensor | None = None) -> Tensor:
-    """Log-odds of the target, of which `rows` says which belongs to which."""
-    target = (target if rows is None else target[rows.to(target.device)])[:, None]
-    own = logits.gather(1, target)[:, 0]
-    return own if sigmoid else own - logits.scatter(1, target, -torch.inf).logsumexp(1)
+def log_odds(logits: Tensor, target: Tensor, *, sigmoid: bool) -> Tensor:
+    """Log-odds of the target, shape (n,)."""
+    own = logits.gather(1, target[:, None])[:, 0]
+    return own if sigmoid else own - logits.scatter(1, target[:, None], -torch.inf).logsumexp(1)
 
 
 def average_regions(maps: Tensor, regions: int) -> Tensor:

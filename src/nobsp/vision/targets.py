@@ -31,13 +31,6 @@ class Question:
     probability: bool = False  # whether it is about probabilities
     sigmoid: bool = False  # whether these come from a sigmoid, one class at a time
 
-    @classmethod
-    def of_predicted(cls, logits: Tensor, base: Tensor) -> Question:
-        """About the logit of the predicted class."""
-        target = logits.argmax(1, keepdim=True)
-        whole = (logits - base.to(logits)).gather(1, target)
-        return cls(target, None, base.to(logits), whole, logits.softmax(1).gather(1, target))
-
     def rows(self, rows: Tensor) -> Question:
         """The same about some of the images."""
         rival = None if self.rival is None else self.rival[rows]
