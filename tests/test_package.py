@@ -32,6 +32,7 @@ PUBLIC_NAMES = {
     "RayCluster",
     "__version__",
     "audit",
+    "confusions",
     "explain_images",
     "metrics",
     "network",
