@@ -28,6 +28,10 @@ TABLES: dict[str, tuple[str, str]] = {
         "benchmarks.tabular.unseen",
         "real tables: how much of a network its functions carry on unseen rows, beside a distilled EBM",
     ),
+    "trees": (
+        "benchmarks.trees",
+        "tree models: share explained on unseen rows, known functions, beside TreeHFD and SHAP",
+    ),
     "headline": ("benchmarks.tabular.headline", "is the share an explainer states of itself true on fresh rows?"),
     "bands": ("benchmarks.tabular.bands", "coverage of the bands around curves"),
     "halves": ("benchmarks.tabular.halves", "California Housing: do curves from two halves of the rows agree?"),

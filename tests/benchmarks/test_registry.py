@@ -11,7 +11,7 @@ EXPECTED = (
     "synthetic", "faithfulness", "agreement", "deletion", "accounts", "sparseness", "pixel-faithfulness",
     "thorough", "class-token",
     "calibration-time", "purity", "statistics", "speed", "recovery", "models", "choosing", "varying",
-    "speed-neighbours", "unseen", "headline", "bands", "halves",
+    "speed-neighbours", "unseen", "trees", "house", "headline", "bands", "halves",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from nobsp import NObSPCam
 from nobsp.cli.cam import _as_grey
 from nobsp.cli.inputs import Pictures, find_pictures
 from nobsp.cli.options import ImageOptions
-from nobsp.network.exported import load_exported, opened
+from nobsp.network.exported import as_module, load_exported
 from nobsp.vision.maps import AGAINST, FOR, LIGHT, OPACITY
 
 Run = Callable[..., object]
@@ -41,7 +41,7 @@ def test_maps_predictions_and_a_report_come_out(nobsp: Run, gallery: Path, tmp_p
     assert {path.name for path in (out / "maps").iterdir()} == {row["map"].removeprefix("maps/") for row in rows}
     assert "classes are named after the folders" in done.err
     assert '"names":["across/0.png",' in (out / "report.html").read_text(encoding="utf-8")
-    loaded = opened(load_exported(gallery / "net.pt2"), torch.zeros(4, 1, 12, 12))
+    loaded = as_module(load_exported(gallery / "net.pt2"), torch.zeros(4, 1, 12, 12))
     cam = NObSPCam.load(out / "explainer.nobsp", loaded)
     batch = pictures_of(gallery / "images", channels=1).batch(range(6))
     maps = cam(batch)
@@ -57,7 +57,7 @@ def test_maps_look_as_in_the_report_grey_images_with_its_colours(
     assert nobsp("cam", *given, "--map", kind, "--class", "down", "--out", tmp_path / "out").code == 0
     pictures = pictures_of(gallery / "images", channels=1)
     batch = pictures.batch(range(6))
-    loaded = opened(load_exported(gallery / "net.pt2"), batch)
+    loaded = as_module(load_exported(gallery / "net.pt2"), batch)
     values = getattr(NObSPCam.load(tmp_path / "out" / "explainer.nobsp", loaded)(batch, "down").resize((12, 12)), kind)
     cover = (OPACITY * np.maximum(values, 0) / values.max((1, 2), keepdims=True))[..., None]
     tint = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)])

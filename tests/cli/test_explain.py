@@ -21,7 +21,7 @@ from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardSc
 from torch import nn
 
 from nobsp import NObSP
-from nobsp.network.exported import load_exported, opened
+from nobsp.network.exported import as_module, load_exported
 from tests.tolerances import SINGLE, assert_same_to_rounding
 
 Run = Callable[..., object]
@@ -44,7 +44,7 @@ def test_four_files_and_a_summary_come_out(nobsp: Run, home: Path, tmp_path: Pat
 def test_the_files_hold_what_the_library_finds(nobsp: Run, home: Path, tmp_path: Path) -> None:
     nobsp("explain", *HOUSE, *FAST, "--out", tmp_path / "out", "--no-report")
     rows = pd.read_csv(home / "houses.csv").drop(columns="price")
-    model = opened(load_exported(home / "house.pt2"), torch.tensor(rows.to_numpy()))
+    model = as_module(load_exported(home / "house.pt2"), torch.tensor(rows.to_numpy()))
     explanation = NObSP(model, interactions=0).fit(rows)(rows)
     written = pd.read_parquet(tmp_path / "out" / "contributions.parquet")
     terms = ["age", "income", "oslo", "rome"]
@@ -52,7 +52,7 @@ def test_the_files_hold_what_the_library_finds(nobsp: Run, home: Path, tmp_path:
     assert_same_to_rounding(written[["age", "income", "oslo", "rome"]], explanation.values[:, :, 0], within=SINGLE)
     account = written[["base", "age", "income", "oslo", "rome", "residual"]].sum(axis=1)
     assert_same_to_rounding(account, written["prediction"], within=SINGLE)
-    loaded = NObSP.load(tmp_path / "out" / "explainer.nobsp", opened(home / "house.pt2", rows))
+    loaded = NObSP.load(tmp_path / "out" / "explainer.nobsp", as_module(home / "house.pt2", rows))
     assert_same_to_rounding(loaded(rows).values, explanation.values, within=SINGLE)
     with (tmp_path / "out" / "curves.csv").open(encoding="utf-8") as file:
         curves = list(csv.DictReader(file))
@@ -64,7 +64,7 @@ def test_json_is_all_there_is_on_stdout(nobsp: Run, home: Path, tmp_path: Path) 
     done = nobsp("explain", *HOUSE, *FAST, "--out", tmp_path / "out", "--no-report", "--json", "--quiet")
     found = json.loads(done.out)
     rows = pd.read_csv(home / "houses.csv").drop(columns="price")
-    explainer = NObSP(opened(home / "house.pt2", rows), interactions=0).fit(rows)
+    explainer = NObSP(as_module(home / "house.pt2", rows), interactions=0).fit(rows)
     [output] = found["outputs"]
     assert_same_to_rounding(output["explained"], explainer.explained_[0], within=SINGLE)
     assert output["ridge"] == pytest.approx(explainer.ridge_[0])

@@ -29,9 +29,10 @@ from cyclopts import App, CycloptsError, Parameter, UnknownCommandError
 from rich.console import Console as Terminal
 
 from nobsp import __version__
+from nobsp._messages import suggest
 from nobsp.cli import audit, cam, explain
-from nobsp.cli.console import Console, Flag, UsageError, one_line, suggest
-from nobsp.cli.options import OUTPUT, require_free, require_report, write_folder
+from nobsp.cli.console import Console, Flag, UsageError, one_line
+from nobsp.cli.options import OUTPUT, require_report, write_folder
 
 __all__ = ["main"]
 
@@ -180,9 +181,8 @@ def demo(*, options: DemoOptions = DemoOptions(), console: Console = Console()) 
     from nobsp import demo as room
 
     require_report()
-    require_free(options.out, room.PAGES, force=options.force)
     started = time.monotonic()
-    with write_folder(options.out) as folder:
+    with write_folder(options.out, room.PAGES, force=options.force) as folder:
         findings = room.run(folder, say=console.step)
     first = (options.out / room.PAGES[0]).resolve()
     seconds = time.monotonic() - started

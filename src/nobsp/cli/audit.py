@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from cyclopts import Parameter
+from numpy.typing import NDArray
 
+from nobsp._messages import count
 from nobsp.cli.cam import CLASSES_SHOWN, check_order, find_images, fit_cam, prepare_network
-from nobsp.cli.console import Console, UsageError, count
+from nobsp.cli.console import Console, UsageError
 from nobsp.cli.explain import fit_explainer, read_tables
 from nobsp.cli.inputs import Data, write_csv
 from nobsp.cli.models import Loaded, load_model
 from nobsp.cli.options import METHOD, ImageOptions, ModelOptions, Names, OutputOptions, TableOptions, split_names
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from nobsp import Audit
 
 FILES = ("audit.csv", "report.html")
@@ -39,6 +39,11 @@ class AuditOptions:
     """The label of every class in the model's order, if labels are neither numbers from 0 nor output names."""
     neighbours: int = 8
     """How many neighbours to compare with."""
+
+    def check(self, others: int) -> None:
+        """Raises a UsageError where there are fewer others to compare with."""
+        if self.neighbours > others:
+            raise UsageError(f"--neighbours {self.neighbours}: there are only {others} others to compare with.")
 
 
 def audit(
@@ -67,9 +72,13 @@ def audit(
             audited = _audit_table(model, table, method, loaded, console)
         else:
             audited = _audit_images(model, images, method, loaded, console)
-        order = _sort_by_suspicion(audited.found)
+        found = audited.found
+        assert found.mislabels is not None  # labels were given
+        # Likely wrong labels first, then likely errors, then what else was flagged, by joint confidence.
+        unflagged = np.array([not reason for reason in found.reasons])
+        order = np.lexsort((found.joint, unflagged, ~found.errors, ~found.mislabels))
         summary = _summarise(output, audited, order)
-        frame = audited.found.to_frame()
+        frame = found.to_frame()
         columns = {**audited.columns, **{str(name): list(frame[name]) for name in frame.columns}}
         write_csv(folder / "audit.csv", {name: [values[row] for row in order] for name, values in columns.items()})
         if output.report:
@@ -95,8 +104,6 @@ class Audited:
 def _audit_table(
     model: ModelOptions, table: TableOptions, method: AuditOptions, loaded: Loaded, console: Console
 ) -> Audited:
-    import numpy as np
-
     from nobsp.reporting import report
 
     if table.target is None:
@@ -104,32 +111,28 @@ def _audit_table(
     console.step(f"reading {table.data}")
     data, database = read_tables(table, method.calibrate, loaded, need_target=True)
     labels = [_read_labels(one) for one in (database, data)]
-    _require_neighbours(method, len(database.rows) - (data is database))
+    method.check(len(database.rows) - (data is database))
     explainer = fit_explainer(model, table, loaded, database, console)
     different = len(np.unique(np.concatenate(labels)))
     if len(explainer.output_names_) == 1 and explainer.link_ != "sigmoid" and different > 2:
-        raise UsageError(
-            f"--target {table.target} holds {different} different values, and the model has one output and no "
-            f"sigmoid: {_NO_CLASSES}"
-        )
-    found = _compare(explainer, model, method, database.rows, data.rows, labels, console)
+        found = f"{different} different values, and the model has one output and no sigmoid"
+        raise UsageError(f"--target {table.target} holds {found}: {_NO_CLASSES}")
+    audited = _compare(explainer, model, method, database.rows, data.rows, labels, console)
 
     def write(order: NDArray[np.intp], path: Path, title: str, about: str) -> None:
         # In the order of the file, so that rows have the same numbers everywhere.
         kept = np.sort(order[:_ROWS_IN_REPORT])
-        names = [str(row) for row in found.rows[kept]]
-        about += _SHOWN.format(len(kept)) if len(kept) < len(found) else ""
-        report(explainer(data.rows)[kept], path, title=title, about=about, names=names, **_part_of(found, kept))
+        names = [str(row) for row in audited.rows[kept]]
+        about += _SHOWN.format(len(kept)) if len(kept) < len(audited) else ""
+        report(explainer(data.rows)[kept], path, title=title, about=about, names=names, **_part_of(audited, kept))
 
-    where = f"{count(len(found), 'row')} of {data.path.name}"
-    return Audited(found, [f"row {row}" for row in range(len(found))], where, write)
+    where = f"{count(len(audited), 'row')} of {data.path.name}"
+    return Audited(audited, [f"row {row}" for row in range(len(audited))], where, write)
 
 
 def _audit_images(
     model: ModelOptions, images: ImageOptions, method: AuditOptions, loaded: Loaded, console: Console
 ) -> Audited:
-    import numpy as np
-
     from nobsp.reporting import report
 
     pictures, database = find_images(images, method.calibrate, model)
@@ -137,15 +140,15 @@ def _audit_images(
         if None in ones.labels:
             alone = ones.paths[ones.labels.index(None)].name
             raise UsageError(f"{option} {ones.folder}: {alone} lies in no folder; an audit needs one folder a class.")
-    _require_neighbours(method, len(database) - (pictures is database))
+    method.check(len(database) - (pictures is database))
     explainer = fit_cam(model, *prepare_network(model, loaded, database, console), database, console)
     labels = [np.array(ones.labels) for ones in (database, pictures)]
     found = _compare(explainer, model, method, database, pictures, labels, console)
-    classes, predicted = [str(one) for one in _classes(found)], [str(one) for one in found.predicted]
+    assert found.by_contributions.classes is not None  # an audit is about classes
+    classes, predicted = ([str(one) for one in ones] for ones in (found.by_contributions.classes, found.predicted))
     option = "--output-names" if method.classes is None else "--classes"
     warning = check_order(pictures.labels, predicted, classes, option=option)
-    if warning is not None:
-        console.step(f"warning: {warning}")
+    console.warn(warning)
 
     def write(order: NDArray[np.intp], path: Path, title: str, about: str) -> None:
         kept = order[:_IMAGES_IN_REPORT]
@@ -176,24 +179,18 @@ def _audit_images(
     return Audited(found, names, where, write, {"image": names}, warning)
 
 
-def _require_neighbours(method: AuditOptions, others: int) -> None:
-    if method.neighbours > others:
-        raise UsageError(f"--neighbours {method.neighbours}: there are only {others} others to compare with.")
-
-
 def _read_labels(table: Data) -> NDArray[Any]:
     """The column of true classes: whole numbers, or names."""
-    import numpy as np
-
     column = table.labels
     if column.isna().any():
         row = int(column.isna().to_numpy().argmax())
         raise UsageError(f"row {row} of {table.path} has no value in --target {column.name}; take such rows out.")
     values = column.to_numpy()
+    if values.dtype.kind not in "iubf":
+        return np.asarray([str(value) for value in values])
     if values.dtype.kind == "f" and (values != np.rint(values)).any():
         raise UsageError(f"--target {column.name} holds fractions: {_NO_CLASSES}")
-    numbers = values.dtype.kind in "iubf"
-    return np.asarray(values, dtype=np.int64) if numbers else np.asarray([str(value) for value in values])
+    return np.asarray(values, dtype=np.int64)
 
 
 def _compare(
@@ -206,8 +203,6 @@ def _compare(
     console: Console,
 ) -> Audit:
     """Compares every row with its neighbours in the database, which may hold the row itself."""
-    import numpy as np
-
     from nobsp.neighbors import ContributionIndex, audit
 
     names = split_names(method.classes)
@@ -224,22 +219,6 @@ def _compare(
     return audit(index, rows if fresh else None, labels[1] if fresh else None, k=method.neighbours)
 
 
-def _classes(found: Audit) -> list[Any]:
-    classes = found.by_contributions.classes
-    assert classes is not None  # an audit is about classes
-    named: list[Any] = classes.tolist()
-    return named
-
-
-def _sort_by_suspicion(found: Audit) -> NDArray[np.intp]:
-    """All rows: likely wrong labels first, then likely errors, then what else was flagged, by joint confidence."""
-    import numpy as np
-
-    mislabelled = np.zeros(len(found), dtype=bool) if found.mislabels is None else found.mislabels
-    flagged = np.array([bool(reason) for reason in found.reasons])
-    return np.lexsort((found.joint, ~flagged, ~found.errors, ~mislabelled))
-
-
 def _part_of(found: Audit, rows: NDArray[np.intp]) -> dict[str, Any]:
     """What a report takes of an audit, for some of its rows, in their order."""
     assert found.labels is not None  # there are labels, or there would be no audit here
@@ -249,7 +228,8 @@ def _part_of(found: Audit, rows: NDArray[np.intp]) -> dict[str, Any]:
         whole = getattr(found, field.name)
         if field.name not in (*kept, "joint_kind", "joint_model", "auroc"):  # these are about all rows
             kept[field.name] = None if whole is None else whole[rows]
-    classes = _classes(found)
+    assert found.by_contributions.classes is not None  # an audit is about classes
+    classes: list[Any] = found.by_contributions.classes.tolist()
     return {
         "labels": [classes.index(label) for label in found.labels[rows].tolist()],
         "class_names": [str(one) for one in classes],
@@ -258,21 +238,16 @@ def _part_of(found: Audit, rows: NDArray[np.intp]) -> dict[str, Any]:
     }
 
 
-_COUNTS = {
-    "likely_wrong_labels": "mislabels",
-    "likely_errors": "errors",
-    "boundary_cases": "boundary",
-    "outliers": "outliers",
-}
+_COUNTS = ("likely_wrong_labels", "likely_errors", "boundary_cases", "outliers")
 
 
 def _summarise(output: OutputOptions, audited: Audited, order: Any) -> dict[str, Any]:
     found, names = audited.found, audited.names
-    flags = {name: getattr(found, field) for name, field in _COUNTS.items()}
+    flags: Any = (found.mislabels, found.errors, found.boundary, found.outliers)
     return {
         "rows": len(found),
-        **{name: int(flag.sum()) for name, flag in flags.items() if flag is not None},
-        "accuracy": None if found.labels is None else float((found.predicted == found.labels).mean()),
+        **{name: int(np.count_nonzero(flag)) for name, flag in zip(_COUNTS, flags, strict=True)},
+        "accuracy": float((found.predicted == found.labels).mean()),
         "warning": audited.warning,
         "auroc": found.auroc,
         "first": [{"name": names[row], "reason": found.reasons[row]} for row in order[:5] if found.reasons[row]],
@@ -281,16 +256,14 @@ def _summarise(output: OutputOptions, audited: Audited, order: Any) -> dict[str,
 
 
 def _describe_counts(found: Mapping[str, Any]) -> str:
-    nouns = {name: name.replace("_", " ").removesuffix("s") for name in _COUNTS if name in found}
-    return ", ".join(count(found[name], noun) for name, noun in nouns.items()) + "."
+    return ", ".join(count(found[name], name.replace("_", " ").removesuffix("s")) for name in _COUNTS) + "."
 
 
 def _describe(found: Mapping[str, Any]) -> list[str]:
     lines = [f"{found['rows']:,} predictions audited: {_describe_counts(found)}"]
-    if found["accuracy"] is not None:
-        lines.append(f"{found['accuracy']:.1%} of the predictions agree with the labels.")
+    lines.append(f"{found['accuracy']:.1%} of the predictions agree with the labels.")
     if found["auroc"]:
         scores = ", ".join(f"{name} {score:.3f}" for name, score in found["auroc"].items())
         lines.append(f"Telling right from wrong predictions, AUROC: {scores}.")
     lines += [f"{one['name']}: {one['reason']}." for one in found["first"]]
-    return [*lines, "Wrote " + ", ".join(found["files"].values()) + "."]
+    return lines

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 from cyclopts import Parameter
 
-from nobsp.cli.console import Console, UsageError, count, suggest
+from nobsp._messages import count, suggest
+from nobsp.cli.console import Console, UsageError
 from nobsp.cli.inputs import Pictures, find_pictures, write_csv
 from nobsp.cli.models import Loaded, add_hint, load_model
 from nobsp.cli.options import METHOD, ImageOptions, ModelOptions, OutputOptions, RequiredImages, split_names
@@ -72,8 +75,8 @@ def cam(
         pictures, others = find_images(images, maps.calibrate, model)
         loaded = load_model(model)
         network, names = prepare_network(model, loaded, others, console)
-        chosen = {"target": _find_class(maps.target, names, "--class")}
-        chosen |= {"against": _find_class(maps.against, names, "--against")}
+        target, against = _find_class(maps.target, names, "--class"), _find_class(maps.against, names, "--against")
+        chosen = {"target": target, "against": against}
         choices = {name: getattr(maps, name) for name in ("layer", "coefficients", "kind", "link")}
         explainer = fit_cam(model, network, names, others, console, **choices)
         console.step(f"making maps of {count(len(pictures), 'image')}")
@@ -82,8 +85,7 @@ def cam(
         write_csv(folder / "predictions.csv", table)
         explainer.save(folder / "explainer.nobsp")
         warning = check_order(pictures.labels, table["predicted"], names)
-        if warning is not None:
-            console.step(f"warning: {warning}")
+        console.warn(warning)
         if output.report:
             console.step("writing the report")
             about = f"{loaded.name} ({loaded.origin}) on {count(len(pictures), 'image')} of {pictures.folder.name}, "
@@ -91,8 +93,7 @@ def cam(
             about += f"calibrated on {same}.{'' if warning is None else f' Warning: {warning}'}"
             title = output.title or f"Where {loaded.name} sees evidence"
             _write_report(folder / "report.html", pictures, explainer, chosen, title=title, about=about)
-    found = _summarise(output, table, explainer, warning)
-    console.show(found, _describe)
+    console.show(_summarise(output, table, explainer, warning), _describe)
 
 
 def find_images(options: ImageOptions, calibrate: Path | None, model: ModelOptions) -> tuple[Pictures, Pictures]:
@@ -109,7 +110,7 @@ def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, con
     """The network, run once on the first images, and its classes, named after the folders if there are as many."""
     from torch import nn
 
-    from nobsp.network.guest import home_of, visiting
+    from nobsp.network.inference import device_and_dtype, evaluation_mode
 
     some = images.batch(range(min(_EXAMPLE_IMAGES, len(images))))
     channels, height, width = some.shape[1:]
@@ -120,14 +121,13 @@ def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, con
         module = loaded.prepare(lambda: some)
         if not isinstance(module, nn.Module):
             raise ValueError(f"--model {options.model} is a {type(module).__name__}; maps need a torch module.")
-        device, dtype = home_of(module)
-        with visiting(module) as run:
+        device, dtype = device_and_dtype(module)
+        with evaluation_mode(module) as run:
             try:
                 outputs = run(some.to(device, dtype)).shape[-1]
             except (RuntimeError, IndexError, TypeError) as failure:
-                raise ValueError(
-                    f"the model cannot be run on input of shape {tuple(some.shape)}: {failure}"
-                ) from failure
+                shape = tuple(some.shape)
+                raise ValueError(f"the model cannot be run on input of shape {shape}: {failure}") from failure
     given = split_names(options.output_names)
     if given is None and len(images.classes) == outputs > 1:
         given = list(images.classes)
@@ -155,21 +155,7 @@ def fit_cam(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # findings are in the summary
-        return explainer.fit(_Batches(others, console))
-
-
-@dataclass(frozen=True, eq=False)
-class _Batches:
-    """Batches with a progress bar; unlike an iterator they can be read again."""
-
-    pictures: Pictures
-    console: Console
-
-    def __iter__(self) -> Iterator[Tensor]:
-        from nobsp.network.batches import with_progress
-
-        total, enabled = len(self.pictures), self.console.progress
-        return iter(with_progress(self.pictures, total=total, enabled=enabled, description="calibrating"))
+        return explainer.fit(replace(others, progress=console.progress))
 
 
 def _find_class(given: str | None, names: Sequence[str], option: str) -> int | str | None:
@@ -212,8 +198,6 @@ def check_order(
 
 def _explain(explainer: NObSPCam, images: Tensor, chosen: Mapping[str, Any], most: int) -> ActivationMaps:
     """Maps for the class asked about, or the likeliest ones: of these, not the one they are compared with."""
-    import numpy as np
-
     names, target, against = list(explainer.output_names_), chosen["target"], chosen["against"]
     rival = names.index(against) if against in names else against
     if target is None and len(names) > 1 and (most > 1 or isinstance(rival, int)):
@@ -228,20 +212,18 @@ def _write_maps(
     folder: Path, pictures: Pictures, explainer: NObSPCam, chosen: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
     """Lays every map over its image; returns what was predicted."""
-    import numpy as np
     from PIL import Image
 
     from nobsp.vision.maps import OPACITY
 
     table: dict[str, list[Any]] = {}
-    taken: dict[str, int] = {}
-    names = []
+    names: list[str] = []
+    taken: Counter[str] = Counter()
     for path in pictures.paths:  # one name per image, its folders written into it
         stem = "-".join(path.relative_to(pictures.folder).with_suffix("").parts)
-        taken[stem] = taken.get(stem, 0) + 1
+        taken[stem] += 1
         names.append(f"{stem}.png" if taken[stem] == 1 else f"{stem}-{taken[stem]}.png")
-    start = 0
-    for batch in pictures:
+    for start, batch in zip(range(0, len(pictures), pictures.batch_size), pictures, strict=True):
         maps = _explain(explainer, batch, chosen, 1)
         here = slice(start, start + len(batch))
         overlays = maps.overlay(_as_grey(pictures.shown(batch)), opacity=OPACITY)
@@ -264,7 +246,6 @@ def _write_maps(
         }
         for column, values in columns.items():
             table.setdefault(column, []).extend(values)
-        start += len(batch)
     return table
 
 
@@ -279,16 +260,13 @@ def _as_grey(images: Tensor) -> Tensor:
 
 def _write_report(path: Path, pictures: Pictures, explainer: NObSPCam, chosen: Mapping[str, Any], **texts: Any) -> None:
     """Some images, evenly chosen, each with its most likely classes."""
-    import numpy as np
-
     from nobsp.reporting import report
 
-    kept = np.unique(np.linspace(0, len(pictures) - 1, min(_IN_REPORT, len(pictures))).round().astype(int)).tolist()
-    some = pictures.chosen(kept)
+    kept = np.linspace(0, len(pictures) - 1, min(_IN_REPORT, len(pictures))).round().astype(int)
+    some = pictures.chosen(kept.tolist())
     images = some.batch(range(len(some)))
     maps = _explain(explainer, images, chosen, CLASSES_SHOWN)
-    known = all(label in explainer.output_names_ for label in some.labels)
-    labels = list(some.labels) if known else None
+    labels = list(some.labels) if set(some.labels) <= set(explainer.output_names_) else None
     report(maps, path, explainer=explainer, images=some.shown(images), labels=labels, names=some.names, **texts)
 
 
@@ -311,9 +289,9 @@ def _summarise(
 
 
 def _describe(found: Mapping[str, Any]) -> list[str]:
-    classes = count(len(found["classes"]), "class", "classes")
+    classes = f"{len(found['classes']):,} class{'es' if len(found['classes']) != 1 else ''}"
     lines = [f"{count(found['images'], 'image')}, {classes}; maps of layer {found['layer']!r}."]
     if found["accuracy"] is not None:
         lines.append(f"{found['accuracy']:.1%} of the predictions are the class of the image's folder.")
     lines += [f"{one['severity']}: {one['message']}" for one in found["health"]]
-    return [*lines, "Wrote " + ", ".join(found["files"].values()) + "."]
+    return lines

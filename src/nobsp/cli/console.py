@@ -8,11 +8,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
+
+from nobsp._messages import suggest
 
 Flag = Annotated[bool, Parameter(show_default=False)]
 
@@ -49,12 +50,18 @@ class Console:
         sys.stderr.flush()
 
     def show(self, summary: Mapping[str, Any], describe: Callable[[Mapping[str, Any]], Sequence[str]]) -> None:
-        """Prints the summary on stdout: as JSON, or as the sentences that `describe` makes of it."""
+        """Prints the summary on stdout: as JSON, or as the sentences that `describe` makes of it, and its files."""
         if self.json:
             sys.stdout.write(javascript.dumps(summary, ensure_ascii=False, indent=2) + "\n")
         elif not self.quiet:
-            sys.stdout.writelines(f"{line}\n" for line in describe(summary))
+            wrote = [f"Wrote {', '.join(summary['files'].values())}."] if "files" in summary else []
+            sys.stdout.writelines(f"{line}\n" for line in [*describe(summary), *wrote])
         sys.stdout.flush()
+
+    def warn(self, warning: str | None) -> None:
+        """Reports what looks wrong, where something does, on stderr."""
+        if warning is not None:
+            self.step(f"warning: {warning}")
 
     @contextmanager
     def note_warnings(self) -> Iterator[None]:
@@ -84,15 +91,6 @@ def one_line(failure: object) -> str:
     return f"unexpected error, {type(failure).__name__}: {text} (--debug shows the traceback)"
 
 
-def suggest(wanted: str, known: Sequence[str]) -> str:
-    """A hint for a name that is not there."""
-    close = get_close_matches(wanted, known, n=3, cutoff=0.7)
-    if close:
-        return f"did you mean {' or '.join(map(repr, close))}?"
-    shown = ", ".join(map(repr, known[:12]))
-    return f"there are {shown}{f' and {len(known) - 12} more' if len(known) > 12 else ''}."
-
-
 def require_path(path: Path, option: str, *, folder: bool = False) -> None:
     """Raises a UsageError, with the names that are close, where there is no such file or folder."""
     if path.is_dir() if folder else path.exists():
@@ -101,8 +99,3 @@ def require_path(path: Path, option: str, *, folder: bool = False) -> None:
     hint = suggest(path.name, beside)
     what = "folder" if folder else "file"
     raise UsageError(f"{option} {path}: there is no such {what}{f'; {hint}' if 'did you' in hint else '.'}")
-
-
-def count(number: int, what: str, several: str | None = None) -> str:
-    """A number with its noun."""
-    return f"{number:,} {what if number == 1 else several or what + 's'}"

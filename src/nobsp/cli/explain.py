@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from cyclopts import Parameter
+from numpy.typing import NDArray
 
-from nobsp.cli.console import Console, UsageError, count, suggest
+from nobsp._messages import count, suggest
+from nobsp.cli.console import Console, UsageError
 from nobsp.cli.inputs import Data, group_columns, read_table, write_csv
 from nobsp.cli.models import Loaded, add_hint, load_model
 from nobsp.cli.options import METHOD, ModelOptions, Names, OutputOptions, RequiredTable, TableOptions, split_names
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from nobsp import NObSP
     from nobsp.tabular import Explanation
 
@@ -90,8 +89,7 @@ def explain(
         console.step(f"explaining {count(len(rows.rows), 'row')}")
         explanation = explainer(rows.rows, progress=console.progress)
         found = _summarise(output, rows, others, explainer, explanation)
-        if found["predicts"] and found["predicts"]["warning"]:
-            console.step(f"warning: {found['predicts']['warning']}")
+        console.warn(found["predicts"] and found["predicts"]["warning"])
         write_contributions(folder / "contributions.parquet", explanation)
         curves = explainer.curves()
         write_csv(folder / "curves.csv", {str(name): list(curves[name]) for name in curves})
@@ -101,14 +99,11 @@ def explain(
             from nobsp.reporting import report
 
             same = "the same rows" if others is rows else f"{count(len(others.rows), 'row')} of {others.path.name}"
-            report(
-                explanation,
-                folder / "report.html",
-                title=output.title or f"What {loaded.name} has learned",
-                about=f"{loaded.name} ({loaded.origin}) on {count(len(rows.rows), 'row')} of {data.name}, "
-                f"calibrated on {same}. {_describe_score(found['predicts'])}".strip(),
-                labels=None if rows.labels is None else rows.labels.to_numpy(),
-            )
+            about = f"{loaded.name} ({loaded.origin}) on {count(len(rows.rows), 'row')} of {data.name}, calibrated on "
+            about += f"{same}. {_describe_score(found['predicts'])}".strip()
+            title, labels = output.title or f"What {loaded.name} has learned", rows.labels
+            labels = None if labels is None else labels.to_numpy()
+            report(explanation, folder / "report.html", title=title, about=about, labels=labels)
     console.show(found, _describe)
 
 
@@ -116,8 +111,8 @@ def read_tables(
     options: TableOptions, calibrate: Path | None, loaded: Loaded, *, need_target: bool = False
 ) -> tuple[Data, Data]:
     """The rows to explain and those to calibrate on, which may be the same."""
-    known = loaded.feature_names
     assert options.data is not None
+    known = loaded.feature_names
     rows = read_table(options.data, options, option="--data", known=known)
     if calibrate is None:
         return rows, rows
@@ -159,27 +154,24 @@ def fit_explainer(
 
 def write_contributions(path: Path, explanation: Explanation) -> None:
     """One line per row and output: base, every term, residual, prediction, and whether it lies outside the range."""
-    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet
 
-    writer = None
-    try:
-        for output in explanation.output_names:
-            terms = {str(k): np.asarray(v) for k, v in explanation.to_frame(output).items()}
-            rows = {_rename("row", terms): np.arange(len(explanation))}
-            names = {_rename("output", terms): np.full(len(explanation), output)}
-            table = pa.table({**rows, **names, **terms, _rename("outside", terms): explanation.outside.any(1)})
-            writer = writer or pyarrow.parquet.ParquetWriter(path, table.schema, compression="zstd")
-            writer.write_table(table)
-    finally:
-        if writer is not None:
-            writer.close()
+    def free(name: str, taken: Mapping[str, Any]) -> str:
+        return free(f"({name})", taken) if name in taken else name  # a feature may be called "row" too
 
+    def table(output: str) -> pa.Table:
+        terms = {str(k): np.asarray(v) for k, v in explanation.to_frame(output).items()}
+        rows = {free("row", terms): np.arange(len(explanation))}
+        names = {free("output", terms): np.full(len(explanation), output)}
+        return pa.table({**rows, **names, **terms, free("outside", terms): explanation.outside.any(1)})
 
-def _rename(name: str, taken: Mapping[str, Any]) -> str:
-    """A feature may be called "row" too."""
-    return _rename(f"({name})", taken) if name in taken else name
+    first, *others = explanation.output_names  # one after another, so that not all are in memory
+    made = table(first)
+    with pyarrow.parquet.ParquetWriter(path, made.schema, compression="zstd") as writer:
+        writer.write_table(made)
+        for output in others:
+            writer.write_table(table(output))
 
 
 def score_predictions(
@@ -190,8 +182,7 @@ def score_predictions(
     A single output is a logit where a sigmoid follows, or where the column takes two values; a network may also have
     been trained to give the two values themselves, so that the better of both counts.
     """
-    import numpy as np
-    from sklearn.metrics import accuracy_score, r2_score
+    from sklearn.metrics import r2_score
 
     known = labels.notna().to_numpy() & np.isfinite(logits).all(1)
     logits, values = logits[known], labels[known].to_numpy()
@@ -199,38 +190,40 @@ def score_predictions(
     texts = np.array([_as_text(value) for value in values.tolist()])
     classes, names = set(texts.tolist()), [str(name) for name in output_names]
     numbers = [str(number) for number in range(len(names))]
-    compared: list[tuple[str, Any, Any]] = []
+    scores: list[tuple[str, float, bool, str]] = []  # with whether, and which, constant would do as well
+
+    def compare_classes(truth: NDArray[Any], predicted: NDArray[Any]) -> None:
+        if len(truth):
+            value = float((truth == predicted).mean())
+            usual = np.unique(truth, return_counts=True)[1].max() / len(truth)
+            scores.append(("accuracy", value, value <= usual < 1, f"always predicting one class ({usual:.1%})"))
+
+    def compare_values(predicted: NDArray[np.float64]) -> None:
+        truth = values.astype(np.float64)
+        if len(truth) > 1 and np.ptp(truth) > 0:
+            value = float(r2_score(truth, predicted))
+            scores.append(("r2", value, value <= 0, "its mean"))
+
     if len(names) > 1:
         called = names if classes <= set(names) else numbers if numeric and classes <= set(numbers) else None
         if called is not None:
-            compared.append(("accuracy", texts, np.array(called)[logits.argmax(1)]))
+            compare_classes(texts, np.array(called)[logits.argmax(1)])
         elif numeric and target in names:
-            compared.append(("r2", values, logits[:, names.index(target)]))
+            compare_values(logits[:, names.index(target)])
     else:
         positive = names[0] if names[0] in classes and len(classes) <= 2 else None
         if positive is None and numeric and (len(classes) == 2 or (link == "sigmoid" and classes <= {"0", "1"})):
             positive = _as_text(max(values.tolist())) if len(classes) == 2 else "1"
         if positive is not None:
-            compared.append(("accuracy", texts == positive, logits[:, 0] > 0))
+            compare_classes(texts == positive, logits[:, 0] > 0)
         if numeric and link != "sigmoid":
-            compared.append(("r2", values, np.exp(logits[:, 0]) if link == "exp" else logits[:, 0]))
-    scores = []
-    for measure, truth, predicted in compared:
-        if measure == "accuracy" and len(truth):
-            value = float(accuracy_score(truth, predicted))
-            usual = max(Counter(truth.tolist()).values()) / len(truth)
-            scores.append((measure, value, value <= usual < 1, f"always predicting one class ({usual:.1%})"))
-        elif measure == "r2" and len(truth) > 1 and np.ptp(truth.astype(np.float64)) > 0:
-            value = float(r2_score(truth.astype(np.float64), predicted))
-            scores.append((measure, value, value <= 0, "its mean"))
-    if not scores:
-        return {"target": target, "measure": None, "value": None, "warning": None}
-    measure, value, poor, constant = next((one for one in scores if not one[2]), scores[0])
+            compare_values(np.exp(logits[:, 0]) if link == "exp" else logits[:, 0])
+    none = (None, None, False, "")
+    measure, value, poor, constant = next((one for one in scores if not one[2]), scores[0] if scores else none)
     found = {"target": target, "measure": measure, "value": value, "warning": None}
     if poor:
-        found["warning"] = (
-            f"{_describe_score(found).rstrip('.')}, no better than {constant}; is the order of the columns right?"
-        )
+        score = _describe_score(found).rstrip(".")
+        found["warning"] = f"{score}, no better than {constant}; is the order of the columns right?"
     return found
 
 
@@ -255,22 +248,20 @@ def _summarise(
     output: OutputOptions, data: Data, calibration: Data, explainer: NObSP, explanation: Explanation
 ) -> dict[str, Any]:
     state, functions = explainer.health(), explainer.functions_
-    fresh = [None] * len(state.explained) if calibration is data else explanation.explained().tolist()
+    numbers: dict[str, Any] = {"explained": state.explained, "inside": state.inside, "ridge": explainer.ridge_}
+    if calibration is not data:
+        numbers["explained_here"] = explanation.explained()
     importance = zip(functions.feature_names, functions.importances["total"].sum(1).tolist(), strict=True)
     outside = zip(explainer.feature_names_, explanation.outside.sum(0).tolist(), strict=True)
+    names, link = explainer.output_names_, explainer.link_
     predicts = None
     if data.target is not None:
-        names, link = explanation.output_names, explainer.link_
-        predicts = score_predictions(
-            explanation.predictions, data.labels, target=data.target, output_names=names, link=link
-        )
+        logits = explanation.predictions
+        predicts = score_predictions(logits, data.labels, target=data.target, output_names=names, link=link)
     return {
         "outputs": [
-            {"name": name, "explained": _number(share), "inside": _number(inside), "ridge": float(ridge)}
-            | ({} if calibration is data else {"explained_here": _number(here)})
-            for name, share, inside, ridge, here in zip(
-                explainer.output_names_, state.explained, state.inside, explainer.ridge_, fresh, strict=True
-            )
+            {"name": name, **{what: _number(values[k]) for what, values in numbers.items()}}
+            for k, name in enumerate(names)
         ],
         "held_out": state.held_out,
         "rows": len(data.rows),
@@ -284,10 +275,7 @@ def _summarise(
             "rows": int(explanation.outside.any(1).sum()),
             "features": {name: number for name, number in outside if number},
         },
-        "health": [
-            {"severity": found.severity, "code": found.code, "subject": found.subject, "message": found.message}
-            for found in state.findings
-        ],
+        "health": [{k: getattr(one, k) for k in ("severity", "code", "subject", "message")} for one in state.findings],
         "files": output.paths(FILES),
     }
 
@@ -295,9 +283,8 @@ def _summarise(
 def _describe(found: Mapping[str, Any]) -> list[str]:
     """The summary in sentences, what matters most first."""
     outputs, pairs = found["outputs"], [" × ".join(term) for term in found["interactions"]]
-    lines = [
-        f"{'Held-out R²' if found['held_out'] else 'R² on the calibration rows'}: {_shares(outputs, 'explained')}."
-    ]
+    where = "Held-out R²" if found["held_out"] else "R² on the calibration rows"
+    lines = [f"{where}: {_shares(outputs, 'explained')}."]
     if any(abs((one["inside"] or 0) - (one["explained"] or 0)) > 5e-4 for one in outputs):
         lines.append(f"Inside the range fitted on: {_shares(outputs, 'inside')}.")
     if "explained_here" in outputs[0]:
@@ -322,7 +309,7 @@ def _describe(found: Mapping[str, Any]) -> list[str]:
             f"in {_list([f'{name} ({number:,})' for name, number in most])}; see the column outside of "
             "contributions.parquet."
         )
-    return [*lines, "Wrote " + ", ".join(found["files"].values()) + "."]
+    return lines
 
 
 def _shares(outputs: Sequence[Mapping[str, Any]], what: str) -> str:
@@ -335,6 +322,6 @@ def _list(texts: Sequence[str]) -> str:
     return ", ".join(texts[:5]) + (" …" if len(texts) > 5 else "")
 
 
-def _number(share: float | None) -> float | None:
+def _number(share: float) -> float | None:
     """JSON has no nan."""
-    return float(share) if share is not None and share == share else None
+    return float(share) if share == share else None

@@ -6,13 +6,15 @@ import csv
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nobsp.cli.console import UsageError, require_path, suggest
+import numpy as np
+
+from nobsp._messages import suggest
+from nobsp.cli.console import UsageError, require_path
 from nobsp.cli.options import ImageOptions, TableOptions, split_names
 
 if TYPE_CHECKING:
@@ -46,20 +48,15 @@ def read_table(
     there = [str(name) for name in frame.columns]
     frame = frame.set_axis(there, axis=1)
     target = options.target if need_target or options.target in there else None
-    _require_columns([target] if target else [], there, option="--target", path=path)
-    chosen = split_names(options.features, there)
-    if chosen is not None:
-        _require_columns(chosen, there, option="--features", path=path)
-        if options.target in chosen:
-            raise UsageError(f"--features has {options.target!r}, which is the --target.")
-    elif known is not None:
-        missing = next((name for name in known if name not in there), None)
-        if missing is not None:
-            hint = suggest(missing, there)
-            raise UsageError(f"the model was fitted on a column {missing!r}, which {path} does not have; {hint}")
-        chosen = list(known)
-    else:
-        chosen = [name for name in there if name != options.target]
+    given = split_names(options.features, there)
+    if given is not None and options.target in given:
+        raise UsageError(f"--features has {options.target!r}, which is the --target.")
+    chosen = list(known or [name for name in there if name != options.target]) if given is None else given
+    why = {"--target": [target] if target else [], "--features": given or [], "--model, fitted on others": chosen}
+    for option, names in why.items():
+        for name in names:
+            if name not in there:
+                raise UsageError(f"{option}: {path} has no column {name!r}; {suggest(name, there)}")
     if not chosen:
         raise UsageError(f"{path} has no column left for the model to take.")
     left = tuple(name for name in there if name not in chosen and name != options.target)
@@ -79,10 +76,9 @@ def _read_frame(path: Path, *, option: str) -> Any:
         table = _read_arrow(path)
     except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeDecodeError, OSError) as failure:
         raise UsageError(f"{option} {path} cannot be read: {' '.join(str(failure).split())}") from failure
-    names = [str(name) for name in table.column_names]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UsageError(f"{option} {path} has two columns called {twice!r}; rename one.")
+    for name in table.column_names:
+        if table.column_names.count(name) > 1:
+            raise UsageError(f"{option} {path} has two columns called {name!r}; rename one.")
     if table.num_rows == 0:
         raise UsageError(f"{option} {path} has no rows.")
     frame = table.to_pandas()
@@ -105,12 +101,6 @@ def _read_arrow(path: Path) -> Any:
         parse_options=pyarrow.csv.ParseOptions(delimiter=max(",;\t|", key=first.count), newlines_in_values=True),
         convert_options=pyarrow.csv.ConvertOptions(strings_can_be_null=True),
     )
-
-
-def _require_columns(names: Sequence[str], there: Sequence[str], *, option: str, path: Path) -> None:
-    missing = next((name for name in names if name not in there), None)
-    if missing is not None:
-        raise UsageError(f"{option}: {path} has no column {missing!r}; {suggest(missing, there)}")
 
 
 def group_columns(columns: Sequence[str], given: Sequence[str] | None) -> dict[str, list[str]] | None:
@@ -184,17 +174,20 @@ class Pictures:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     batch_size: int
+    progress: bool = False  # whether reading them all draws a bar
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __iter__(self) -> Iterator[Tensor]:
-        for start in range(0, len(self), self.batch_size):
-            yield self.batch(range(start, min(start + self.batch_size, len(self))))
+        from nobsp.network.batches import with_progress
+
+        every, size = range(len(self)), self.batch_size
+        batches = (self.batch(every[start : start + size]) for start in every[::size])
+        return with_progress(batches, total=len(self), enabled=self.progress, description="calibrating")
 
     def batch(self, positions: Sequence[int]) -> Tensor:
         """Some of the images, (n, channels, height, width)."""
-        import numpy as np
         import torch
 
         pixels = [self._pixels(self.paths[position]) for position in positions]
@@ -223,11 +216,8 @@ class Pictures:
 
     def chosen(self, positions: Sequence[int]) -> Pictures:
         """Some of the images."""
-        return replace(
-            self,
-            paths=tuple(self.paths[position] for position in positions),
-            labels=tuple(self.labels[position] for position in positions),
-        )
+        paths, labels = zip(*((self.paths[k], self.labels[k]) for k in positions), strict=True)
+        return replace(self, paths=paths, labels=labels)
 
     def _per_channel(self, numbers: Sequence[float]) -> Tensor:
         import torch
@@ -235,29 +225,20 @@ class Pictures:
         return torch.tensor(numbers)[None, :, None, None]
 
     def _pixels(self, path: Path) -> Any:
-        import numpy as np
         from PIL import Image, ImageOps
 
         grey = len(self.mean) == 1
-        with _open_image(path) as opened:
-            picture = ImageOps.exif_transpose(opened).convert("L" if grey else "RGB")
+        try:
+            with Image.open(path) as opened:
+                picture = ImageOps.exif_transpose(opened).convert("L" if grey else "RGB")
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as failure:
+            raise ValueError(f"{path} cannot be read as an image ({failure}); repair it or take it out.") from failure
         if self.size is not None:
             height, width = self.size
             resize = picture.resize if self.squash else lambda size, how: ImageOps.fit(picture, size, how)
             picture = resize((width, height), Image.Resampling.BILINEAR)
         pixels = np.asarray(picture, dtype=np.uint8)
         return pixels[:, :, None] if grey else pixels
-
-
-@contextmanager
-def _open_image(path: Path) -> Iterator[Any]:
-    from PIL import Image
-
-    try:
-        with Image.open(path) as opened:
-            yield opened
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as failure:
-        raise ValueError(f"{path} cannot be read as an image ({failure}); repair it or take it out.") from failure
 
 
 def find_pictures(folder: Path, options: ImageOptions, *, option: str, batch_size: int) -> Pictures:
@@ -306,5 +287,4 @@ def _normalisation(options: ImageOptions) -> tuple[tuple[float, ...], tuple[floa
             raise UsageError(f"{option} takes one number, or one for each of the {channels} channels; {found}.")
     if min(std) <= 0:
         raise UsageError(f"--std must be above zero, found {min(std):g}.")
-    each = [tuple(numbers) if len(numbers) == channels else tuple(numbers) * channels for numbers in (mean, std)]
-    return each[0], each[1]
+    return tuple(mean) * (channels // len(mean)), tuple(std) * (channels // len(std))

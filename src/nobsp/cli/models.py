@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nobsp.cli.console import UsageError, require_path, suggest
+from nobsp._messages import suggest
+from nobsp.cli.console import UsageError, require_path
 from nobsp.cli.options import ModelOptions
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def load_model(options: ModelOptions) -> Loaded:
 
 
 def _from_file(path: Path, *, trust_pickle: bool) -> Loaded:
-    from nobsp.network.exported import UntrustedError, kind_of, load_exported, opened
+    from nobsp.network.exported import UntrustedError, as_module, kind_of, load_exported
 
     kind = kind_of(path)
     if kind == "exported":
@@ -74,7 +75,7 @@ def _from_file(path: Path, *, trust_pickle: bool) -> Loaded:
             program = load_exported(path, trust_pickle=trust_pickle)
         except UntrustedError as untrusted:
             raise UsageError(f"--model {untrusted} If you trust where it came from, add --trust-pickle.") from untrusted
-        return Loaded(path.stem, "exported program", lambda example: opened(program, example()))
+        return Loaded(path.stem, "exported program", lambda example: as_module(program, example()))
     if kind == "skops":
         return _as_loaded(path.stem, "skops file", _from_skops(path, trust_pickle=trust_pickle))
     if kind == "safetensors":
@@ -152,9 +153,7 @@ def _import_module(given: str, module: str) -> Any:
     if module.endswith(".py"):
         path = Path(module)
         require_path(path, "--model")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
+        spec: Any = importlib.util.spec_from_file_location(path.stem, path)
         found = importlib.util.module_from_spec(spec)
         sys.modules.setdefault(path.stem, found)
         spec.loader.exec_module(found)

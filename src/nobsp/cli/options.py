@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -136,14 +135,11 @@ class OutputOptions:
         """Where the files are written."""
         return {name: str(self.out / name) for name in names if self.report or name != "report.html"}
 
-    @contextmanager
-    def write(self, names: Sequence[str]) -> Iterator[Path]:
-        """Yields an empty folder, as `write_folder` does, after checks that cost nothing."""
+    def write(self, names: Sequence[str]) -> AbstractContextManager[Path]:
+        """An empty folder, as `write_folder` gives it, after checks that cost nothing."""
         if self.report:
             require_report()
-        require_free(self.out, list(self.paths(names)), force=self.force)
-        with write_folder(self.out) as folder:
-            yield folder
+        return write_folder(self.out, list(self.paths(names)), force=self.force)
 
 
 def require_report() -> None:
@@ -152,24 +148,18 @@ def require_report() -> None:
         raise ImportError("the report needs jinja2 and plotly: pip install 'nobsp[report]'; or pass --no-report.")
 
 
-def require_free(folder: Path, names: Sequence[str], *, force: bool) -> None:
-    """Raises a UsageError where results would be overwritten, or `folder` is a file."""
-    there = [name for name in names if (folder / name).exists()]
-    if there and not force:
-        raise UsageError(
-            f"--out {folder} has {', '.join(there)} already; choose another folder, or replace with --force."
-        )
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--out {folder} is a file; name a folder.")
-
-
 @contextmanager
-def write_folder(folder: Path) -> Iterator[Path]:
+def write_folder(folder: Path, names: Sequence[str], *, force: bool) -> Iterator[Path]:
     """Yields an empty folder beside `folder`; its content moves there at the end, if all went well.
 
     Made before the work, so that a place that cannot be written to costs nothing. Whatever goes wrong, Ctrl-C
-    included, nothing half-written is left.
+    included, nothing half-written is left. Results with the same names are replaced only by `force`.
     """
+    there = ", ".join(name for name in names if (folder / name).exists())
+    if there and not force:
+        raise UsageError(f"--out {folder} has {there} already; choose another folder, or replace with --force.")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out {folder} is a file; name a folder.")
     missing = [parent for parent in folder.parents if not parent.exists()]
     draft = folder.parent / f".{folder.name}.{secrets.token_hex(8)}.part"
     try:
@@ -178,8 +168,14 @@ def write_folder(folder: Path) -> Iterator[Path]:
         except OSError as refused:
             raise UsageError(f"--out {folder} cannot be written to ({refused.strerror}).") from refused
         yield draft
-        _move(draft, folder)
-        missing = []
+        if not folder.exists():
+            draft.rename(folder)
+            return
+        for made in sorted(draft.iterdir()):  # each file, or folder of files, takes its place by one rename
+            target = folder / made.name
+            if target.is_dir() and not target.is_symlink():
+                target.rename(draft / f"{made.name}.old")
+            made.replace(target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
         for parent in missing:
@@ -187,26 +183,12 @@ def write_folder(folder: Path) -> Iterator[Path]:
                 parent.rmdir()
 
 
-def _move(draft: Path, folder: Path) -> None:
-    """Each file, or folder of files, takes its place by one rename."""
-    if not folder.exists():
-        os.rename(draft, folder)
-        return
-    for made in sorted(draft.iterdir()):
-        target = folder / made.name
-        if target.is_dir() and not target.is_symlink():
-            os.rename(target, draft / f"{made.name}.old")
-        os.replace(made, target)
-
-
-def split_names(given: Sequence[str] | None, known: Sequence[str] | None = None) -> list[str] | None:
+def split_names(given: Sequence[str] | None, known: Sequence[str] = ()) -> list[str] | None:
     """Names from the command line: several words, or one with commas between."""
     if given is None:
         return None
-    found: list[str] = []
-    for word in given:
-        found += [word] if known is not None and word in known else [name for name in word.split(",") if name]
-    twice = next((name for name in found if found.count(name) > 1), None)
-    if twice is not None:
-        raise UsageError(f"{twice!r} is named twice.")
+    found = [name for word in given for name in ([word] if word in known else word.split(",")) if name]
+    for name in found:
+        if found.count(name) > 1:
+            raise UsageError(f"{name!r} is named twice.")
     return found

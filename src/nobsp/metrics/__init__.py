@@ -6,10 +6,9 @@ that is not defined, of a constant vector say, is nan and comes with an `Undefin
 
 from nobsp.metrics.agreement import DeltaAgreement, Pairs, delta_agreement, find_pairs
 from nobsp.metrics.arrays import UndefinedScoreWarning, at_target
-from nobsp.metrics.concentration import gini_sparseness, sparseness
 from nobsp.metrics.deletion import RegionCurves, region_deletion_auc, region_insertion_auc
 from nobsp.metrics.faithfulness import Faithfulness, attribution_faithfulness, pixel_faithfulness, removal_effects
-from nobsp.metrics.recovery import FunctionReproduction, function_reproduction
+from nobsp.metrics.scores import FunctionReproduction, function_reproduction, gini_sparseness, sparseness
 
 __all__ = [
     "DeltaAgreement",

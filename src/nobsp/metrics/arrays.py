@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import nn
 
-from nobsp.network.guest import home_of, unwrapped, visiting
+from nobsp._messages import require_whole_number
+from nobsp.network.inference import device_and_dtype, evaluation_mode, unwrap
 
 Array = NDArray[np.float64]
 Model = nn.Module | Callable[[Any], Any]
-
-# A spread below rounding of the values themselves is no spread.
-_ROUNDING = 8 * np.finfo(np.float64).eps
 
 
 class UndefinedScoreWarning(UserWarning):
@@ -33,36 +31,40 @@ def undefined(message: str, *, depth: int = 1) -> None:
 
 def as_array(values: Any, name: str, *, ndim: int | tuple[int, ...] | None = None) -> Array:
     """A float64 array of finite numbers from anything numpy understands, or a torch tensor on any device."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
-        values = values.float() if str(values.dtype) == "torch.bfloat16" else values
-    array = np.asarray(values, dtype=np.float64)
+    array = np.asarray(_on_host(values), dtype=np.float64)
     allowed = (ndim,) if isinstance(ndim, int) else ndim
     if allowed is not None and array.ndim not in allowed:
         wanted = " or ".join(str(one) for one in allowed)
         raise ValueError(f"{name} should have {wanted} dimensions, found the shape {array.shape}.")
-    if array.size == 0:
-        raise ValueError(f"{name} is empty: its shape is {array.shape}.")
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name} has {int((~np.isfinite(array)).sum())} values that are nan or infinite; remove them.")
+    _require_finite(array, name)
     return array
 
 
 def as_images(values: Any) -> NDArray[Any]:
     """Finite images of shape (images, channels, height, width), floating numbers in the precision they came in."""
-    array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
-    if array.dtype not in (np.float32, np.float64):
-        array = array.astype(np.float64)
-    if array.ndim != 4 or array.size == 0:
+    array = np.asarray(_on_host(values))
+    array = array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
+    if array.ndim != 4:
         raise ValueError(f"images should have the shape (images, channels, height, width), found {array.shape}.")
-    if not np.isfinite(array).all():
-        raise ValueError(
-            f"images have {int((~np.isfinite(array)).sum())} values that are nan or infinite; remove them."
-        )
+    _require_finite(array, "images")
     return array
 
 
-def expect_same_shape(first: Array, first_name: str, second: Array, second_name: str) -> None:
+def _on_host(values: Any) -> Any:
+    if not hasattr(values, "detach"):
+        return values
+    values = values.detach().cpu()
+    return values.float() if values.dtype == torch.bfloat16 else values  # numpy knows no bfloat16
+
+
+def _require_finite(array: NDArray[Any], name: str) -> None:
+    if array.size == 0:
+        raise ValueError(f"{name} is empty: its shape is {array.shape}.")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} has {int((~np.isfinite(array)).sum())} values that are nan or infinite; remove them.")
+
+
+def require_same_shape(first: Array, first_name: str, second: Array, second_name: str) -> None:
     """Raises a ValueError if two arrays do not have the same shape."""
     if first.shape != second.shape:
         raise ValueError(
@@ -70,10 +72,10 @@ def expect_same_shape(first: Array, first_name: str, second: Array, second_name:
         )
 
 
-def expect_rows(rows: int, name: str, *, least: int, why: str) -> None:
-    """Raises a ValueError if there are too few rows for the metric."""
-    if rows < least:
-        raise ValueError(f"{name} has {rows} rows, but {why} needs at least {least}.")
+def require_two_rows(array: Array, name: str) -> None:
+    """Raises a ValueError if there is nothing to compare."""
+    if len(array) < 2:
+        raise ValueError(f"{name} has {len(array)} rows, and comparing rows needs at least 2.")
 
 
 def at_target(values: Any, target: Any) -> Array:
@@ -86,36 +88,32 @@ def at_target(values: Any, target: Any) -> Array:
     Returns:
         The same without the last dimension.
 
-    Raises:
-        ValueError: If the shapes do not match or there is no such output.
-
     Example:
         >>> from nobsp.metrics import at_target
         >>> at_target([[0.1, 0.9], [0.8, 0.2]], [1, 0])
         array([0.9, 0.8])
     """
     array = as_array(values, "values", ndim=(2, 3))
-    chosen = targets_of(target, rows=len(array), outputs=array.shape[-1])
+    chosen = targets_of(target, array)
     return np.asarray(array[np.arange(len(array)), ..., chosen], dtype=np.float64)
 
 
-def targets_of(target: Any, *, rows: int, outputs: int) -> NDArray[np.int64]:
-    """One valid output a row."""
-    given = np.asarray(target.detach().cpu() if hasattr(target, "detach") else target)
+def targets_of(target: Any, outputs: Array) -> NDArray[np.int64]:
+    """One valid output a row; the largest of (rows, outputs) where none is given."""
+    given = outputs.argmax(axis=1) if target is None else np.asarray(_on_host(target))
+    rows, count = len(outputs), outputs.shape[-1]
     if given.ndim > 1 or (given.ndim == 1 and len(given) != rows):
         raise ValueError(f"target should be one output or one for each of the {rows} rows, found {given.shape}.")
     if not np.issubdtype(given.dtype, np.integer):
         raise ValueError(f"target should be positions of outputs, whole numbers, found {given.dtype}.")
-    chosen = np.broadcast_to(given, (rows,)).astype(np.int64)
-    if chosen.min() < 0 or chosen.max() >= outputs:
-        raise ValueError(f"target goes from {chosen.min()} to {chosen.max()} but there are {outputs} outputs.")
-    return chosen
+    if given.min() < 0 or given.max() >= count:
+        raise ValueError(f"target goes from {given.min()} to {given.max()} but there are {count} outputs.")
+    return np.broadcast_to(given, (rows,)).astype(np.int64)
 
 
 def is_constant(values: Array) -> NDArray[np.bool_]:
     """Whether values along the last axis differ by no more than rounding."""
-    spread = values.max(axis=-1) - values.min(axis=-1)
-    return np.asarray(spread <= _ROUNDING * np.abs(values).max(axis=-1))
+    return np.asarray(np.ptp(values, axis=-1) <= 8 * np.finfo(np.float64).eps * np.abs(values).max(axis=-1))
 
 
 def pearson(first: Array, second: Array) -> Array:
@@ -139,13 +137,11 @@ def mean_of_known(values: Array) -> float:
     return float(known.mean()) if len(known) else float("nan")
 
 
-def named(names: Iterable[str] | None, count: int, what: str) -> tuple[str, ...]:
+def name_features(names: Iterable[str] | None, count: int) -> tuple[str, ...]:
     """One name each; "x0", "x1", ... if none are given."""
-    if names is None:
-        return tuple(f"x{position}" for position in range(count))
-    given = tuple(str(name) for name in names)
+    given = tuple(f"x{position}" for position in range(count)) if names is None else tuple(map(str, names))
     if len(given) != count:
-        raise ValueError(f"{what} has {len(given)} names but there are {count} features.")
+        raise ValueError(f"feature_names has {len(given)} names but there are {count} features.")
     return given
 
 
@@ -156,27 +152,24 @@ def running(model: Model, *, batch_size: int) -> Iterator[Callable[[NDArray[Any]
     A torch module is run in evaluation mode, without gradients, on its own device and in its own precision, and is
     left as it was. Any other function gets arrays and may return an array or a tensor.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; pass at least 1.")
-    if not isinstance(model, nn.Module):
-        if not callable(model):
-            raise TypeError(f"model should be a torch module or a function, found {type(model).__name__}.")
-        yield lambda rows: _in_batches(model, rows, batch_size)
-        return
-    module = unwrapped(model)
-    device, dtype = home_of(module)
-    with visiting(module) as run:
-        yield lambda rows: _in_batches(
-            lambda batch: run(torch.as_tensor(batch, dtype=dtype, device=device)), rows, batch_size
-        )
+    require_whole_number("batch_size", batch_size)
 
+    def in_batches(run: Callable[[Any], Any], rows: NDArray[Any]) -> Array:
+        found = []
+        for start in range(0, len(rows), batch_size):
+            batch = rows[start : start + batch_size]
+            outputs = as_array(run(batch), "what the model returned", ndim=(1, 2))
+            if len(outputs) != len(batch):
+                raise ValueError(f"the model returned {len(outputs)} outputs for {len(batch)} rows.")
+            found.append(outputs.reshape(len(batch), -1))
+        return np.concatenate(found)
 
-def _in_batches(run: Callable[[Any], Any], rows: NDArray[Any], batch_size: int) -> Array:
-    found = []
-    for start in range(0, len(rows), batch_size):
-        batch = rows[start : start + batch_size]
-        outputs = as_array(run(batch), "what the model returned", ndim=(1, 2))
-        if len(outputs) != len(batch):
-            raise ValueError(f"the model returned {len(outputs)} outputs for {len(batch)} rows.")
-        found.append(outputs.reshape(len(batch), -1))
-    return np.concatenate(found)
+    if isinstance(model, nn.Module):
+        module = unwrap(model)
+        device, dtype = device_and_dtype(module)
+        with evaluation_mode(module) as run:
+            yield lambda rows: in_batches(lambda batch: run(torch.as_tensor(batch, dtype=dtype, device=device)), rows)
+    elif callable(model):
+        yield lambda rows: in_batches(model, rows)
+    else:
+        raise TypeError(f"model should be a torch module or a function, found {type(model).__name__}.")

@@ -233,7 +233,7 @@ def signal(maps: ActivationMaps, signals: Any, *, row: int = 0, channel: int = 0
     axes = get_axes(ax, (6.4, 2.2))
     points = np.stack([np.arange(len(line)), line], axis=1)
     pieces = np.stack([points[:-1], points[1:]], axis=1)
-    drawn = LineCollection(list(pieces), cmap=colours.against_to_for(), linewidths=2.2, capstyle="round")
+    drawn = LineCollection(list(pieces), cmap=colours.blend(colours.AGAINST_TO_FOR), linewidths=2.2, capstyle="round")
     drawn.set_array((strength[:-1] + strength[1:]) / 2)
     drawn.set_clim(-1.0, 1.0)
     axes.add_collection(drawn)
@@ -327,7 +327,7 @@ def _tinted(maps: ActivationMaps, tokens: Sequence[str], row: int) -> list[tuple
             "target each, and the tokens of one of them."
         )
     shares = getattr(maps, maps.kind)[row, : len(tokens)] / maps.locations[0]
-    tint, largest = colours.against_to_for(), _peak(shares) or 1.0
+    tint, largest = colours.blend(colours.AGAINST_TO_FOR), _peak(shares) or 1.0
     return [
         (token, float(share), to_hex(tint(0.5 + 0.5 * share / largest)))
         for token, share in zip(tokens, shares, strict=True)

@@ -9,12 +9,7 @@ from numpy.typing import NDArray
 
 
 def picture_of(item: Any, argument: str) -> NDArray[np.float64]:
-    """One image, shape (height, width, 3), from 0 to 1.
-
-    Example:
-        >>> picture_of(np.zeros((1, 4, 6)), "query").shape
-        (4, 6, 3)
-    """
+    """One image, shape (height, width, 3), from 0 to 1."""
     given = item[0] if isinstance(item, tuple | list) and len(item) else item
     if hasattr(given, "detach"):
         given = given.detach().cpu()

@@ -34,19 +34,7 @@ def pictures_data(
     names: Sequence[str] | None,
     rows: int,
 ) -> dict[str, Any]:
-    """Everything the page shows of maps, of neighbours, or of both.
-
-    Args:
-        maps: `ActivationMaps`, or None.
-        hits: What an index found, or None.
-        images: The images they are about, or None.
-        gallery: The images the index was fitted on, or None.
-        explainer: The `NObSPCam` behind the maps, or None.
-        labels: One per image, or None.
-        class_names: Names of the classes; those of the maps when None.
-        names: Names of the images, or None.
-        rows: Most images that are kept.
-    """
+    """Everything the page shows of maps, of neighbours, or of both."""
     count = len(maps) if maps is not None else len(hits.indices)
     if count == 0:
         raise ValueError("subject has no images; explain some first.")
@@ -172,12 +160,7 @@ def _uris(pictures: NDArray[np.float32], side: int) -> list[str]:
 
 
 def png(picture: NDArray[np.float32], side: int | None = None) -> bytes:
-    """A picture (height, width, 3) from 0 to 1 as a PNG file, no larger than so many pixels a side.
-
-    Example:
-        >>> png(np.zeros((2, 2, 3), np.float32))[1:4]
-        b'PNG'
-    """
+    """A picture (height, width, 3) from 0 to 1 as a PNG file, no larger than so many pixels a side."""
     try:
         from PIL import Image
     except ImportError as missing:

@@ -187,14 +187,7 @@ def occupancy(points: Points, rows: Chunk, weights: Array | None = None) -> Tens
 
 
 def purify(table: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """A grid without its margins: it averages to zero over either feature, by the share of the rows at its points.
-
-    Example:
-        >>> share = torch.full((2,), 0.5, dtype=torch.float64)
-        >>> purify(torch.tensor([[0.0, 2.0], [4.0, 7.0]], dtype=torch.float64), share, share)
-        tensor([[ 0.2500, -0.2500],
-                [-0.2500,  0.2500]], dtype=torch.float64)
-    """
+    """A grid without its margins: it averages to zero over either feature, by the share of the rows at its points."""
     of_first = torch.einsum("ij...,j->i...", table, second)
     of_second = torch.einsum("ij...,i->j...", table, first)
     return table - of_first[:, None] - of_second[None] + torch.einsum("i...,i->...", of_first, first)

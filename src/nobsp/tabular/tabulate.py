@@ -73,6 +73,11 @@ class Tabulator:
             torch.cat(outputs).movedim(1, 0).reshape(count, *sizes, -1),
         )
 
+    def with_rows(self, count: int) -> Tabulator:
+        """The same over so many of the background rows."""
+        rows = self.background[:: max(len(self.background) // count, 1)]
+        return Tabulator(self._represent, rows, self.weight, batch_size=self._batch_size)
+
     def run(self, rows: Tensor) -> Tensor:
         """Representations of rows, float64 on the CPU, in calls of at most the batch size."""
         self.forward_rows += len(rows)
@@ -191,3 +196,50 @@ def compress(mean: Tensor, share: Tensor, *, tolerance: float, most: int) -> Ten
     directions = vectors[:, kept] if tall else weighted.T @ vectors[:, kept] / values[kept].sqrt()
     found: Tensor = directions / values[kept] ** 0.25
     return found
+
+
+# Rows of the table that a choice of background rows is compared with, and how many choices are compared.
+_COMPARED_ROWS = 512
+_CANDIDATES = 64
+
+
+def choose_background(rows: Tensor, count: int, numbers: Sequence[int]) -> Tensor:
+    """`count` rows that stand for all of them, columns of amounts (`numbers`) shifted to the mean of all rows.
+
+    Of several random draws the one closest to the rows by energy distance is taken. The shift fixes the gauge between
+    base and functions: without it the mean of the background moves with the draw.
+    """
+    if count >= len(rows):
+        chosen = rows
+    else:
+        generator = torch.Generator().manual_seed(0)  # our own: the caller's random numbers stay where they were
+        scaled = _standardise(rows.to(torch.float64))
+        compared = scaled[torch.randperm(len(rows), generator=generator)[:_COMPARED_ROWS]]
+        best, least = torch.arange(count), float("inf")
+        for _ in range(_CANDIDATES):
+            drawn = torch.randperm(len(rows), generator=generator)[:count]
+            distance = _energy_distance(scaled[drawn], compared)
+            if distance < least:
+                best, least = drawn, distance
+        chosen = rows[best]
+    if not rows.is_floating_point() or not len(numbers):
+        return chosen.clone()
+    chosen, columns = chosen.to(torch.float64).clone(), list(numbers)
+    values = rows[:, columns].to(torch.float64)
+    shift = values.mean(0) - chosen[:, columns].mean(0)
+    # A mean that single outliers carry lies where no row does: nothing is shifted there.
+    ends = values.quantile(torch.tensor([0.25, 0.75], dtype=torch.float64), dim=0)
+    chosen[:, columns] += torch.where(shift.abs() <= ends[1] - ends[0], shift, 0.0)
+    return chosen
+
+
+def _standardise(rows: Tensor) -> Tensor:
+    spread = rows.std(0, correction=0)
+    return (rows - rows.mean(0)) / torch.where(spread > 0, spread, torch.ones_like(spread))
+
+
+def _energy_distance(drawn: Tensor, compared: Tensor) -> float:
+    """2 E|a − b| − E|a − a'|, less what does not depend on the draw."""
+    count = len(drawn)
+    within = torch.cdist(drawn, drawn).sum() / max(count * (count - 1), 1)
+    return float(2 * torch.cdist(drawn, compared).mean() - within)

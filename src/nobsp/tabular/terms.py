@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from nobsp.network.composed import Operations
 from nobsp.network.inputs import Subset
-from nobsp.tabular.background import choose_background
 from nobsp.tabular.correction import ALPHAS, FOLDS, Correction, HeldOut, Rows, fit_correction, judge
 from nobsp.tabular.domains import Domain
 from nobsp.tabular.lookup import Chunk, NumberAxis, TermTable
@@ -35,7 +35,17 @@ from nobsp.tabular.pieces import (
     read,
     transfer,
 )
-from nobsp.tabular.tabulate import FEW_VALUES, Points, Represent, Table, Tabulator, compress, refine_knots
+from nobsp.tabular.tabulate import (
+    FEW_VALUES,
+    Array,
+    Points,
+    Represent,
+    Table,
+    Tabulator,
+    choose_background,
+    compress,
+    refine_knots,
+)
 
 # How far beyond the calibrated range the network is followed, as shares of the range on either side. Far: a network of
 # linear pieces goes on as straight lines, and unseen rows of heavy-tailed columns lie there.
@@ -61,6 +71,10 @@ TOLERANCE, MAIN_RANK, PAIR_RANK = 1e-6, 24, 32
 MOST_COLUMNS = 1000
 # Most numbers of the regression held at once, and the fewest rows all the same.
 MOST_NUMBERS, FEWEST_ROWS = 20_000_000, 4096
+# Most thresholds of a model of steps in a feature's table, and how many background rows tell which those are.
+MOST_STEPS, FEW_ROWS = 512, 4
+# Thresholds along the side of a pair's grid: on average over the features, fewest and most.
+PAIR_STEPS, FEWEST_LINES, MOST_LINES = 12, 4, 28
 # Rows and background rows of terms that run through the network row by row.
 DIRECT_ROWS, DIRECT_BACKGROUND = 2048, 8
 
@@ -90,12 +104,10 @@ _MOST_OPERATIONS = 5_000_000
 
 def choose_effort(represent: Represent, inputs: Tensor) -> Effort:
     """Full, or economy where a forward row takes many operations: counted, as a clock depends on the machine."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     probe = inputs[:8]
-    with FlopCounterMode(display=False) as counter:
+    with Operations() as counter:
         represent(probe)
-    return FULL if counter.get_total_flops() <= _MOST_OPERATIONS * len(probe) else ECONOMY
+    return FULL if counter.total <= _MOST_OPERATIONS * len(probe) else ECONOMY
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +135,7 @@ class Terms:
     rows: int
     forward_rows: int
     economy: bool  # whether the model takes too many operations a row for full tables
+    thresholds: dict[int, tuple[int, int]]  # of a feature's steps: those in its table, and all
     offsets: dict[int, Tensor]  # what a feature's prior part is measured from; for levels that were not seen
     background: Tensor
     fit: Fit
@@ -185,10 +198,14 @@ def fit_terms(
             grid_terms = [pair for pair in chosen if pairs is not None or strengths[pair] >= WORTH_TRYING]
         else:
             grid_terms = [term for term in named if _has_grid(term, domains)]
-        lines = {
-            k: _lines(domains[k], sample, effort.pair_quantiles, effort.pair_even, PAIR_REACH)
-            for k in sorted({k for pair in grid_terms for k in pair})
-        }
+        lines, wanted = {}, sorted({k for pair in grid_terms for k in pair})
+        chosen_steps = share_steps({k: (domains[k].steps, *mains[k]) for k in wanted}, sample, unit)
+        for k in wanted:
+            if len(domains[k].steps):
+                points = domains[k].step_points(chunk, chosen_steps[k], quantiles=effort.pair_quantiles // 2)
+                lines[k] = domains[k].with_missing(points)
+            else:
+                lines[k] = _lines(domains[k], sample, effort.pair_quantiles, effort.pair_even, PAIR_REACH)
         means = {k: table.mean for k, (_, table) in mains.items()}
         shares = {k: occupancy(points, chunk) for k, points in lines.items()}
         seen = _background_weights(tabulate.background, domains, lines)
@@ -237,6 +254,11 @@ def fit_terms(
         rows=len(solved.rows.outputs),
         forward_rows=sum(each.forward_rows for each in made.values()),
         economy=effort is ECONOMY,
+        thresholds={
+            k: (min(len(domain.steps), MOST_STEPS), len(domain.steps))
+            for k, domain in enumerate(domains)
+            if len(domain.steps)
+        },
         offsets=prior_means,
         background=tabulate.background,
         fit=Fit(
@@ -277,7 +299,17 @@ def _lines(domain: Domain, sample: Sample, quantiles: int, even: int, reach: Seq
 def tabulate_main(
     tabulate: Tabulator, domain: Domain, sample: Sample, unit: Tensor, effort: Effort
 ) -> tuple[Points, Table]:
-    """A feature's own table; knots are added where it bends."""
+    """A feature's own table; knots are added where it bends, or stand where the model steps."""
+    if len(domain.steps):
+        steps, chunk = domain.steps, sample.chunk()
+        if len(steps) > MOST_STEPS:
+            few = tabulate.with_rows(FEW_ROWS)
+            every = domain.step_points(chunk, steps, quantiles=0)
+            sizes = step_sizes(steps, every, few([every]), sample, unit)
+            steps = steps[np.sort(np.argsort(-sizes, kind="stable")[:MOST_STEPS])]
+            tabulate.forward_rows += few.forward_rows
+        points = domain.with_missing(domain.step_points(chunk, steps, quantiles=effort.quantiles))
+        return points, tabulate([points])
     first = domain.points(sample.chunk(), quantiles=effort.quantiles, even=effort.even, reach=MAIN_REACH)
     if not isinstance(first.axis, NumberAxis):
         return first, tabulate([first])
@@ -298,6 +330,37 @@ def tabulate_main(
     return complete, tabulate([complete]) if complete is not points or table is None else table
 
 
+def step_sizes(
+    steps: Array, points: Points, table: Table, sample: Sample, unit: Tensor, *, apart: bool = False
+) -> Array:
+    """Per threshold the variance that its step makes over the rows and the background, in units of the outputs'."""
+    assert isinstance(points.axis, NumberAxis)
+    knots, x = points.axis.knots, sample.chunk().numbers(points.axis.column)
+    below = np.clip(np.searchsorted(knots, steps[:, 0]), 0, len(knots) - 2)
+    there = (knots[below] == steps[:, 0]) & (knots[below + 1] == steps[:, 1])
+    jump = (table.outputs[:, below + 1] - table.outputs[:, below]).double() / unit
+    square = jump.var(0, correction=0) if apart else jump.square().mean(0)
+    share = np.searchsorted(np.sort(x[np.isfinite(x)]), steps[:, 1]) / max(len(x), 1)
+    # Thresholds beyond the calibrated range count a little, so that they are not forgotten.
+    sizes: Array = square.sum(1).numpy() * (share * (1 - share) + 1e-6) * there
+    return sizes
+
+
+def share_steps(features: Mapping[int, tuple[Array, Points, Table]], sample: Sample, unit: Tensor) -> dict[int, Array]:
+    """Thresholds that grids of pairs have, by feature: most where interactions step most."""
+    sizes = {k: step_sizes(*given, sample, unit, apart=True) for k, given in features.items() if len(given[0])}
+    if not sizes:
+        return {}
+    every = np.sort(np.concatenate([np.sort(size)[::-1][FEWEST_LINES:] for size in sizes.values()]))[::-1]
+    room = max(PAIR_STEPS * len(sizes) - sum(min(len(size), FEWEST_LINES) for size in sizes.values()), 0)
+    least = every[room] if room < len(every) else -1.0
+    found = {}
+    for k, size in sizes.items():
+        count = min(max(int((size > least).sum()), FEWEST_LINES), MOST_LINES)
+        found[k] = features[k][0][np.sort(np.argsort(-size, kind="stable")[:count])]
+    return found
+
+
 def _background_weights(
     background: Tensor, domains: Sequence[Domain], lines: Mapping[int, Points]
 ) -> dict[int, Tensor]:
@@ -314,19 +377,20 @@ def screen_pairs(tabulate: Tabulator, domains: Sequence[Domain], sample: Sample,
     """Every pair's strength, strongest first, read off coarse tables; of the output in which it is largest."""
     few = sample.take(np.linspace(0, len(sample) - 1, min(512, len(sample))).astype(np.intp))
     chunk, spread, lines = few.chunk(), _unit(sample.outputs), effort.screen_lines
-    features = [k for k, domain in enumerate(domains) if domain.tabulated]
+    features, ordered = [k for k, domain in enumerate(domains) if domain.tabulated], False
     while True:
         points = {k: _lines(domains[k], few, lines, min(lines, 3), ()) for k in features}
-        pairs = [
-            pair for pair in combinations(features, 2) if len(points[pair[0]]) * len(points[pair[1]]) <= MOST_NODES
-        ]
-        nodes = sum(len(points[a]) * len(points[b]) for a, b in pairs)
+        sizes = {k: len(points[k]) for k in features}
+        grids = np.triu(np.outer(list(sizes.values()), list(sizes.values())), 1)
+        nodes = int(grids[grids <= MOST_NODES].sum())
         if nodes * len(tabulate.background) <= effort.screen_budget or len(features) <= 2:
             break
         if lines > 3:
             lines -= 1
         else:  # too many pairs for the coarsest grids: those of the features that act most
-            features = _strongest_features(tabulate, domains, few, features)[: max(int(len(features) * 0.7), 2)]
+            features = features if ordered else _strongest_features(tabulate, domains, few, features)
+            features, ordered = features[: max(int(len(features) * 0.7), 2)], True
+    pairs = [pair for pair in combinations(sorted(features), 2) if sizes[pair[0]] * sizes[pair[1]] <= MOST_NODES]
     shares = {k: occupancy(points[k], chunk) for k in features}
     strengths = {}
     for a, b in pairs:

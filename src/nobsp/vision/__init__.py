@@ -2,7 +2,7 @@
 
 from nobsp.vision.cam import NObSPCam, explain_images
 from nobsp.vision.confusions import Confusion, Confusions, confusions
-from nobsp.vision.health import CamHealth, Finding
+from nobsp.vision.health import CamHealth
 from nobsp.vision.maps import ActivationMaps
 from nobsp.vision.removal import Removal, ThoroughMaps
 
@@ -11,7 +11,6 @@ __all__ = [
     "CamHealth",
     "Confusion",
     "Confusions",
-    "Finding",
     "NObSPCam",
     "Removal",
     "ThoroughMaps",

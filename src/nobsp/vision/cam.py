@@ -11,16 +11,15 @@ from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
-from sklearn.exceptions import NotFittedError
 from torch import Tensor, nn
 
 from nobsp import serialization
 from nobsp._messages import require_whole_number
+from nobsp.base import Explainer
 from nobsp.calibration import Engine, choose_engine
 from nobsp.network.batches import with_progress
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, read_activations, sign_coefficients
-from nobsp.network.guest import home_of
+from nobsp.network.inference import device_and_dtype
 from nobsp.network.readout import checked
 from nobsp.projection import Ridge
 from nobsp.vision.account import (
@@ -61,7 +60,7 @@ VERSION = 4
 CHECKPOINTED = (MapMeans, ChannelMoments, Means)
 
 
-class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class NObSPCam(Explainer):
     """Class activation maps of a network, which add up to its logits.
 
     The map, what follows it and the head are found by running the model. Calibration streams images and keeps means.
@@ -437,7 +436,7 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             "confidence": question.confidence,
         }
 
-    def _evidence(self) -> EvidenceSource:
+    def evidence_source(self) -> EvidenceSource:
         """What an index of neighbours needs of an explainer."""
         feature_map, account = self._fitted.feature_map, self._fitted.account
         channels = account if isinstance(account, ChannelAccount) else None
@@ -502,7 +501,7 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         if moments and fitted.calibration is None:
             raise ValueError("this explainer was loaded from a file without moments, so it has none to save.")
         stored = _Stored(
-            options=self._options(),
+            options=self._stored_options(),
             fingerprint=fitted.fingerprint,
             feature_map=fitted.feature_map.described(),
             image_shape=fitted.feature_map.image_shape,
@@ -551,7 +550,7 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         cam._fit = _Fitted(feature_map, account, *known_by)
         return cam
 
-    def _options(self) -> dict[str, Any]:
+    def _stored_options(self) -> dict[str, Any]:
         fitted = self._fitted
         inside = PACKED if fitted.feature_map.keys else ""
         layer = None if self.layer is None else fitted.feature_map.place.name.removeprefix(inside)
@@ -595,19 +594,10 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         """Mean logits over the calibration images; not `base_values_` where layers follow that are not linear."""
         return self._fitted.account.mean_logits.numpy().copy()
 
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "_fit")
-
-    def __sklearn_clone__(self) -> NObSPCam:
-        # scikit-learn would copy the model.
-        options = {name: value for name, value in self.get_params(deep=False).items() if name != "model"}
-        return type(self)(self.model, **options)
-
     @property
     def _fitted(self) -> _Fitted:
-        if not hasattr(self, "_fit"):
-            raise NotFittedError("This NObSPCam is not calibrated yet; call fit(images) first.")
-        return self._fit
+        fitted: _Fitted = super()._fitted
+        return fitted
 
     def _require_same_weights(self) -> _Fitted:
         """The calibration; an error where the model has been trained on, or loaded anew, since."""
@@ -624,7 +614,7 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
     def _running(self) -> Iterator[None]:
         """No gradients, ordinary tensors also inside an inference mode, and the model on the chosen device."""
         module = checked(self.model)
-        home, _ = home_of(module)
+        home, _ = device_and_dtype(module)
         away = home if self.device is None else torch.device(self.device)
         # Gradients that are taken outside of a pass would follow the caller's autocast too.
         with torch.inference_mode(False), torch.no_grad(), torch.autocast(away.type, enabled=False):

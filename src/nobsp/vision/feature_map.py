@@ -13,12 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nobsp.network.failures import explain_failure
-from nobsp.network.guest import home_of, visiting
-from nobsp.network.outputs import tensors_in
-from nobsp.network.places import Place, reading, replacing
+from nobsp.network.find_head import Head, tensors_in
+from nobsp.network.hooks import Place, record_tensor, replace_tensor
+from nobsp.network.inference import device_and_dtype, evaluation_mode, explain_failure
 from nobsp.network.readout import Readout, checked, fingerprint_of
-from nobsp.network.search import Head
 from nobsp.vision.grid import Grid, Pooling, Space, pooled, space_of
 
 # What of the map the layers behind it depend on. "head": its pooled units, which enter the linear head as they are.
@@ -135,7 +133,7 @@ class FeatureMap:
 
     def on_current_device(self) -> FeatureMap:
         """The same on the device where the model is now."""
-        device, dtype = home_of(self.module)
+        device, dtype = device_and_dtype(self.module)
         if (device, dtype) == (self.device, self.dtype):
             return self
         readout = None if self.readout is None else dataclasses.replace(self.readout, device=device, dtype=dtype)
@@ -162,8 +160,8 @@ class FeatureMap:
         """
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            run = stack.enter_context(visiting(self.module))
-            here = stack.enter_context(reading(self.place))
+            run = stack.enter_context(evaluation_mode(self.module))
+            here = stack.enter_context(record_tensor(self.place))
             logits_of = None if self.direct else stack.enter_context(self._observing_logits(run))
 
             def forward(images: Tensor) -> ForwardPass:
@@ -202,8 +200,8 @@ class FeatureMap:
         run on those of `images` that `rows` name, since masks and lengths reach the layers behind the map too.
         """
         with ExitStack() as stack:
-            run = stack.enter_context(visiting(self.module, gradients=True))
-            there = stack.enter_context(replacing(self.place))
+            run = stack.enter_context(evaluation_mode(self.module, gradients=True))
+            there = stack.enter_context(replace_tensor(self.place))
             logits_of = stack.enter_context(self._observing_logits(run))
             shape = tuple(1 for _ in self.shape) if self.reach == "point" else self.shape
 

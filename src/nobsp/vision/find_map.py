@@ -14,12 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nobsp.network.calls import input_of, plain
-from nobsp.network.guest import home_of, unwrapped, visiting
-from nobsp.network.outputs import as_rows, tensors_in
-from nobsp.network.places import Place, Side, reading
+from nobsp.network.find_head import Head, as_rows, tensors_in
+from nobsp.network.hooks import Place, Side, input_of, plain, record_tensor
+from nobsp.network.inference import device_and_dtype, evaluation_mode, unwrap
 from nobsp.network.readout import Readout, checked
-from nobsp.network.search import Head
 from nobsp.vision.feature_map import PACKED, FeatureMap, Reach, TokenModel
 from nobsp.vision.grid import POOLINGS, Grid, Pooling, Space, grids_of, pooled, space_of
 
@@ -99,7 +97,7 @@ def find_map(
         layer, head = (PACKED + one if isinstance(one, str) else one for one in (layer, head))
     _refuse_non_finite_state(module)
     chosen = None if layer is None else _find_named(module, layer)
-    device, dtype = home_of(module)
+    device, dtype = device_and_dtype(module)
     dtype_in = dtype if probe.is_floating_point() else probe.dtype
     readout: Readout | None = None
     try:
@@ -123,7 +121,7 @@ def find_map(
 
 def _outputs(module: nn.Module, x: Tensor) -> list[Tensor]:
     """What the model returns for each image; an error where that is a map per class."""
-    with visiting(module) as run:
+    with evaluation_mode(module) as run:
         found = tensors_in(run(x)).values()
     for output in found:
         if output.ndim > 2 and len(output) == len(x) and output[0, 0].numel() > 1:
@@ -226,7 +224,7 @@ class _Search:
         place = dataclasses.replace(found.place, overwritten=True)
         dtype = self.dtype if self.probe.is_floating_point() else self.probe.dtype
         x = self.probe[:1].to(self.device, dtype, copy=True)
-        with visiting(self.module) as run, reading(found.place) as live, reading(place) as copied:
+        with evaluation_mode(self.module) as run, record_tensor(found.place) as live, record_tensor(place) as copied:
             live.caught, copied.caught = [], []
             run(x)
             overwritten = not torch.equal(live.caught[place.call], copied.caught[place.call])
@@ -317,7 +315,7 @@ def _observe(
     module: nn.Module, x: Tensor, readout: Readout | None, keep: nn.Module | None
 ) -> tuple[list[_Seen], Tensor, dict[str, int]]:
     """Every spatial tensor of one forward pass, the representation (or the output), and calls per module."""
-    with _watching(module, x, keep) as (seen, counts), visiting(module) as run:
+    with _watching(module, x, keep) as (seen, counts), evaluation_mode(module) as run:
         if readout is None:
             rows = (as_rows(tensor, len(x)) for tensor in tensors_in(run(x.clone())).values())
             return seen, next(one for one in rows if one is not None), counts
@@ -426,9 +424,9 @@ def _other_tokens(tokens: Tensor) -> Tensor:
 def _find_named(module: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
     parts = {plain(name): part for name, part in module.named_modules(remove_duplicate=False)}
     if isinstance(layer, nn.Module):
-        wanted = unwrapped(layer)
+        wanted = unwrap(layer)
         for name, part in parts.items():
-            if unwrapped(part) is wanted:
+            if unwrap(part) is wanted:
                 return name, part
         raise ValueError(f"layer is a {type(wanted).__name__} that is not part of the model.")
     if not isinstance(layer, str):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from nobsp.results import Finding, describe_findings, is_healthy, sort_findings
 from nobsp.vision.account import POINTS, ChannelAccount, TailAccount
 from nobsp.vision.feature_map import FeatureMap
 
@@ -15,22 +16,7 @@ FEW_IMAGES = 16
 LEAST_CARRIED = 0.99
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Something worth knowing.
-
-    Attributes:
-        severity: "warning" for what makes maps doubtful, "note" for what limits what they say.
-        message: What was found and what to do.
-        code: What kind of finding it is, in one word.
-    """
-
-    severity: str
-    message: str
-    code: str = ""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CamHealth:
     """The state of a calibration.
 
@@ -57,22 +43,18 @@ class CamHealth:
     @property
     def healthy(self) -> bool:
         """Whether there is no warning."""
-        return not any(finding.severity == "warning" for finding in self.findings)
+        return is_healthy(self.findings)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         known = [share for share in self.explained if share == share]
         carried = f"{max(min(known), 0.0):.1%}" if known else "–"
-        lines = [
-            f"{self.rows} images, {self.channels} channels of {self.layer!r}; the contributions carry at least "
-            f"{carried} of each logit."
-        ]
-        lines += [f"{finding.severity}: {finding.message}" for finding in self.findings]
-        return "\n".join(lines if self.findings else [*lines, "Nothing to worry about."])
+        first = f"{self.rows} images, {self.channels} channels of {self.layer!r}; {carried} or more of each logit."
+        return "\n".join([first, *describe_findings(self.findings)])
 
 
 def examine(feature_map: FeatureMap, account: ChannelAccount | TailAccount, *, rows: int) -> CamHealth:
     """Collects everything that is worth knowing about a calibration."""
-    findings = [Finding("warning", account.note, "coefficients")] if account.note else []
+    findings = [Finding("warning", "coefficients", "", account.note)] if account.note else []
     known = account.explained[~account.explained.isnan()]
     least = float(known.min()) if len(known) else 1.0
     if isinstance(account, TailAccount):
@@ -82,29 +64,30 @@ def examine(feature_map: FeatureMap, account: ChannelAccount | TailAccount, *, r
             f"The coefficients carry only {least:.1%} of a logit's variance: the ridge is too strong for these "
             'channels, or the images are too few. Use a smaller ridge, more images, or coefficients="head".'
         )
-        findings.append(Finding("warning", message, "weak"))
+        findings.append(Finding("warning", "weak", "", message))
     dead = 0 if account.unique_share is None else int((account.unique_share == 0).sum())
     if dead:
         message = (
             f"{dead} channels never varied over the calibration images, so nothing is known of them and they "
             "contribute nothing; more varied images may wake them."
         )
-        findings.append(Finding("note", message, "dead"))
+        findings.append(Finding("note", "dead", "", message))
     if rows < FEW_IMAGES:
         message = (
             f"The reference is a mean of {rows} images only: what all of them have in common is in no account. "
             "More and more varied images give a reference that means more."
         )
-        findings.append(Finding("note", message, "few_images"))
+        findings.append(Finding("note", "few_images", "", message))
     if max(feature_map.shape) < 4:
         message = (
             f"The map has only {'×'.join(map(str, feature_map.shape))} locations for inputs of "
             f"{'×'.join(map(str, feature_map.image_shape[1:]))}; larger ones give finer maps."
         )
-        findings.append(Finding("note", message, "coarse"))
-    findings.sort(key=lambda finding: finding.severity != "warning")
+        findings.append(Finding("note", "coarse", "", message))
     explained = tuple(float(value) for value in account.explained.to(torch.float64))
-    return CamHealth(tuple(findings), rows, feature_map.units, dead, explained, feature_map.layer, feature_map.direct)
+    return CamHealth(
+        sort_findings(findings), rows, feature_map.units, dead, explained, feature_map.layer, feature_map.direct
+    )
 
 
 def _of_integral(feature_map: FeatureMap, account: TailAccount, share: float) -> list[Finding]:
@@ -116,7 +99,7 @@ def _of_integral(feature_map: FeatureMap, account: TailAccount, share: float) ->
             f"images (it carries {max(share, 0.0):.1%} of their squares) with up to {POINTS[-1]} points; read "
             "maps.residual along with the maps, or choose a later layer."
         )
-        found.append(Finding("warning", message, "quadrature"))
+        found.append(Finding("warning", "quadrature", "", message))
     apart = account.base - account.mean_logits
     largest = int(apart.abs().argmax())
     parts = "all of it" if feature_map.reach == "full" else "only its means"
@@ -125,16 +108,16 @@ def _of_integral(feature_map: FeatureMap, account: TailAccount, share: float) ->
         "through them, and maps.residual is the integral's error. Accounts start from the output at the mean map, "
         f"which is up to {abs(float(apart[largest])):.3g} away from the mean output (output {largest}), a constant."
     )
-    found.append(Finding("note", message, "integral"))
+    found.append(Finding("note", "integral", "", message))
     if feature_map.head is None:
         message = (
             "No linear layer makes the model's output, so the output is explained as it is, whatever follows the map."
         )
-        found.append(Finding("note", message, "no_head"))
+        found.append(Finding("note", "no_head", "", message))
     if feature_map.reach == "full" and feature_map.grid.prefix:
         message = (
             f"{feature_map.grid.prefix} tokens of {feature_map.layer!r} have no place in the image; what they carry is "
             "in maps.class_token. An earlier layer leaves them less, and costs more."
         )
-        found.append(Finding("note", message, "class_token"))
+        found.append(Finding("note", "class_token", "", message))
     return found

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from nobsp.calibration import Run
-from nobsp.calibration.ray import RayRows, RayRun, first_batch, is_ray
+from nobsp.calibration.local import is_ray
+from nobsp.calibration.ray import RayRows, RayRun, first_batch
 from nobsp.network.batches import NoRowsError
 from nobsp.vision.find_map import PROBE_IMAGES
 

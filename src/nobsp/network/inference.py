@@ -1,10 +1,10 @@
-"""Runs someone else's model and leaves it exactly as it came."""
+"""Runs a model in evaluation mode and leaves it exactly as it came; says what its failures mean."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -22,7 +22,7 @@ def is_compiled(part: nn.Module) -> bool:
     return compiler is not None and isinstance(part, compiler.OptimizedModule)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """The module inside `torch.compile`, `DataParallel` and `DistributedDataParallel` wrappers.
 
     Replicas and compiled graphs do not run the hooks of the original, and their parameters are the same
@@ -86,7 +86,7 @@ def _restore_buffers(part: nn.Module, buffers: dict[str, tuple[Tensor | None, Te
 
 
 @contextmanager
-def visiting(module: nn.Module, *, gradients: bool = False) -> Iterator[Callable[[Tensor], Any]]:
+def evaluation_mode(module: nn.Module, *, gradients: bool = False) -> Iterator[Callable[[Tensor], Any]]:
     """Evaluation mode for the duration; every submodule gets its own flag and buffers back.
 
     Visits may nest and may overlap in several threads: the first visitor notes the state, the last one
@@ -132,10 +132,36 @@ def _untouched_generators(device: torch.device) -> Iterator[None]:
             torch.cuda.set_rng_state(cuda, device)
 
 
-def home_of(module: nn.Module) -> tuple[torch.device, torch.dtype]:
+def device_and_dtype(module: nn.Module) -> tuple[torch.device, torch.dtype]:
     """Device and floating dtype in which a module expects its input: those of its first floating tensor."""
     tensors = [*module.parameters(), *module.buffers()]
     for tensor in tensors:
         if tensor.is_floating_point():
             return tensor.device, tensor.dtype
     return (tensors[0].device if tensors else torch.device("cpu")), torch.get_default_dtype()
+
+
+# What torch and oneDNN say when a processor lacks a precision.
+_NO_SUCH_PRECISION = ("not implemented for", "could not create a primitive")
+
+
+def explain_failure(
+    failure: Exception, x: Tensor, *, dtype: torch.dtype, device: torch.device, embedded: Sequence[int] = ()
+) -> None:
+    """Raise an error that says what to do, if `failure` is one of the known kinds; else return."""
+    said = str(failure)
+    if dtype in (torch.float16, torch.bfloat16) and any(words in said for words in _NO_SUCH_PRECISION):
+        raise TypeError(
+            f"model is {str(dtype).removeprefix('torch.')} and {device.type} cannot run it in that precision "
+            f"({said}); pass copy.deepcopy(model).float(), or move the model to a device that can."
+        ) from failure
+    if "shapes cannot be multiplied" in said and x.ndim == 2:
+        raise ValueError(
+            f"the model cannot take rows with {x.shape[1]} columns ({said}); pass the columns it was trained on."
+        ) from failure
+    if isinstance(failure, IndexError) and "out of range" in said:
+        reach = [f"column {column} goes up to {float(x[:, column].max()):g}" for column in embedded]
+        found = f": {', '.join(reach)}" if reach else ""
+        raise ValueError(
+            f"the rows hold a code outside the range of an embedding{found}; use the codes the model was trained on."
+        ) from failure

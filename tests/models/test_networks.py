@@ -12,14 +12,13 @@ from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.impute import SimpleImputer
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, PolynomialFeatures, StandardScaler
 from torch import nn
 
-from nobsp.network import Readout, adapt
+from nobsp.models import adapt
+from nobsp.network import Readout
 from tests.tolerances import PASS, SUMS, assert_same_to_rounding
 
 pytestmark = pytest.mark.filterwarnings(f"ignore::{ConvergenceWarning.__module__}.ConvergenceWarning")
@@ -114,30 +113,6 @@ def test_torch_modules_pass_through() -> None:
 def test_unfitted_networks_are_refused(model: Any) -> None:
     with pytest.raises(NotFittedError):
         adapt(model)
-
-
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        (LogisticRegression(), "found LogisticRegression"),
-        (
-            make_pipeline(StandardScaler(), LogisticRegression()),
-            "found Pipeline ending in LogisticRegression",
-        ),
-        ("net", "found str"),
-    ],
-)
-def test_other_models_are_refused(model: Any, said: str) -> None:
-    accepted = "a fitted scikit-learn MLPClassifier or MLPRegressor"
-    with pytest.raises(TypeError, match=rf"{accepted}, .*{said}"):
-        adapt(model)
-
-
-def test_a_search_is_asked_for_its_best_model() -> None:
-    X = inputs()
-    search = GridSearchCV(network(MLPRegressor), {"alpha": [1e-4]}, cv=2).fit(X, X[:, 0])
-    with pytest.raises(TypeError, match=r"Pass model\.best_estimator_"):
-        adapt(search)
 
 
 def table(rows: int = 60) -> dict[str, Any]:

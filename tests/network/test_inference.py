@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.network import Readout
-from nobsp.network.guest import visiting
+from nobsp.network.inference import evaluation_mode
 from tests.tolerances import SINGLE, assert_same_to_rounding
 
 
@@ -177,7 +177,7 @@ def test_the_callers_own_code_keeps_its_gradients_and_its_draws() -> None:
 
 def test_overlapping_visits_end_with_the_last() -> None:
     model = prepared()
-    first, second = visiting(model), visiting(model)
+    first, second = evaluation_mode(model), evaluation_mode(model)
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

@@ -1,4 +1,4 @@
-"""Recovery of known functions: the paper's Function Reproduction Score."""
+"""Scores that run no model: known functions recovered, and the concentration of an attribution."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from nobsp.metrics.arrays import (
     Array,
     as_array,
-    expect_rows,
-    expect_same_shape,
     is_constant,
     mean_of_known,
-    named,
+    name_features,
+    require_same_shape,
+    require_two_rows,
     undefined,
 )
 
@@ -79,9 +79,6 @@ def function_reproduction(
     Returns:
         Scores per feature and their means.
 
-    Raises:
-        ValueError: If shapes do not match or there are fewer than two rows.
-
     Warns:
         UndefinedScoreWarning: If every true function is constant, or the outputs are.
 
@@ -94,20 +91,26 @@ def function_reproduction(
         1.0
     """
     found, true = as_array(contributions, "contributions", ndim=2), as_array(truth, "truth", ndim=2)
-    expect_same_shape(found, "contributions", true, "truth")
-    expect_rows(len(found), "contributions", least=2, why="comparing functions")
-    names = named(feature_names, found.shape[1], "feature_names")
+    require_same_shape(found, "contributions", true, "truth")
+    require_two_rows(found, "contributions")
     found, null = found - found.mean(axis=0), is_constant(true.T)
     true = true - true.mean(axis=0)
     if null.all():
         undefined("every true function is constant: there is nothing to reproduce, so its scores are nan.")
     with np.errstate(invalid="ignore", divide="ignore"):
         unexplained = np.where(null, np.nan, ((found - true) ** 2).mean(axis=0) / true.var(axis=0))
-    reconstruction = float("nan") if outputs is None else _reconstruction(found, outputs)
-    if outputs is not None and np.isnan(reconstruction):
-        undefined("outputs are constant, so the R² of their reconstruction is nan.")
+    reconstruction = float("nan")
+    if outputs is not None:
+        said = as_array(outputs, "outputs")
+        if said.size != len(found):
+            raise ValueError(f"outputs has the shape {said.shape}; pass one number for each of the {len(found)} rows.")
+        if is_constant(said.ravel()):
+            undefined("outputs are constant, so the R² of their reconstruction is nan.")
+        else:
+            error = found.sum(axis=1) - (said.ravel() - said.mean())
+            reconstruction = float(1.0 - (error**2).mean() / said.var())
     return FunctionReproduction(
-        feature_names=names,
+        feature_names=name_features(feature_names, found.shape[1]),
         r2=1.0 - unexplained,
         nrmse=np.sqrt(unexplained),
         null_attribution=np.where(null, np.abs(found).mean(axis=0), np.nan),
@@ -115,12 +118,61 @@ def function_reproduction(
     )
 
 
-def _reconstruction(found: Array, outputs: Any) -> float:
-    given = as_array(outputs, "outputs")
-    if given.size != len(found):
-        raise ValueError(f"outputs has the shape {given.shape}; pass one number for each of the {len(found)} rows.")
-    given = given.ravel()
-    if is_constant(given):
-        return float("nan")
-    centred = given - given.mean()
-    return float(1.0 - ((found.sum(axis=1) - centred) ** 2).mean() / centred.var())
+def sparseness(attributions: Any) -> Array:
+    """The paper's formula, 1 - |a|₁ / (√n |a|₂): 0 if all n absolute values are equal, 1 - 1/√n if one is not zero.
+
+    This is not what Quantus calls sparseness; see `gini_sparseness`. Neither says whether an explanation is right.
+
+    Args:
+        attributions: One explanation a row; further dimensions are flattened.
+
+    Returns:
+        One number a row; nan for rows of zeros.
+
+    Warns:
+        UndefinedScoreWarning: If some row is zero throughout.
+
+    Example:
+        >>> from nobsp.metrics import sparseness
+        >>> sparseness([[1.0, 1.0, -1.0, 1.0], [0.0, 3.0, 0.0, 0.0]])
+        array([0. , 0.5])
+    """
+    values = _magnitudes(attributions)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(1.0 - values.sum(axis=1) / np.sqrt(values.shape[1] * (values**2).sum(axis=1)))
+
+
+def gini_sparseness(attributions: Any) -> Array:
+    """The Gini index of the absolute values, which Quantus calls sparseness.
+
+    It is 0 if all n absolute values are equal and 1 - 1/n if one is not zero.
+
+    Arguments, results and errors are those of `sparseness`.
+
+    Example:
+        >>> from nobsp.metrics import gini_sparseness
+        >>> gini_sparseness([[1.0, 1.0, -1.0, 1.0], [0.0, 3.0, 0.0, 0.0]])
+        array([0.  , 0.75])
+    """
+    values = _magnitudes(attributions)
+    count = values.shape[1]
+    weights = 2 * np.arange(1, count + 1) - count - 1
+    with np.errstate(invalid="ignore"):
+        return np.asarray((np.sort(values, axis=1) * weights).sum(axis=1) / (count * values.sum(axis=1)))
+
+
+def _magnitudes(attributions: Any) -> Array:
+    """Absolute values of each row as shares of its largest; nan for rows of zeros."""
+    values = as_array(attributions, "attributions")
+    if values.ndim < 2:
+        raise ValueError(f"attributions has the shape {values.shape}; pass one explanation a row.")
+    values = np.abs(values.reshape(len(values), -1))
+    if values.shape[1] < 2:
+        raise ValueError("attributions have one value a row; concentration needs at least two.")
+    largest = values.max(axis=1, keepdims=True)
+    zeros = int((largest == 0).sum())
+    if zeros:
+        undefined(f"{zeros} of {len(values)} rows are zero throughout, so their sparseness is nan.", depth=2)
+    # Both measures ignore scale; dividing by the largest value keeps squares of tiny ones from vanishing.
+    with np.errstate(invalid="ignore"):
+        return np.asarray(values / largest)
