@@ -33,6 +33,7 @@ PUBLIC_NAMES = {
     "__version__",
     "as_module",
     "audit",
+    "confusions",
     "explain_images",
     "metrics",
     "plots",
