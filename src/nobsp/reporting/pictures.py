@@ -88,7 +88,7 @@ def _facts(maps: Any, hits: Any, explainer: Any, data: str) -> list[Fact]:
     if maps is not None and hasattr(explainer, "health"):
         facts.append(("Calibrated on", counted(explainer.health().rows, "image")))
     if hits is not None:
-        facts.append(("Neighbors", f"{np.asarray(hits.indices).shape[1]} for each"))
+        facts.append(("Neighbours", f"{np.asarray(hits.indices).shape[1]} for each"))
     return facts
 
 
