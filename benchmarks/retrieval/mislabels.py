@@ -95,7 +95,7 @@ def _by_all(given: Features, classes: int, cache: Path | None) -> dict[str, tupl
         index = ContributionIndex(head.layer()).fit(given.activations, given.labels)
         result = audit(index, k=K)
         assert result.mislabels is not None
-        found[name] = result.mislabels, -result.label_support
+        found[name] = result.mislabels, -result.label_score
     out_of_sample = cross_validated(given, classes, cache)
     nearby = neighbourly(index, classes)
     peers = {
