@@ -9,7 +9,7 @@ from benchmarks.__main__ import TABLES, main
 
 EXPECTED = (
     "synthetic", "faithfulness", "agreement", "deletion", "sparseness", "pixel-faithfulness", "calibration-time",
-    "purity", "statistics", "speed", "recovery", "models", "choosing", "varying",
+    "purity", "audit", "statistics", "speed", "recovery", "models", "choosing", "varying",
     "speed-neighbours", "unseen", "headline", "bands", "halves",
 )  # fmt: skip
 
