@@ -9,7 +9,7 @@ account is checked on the test split:
     scikit-learn        ColumnTransformer(StandardScaler, OneHotEncoder) and MLPClassifier on Adult's own columns
     grouped columns     20-200 ReLU on Covertype, 7 classes, 54 columns in 12 features
 
-Adult, California Housing and Covertype are read as `nobsp.datasets` does.
+Adult, California Housing and Covertype are read as `benchmarks.data` does.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.data import Dataset, load
 from benchmarks.networks import CLASSIFICATION_HIDDEN, REGRESSION_HIDDEN, feed_forward, train
 from benchmarks.report import Column, Report, Table, options, progress, publish, seconds
 from nobsp import NObSP
-from nobsp.datasets import Dataset, load
 
 SEED = 0
 

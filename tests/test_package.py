@@ -31,12 +31,11 @@ PUBLIC_NAMES = {
     "Ranks",
     "RayCluster",
     "__version__",
+    "as_module",
     "audit",
-    "datasets",
+    "explain_images",
     "metrics",
-    "network",
     "plots",
-    "projection",
     "report",
 }
 
@@ -152,9 +151,9 @@ def test_the_package_is_marked_as_typed() -> None:
     assert (Path(nobsp.__file__).parent / "py.typed").is_file()
 
 
-def test_core_dependencies_are_the_six_agreed_on() -> None:
+def test_core_dependencies_are_those_agreed_on() -> None:
     core = {requirement.name for requirement in declared_requirements()["core"]}
-    assert core == {"narwhals", "numpy", "safetensors", "scikit-learn", "torch", "tqdm"}
+    assert core == {"cyclopts", "narwhals", "numpy", "safetensors", "scikit-learn", "scipy", "torch", "tqdm"}
 
 
 def test_the_extra_all_holds_every_other_extra() -> None:

@@ -19,6 +19,7 @@ from benchmarks.recovery.designs import FAMILIES, HELD_OUT, NOISE, grid, quick_g
 from benchmarks.recovery.run import run
 from benchmarks.recovery.tables import (
     findings,
+    nothing_table,
     null_table,
     pairs_table,
     recovery_table,
@@ -48,6 +49,7 @@ def main() -> None:
             recovery_table(outcomes),
             pairs_table(outcomes),
             null_table(outcomes),
+            nothing_table(outcomes),
         ),
         findings=findings(outcomes),
         seeds=tuple(sorted({case.seed for case in outcomes})),

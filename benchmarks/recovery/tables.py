@@ -97,6 +97,31 @@ def null_table(outcomes: Outcomes) -> Table:
     )
 
 
+def nothing_table(outcomes: Outcomes) -> Table:
+    """What plays no part: what the network itself learnt of it, and what NObSP says."""
+    rows: list[tuple[Cell, ...]] = []
+    for name, score in (("feature that plays no part", "null"), ("largest false pair", "false_pair")):
+        sizes = [(o.network[score], o.methods[DEFAULT][score]) for o in outcomes.values()]
+        large = [own > SMALL for own, _ in sizes], [said > SMALL for _, said in sizes]
+        invented = [said for own, said in sizes if said > SMALL and own <= SMALL]
+        largest = [max(some) for some in zip(*sizes, strict=True)]
+        rows.append((name, len(sizes), sum(large[0]), sum(large[1]), len(invented), *largest, max(invented, default=0)))
+    return Table(
+        "What plays no part: the network itself, and NObSP",
+        (
+            Column("what"),
+            Column("networks"),
+            Column("network above 1%"),
+            Column("NObSP above 1%"),
+            Column("NObSP alone above 1%"),
+            *(Column(f"largest, {who}", ".2%") for who in ("network", "NObSP", "NObSP alone")),
+        ),
+        tuple(rows),
+        "Spread on the held-out rows as a share of the output's. The network itself: average effects by brute force "
+        "over many rows, pairs purified, nothing fitted; what it has learnt of nothing, no account of it should hide.",
+    )
+
+
 def pairs_table(outcomes: Outcomes) -> Table:
     """How well x0·x1 and tanh(2x2)·x3 are found, and what pairs that do not exist are given."""
     rows: list[tuple[Cell, ...]] = []

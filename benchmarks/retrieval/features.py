@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from benchmarks.data import cache_folder, load_images
 from benchmarks.vision.networks import SETTINGS, Normalised
-from nobsp.datasets import cache_folder, load_images
 
 SEED, CHUNK, BATCH = 0, 500, 25
 Split = Literal["train", "val"]

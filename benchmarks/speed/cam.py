@@ -18,7 +18,7 @@ from benchmarks.report import Column, Race, Report, Table, options, progress, pu
 from benchmarks.speed.ratios import Ratio, raced, seconds_of
 from nobsp.projection import Moments, Ridge, channel_coefficients
 from nobsp.vision import NObSPCam
-from nobsp.vision.channels import with_outputs
+from nobsp.vision.account import with_outputs
 
 SEED, ROWS, CHANNELS, OUTPUTS, BATCH, SIDE = 0, 2000, 1280, 200, 32, 224
 NETWORKS = {"resnet18": "layer4", "mobilenet_v2": "features"}
@@ -36,7 +36,7 @@ def overhead(name: str, repeats: int) -> tuple[Race, float]:
     """A call of the explainer against the forward pass, and the size of the explainer's file in megabytes."""
     model = architecture(name, classes=OUTPUTS)
     images = torch.randn(BATCH, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(SEED))
-    cam = NObSPCam(model).fit(images)
+    cam = NObSPCam.as_published(model).fit(images)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cam.safetensors"
         cam.save(path)

@@ -17,11 +17,11 @@ from torch import nn
 from tqdm import tqdm
 
 from benchmarks import kept
+from benchmarks.data import load
 from benchmarks.networks import train
 from benchmarks.report import Cell, Column, Report, Table, options, publish
 from benchmarks.tabular import problems
 from nobsp import NObSP
-from nobsp.datasets import load
 
 SEEDS, ROWS, ASKED, EPOCHS = (0, 1, 2, 3), 7500, 0.95, 20
 QUANTILES = np.linspace(0.005, 0.995, 199)

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from benchmarks.data import Dataset, load
 from benchmarks.networks import CLASSIFICATION_HIDDEN, REGRESSION_HIDDEN, feed_forward
-from nobsp.datasets import Dataset, load
 
 Array = NDArray[np.float64]
 
@@ -71,7 +71,7 @@ def problem(name: str, seed: int, *, rows: int, stopped: bool = True) -> Problem
     """Loads the table, trains the network and draws the test rows to be explained.
 
     Args:
-        name: As `nobsp.datasets.load` knows it.
+        name: As `benchmarks.data.load` knows it.
         seed: Decides everything random.
         rows: Most test rows to explain.
         stopped: Whether training is stopped early.

@@ -2,7 +2,8 @@
 
 Every network is trained on the training split with the paper's recipe (128-64 ReLU, stopped early), or is a small
 transformer over the columns. Calibration rows are drawn from the training split; all shares are of the test split,
-which neither the network nor any explainer saw and which nothing was chosen on:
+which neither the network nor any explainer saw. How directions of a term are scaled and how fine grids of pairs are was
+decided while looking at them, beside the cross-fitted shares, which said the same:
 
     share       1 − Σ (network − account)² / Σ (network − its mean)², mean over outputs; an offset counts as an error
     headline    the share an explainer states itself, cross-fitted on its calibration rows
@@ -34,6 +35,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from benchmarks import kept
+from benchmarks.data import Dataset, load
 from benchmarks.networks import REGRESSION_HIDDEN, feed_forward, train
 from benchmarks.recovery.peers import BOOSTING
 from benchmarks.report import Cell, Column, Report, Spread, Table, options, publish
@@ -41,7 +43,6 @@ from benchmarks.tabular import problems
 from benchmarks.tabular.problems import Array
 from benchmarks.tabular.walking import NAMES
 from nobsp import NObSP
-from nobsp.datasets import Dataset, load
 
 CALIFORNIA, COVERTYPE = "california_housing", "covertype"
 PERCEPTRON, TRANSFORMER = "128-64 ReLU", "transformer"
@@ -88,7 +89,7 @@ class Case:
     """A network and rows to calibrate on.
 
     Attributes:
-        table: As `nobsp.datasets.load` knows it.
+        table: As `benchmarks.data.load` knows it.
         network: Kind of the network.
         seed: Of the split and the network.
         rows: Calibration rows.

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from benchmarks.data import TABLES
 from benchmarks.kept import FOLDER, Kept, source
 from benchmarks.report import Spread, options
 from benchmarks.tabular.methods import METHODS, Method
-from nobsp.datasets import TABLES
 
 Scores = dict[str, Any]
 Found = dict[tuple[str, str], list[Scores]]

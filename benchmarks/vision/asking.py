@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.report import Cell, Column, Table, options, progress
+from benchmarks.significance import bootstrap_interval
 from benchmarks.vision.candidates import ACCOUNT, CHOSEN, PAPER, PROBABILITY
 from benchmarks.vision.judging import Array, Judge
 from benchmarks.vision.quoted import METHODS, Quotation
 from benchmarks.vision.rivals import RIVALS
 from benchmarks.vision.scenes import QUICK, SEED, Effort
 from benchmarks.vision.transfer import NETWORKS, PRETRAINED
-from nobsp.metrics import paired_bootstrap
 
 COMPARED = (*RIVALS, PAPER, ACCOUNT, PROBABILITY, CHOSEN)
 PACKAGES = ("grad-cam", "torchvision", "scikit-learn")
@@ -66,7 +66,7 @@ def asked(description: str) -> Run:
 
 def difference(one: Array, other: Array) -> str:
     """Mean difference with its 95% interval."""
-    found = paired_bootstrap(one, other, seed=SEED)
+    found = bootstrap_interval(one - other, seed=SEED)
     return f"{found.difference:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
 
 

@@ -1,8 +1,9 @@
 """Maps that the decomposition offers: the paper's, the account, and all else that was tried to do better than either.
 
-Everything here is made from one forward pass. With F the spatial map, W the head, z̄ the channels' calibration mean and
-B what a location is compared with, the evidence of a location for class k is E_k(h, w) = w_k · (F(h, w) − B(h, w)), and
-the mean of E_k over the locations is exactly how far the class's logit is from the one B has.
+Everything here but an earlier layer's account is made from one forward pass. With F the spatial map, W the head, z̄ the
+channels' calibration mean and B what a location is compared with, the evidence of a location for class k is
+E_k(h, w) = w_k · (F(h, w) − B(h, w)), and the mean of E_k over the locations is exactly how far the class's logit is
+from the one B has.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nobsp.vision import NObSPCam
-from nobsp.vision.channels import ChannelEvidence
+from nobsp.vision.account import ChannelAccount
 
 Maps = NDArray[np.float64]
 # What a location is compared with: the calibration mean, nothing, what the network sees in a blank image there, or what
@@ -78,8 +79,9 @@ def seen_by(
     cam: NObSPCam, images: Tensor, target: NDArray[np.int64], *, earlier: Callable[[], NObSPCam]
 ) -> Iterator[Seen]:
     """Batches of images as a network that pools its map straight into the head sees them."""
-    feature_map, evidence = cam._fitted.feature_map, cam._fitted.evidence
-    assert isinstance(evidence, ChannelEvidence)
+    feature_map, account = cam._fitted.feature_map, cam._fitted.account
+    assert isinstance(account, ChannelAccount)
+    assert feature_map.head is not None
     with torch.no_grad(), feature_map.running() as forward:
         blank = forward(torch.zeros_like(images[:1])).maps[0]
         for start in range(0, len(images), BATCH):
@@ -92,8 +94,8 @@ def seen_by(
                 logits=view.logits,
                 weight=feature_map.head.weight,
                 bias=feature_map.head.bias,
-                beta=evidence.coefficients,
-                mean=evidence.mean,
+                beta=account.coefficients,
+                mean=account.mean,
                 blank=blank,
                 earlier=earlier,
             )
@@ -234,7 +236,7 @@ def calibrated_account(seen: Seen) -> Tensor:
 
 
 def earlier_layer(seen: Seen) -> Tensor:
-    """The account of an earlier layer on whose pooled channels the logits were regressed."""
+    """The account of an earlier layer, integrated through the layers behind it."""
     return torch.from_numpy(seen.earlier()(seen.images, seen.target.numpy(), against="others").account)
 
 

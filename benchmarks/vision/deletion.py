@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.report import Cell, Column, Report, Table, publish
+from benchmarks.significance import bootstrap_interval
 from benchmarks.vision.asking import COMPARED, PACKAGES, Run, asked, beside_the_paper, difference
 from benchmarks.vision.candidates import ACCOUNT, CANDIDATES, CHOSEN, PAPER, PROBABILITY
 from benchmarks.vision.judging import Array, Judge
@@ -20,7 +21,6 @@ from benchmarks.vision.rivals import GRADCAM
 from benchmarks.vision.scenes import SEED
 from benchmarks.vision.timing import FORWARD
 from benchmarks.vision.transfer import CHOOSING, NETWORKS, PRETRAINED
-from nobsp.metrics import paired_bootstrap
 
 NAME = "deletion"
 
@@ -61,7 +61,7 @@ def selection(judge: Judge, networks: tuple[str, ...]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for name, found in tried.items():
         gaps = [one - other for one, other in zip(found, tried[GRADCAM], strict=True)]
-        half = [paired_bootstrap(gap, seed=SEED) for gap in gaps]
+        half = [bootstrap_interval(gap, seed=SEED) for gap in gaps]
         cells = [f"{one.difference:+.4f} ± {(one.high - one.low) / 2:.4f}" for one in half]
         rows.append((name, float(np.mean([gap.mean() for gap in gaps])), *cells))
     rows.sort(key=lambda row: -row[1])  # type: ignore[operator]
@@ -99,7 +99,7 @@ def findings(run: Run, tried: Table) -> list[str]:
         gaps = {}
         for network in run.networks:
             one, other = (run.judge.scores(network, "val", name).auc for name in (method, GRADCAM))
-            gaps[network] = paired_bootstrap(one, other, seed=SEED)
+            gaps[network] = bootstrap_interval(one - other, seed=SEED)
         ahead = [NETWORKS[network].name for network, gap in gaps.items() if gap.low > 0]
         behind = [NETWORKS[network].name for network, gap in gaps.items() if gap.high < 0]
         mean = float(np.mean([gap.difference for gap in gaps.values()]))

@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.report import Cell, Column, Report, Table, publish
+from benchmarks.significance import bootstrap_interval
 from benchmarks.vision.asking import COMPARED, PACKAGES, asked, beside_the_paper
 from benchmarks.vision.quoted import PIXELS
 from benchmarks.vision.scenes import SEED
 from benchmarks.vision.transfer import NETWORKS
-from nobsp.metrics import paired_bootstrap
 
 NAME = "pixel-faithfulness"
 
@@ -30,7 +30,7 @@ def main() -> None:
         for method in COMPARED:
             found = run.judge.faithfulness(network, method)
             means[method] = float(np.nanmean(found))
-            known = paired_bootstrap(found[np.isfinite(found)], seed=SEED)
+            known = bootstrap_interval(found[np.isfinite(found)], seed=SEED)
             apart += known.low > 0 or known.high < 0
             cells.append(f"{known.difference:+.3f} [{known.low:+.3f}, {known.high:+.3f}]")
         first.add(max(means, key=means.__getitem__))

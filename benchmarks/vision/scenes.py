@@ -15,16 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from benchmarks.data import load_images
 from benchmarks.kept import fingerprint, rooms
 from benchmarks.report import progress
 from benchmarks.vision.candidates import BATCH, Seen, seen_by
 from benchmarks.vision.networks import Setting
-from nobsp.datasets import load_images
-from nobsp.vision import NObSPCam, channels, feature_map, grid, images
+from nobsp.vision import NObSPCam, account, feature_map, grid, images
+from nobsp.vision.account import Coefficients
 
 SEED = 0
 # The code that decides what is seen of an image, and what a calibration finds in it.
-EVIDENCE = fingerprint(feature_map, channels, grid, images)
+EVIDENCE = fingerprint(feature_map, account, grid, images)
 
 Split = Literal["train", "val"]
 
@@ -89,7 +90,7 @@ class Scene:
 
     @cached_property
     def earlier(self) -> NObSPCam:
-        """Calibrated on an earlier layer, on whose channels the logits are regressed."""
+        """Calibrated on an earlier layer."""
         return self._fitted(self.setting.earlier)
 
     def _fitted(self, layer: str | None) -> NObSPCam:
@@ -99,7 +100,8 @@ class Scene:
         if path is not None and path.is_file():
             return NObSPCam.load(path, model)
         progress(f"{self.setting.name}: calibrating {layer or 'the pooled layer'}")
-        cam = NObSPCam(model, layer=layer).fit(self._batches("train", count))
+        coefficients: Coefficients = "calibrated" if layer is None else "head"
+        cam = NObSPCam(model, layer=layer, coefficients=coefficients).fit(self._batches("train", count))
         if path is None:
             return cam
         path.parent.mkdir(parents=True, exist_ok=True)

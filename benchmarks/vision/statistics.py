@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.report import Cell, Column, Report, Table, publish
+from benchmarks.significance import bootstrap_interval, holm, sign_flip_p
 from benchmarks.vision.asking import PACKAGES, Run, asked
 from benchmarks.vision.candidates import ACCOUNT, CHOSEN, PAPER, PROBABILITY
 from benchmarks.vision.judging import Array
@@ -17,7 +18,6 @@ from benchmarks.vision.quoted import OVERALL
 from benchmarks.vision.rivals import GRADCAM
 from benchmarks.vision.scenes import SEED
 from benchmarks.vision.transfer import NETWORKS
-from nobsp.metrics import holm, paired_bootstrap, sign_flip_test
 
 NAME = "statistics"
 OURS = (CHOSEN, PROBABILITY, ACCOUNT, PAPER)
@@ -34,11 +34,11 @@ def gaps(run: Run, method: str) -> dict[str, Array]:
 
 def judged(differences: dict[str, Array]) -> dict[str, tuple[Cell, ...]]:
     """Images, difference, interval, p and corrected p of each."""
-    p = {name: sign_flip_test(one, seed=SEED).p_value for name, one in differences.items()}
+    p = {name: sign_flip_p(one, seed=SEED) for name, one in differences.items()}
     corrected = holm(p)
     rows: dict[str, tuple[Cell, ...]] = {}
     for name, one in differences.items():
-        found = paired_bootstrap(one, seed=SEED)
+        found = bootstrap_interval(one, seed=SEED)
         interval = f"[{found.low:+.4f}, {found.high:+.4f}]"
         rows[name] = (len(one), found.difference, interval, p[name], corrected[name])
     return rows

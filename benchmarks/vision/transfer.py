@@ -8,6 +8,7 @@ from functools import partial
 
 from torch import nn
 
+from benchmarks.data import load_images
 from benchmarks.retrieval.features import Recipe, features
 from benchmarks.retrieval.heads import REGULARISED, trained_head
 from benchmarks.vision.networks import (
@@ -18,7 +19,6 @@ from benchmarks.vision.networks import (
     resnet18_cifar10,
     resnet20_cifar10,
 )
-from nobsp.datasets import load_images
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nobsp import datasets, metrics, network, plots, projection
+    from nobsp import metrics, plots
     from nobsp.calibration import Local, Ranks, RayCluster
     from nobsp.neighbors import ContributionIndex, Neighbors
     from nobsp.neighbors.audit import Audit, audit
+    from nobsp.network.exported import as_module
     from nobsp.reporting import report
     from nobsp.tabular import CompiledExplainer, Explanation, NObSP
-    from nobsp.vision import ActivationMaps, NObSPCam
+    from nobsp.vision import ActivationMaps, NObSPCam, explain_images
 
 __version__ = "0.1.0"
 
@@ -36,12 +37,11 @@ __all__ = [
     "Ranks",
     "RayCluster",
     "__version__",
+    "as_module",
     "audit",
-    "datasets",
+    "explain_images",
     "metrics",
-    "network",
     "plots",
-    "projection",
     "report",
 ]
 
@@ -58,12 +58,11 @@ _HOMES = {
     "Neighbors": "nobsp.neighbors:Neighbors",
     "Ranks": "nobsp.calibration:Ranks",
     "RayCluster": "nobsp.calibration:RayCluster",
+    "as_module": "nobsp.network.exported:as_module",
     "audit": "nobsp.neighbors:audit",
-    "datasets": "nobsp.datasets",
+    "explain_images": "nobsp.vision:explain_images",
     "metrics": "nobsp.metrics",
-    "network": "nobsp.network",
     "plots": "nobsp.plots",
-    "projection": "nobsp.projection",
     "report": "nobsp.reporting:report",
 }
 

@@ -13,20 +13,14 @@ SEVERITIES = ("error", "warning", "note")
 
 @dataclass(frozen=True)
 class Finding:
-    """Something worth knowing.
+    """Something worth knowing."""
 
-    Attributes:
-        severity: "error" for what must not be believed, "warning" for what makes numbers doubtful, "note" for what
-            limits what they say.
-        code: A name for the kind of finding that does not change with its wording.
-        subject: The term or output it concerns; empty for the calibration as a whole.
-        message: What was found and what to do.
-    """
-
+    # "error" for what must not be believed, "warning" for what makes numbers doubtful, "note" for what limits what they
+    # say
     severity: str
-    code: str
-    subject: str
-    message: str
+    code: str  # A name for the kind of finding that does not change with its wording
+    subject: str  # the term or output it concerns; empty for the calibration as a whole
+    message: str  # what was found and what to do
 
 
 def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:

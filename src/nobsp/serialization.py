@@ -46,19 +46,7 @@ def load(
     classes: Iterable[type] = (),
     framework: Framework = "pt",
 ) -> Any:
-    """Reads what `save` wrote.
-
-    Args:
-        path: The file.
-        kind: What it must hold.
-        version: Version of the layout that is read.
-        classes: The dataclasses that may be in it.
-        framework: "numpy" reads a file of arrays without loading torch.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged, of another kind, or of another version.
-    """
+    """Reads what `save` wrote."""
     tensors, about = read(path, kind=kind, version=version, framework=framework)
     try:
         value = unpack(about, tensors, classes)

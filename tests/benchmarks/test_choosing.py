@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from benchmarks import kept
+from benchmarks.data import load
 from benchmarks.tabular import choosing, problems
 from nobsp import NObSP
-from nobsp.datasets import load
 from nobsp.metrics import removal_effects
 from tests.tolerances import CONTRIBUTIONS, SUMS
 

@@ -8,9 +8,9 @@ import pytest
 from benchmarks.__main__ import TABLES, main
 
 EXPECTED = (
-    "synthetic", "faithfulness", "agreement", "deletion", "sparseness", "pixel-faithfulness", "calibration-time",
-    "purity", "audit", "statistics", "speed", "recovery", "models", "choosing", "varying",
-    "speed-neighbours", "unseen", "headline", "bands", "halves",
+    "synthetic", "faithfulness", "agreement", "deletion", "accounts", "sparseness", "pixel-faithfulness",
+    "calibration-time", "purity", "audit", "statistics", "speed", "recovery", "models", "choosing", "varying",
+    "speed-neighbours", "unseen", "trees", "house", "headline", "bands", "halves",
 )  # fmt: skip
 
 

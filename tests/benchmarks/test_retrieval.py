@@ -11,11 +11,11 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
+from benchmarks.data import Images
 from benchmarks.retrieval import cases, errors, features, mislabels, purity, votes
 from benchmarks.retrieval.features import Features, Recipe
 from benchmarks.retrieval.heads import FITTING, REGULARISED, Head, softmax_regression, trained_head
 from benchmarks.vision.networks import Normalised, Setting
-from nobsp.datasets.images import Images
 from nobsp.neighbors import ContributionIndex, audit
 from tests.tolerances import SINGLE, SUMS, assert_same_to_rounding
 
@@ -168,7 +168,7 @@ def test_the_audit_follows_the_recipe(case: cases.Case) -> None:
     found = audit(case.index, case.queries.activations, k=8)
     database, queries = (votes.standardised(f.activations, case.database.activations) for f in _both(case))
     change = votes.whitening(database)
-    near = case.index._view(space="activations").query(case.queries.activations, 50)
+    near = case.index.view(space="activations").query(case.queries.activations, 50)
     similar = votes.similarities(votes.unit(queries @ change), votes.unit(database @ change), near.indices)
     assert near.labels is not None
     shares = votes.vote(similar, near.labels, classes=CLASSES, sharpness=20.0)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.data import TABLES
 from benchmarks.tabular import agreement, faithfulness, methods, problems, walking
 from benchmarks.tabular.methods import GRADIENTS, OURS, PUBLISHED, STEADY
-from nobsp.datasets import TABLES
 
 
 @pytest.fixture(scope="module")

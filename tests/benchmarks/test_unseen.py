@@ -5,6 +5,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from benchmarks.data import load
 from benchmarks.recovery import peers
 from benchmarks.recovery.designs import (
     FAMILIES,
@@ -18,7 +19,6 @@ from benchmarks.recovery.designs import (
 from benchmarks.recovery.problems import Problem
 from benchmarks.recovery.scores import Recovered, score
 from benchmarks.tabular import unseen
-from nobsp.datasets import load
 
 
 def test_a_share_counts_an_offset_as_an_error():

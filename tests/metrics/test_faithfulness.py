@@ -112,7 +112,7 @@ def test_attributions_that_do_not_fit_are_named(attributions, effects, options, 
     [
         (linear, {"baseline": [0.0, 1.0]}, "2 values but X has 4 columns"),
         (linear, {"baseline": 0.0, "target": 3}, "there are 3 outputs"),
-        (linear, {"baseline": 0.0, "batch_size": 0}, "batch_size is 0"),
+        (linear, {"baseline": 0.0, "batch_size": 0}, "batch_size must be .* found 0"),
         (lambda rows: rows[:2] @ WEIGHTS, {"baseline": 0.0}, "returned 2 outputs for 30 rows"),
         (lambda rows: rows * np.nan, {"baseline": 0.0}, "what the model returned has 120 values that are nan"),
     ],
@@ -204,7 +204,7 @@ def test_a_constant_map_has_no_pixel_faithfulness() -> None:
         (np.ones((3, 5, 6)), {"subset_size": 5}, "resize the maps"),
         (np.ones((2, 6, 6)), {"subset_size": 5}, "resize the maps"),
         (np.ones((3, 6, 6)), {}, "subset_size is 224 but an image has 72 values"),
-        (np.ones((3, 6, 6)), {"subset_size": 5, "runs": 1}, "needs at least 2"),
+        (np.ones((3, 6, 6)), {"subset_size": 5, "runs": 1}, "runs must be .* found 1"),
     ],
 )
 def test_maps_that_do_not_fit_are_named(maps, options, words) -> None:

@@ -367,7 +367,7 @@ def test_progress_is_silent_unless_wanted(capsys: pytest.CaptureFixture[str]) ->
 
 def test_frame_libraries_are_not_imported_for_arrays() -> None:
     script = (
-        "import sys, numpy; from nobsp.network import adapt, batches_of;"
+        "import sys, numpy; from nobsp.models import adapt; from nobsp.network import batches_of;"
         "list(batches_of(numpy.ones((2, 2)), batch_size=1));"
         "print([name for name in ('pandas', 'polars', 'sklearn') if name in sys.modules])"
     )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from nobsp import NObSP
 from nobsp.network import Readout
-from nobsp.network.exported import kind_of, load_exported, opened
+from nobsp.network.exported import as_module, kind_of, load_exported
 from nobsp.vision import NObSPCam
 from tests.tolerances import SINGLE, assert_same_to_rounding
 
@@ -86,7 +86,7 @@ def test_an_opened_model_computes_the_same_and_its_head_is_found(
     name: str, files: dict[str, Path], net: Net, rows: Tensor
 ) -> None:
     state = torch.get_rng_state()
-    model = opened(load_exported(files[name]), rows)
+    model = as_module(load_exported(files[name]), rows)
     readout = Readout.find(model, rows)
     torch.testing.assert_close(model(rows), net(rows).detach())
     torch.testing.assert_close(readout.logits(readout.represent(rows)).softmax(1).float(), net(rows).detach())
@@ -101,7 +101,7 @@ def test_an_opened_model_has_the_functions_of_the_original(
     name: str, files: dict[str, Path], net: Net, rows: Tensor
 ) -> None:
     expected = NObSP(net, interactions=1).fit(rows)(rows)
-    model = opened(load_exported(files[name]), rows)
+    model = as_module(load_exported(files[name]), rows)
     explainer = NObSP(model, interactions=1).fit(rows)
     np.testing.assert_allclose(explainer(rows).values, expected.values, atol=2e-5)
     np.testing.assert_allclose(
@@ -115,7 +115,7 @@ def test_an_opened_model_has_the_functions_of_the_original(
 def test_an_opened_model_is_copied_and_sent_as_other_modules_are(
     name: str, files: dict[str, Path], net: Net, rows: Tensor
 ) -> None:
-    model = opened(files[name], rows)
+    model = as_module(files[name], rows)
     sent = pickle.loads(pickle.dumps(model))  # noqa: S301 - our own bytes
     torch.testing.assert_close(sent(rows), net(rows).detach())
     torch.testing.assert_close(copy.deepcopy(model).double()(rows.double()).float(), net(rows).detach())
@@ -124,30 +124,30 @@ def test_an_opened_model_is_copied_and_sent_as_other_modules_are(
 def test_an_explainer_of_a_file_is_saved_and_loaded_with_the_file(
     files: dict[str, Path], rows: Tensor, tmp_path: Path
 ) -> None:
-    first = NObSP(opened(load_exported(files["dynamic.pt2"]), rows), interactions=0).fit(rows)
+    first = NObSP(as_module(load_exported(files["dynamic.pt2"]), rows), interactions=0).fit(rows)
     first.save(tmp_path / "kept.nobsp")
-    again = NObSP.load(tmp_path / "kept.nobsp", opened(load_exported(files["dynamic.pt2"]), rows))
+    again = NObSP.load(tmp_path / "kept.nobsp", as_module(load_exported(files["dynamic.pt2"]), rows))
     assert_same_to_rounding(again(rows).values, first(rows).values, within=SINGLE)
 
 
 @pytest.mark.parametrize("name", ["dynamic.pt2", "one row.pt2"])
 @pytest.mark.parametrize("kind", [np.asarray, pd.DataFrame, Tensor.tolist])
 def test_a_file_is_opened_with_rows_of_any_kind(files: dict[str, Path], rows: Tensor, name: str, kind: Any) -> None:
-    found = opened(files[name], kind(rows))
-    torch.testing.assert_close(found(rows), opened(files[name], rows)(rows))
+    found = as_module(files[name], kind(rows))
+    torch.testing.assert_close(found(rows), as_module(files[name], rows)(rows))
 
 
 def test_images_may_be_an_array(tmp_path: Path) -> None:
     images = np.random.default_rng(0).normal(size=(5, 1, 6, 6)).astype(np.float32)
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)).eval()
     program = torch.export.export(net, (torch.from_numpy(images),), dynamic_shapes=ROWS)
-    torch.testing.assert_close(opened(program, images)(torch.from_numpy(images)), net(torch.from_numpy(images)))
+    torch.testing.assert_close(as_module(program, images)(torch.from_numpy(images)), net(torch.from_numpy(images)))
 
 
 def test_a_file_of_another_kind_is_not_opened(tmp_path: Path, rows: Tensor) -> None:
     (tmp_path / "notes.txt").write_text("a model", encoding="utf-8")
     with pytest.raises(ValueError, match=r"notes\.txt is not a file of torch\.export\.save"):
-        opened(tmp_path / "notes.txt", rows)
+        as_module(tmp_path / "notes.txt", rows)
 
 
 @pytest.mark.parametrize("explainer", [NObSP, NObSPCam])
@@ -156,7 +156,7 @@ def test_a_closed_model_is_refused_with_the_way_to_open_it(
 ) -> None:
     closed = torch.export.load(files["dynamic.pt2"])
     data = rows if explainer is NObSP else torch.zeros(3, 1, 4, 4)
-    with pytest.raises(TypeError, match=r"nobsp\.network\.exported\.opened\(model, rows\)"):
+    with pytest.raises(TypeError, match=r"nobsp\.as_module\(model, rows\)"):
         explainer(closed).fit(data)
 
 
@@ -166,15 +166,15 @@ def test_the_name_of_a_file_is_refused_with_the_way_to_open_it(
     files: dict[str, Path], rows: Tensor, explainer: Any, closed: Any
 ) -> None:
     data = rows if explainer is NObSP else torch.zeros(3, 1, 4, 4)
-    with pytest.raises(TypeError, match=r"nobsp\.network\.exported\.opened\(model, rows\)"):
+    with pytest.raises(TypeError, match=r"nobsp\.as_module\(model, rows\)"):
         explainer(closed(files["dynamic.pt2"])).fit(data)
 
 
 def test_the_graph_of_a_program_is_refused_with_the_way_to_open_it(files: dict[str, Path], rows: Tensor) -> None:
     graph = torch.export.load(files["dynamic.pt2"]).module()
-    with pytest.raises(ValueError, match=r"no linear layer .*nobsp\.network\.exported\.opened\(model, rows\)"):
+    with pytest.raises(ValueError, match=r"no linear layer .*nobsp\.as_module\(model, rows\)"):
         NObSP(graph).fit(rows)
-    assert NObSP(opened(graph, rows)).fit(rows).output_names_
+    assert NObSP(as_module(graph, rows)).fit(rows).output_names_
 
 
 def test_weights_alone_are_refused_with_the_way_to_use_them(net: Net, rows: Tensor) -> None:
@@ -188,7 +188,7 @@ def test_maps_of_an_opened_network_are_those_of_the_original() -> None:
     net = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)).eval()
     images = torch.randn(40, 1, 10, 10)
     expected = NObSPCam(net).fit(images)(images[:5])
-    model = opened(torch.export.export(net, (images[:2],), dynamic_shapes=ROWS), images[:4])
+    model = as_module(torch.export.export(net, (images[:2],), dynamic_shapes=ROWS), images[:4])
     maps = NObSPCam(model).fit(images)(images[:5])
     np.testing.assert_allclose(maps.account, expected.account, atol=1e-6)
 
@@ -197,24 +197,24 @@ def test_a_convolution_that_is_the_head_is_found() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
     images = torch.randn(8, 1, 6, 6)
-    model = opened(torch.export.export(net, (images[:2],), dynamic_shapes=ROWS), images)
+    model = as_module(torch.export.export(net, (images[:2],), dynamic_shapes=ROWS), images)
     assert Readout.find(model, images).head.name == "2"
 
 
 def test_whole_numbers_are_codes_or_measurements_as_the_model_takes_them() -> None:
     whole = torch.arange(60).reshape(20, 3) % 5
     looked_up = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(12, 1)).eval()
-    codes = opened(torch.export.export(looked_up, (whole[:4],), dynamic_shapes=ROWS), whole)
+    codes = as_module(torch.export.export(looked_up, (whole[:4],), dynamic_shapes=ROWS), whole)
     assert Readout.find(codes, whole).integer
     measured = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).eval()
-    numbers = opened(torch.export.export(measured, (torch.zeros(4, 3),), dynamic_shapes=ROWS), whole)
+    numbers = as_module(torch.export.export(measured, (torch.zeros(4, 3),), dynamic_shapes=ROWS), whole)
     assert not Readout.find(numbers, whole).integer
 
 
 def test_rows_that_a_fixed_size_mixes_are_refused_with_the_way_to_export(rows: Tensor) -> None:
     program = torch.export.export(Mixing(), (rows[:4],))
     with pytest.raises(ValueError, match=r"exported for exactly 4 rows at a time.*dynamic_shapes"):
-        opened(program, rows)
+        as_module(program, rows)
 
 
 def test_a_size_written_into_the_graph_is_refused_with_the_way_to_export(rows: Tensor) -> None:
@@ -228,7 +228,7 @@ def test_a_size_written_into_the_graph_is_refused_with_the_way_to_export(rows: T
             return result
 
     with pytest.raises(ValueError, match="exported for exactly 4 rows"):
-        opened(torch.export.export(Reshaping(), (rows[:4],)), rows)
+        as_module(torch.export.export(Reshaping(), (rows[:4],)), rows)
 
 
 def test_a_program_of_two_inputs_is_refused(rows: Tensor) -> None:
@@ -242,12 +242,12 @@ def test_a_program_of_two_inputs_is_refused(rows: Tensor) -> None:
             return result
 
     with pytest.raises(ValueError, match="takes 2 inputs"):
-        opened(torch.export.export(Two(), (rows[:4], rows[:4])), rows)
+        as_module(torch.export.export(Two(), (rows[:4], rows[:4])), rows)
 
 
 def test_columns_that_do_not_fit_are_named_by_their_shape(files: dict[str, Path], rows: Tensor) -> None:
     with pytest.raises(ValueError, match=r"cannot be run on input of shape \(80, 2\)"):
-        opened(files["dynamic.pt2"], rows[:, :2])
+        as_module(files["dynamic.pt2"], rows[:, :2])
 
 
 # ---------------------------------------------------------------------- what is in a file
@@ -276,12 +276,12 @@ def test_kinds_of_files_are_told_by_their_content(files: dict[str, Path], net: N
 
 def test_scripts_are_refused_with_the_way_to_export(files: dict[str, Path], rows: Tensor) -> None:
     with pytest.raises(ValueError, match=r"script\.pt is not .* a TorchScript file; export .*torch\.export\.export"):
-        opened(files["script.pt"], rows)
+        as_module(files["script.pt"], rows)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         script = torch.jit.load(files["script.pt"])
     with pytest.raises(TypeError, match=r"TorchScript .*torch\.export\.export"):
-        opened(script, rows)
+        as_module(script, rows)
     for explainer, data in ((NObSP, rows), (NObSPCam, torch.zeros(3, 1, 4, 4))):
         with pytest.raises(TypeError, match=r"TorchScript .*torch\.export"):
             explainer(script).fit(data)

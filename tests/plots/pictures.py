@@ -80,7 +80,8 @@ def cam_grid():
         head.bias.zero_()
     model = nn.Sequential(body, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
     cam = NObSPCam(model, coefficients="head", output_names=["square", "dark"]).fit(0.5 * images())
-    return plots.cam_grid(cam(images()[:2], target=0), images()[:2], labels=["square", "dark"])
+    kinds = ("contrast", "positive", "negative", "signed")
+    return plots.cam_grid(cam(images()[:2], target=0), images()[:2], kinds=kinds, labels=["square", "dark"])
 
 
 def hits(space):
@@ -114,7 +115,7 @@ PLOTS = {
     interaction: ("no rows", "rows"),
     interaction_matrix: ("fitted",),
     health: ("share", "inside"),
-    cam_grid: ("positive", "negative", "signed"),
+    cam_grid: ("contrast", "positive", "negative", "signed"),
     retrieval_panel: (),
     retrieval_of_a_table: ("far",),
 }

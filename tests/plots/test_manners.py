@@ -124,7 +124,7 @@ def test_awkward_names_of_features_levels_and_outputs_are_drawn_as_they_are():
 @pytest.mark.parametrize("name", ["importance", "curves", "interaction", "interaction_matrix", "health"])
 def test_an_explainer_that_is_not_calibrated_is_an_error(name):
     arguments = [("age", "income")] if name == "interaction" else []
-    with pytest.raises(NotFittedError, match=r"call fit\(X\) first"):
+    with pytest.raises(NotFittedError, match="call fit"):
         getattr(plots, name)(NObSP(nn.Linear(2, 1)), *arguments)
 
 

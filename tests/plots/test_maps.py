@@ -22,6 +22,9 @@ def cam(images):
     return NObSPCam(model, coefficients="head", output_names=["cat", "dog", "cow $1$"]).fit(images)
 
 
+PAPER = ("positive", "negative", "signed")
+
+
 def map_on(ax):
     """What is laid over the image: colours and how strongly."""
     [picture] = [image for image in ax.images if image.get_gid() is not None]
@@ -29,9 +32,11 @@ def map_on(ax):
 
 
 def test_every_image_is_a_row_of_panels(cam, images):
-    grid = plots.cam_grid(cam(images), images)
-    assert grid.shape == (5, 4)
-    assert [ax.get_title() for ax in grid[0]] == ["image", "evidence for", "evidence against", "for less against"]
+    maps = cam(images)
+    grid = plots.cam_grid(maps, images)
+    assert grid.shape == (5, 3)
+    titles = [ax.get_title().replace("\n", " ") for ax in grid[0]]
+    assert titles == ["image", maps.caption("contrast"), maps.caption("account")]
     assert np.asarray(grid[2, 0].images[0].get_array()) == pytest.approx(images[2].permute(1, 2, 0).numpy(), abs=1e-6)
 
 
@@ -53,7 +58,7 @@ def test_a_true_class_is_told_where_it_is_another(cam, images):
 def test_colour_is_as_strong_as_the_map(cam, images):
     maps = cam(images)
     large = maps.resize((12, 16))
-    [_, positive, negative, signed] = plots.cam_grid(maps, images, opacity=1.0)[0]
+    [_, positive, negative, signed] = plots.cam_grid(maps, images, kinds=PAPER, opacity=1.0)[0]
     scale = max(large.positive[0].max(), large.negative[0].max())
     assert map_on(positive)[..., 3] == pytest.approx(large.positive[0] / scale)
     assert map_on(negative)[..., 3] == pytest.approx(large.negative[0] / scale)
@@ -62,7 +67,7 @@ def test_colour_is_as_strong_as_the_map(cam, images):
 
 def test_evidence_for_and_against_differ_in_colour(cam, images):
     maps = cam(images)
-    signed = map_on(plots.cam_grid(maps, images)[0, 3])
+    signed = map_on(plots.cam_grid(maps, images, kinds=PAPER)[0, 3])
     pro = maps.resize((12, 16)).signed[0] > 0
     assert pro.any()
     assert not pro.all()
@@ -73,12 +78,26 @@ def test_evidence_for_and_against_differ_in_colour(cam, images):
 def test_a_weak_map_says_how_weak_it_is_unless_it_has_its_own_scale(cam, images):
     maps = cam(images)
     large = maps.resize((12, 16))
-    [_, positive, negative, _] = plots.cam_grid(maps, images)[0]
+    [_, positive, negative, _] = plots.cam_grid(maps, images, kinds=PAPER)[0]
     weaker = negative if large.negative[0].max() < large.positive[0].max() else positive
     assert weaker.get_xlabel().startswith("at most ")
-    [_, positive, negative, _] = plots.cam_grid(maps, images, share_scale=False, opacity=1.0)[0]
+    [_, positive, negative, _] = plots.cam_grid(maps, images, kinds=PAPER, share_scale=False, opacity=1.0)[0]
     assert positive.get_xlabel() == negative.get_xlabel() == ""
     assert map_on(negative)[..., 3].max() == pytest.approx(1.0)
+
+
+def test_maps_of_another_question_say_so(cam, images):
+    panel = plots.cam_grid(cam(images, target=1, against="cat"), images)[0, 1]
+    assert panel.get_title().replace("\n", " ") == "account of the logit against cat"
+    published = NObSPCam.as_published(cam.model).fit(torch.rand(30, 3, 12, 16))
+    assert plots.cam_grid(published(images), images)[0, 1].get_title() == "channels for"
+
+
+def test_normalised_images_are_shown_in_their_colours(cam, images):
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
+    given = (images - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    panel = plots.cam_grid(cam(images), given, mean=mean, std=std)[1, 0]
+    assert np.asarray(panel.images[0].get_array()) == pytest.approx(images[1].permute(1, 2, 0).numpy(), abs=1e-5)
 
 
 def test_several_targets_have_a_row_each(cam, images):
@@ -94,14 +113,14 @@ def test_a_map_without_any_evidence_is_drawn(cam, images):
 
 
 def test_no_more_rows_than_asked_for(cam, images):
-    assert plots.cam_grid(cam(images), images, max_display=2).shape == (2, 4)
+    assert plots.cam_grid(cam(images), images, max_display=2).shape == (2, 3)
 
 
 def test_panels_may_be_the_callers(cam, images):
     _, given = plt.subplots(2, 2)
     grid = plots.cam_grid(cam(images[:2]), images[:2], kinds="signed", ax=given)
     assert list(grid.ravel()) == list(given.ravel())
-    with pytest.raises(ValueError, match="ax has 4 axes but this grid has 8 panels"):
+    with pytest.raises(ValueError, match="ax has 4 axes but this grid has 6 panels"):
         plots.cam_grid(cam(images[:2]), images[:2], ax=given)
 
 

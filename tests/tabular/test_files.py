@@ -88,8 +88,8 @@ def test_a_file_of_an_earlier_version_is_a_clear_error(kind: Any, tmp_path: Path
     (length,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + length])
     text = json.dumps(header)
-    older = text.replace('\\"version\\": 3', '\\"version\\": 1').replace('\\"version\\": 2', '\\"version\\": 1')
-    older = older.replace('"version": "3"', '"version": "1"').replace('"version": "2"', '"version": "1"')
+    older = text.replace('\\"version\\": 4', '\\"version\\": 1').replace('\\"version\\": 2', '\\"version\\": 1')
+    older = older.replace('"version": "4"', '"version": "1"').replace('"version": "2"', '"version": "1"')
     assert older != text
     path.write_bytes(struct.pack("<Q", len(older.encode())) + older.encode() + content[8 + length :])
     with pytest.raises(ValueError, match="version"):

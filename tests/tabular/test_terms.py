@@ -141,7 +141,8 @@ def random_rows(seed: int, *, outputs: int = 2, outside: int = 4) -> Rows:
     away = rng.choice(60, outside, replace=False)
     fold = rng.permutation(60) % 5
     held = terms[away] + 0.1
-    return Rows(*(torch.from_numpy(np.asarray(part)) for part in (terms, prior, y, fold, away, held)))
+    parts = (torch.from_numpy(np.asarray(part)) for part in (terms, y, fold, away, held))
+    return Rows.of(*parts).only(torch.arange(5), torch.from_numpy(prior))
 
 
 @settings(max_examples=10, deadline=None)
@@ -219,10 +220,19 @@ def test_functions_are_what_the_formulas_make_of_the_rows(monkeypatch: pytest.Mo
     assert_same_to_rounding(explainer.explained_, share_explained(residual, y), within=CONTRIBUTIONS)
 
 
+def test_how_a_table_is_sorted_changes_nothing() -> None:
+    """Background, folds and what is measured follow from the rows' contents."""
+    model, X = net("relu", columns=4), table("relu", 300, columns=4, correlation=0.5)
+    first, second = NObSP(model).fit(X), NObSP(model).fit(X[np.argsort(X[:, 1])])
+    assert first.terms_ == second.terms_
+    assert_same_to_rounding(second(X).values, first(X).values, within=COEFFICIENTS)
+    assert_same_to_rounding(second.explained_, first.explained_, within=COEFFICIENTS)
+
+
 # ---------------------------------------------------------------------- what is exact
 
 
-def test_all_terms_of_two_features_leavenullcontext() -> None:
+def test_all_terms_of_two_features_leave_nothing() -> None:
     model, X = net("silu", columns=2), table("silu", 500, columns=2)
     ex = NObSP(model, interactions=[("x0", "x1")]).fit(X)(X)
     assert ex.explained()[0] > 0.9995

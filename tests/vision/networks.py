@@ -79,7 +79,7 @@ class Tokens(nn.Module):
         self.reads = reads
         self.patches = nn.Conv2d(3, width, 3, stride=3)
         self.first = nn.Parameter(torch.randn(1, 1, width, generator=torch.Generator().manual_seed(0)))
-        self.mix = nn.TransformerEncoderLayer(width, 2, 16, batch_first=True, dropout=0.0)
+        self.mix = nn.TransformerEncoderLayer(width, 2, 16, batch_first=True, dropout=0.0, activation="gelu")
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
 

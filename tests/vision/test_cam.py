@@ -14,6 +14,7 @@ from sklearn.exceptions import NotFittedError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import nobsp
 from nobsp.vision import ActivationMaps, NObSPCam
 from tests.tolerances import CONTRIBUTIONS, PASS, SUMS, assert_same_to_rounding
 from tests.vision.networks import ClassMaps, Functional, Tokens, averaged, images, made, through_layers
@@ -47,16 +48,11 @@ def test_the_mean_of_the_account_is_the_centred_logit(name: str) -> None:
     assert np.abs(maps.residual).max() < SUMS
 
 
-@pytest.mark.parametrize("name", [*NETWORKS, "layers between", "all of the map", "earlier layer"])
+@pytest.mark.filterwarnings("ignore:Fewer samples", "ignore:The coefficients carry only")
+@pytest.mark.parametrize("name", NETWORKS)
 def test_account_and_residual_add_up_to_the_centred_logit_for_calibrated_coefficients(name: str) -> None:
     x = images(60)
-    special: dict[str, Any] = {
-        "layers between": lambda: NObSPCam(through_layers()),
-        "all of the map": lambda: NObSPCam(through_layers(pooled=False)),
-        "earlier layer": lambda: NObSPCam(averaged(), layer="body.1"),
-    }
-    cam = special[name]() if name in special else NObSPCam(NETWORKS[name]())
-    maps = cam.fit(x)(x[:7])
+    maps = NObSPCam(NETWORKS[name](), coefficients="calibrated").fit(x)(x[:7])
     means = maps.account.mean((1, 2))
     np.testing.assert_allclose(means, maps.contributions.sum(1), rtol=CONTRIBUTIONS, atol=CONTRIBUTIONS)
     np.testing.assert_allclose(means + maps.residual, centred_logit(maps), rtol=CONTRIBUTIONS, atol=SUMS)
@@ -64,7 +60,7 @@ def test_account_and_residual_add_up_to_the_centred_logit_for_calibrated_coeffic
 
 def test_the_positive_map_is_the_papers_equation() -> None:
     x = images(60)
-    cam = NObSPCam(averaged()).fit(x)
+    cam = NObSPCam.as_published(averaged()).fit(x)
     maps, features = cam(x[:5], target=2), spatial_map(cam, x[:5])
     g = maps.contributions
     np.testing.assert_allclose(maps.positive, np.einsum("nchw,nc->nhw", features, np.maximum(g, 0)), rtol=SUMS)
@@ -90,7 +86,7 @@ def test_the_account_is_gradcams_map_before_its_rectifier_up_to_a_constant() -> 
 
 def test_contributions_are_coefficients_times_centred_channels() -> None:
     x = images(60)
-    cam = NObSPCam(averaged()).fit(x)
+    cam = NObSPCam.as_published(averaged()).fit(x)
     pooled = spatial_map(cam, x).mean((2, 3))
     expected = cam.coefficients_[:, 1] * (pooled[:5] - pooled.mean(0))
     np.testing.assert_allclose(cam(x[:5], target=1).contributions, expected, rtol=CONTRIBUTIONS, atol=PASS)
@@ -111,10 +107,9 @@ def test_a_flattened_map_gives_every_location_its_own_weight() -> None:
     cam = NObSPCam(model, coefficients="head").fit(x)
     features = spatial_map(cam, x)
     weight = model.classifier.weight.detach().numpy()[2].reshape(features.shape[1:])
-    expected = features[0].size / features.shape[1] * (weight * features[0]).sum(0)
-    maps = cam(x[:1], target=2)
-    shift = maps.account[0] - expected
-    np.testing.assert_allclose(shift, shift.mean(), atol=CONTRIBUTIONS)
+    locations = features[0].size / features.shape[1]
+    expected = locations * (weight * (features[0] - features.mean(0))).sum(0)
+    np.testing.assert_allclose(cam(x[:1], target=2).account[0], expected, atol=CONTRIBUTIONS)
 
 
 # ---------------------------------------------------------------------- targets
@@ -189,7 +184,7 @@ def test_against_the_others_the_account_follows_the_log_odds() -> None:
     z = torch.from_numpy(spatial_map(cam, x[:1]).mean((2, 3))).requires_grad_()
     chance = model.head(z).softmax(1)[0, 1]
     torch.log(chance / (1 - chance)).backward()
-    slope = z.grad.numpy()[0] * (z.detach().numpy()[0] - cam._fitted.evidence.mean.numpy())  # type: ignore[union-attr]
+    slope = z.grad.numpy()[0] * (z.detach().numpy()[0] - cam._fitted.account.mean.numpy())  # type: ignore[union-attr]
     np.testing.assert_allclose(maps.contributions[0], slope, rtol=1e-9, atol=SUMS)
 
 
@@ -243,7 +238,7 @@ def test_maps_change_when_the_model_is_randomised(digits: Any, part: str, coeffi
     again = NObSPCam(digits.model, coefficients=coefficients).fit(digits.train[:700])(x, target=labels)
     after = NObSPCam(randomised, coefficients=coefficients).fit(digits.train)(x, target=labels)
     # All positive maps share where the digit is, whatever the head; the account does not.
-    for kind, most in (("positive", 0.85), ("signed", 0.4), ("account", 0.4)):
+    for kind, most in (("positive", 0.85), ("signed", 0.4), ("account", 0.4), ("contrast", 0.4)):
         assert similarity(getattr(before, kind), getattr(again, kind)) > 0.95
         assert similarity(getattr(before, kind), getattr(after, kind)) < most
 
@@ -299,6 +294,13 @@ def test_against_something_unknown_is_named() -> None:
         cam(images(3), against="second")
 
 
+@pytest.mark.parametrize("target", [2, [0, 2, 1], [[0, 2], [1, 2], [1, 0]]])
+def test_a_class_against_itself_is_refused(target: Any) -> None:
+    cam = NObSPCam(averaged()).fit(images(30))
+    with pytest.raises(ValueError, match="against and target are both 'class 2'"):
+        cam(images(3), target=target, against=2)
+
+
 def test_a_rival_needs_a_second_class() -> None:
     cam = NObSPCam(averaged(classes=1)).fit(images(30))
     with pytest.raises(ValueError, match="needs at least two classes"):
@@ -336,11 +338,11 @@ def test_images_of_two_sizes_in_one_call_are_named() -> None:
 
 def test_activations_that_are_not_finite_are_named() -> None:
     model = averaged(dtype=torch.float32)
+    with torch.no_grad():
+        model.body[0].weight *= 1e3
     cam = NObSPCam(model).fit(images(30, dtype=torch.float32))
     huge = images(3, dtype=torch.float32)
     huge[1] = 3e38 * huge[1].sign()
-    with torch.no_grad():
-        model.body[0].weight *= 1e3
     with pytest.raises(ValueError, match=r"map of layer 'body' is not finite for image 1"):
         cam(huge)
 
@@ -356,27 +358,22 @@ def test_labels_are_ignored() -> None:
     np.testing.assert_array_equal(with_labels.coefficients_, NObSPCam(model).fit(x).coefficients_)
 
 
-def test_the_head_has_no_weights_for_another_layer() -> None:
-    with pytest.raises(ValueError, match="the head has no weights for its channels"):
-        NObSPCam(averaged(), layer="body.1", coefficients="head").fit(images(30))
-
-
 def test_options_are_checked() -> None:
-    with pytest.raises(ValueError, match='coefficients must be "calibrated" or "head"'):
+    with pytest.raises(ValueError, match='coefficients must be "head" or "calibrated"'):
         NObSPCam(averaged(), coefficients="weights").fit(images(30))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match='link must be None, "softmax" or "sigmoid"'):
+        NObSPCam(averaged(), link="logit").fit(images(30))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="kind must be one of"):
+        NObSPCam(averaged(), kind="map").fit(images(30))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="output_names has 2 names but the model has 4 classes"):
         NObSPCam(averaged(), output_names=["a", "b"]).fit(images(30))
 
 
 def test_health_speaks_of_layers_between_map_and_head() -> None:
     health = NObSPCam(through_layers()).fit(images(60)).health()
-    assert health.route == "tail"
-    assert "only through its means" in str(health)
-
-
-def test_health_speaks_of_what_a_regression_misses() -> None:
-    cam = NObSPCam(averaged(), layer="body.1").fit(images(60))
-    assert "regression of the logits" in str(cam.health())
+    assert not health.direct
+    assert [finding.code for finding in health.findings] == ["integral"]
+    assert health.healthy
 
 
 def test_a_clone_shares_the_model_and_is_not_calibrated() -> None:
@@ -393,3 +390,75 @@ def test_softmax_at_the_end_of_the_model_is_seen_through() -> None:
     plain = NObSPCam(model).fit(x)(x[:3])
     closed = NObSPCam(nn.Sequential(model, nn.Softmax(dim=1))).fit(x)(x[:3])
     np.testing.assert_allclose(closed.account, plain.account, rtol=CONTRIBUTIONS, atol=SUMS)
+
+
+# ---------------------------------------------------------------------- defaults and warnings
+
+
+def test_by_default_two_images_suffice_for_an_exact_account() -> None:
+    maps = NObSPCam(averaged(channels=40)).fit(images(2))(images(5, seed=1))
+    np.testing.assert_allclose(maps.account.mean((1, 2)), centred_logit(maps), rtol=CONTRIBUTIONS, atol=SUMS)
+
+
+def test_what_makes_maps_doubtful_is_a_warning_of_fit() -> None:
+    with pytest.warns(UserWarning, match="Fewer samples than channels"):
+        cam = NObSPCam.as_published(averaged(channels=40)).fit(images(20))
+    assert [finding.code for finding in cam.health().findings if finding.severity == "warning"] == ["coefficients"]
+
+
+def test_a_mean_of_few_images_is_noted() -> None:
+    cam = NObSPCam(averaged()).fit(images(3))
+    assert [finding.code for finding in cam.health().findings] == ["few_images"]
+
+
+def test_one_line_explains_images_by_their_own_mean() -> None:
+    model, x = averaged(), images(12)
+    maps = nobsp.explain_images(model, x, output_names=list("abcd"))
+    expected = NObSPCam(model).fit(x)(x)
+    assert_same_to_rounding(maps.contrast, expected.contrast)
+    assert "these 12 images" in maps.reference
+    batches = nobsp.explain_images(model, iter(x.split(5)), target=1, against=2)
+    assert_same_to_rounding(batches.account, NObSPCam(model).fit(x)(x, target=1, against=2).account, within=SUMS)
+    with pytest.raises(ValueError, match="needs at least two"):
+        nobsp.explain_images(model, x[:1])
+
+
+@pytest.mark.parametrize("change", ["head", "body", "loaded"])
+def test_weights_that_changed_after_fit_are_noticed(change: str) -> None:
+    model, x = averaged(), images(30)
+    cam = NObSPCam(model).fit(x)
+    cam(x[:2])
+    if change == "loaded":
+        model.load_state_dict(made(averaged(), seed=3).state_dict())
+    else:
+        with torch.no_grad():
+            (model.head if change == "head" else model.body[0]).weight.mul_(1.5)
+    for call in (cam, cam.removal):
+        with pytest.raises(ValueError, match="weights have changed since fit"):
+            call(x[:2])
+    cam.fit(x)(x[:2])
+
+
+def test_weights_that_only_moved_are_the_same() -> None:
+    model, x = averaged(), images(30)
+    cam = NObSPCam(model).fit(x)
+    before = cam(x[:2]).account
+    for weight in model.parameters():
+        weight.data = weight.data.clone()  # as a trip to another device and back does
+    np.testing.assert_array_equal(cam(x[:2]).account, before)
+
+
+def test_several_classes_at_once_have_a_sigmoid_each() -> None:
+    model, x = averaged(), images(30)
+    cam = NObSPCam(model, link="sigmoid").fit(x)
+    maps = cam(x[:4], target=2)
+    with torch.no_grad():
+        chance = model(x[:4]).sigmoid()[:, 2].numpy()
+    np.testing.assert_allclose(maps.confidence, chance, rtol=CONTRIBUTIONS)
+    np.testing.assert_array_equal(maps.contrast, maps.account)
+    assert maps.kind == "account"
+    of_chance = cam(x[:4], target=2, scale="probability")
+    base = 1 / (1 + np.exp(-maps.base_values[2]))
+    np.testing.assert_allclose(of_chance.account.mean((1, 2)), chance - base, atol=SUMS)
+    with pytest.raises(ValueError, match="have a sigmoid each"):
+        cam(x[:4], against="others")

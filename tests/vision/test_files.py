@@ -14,11 +14,11 @@ from torch import nn
 
 from nobsp import Local
 from nobsp.vision import NObSPCam
-from nobsp.vision.channels import ChannelMoments
+from nobsp.vision.account import ChannelMoments
 from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
-from tests.vision.networks import ClassMaps, Functional, averaged, images, made, through_layers
+from tests.vision.networks import ClassMaps, Functional, Tokens, averaged, images, made, through_layers
 
-MAPS = ("positive", "negative", "signed", "account", "contributions", "logits", "residual")
+MAPS = ("positive", "negative", "signed", "account", "contrast", "contributions", "class_token", "logits", "residual")
 
 MODELS: dict[str, Any] = {
     "average": averaged,
@@ -27,14 +27,19 @@ MODELS: dict[str, Any] = {
     "class maps": lambda: made(ClassMaps()),
     "layers between": through_layers,
     "all of the map": lambda: through_layers(pooled=False),
+    "class token": lambda: made(Tokens("class")),
 }
+TAILS = ("layers between", "all of the map", "class token")
+CALIBRATED = [(name, "calibrated") for name in MODELS if name not in TAILS]
+BOTH = [(name, "head") for name in MODELS] + CALIBRATED
+# Some have more units than images, or a ridge that is strong for them; all add up.
+pytestmark = pytest.mark.filterwarnings("ignore:Fewer samples", "ignore:The coefficients carry only")
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("coefficients", ["calibrated", "head"])
+@pytest.mark.parametrize(("name", "coefficients"), BOTH)
 def test_a_loaded_explainer_gives_the_same_maps(name: str, coefficients: Any, tmp_path: Path) -> None:
     model, x = MODELS[name](), images(60)
-    names = list("abcd")[: 3 if name in ("layers between", "all of the map") else 4]
+    names = list("abcd")[: 3 if name in TAILS else 4]
     cam = NObSPCam(model, coefficients=coefficients, output_names=names).fit(x)
     cam.save(tmp_path / "cam.safetensors")
     loaded = NObSPCam.load(tmp_path / "cam.safetensors", model)
@@ -50,7 +55,7 @@ def test_a_loaded_explainer_gives_the_same_maps(name: str, coefficients: Any, tm
 
 def test_layer_and_head_given_as_modules_are_found_again(tmp_path: Path) -> None:
     model, x = averaged(), images(60)
-    cam = NObSPCam(model, layer=model.body[1], head=model.head).fit(x)
+    cam = NObSPCam(model, layer=model.body[1], head=model.head, link="sigmoid").fit(x)
     cam.save(tmp_path / "cam")
     loaded = NObSPCam.load(tmp_path / "cam", model)
     np.testing.assert_allclose(loaded(x[:2]).account, cam(x[:2]).account, rtol=1e-5, atol=1e-6)
@@ -58,7 +63,8 @@ def test_layer_and_head_given_as_modules_are_found_again(tmp_path: Path) -> None
 
 def test_the_file_is_small(tmp_path: Path) -> None:
     model = averaged(channels=1280, classes=200, dtype=torch.float32)
-    cam = NObSPCam(model, coefficients="calibrated", ridge=1.0).fit(images(40, dtype=torch.float32))
+    with pytest.warns(UserWarning, match="Fewer samples"):
+        cam = NObSPCam(model, coefficients="calibrated", ridge=1.0).fit(images(40, dtype=torch.float32))
     cam.save(tmp_path / "cam")
     assert (tmp_path / "cam").stat().st_size < 2_000_000
 
@@ -78,8 +84,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         NObSPCam.load(tmp_path / "cam", averaged())
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("coefficients", ["calibrated", "head"])
+@pytest.mark.parametrize(("name", "coefficients"), BOTH)
 def test_merging_shards_equals_one_pass(name: str, coefficients: Any) -> None:
     model, x = MODELS[name](), images(90)
     whole = NObSPCam(model, coefficients=coefficients, ridge=1e-2).fit(x)(x[:4])
@@ -113,14 +118,15 @@ def test_calibrations_of_different_models_do_not_add_up() -> None:
 
 
 def test_calibration_holds_moments_of_channels_alone() -> None:
-    cam = NObSPCam(averaged()).fit(images(30))
+    cam = NObSPCam.as_published(averaged()).fit(images(30))
     calibration = cam._fitted.calibration
     assert isinstance(calibration, ChannelMoments)
     assert calibration.moments.blocks == {"channels": 6}
 
 
-@pytest.mark.parametrize("name", ["average", "layers between"])
-@pytest.mark.parametrize("coefficients", ["calibrated", "head"])
+@pytest.mark.parametrize(
+    ("name", "coefficients"), [("average", "calibrated"), ("average", "head"), ("layers between", "head")]
+)
 def test_an_interrupted_calibration_is_resumed(name: str, coefficients: Any, tmp_path: Path) -> None:
     model, x = MODELS[name](), images(60)
 
@@ -153,20 +159,6 @@ def test_an_explainer_comes_back_from_a_worker(name: str) -> None:
     returned = pickle.loads(pickle.dumps(NObSPCam(cam.model).fit(x[30:])))  # noqa: S301 - our own bytes
     whole = NObSPCam(cam.model).fit(x)(x[:3])
     np.testing.assert_allclose(cam.merge(returned)(x[:3]).account, whole.account, rtol=1e-7, atol=1e-9)
-
-
-def test_more_images_than_are_kept_still_calibrate(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nobsp.vision import tail
-
-    monkeypatch.setattr(tail, "MOST_IMAGES", {"calibrated": 25, "head": 25})
-    model, x = through_layers(), images(80)
-    cam = NObSPCam(model, batch_size=9).fit(x)
-    calibration = cam._fitted.calibration
-    assert isinstance(calibration, tail.TailCalibration)
-    assert len(calibration.kept) == 25
-    assert cam.health().rows == 80
-    with torch.no_grad():
-        np.testing.assert_allclose(cam.base_values_, model(x).mean(0), rtol=CONTRIBUTIONS)
 
 
 def test_nn_module_identity_head_survives_a_round_trip(tmp_path: Path) -> None:

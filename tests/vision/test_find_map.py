@@ -14,20 +14,20 @@ from nobsp.vision.grid import pooled
 from tests.tolerances import assert_same_to_rounding
 from tests.vision.networks import ClassMaps, Functional, Skipping, Tokens, averaged, body, images, made, through_layers
 
-# Name of the layer, whose map it is, and how it reaches the head.
+# Name of the layer whose map it is, and what of it counts.
 ARCHITECTURES = {
-    "resnet18": ("layer4", "direct"),
-    "resnet50": ("layer4", "direct"),
-    "mobilenet_v2": ("features", "direct"),
-    "mobilenet_v3_small": ("features", "tail"),
-    "efficientnet_b0": ("features", "direct"),
-    "regnet_y_400mf": ("trunk_output", "direct"),
-    "convnext_tiny": ("features", "tail"),
-    "densenet121": ("relu(features)", "direct"),
-    "squeezenet1_1": ("classifier.2", "direct"),
-    "shufflenet_v2_x0_5": ("conv5", "direct"),
-    "mnasnet0_5": ("layers", "direct"),
-    "swin_t": ("permute", "direct"),
+    "resnet18": ("layer4", "head"),
+    "resnet50": ("layer4", "head"),
+    "mobilenet_v2": ("features", "head"),
+    "mobilenet_v3_small": ("features", "point"),
+    "efficientnet_b0": ("features", "head"),
+    "regnet_y_400mf": ("trunk_output", "head"),
+    "convnext_tiny": ("features", "point"),
+    "densenet121": ("relu(features)", "head"),
+    "squeezenet1_1": ("classifier.2", "head"),
+    "shufflenet_v2_x0_5": ("conv5", "head"),
+    "mnasnet0_5": ("layers", "head"),
+    "swin_t": ("permute", "head"),
 }
 
 
@@ -36,63 +36,65 @@ def test_architectures_of_torchvision_are_understood(name: str, architecture: Ca
     model = architecture(name)
     x = images(3, size=64, dtype=torch.float32)
     feature_map = find_map(model, x)
-    assert (feature_map.layer, feature_map.route) == ARCHITECTURES[name]
+    assert (feature_map.layer, feature_map.reach) == ARCHITECTURES[name]
     with feature_map.running() as forward:
         found = forward(x)
     with torch.no_grad():
         torch.testing.assert_close(found.logits.float(), model(x), rtol=1e-4, atol=1e-5)
 
 
-# Of timm: options, layer, pooling, route.
+# Of timm: options, layer, pooling, reach.
 TIMM: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
-    "average": ("resnet18", {}, "layer4", "mean", "direct"),
-    "maximum": ("resnet18", {"global_pool": "max"}, "layer4", "max", "direct"),
-    "both": ("resnet18", {"global_pool": "catavgmax"}, "layer4", "mean+max", "direct"),
-    "LayerNorm before the head": ("convnext_atto", {}, "norm_pre", "mean", "tail"),
+    "average": ("resnet18", {}, "layer4", "mean", "head"),
+    "maximum": ("resnet18", {"global_pool": "max"}, "layer4", "max", "head"),
+    "both": ("resnet18", {"global_pool": "catavgmax"}, "layer4", "mean+max", "head"),
+    "LayerNorm before the head": ("convnext_atto", {}, "norm_pre", "mean", "point"),
     "averaged tokens": (
         "vit_tiny_patch16_224",
         {"global_pool": "avg", "fc_norm": False, "img_size": 64},
         "norm",
         "mean",
-        "direct",
+        "head",
     ),
     "averaged tokens, normalised": (
         "vit_tiny_patch16_224",
         {"global_pool": "avg", "img_size": 64},
         "norm",
         "mean",
-        "tail",
+        "point",
     ),
-    "windows": ("swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 4}, "norm", "mean", "direct"),
+    "windows": ("swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 4}, "norm", "mean", "head"),
 }
 
 
 @pytest.mark.parametrize("case", TIMM)
 def test_models_of_timm_are_understood(case: str, timm_model: Callable[..., nn.Module]) -> None:
-    name, given, layer, pooling, route = TIMM[case]
+    name, given, layer, pooling, reach = TIMM[case]
     feature_map = find_map(timm_model(name, **given), images(2, size=64, dtype=torch.float32))
-    assert (feature_map.layer, feature_map.pooling, feature_map.route) == (layer, pooling, route)
+    assert (feature_map.layer, feature_map.pooling, feature_map.reach) == (layer, pooling, reach)
 
 
-def test_a_class_token_model_of_timm_gets_an_honest_message(timm_model: Callable[..., nn.Module]) -> None:
-    with pytest.raises(ValueError, match="the head reads one token of 'norm'"):
-        find_map(timm_model("vit_tiny_patch16_224", img_size=64), images(2, size=64, dtype=torch.float32))
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
+def test_a_class_token_is_read_from_patches_by_the_last_block(name: str, timm_model: Callable[..., nn.Module]) -> None:
+    feature_map = find_map(timm_model(name, img_size=64), images(2, size=64, dtype=torch.float32))
+    assert (feature_map.layer, feature_map.reach, feature_map.shape) == ("blocks.10", "full", (4, 4))
+    assert feature_map.grid.prefix == (2 if "distilled" in name else 1)
 
 
 def test_a_convolution_as_head_is_seen_through() -> None:
     model = made(nn.Sequential(body(), nn.Conv2d(6, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
     feature_map = find_map(model, images(3))
-    assert (feature_map.layer, feature_map.head.name, feature_map.route, feature_map.channels) == (
+    assert (feature_map.layer, feature_map.head.name, feature_map.reach, feature_map.channels) == (
         "0",
         "1",
-        "direct",
+        "head",
         6,
     )
 
 
 def test_a_fully_connected_head_sees_the_map_location_by_location(architecture: Callable[..., nn.Module]) -> None:
     feature_map = find_map(architecture("alexnet"), images(2, size=96, dtype=torch.float32))
-    assert (feature_map.layer, feature_map.route, feature_map.reach) == ("avgpool", "tail", "full")
+    assert (feature_map.layer, feature_map.reach) == ("avgpool", "full")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_poolings_that_are_no_modules_are_recognised_by_their_values(how: str, p
     model = made(Functional(how))
     x = images(3)
     feature_map = find_map(model, x)
-    assert (feature_map.pooling, feature_map.layer, feature_map.route) == (pooling, layer, "direct")
+    assert (feature_map.pooling, feature_map.layer, feature_map.reach) == (pooling, layer, "head")
     with feature_map.running() as forward:
         found = forward(x)
     logits = pooled(found.maps, feature_map.pooling) @ feature_map.head.weight.T + feature_map.head.bias
@@ -126,20 +128,20 @@ def test_a_map_overwritten_in_place_is_read_as_it_was_pooled() -> None:
 
 def test_another_kind_of_pooling_goes_through_the_layers_behind_the_map() -> None:
     feature_map = find_map(made(Functional("generalised")), images(3))
-    assert (feature_map.layer, feature_map.route, feature_map.reach) == ("features", "tail", "full")
+    assert (feature_map.layer, feature_map.reach) == ("features", "full")
 
 
 @pytest.mark.parametrize(("pooled_first", "reach"), [(True, "point"), (False, "full")])
 def test_layers_between_pooling_and_head_are_noticed(pooled_first: bool, reach: str) -> None:
     feature_map = find_map(through_layers(pooled=pooled_first), images(3))
-    assert (feature_map.route, feature_map.reach) == ("tail", reach)
+    assert feature_map.reach == reach
 
 
 def test_an_average_pooling_of_fixed_size_gets_constant_maps() -> None:
     model = through_layers()
     model.pool = nn.AvgPool2d(8)
     feature_map = find_map(model, images(3))
-    assert (feature_map.route, feature_map.reach, feature_map.layer) == ("tail", "constant", "body")
+    assert (feature_map.reach, feature_map.layer) == ("constant", "body")
 
 
 def test_averaged_tokens_are_put_back_on_their_grid() -> None:
@@ -152,14 +154,61 @@ def test_the_grid_of_tokens_has_the_shape_of_the_image() -> None:
     assert find_map(made(Tokens("mean")), wide).shape == (4, 8)
 
 
-def test_a_head_on_a_class_token_gets_an_honest_message() -> None:
-    with pytest.raises(ValueError, match=r"reads one token of 'norm'.*averages its patch tokens.*layer='norm'"):
-        find_map(made(Tokens("class")), images(3))
+def test_a_class_token_is_part_of_what_is_put_in() -> None:
+    feature_map = find_map(made(Tokens("class")), images(3))
+    assert (feature_map.layer, feature_map.reach, feature_map.grid.prefix) == ("input of mix", "full", 1)
+    assert feature_map.units == 8 * (16 + 1)
 
 
-def test_a_class_token_model_can_still_be_regressed_on_a_layer() -> None:
-    feature_map = find_map(made(Tokens("class")), images(3), layer="norm")
-    assert (feature_map.route, feature_map.shape, feature_map.grid.prefix) == ("regression", (4, 4), 1)
+def test_a_layer_of_which_only_the_class_token_counts_is_refused() -> None:
+    with pytest.raises(ValueError, match="depends on no location of layer 'norm'"):
+        find_map(made(Tokens("class")), images(3), layer="norm")
+
+
+class ChannelsLast(nn.Module):
+    """A map with its channels last, averaged, and a neck before the head."""
+
+    def __init__(self, neck: nn.Module, width: int) -> None:
+        super().__init__()
+        self.conv, self.act, self.neck, self.head = nn.Conv2d(3, 7, 3), nn.GELU(), neck, nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.neck(self.act(self.conv(x).permute(0, 2, 3, 1)).mean((1, 2))))
+
+
+@pytest.mark.parametrize(("neck", "width"), [(nn.LayerNorm(7), 7), (nn.Sequential(nn.Linear(7, 9), nn.GELU()), 9)])
+def test_channels_last_before_a_neck_are_channels(neck: nn.Module, width: int) -> None:
+    feature_map = find_map(made(ChannelsLast(neck, width)), images(3))
+    assert (feature_map.grid.layout, feature_map.channels, feature_map.shape) == ("nhwc", 7, (10, 10))
+
+
+class NoHead(nn.Module):
+    """Cosines with rows of a buffer, as CLIP has them: no layer makes the output."""
+
+    def __init__(self, *, fixed_batch: bool = False) -> None:
+        super().__init__()
+        self.fixed_batch = fixed_batch
+        self.body = body()
+        self.register_buffer("words", torch.randn(4, 6, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = len(x)
+        pooled_map = self.body(x).mean((2, 3))
+        z = nn.functional.normalize(pooled_map.view(count, 6) if self.fixed_batch else pooled_map)
+        return 10 * z @ self.words.T
+
+
+@pytest.mark.parametrize("fixed_batch", [False, True])
+def test_an_output_that_no_layer_makes_needs_no_head(fixed_batch: bool) -> None:
+    feature_map = find_map(made(NoHead(fixed_batch=fixed_batch)), images(3))
+    assert (feature_map.layer, feature_map.reach, feature_map.head) == ("body", "point", None)
+    assert feature_map.fixed_batch == fixed_batch
+
+
+def test_a_map_per_class_as_output_is_refused_with_what_to_do() -> None:
+    model = made(nn.Sequential(body(), nn.Conv2d(6, 3, 1)))
+    with pytest.raises(ValueError, match=r"returns a map per class.*averages them over the region"):
+        find_map(model, images(3))
 
 
 def test_a_map_of_the_classes_themselves_needs_no_head() -> None:
@@ -169,7 +218,7 @@ def test_a_map_of_the_classes_themselves_needs_no_head() -> None:
 
 
 def test_a_second_path_to_the_head_is_not_overlooked() -> None:
-    with pytest.raises(ValueError, match=r"no map of the model feeds its head by itself"):
+    with pytest.raises(ValueError, match=r"no map of the model makes its output by itself"):
         find_map(made(Skipping()), images(3))
 
 
@@ -178,11 +227,16 @@ def test_a_named_layer_or_module_is_taken() -> None:
     by_name = find_map(model, images(3), layer="body.3")
     by_module = find_map(model, images(3), layer=model.body[3])
     assert by_name.layer == by_module.layer == "body.3"
-    assert by_name.route == "direct"
+    assert by_name.reach == "head"
 
 
-def test_a_layer_that_other_layers_follow_is_regressed_on() -> None:
-    assert find_map(averaged(), images(3), layer="body.1").route == "regression"
+def test_a_layer_that_other_layers_follow_is_put_in_whole() -> None:
+    assert find_map(averaged(), images(3), layer="body.1").reach == "full"
+
+
+def test_a_layer_with_a_way_around_it_is_refused() -> None:
+    with pytest.raises(ValueError, match="another path leads around it"):
+        find_map(made(Skipping()), images(3), layer="body")
 
 
 def test_a_misspelt_layer_gets_the_close_matches() -> None:

@@ -83,7 +83,7 @@ def test_no_graph_is_built() -> None:
     maps = cam(x)
     assert isinstance(maps.positive, np.ndarray)
     assert x.grad is None
-    evidence = cam._fitted.evidence
+    evidence = cam._fitted.account
     assert not any(value.requires_grad for value in vars(evidence).values() if isinstance(value, Tensor))
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nobsp.vision import ActivationMaps, NObSPCam
-from nobsp.vision.colours import AGAINST, FOR, OPACITY, coloured
+from nobsp.vision.maps import AGAINST, FOR, OPACITY, colour_maps
 from tests.tolerances import SUMS, assert_same_to_rounding
 from tests.vision.networks import averaged, images
 
@@ -23,7 +23,7 @@ def maps() -> ActivationMaps:
 
 def test_resizing_keeps_a_constant_and_the_number_of_maps(maps: ActivationMaps) -> None:
     larger = maps.resize((24, 20))
-    for kind in ("positive", "negative", "signed", "account"):
+    for kind in ("positive", "negative", "signed", "account", "contrast"):
         assert getattr(larger, kind).shape == (5, 24, 20)
     np.testing.assert_array_equal(larger.contributions, maps.contributions)
     np.testing.assert_allclose(larger.signed, larger.positive - larger.negative, atol=SUMS)
@@ -41,7 +41,7 @@ def test_sizes_that_make_no_sense_are_refused(maps: ActivationMaps, size: Any) -
         maps.resize(size)
 
 
-@pytest.mark.parametrize("kind", ["positive", "negative", "signed", "account"])
+@pytest.mark.parametrize("kind", [None, "contrast", "positive", "negative", "signed", "account"])
 def test_an_overlay_is_a_picture_of_the_images_size(maps: ActivationMaps, kind: Any) -> None:
     shown = maps.overlay(images(5), kind=kind)
     assert shown.shape == (5, 12, 12, 3)
@@ -65,26 +65,64 @@ def test_images_may_have_their_channels_last_be_grey_or_of_bytes(maps: Activatio
     np.testing.assert_allclose(maps.overlay(whole), first, atol=0.01)
 
 
+def test_half_precision_images_are_shown(maps: ActivationMaps) -> None:
+    pictures = images(5).sigmoid()
+    np.testing.assert_allclose(maps.overlay(pictures.bfloat16()), maps.overlay(pictures), atol=0.01)
+
+
+def test_normalised_images_are_shown_in_their_own_colours(maps: ActivationMaps) -> None:
+    pictures = images(5).sigmoid()
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    given = (pictures - mean[:, None, None]) / std[:, None, None]
+    shown = maps.overlay(given, opacity=0.0, mean=mean, std=std)
+    np.testing.assert_allclose(shown, pictures.permute(0, 2, 3, 1), atol=1e-6)
+    with pytest.raises(ValueError, match="mean has 2 values, but the images have 3 channels"):
+        maps.overlay(given, mean=(0.5, 0.5), std=std)
+
+
+def test_pictures_show_the_account_against_the_others_unless_asked_otherwise(maps: ActivationMaps) -> None:
+    x = images(5)
+    np.testing.assert_array_equal(maps.overlay(x), maps.overlay(x, kind="contrast"))
+    cam = NObSPCam(averaged()).fit(images(40))
+    against = cam(x, target=0, against=2)
+    np.testing.assert_array_equal(against.overlay(x), against.overlay(x, kind="account"))
+    published = NObSPCam.as_published(averaged()).fit(images(40))(x)
+    np.testing.assert_array_equal(published.overlay(x), published.overlay(x, kind="positive"))
+
+
+def test_maps_remember_what_was_asked() -> None:
+    cam = NObSPCam(averaged(), output_names=["cat", "dog", "fox", "owl"]).fit(images(40))
+    for asked, words in (
+        ({}, ("against=None", "scale='logit'")),
+        ({"target": "dog", "against": 2}, ("target='dog'", "against='fox'")),
+        ({"target": 3, "scale": "probability"}, ("target='owl'", "scale='probability'")),
+    ):
+        found = cam(images(3), **asked)  # type: ignore[arg-type]
+        assert all(word in repr(found) for word in words)
+    captions = {cam(images(3), **asked).caption() for asked in ({}, {"against": "mean"}, {"scale": "probability"})}  # type: ignore[arg-type]
+    assert len(captions) == 3
+
+
 def test_colour_is_strongest_where_the_map_is_largest() -> None:
     values = np.array([[[0.0, 1.0], [-4.0, 2.0]]])
-    _, strength = coloured(values, kind="signed")
+    _, strength = colour_maps(values, kind="signed")
     np.testing.assert_allclose(strength, [[[0.0, 0.25], [1.0, 0.5]]])
-    _, strength = coloured(values, kind="positive")
+    _, strength = colour_maps(values, kind="positive")
     np.testing.assert_allclose(strength, [[[0.0, 0.5], [0.0, 1.0]]])
 
 
 def test_a_map_of_zeros_is_no_colour() -> None:
-    _, strength = coloured(np.zeros((1, 2, 2)), kind="signed")
+    _, strength = colour_maps(np.zeros((1, 2, 2)), kind="signed")
     assert not strength.any()
 
 
 def test_evidence_for_and_against_have_different_colours() -> None:
-    colours, _ = coloured(np.array([[[-1.0, 1.0]]]), kind="signed")
+    colours, _ = colour_maps(np.array([[[-1.0, 1.0]]]), kind="signed")
     blue, orange = colours[0, 0]
     assert blue[2] > blue[0]
     assert orange[0] > orange[2]
     for kind, colour in (("positive", orange), ("negative", blue)):
-        np.testing.assert_array_equal(coloured(np.ones((1, 1, 1)), kind=kind)[0][0, 0, 0], colour)
+        np.testing.assert_array_equal(colour_maps(np.ones((1, 1, 1)), kind=kind)[0][0, 0, 0], colour)
 
 
 def test_colours_are_those_of_the_report() -> None:
@@ -116,5 +154,6 @@ def test_several_targets_have_no_overlay() -> None:
 
 
 def test_maps_say_what_they_are(maps: ActivationMaps) -> None:
-    assert repr(maps) == "ActivationMaps(5 images, 8×8 locations, layer='body')"
+    for word in ("5 images", "8×8 locations", "layer='body'", "target='class 3'", "against=None", "scale='logit'"):
+        assert word in repr(maps)
     assert len(maps) == 5

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nobsp.vision import NObSPCam
-from nobsp.vision.question import probability_weights
+from nobsp.vision.targets import probability_weights
 from tests.tolerances import SUMS
 from tests.vision.networks import averaged, images, through_layers
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from torch import Tensor
 
 from nobsp.vision import NObSPCam
-from nobsp.vision.tail import TailCalibration
 from tests.cluster import CLUSTER_WARNINGS, Mortal, cluster
 from tests.tolerances import CONTRIBUTIONS
 from tests.vision.networks import averaged, images, through_layers
@@ -46,9 +44,9 @@ def test_pooled_channels_are_the_same_though_a_worker_is_killed(
     x = images(60)
     model = Mortal(averaged(), tmp_path / "killed", call=4)
     dataset = in_blocks(ray, x, 25, 31, 52)
-    found = NObSPCam(model, batch_size=7).fit(dataset)
+    found = NObSPCam(model, batch_size=7, coefficients="calibrated").fit(dataset)
     assert (tmp_path / "killed").exists()
-    assert_same_maps(found, NObSPCam(model, batch_size=7).fit(x), x)
+    assert_same_maps(found, NObSPCam(model, batch_size=7, coefficients="calibrated").fit(x), x)
 
 
 def test_layers_between_map_and_head_are_the_same_from_parquet(ray: Any, tmp_path: Path) -> None:
@@ -79,21 +77,3 @@ def test_bad_images_are_refused_in_our_own_words(ray: Any) -> None:
     model.lock = threading.Lock()
     with pytest.raises(TypeError, match=r"^the model cannot be sent to Ray's workers"):
         NObSPCam(model).fit(ray.data.from_numpy(images(6).numpy()))
-
-
-def test_merged_calibrations_keep_as_many_images_of_each_as_it_has_a_share() -> None:
-    """Images may come sorted, so the first batches must not fill all the room there is."""
-    x = images(30)
-    model = through_layers()
-    with_room = NObSPCam(model).fit(x[:2])._fitted.feature_map
-    parts = []
-    for start, stop in ((0, 20), (20, 30)):
-        calibration = replace(TailCalibration.start(with_room, "calibrated"), room=12)
-        with with_room.running() as forward:
-            calibration.update(forward(x[start:stop]))
-        parts.append(calibration)
-    joined = parts[0].merge(parts[1])
-    kept = [int((joined.kept[:, None] == part.kept[None]).all(2).any(1).sum()) for part in parts]
-    assert kept == [8, 4]
-    assert len(joined.kept_logits) == 12
-    assert joined.rows == 30

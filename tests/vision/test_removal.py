@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.vision import NObSPCam
-from nobsp.vision.removal import taken_out
+from nobsp.vision.removal import remove_one_by_one
 from tests.tolerances import SUMS
 from tests.vision.networks import Functional, averaged, images, made, through_layers
 
@@ -23,7 +23,7 @@ def sharp(classes: int = 4) -> nn.Module:
 
 
 def by_definition(model: Any, maps: Tensor, target: int) -> tuple[list[int], list[float]]:
-    """Every location silenced in turn, the head run on what is left, the best one taken."""
+    """Every location remove_locations in turn, the head run on what is left, the best one taken."""
     left, order, chances = maps.clone(), [], [float(model.head(maps.mean((1, 2))).softmax(0)[target])]
     for _ in range(maps[0].numel()):
         trials = {}
@@ -114,7 +114,7 @@ def test_batches_and_pieces_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_evidence_beyond_all_measure_does_not_overflow() -> None:
     evidence = torch.tensor([[[2000.0, -2000.0, 1.0], [0.0, 0.0, 0.0]]], dtype=torch.float64)
-    order, chances = taken_out(torch.tensor([[1.0, 0.0]], dtype=torch.float64), evidence, torch.tensor([0]))
+    order, chances = remove_one_by_one(torch.tensor([[1.0, 0.0]], dtype=torch.float64), evidence, torch.tensor([0]))
     assert order.tolist() == [[1, 3, 2]]
     assert bool(torch.isfinite(chances).all())
 

@@ -57,25 +57,15 @@ class RayCluster:
 
 @dataclass(eq=False)
 class RayRows:
-    """A Ray dataset, and how workers make batches of its blocks.
+    """A Ray dataset, and how workers make batches of its blocks."""
 
-    Attributes:
-        dataset: The dataset.
-        read: Makes batches of a block of rows; it is sent to the workers.
-        batch_size: Rows of a forward call.
-        row_bytes: Bytes of a row.
-        rows: How many rows there are; known after the first pass.
-        batch_format: "pandas" for blocks that are frames, "numpy" for dictionaries of arrays.
-        most_rows: Rows whose states are sent at a time.
-    """
-
-    dataset: Any
-    read: Callable[[Any], Iterable[Any]]
-    batch_size: int
-    row_bytes: int
-    rows: int | None = None
-    batch_format: str = "pandas"
-    most_rows: int = MOST_ROWS
+    dataset: Any  # the dataset
+    read: Callable[[Any], Iterable[Any]]  # makes batches of a block of rows; it is sent to the workers
+    batch_size: int  # rows of a forward call
+    row_bytes: int  # bytes of a row
+    rows: int | None = None  # how many rows there are; known after the first pass
+    batch_format: str = "pandas"  # "pandas" for blocks that are frames, "numpy" for dictionaries of arrays
+    most_rows: int = MOST_ROWS  # rows whose states are sent at a time
 
 
 class RayRun(Run):

@@ -31,19 +31,12 @@ class State(Protocol):
 
 @dataclass(eq=False)
 class Fold:
-    """A state of anything that is made of a batch and joined with what was made of those before.
+    """A state of anything that is made of a batch and joined with what was made of those before."""
 
-    Attributes:
-        make: Makes it of a batch; it is not sent with what was made.
-        join: Joins two of them, in the order of their rows.
-        value: What was made; None before the first batch.
-        rows: How many batches there were.
-    """
-
-    make: Callable[[Any], Any] | None
-    join: Callable[[Any, Any], Any]
-    value: Any = None
-    rows: int = 0
+    make: Callable[[Any], Any] | None  # makes it of a batch; it is not sent with what was made
+    join: Callable[[Any, Any], Any]  # joins two of them, in the order of their rows
+    value: Any = None  # what was made; None before the first batch
+    rows: int = 0  # how many batches there were
 
     def update(self, batch: Any) -> None:
         """Adds a batch."""

@@ -1,28 +1,57 @@
 """The command line: `nobsp explain`, `cam`, `audit`, `bench`, `demo` and `version`.
 
-Exit codes: 0 done; 1 it could not be done (the model does not fit the data, a file cannot be written, …); 2 it was
-asked wrongly (an unknown option, a missing file or column, a pickle that was not trusted) and nothing was run; 130
-interrupted with Ctrl-C; 141 whoever was to read the results had gone; 143 ended from outside.
+Exit codes: 0 success; 1 failure (the model does not fit the data, a file cannot be written, …); 2 usage error (an
+unknown option, a missing file or column, a pickle that was not trusted), nothing was run; 130 interrupted with Ctrl-C;
+141 stdout was closed; 143 terminated.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import signal
+import subprocess
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterator, Sequence
+import webbrowser
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import metadata
+from inspect import BoundArguments
+from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Annotated, Any, NoReturn
 
-from nobsp.cli.arguments import parsed
-from nobsp.cli.console import Console, Misuse, one_line
+from cyclopts import App, CycloptsError, Parameter, UnknownCommandError
+from rich.console import Console as Terminal
+
+from nobsp import __version__
+from nobsp._messages import suggest
+from nobsp.cli import audit, cam, explain
+from nobsp.cli.console import Console, Flag, UsageError, one_line
+from nobsp.cli.options import OUTPUT, require_report, write_folder
 
 __all__ = ["main"]
 
-DONE, FAILED, MISUSED, INTERRUPTED, UNREAD, ENDED = 0, 1, 2, 130, 141, 143
+SUCCESS, FAILURE, USAGE, INTERRUPTED, CLOSED, TERMINATED = 0, 1, 2, 130, 141, 143
+_PACKAGES = ("torch", "numpy", "scikit-learn", "pandas", "polars", "pyarrow", "matplotlib", "plotly", "skops")
+_EXAMPLES = """\
+**Examples**
+
+    nobsp demo --open
+    nobsp explain --model house.pt2 --data houses.csv --target price --out new
+    nobsp cam --model models.py:resnet --weights net.safetensors --images pics
+    nobsp audit --model digits.pt2 --images scans --channels 1 --out audit
+
+**Exit codes**
+
+    0  success                   130  interrupted; no partial results are left
+    1  failure                   141  stdout was closed
+    2  usage error, nothing run  143  terminated
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,71 +63,156 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code; see the module.
     """
+    try:
+        with _terminate_cleanly():
+            return _run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        Console().error("nobsp: interrupted; nothing was written.")
+        return INTERRUPTED
+    except _TerminatedError:
+        return TERMINATED
+
+
+def _run(argv: list[str]) -> int:
     console = Console()
     try:
-        with _manners():
-            return _run(list(sys.argv[1:] if argv is None else argv), console)
-    except KeyboardInterrupt:
-        console.complain("interrupted; nothing was written.")
-        return INTERRUPTED
-    except _EndedError:
-        return ENDED
-
-
-def _run(argv: list[str], console: Console) -> int:
-    try:
-        try:
-            options = parsed(argv)
-        finally:
-            sys.stdout.flush()
-        console.configure(options)
-        with console.noting_warnings():
-            code: int = options.run(options, console) or DONE
+        command, bound = _parse(argv)
+        console = next((one for one in bound.arguments.values() if isinstance(one, Console)), console)
+        with console.note_warnings():
+            code = command(*bound.args, **bound.kwargs)
         sys.stdout.flush()
-    except SystemExit as leaving:  # --help and --version
-        return int(leaving.code or 0)
+        return code if isinstance(code, int) else SUCCESS
     except BrokenPipeError:
-        _let_go_of_stdout()
-        return UNREAD
-    except Misuse as misuse:
-        console.complain(one_line(misuse))
-        return MISUSED
+        _detach_stdout()
+        return CLOSED
+    except UsageError as misuse:
+        console.error(f"nobsp: {one_line(misuse)}")
+        return USAGE
     except MemoryError:
-        console.complain("out of memory; try a smaller --batch-size, fewer rows, or fewer --interactions.")
-        return FAILED
+        console.error("nobsp: out of memory; try a smaller --batch-size, fewer rows, or fewer --interactions.")
     except Exception as failure:  # noqa: BLE001 - whatever it is, people get a line and an exit code
         if console.debug:
             traceback.print_exc()
         else:
-            console.complain(one_line(failure))
+            console.error(f"nobsp: {one_line(failure)}")
         if isinstance(failure, OSError):
-            _let_go_of_stdout()
-        return FAILED
-    return code
+            _detach_stdout()
+    return FAILURE
 
 
-class _EndedError(BaseException):
-    """The process was asked to end; like Ctrl-C, it passes every handler so that files are cleaned up."""
+class _Terminal(Terminal):
+    """For help: a closed pipe is reported instead of ending the process."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def _parse(argv: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
+    app = App(
+        name="nobsp",
+        help="Explain what a trained network has learned: a network goes in, the functions it has learned come out.",
+        help_epilogue=_EXAMPLES,
+        help_format="markdown",
+        version=f"nobsp {__version__}",
+        version_flags=["--version"],
+        default_parameter=Parameter(negative=(), consume_multiple=False, allow_repeating=True),
+        console=_Terminal(),
+        help_on_error=False,
+    )
+    commands: tuple[Callable[..., Any], ...] = (explain.explain, cam.cam, audit.audit, demo, bench, version)
+    for order, command in enumerate(commands):
+        app.command(command, sort_key=order, help_epilogue="")
+    try:
+        command, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
+        return command, bound
+    except UnknownCommandError as unknown:
+        names = [name for name in app if not name.startswith("-")]
+        raise UsageError(f"there is no command {argv[0]!r}; {suggest(argv[0], names)}") from unknown
+    except CycloptsError as misuse:
+        raise UsageError(f"{one_line(str(misuse))} (see nobsp {argv[0]} --help)") from misuse
+
+
+class _TerminatedError(BaseException):
+    """SIGTERM; like KeyboardInterrupt, it passes every handler so that files are cleaned up."""
 
 
 @contextmanager
-def _manners() -> Iterator[None]:
-    """A request to end cleans up like Ctrl-C does; nothing of it is left when the command is done."""
+def _terminate_cleanly() -> Iterator[None]:
+    """SIGTERM cleans up like Ctrl-C does; the handler is restored when the command is done."""
 
-    def end(_: int, __: FrameType | None) -> NoReturn:
-        raise _EndedError
+    def terminate(_: int, __: FrameType | None) -> NoReturn:
+        raise _TerminatedError
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _let_go_of_stdout() -> None:
-    """What is still in the buffer has nowhere to go, and Python would complain of that on its way out."""
+def _detach_stdout() -> None:
+    """Python would complain on exit about what is left in the buffer of a closed stdout."""
     with suppress(OSError, ValueError), open(os.devnull, "w", encoding="utf-8") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+@Parameter(name="*", group=OUTPUT)
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """Where the pages go."""
+
+    out: Path = Path("nobsp-demo")
+    """Folder for the pages."""
+    force: Flag = False
+    """Replace pages that are there already."""
+    open_: Annotated[Flag, Parameter(name="--open")] = False
+    """Open the first page in a browser."""
+
+
+def demo(*, options: DemoOptions = DemoOptions(), console: Console = Console()) -> None:
+    """Try it on data that is included.
+
+    Trains small networks on known functions, breast cancer cells and handwritten digits, explains and audits them, and
+    writes a page for each. Takes about a minute.
+    """
+    from nobsp import demo as room
+
+    require_report()
+    started = time.monotonic()
+    with write_folder(options.out, room.PAGES, force=options.force) as folder:
+        findings = room.run(folder, say=console.step)
+    first = (options.out / room.PAGES[0]).resolve()
+    seconds = time.monotonic() - started
+    summary = {**findings.numbers, "seconds": seconds, "pages": [str(options.out / name) for name in room.PAGES]}
+    console.show(summary, lambda _: [*findings.lines, f"Done in {seconds:.0f} s. Open {first}"])
+    if options.open_:
+        webbrowser.open(first.as_uri())
+
+
+def bench(
+    *arguments: Annotated[str, Parameter(help="Which benchmark, and its options.", allow_leading_hyphen=True)],
+) -> int:
+    """Run the benchmarks of a source checkout.
+
+    Runs `python -m benchmarks` in the current folder with the same arguments; `nobsp bench` alone lists what there is.
+    """
+    if not Path("benchmarks", "__main__.py").is_file():
+        raise UsageError(
+            "there is no folder benchmarks here: it comes with the source of nobsp, not with the installed package. "
+            "Clone the repository, pip install -e '.[bench]' in its folder, and run nobsp bench there."
+        )
+    return subprocess.run([sys.executable, "-m", "benchmarks", *arguments], check=False).returncode
+
+
+def version(*, console: Console = Console()) -> None:
+    """Show which versions are installed."""
+    found: dict[str, str | None] = {"nobsp": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    console.show(found, lambda found: [f"{name:<13}{number or 'not installed'}" for name, number in found.items()])

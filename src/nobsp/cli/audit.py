@@ -2,303 +2,379 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
-from argparse import Namespace
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nobsp.cli import cam as maps
-from nobsp.cli.agreement import wrong_order
-from nobsp.cli.cam import Tried, calibration_of, limited, require_readable, tried
-from nobsp.cli.console import Console, Misuse, counted
-from nobsp.cli.explain import calibrated, require_report, tables_of
-from nobsp.cli.folder import require_free, written
-from nobsp.cli.models import Loaded, limited_threads, load_model
-from nobsp.cli.pictures import Pictures, find_pictures
-from nobsp.cli.tables import Data, names_in, write_csv
+import numpy as np
+from cyclopts import Parameter
+from numpy.typing import NDArray
+
+from nobsp._messages import count, suggest
+from nobsp.cli.cam import CLASSES_SHOWN, check_order, find_images, fit_cam, prepare_network
+from nobsp.cli.console import Console, UsageError, require_path
+from nobsp.cli.explain import fit_explainer, read_tables
+from nobsp.cli.inputs import Data, find_pictures, read_frame, write_csv
+from nobsp.cli.models import Loaded, load_model
+from nobsp.cli.options import (
+    METHOD,
+    ImageOptions,
+    ModelOptions,
+    Names,
+    OptionalModel,
+    OutputOptions,
+    TableOptions,
+    split_names,
+    write_folder,
+)
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from nobsp.neighbors import Audit, ContributionIndex
+    from nobsp import Audit
 
 FILES = ("audit.csv", "report.html")
 _ROWS_IN_REPORT, _IMAGES_IN_REPORT = 5000, 60
-_TARGETS = 3
+_SHOWN = " Shown are the {:,} most suspicious."
 _NO_CLASSES = "an audit judges predicted classes, and a regression has none; see nobsp explain."
 
 
-def run(options: Namespace, console: Console) -> None:
-    """Reads, calibrates, audits, and writes what was found."""
-    if (options.data is None) == (options.images is None):
-        raise Misuse("say what to audit: a table with --data and --target, or images with --images.")
-    if options.neighbours < 1:
-        raise Misuse(f"--neighbours must be at least 1, found {options.neighbours}.")
-    files = FILES if options.report else FILES[:-1]
-    require_free(options.out, files, force=options.force)
-    loaded = load_model(options.model, weights=options.weights, trust_pickle=options.trust_pickle)
-    if options.report:
-        require_report()
-    with limited_threads(1 if options.threads is None and options.data is not None else options.threads):
-        (_table if options.data is not None else _images)(options, console, loaded, files)
+@Parameter(name="*", group=METHOD)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """What to compare with what."""
+
+    calibrate: Path | None = None
+    """Rows (with their --target) or images to compare with (default: the others of those audited)."""
+    classes: Names = None
+    """The label of every class in the model's order, if labels are neither numbers from 0 nor output names."""
+    neighbours: int = 8
+    """How many neighbours to compare with."""
+    precision: float = 0.8
+    """Share of the suspected labels that should be wrong: the more, the fewer are suspected."""
+    budget: int | None = None
+    """How many labels to suspect, instead of --precision."""
+    outliers: float = 0.01
+    """Typicality below which a row is an outlier."""
+    apply: Path | None = None
+    """Decisions saved from the report (CSV or JSON): writes the table, or the list of images, after them; no --model
+    is needed."""
+
+    def check(self, others: int) -> None:
+        """Raises a UsageError where there are fewer others to compare with."""
+        if self.neighbours > others:
+            raise UsageError(f"--neighbours {self.neighbours}: there are only {others} others to compare with.")
 
 
-# ---------------------------------------------------------------------- tables
+def audit(
+    *,
+    model: OptionalModel = OptionalModel(),
+    table: TableOptions = TableOptions(),
+    images: ImageOptions = ImageOptions(),
+    method: AuditOptions = AuditOptions(),
+    output: OutputOptions,
+    console: Console = Console(),
+) -> None:
+    """Find likely errors, wrong labels and outliers.
 
-
-def _table(options: Namespace, console: Console, loaded: Loaded, files: Sequence[str]) -> None:
-    if options.target is None:
-        raise Misuse("--data needs --target, the column with the true classes.")
-    console.step(f"reading {options.data}")
-    data, database = tables_of(options, loaded, need_target=True)
-    found_labels = [labels_of(table) for table in dict.fromkeys((database, data))]
-    import numpy as np
-
-    from nobsp.neighbors import audit
-
-    explainer = calibrated(options, loaded, database, console)
-    names, known = explainer.output_names_, getattr(explainer.model, "classes_", None)
-    model = Tried(explainer.model, len(names), names, explainer.link_, known)
-    classes = _settled(options, model, found_labels, others=len(database.rows) - (data is database))
-    index = _index(explainer, options, classes).fit(database.rows, found_labels[0], progress=console.progress)
-    console.step(f"auditing {counted(len(data.rows), 'row')}")
-    fresh = data is not database
-    found = audit(index, data.rows if fresh else None, found_labels[-1] if fresh else None, k=options.neighbours)
-    with written(options.out) as folder:
-        write_csv(folder / "audit.csv", _lines(found))
-        if options.report:
+    Finds rows, or images, that deserve a second look: likely errors of the model, likely wrong labels, cases on the
+    boundary, and outliers, by comparing the evidence behind each prediction with that behind its neighbours'. Give a
+    table with --data and --target, or --images with one folder a class. The folder of --out gets **audit.csv** (every
+    row with its findings, most suspicious first) and **report.html** (the cases with their neighbours), where one ticks
+    what to keep, relabel or drop and saves it. With --apply, that file is applied: --out gets **cleaned.csv** and
+    **changes.csv**, a log.
+    """
+    if (table.data is None) == (images.images is None):
+        raise UsageError("choose what to audit: a table with --data and --target, or images with --images.")
+    if method.apply is not None:
+        _apply_decisions(method.apply, table, images, output, console)
+        return
+    if not model.model:
+        raise UsageError("--model is missing; only --apply needs none.")
+    if method.neighbours < 1:
+        raise UsageError(f"--neighbours must be at least 1, found {method.neighbours}.")
+    with output.write(FILES) as folder, model.limit_threads(None if table.data is None else 1):
+        loaded = load_model(model)
+        if table.data is not None:
+            audited = _audit_table(model, table, method, loaded, console)
+        else:
+            audited = _audit_images(model, images, method, loaded, console)
+        found = audited.found
+        assert found.mislabels is not None  # labels were given
+        # Likely wrong labels first, then likely errors, then what else was flagged, by joint confidence.
+        unflagged = np.array([not reason for reason in found.reasons])
+        order = np.lexsort((found.joint, unflagged, ~found.errors, ~found.mislabels))
+        summary = _summarise(output, audited, order)
+        frame = found.to_frame()
+        columns = {**audited.columns, **{str(name): list(frame[name]) for name in frame.columns}}
+        write_csv(folder / "audit.csv", {name: [values[row] for row in order] for name, values in columns.items()})
+        if output.report:
             console.step("writing the report")
-            from nobsp.reporting import report
-
-            # In the order of the file, so that rows have the same numbers everywhere, as long as all fit.
-            kept = np.sort(most_suspicious(found)[:_ROWS_IN_REPORT])
-            report(
-                explainer(data.rows)[kept],
-                folder / "report.html",
-                title=options.title or f"An audit of {loaded.name}",
-                about=f"{loaded.name} ({loaded.origin}) on {counted(len(data.rows), 'row')} of {options.data.name}: "
-                f"{_counts_in_words(found)}{_shown_in_words(found, kept)}",
-                labels=_codes(found, kept),
-                class_names=[str(one) for one in _classes(found)],
-                hits=found.by_contributions[kept],
-                audit=part_of(found, kept),
-                names=[str(row) for row in found.rows[kept]],
-            )
-    console.results(*_summary(options, files, found, [f"row {row}" for row in range(len(found))]))
+            about = f"{loaded.name} ({loaded.origin}) on {audited.where}: {_describe_counts(summary)}"
+            title = output.title or f"An audit of {loaded.name}"
+            audited.write_report(order, folder / "report.html", title, about)
+    console.show(summary, _describe)
 
 
-def labels_of(table: Data) -> NDArray[Any]:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Audited:
+    """What was found, the names of the rows, columns that audit.csv begins with, and a function for the report."""
+
+    found: Audit
+    names: list[str]
+    where: str
+    write_report: Callable[[Any, Path, str, str], None]
+    columns: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    warning: str | None = None
+
+
+def _audit_table(
+    model: ModelOptions, table: TableOptions, method: AuditOptions, loaded: Loaded, console: Console
+) -> Audited:
+    from nobsp.reporting import report
+
+    if table.target is None:
+        raise UsageError("--data needs --target, the column with the true classes.")
+    console.step(f"reading {table.data}")
+    data, database = read_tables(table, method.calibrate, loaded, need_target=True)
+    labels = [_read_labels(one) for one in (database, data)]
+    method.check(len(database.rows) - (data is database))
+    explainer = fit_explainer(model, table, loaded, database, console)
+    different = len(np.unique(np.concatenate(labels)))
+    if len(explainer.output_names_) == 1 and explainer.link_ != "sigmoid" and different > 2:
+        found = f"{different} different values, and the model has one output and no sigmoid"
+        raise UsageError(f"--target {table.target} holds {found}: {_NO_CLASSES}")
+    audited = _compare(explainer, model, method, database.rows, data.rows, labels, console)
+
+    def write(order: NDArray[np.intp], path: Path, title: str, about: str) -> None:
+        # In the order of the file, so that rows have the same numbers everywhere.
+        kept = np.sort(order[:_ROWS_IN_REPORT])
+        names = [str(row) for row in audited.rows[kept]]
+        about += _SHOWN.format(len(kept)) if len(kept) < len(audited) else ""
+        report(explainer(data.rows)[kept], path, title=title, about=about, names=names, **_part_of(audited, kept))
+
+    where = f"{count(len(audited), 'row')} of {data.path.name}"
+    return Audited(audited, [f"row {row}" for row in range(len(audited))], where, write)
+
+
+def _audit_images(
+    model: ModelOptions, images: ImageOptions, method: AuditOptions, loaded: Loaded, console: Console
+) -> Audited:
+    from nobsp.reporting import report
+
+    pictures, database = find_images(images, method.calibrate, model)
+    for option, ones in (("--images", pictures), ("--calibrate", database)):
+        if None in ones.labels:
+            alone = ones.paths[ones.labels.index(None)].name
+            raise UsageError(f"{option} {ones.folder}: {alone} lies in no folder; an audit needs one folder a class.")
+    method.check(len(database) - (pictures is database))
+    explainer = fit_cam(model, *prepare_network(model, loaded, database, console), database, console)
+    labels = [np.array(ones.labels) for ones in (database, pictures)]
+    found = _compare(explainer, model, method, database, pictures, labels, console)
+    assert found.by_contributions.classes is not None  # an audit is about classes
+    classes, predicted = ([str(one) for one in ones] for ones in (found.by_contributions.classes, found.predicted))
+    option = "--output-names" if method.classes is None else "--classes"
+    warning = check_order(pictures.labels, predicted, classes, option=option)
+    console.warn(warning)
+
+    def write(order: NDArray[np.intp], path: Path, title: str, about: str) -> None:
+        kept = order[:_IMAGES_IN_REPORT]
+        some = pictures.chosen([int(row) for row in kept])
+        batch = some.batch(range(len(some)))
+        likely = np.argsort(-explainer(batch).logits, axis=1)[:, :CLASSES_SHOWN]
+        part = _part_of(found, kept)
+        # Only the neighbours are read again, and the page gets their numbers among these.
+        near, places = np.unique(part["hits"].indices, return_inverse=True)
+        part["hits"] = dataclasses.replace(part["hits"], indices=places.reshape(part["hits"].indices.shape))
+        others = database.chosen([int(row) for row in near])
+        about += _SHOWN.format(len(kept)) if len(kept) < len(found) else ""
+        about += " Most suspicious first, in the order of audit.csv."
+        report(
+            explainer(batch, likely),
+            path,
+            title=title,
+            about=about if warning is None else f"{about} Warning: {warning}",
+            explainer=explainer,
+            images=some.shown(batch),
+            gallery=others.shown(others.batch(range(len(others)))),
+            names=some.names,
+            **part,
+        )
+
+    names = [str(path) for path in pictures.paths]
+    where = f"{count(len(found), 'image')} of {pictures.folder.name}"
+    return Audited(found, names, where, write, {"image": names}, warning)
+
+
+def _read_labels(table: Data) -> NDArray[Any]:
     """The column of true classes: whole numbers, or names."""
-    import numpy as np
-
     column = table.labels
     if column.isna().any():
         row = int(column.isna().to_numpy().argmax())
-        raise Misuse(f"row {row} of {table.path} has no value in --target {column.name}; take such rows out.")
+        raise UsageError(f"row {row} of {table.path} has no value in --target {column.name}; take such rows out.")
     values = column.to_numpy()
-    if values.dtype.kind in "iub":
-        return np.asarray(values, dtype=np.int64)
-    if values.dtype.kind == "f":
-        if (values != np.rint(values)).any():
-            raise Misuse(f"--target {column.name} holds fractions: {_NO_CLASSES}")
-        return np.asarray(values, dtype=np.int64)
-    return np.asarray([str(value) for value in values])
+    if values.dtype.kind not in "iubf":
+        return np.asarray([str(value) for value in values])
+    if values.dtype.kind == "f" and (values != np.rint(values)).any():
+        raise UsageError(f"--target {column.name} holds fractions: {_NO_CLASSES}")
+    return np.asarray(values, dtype=np.int64)
 
 
-# ---------------------------------------------------------------------- images
+def _compare(
+    explainer: Any,
+    model: ModelOptions,
+    method: AuditOptions,
+    database: Any,
+    rows: Any,
+    labels: Sequence[NDArray[Any]],
+    console: Console,
+) -> Audit:
+    """Compares every row with its neighbours in the database, which may hold the row itself."""
+    from nobsp.neighbors import ContributionIndex, audit
 
-
-def _images(options: Namespace, console: Console, loaded: Loaded, files: Sequence[str]) -> None:
-    size = options.batch_size or 32
-    pictures = limited(find_pictures(options.images, options, option="--images", batch_size=size), options.limit)
-    database = calibration_of(options, pictures)
-    for option, ones in (("--images", pictures), ("--calibrate", database)):
-        if None in ones.labels:
-            alone = ones.paths[ones.labels.index(None)]
-            raise Misuse(f"{option} {ones.folder}: {alone.name} lies in no folder; an audit needs one folder a class.")
-    import numpy as np
-
-    from nobsp.neighbors import audit
-
-    labels = [np.array(ones.labels) for ones in dict.fromkeys((database, pictures))]
-    model = tried(options, loaded, database, console)
-    classes = _settled(options, model, labels, others=len(database) - (pictures is database))
-    require_readable(console, pictures, database)
-    cam = maps.calibrated(options, model, database, console)
-    index = _index(cam, options, classes).fit(database, labels[0])
-    console.step(f"auditing {counted(len(pictures), 'image')}")
-    fresh = pictures is not database
-    found = audit(index, pictures if fresh else None, labels[-1] if fresh else None, k=options.neighbours)
-    named = [str(one) for one in _classes(found)]
-    option = "--output-names" if options.classes is None else "--classes"
-    warning = wrong_order(pictures.labels, [str(one) for one in found.predicted], named, option=option)
-    if warning is not None:
-        console.step(f"warning: {warning}")
-    with written(options.out) as folder:
-        names = [str(path) for path in pictures.paths]
-        write_csv(folder / "audit.csv", _lines(found, image=names))
-        if options.report:
-            console.step("writing the report")
-            _pictured(folder / "report.html", options, loaded, found, cam, pictures, database, warning)
-    console.results(*_summary(options, files, found, names, warning))
-
-
-def _pictured(
-    path: Path,
-    options: Namespace,
-    loaded: Loaded,
-    found: Audit,
-    cam: Any,
-    pictures: Pictures,
-    database: Pictures,
-    warning: str | None,
-) -> None:
-    """The most suspicious images with their maps, beside their neighbours."""
-    import numpy as np
-
-    from nobsp.reporting import report
-
-    order = most_suspicious(found)[:_IMAGES_IN_REPORT]
-    some = pictures.chosen([int(row) for row in order])
-    images = some.batch(range(len(some)))
-    likely = np.argsort(-cam(images).logits, axis=1)[:, :_TARGETS]
-    hits = found.by_contributions[order]
-    # Only the neighbours are read again, and the page is told their numbers among these.
-    near, places = np.unique(hits.indices, return_inverse=True)
-    hits = dataclasses.replace(hits, indices=places.reshape(hits.indices.shape))
-    others = database.chosen([int(row) for row in near])
-    report(
-        cam(images, likely),
-        path,
-        title=options.title or f"An audit of {loaded.name}",
-        about=f"{loaded.name} ({loaded.origin}) on {counted(len(pictures), 'image')} of {pictures.folder.name}: "
-        f"{_counts_in_words(found)}{_shown_in_words(found, order)} Most suspicious first, in the order of audit.csv."
-        f"{'' if warning is None else f' Warning: {warning}'}",
-        explainer=cam,
-        labels=_codes(found, order),
-        class_names=[str(one) for one in _classes(found)],
-        images=some.shown(images),
-        hits=hits,
-        gallery=others.shown(others.batch(range(len(others)))),
-        audit=part_of(found, order),
-        names=some.names,
+    names = split_names(method.classes)
+    known = None if names is None else np.array(names)
+    if known is not None and labels[0].dtype.kind == "i":
+        try:
+            known = known.astype(np.int64)
+        except ValueError:
+            raise UsageError(f"--classes are {', '.join(names or ())}, but the labels are whole numbers.") from None
+    index = ContributionIndex(explainer, task="classification", classes=known, device=model.device)
+    index.fit(database, labels[0])
+    console.step(f"auditing {len(labels[1]):,} predictions")
+    fresh = rows is not database
+    return audit(
+        index,
+        rows if fresh else None,
+        labels[1] if fresh else None,
+        k=method.neighbours,
+        budget=method.budget,
+        precision=method.precision,
+        outliers=method.outliers,
     )
 
 
-# ---------------------------------------------------------------------- the audit
-
-
-def _settled(options: Namespace, model: Tried, labels: Sequence[NDArray[Any]], *, others: int) -> NDArray[Any] | None:
-    """The labels of --classes; an error where labels, classes and model do not go together."""
-    import numpy as np
-
-    from nobsp.neighbors.evidence import find_outcomes
-
-    if options.neighbours > others:
-        raise Misuse(f"--neighbours {options.neighbours}: there are only {others} others to compare with.")
-    named = names_in(options.classes)
-    classes = None if named is None else np.array(named)
-    if classes is not None and labels[0].dtype.kind == "i":
-        try:
-            classes = classes.astype(np.int64)
-        except ValueError:
-            raise Misuse(f"--classes are {', '.join(classes)}, but the labels are whole numbers.") from None
-    different = np.unique(np.concatenate(labels))
-    if model.outputs == 1 and model.link != "sigmoid" and different.dtype.kind == "i" and len(different) > 2:
-        raise Misuse(
-            f"--target {options.target} holds {len(different)} different numbers, and the model has one output and no "
-            f"sigmoid: {_NO_CLASSES}"
-        )
-    source: Any = model  # has the attributes of an EvidenceSource that are used, and is not calibrated yet
-    outcomes = find_outcomes(source, task="classification", output=None, classes=classes, labels=labels[0])
-    for some in labels:
-        outcomes.encode(some, len(some))
-    return classes
-
-
-def _index(explainer: Any, options: Namespace, classes: NDArray[Any] | None) -> ContributionIndex:
-    from nobsp.neighbors import ContributionIndex
-
-    return ContributionIndex(explainer, task="classification", classes=classes, device=options.device)
-
-
-def _classes(found: Audit) -> list[Any]:
-    classes = found.by_contributions.classes
-    assert classes is not None  # an audit is about classes
-    named: list[Any] = classes.tolist()
-    return named
-
-
-def _codes(found: Audit, rows: NDArray[np.intp]) -> list[int]:
-    """Labels as the page takes them: numbers of the classes."""
+def _part_of(found: Audit, rows: NDArray[np.intp]) -> dict[str, Any]:
+    """What a report takes of an audit, for some of its rows, in their order."""
     assert found.labels is not None  # there are labels, or there would be no audit here
-    return [_classes(found).index(label) for label in found.labels[rows].tolist()]
-
-
-def most_suspicious(found: Audit) -> NDArray[np.intp]:
-    """All rows: likely wrong labels first, then likely errors, then what else was flagged, by joint confidence."""
-    import numpy as np
-
-    mislabelled = np.zeros(len(found), dtype=bool) if found.mislabels is None else found.mislabels
-    flagged = np.array([bool(reason) for reason in found.reasons])
-    return np.lexsort((found.joint, ~flagged, ~found.errors, ~mislabelled))
-
-
-def part_of(found: Audit, rows: NDArray[np.intp]) -> Audit:
-    """What an audit found about some of its rows, in their order."""
     kept: dict[str, Any] = {"signals": {name: values[rows] for name, values in found.signals.items()}}
     kept["reasons"] = tuple(found.reasons[row] for row in rows)
     for field in dataclasses.fields(found):
         whole = getattr(found, field.name)
         if field.name not in (*kept, "joint_kind", "joint_model", "auroc"):  # these are about all rows
             kept[field.name] = None if whole is None else whole[rows]
-    return dataclasses.replace(found, **kept)
-
-
-def _lines(found: Audit, **more: Sequence[Any]) -> dict[str, list[Any]]:
-    """The audit as columns, most suspicious first."""
-    order = most_suspicious(found)
-    table = found.to_frame()
-    columns = {**more, **{str(name): list(table[name]) for name in table.columns}}
-    return {name: [values[row] for row in order] for name, values in columns.items()}
-
-
-# ---------------------------------------------------------------------- what is said
-
-
-def _counts(found: Audit) -> dict[str, int]:
-    flags = {"likely wrong label": found.mislabels, "likely error": found.errors}
-    flags |= {"boundary case": found.boundary, "outlier": found.outliers}
-    return {name: int(flag.sum()) for name, flag in flags.items() if flag is not None}
-
-
-def _shown_in_words(found: Audit, kept: NDArray[np.intp]) -> str:
-    return f" Shown are the {len(kept):,} most suspicious." if len(kept) < len(found) else ""
-
-
-def _counts_in_words(found: Audit) -> str:
-    return ", ".join(counted(count, name) for name, count in _counts(found).items()) + "."
-
-
-def _summary(
-    options: Namespace, files: Sequence[str], found: Audit, names: Sequence[str], warning: str | None = None
-) -> tuple[list[str], dict[str, Any]]:
-    first = [int(row) for row in most_suspicious(found)[:5] if found.reasons[row]]
-    lines = [f"{len(found):,} predictions audited: {_counts_in_words(found)}"]
-    if found.labels is not None:
-        lines.append(f"{(found.predicted == found.labels).mean():.1%} of the predictions agree with the labels.")
-    if found.auroc:
-        scores = ", ".join(f"{name} {score:.3f}" for name, score in found.auroc.items())
-        lines.append(f"Telling right from wrong predictions, AUROC: {scores}.")
-    lines += [f"{names[row]}: {found.reasons[row]}." for row in first]
-    lines.append("Wrote " + ", ".join(str(options.out / name) for name in files) + ".")
-    return lines, {
-        "rows": len(found),
-        **{f"{name}s".replace(" ", "_"): count for name, count in _counts(found).items()},
-        "warning": warning,
-        "auroc": found.auroc,
-        "first": [{"name": names[row], "reason": found.reasons[row]} for row in first],
-        "files": {name: str(options.out / name) for name in files},
+    assert found.by_contributions.classes is not None  # an audit is about classes
+    classes: list[Any] = found.by_contributions.classes.tolist()
+    return {
+        "labels": [classes.index(label) for label in found.labels[rows].tolist()],
+        "class_names": [str(one) for one in classes],
+        "hits": found.by_contributions[rows],
+        "audit": dataclasses.replace(found, **kept),
     }
+
+
+_COUNTS = ("likely_wrong_labels", "likely_errors", "boundary_cases", "outliers")
+
+
+def _summarise(output: OutputOptions, audited: Audited, order: Any) -> dict[str, Any]:
+    found, names = audited.found, audited.names
+    flags: Any = (found.mislabels, found.errors, found.boundary, found.outliers)
+    return {
+        "rows": len(found),
+        **{name: int(np.count_nonzero(flag)) for name, flag in zip(_COUNTS, flags, strict=True)},
+        "accuracy": float((found.predicted == found.labels).mean()),
+        "warning": audited.warning,
+        "auroc": found.auroc,
+        "first": [{"name": names[row], "reason": found.reasons[row]} for row in order[:5] if found.reasons[row]],
+        "files": output.paths(FILES),
+    }
+
+
+def _describe_counts(found: Mapping[str, Any]) -> str:
+    return ", ".join(count(found[name], name.replace("_", " ").removesuffix("s")) for name in _COUNTS) + "."
+
+
+def _describe(found: Mapping[str, Any]) -> list[str]:
+    lines = [f"{found['rows']:,} predictions audited: {_describe_counts(found)}"]
+    lines.append(f"{found['accuracy']:.1%} of the predictions agree with the labels.")
+    if found["auroc"]:
+        scores = ", ".join(f"{name} {score:.3f}" for name, score in found["auroc"].items())
+        lines.append(f"Telling right from wrong predictions, AUROC: {scores}.")
+    lines += [f"{one['name']}: {one['reason']}." for one in found["first"]]
+    return lines
+
+
+# ---------------------------------------------------------------------- decisions of the page
+
+
+def _apply_decisions(
+    path: Path, table: TableOptions, images: ImageOptions, output: OutputOptions, console: Console
+) -> None:
+    """Writes what is left after decisions, with labels changed, and a log of the changes."""
+    decisions = _read_decisions(path)
+    if table.data is not None:
+        if table.target is None:
+            raise UsageError("--data needs --target, the column whose labels are changed.")
+        frame = read_frame(table.data, option="--data")
+        if table.target not in frame.columns:
+            raise UsageError(f"--target: {table.data} has no column {table.target!r}; {suggest(table.target, frame)}")
+        columns = {str(name): frame[name].tolist() for name in frame.columns}
+        labels, keys, key = columns[table.target], [str(row) for row in range(len(frame))], "row"
+    else:
+        assert images.images is not None
+        pictures = find_pictures(images.images, images, option="--images", batch_size=1)
+        labels, keys, key = list(pictures.labels), pictures.names, "name"
+        columns = {"image": [str(one) for one in pictures.paths], "label": labels}
+    place = {name: number for number, name in enumerate(keys)}
+    whole = all(isinstance(label, int) for label in labels)
+    changes: list[tuple[Any, ...]] = []
+    dropped = set()
+    for one in decisions:
+        row = place.get(str(one[key]))
+        if row is None:
+            raise UsageError(f"--apply {path}: there is no {key} {one[key]!r} in {table.data or images.images}.")
+        before, after = labels[row], one.get("new_label", "")
+        if str(one.get("given_label", before)) != str(before):
+            raise UsageError(
+                f"--apply {path}: {key} {one[key]!r} was labelled {one['given_label']!r}, and is {before!r} now; these "
+                "are decisions about other data."
+            )
+        if one["decision"] == "drop":
+            dropped.add(row)
+        elif one["decision"] == "relabel":
+            try:
+                labels[row] = int(after) if whole else after
+            except ValueError:
+                raise UsageError(
+                    f"--apply {path}: new_label {after!r} is no whole number, as all labels are."
+                ) from None
+        changes.append((one[key], one["decision"], before, labels[row] if row not in dropped else ""))
+    kept = [row for row in range(len(keys)) if row not in dropped]
+    files = ("cleaned.csv", "changes.csv")
+    with write_folder(output.out, files, force=output.force) as folder:
+        write_csv(folder / files[0], {name: [values[row] for row in kept] for name, values in columns.items()})
+        log = zip(*changes, strict=True) if changes else [()] * 4
+        write_csv(folder / files[1], dict(zip((key, "decision", "before", "after"), map(list, log), strict=True)))
+    relabelled = sum(one["decision"] == "relabel" for one in decisions)
+    result = {"kept": len(kept), "dropped": len(dropped), "relabelled": relabelled}
+    result |= {"files": {name: str(output.out / name) for name in files}}
+    console.show(
+        result, lambda found: ["{kept:,} kept, {dropped:,} dropped, {relabelled:,} relabelled.".format(**found)]
+    )
+
+
+def _read_decisions(path: Path) -> list[dict[str, Any]]:
+    require_path(path, "--apply")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            found = json.load(file) if path.suffix.lower() == ".json" else list(csv.DictReader(file))
+        for one in found:
+            if one["decision"] not in ("keep", "relabel", "drop") or None in (one["row"], one["name"]):
+                raise ValueError(f"decision {one['decision']!r} is none of keep, relabel and drop")
+            if one["decision"] == "relabel" and not one["new_label"]:
+                raise ValueError(f"row {one['row']} is to be relabelled and has no new_label")
+    except (ValueError, KeyError, TypeError) as failure:
+        what = f"it has no {failure}" if isinstance(failure, KeyError) else str(failure)
+        raise UsageError(f"--apply {path} is no file of decisions as the report saves it: {what}.") from failure
+    return list(found)

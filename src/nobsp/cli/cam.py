@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shlex
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from nobsp.cli.agreement import wrong_order
-from nobsp.cli.console import Console, Misuse, close_to, counted
-from nobsp.cli.explain import require_report
-from nobsp.cli.folder import require_free, written
-from nobsp.cli.models import Loaded, hinting, limited_threads, load_model
-from nobsp.cli.pictures import Pictures, find_pictures, require_image
-from nobsp.cli.tables import names_in, write_csv
+import numpy as np
+from cyclopts import Parameter
+
+from nobsp._messages import count, suggest
+from nobsp.cli.console import Console, UsageError
+from nobsp.cli.inputs import Pictures, find_pictures, write_csv
+from nobsp.cli.models import Loaded, add_hint, load_model
+from nobsp.cli.options import METHOD, ImageOptions, ModelOptions, OutputOptions, RequiredImages, split_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,296 +26,272 @@ if TYPE_CHECKING:
 
 FILES = ("maps", "predictions.csv", "explainer.nobsp", "report.html")
 _IN_REPORT = 60
-_FIRST_IMAGES = 4
-_TARGETS = 3
+_EXAMPLE_IMAGES = 4
+# Classes shown per image in a report.
+CLASSES_SHOWN = 3
+# Another order of the names is suggested where most predictions agree with it, and many more than with this one.
+_MOST, _MANY_MORE = 0.5, 0.3
 
 
-def run(options: Namespace, console: Console) -> None:
-    """Reads, calibrates, makes maps, and writes them."""
-    files = FILES if options.report else FILES[:-1]
-    require_free(options.out, files, force=options.force)
-    pictures = find_pictures(options.images, options, option="--images", batch_size=options.batch_size)
-    pictures = limited(pictures, options.limit)
-    others = calibration_of(options, pictures)
-    loaded = load_model(options.model, weights=options.weights, trust_pickle=options.trust_pickle)
-    if options.report:
-        require_report()
-    with limited_threads(options.threads):
-        _run(options, console, loaded, pictures, others, files)
+@Parameter(name="*", group=METHOD)
+@dataclass(frozen=True, kw_only=True)
+class MapOptions:
+    """Which maps."""
+
+    calibrate: Path | None = None
+    """Images whose mean is the reference, best other ones (default: those of --images)."""
+    target: Annotated[str | None, Parameter(name="--class")] = None
+    """Class to explain (default: the predicted one)."""
+    against: str | None = None
+    """Compare with a class, runner-up, others or mean."""
+    kind: Annotated[
+        Literal["contrast", "account", "positive", "negative", "signed"] | None, Parameter(name="--map")
+    ] = None
+    """Show the account against the other classes (default), of the logit, or the paper's maps for, against, both."""
+    layer: str | None = None
+    """Layer whose map to show (default: the last one that counts)."""
+    coefficients: Literal["head", "calibrated"] | None = None
+    """The head's own weights (default), or found by the paper's Algorithm 1."""
+    link: Literal["softmax", "sigmoid"] | None = None
+    """sigmoid where images may have several classes (default: as found)."""
 
 
-def _run(
-    options: Namespace, console: Console, loaded: Loaded, pictures: Pictures, others: Pictures, files: Sequence[str]
+def cam(
+    *,
+    model: ModelOptions,
+    images: RequiredImages,
+    maps: MapOptions = MapOptions(),
+    output: OutputOptions,
+    console: Console = Console(),
 ) -> None:
-    found = tried(options, loaded, others, console)
-    names = found.output_names
-    target, against = _asked(options.target, names, "--class"), _asked(options.against, names, "--against")
-    require_readable(console, pictures, others)
-    cam = calibrated(options, found, others, console)
-    console.step(f"making maps of {counted(len(pictures), 'image')}")
-    with written(options.out) as folder:
-        (folder / "maps").mkdir()
-        table = _maps(folder / "maps", pictures, cam, target, against, options.kind)
-        write_csv(folder / "predictions.csv", table)
-        warning = wrong_order(pictures.labels, table["predicted"], names)
-        if warning is not None:
-            console.step(f"warning: {warning}")
-        cam.save(folder / "explainer.nobsp")
-        if options.report:
-            console.step("writing the report")
-            _report(folder / "report.html", options, loaded, pictures, others, cam, target, against, warning)
-    console.results(*_summary(options, files, table, cam, warning))
+    """Show where a network sees evidence in images.
 
-
-def limited(pictures: Pictures, limit: int | None) -> Pictures:
-    """The first images, where only some are asked for."""
-    if limit is not None and limit < 1:
-        raise Misuse(f"--limit must be at least 1, found {limit}.")
-    return pictures if limit is None else pictures.chosen(range(min(limit, len(pictures))))
-
-
-def calibration_of(options: Namespace, pictures: Pictures) -> Pictures:
-    """The images to calibrate on."""
-    if options.calibrate is None:
-        return pictures
-    return find_pictures(options.calibrate, options, option="--calibrate", batch_size=pictures.batch_size)
-
-
-def require_readable(console: Console, *folders: Pictures) -> None:
-    """Complains about a broken image before the work, not in the middle of it."""
-    from nobsp.network.batches import with_progress
-
-    paths = list(dict.fromkeys(path for pictures in folders for path in pictures.paths))
-    for path in with_progress(paths, total=len(paths), enabled=console.progress, description="checking"):
-        require_image(path)
-
-
-def how_prepared(pictures: Pictures) -> str:
-    """Size and normalisation in words: what the network was not trained on shows here first."""
-    size = "as they are" if pictures.size is None else f"{pictures.size[0]}×{pictures.size[1]}"
-    mean, std = (", ".join(f"{number:g}" for number in numbers) for numbers in (pictures.mean, pictures.std))
-    return f"{size}, mean {mean}, std {std}"
-
-
-@dataclass(frozen=True, eq=False)
-class Tried:
-    """A model that runs on the caller's images, or rows.
-
-    Attributes:
-        model: Ready to be explained.
-        outputs: How many outputs it has.
-        output_names: Their names, where a caller or the model itself gave them; else numbers.
-        link: What follows its last linear layer.
-        classes: Labels of the classes as the model itself knows them.
+    Shows where in each image a network sees evidence for a class, and against it. The folder of --out gets
+    **report.html** (images with their maps), **maps/** (every image with its map laid over it), **predictions.csv**
+    (what was predicted, how surely, and what the map leaves unexplained) and **explainer.nobsp** (the calibration, for
+    `nobsp.NObSPCam.load`).
     """
+    with output.write(FILES) as folder, model.limit_threads(None):
+        pictures, others = find_images(images, maps.calibrate, model)
+        loaded = load_model(model)
+        network, names = prepare_network(model, loaded, others, console)
+        target, against = _find_class(maps.target, names, "--class"), _find_class(maps.against, names, "--against")
+        chosen = {"target": target, "against": against}
+        choices = {name: getattr(maps, name) for name in ("layer", "coefficients", "kind", "link")}
+        explainer = fit_cam(model, network, names, others, console, **choices)
+        console.step(f"making maps of {count(len(pictures), 'image')}")
+        (folder / "maps").mkdir()
+        table = _write_maps(folder / "maps", pictures, explainer, chosen)
+        write_csv(folder / "predictions.csv", table)
+        explainer.save(folder / "explainer.nobsp")
+        warning = check_order(pictures.labels, table["predicted"], names)
+        console.warn(warning)
+        if output.report:
+            console.step("writing the report")
+            about = f"{loaded.name} ({loaded.origin}) on {count(len(pictures), 'image')} of {pictures.folder.name}, "
+            same = "the same images" if others is pictures else f"{count(len(others), 'image')} of {others.folder.name}"
+            about += f"calibrated on {same}.{'' if warning is None else f' Warning: {warning}'}"
+            title = output.title or f"Where {loaded.name} sees evidence"
+            _write_report(folder / "report.html", pictures, explainer, chosen, title=title, about=about)
+    console.show(_summarise(output, table, explainer, warning), _describe)
 
-    model: Any
-    outputs: int
-    output_names: tuple[str, ...]
-    link: str
-    classes: Any = None
+
+def find_images(options: ImageOptions, calibrate: Path | None, model: ModelOptions) -> tuple[Pictures, Pictures]:
+    """The images to look at and those to calibrate on, which may be the same."""
+    assert options.images is not None
+    size = model.batch_size or 32
+    pictures = find_pictures(options.images, options, option="--images", batch_size=size)
+    if calibrate is None:
+        return pictures, pictures
+    return pictures, find_pictures(calibrate, options, option="--calibrate", batch_size=size)
 
 
-def tried(options: Namespace, loaded: Loaded, images: Pictures, console: Console) -> Tried:
-    """The network, tried on the first images; folders name its classes where there are as many."""
-    from nobsp.vision.find_map import find_map
+def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, console: Console) -> tuple[Any, list[str]]:
+    """The network, run once on the first images, and its classes, named after the folders if there are as many."""
+    from torch import nn
 
-    some = images.batch(range(min(_FIRST_IMAGES, len(images))))
+    from nobsp.network.inference import device_and_dtype, evaluation_mode
+
+    some = images.batch(range(min(_EXAMPLE_IMAGES, len(images))))
     channels, height, width = some.shape[1:]
-    with hinting(
-        f"Images of {counted(channels, 'channel')}, {height}×{width}, were given; "
+    with add_hint(
+        f"Images of {count(channels, 'channel')}, {height}×{width}, were given; "
         f"--channels {3 if channels == 1 else 1} and --size give others."
     ):
-        model = loaded.ready(lambda: some)
-        anatomy = find_map(model, some, layer=getattr(options, "layer", None), head=options.head)
-    given = names_in(options.output_names)
-    if given is None and len(images.classes) == anatomy.outputs > 1:
+        module = loaded.prepare(lambda: some)
+        if not isinstance(module, nn.Module):
+            raise ValueError(f"--model {options.model} is a {type(module).__name__}; maps need a torch module.")
+        device, dtype = device_and_dtype(module)
+        with evaluation_mode(module) as run:
+            try:
+                outputs = run(some.to(device, dtype)).shape[-1]
+            except (RuntimeError, IndexError, TypeError) as failure:
+                shape = tuple(some.shape)
+                raise ValueError(f"the model cannot be run on input of shape {shape}: {failure}") from failure
+    given = split_names(options.output_names)
+    if given is None and len(images.classes) == outputs > 1:
         given = list(images.classes)
         listed = f"{', '.join(given[:5])}{' …' if len(given) > 5 else ''}"
         console.step(f"classes are named after the folders, in their order: {listed}")
-    if given is not None and len(given) != anatomy.outputs:
-        raise ValueError(f"--output-names has {len(given)} names but the model has {anatomy.outputs} classes.")
-    names = given or [f"class {number}" for number in range(anatomy.outputs)]
-    return Tried(model, anatomy.outputs, tuple(names), "identity")
+    if given is not None and len(given) != outputs:
+        raise ValueError(f"--output-names has {len(given)} names but the model has {outputs} classes.")
+    return module, given or [f"class {number}" for number in range(outputs)]
 
 
-def calibrated(options: Namespace, tried: Tried, others: Pictures, console: Console) -> NObSPCam:
-    """The explainer, after it has seen the images."""
+def fit_cam(
+    options: ModelOptions, network: Any, names: Sequence[str], others: Pictures, console: Console, **choices: Any
+) -> NObSPCam:
+    """The calibrated explainer."""
     from nobsp import NObSPCam
 
-    console.step(f"calibrating on {counted(len(others), 'image')} of {others.folder} ({how_prepared(others)})")
-    return NObSPCam(
-        tried.model,
-        layer=getattr(options, "layer", None),
+    console.step(f"calibrating on {count(len(others), 'image')} of {others.folder} ({others.preparation})")
+    explainer = NObSPCam(
+        network,
         head=options.head,
-        coefficients=getattr(options, "coefficients", "calibrated"),
-        output_names=tried.output_names,
+        output_names=names,
         device=options.device,
         batch_size=others.batch_size,
-    ).fit(_Batches(others, console))
+        **{name: value for name, value in choices.items() if value is not None},  # else the library's defaults
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # findings are in the summary
+        return explainer.fit(replace(others, progress=console.progress))
 
 
-class _Batches:
-    """Batches with a progress bar, which knows how many images are to come."""
-
-    def __init__(self, pictures: Pictures, console: Console) -> None:
-        self._pictures, self._console = pictures, console
-
-    def __iter__(self) -> Any:
-        from nobsp.network.batches import with_progress
-
-        return with_progress(
-            self._pictures, total=len(self._pictures), enabled=self._console.progress, description="calibrating"
-        )
-
-
-def _asked(given: str | None, names: Sequence[str], option: str) -> int | str | None:
+def _find_class(given: str | None, names: Sequence[str], option: str) -> int | str | None:
     """A class by its name or number."""
     words = ("runner-up", "others", "mean") if option == "--against" else ()
     if given is None or given in names or given in words:
         return given
     if given.isdigit() and int(given) < len(names):
         return int(given)
-    hint = f"classes are numbered from 0 to {len(names) - 1}."
-    raise Misuse(
-        f"{option} {given}: there is no such class; {hint if given.isdigit() else close_to(given, [*names, *words])}"
+    numbered = f"classes are numbered from 0 to {len(names) - 1}."
+    hint = numbered if given.isdigit() else suggest(given, [*names, *words])
+    raise UsageError(f"{option} {given}: there is no such class; {hint}")
+
+
+def check_order(
+    labels: Sequence[str | None], predicted: Sequence[str], names: Sequence[str], *, option: str = "--output-names"
+) -> str | None:
+    """A warning where the images' folders suggest that the classes are named in the wrong order.
+
+    The assignment of folders to classes that most predictions agree with is found; it is suggested where it agrees
+    with far more of them than the names do.
+    """
+    from scipy.optimize import linear_sum_assignment
+    from sklearn.metrics import confusion_matrix
+
+    pairs = [(label, found) for label, found in zip(labels, predicted, strict=True) if label is not None]
+    if {label for label, _ in pairs} != set(names):
+        return None
+    confusion = confusion_matrix(*zip(*pairs, strict=True), labels=list(names))
+    folders, classes = linear_sum_assignment(confusion, maximize=True)
+    now, then = confusion.trace() / len(pairs), confusion[folders, classes].sum() / len(pairs)
+    if then < _MOST or then - now < _MANY_MORE:
+        return None
+    order = shlex.join(names[folder] for _, folder in sorted(zip(classes, folders, strict=True)))
+    return (
+        f"{now:.1%} of the predictions agree with the folders, but {then:.1%} would if the classes were named in "
+        f"another order; if that is how the model was trained, pass {option} {order}"
     )
 
 
-# ---------------------------------------------------------------------- what is written
+def _explain(explainer: NObSPCam, images: Tensor, chosen: Mapping[str, Any], most: int) -> ActivationMaps:
+    """Maps for the class asked about, or the likeliest ones: of these, not the one they are compared with."""
+    names, target, against = list(explainer.output_names_), chosen["target"], chosen["against"]
+    rival = names.index(against) if against in names else against
+    if target is None and len(names) > 1 and (most > 1 or isinstance(rival, int)):
+        order = np.argsort(-explainer(images).logits, axis=1)
+        if isinstance(rival, int):
+            order = order[order != rival].reshape(len(order), -1)
+        target = order[:, 0] if most == 1 else order[:, :most]
+    return explainer(images, target, against=against)
 
 
-def _maps(
-    folder: Path, pictures: Pictures, cam: NObSPCam, target: Any, against: Any, kind: Any
+def _write_maps(
+    folder: Path, pictures: Pictures, explainer: NObSPCam, chosen: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
-    """Lays every map over its image, and hands back what was predicted."""
-    from nobsp.vision.colours import OPACITY
+    """Lays every map over its image; returns what was predicted."""
+    from PIL import Image
 
-    names = _file_names(pictures)
-    columns = ("image", "label", "predicted", "explained", "probability", "logit", "base", "residual", "map")
-    table: dict[str, list[Any]] = {name: [] for name in columns}
-    seen = 0
-    for batch in pictures:
-        maps = cam(batch, target, against=against)
-        overlays = maps.overlay(_grey(pictures.shown(batch)), kind=kind, opacity=OPACITY)
-        _save(folder, names[seen : seen + len(batch)], overlays)
-        here = slice(seen, seen + len(batch))
-        for column, values in _rows(maps, pictures.paths[here], pictures.labels[here], names[here]).items():
-            table[column] += values
-        seen += len(batch)
+    from nobsp.vision.maps import OPACITY
+
+    table: dict[str, list[Any]] = {}
+    names: list[str] = []
+    taken: Counter[str] = Counter()
+    for path in pictures.paths:  # one name per image, its folders written into it
+        stem = "-".join(path.relative_to(pictures.folder).with_suffix("").parts)
+        taken[stem] += 1
+        names.append(f"{stem}.png" if taken[stem] == 1 else f"{stem}-{taken[stem]}.png")
+    for start, batch in zip(range(0, len(pictures), pictures.batch_size), pictures, strict=True):
+        maps = _explain(explainer, batch, chosen, 1)
+        here = slice(start, start + len(batch))
+        overlays = maps.overlay(_as_grey(pictures.shown(batch)), opacity=OPACITY)
+        for name, overlay in zip(names[here], overlays, strict=True):
+            picture = Image.fromarray(np.rint(255 * overlay).astype(np.uint8))
+            factor = max(1, -(-160 // max(picture.size)))  # small images are enlarged to be seen
+            size = (picture.width * factor, picture.height * factor)
+            picture.resize(size, Image.Resampling.NEAREST).save(folder / name)
+        every, target = range(len(maps)), maps.target
+        columns = {
+            "image": map(str, pictures.paths[here]),
+            "label": [label or "" for label in pictures.labels[here]],
+            "predicted": [maps.output_names[k] for k in maps.logits.argmax(1)],
+            "explained": map(str, maps.target_names),
+            "probability": map(float, maps.confidence),
+            "logit": [float(maps.logits[row, target[row]]) for row in every],
+            "base": [float(maps.base_values[target[row]]) for row in every],
+            "residual": map(float, maps.residual),
+            "map": [f"maps/{name}" for name in names[here]],
+        }
+        for column, values in columns.items():
+            table.setdefault(column, []).extend(values)
     return table
 
 
-def _grey(images: Tensor) -> Tensor:
+def _as_grey(images: Tensor) -> Tensor:
     """Images without colours of their own, as in the report, so that all colour is the map's."""
-    from nobsp.vision.colours import LIGHT
+    from nobsp.vision.maps import LIGHT
 
     if images.shape[1] == 1:
         return images
     return (images * images.new_tensor(LIGHT)[:, None, None]).sum(1, keepdim=True).clamp(max=1.0)
 
 
-def _rows(maps: ActivationMaps, paths: Sequence[Path], labels: Sequence[str | None], names: Sequence[str]) -> Any:
-    every = range(len(maps))
-    return {
-        "image": [str(path) for path in paths],
-        "label": [label or "" for label in labels],
-        "predicted": [maps.output_names[k] for k in maps.logits.argmax(1)],
-        "explained": [str(name) for name in maps.target_names],
-        "probability": [float(value) for value in maps.confidence],
-        "logit": [float(maps.logits[row, maps.target[row]]) for row in every],
-        "base": [float(maps.base_values[maps.target[row]]) for row in every],
-        "residual": [float(value) for value in maps.residual],
-        "map": [f"maps/{name}" for name in names],
-    }
-
-
-def _file_names(pictures: Pictures) -> list[str]:
-    """One name per image, its folders written into it; names that would fall together get a number."""
-    taken: dict[str, int] = {}
-    names = []
-    for path in pictures.paths:
-        stem = "-".join(path.relative_to(pictures.folder).with_suffix("").parts)
-        number = taken[stem] = taken.get(stem, 0) + 1
-        names.append(f"{stem}.png" if number == 1 else f"{stem}-{number}.png")
-    return names
-
-
-def _save(folder: Path, names: Sequence[str], overlays: Any) -> None:
-    import numpy as np
-    from PIL import Image
-
-    for name, overlay in zip(names, overlays, strict=True):
-        picture = Image.fromarray(np.rint(255 * overlay).astype(np.uint8))
-        # Small images are enlarged, or nobody would see a thing.
-        factor = max(1, -(-160 // max(picture.size)))
-        picture = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
-        picture.save(folder / name)
-
-
-def _report(
-    path: Path,
-    options: Namespace,
-    loaded: Loaded,
-    pictures: Pictures,
-    others: Pictures,
-    cam: NObSPCam,
-    target: Any,
-    against: Any,
-    warning: str | None,
-) -> None:
-    """Some images, evenly chosen, each with the classes it most likely is."""
-    import numpy as np
-
+def _write_report(path: Path, pictures: Pictures, explainer: NObSPCam, chosen: Mapping[str, Any], **texts: Any) -> None:
+    """Some images, evenly chosen, each with its most likely classes."""
     from nobsp.reporting import report
 
-    kept = np.unique(np.linspace(0, len(pictures) - 1, min(_IN_REPORT, len(pictures))).round().astype(int)).tolist()
-    some = pictures.chosen(kept)
+    kept = np.linspace(0, len(pictures) - 1, min(_IN_REPORT, len(pictures))).round().astype(int)
+    some = pictures.chosen(kept.tolist())
     images = some.batch(range(len(some)))
-    maps = cam(images, target, against=against)
-    outputs = len(maps.output_names)
-    if target is None and outputs > 1:
-        top = np.argsort(-maps.logits, axis=1)[:, : min(_TARGETS, outputs)]
-        maps = cam(images, top, against=against)
-    known = all(label in cam.output_names_ for label in some.labels)
-    same = "the same images" if others is pictures else f"{counted(len(others), 'image')} of {others.folder.name}"
-    report(
-        maps,
-        path,
-        title=options.title or f"Where {loaded.name} sees evidence",
-        about=f"{loaded.name} ({loaded.origin}) on {counted(len(pictures), 'image')} of {pictures.folder.name}, "
-        f"calibrated on {same}.{'' if warning is None else f' Warning: {warning}'}",
-        explainer=cam,
-        images=some.shown(images),
-        labels=list(some.labels) if known else None,
-        names=some.names,
-    )
+    maps = _explain(explainer, images, chosen, CLASSES_SHOWN)
+    labels = list(some.labels) if set(some.labels) <= set(explainer.output_names_) else None
+    report(maps, path, explainer=explainer, images=some.shown(images), labels=labels, names=some.names, **texts)
 
 
-# ---------------------------------------------------------------------- what is said
-
-
-def _summary(
-    options: Namespace, files: Sequence[str], table: dict[str, list[Any]], cam: NObSPCam, warning: str | None
-) -> tuple[list[str], dict[str, Any]]:
-    health = cam.health()
-    images = len(table["image"])
+def _summarise(
+    output: OutputOptions, table: Mapping[str, list[Any]], explainer: NObSPCam, warning: str | None
+) -> dict[str, Any]:
     labelled = [(label, found) for label, found in zip(table["label"], table["predicted"], strict=True) if label]
-    right = sum(label == found for label, found in labelled)
-    matched = bool(labelled) and {label for label, _ in labelled} <= set(cam.output_names_)
-    classes = counted(len(cam.output_names_), "class", "classes")
-    lines = [f"{counted(images, 'image')}, {classes}; maps of layer {cam.layer_!r}."]
-    if matched:
-        share = right / len(labelled)
-        lines.append(f"{right} of {len(labelled)} predictions are the class of the image's folder ({share:.1%}).")
-    lines += [f"{finding.severity}: {finding.message}" for finding in health.findings]
-    lines.append("Wrote " + ", ".join(str(options.out / name) for name in files) + ".")
-    return lines, {
-        "images": images,
-        "classes": list(cam.output_names_),
-        "layer": cam.layer_,
+    known = bool(labelled) and {label for label, _ in labelled} <= set(explainer.output_names_)
+    return {
+        "images": len(table["image"]),
+        "classes": list(explainer.output_names_),
+        "layer": explainer.layer_,
         "warning": warning,
-        "accuracy": right / len(labelled) if matched else None,
-        "health": [{"severity": found.severity, "message": found.message} for found in health.findings],
-        "files": {name: str(options.out / name) for name in files},
+        "accuracy": sum(label == found for label, found in labelled) / len(labelled) if known else None,
+        "health": [
+            {"severity": one.severity, "code": one.code, "message": one.message} for one in explainer.health().findings
+        ],
+        "files": output.paths(FILES),
     }
+
+
+def _describe(found: Mapping[str, Any]) -> list[str]:
+    classes = f"{len(found['classes']):,} class{'es' if len(found['classes']) != 1 else ''}"
+    lines = [f"{count(found['images'], 'image')}, {classes}; maps of layer {found['layer']!r}."]
+    if found["accuracy"] is not None:
+        lines.append(f"{found['accuracy']:.1%} of the predictions are the class of the image's folder.")
+    lines += [f"{one['severity']}: {one['message']}" for one in found["health"]]
+    return lines

@@ -1,32 +1,38 @@
-"""What people see of a command: results on stdout, progress and complaints on stderr."""
+"""What people see of a command: results on stdout, progress and errors on stderr."""
 
 from __future__ import annotations
 
-import json
+import json as javascript
 import sys
 import warnings
-from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from nobsp._messages import suggest
+
+Flag = Annotated[bool, Parameter(show_default=False)]
 
 
-class Misuse(Exception):  # noqa: N818 - it is what the person did, not an error of ours
-    """The command was asked for something that cannot be meant; nothing was run."""
+class UsageError(Exception):
+    """The command line asks for something that cannot be done; nothing was run."""
 
 
+@Parameter(name="*", group=Group("Verbosity", sort_key=6))
+@dataclass(frozen=True, kw_only=True)
 class Console:
-    """Says things in the right place and in the asked form."""
+    """Writes to the right stream, in the form the options choose."""
 
-    def __init__(self) -> None:
-        self.quiet = self.json = self.debug = False
-
-    def configure(self, options: Namespace) -> None:
-        """Takes over --quiet, --json and --debug."""
-        self.quiet = getattr(options, "quiet", False)
-        self.json = getattr(options, "json", False)
-        self.debug = getattr(options, "debug", False)
+    quiet: Flag = False
+    """No progress and no summary; errors only."""
+    json: Flag = False
+    """Print the summary as one JSON object."""
+    debug: Flag = False
+    """Show the traceback of an error."""
 
     @property
     def progress(self) -> bool:
@@ -34,80 +40,62 @@ class Console:
         return not self.quiet and sys.stderr.isatty()
 
     def step(self, text: str) -> None:
-        """What is being done now, on stderr."""
+        """Reports progress on stderr."""
         if not self.quiet:
-            sys.stderr.write(f"{text}\n")
-            sys.stderr.flush()
+            self.error(text)
 
-    def complain(self, text: str) -> None:
-        """Why the command ends, one line on stderr."""
-        sys.stderr.write(f"nobsp: {text}\n")
+    def error(self, text: str) -> None:
+        """Writes one line to stderr, also when quiet."""
+        sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
-    def results(self, lines: Sequence[str], data: Any) -> None:
-        """What came of it, on stdout: sentences, or one JSON object."""
+    def show(self, summary: Mapping[str, Any], describe: Callable[[Mapping[str, Any]], Sequence[str]]) -> None:
+        """Prints the summary on stdout: as JSON, or as the sentences that `describe` makes of it, and its files."""
         if self.json:
-            sys.stdout.write(json.dumps(data, ensure_ascii=False, indent=2) + "\n")
+            sys.stdout.write(javascript.dumps(summary, ensure_ascii=False, indent=2) + "\n")
         elif not self.quiet:
-            sys.stdout.writelines(f"{line}\n" for line in lines)
+            wrote = [f"Wrote {', '.join(summary['files'].values())}."] if "files" in summary else []
+            sys.stdout.writelines(f"{line}\n" for line in [*describe(summary), *wrote])
         sys.stdout.flush()
 
+    def warn(self, warning: str | None) -> None:
+        """Reports what looks wrong, where something does, on stderr."""
+        if warning is not None:
+            self.step(f"warning: {warning}")
+
     @contextmanager
-    def noting_warnings(self) -> Iterator[None]:
-        """Warnings meant for people become notes on stderr; those meant for programmers show with --debug."""
+    def note_warnings(self) -> Iterator[None]:
+        """Warnings for users become notes on stderr; those for programmers show with --debug."""
         with warnings.catch_warnings():
             if not self.debug:
                 warnings.simplefilter("default")
-                for meant_for_programmers in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
-                    warnings.simplefilter("ignore", meant_for_programmers)
+                for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
+                    warnings.simplefilter("ignore", category)
                 warnings.showwarning = self.note
             yield
 
     def note(self, message: Warning | str, *_: Any, **__: Any) -> None:
-        """A warning, on stderr."""
+        """Reports a warning on stderr."""
         self.step(f"note: {one_line(message)}")
 
 
 def one_line(failure: object) -> str:
-    r"""An error in one line.
-
-    Example:
-        >>> one_line(ValueError("two\nlines"))
-        'two lines'
-        >>> one_line(FileNotFoundError(2, "No such file or directory", "a.csv"))
-        'a.csv: no such file or directory.'
-    """
+    """An error in one line."""
     if isinstance(failure, OSError) and failure.strerror:
         where = f"{failure.filename}: " if failure.filename is not None else ""
         return f"{where}{failure.strerror[:1].lower()}{failure.strerror[1:]}."
-    said = " ".join(str(failure).split())
-    expected = isinstance(failure, str | Warning | Misuse | ValueError | TypeError | ImportError | OSError)
-    if said and (expected or type(failure).__module__.partition(".")[0] in ("nobsp", "sklearn")):
-        return said
-    return f"something unexpected happened: {type(failure).__name__}: {said} (--debug shows where)"
+    text = " ".join(str(failure).split())
+    expected = isinstance(failure, str | Warning | UsageError | ValueError | TypeError | ImportError | OSError)
+    if text and (expected or type(failure).__module__.partition(".")[0] in ("nobsp", "sklearn")):
+        return text
+    return f"unexpected error, {type(failure).__name__}: {text} (--debug shows the traceback)"
 
 
-def close_to(wanted: str, known: Sequence[str]) -> str:
-    """A hint for a name that is not there.
-
-    Example:
-        >>> close_to("agee", ["age", "income"])
-        "did you mean 'age'?"
-        >>> close_to("xyz", ["age", "income"])
-        "there are 'age', 'income'."
-    """
-    close = get_close_matches(wanted, known, n=3, cutoff=0.7)
-    if close:
-        return f"did you mean {' or '.join(map(repr, close))}?"
-    shown = ", ".join(map(repr, known[:12]))
-    return f"there are {shown}{f' and {len(known) - 12} more' if len(known) > 12 else ''}."
-
-
-def counted(count: int, what: str, several: str | None = None) -> str:
-    """A number with its noun.
-
-    Example:
-        >>> counted(1, "row"), counted(1200, "row"), counted(2, "class", "classes")
-        ('1 row', '1,200 rows', '2 classes')
-    """
-    return f"{count:,} {what if count == 1 else several or what + 's'}"
+def require_path(path: Path, option: str, *, folder: bool = False) -> None:
+    """Raises a UsageError, with the names that are close, where there is no such file or folder."""
+    if path.is_dir() if folder else path.exists():
+        return
+    beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    hint = suggest(path.name, beside)
+    what = "folder" if folder else "file"
+    raise UsageError(f"{option} {path}: there is no such {what}{f'; {hint}' if 'did you' in hint else '.'}")

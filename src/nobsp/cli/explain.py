@@ -3,317 +3,325 @@
 from __future__ import annotations
 
 import warnings
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from nobsp.cli.agreement import Agreement, agreement_of
-from nobsp.cli.console import Console, Misuse, close_to, counted
-from nobsp.cli.folder import require_free, written
-from nobsp.cli.models import Loaded, hinting, limited_threads, load_model
-from nobsp.cli.tables import Data, grouped, names_in, read_table, split, write_csv
+import numpy as np
+from cyclopts import Parameter
+from numpy.typing import NDArray
+
+from nobsp._messages import count, suggest
+from nobsp.cli.console import Console, UsageError
+from nobsp.cli.inputs import Data, group_columns, read_table, write_csv
+from nobsp.cli.models import Loaded, add_hint, load_model
+from nobsp.cli.options import METHOD, ModelOptions, Names, OutputOptions, RequiredTable, TableOptions, split_names
 
 if TYPE_CHECKING:
     from nobsp import NObSP
     from nobsp.tabular import Explanation
 
 FILES = ("contributions.parquet", "curves.csv", "explainer.nobsp", "report.html")
-# Rows with which closed models are opened.
-_OPENING_ROWS = 256
+# Rows with which exported programs are made modules.
+_EXAMPLE_ROWS = 256
 
 
-def run(options: Namespace, console: Console) -> None:
-    """Reads, calibrates, explains, and writes the four files."""
-    files = FILES if options.report else FILES[:-1]
-    require_free(options.out, files, force=options.force)
-    ridge, interactions = _ridge(options.ridge), _interactions(options.interactions)
-    console.step(f"reading {options.data}")
-    loaded = load_model(options.model, weights=options.weights, trust_pickle=options.trust_pickle)
-    data, calibration = tables_of(options, loaded)
-    columns = [str(name) for name in data.rows.columns]
-    _require_features(interactions, list(grouped(columns, options.groups) or columns))
-    if options.report:
-        require_report()
-    with limited_threads(options.threads):
-        explainer = calibrated(
-            options,
-            loaded,
-            calibration,
-            console,
-            background=options.background,
-            baseline=options.baseline,
-            reference=options.reference,
-            interactions=interactions,
-            ridge=ridge,
-        )
-        console.step(f"explaining {counted(len(data.rows), 'row')}")
-        explanation = explainer(data.rows, progress=console.progress)
-        agreement = _agreement(data, explainer, explanation)
-        if agreement is not None and agreement.warning is not None:
-            console.step(f"warning: {agreement.warning}")
-        with written(options.out) as folder:
-            write_contributions(folder / "contributions.parquet", explanation)
-            curves = explainer.curves()
-            write_csv(folder / "curves.csv", {str(name): list(curves[name]) for name in curves})
-            explainer.save(folder / "explainer.nobsp")
-            if options.report:
-                console.step("writing the report")
-                _report(folder / "report.html", options, loaded, data, calibration, explanation, agreement)
-    found = _summary(options, files, data, calibration, explainer, explanation, agreement)
-    console.results(_sentences(found, agreement), found)
+@Parameter(name="*", group=METHOD)
+@dataclass(frozen=True, kw_only=True)
+class MethodOptions:
+    """How the functions are found."""
+
+    calibrate: Path | None = None
+    """Rows to calibrate on, best fresh ones (default: those of --data)."""
+    interactions: Names = None
+    """auto (default), a number of pairs, 0 for none, or pairs such as age:income."""
+    background: int = 32
+    """Rows that effects are averaged over."""
+    baseline: Literal["mean", "zero", "median", "mode"] = "mean"
+    """The point that changes are measured from."""
+    reference: Literal["terms", "complement"] = "terms"
+    """Fit all terms together, or one by one as in the paper's Algorithm 1."""
+    ridge: str = "auto"
+    """Regularisation: auto, chosen on held-out rows, or a number."""
+
+    def for_explainer(self) -> dict[str, Any]:
+        """Arguments of `NObSP`."""
+        given = self.interactions or ["auto"]
+        interactions: Any = [tuple(word.split(":")) for word in given]
+        if len(given) == 1 and (given[0] == "auto" or given[0].isdigit()):
+            interactions = "auto" if given[0] == "auto" else int(given[0])
+        elif not all(len(pair) > 1 and all(pair) for pair in interactions):
+            raise UsageError(f"--interactions {' '.join(given)}: write auto, a number, or pairs such as age:income.")
+        try:
+            ridge = "auto" if self.ridge == "auto" else float(self.ridge)
+        except ValueError:
+            raise UsageError(f"--ridge must be auto or a number, found {self.ridge!r}.") from None
+        choices = {"background": self.background, "baseline": self.baseline, "reference": self.reference}
+        return {**choices, "interactions": interactions, "ridge": ridge}
 
 
-def calibrated(options: Namespace, loaded: Loaded, table: Data, console: Console, **choices: Any) -> NObSP:
-    """The explainer, after it has seen the rows; what must not be believed is said on stderr at once."""
+def explain(
+    *,
+    model: ModelOptions,
+    table: RequiredTable,
+    method: MethodOptions = MethodOptions(),
+    output: OutputOptions,
+    console: Console = Console(),
+) -> None:
+    """Explain a network on a table.
+
+    Finds what each feature, and each interaction that matters, adds to every prediction. The folder of --out gets
+    **report.html** (everything to look at, with what-if sliders; works offline), **contributions.parquet** (base, every
+    term, residual and prediction, per row and output), **curves.csv** (every feature's average effect with its band)
+    and **explainer.nobsp** (the calibration without its rows, for `nobsp.NObSP.load`).
+    """
+    choices, data = method.for_explainer(), table.data
+    with output.write(FILES) as folder, model.limit_threads(1):
+        console.step(f"reading {data}")
+        loaded = load_model(model)
+        rows, others = read_tables(table, method.calibrate, loaded)
+        features = list(group_columns(rows.columns, table.groups) or rows.columns)
+        pairs = choices["interactions"] if isinstance(choices["interactions"], list) else []
+        for name in (name for pair in pairs for name in pair if name not in features):
+            raise UsageError(f"--interactions: there is no feature {name!r}; {suggest(name, features)}")
+        explainer = fit_explainer(model, table, loaded, others, console, **choices)
+        console.step(f"explaining {count(len(rows.rows), 'row')}")
+        explanation = explainer(rows.rows, progress=console.progress)
+        found = _summarise(output, rows, others, explainer, explanation)
+        console.warn(found["predicts"] and found["predicts"]["warning"])
+        write_contributions(folder / "contributions.parquet", explanation)
+        curves = explainer.curves()
+        write_csv(folder / "curves.csv", {str(name): list(curves[name]) for name in curves})
+        explainer.save(folder / "explainer.nobsp")
+        if output.report:
+            console.step("writing the report")
+            from nobsp.reporting import report
+
+            same = "the same rows" if others is rows else f"{count(len(others.rows), 'row')} of {others.path.name}"
+            about = f"{loaded.name} ({loaded.origin}) on {count(len(rows.rows), 'row')} of {data.name}, calibrated on "
+            about += f"{same}. {_describe_score(found['predicts'])}".strip()
+            title, labels = output.title or f"What {loaded.name} has learned", rows.labels
+            labels = None if labels is None else labels.to_numpy()
+            report(explanation, folder / "report.html", title=title, about=about, labels=labels)
+    console.show(found, _describe)
+
+
+def read_tables(
+    options: TableOptions, calibrate: Path | None, loaded: Loaded, *, need_target: bool = False
+) -> tuple[Data, Data]:
+    """The rows to explain and those to calibrate on, which may be the same."""
+    assert options.data is not None
+    known = loaded.feature_names
+    rows = read_table(options.data, options, option="--data", known=known)
+    if calibrate is None:
+        return rows, rows
+    return rows, read_table(calibrate, options, option="--calibrate", known=known, need_target=need_target)
+
+
+def fit_explainer(
+    model: ModelOptions, options: TableOptions, loaded: Loaded, table: Data, console: Console, **choices: Any
+) -> NObSP:
+    """The calibrated explainer; errors of its health check go to stderr at once."""
     from nobsp import NObSP
     from nobsp.network.batches import batches_of
 
-    columns = [str(name) for name in table.rows.columns]
+    columns = table.columns
     some = ", ".join(columns) if len(columns) <= 8 else f"{', '.join(columns[:6])}, …, {columns[-1]}"
     choose = "choose with --features" if options.target else "name the target with --target, or choose with --features"
-    console.step(f"calibrating on {counted(len(table.rows), 'row')} of {len(columns)} columns")
+    console.step(f"calibrating on {count(len(table.rows), 'row')} of {len(columns)} columns")
     with (
-        hinting(f"{len(columns)} columns were given ({some}); {choose}."),
-        warnings.catch_warnings(record=True) as heard,
+        add_hint(f"{len(columns)} columns were given ({some}); {choose}."),
+        warnings.catch_warnings(record=True) as caught,
     ):
         explainer = NObSP(
-            loaded.ready(lambda: next(iter(batches_of(table.rows, batch_size=_OPENING_ROWS, argument="--data")))),
-            features=grouped(columns, options.groups),
-            head=options.head,
-            output_names=names_in(options.output_names),
-            device=options.device,
-            batch_size=options.batch_size or 4096,
+            loaded.prepare(lambda: next(iter(batches_of(table.rows, batch_size=_EXAMPLE_ROWS, argument="--data")))),
+            features=group_columns(columns, options.groups),
+            head=model.head,
+            output_names=split_names(model.output_names),
+            device=model.device,
+            batch_size=model.batch_size or 4096,
             **choices,
         ).fit(table.rows, progress=console.progress)
-    errors = [f for f in explainer.health().findings if f.severity == "error"]
-    told = {f"{finding.subject}: {finding.message}" for finding in errors}
-    for finding in errors:
-        console.complain(f"error: {finding.subject}: {finding.message}")
-    for warning in heard:
-        if str(warning.message) not in told:
+    errors = [f"{f.subject}: {f.message}" for f in explainer.health().findings if f.severity == "error"]
+    for error in errors:
+        console.error(f"nobsp: error: {error}")
+    for warning in caught:
+        if str(warning.message) not in errors:
             console.note(warning.message)
     return explainer
 
 
-def tables_of(options: Namespace, loaded: Loaded, *, need_target: bool = False) -> tuple[Data, Data]:
-    """The rows to look at and those to calibrate on, which may be the same."""
-
-    def cut(path: Path, option: str, *, need_target: bool) -> Data:
-        frame = read_table(path, option=option)
-        there = [str(name) for name in frame.columns]
-        features = names_in(options.features, there)
-        known = loaded.feature_names
-        return split(frame, path=path, target=options.target, features=features, known=known, need_target=need_target)
-
-    data = cut(options.data, "--data", need_target=True)
-    if options.calibrate is None:
-        return data, data
-    return data, cut(options.calibrate, "--calibrate", need_target=need_target)
-
-
-def _ridge(given: str) -> Any:
-    if given == "auto":
-        return given
-    try:
-        return float(given)
-    except ValueError:
-        raise Misuse(f"--ridge must be auto or a number, found {given!r}.") from None
-
-
-def _interactions(given: Sequence[str]) -> Any:
-    """The word "auto", a number of pairs, or the pairs themselves."""
-    if len(given) == 1 and given[0] == "auto":
-        return "auto"
-    if len(given) == 1 and given[0].isdigit():
-        return int(given[0])
-    pairs = [tuple(word.split(":")) for word in given]
-    for word, pair in zip(given, pairs, strict=True):
-        if len(pair) < 2 or not all(pair):
-            raise Misuse(f"--interactions {word}: write auto, a number, or pairs such as age:income.")
-    return pairs
-
-
-def _require_features(interactions: Any, features: Sequence[str]) -> None:
-    for name in (name for pair in interactions for name in pair) if isinstance(interactions, list) else ():
-        if name not in features:
-            raise Misuse(f"--interactions: there is no feature {name!r}; {close_to(name, features)}")
-
-
-def require_report() -> None:
-    """Complains before the work, not after it, where the report's libraries are missing."""
-    try:
-        import jinja2  # noqa: F401
-        import plotly  # noqa: F401
-    except ImportError as missing:
-        raise ImportError(
-            "the report needs jinja2 and plotly: pip install 'nobsp[report]'; or pass --no-report."
-        ) from (missing)
-
-
-def _agreement(data: Data, explainer: NObSP, explanation: Explanation) -> Agreement | None:
-    """How well the model predicts the target; None without one."""
-    if data.target is None:
-        return None
-    return agreement_of(
-        explanation.predictions,
-        data.labels,
-        target=data.target,
-        output_names=explanation.output_names,
-        link=explainer.link_,
-    )
-
-
-# ---------------------------------------------------------------------- what is written
-
-
 def write_contributions(path: Path, explanation: Explanation) -> None:
     """One line per row and output: base, every term, residual, prediction, and whether it lies outside the range."""
-    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet
 
-    writer = None
-    try:
-        for output in explanation.output_names:
-            account = {str(k): np.asarray(v) for k, v in explanation.to_frame(output).items()}
-            names = {"row": np.arange(len(explanation)), "output": np.full(len(explanation), output)}
-            flags = {_free("outside", account): explanation.outside.any(1)}
-            table = pa.table({**{_free(name, account): values for name, values in names.items()}, **account, **flags})
-            writer = writer or pyarrow.parquet.ParquetWriter(path, table.schema, compression="zstd")
-            writer.write_table(table)
-    finally:
-        if writer is not None:
-            writer.close()
+    def free(name: str, taken: Mapping[str, Any]) -> str:
+        return free(f"({name})", taken) if name in taken else name  # a feature may be called "row" too
+
+    def table(output: str) -> pa.Table:
+        terms = {str(k): np.asarray(v) for k, v in explanation.to_frame(output).items()}
+        rows = {free("row", terms): np.arange(len(explanation))}
+        names = {free("output", terms): np.full(len(explanation), output)}
+        return pa.table({**rows, **names, **terms, free("outside", terms): explanation.outside.any(1)})
+
+    first, *others = explanation.output_names  # one after another, so that not all are in memory
+    made = table(first)
+    with pyarrow.parquet.ParquetWriter(path, made.schema, compression="zstd") as writer:
+        writer.write_table(made)
+        for output in others:
+            writer.write_table(table(output))
 
 
-def _free(name: str, taken: Mapping[str, Any]) -> str:
-    """A feature may be called "row" too."""
-    return _free(f"({name})", taken) if name in taken else name
-
-
-def _report(
-    path: Path,
-    options: Namespace,
-    loaded: Loaded,
-    data: Data,
-    calibration: Data,
-    explanation: Explanation,
-    agreement: Agreement | None,
-) -> None:
-    from nobsp.reporting import report
-
-    fresh = (
-        f"calibrated on {counted(len(calibration.rows), 'row')} of {options.calibrate.name}"
-        if calibration is not data
-        else "calibrated on the same rows"
-    )
-    about = f"{loaded.name} ({loaded.origin}) on {counted(len(data.rows), 'row')} of {options.data.name}, {fresh}."
-    if agreement is not None:
-        about += f" {agreement.said}" if agreement.warning is None else f" Warning: {agreement.warning}"
-    report(
-        explanation,
-        path,
-        title=options.title or f"What {loaded.name} has learned",
-        about=about,
-        labels=None if data.labels is None else data.labels.to_numpy(),
-    )
-
-
-# ---------------------------------------------------------------------- what is said
-
-
-def _summary(
-    options: Namespace,
-    files: Sequence[str],
-    data: Data,
-    calibration: Data,
-    explainer: NObSP,
-    explanation: Explanation,
-    agreement: Agreement | None,
+def score_predictions(
+    logits: NDArray[np.float64], labels: Any, *, target: str, output_names: Sequence[str], link: str
 ) -> dict[str, Any]:
-    """What was found, as --json says it."""
-    state = explainer.health()
-    here: Sequence[float] = [] if calibration is data else explanation.explained().tolist()
-    outputs = [
-        {"name": name, "explained": _number(share), "inside": _number(inside), "ridge": float(ridge)}
-        for name, share, inside, ridge in zip(
-            explainer.output_names_, state.explained, state.inside, explainer.ridge_, strict=True
-        )
-    ]
-    for output, share in zip(outputs, here, strict=False):
-        output["explained_here"] = _number(share)
-    counts = explanation.outside.sum(0).tolist()
+    """Compares outputs with a column: R² where it holds numbers, accuracy where it holds classes, else neither.
+
+    A single output is a logit where a sigmoid follows, or where the column takes two values; a network may also have
+    been trained to give the two values themselves, so that the better of both counts.
+    """
+    from sklearn.metrics import r2_score
+
+    known = labels.notna().to_numpy() & np.isfinite(logits).all(1)
+    logits, values = logits[known], labels[known].to_numpy()
+    numeric = values.dtype.kind in "iufb"
+    texts = np.array([_as_text(value) for value in values.tolist()])
+    classes, names = set(texts.tolist()), [str(name) for name in output_names]
+    numbers = [str(number) for number in range(len(names))]
+    scores: list[tuple[str, float, bool, str]] = []  # with whether, and which, constant would do as well
+
+    def compare_classes(truth: NDArray[Any], predicted: NDArray[Any]) -> None:
+        if len(truth):
+            value = float((truth == predicted).mean())
+            usual = np.unique(truth, return_counts=True)[1].max() / len(truth)
+            scores.append(("accuracy", value, value <= usual < 1, f"always predicting one class ({usual:.1%})"))
+
+    def compare_values(predicted: NDArray[np.float64]) -> None:
+        truth = values.astype(np.float64)
+        if len(truth) > 1 and np.ptp(truth) > 0:
+            value = float(r2_score(truth, predicted))
+            scores.append(("r2", value, value <= 0, "its mean"))
+
+    if len(names) > 1:
+        called = names if classes <= set(names) else numbers if numeric and classes <= set(numbers) else None
+        if called is not None:
+            compare_classes(texts, np.array(called)[logits.argmax(1)])
+        elif numeric and target in names:
+            compare_values(logits[:, names.index(target)])
+    else:
+        positive = names[0] if names[0] in classes and len(classes) <= 2 else None
+        if positive is None and numeric and (len(classes) == 2 or (link == "sigmoid" and classes <= {"0", "1"})):
+            positive = _as_text(max(values.tolist())) if len(classes) == 2 else "1"
+        if positive is not None:
+            compare_classes(texts == positive, logits[:, 0] > 0)
+        if numeric and link != "sigmoid":
+            compare_values(np.exp(logits[:, 0]) if link == "exp" else logits[:, 0])
+    none = (None, None, False, "")
+    measure, value, poor, constant = next((one for one in scores if not one[2]), scores[0] if scores else none)
+    found = {"target": target, "measure": measure, "value": value, "warning": None}
+    if poor:
+        score = _describe_score(found).rstrip(".")
+        found["warning"] = f"{score}, no better than {constant}; is the order of the columns right?"
+    return found
+
+
+def _as_text(value: Any) -> str:
+    """A label as names are written: class 1 is "1", also where a gap has made the column fractional."""
+    whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+    return str(int(value)) if whole else str(value)
+
+
+def _describe_score(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    if found["warning"]:
+        return f"Warning: {found['warning']}"
+    if found["measure"] is None:
+        return f"Predictions cannot be compared with {found['target']}: its values are neither outputs nor classes."
+    score = f"R² {found['value']:.3g}" if found["measure"] == "r2" else f"an accuracy of {found['value']:.1%}"
+    return f"The model predicts {found['target']} with {score}."
+
+
+def _summarise(
+    output: OutputOptions, data: Data, calibration: Data, explainer: NObSP, explanation: Explanation
+) -> dict[str, Any]:
+    state, functions = explainer.health(), explainer.functions_
+    numbers: dict[str, Any] = {"explained": state.explained, "inside": state.inside, "ridge": explainer.ridge_}
+    if calibration is not data:
+        numbers["explained_here"] = explanation.explained()
+    importance = zip(functions.feature_names, functions.importances["total"].sum(1).tolist(), strict=True)
+    outside = zip(explainer.feature_names_, explanation.outside.sum(0).tolist(), strict=True)
+    names, link = explainer.output_names_, explainer.link_
+    predicts = None
+    if data.target is not None:
+        logits = explanation.predictions
+        predicts = score_predictions(logits, data.labels, target=data.target, output_names=names, link=link)
     return {
-        "outputs": outputs,
+        "outputs": [
+            {"name": name, **{what: _number(values[k]) for what, values in numbers.items()}}
+            for k, name in enumerate(names)
+        ],
         "held_out": state.held_out,
         "rows": len(data.rows),
         "calibration_rows": state.rows,
         "features": list(explainer.feature_names_),
         "interactions": [list(term) for term in explainer.terms_ if len(term) > 1],
-        "predicts": None if agreement is None else agreement.described(),
-        "strongest": [{"feature": name, "importance": size} for name, size in strongest_of(explainer)],
-        "not_used": list(data.left_out),
+        "predicts": predicts,
+        "strongest": [{"feature": name, "importance": size} for name, size in sorted(importance, key=lambda i: -i[1])],
+        "not_used": list(data.not_used),
         "outside": {
             "rows": int(explanation.outside.any(1).sum()),
-            "features": {name: n for name, n in zip(explainer.feature_names_, counts, strict=True) if n},
+            "features": {name: number for name, number in outside if number},
         },
-        "health": [
-            {"severity": found.severity, "code": found.code, "subject": found.subject, "message": found.message}
-            for found in state.findings
-        ],
-        "files": {name: str(options.out / name) for name in files},
+        "health": [{k: getattr(one, k) for k in ("severity", "code", "subject", "message")} for one in state.findings],
+        "files": output.paths(FILES),
     }
 
 
-def _sentences(found: Mapping[str, Any], agreement: Agreement | None) -> list[str]:
-    """The same in words, what matters most first."""
-    pairs = [" × ".join(term) for term in found["interactions"]]
-    measured = "Held-out R²" if found["held_out"] else "R² on the calibration rows"
-    lines = [f"{measured}: {_outputs(found['outputs'], 'explained')}."]
-    if any(abs((one["inside"] or 0) - (one["explained"] or 0)) > 5e-4 for one in found["outputs"]):
-        lines.append(f"Inside the range fitted on: {_outputs(found['outputs'], 'inside')}.")
-    if "explained_here" in found["outputs"][0]:
-        lines.append(f"R² on the rows explained: {_outputs(found['outputs'], 'explained_here')}.")
-    ridges = sorted({one["ridge"] for one in found["outputs"]})
+def _describe(found: Mapping[str, Any]) -> list[str]:
+    """The summary in sentences, what matters most first."""
+    outputs, pairs = found["outputs"], [" × ".join(term) for term in found["interactions"]]
+    where = "Held-out R²" if found["held_out"] else "R² on the calibration rows"
+    lines = [f"{where}: {_shares(outputs, 'explained')}."]
+    if any(abs((one["inside"] or 0) - (one["explained"] or 0)) > 5e-4 for one in outputs):
+        lines.append(f"Inside the range fitted on: {_shares(outputs, 'inside')}.")
+    if "explained_here" in outputs[0]:
+        lines.append(f"R² on the rows explained: {_shares(outputs, 'explained_here')}.")
+    ridges = sorted({f"{one['ridge']:.3g}" for one in outputs}, key=float)
     lines.append(
-        f"{counted(found['rows'], 'row')}, {counted(len(found['features']), 'feature')}, "
-        f"{counted(len(pairs), 'interaction')} kept, {counted(len(found['outputs']), 'output')}; "
-        f"ridge {' to '.join(f'{ridge:.3g}' for ridge in dict.fromkeys((ridges[0], ridges[-1])))}."
+        f"{count(found['rows'], 'row')}, {count(len(found['features']), 'feature')}, "
+        f"{count(len(pairs), 'interaction')} kept, {count(len(outputs), 'output')}; "
+        f"ridge {' to '.join(dict.fromkeys((ridges[0], ridges[-1])))}."
     )
-    if agreement is not None:
-        lines.append(agreement.said)
-    strongest = [f"{one['feature']} ({one['importance']:.3g})" for one in found["strongest"][:5]]
-    lines.append(f"Strongest: {', '.join(strongest)}.")
-    if pairs:
-        lines.append("Interactions: " + ", ".join(pairs[:5]) + (" …" if len(pairs) > 5 else "") + ".")
-    if found["not_used"]:
-        lines.append("Not used: " + ", ".join(found["not_used"]) + ".")
+    if found["predicts"]:
+        lines.append(_describe_score(found["predicts"]))
+    lines.append("Strongest: " + _list([f"{o['feature']} ({o['importance']:.3g})" for o in found["strongest"]]) + ".")
+    lines += [f"Interactions: {_list(pairs)}."] if pairs else []
+    lines += [f"Not used: {', '.join(found['not_used'])}."] if found["not_used"] else []
     for one in found["health"]:
         lines.append(f"{one['severity']}: {one['subject']}{': ' if one['subject'] else ''}{one['message']}")
     if found["outside"]["rows"]:
         most = sorted(found["outside"]["features"].items(), key=lambda item: -item[1])
-        named = ", ".join(f"{name} ({count:,})" for name, count in most[:5]) + (" …" if len(most) > 5 else "")
         lines.append(
-            f"note: {found['outside']['rows']:,} of {counted(found['rows'], 'row')} lie outside what was calibrated, "
-            f"in {named}; the column outside of contributions.parquet marks them."
+            f"note: {found['outside']['rows']:,} of {count(found['rows'], 'row')} lie outside the calibration's range, "
+            f"in {_list([f'{name} ({number:,})' for name, number in most])}; see the column outside of "
+            "contributions.parquet."
         )
-    return [*lines, "Wrote " + ", ".join(found["files"].values()) + "."]
+    return lines
 
 
-def _outputs(outputs: Sequence[Mapping[str, Any]], what: str) -> str:
+def _shares(outputs: Sequence[Mapping[str, Any]], what: str) -> str:
     """A share per output, the worst first."""
     known = sorted((one for one in outputs if one[what] is not None), key=lambda one: float(one[what]))
-    said = [f"{one[what]:.3f} ({one['name']})" for one in known[:5]]
-    return ", ".join(said) + (" …" if len(known) > 5 else "") if said else "not known, for no output varies"
+    return _list([f"{one[what]:.3f} ({one['name']})" for one in known]) or "not known, for no output varies"
+
+
+def _list(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:5]) + (" …" if len(texts) > 5 else "")
 
 
 def _number(share: float) -> float | None:
+    """JSON has no nan."""
     return float(share) if share == share else None
-
-
-def strongest_of(explainer: NObSP) -> list[tuple[str, float]]:
-    """Features by their total importance, all outputs together."""
-    functions = explainer.functions_
-    sizes = functions.importances["total"].sum(1)
-    return sorted(zip(functions.feature_names, sizes.tolist(), strict=True), key=lambda item: -item[1])

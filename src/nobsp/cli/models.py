@@ -1,4 +1,4 @@
-"""The model a command is about: from a file, or from a function that makes it."""
+"""Loads the model of a command: from a file, or from a function that returns it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nobsp.cli.console import Misuse, close_to
+from nobsp._messages import suggest
+from nobsp.cli.console import UsageError, require_path
+from nobsp.cli.options import ModelOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,69 +32,61 @@ _REASON = (
     "--trust-pickle; better, save the model with torch.export.save (networks) or skops.io.dump (scikit-learn)"
 )
 
+_WEIGHTS = "holds weights alone; pass --model package.module:factory --weights"
+
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A model as it was loaded.
+    """A model as it was loaded; `origin` says from what.
 
-    Attributes:
-        name: What to call it.
-        origin: What kind of thing it came from, in words.
-        ready: Hands out the model, given some rows or images as it takes them, of which closed models are opened.
-        feature_names: Columns it was fitted on, where it knows.
-        takes_numbers: Whether it takes numbers alone; a pipeline may make them of words and gaps.
+    `prepare` returns the model, given some rows or images with which an exported program is made a module;
+    `feature_names` are the columns it was fitted on, where it knows.
     """
 
     name: str
     origin: str
-    ready: Callable[[Callable[[], Tensor]], Any]
+    prepare: Callable[[Callable[[], Tensor]], Any]
     feature_names: tuple[str, ...] | None = None
-    takes_numbers: bool = True
 
 
-def load_model(given: str, *, weights: Path | None, trust_pickle: bool) -> Loaded:
-    """Finds the model of `--model`."""
+def load_model(options: ModelOptions) -> Loaded:
+    """Finds the model of --model."""
+    given, weights, trust_pickle = options.model, options.weights, options.trust_pickle
     path = Path(given)
     if path.is_file():
         if weights is not None:
-            raise Misuse("--weights goes with a factory, --model package.module:factory; a file has its own.")
+            raise UsageError("--weights goes with a factory, --model package.module:factory; a file has its own.")
         return _from_file(path, trust_pickle=trust_pickle)
     match = _FACTORY.fullmatch(given)
     if match is not None:
         return _from_factory(given, match["module"], match["name"], weights, trust_pickle=trust_pickle)
     if path.is_dir():
-        raise Misuse(f"--model {given} is a folder; name a file, or package.module:factory.")
-    beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    hint = f"; {close_to(path.name, beside)}" if beside and "did you" in close_to(path.name, beside) else ""
-    raise Misuse(f"--model {given}: there is no such file{hint or '; name a file, or package.module:factory.'}")
-
-
-# ---------------------------------------------------------------------- files
+        raise UsageError(f"--model {given} is a folder; name a file, or package.module:factory.")
+    require_path(path, "--model")
+    raise UsageError(f"--model {given} is neither a file nor package.module:factory.")
 
 
 def _from_file(path: Path, *, trust_pickle: bool) -> Loaded:
-    from nobsp.network.exported import UntrustedError, kind_of, load_exported, opened
+    from nobsp.network.exported import UntrustedError, as_module, kind_of, load_exported
 
     kind = kind_of(path)
     if kind == "exported":
         try:
             program = load_exported(path, trust_pickle=trust_pickle)
         except UntrustedError as untrusted:
-            raise Misuse(f"--model {untrusted} If you trust where it came from, add --trust-pickle.") from untrusted
-        return Loaded(path.stem, "exported program", lambda example: opened(program, example()))
-    if kind == "script":
-        raise Misuse(f"--model {path}: TorchScript files are not read; export the model with torch.export.save.")
+            raise UsageError(f"--model {untrusted} If you trust where it came from, add --trust-pickle.") from untrusted
+        return Loaded(path.stem, "exported program", lambda example: as_module(program, example()))
     if kind == "skops":
-        return _given(path.stem, "skops file", _from_skops(path, trust_pickle=trust_pickle))
+        return _as_loaded(path.stem, "skops file", _from_skops(path, trust_pickle=trust_pickle))
     if kind == "safetensors":
-        raise Misuse(f"--model {path} holds weights alone; pass --model package.module:factory --weights {path}.")
+        raise UsageError(f"--model {path} {_WEIGHTS} {path}.")
     if kind == "pickle":
-        return _given(path.stem, "pickle", _from_pickle(path, trust_pickle=trust_pickle))
-    if path.suffix == ".onnx":
-        raise Misuse(f"--model {path}: ONNX files are not read; export the model with torch.export.save.")
-    raise Misuse(
-        f"--model {path} is no model this command reads: torch.export (.pt2) or skops. Or name a "
-        "function that makes the model, package.module:factory."
+        return _as_loaded(path.stem, "pickle", _from_pickle(path, trust_pickle=trust_pickle))
+    if kind == "script" or path.suffix == ".onnx":
+        raise UsageError(f"--model {path}: TorchScript and ONNX are not read; save the model with torch.export.save.")
+    raise UsageError(
+        f"--model {path} is no model this command reads: torch.export (.pt2) or skops. Or name a function that returns "
+        "the model, package.module:function."
     )
 
 
@@ -103,7 +97,7 @@ def _from_skops(path: Path, *, trust_pickle: bool) -> Any:
         raise ImportError(f"{path} is a skops file, which needs skops: pip install skops.") from missing
     unknown = sorted(set(skops.io.get_untrusted_types(file=path)) - _HARMLESS)
     if unknown and not trust_pickle:
-        raise Misuse(
+        raise UsageError(
             f"--model {path} holds objects that could run code when they are loaded: {', '.join(unknown)}. If you "
             "trust where it came from, add --trust-pickle."
         )
@@ -116,16 +110,16 @@ def _from_pickle(path: Path, *, trust_pickle: bool) -> Any:
     import torch
 
     made_by_torch = zipfile.is_zipfile(path)
-    if made_by_torch and isinstance(_plain(path), dict):
-        raise Misuse(f"--model {path} holds weights alone; pass --model package.module:factory --weights {path}.")
+    if made_by_torch and isinstance(_load_weights_only(path), dict):
+        raise UsageError(f"--model {path} {_WEIGHTS} {path}.")
     if not trust_pickle:
-        raise Misuse(f"--model {path} {_REASON}.")
+        raise UsageError(f"--model {path} {_REASON}.")
     if made_by_torch:
         return torch.load(path, map_location="cpu", weights_only=False)  # the person said so
     return importlib.import_module("joblib").load(path)
 
 
-def _plain(path: Path) -> Any:
+def _load_weights_only(path: Path) -> Any:
     """What torch.save wrote, where it is tensors and containers; else None."""
     import pickle
 
@@ -137,32 +131,29 @@ def _plain(path: Path) -> Any:
         return None
 
 
-# ---------------------------------------------------------------------- factories
-
-
 def _from_factory(given: str, module: str, name: str, weights: Path | None, *, trust_pickle: bool) -> Loaded:
-    made: Any = _imported(given, module)
+    import torch
+
+    made: Any = _import_module(given, module)
     for part in name.split("."):
         if not hasattr(made, part):
             known = [entry for entry in dir(made) if not entry.startswith("_")]
-            raise Misuse(f"--model {given}: {module} has no {part!r}; {close_to(part, known)}")
+            raise UsageError(f"--model {given}: {module} has no {part!r}; {suggest(part, known)}")
         made = getattr(made, part)
-    if callable(made) and not _is_model(made):
+    is_model = isinstance(made, torch.nn.Module) or (hasattr(made, "get_params") and not isinstance(made, type))
+    if callable(made) and not is_model:
         made = made()
     if weights is not None:
         _load_weights(made, weights, trust_pickle=trust_pickle)
-    return _given(name.rpartition(".")[2], "factory", made)
+    return _as_loaded(name.rpartition(".")[2], "factory", made)
 
 
-def _imported(given: str, module: str) -> Any:
+def _import_module(given: str, module: str) -> Any:
     """A module by its name, the current folder included, or a file of Python."""
     if module.endswith(".py"):
         path = Path(module)
-        if not path.is_file():
-            raise Misuse(f"--model {given}: there is no file {module}.")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
+        require_path(path, "--model")
+        spec: Any = importlib.util.spec_from_file_location(path.stem, path)
         found = importlib.util.module_from_spec(spec)
         sys.modules.setdefault(path.stem, found)
         spec.loader.exec_module(found)
@@ -175,15 +166,7 @@ def _imported(given: str, module: str) -> Any:
     except ModuleNotFoundError as missing:
         if missing.name is None or not (module == missing.name or module.startswith(f"{missing.name}.")):
             raise  # it is there, and needs something that is not
-        raise Misuse(
-            f"--model {given}: there is no module {missing.name!r}, neither in this folder nor installed."
-        ) from missing
-
-
-def _is_model(made: Any) -> bool:
-    import torch
-
-    return isinstance(made, torch.nn.Module) or (hasattr(made, "get_params") and not isinstance(made, type))
+        raise UsageError(f"--model {given}: there is no module {missing.name!r} here or installed.") from missing
 
 
 def _load_weights(model: Any, path: Path, *, trust_pickle: bool) -> None:
@@ -191,10 +174,9 @@ def _load_weights(model: Any, path: Path, *, trust_pickle: bool) -> None:
 
     from nobsp.network.exported import kind_of
 
-    if not path.is_file():
-        raise Misuse(f"--weights {path}: there is no such file.")
+    require_path(path, "--weights")
     if not isinstance(model, torch.nn.Module):
-        raise Misuse(f"--weights is for torch modules; the factory made a {type(model).__name__}.")
+        raise UsageError(f"--weights is for torch modules; the factory made a {type(model).__name__}.")
     if kind_of(path) == "safetensors":
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -204,9 +186,9 @@ def _load_weights(model: Any, path: Path, *, trust_pickle: bool) -> None:
         except SafetensorError as damaged:
             raise ValueError(f"--weights {path} is damaged ({damaged}).") from damaged
     else:
-        state = _plain(path)
+        state = _load_weights_only(path)
         if state is None and not trust_pickle:
-            raise Misuse(f"--weights {path} {_REASON.partition('; better')[0]}; better, save them as safetensors.")
+            raise UsageError(f"--weights {path} {_REASON.partition('; better')[0]}; better, save them as safetensors.")
         if state is None:
             state = torch.load(path, map_location="cpu", weights_only=False)  # the person said so
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
@@ -214,21 +196,17 @@ def _load_weights(model: Any, path: Path, *, trust_pickle: bool) -> None:
     try:
         model.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as failure:
-        said = " ".join(str(failure).split())
-        raise ValueError(f"--weights {path} does not fit the model: {said[:400]}") from failure
+        text = " ".join(str(failure).split())
+        raise ValueError(f"--weights {path} does not fit the model: {text[:400]}") from failure
 
 
-def _given(name: str, origin: str, model: Any) -> Loaded:
+def _as_loaded(name: str, origin: str, model: Any) -> Loaded:
     names = getattr(model, "feature_names_in_", None)
-    known = None if names is None else tuple(str(column) for column in names)
-    return Loaded(name, origin, lambda _: model, known, takes_numbers=not hasattr(model, "get_params"))
-
-
-# ---------------------------------------------------------------------- running it
+    return Loaded(name, origin, lambda _: model, None if names is None else tuple(str(column) for column in names))
 
 
 @contextmanager
-def hinting(hint: str) -> Iterator[None]:
+def add_hint(hint: str) -> Iterator[None]:
     """Adds a hint to the errors of a model that could not be run; what else is wrong says so itself."""
     try:
         yield
@@ -236,20 +214,5 @@ def hinting(hint: str) -> Iterator[None]:
         ran_into = failure.__cause__ if isinstance(failure, ValueError) else failure
         if not isinstance(ran_into, RuntimeError | IndexError | TypeError):
             raise
-        said = " ".join(str(failure).split()).rstrip(".")
-        raise ValueError(f"{said}. {hint}") from failure
-
-
-@contextmanager
-def limited_threads(count: int | None) -> Iterator[None]:
-    """Lets torch use so many threads, and as many as before afterwards; None leaves it alone."""
-    import torch
-
-    before = torch.get_num_threads()
-    if count is not None and count < 1:
-        raise Misuse(f"--threads must be at least 1, found {count}.")
-    torch.set_num_threads(before if count is None else count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+        text = " ".join(str(failure).split()).rstrip(".")
+        raise ValueError(f"{text}. {hint}") from failure

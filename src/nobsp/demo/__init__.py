@@ -1,71 +1,71 @@
-"""The main job on data that comes along: three small networks, trained, explained, audited, and shown."""
+"""Three small networks on data that is included: trained, explained, audited, and shown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import base64
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from nobsp import __version__
+
+if TYPE_CHECKING:
+    from nobsp.demo.networks import Cells, Digits, Functions
 
 __all__ = ["PAGES", "Findings", "run"]
 
 PAGES = ("index.html", "known-functions.html", "breast-cancer.html", "digits.html")
+Array = NDArray[np.float64]
+# Size of a small drawing.
+_WIDTH, _HEIGHT = 120.0, 84.0
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What the demo found.
-
-    Attributes:
-        lines: Five sentences, every number in them measured.
-        numbers: The same numbers by name.
-    """
+    """What the demo found: five sentences, every number in them measured, and the same numbers by name."""
 
     lines: tuple[str, ...]
     numbers: dict[str, Any]
 
 
 def run(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> Findings:
-    """Trains three networks, explains and audits them, and writes a page for each and one that leads to them.
+    """Trains three networks, explains and audits them, and writes a page for each and one that links to them.
 
     Args:
-        folder: Where the pages go; it must be there.
-        say: Told what is being done.
+        folder: Where the pages go; it must exist.
+        say: Called with what is being done.
+
+    Returns:
+        What was found.
 
     Raises:
         ImportError: If the extra "report" is not installed.
     """
-    from nobsp.demo import cancer, digits, synthetic
+    import torch
 
-    with _one_thread():
+    from nobsp.demo.networks import explain_cells, explain_digits, explain_functions
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # these networks are too small for a second thread to pay its way
+    try:
         say("1 of 3: training a network on known functions, and taking it apart")
-        functions = synthetic.run(folder / PAGES[1], epochs=300)
+        functions = explain_functions(folder / PAGES[1], epochs=300)
         say("2 of 3: breast cancer cells")
-        cells = cancer.run(folder / PAGES[2], epochs=40)
+        cells = explain_cells(folder / PAGES[2], epochs=40)
         say("3 of 3: handwritten digits")
-        images = digits.run(folder / PAGES[3], epochs=12)
+        images = explain_digits(folder / PAGES[3], epochs=12)
+    finally:
+        torch.set_num_threads(threads)
     (folder / PAGES[0]).write_text(_index(functions, cells, images), encoding="utf-8")
     return _findings(functions, cells, images)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """These networks are too small for a second thread to pay its way."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _findings(functions: Any, cells: Any, images: Any) -> Findings:
+def _findings(functions: Functions, cells: Cells, images: Digits) -> Findings:
     strongest = ", ".join(name for name, _ in cells.strongest[:3])
     kept = {0: "no interaction", 1: "one interaction"}.get(cells.pairs, f"{cells.pairs} interactions")
     lines = (
@@ -103,25 +103,18 @@ def _findings(functions: Any, cells: Any, images: Any) -> Findings:
     return Findings(lines, numbers)
 
 
-def _index(functions: Any, cells: Any, images: Any) -> str:
+def _index(functions: Functions, cells: Cells, images: Digits) -> str:
     import jinja2
 
-    from nobsp.demo import drawing
-    from nobsp.demo.synthetic import FORMULAS
+    from nobsp.demo.networks import FORMULAS
 
+    every = [curve for name in functions.recovered for curve in functions.curves[name][1:]]
     curves = []
     for name, (grid, learned, true) in functions.curves.items():
-        low, high = drawing.limits([learned, true])
-        if name not in functions.recovered:  # what plays no part is drawn to the scale of the others
-            low, high = drawing.limits([c for k in functions.recovered for c in functions.curves[k][1:]])
-        curves.append(
-            {
-                "formula": FORMULAS[name],
-                "learned": drawing.path(grid, learned, low=low, high=high),
-                "true": drawing.path(grid, true, low=low, high=high),
-                "r2": functions.recovered.get(name),
-            }
-        )
+        # What plays no part is drawn to the scale of the others.
+        scale = [learned, true] if name in functions.recovered else every
+        paths = {"learned": _path(grid, learned, scale), "true": _path(grid, true, scale)}
+        curves.append({**paths, "formula": FORMULAS[name], "r2": functions.recovered.get(name)})
     largest = max(size for _, size in cells.strongest)
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -135,12 +128,22 @@ def _index(functions: Any, cells: Any, images: Any) -> str:
         cells=cells,
         bars=[{"name": name, "size": size, "share": size / largest} for name, size in cells.strongest],
         images=images,
-        examples=[
-            {"digit": one.digit, "image": drawing.address(one.image), "overlay": drawing.address(one.overlay)}
-            for one in images.examples
-        ],
-        suspects=[
-            {"given": one.given, "suggested": one.suggested, "image": drawing.address(one.image)}
-            for one in images.suspects
-        ],
+        examples=[{"digit": d, "image": image_url(i), "overlay": image_url(o)} for d, i, o in images.examples],
+        suspects=[{"given": g, "suggested": s, "image": image_url(i)} for g, s, i in images.suspects],
     )
+
+
+def _path(x: Array, y: Array, scale: Sequence[Array]) -> str:
+    """An SVG path through points, in a drawing that holds all curves of `scale` with some room."""
+    low, high = min(float(curve.min()) for curve in scale), max(float(curve.max()) for curve in scale)
+    room = 0.1 * (high - low)
+    across = (x - x[0]) / (x[-1] - x[0]) * _WIDTH
+    down = (high + room - y) / (high - low + 2 * room) * _HEIGHT
+    return "M" + " L".join(f"{a:.1f} {b:.1f}" for a, b in zip(across, down, strict=True))
+
+
+def image_url(picture: NDArray[np.float32]) -> str:
+    """An image (height, width, 3) from 0 to 1 as a data URL."""
+    from nobsp.reporting.pictures import png
+
+    return f"data:image/png;base64,{base64.b64encode(png(np.clip(picture, 0.0, 1.0))).decode('ascii')}"

@@ -1,4 +1,4 @@
-"""Yardsticks for explanations of any method, and the statistics to compare them with.
+"""Metrics for explanations of any method.
 
 Pure functions over arrays: numpy, anything numpy understands, and torch tensors. Rows come first everywhere. A score
 that is not defined, of a constant vector say, is nan and comes with an `UndefinedScoreWarning`.
@@ -6,28 +6,16 @@ that is not defined, of a constant vector say, is nan and comes with an `Undefin
 
 from nobsp.metrics.agreement import DeltaAgreement, Pairs, delta_agreement, find_pairs
 from nobsp.metrics.arrays import UndefinedScoreWarning, at_target
-from nobsp.metrics.concentration import gini_sparseness, sparseness
 from nobsp.metrics.deletion import RegionCurves, region_deletion_auc, region_insertion_auc
-from nobsp.metrics.faithfulness import (
-    Faithfulness,
-    attribution_faithfulness,
-    pixel_faithfulness,
-    removal_effects,
-)
-from nobsp.metrics.recovery import FunctionReproduction, function_reproduction
-from nobsp.metrics.robustness import Randomisation, Stability, model_randomisation, stability
-from nobsp.metrics.significance import Interval, SignFlip, holm, paired_bootstrap, sign_flip_test
+from nobsp.metrics.faithfulness import Faithfulness, attribution_faithfulness, pixel_faithfulness, removal_effects
+from nobsp.metrics.scores import FunctionReproduction, function_reproduction, gini_sparseness, sparseness
 
 __all__ = [
     "DeltaAgreement",
     "Faithfulness",
     "FunctionReproduction",
-    "Interval",
     "Pairs",
-    "Randomisation",
     "RegionCurves",
-    "SignFlip",
-    "Stability",
     "UndefinedScoreWarning",
     "at_target",
     "attribution_faithfulness",
@@ -35,14 +23,9 @@ __all__ = [
     "find_pairs",
     "function_reproduction",
     "gini_sparseness",
-    "holm",
-    "model_randomisation",
-    "paired_bootstrap",
     "pixel_faithfulness",
     "region_deletion_auc",
     "region_insertion_auc",
     "removal_effects",
-    "sign_flip_test",
     "sparseness",
-    "stability",
 ]

@@ -9,20 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.metrics.arrays import (
-    Array,
-    as_array,
-    expect_rows,
-    is_constant,
-    mean_of_known,
-    pearson,
-    undefined,
-)
+from nobsp._messages import require_whole_number
+from nobsp.metrics.arrays import Array, as_array, is_constant, mean_of_known, pearson, require_two_rows, undefined
 from nobsp.network.inputs import resolve_features
-
-MAX_PAIRS = 800
-DISTANCE_PERCENTILE = 15.0
-MAX_ROWS = 5000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,8 +21,7 @@ class Pairs:
     Attributes:
         feature_names: One a feature.
         feature: Per pair, the position of the feature in which its rows differ.
-        first: Per pair, one row.
-        second: Per pair, the other row.
+        first: Per pair, one row; `second` the other.
         rows: How many rows the pairs were chosen from.
     """
 
@@ -52,10 +40,8 @@ class Pairs:
         return dict(zip(self.feature_names, counts.tolist(), strict=True))
 
     def __repr__(self) -> str:
-        counts = self.per_feature().values()
-        return (
-            f"Pairs({len(self)} pairs among {self.rows} rows, {sum(c > 0 for c in counts)} of {len(counts)} features)"
-        )
+        some, every = len(np.unique(self.feature)), len(self.feature_names)
+        return f"Pairs({len(self)} pairs among {self.rows} rows, {some} of {every} features)"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -97,9 +83,9 @@ def find_pairs(
     *,
     classes: Any = None,
     groups: Mapping[str, Any] | None = None,
-    max_pairs: int = MAX_PAIRS,
-    distance_percentile: float = DISTANCE_PERCENTILE,
-    max_rows: int = MAX_ROWS,
+    max_pairs: int = 800,
+    distance_percentile: float = 15.0,
+    max_rows: int = 5000,
     seed: int = 0,
 ) -> Pairs:
     """Pairs of observed rows that differ in one feature and are close in all others.
@@ -122,9 +108,6 @@ def find_pairs(
     Returns:
         The pairs; none for a feature that does not vary or whose pairs are all too far apart.
 
-    Raises:
-        ValueError: If shapes do not match or there are fewer than two rows.
-
     Example:
         >>> import numpy as np
         >>> from nobsp.metrics import find_pairs
@@ -133,12 +116,10 @@ def find_pairs(
         {'x0': 1, 'x1': 1}
     """
     rows = as_array(X, "X", ndim=2)
-    expect_rows(len(rows), "X", least=2, why="a pair")
+    require_two_rows(rows, "X")
     features = resolve_features(groups, columns=rows.shape[1], names=None)
-    if max_pairs < 1:
-        raise ValueError(f"max_pairs is {max_pairs}; pass at least 1.")
-    if max_rows < 2:
-        raise ValueError(f"max_rows is {max_rows}; pass at least 2, a pair.")
+    require_whole_number("max_pairs", max_pairs)
+    require_whole_number("max_rows", max_rows, least=2)
     if not 0 <= distance_percentile <= 100:
         raise ValueError(f"distance_percentile is {distance_percentile}; pass a number from 0 to 100.")
     labels = np.zeros(len(rows)) if classes is None else np.asarray(classes)
@@ -187,13 +168,7 @@ def _squared_distance(rows: Array, first: NDArray[np.int32], second: NDArray[np.
 
 
 def _isolating(delta: Array, everywhere: Array, percentile: float) -> NDArray[np.int64]:
-    """Positions, among candidate pairs, of those that differ in the feature and are close in all others.
-
-    Args:
-        delta: Squared difference in the feature.
-        everywhere: Squared distance in all columns.
-        percentile: Of the distances in the others, up to which a pair is close.
-    """
+    """Pairs that differ in the feature (`delta`, squared) and are close in all other columns (`everywhere - delta`)."""
     moved = delta[delta > 0]
     if len(moved) == 0:
         return np.empty(0, dtype=np.int64)
@@ -216,9 +191,6 @@ def delta_agreement(attributions: Any, outputs: Any, pairs: Pairs) -> DeltaAgree
     Returns:
         Correlation and error over all pairs and feature by feature.
 
-    Raises:
-        ValueError: If shapes do not match.
-
     Warns:
         UndefinedScoreWarning: If there are no pairs, or all deltas are the same.
 
@@ -234,26 +206,20 @@ def delta_agreement(attributions: Any, outputs: Any, pairs: Pairs) -> DeltaAgree
     given = as_array(attributions, "attributions", ndim=2)
     said = as_array(outputs, "outputs", ndim=1)
     features = len(pairs.feature_names)
-    if given.shape != (pairs.rows, features):
+    if given.shape != (pairs.rows, features) or len(said) != pairs.rows:
         raise ValueError(
-            f"attributions have the shape {given.shape} but the pairs were found among {pairs.rows} rows with "
-            f"{features} features."
+            f"attributions have the shape {given.shape} and outputs has {len(said)} rows, but the pairs were found "
+            f"among {pairs.rows} rows with {features} features."
         )
-    if len(said) != pairs.rows:
-        raise ValueError(f"outputs has {len(said)} rows but the pairs were found among {pairs.rows}.")
     explained = given[pairs.second, pairs.feature] - given[pairs.first, pairs.feature]
     changed = said[pairs.second] - said[pairs.first]
-    if len(pairs) == 0:
-        undefined("no pairs of rows isolate a feature, so delta agreement is nan.")
     overall = _agreement(explained, changed)
-    if len(pairs) and np.isnan(overall).any():
-        undefined("deltas are the same in all pairs, so delta agreement is nan.")
-    each = np.array([_agreement(explained[own], changed[own]) for own in _by_feature(pairs)]).reshape(features, 2)
+    if np.isnan(overall).any():
+        why = "deltas are the same in all pairs" if len(pairs) else "no pairs of rows isolate a feature"
+        undefined(f"{why}, so delta agreement is nan.")
+    by_feature = [pairs.feature == position for position in range(features)]
+    each = np.array([_agreement(explained[own], changed[own]) for own in by_feature]).reshape(features, 2)
     return DeltaAgreement(overall[0], overall[1], each[:, 0], each[:, 1], len(pairs), pairs.feature_names)
-
-
-def _by_feature(pairs: Pairs) -> list[NDArray[np.bool_]]:
-    return [pairs.feature == position for position in range(len(pairs.feature_names))]
 
 
 def _agreement(explained: Array, changed: Array) -> tuple[float, float]:

@@ -1,74 +1,70 @@
-"""What every metric does with its arguments: arrays of the right shape, ranks, and correlations row by row."""
+"""What metrics share: arrays of the right shape, correlations, and running a model batch by batch."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from scipy import stats
+from torch import nn
+
+from nobsp._messages import require_whole_number
+from nobsp.network.inference import device_and_dtype, evaluation_mode, unwrap
 
 Array = NDArray[np.float64]
-
-# A spread below rounding of the values themselves is no spread.
-_ROUNDING = 8 * np.finfo(np.float64).eps
+Model = nn.Module | Callable[[Any], Any]
 
 
 class UndefinedScoreWarning(UserWarning):
     """A score is nan because it is not defined for this input."""
 
 
-def undefined(message: str) -> None:
-    """Warns that a score is nan, at the line that called the metric."""
-    warnings.warn(message, UndefinedScoreWarning, stacklevel=3)
+def undefined(message: str, *, depth: int = 1) -> None:
+    """Warns that a score is nan, at the line that called the metric, `depth` calls up."""
+    warnings.warn(message, UndefinedScoreWarning, stacklevel=2 + depth)
 
 
 def as_array(values: Any, name: str, *, ndim: int | tuple[int, ...] | None = None) -> Array:
-    """A float64 array of finite numbers.
-
-    Args:
-        values: Anything numpy understands, or a torch tensor on any device.
-        name: What the caller calls it.
-        ndim: How many dimensions it may have.
-
-    Raises:
-        ValueError: If it has other dimensions, no values, or values that are not finite.
-    """
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
-        values = values.float() if str(values.dtype) == "torch.bfloat16" else values
-    array = np.asarray(values, dtype=np.float64)
+    """A float64 array of finite numbers from anything numpy understands, or a torch tensor on any device."""
+    array = np.asarray(_on_host(values), dtype=np.float64)
     allowed = (ndim,) if isinstance(ndim, int) else ndim
     if allowed is not None and array.ndim not in allowed:
         wanted = " or ".join(str(one) for one in allowed)
         raise ValueError(f"{name} should have {wanted} dimensions, found the shape {array.shape}.")
-    if array.size == 0:
-        raise ValueError(f"{name} is empty: its shape is {array.shape}.")
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name} has {int((~np.isfinite(array)).sum())} values that are nan or infinite; remove them.")
+    _require_finite(array, name)
     return array
 
 
 def as_images(values: Any) -> NDArray[Any]:
-    """Finite images of shape (images, channels, height, width), floating numbers in the precision they came in.
-
-    Raises:
-        ValueError: If the shape is another or values are not finite.
-    """
-    array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
-    if array.dtype not in (np.float32, np.float64):
-        array = array.astype(np.float64)
-    if array.ndim != 4 or array.size == 0:
+    """Finite images of shape (images, channels, height, width), floating numbers in the precision they came in."""
+    array = np.asarray(_on_host(values))
+    array = array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
+    if array.ndim != 4:
         raise ValueError(f"images should have the shape (images, channels, height, width), found {array.shape}.")
-    if not np.isfinite(array).all():
-        raise ValueError(
-            f"images have {int((~np.isfinite(array)).sum())} values that are nan or infinite; remove them."
-        )
+    _require_finite(array, "images")
     return array
 
 
-def expect_same_shape(first: Array, first_name: str, second: Array, second_name: str) -> None:
+def _on_host(values: Any) -> Any:
+    if not hasattr(values, "detach"):
+        return values
+    values = values.detach().cpu()
+    return values.float() if values.dtype == torch.bfloat16 else values  # numpy knows no bfloat16
+
+
+def _require_finite(array: NDArray[Any], name: str) -> None:
+    if array.size == 0:
+        raise ValueError(f"{name} is empty: its shape is {array.shape}.")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} has {int((~np.isfinite(array)).sum())} values that are nan or infinite; remove them.")
+
+
+def require_same_shape(first: Array, first_name: str, second: Array, second_name: str) -> None:
     """Raises a ValueError if two arrays do not have the same shape."""
     if first.shape != second.shape:
         raise ValueError(
@@ -76,10 +72,10 @@ def expect_same_shape(first: Array, first_name: str, second: Array, second_name:
         )
 
 
-def expect_rows(rows: int, name: str, *, least: int, why: str) -> None:
-    """Raises a ValueError if there are too few rows for the metric."""
-    if rows < least:
-        raise ValueError(f"{name} has {rows} rows, but {why} needs at least {least}.")
+def require_two_rows(array: Array, name: str) -> None:
+    """Raises a ValueError if there is nothing to compare."""
+    if len(array) < 2:
+        raise ValueError(f"{name} has {len(array)} rows, and comparing rows needs at least 2.")
 
 
 def at_target(values: Any, target: Any) -> Array:
@@ -92,74 +88,47 @@ def at_target(values: Any, target: Any) -> Array:
     Returns:
         The same without the last dimension.
 
-    Raises:
-        ValueError: If the shapes do not match or there is no such output.
-
     Example:
         >>> from nobsp.metrics import at_target
         >>> at_target([[0.1, 0.9], [0.8, 0.2]], [1, 0])
         array([0.9, 0.8])
     """
     array = as_array(values, "values", ndim=(2, 3))
-    chosen = targets_of(target, rows=len(array), outputs=array.shape[-1])
+    chosen = targets_of(target, array)
     return np.asarray(array[np.arange(len(array)), ..., chosen], dtype=np.float64)
 
 
-def targets_of(target: Any, *, rows: int, outputs: int) -> NDArray[np.int64]:
-    """One valid output a row.
-
-    Raises:
-        ValueError: If `target` has another length or names an output that is not there.
-    """
-    given = np.asarray(target.detach().cpu() if hasattr(target, "detach") else target)
+def targets_of(target: Any, outputs: Array) -> NDArray[np.int64]:
+    """One valid output a row; the largest of (rows, outputs) where none is given."""
+    given = outputs.argmax(axis=1) if target is None else np.asarray(_on_host(target))
+    rows, count = len(outputs), outputs.shape[-1]
     if given.ndim > 1 or (given.ndim == 1 and len(given) != rows):
         raise ValueError(f"target should be one output or one for each of the {rows} rows, found {given.shape}.")
     if not np.issubdtype(given.dtype, np.integer):
         raise ValueError(f"target should be positions of outputs, whole numbers, found {given.dtype}.")
-    chosen = np.broadcast_to(given, (rows,)).astype(np.int64)
-    if chosen.min() < 0 or chosen.max() >= outputs:
-        raise ValueError(f"target goes from {chosen.min()} to {chosen.max()} but there are {outputs} outputs.")
-    return chosen
-
-
-def ranks(values: Array) -> Array:
-    """Ranks along the last axis from 1 on; equal values share the mean of their ranks.
-
-    Example:
-        >>> import numpy as np
-        >>> ranks(np.array([10.0, 30.0, 20.0, 20.0]))
-        array([1. , 4. , 2.5, 2.5])
-    """
-    return np.apply_along_axis(_ranks_of_one, -1, values)
-
-
-def _ranks_of_one(values: Array) -> Array:
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(count)
-    return np.asarray((last - (count - 1) / 2)[place], dtype=np.float64)
+    if given.min() < 0 or given.max() >= count:
+        raise ValueError(f"target goes from {given.min()} to {given.max()} but there are {count} outputs.")
+    return np.broadcast_to(given, (rows,)).astype(np.int64)
 
 
 def is_constant(values: Array) -> NDArray[np.bool_]:
     """Whether values along the last axis differ by no more than rounding."""
-    spread = values.max(axis=-1) - values.min(axis=-1)
-    return np.asarray(spread <= _ROUNDING * np.abs(values).max(axis=-1))
+    return np.asarray(np.ptp(values, axis=-1) <= 8 * np.finfo(np.float64).eps * np.abs(values).max(axis=-1))
 
 
 def pearson(first: Array, second: Array) -> Array:
     """Correlations along the last axis; nan, without a warning, where either side is constant."""
-    a = first - first.mean(axis=-1, keepdims=True)
-    b = second - second.mean(axis=-1, keepdims=True)
-    # Scaling first keeps the squares of very small and very large values within range.
-    with np.errstate(invalid="ignore", divide="ignore"):
-        a = a / np.abs(a).max(axis=-1, keepdims=True)
-        b = b / np.abs(b).max(axis=-1, keepdims=True)
-        r = (a * b).sum(axis=-1) / np.sqrt((a * a).sum(axis=-1) * (b * b).sum(axis=-1))
-    return np.where(is_constant(first) | is_constant(second), np.nan, np.clip(r, -1.0, 1.0))
+    with warnings.catch_warnings():
+        # Near-constant rows are ours to judge: scipy's bound is looser than rounding.
+        warnings.simplefilter("ignore", stats.ConstantInputWarning)
+        warnings.simplefilter("ignore", stats.NearConstantInputWarning)
+        r = stats.pearsonr(first, second, axis=-1).statistic
+    return np.where(is_constant(first) | is_constant(second), np.nan, r)
 
 
 def spearman(first: Array, second: Array) -> Array:
     """Rank correlations along the last axis; nan where either side is constant."""
-    return pearson(ranks(first), ranks(second))
+    return pearson(stats.rankdata(first, axis=-1), stats.rankdata(second, axis=-1))
 
 
 def mean_of_known(values: Array) -> float:
@@ -168,15 +137,39 @@ def mean_of_known(values: Array) -> float:
     return float(known.mean()) if len(known) else float("nan")
 
 
-def named(names: Iterable[str] | None, count: int, what: str) -> tuple[str, ...]:
-    """One name each; "x0", "x1", ... if none are given.
-
-    Raises:
-        ValueError: If there are more or fewer names than needed.
-    """
-    if names is None:
-        return tuple(f"x{position}" for position in range(count))
-    given = tuple(str(name) for name in names)
+def name_features(names: Iterable[str] | None, count: int) -> tuple[str, ...]:
+    """One name each; "x0", "x1", ... if none are given."""
+    given = tuple(f"x{position}" for position in range(count)) if names is None else tuple(map(str, names))
     if len(given) != count:
-        raise ValueError(f"{what} has {len(given)} names but there are {count} features.")
+        raise ValueError(f"feature_names has {len(given)} names but there are {count} features.")
     return given
+
+
+@contextmanager
+def running(model: Model, *, batch_size: int) -> Iterator[Callable[[NDArray[Any]], Array]]:
+    """A function from rows to outputs of shape (rows, outputs), run in batches.
+
+    A torch module is run in evaluation mode, without gradients, on its own device and in its own precision, and is
+    left as it was. Any other function gets arrays and may return an array or a tensor.
+    """
+    require_whole_number("batch_size", batch_size)
+
+    def in_batches(run: Callable[[Any], Any], rows: NDArray[Any]) -> Array:
+        found = []
+        for start in range(0, len(rows), batch_size):
+            batch = rows[start : start + batch_size]
+            outputs = as_array(run(batch), "what the model returned", ndim=(1, 2))
+            if len(outputs) != len(batch):
+                raise ValueError(f"the model returned {len(outputs)} outputs for {len(batch)} rows.")
+            found.append(outputs.reshape(len(batch), -1))
+        return np.concatenate(found)
+
+    if isinstance(model, nn.Module):
+        module = unwrap(model)
+        device, dtype = device_and_dtype(module)
+        with evaluation_mode(module) as run:
+            yield lambda rows: in_batches(lambda batch: run(torch.as_tensor(batch, dtype=dtype, device=device)), rows)
+    elif callable(model):
+        yield lambda rows: in_batches(model, rows)
+    else:
+        raise TypeError(f"model should be a torch module or a function, found {type(model).__name__}.")

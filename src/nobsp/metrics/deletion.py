@@ -8,10 +8,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.metrics.arrays import Array, as_array, as_images, targets_of
-from nobsp.metrics.running import Model, running
+from nobsp._messages import require_whole_number
+from nobsp.metrics.arrays import Array, Model, as_array, as_images, running, targets_of
 
-STEPS = 10
 # The paper's sizes, and 4 pixels below them, which again cut an image into 8 x 8 regions.
 _PATCH_SIZES = ((224, 32), (128, 16), (64, 8), (0, 4))
 
@@ -52,7 +51,7 @@ def region_deletion_auc(
     target: Any = None,
     outputs: Literal["logits", "probabilities"] = "logits",
     patch: int | None = None,
-    steps: int = STEPS,
+    steps: int = 10,
     baseline: Any = 0.0,
     batch_size: int = 64,
 ) -> RegionCurves:
@@ -77,9 +76,6 @@ def region_deletion_auc(
     Returns:
         Areas and curves, image by image.
 
-    Raises:
-        ValueError: If shapes do not match, or outputs called probabilities are not.
-
     Example:
         >>> import numpy as np
         >>> from nobsp.metrics import region_deletion_auc
@@ -101,7 +97,7 @@ def region_insertion_auc(
     target: Any = None,
     outputs: Literal["logits", "probabilities"] = "logits",
     patch: int | None = None,
-    steps: int = STEPS,
+    steps: int = 10,
     baseline: Any = 0.0,
     batch_size: int = 64,
 ) -> RegionCurves:
@@ -110,32 +106,7 @@ def region_insertion_auc(
     The curve is the target's probability as a share of that of the whole image, integrated over the uncovered share:
     higher is better, and more than 1 is possible where parts of the image speak against the target.
 
-    Args:
-        model: As in `region_deletion_auc`.
-        images: Likewise.
-        maps: Likewise.
-        target: Likewise.
-        outputs: Likewise.
-        patch: Likewise.
-        steps: Likewise.
-        baseline: Likewise.
-        batch_size: Likewise.
-
-    Returns:
-        Areas and curves, image by image.
-
-    Raises:
-        ValueError: If shapes do not match, or outputs called probabilities are not.
-
-    Example:
-        >>> import numpy as np
-        >>> from nobsp.metrics import region_insertion_auc
-        >>> images = np.zeros((1, 1, 8, 8)); images[..., :4, :4] = 1.0
-        >>> brightness = lambda images: np.stack([images.sum(axis=(1, 2, 3)), np.zeros(len(images))], axis=1)
-        >>> good = region_insertion_auc(brightness, images, images[:, 0])
-        >>> bad = region_insertion_auc(brightness, images, -images[:, 0])
-        >>> good.mean > bad.mean
-        True
+    Arguments, results and errors are those of `region_deletion_auc`.
     """
     return _region_curves(model, images, maps, target, outputs, patch, steps, baseline, batch_size, insert=True)
 
@@ -160,8 +131,7 @@ def _region_curves(
         )
     if outputs not in ("logits", "probabilities"):
         raise ValueError(f"outputs should be 'logits' or 'probabilities', found {outputs!r}.")
-    if steps < 1:
-        raise ValueError(f"steps is {steps}; pass at least 1.")
+    require_whole_number("steps", steps)
     side = _patch_for(values.shape, patch)
     blank = _blank(baseline, values.shape, values.dtype)
     place, rank = _ranked_regions(heat, side)
@@ -170,9 +140,7 @@ def _region_curves(
     curves = np.empty((len(values), steps + 1))
     with running(model, batch_size=batch_size) as run:
         whole = _probabilities(run(values), outputs)
-        chosen = targets_of(
-            whole.argmax(axis=1) if target is None else target, rows=len(values), outputs=whole.shape[1]
-        )
+        chosen = targets_of(target, whole)
         start = whole[np.arange(len(values)), chosen]
         # Batch by batch, so that there is never a second copy of all images.
         for first in range(0, len(values), batch_size):
@@ -201,15 +169,12 @@ def _patch_for(shape: tuple[int, ...], patch: int | None) -> int:
 
 def _blank(baseline: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     given = as_array(baseline, "baseline").astype(dtype)
-    if given.ndim == 1:
-        given = given[:, None, None]
+    given = given[:, None, None] if given.ndim == 1 else given
     try:
         return np.broadcast_to(given, shape)
     except ValueError as failure:
-        raise ValueError(
-            f"baseline has the shape {np.shape(baseline)} but images have {shape}; "
-            "pass a number, one a channel, or images."
-        ) from failure
+        wrong = f"baseline has the shape {np.shape(baseline)} but images have {shape}"
+        raise ValueError(f"{wrong}; pass a number, one a channel, or images.") from failure
 
 
 def _ranked_regions(heat: Array, side: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -226,10 +191,8 @@ def _ranked_regions(heat: Array, side: int) -> tuple[NDArray[np.int64], NDArray[
 def _probabilities(outputs: Array, kind: str) -> Array:
     if kind == "probabilities":
         if outputs.min() < 0 or outputs.max() > 1 + 1e-6:
-            raise ValueError(
-                f"outputs='probabilities' but the model returned {outputs.min():g} to {outputs.max():g}; "
-                "pass outputs='logits'."
-            )
+            found = f"{outputs.min():g} to {outputs.max():g}"
+            raise ValueError(f"outputs='probabilities' but the model returned {found}; pass outputs='logits'.")
         return outputs
     if outputs.shape[1] < 2:
         raise ValueError("the model returned one output an image; a softmax needs at least two classes.")

@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nobsp._messages import require_whole_number
 from nobsp.metrics.arrays import (
     Array,
+    Model,
     as_array,
     as_images,
-    expect_same_shape,
-    named,
+    name_features,
     pearson,
+    require_same_shape,
+    running,
     spearman,
     targets_of,
     undefined,
 )
-from nobsp.metrics.running import Model, running
 from nobsp.network.inputs import resolve_features
 
 
@@ -68,9 +70,6 @@ def removal_effects(
     Returns:
         Output minus output without the feature, shape (rows, features).
 
-    Raises:
-        ValueError: If shapes do not match.
-
     Example:
         >>> import numpy as np
         >>> from nobsp.metrics import removal_effects
@@ -86,9 +85,7 @@ def removal_effects(
     features = resolve_features(groups, columns=columns, names=None)
     with running(model, batch_size=batch_size) as run:
         before = run(rows)
-        chosen = targets_of(
-            before.argmax(axis=1) if target is None else target, rows=len(rows), outputs=before.shape[1]
-        )
+        chosen = targets_of(target, before)
         each = np.arange(len(rows))
         effects = np.empty((len(rows), len(features.columns)))
         for position, members in enumerate(features.columns):
@@ -116,9 +113,6 @@ def attribution_faithfulness(
     Returns:
         The correlation and what it was computed from.
 
-    Raises:
-        ValueError: If shapes do not match or there is only one feature.
-
     Warns:
         UndefinedScoreWarning: If all features have the same importance or the same effect.
 
@@ -132,14 +126,16 @@ def attribution_faithfulness(
         features = resolve_features(groups, columns=given.shape[1], names=None)
         given = np.column_stack([given[:, list(members)].sum(axis=1) for members in features.columns])
         feature_names = features.names if feature_names is None else feature_names
-    expect_same_shape(given, "attributions" if groups is None else "attributions added up by groups", change, "effects")
+    require_same_shape(
+        given, "attributions" if groups is None else "attributions added up by groups", change, "effects"
+    )
     if given.shape[1] < 2:
         raise ValueError("there is one feature, but ranking features needs at least two.")
     importance, effect = np.abs(given).mean(axis=0), np.abs(change).mean(axis=0)
     correlation = float(spearman(importance, effect))
     if np.isnan(correlation):
         undefined("all features have the same importance or the same effect, so their correlation is nan.")
-    return Faithfulness(correlation, importance, effect, named(feature_names, given.shape[1], "feature_names"))
+    return Faithfulness(correlation, importance, effect, name_features(feature_names, given.shape[1]))
 
 
 def pixel_faithfulness(
@@ -176,9 +172,6 @@ def pixel_faithfulness(
     Returns:
         One correlation an image; nan where the output or the attribution never changes.
 
-    Raises:
-        ValueError: If shapes do not match, or images have fewer values than `subset_size`.
-
     Warns:
         UndefinedScoreWarning: If some correlation is nan.
 
@@ -199,27 +192,18 @@ def pixel_faithfulness(
     size = values[0].size
     if not 1 <= subset_size <= size:
         raise ValueError(f"subset_size is {subset_size} but an image has {size} values; pass 1 to {size}.")
-    if runs < 2:
-        raise ValueError(f"runs is {runs}, but a correlation needs at least 2.")
-    scores = _correlation_over(
-        model,
-        values,
-        np.broadcast_to(attributions, values.shape),
-        lambda image: _random_subsets(size, subset_size, runs, seed=(seed, image)),
-        target,
-        baseline,
-        batch_size,
-    )
-    if np.isnan(scores).any():
-        undefined(
-            f"masking never changed the output, or attributions are constant, in {np.isnan(scores).sum()} images."
-        )
+    require_whole_number("runs", runs, least=2)
+
+    def draw(image: int) -> NDArray[np.int64]:
+        rng = np.random.default_rng((seed, image))
+        return np.stack([rng.choice(size, subset_size, replace=False) for _ in range(runs)])
+
+    weights = np.broadcast_to(attributions, values.shape)
+    scores = _correlation_over(model, values, weights, draw, target, baseline, batch_size)
+    unknown = int(np.isnan(scores).sum())
+    if unknown:
+        undefined(f"masking never changed the output, or attributions are constant, in {unknown} images.")
     return scores
-
-
-def _random_subsets(size: int, subset_size: int, runs: int, *, seed: tuple[int, int]) -> NDArray[np.int64]:
-    rng = np.random.default_rng(seed)
-    return np.stack([rng.choice(size, subset_size, replace=False) for _ in range(runs)])
 
 
 def _correlation_over(
@@ -235,9 +219,7 @@ def _correlation_over(
     scores = np.empty(len(images))
     with running(model, batch_size=batch_size) as run:
         before = run(images)
-        chosen = targets_of(
-            before.argmax(axis=1) if target is None else target, rows=len(images), outputs=before.shape[1]
-        )
+        chosen = targets_of(target, before)
         for image, (values, weights) in enumerate(zip(images, attributions, strict=True)):
             subsets = subsets_of(image)
             after = []

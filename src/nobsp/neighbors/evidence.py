@@ -26,7 +26,7 @@ _LABEL_KEYS = ("labels", "label", "y", "targets", "target")
 def find_evidence(explainer: Any) -> EvidenceSource:
     """What a fitted NObSP, a fitted NObSPCam, or a linear head on given activations shows of rows."""
     if isinstance(explainer, NObSP | NObSPCam):
-        return explainer._evidence()
+        return explainer.evidence_source()
     if isinstance(explainer, nn.Linear):
         weight = explainer.weight.detach().to("cpu", torch.float64)
         bias = torch.zeros(len(weight), dtype=torch.float64)

@@ -235,8 +235,8 @@ def link_duplicates(hits: Neighbors, threshold: float) -> Duplicates:
 
 
 def _groups(pairs: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], ...]:
-    from scipy.sparse import coo_array  # type: ignore[import-untyped]  # scikit-learn brings it
-    from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped]
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
     if len(pairs) == 0:
         return ()

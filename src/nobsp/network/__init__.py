@@ -1,8 +1,8 @@
 """What we need of a torch model: its linear head, its representation, and batches to run it on."""
 
-from nobsp.network.adapted import Adapted, adapt
+from nobsp.network.adapted import Adapted
 from nobsp.network.batches import Source, batches_of, with_progress
+from nobsp.network.find_head import Head
 from nobsp.network.readout import Readout
-from nobsp.network.search import Head
 
-__all__ = ["Adapted", "Head", "Readout", "Source", "adapt", "batches_of", "with_progress"]
+__all__ = ["Adapted", "Head", "Readout", "Source", "batches_of", "with_progress"]

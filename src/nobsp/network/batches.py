@@ -26,20 +26,13 @@ class Source:
     """Rows of a table in batches: 2-D tensors on the CPU, never more than the asked number of rows each.
 
     Batches may share memory with the caller's data and must not be written to.
-
-    Attributes:
-        names: Column names where the data has any (those before encoding); else None.
-        rows: Number of rows, or None where it is not known before reading.
-        reiterable: Whether the rows can be read more than once.
-        integer: Whether every value is an integer, so that batches are int64.
-        columns: Number of columns of every batch, after encoding.
     """
 
-    names: tuple[str, ...] | None
-    rows: int | None
-    reiterable: bool
-    integer: bool
-    columns: int
+    names: tuple[str, ...] | None  # column names where the data has any (those before encoding); else None
+    rows: int | None  # number of rows, or None where it is not known before reading
+    reiterable: bool  # whether the rows can be read more than once
+    integer: bool  # whether every value is an integer, so that batches are int64
+    columns: int  # number of columns of every batch, after encoding
     _open: Callable[[], Iterator[tuple[Tensor, Any]]] = field(repr=False)
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -59,32 +52,7 @@ def batches_of(
     columns: Sequence[str] | None = None,
     strict: bool = True,
 ) -> Source:
-    """Read any kind of table in batches.
-
-    Args:
-        X: A 2-D array or tensor, a pandas or polars frame, a DataLoader (batches `x`, or `(x, y)` of which
-            the first is taken), a list or other iterable of such batches, or a one-shot iterator of them.
-        batch_size: At most so many rows in a batch; larger ones are split.
-        encode: Turns rows of the caller's kind into a float64 matrix (a fitted preprocessing).
-        argument: What the caller calls `X`; error messages use it.
-        columns: Expected column names. Frames are reordered to them; arrays must have as many columns.
-        strict: Whether missing and infinite values are errors when they are read, and rows that the encoder refuses;
-            without, such rows come as NaN where something is missing.
-
-    Returns:
-        The batches.
-
-    Raises:
-        TypeError: If `X` is of no such kind, or a column is not numeric.
-        ValueError: If `X` is empty, has other columns than expected, or holds missing values.
-
-    Example:
-        >>> import numpy as np
-        >>> from nobsp.network.batches import batches_of
-        >>> source = batches_of(np.zeros((5, 3)), batch_size=2)
-        >>> source.rows, [len(batch) for batch in source]
-        (5, [2, 2, 1])
-    """
+    """Read any kind of table in batches."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise ValueError(f"batch_size must be a positive whole number, found {batch_size!r}.")
     X = _matrix_if_nested(X)
@@ -99,19 +67,7 @@ def batches_of(
 
 
 def with_progress(iterable: Iterable[Batch], *, total: int | None, enabled: bool, description: str) -> Iterator[Batch]:
-    """Pass batches through, counting their rows on a progress bar on stderr.
-
-    Args:
-        iterable: Batches with a length.
-        total: Rows to come; None if unknown, and then the bar shows only a count.
-        enabled: Without it nothing is shown.
-        description: What is being done.
-
-    Example:
-        >>> from nobsp.network.batches import with_progress
-        >>> list(with_progress([[1, 2], [3]], total=3, enabled=False, description="reading"))
-        [[1, 2], [3]]
-    """
+    """Pass batches through, counting their rows on a progress bar on stderr."""
     if not enabled:
         yield from iterable
         return

@@ -22,46 +22,31 @@ _AT_ONCE = 8192
 
 @dataclass(frozen=True, eq=False)
 class EvidenceBatch:
-    """A batch of rows, float64 on the CPU.
+    """A batch of rows, float64 on the CPU."""
 
-    Attributes:
-        activations: Shape (rows, width).
-        logits: Shape (rows, outputs).
-        evidence: Shape (rows, outputs or 1, terms); None where it is a multiple of the activations.
-    """
-
-    activations: Tensor
-    logits: Tensor
-    evidence: Tensor | None = None
+    activations: Tensor  # shape (rows, width)
+    logits: Tensor  # shape (rows, outputs)
+    evidence: Tensor | None = None  # shape (rows, outputs or 1, terms); None where it is a multiple of the activations
 
 
 @dataclass(frozen=True, eq=False)
 class EvidenceSource:
-    """A model that reads rows.
+    """A model that reads rows."""
 
-    Attributes:
-        output_names: Names of the outputs.
-        link: What follows the logits: "identity", "softmax", "log_softmax", "sigmoid" or "exp".
-        about: What is explained, in words: equal for the same terms, or the same map.
-        hash_model: Works out what is equal for the same model only.
-        signature: Numbers that are near each other only for calibrations that say the same; files round a little.
-        read: `read(X, wanted=, progress=)` gives batches, with evidence as far as it is wanted.
-        head: Weight and bias that make logits of activations, float64; None where layers stand between.
-        coefficients: β of contributions that are multiples of the activations, g_k = β_k (z_k − z̄_k), shape (width,
-            outputs), float64; None where contributions are worked out row by row.
-        mean: z̄, shape (width,); None for the mean of whatever rows are read.
-        classes: Labels of the classes as the model itself knows them; None where it knows none.
-    """
-
-    output_names: tuple[str, ...]
-    link: str
-    about: str
-    hash_model: Callable[[], str]
-    signature: Tensor
+    output_names: tuple[str, ...]  # names of the outputs
+    link: str  # what follows the logits: "identity", "softmax", "log_softmax", "sigmoid" or "exp"
+    about: str  # what is explained, in words: equal for the same terms, or the same map
+    hash_model: Callable[[], str]  # works out what is equal for the same model only
+    signature: Tensor  # numbers that are near each other only for calibrations that say the same; files round a little
+    # `read(X, wanted=, progress=)` gives batches, with evidence as far as it is wanted
     read: Callable[..., Iterator[EvidenceBatch]]
+    # weight and bias that make logits of activations, float64; None where layers stand between
     head: tuple[Tensor, Tensor] | None = None
+    # β of contributions that are multiples of the activations, g_k = β_k (z_k − z̄_k), shape (width, outputs), float64;
+    # None where contributions are worked out row by row
     coefficients: Tensor | None = None
-    mean: Tensor | None = None
+    mean: Tensor | None = None  # z̄, shape (width,); None for the mean of whatever rows are read
+    # labels of the classes as the model itself knows them; None where it knows none
     classes: NDArray[Any] | None = None
 
     @property

@@ -67,7 +67,7 @@ def load_exported(path: str | os.PathLike[str], *, trust_pickle: bool = False) -
     )
 
 
-def opened(model: ExportedProgram | GraphModule | str | os.PathLike[str], example: Any) -> GraphModule:
+def as_module(model: ExportedProgram | GraphModule | str | os.PathLike[str], example: Any) -> GraphModule:
     """An exported program as a module whose layers can be observed, so that it can be explained.
 
     Such programs run without calling any module, so nothing tells what enters their layers. Here every operation on
@@ -90,11 +90,11 @@ def opened(model: ExportedProgram | GraphModule | str | os.PathLike[str], exampl
         >>> import torch
         >>> from torch import nn
         >>> from nobsp import NObSP
-        >>> from nobsp.network.exported import opened
+        >>> from nobsp.network.exported import as_module
         >>> _ = torch.manual_seed(0)
         >>> model, x = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), torch.randn(100, 2)
         >>> program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},))
-        >>> NObSP(opened(program, x)).fit(x).output_names_
+        >>> NObSP(as_module(program, x)).fit(x).output_names_
         ('output',)
     """
     if isinstance(model, str | os.PathLike):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nobsp.network.levels import distinct
+from nobsp.network.level_counts import distinct
 from nobsp.network.summary import Summary
 
 Subset = tuple[int, ...]
@@ -19,20 +19,10 @@ Subset = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Features:
-    """Names of the features and the columns each one stands for.
+    """Names of the features and the columns each one stands for."""
 
-    Attributes:
-        names: One name per feature.
-        columns: Per feature, its columns of the input matrix.
-
-    Example:
-        >>> features = Features(("age", "city"), ((0,), (1, 2)))
-        >>> features.index("city"), features.columns_of((0, 1))
-        (1, [0, 1, 2])
-    """
-
-    names: tuple[str, ...]
-    columns: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...]  # one name per feature
+    columns: tuple[tuple[int, ...], ...]  # per feature, its columns of the input matrix
 
     def __len__(self) -> int:
         return len(self.names)
@@ -54,21 +44,7 @@ class Features:
 def resolve_features(
     features: Sequence[str] | Mapping[str, Any] | None, *, columns: int, names: Sequence[str] | None
 ) -> Features:
-    """What the caller calls a feature, as columns.
-
-    Args:
-        features: None for one feature per column; one name per column; or names with the column, or columns,
-            of each, given by position or by column name.
-        columns: How many columns the data has.
-        names: Their names, where the data has any.
-
-    Raises:
-        ValueError: If a column is missing, used twice, or belongs to no feature.
-
-    Example:
-        >>> resolve_features({"age": "age", "city": ["oslo", "rome"]}, columns=3, names=["age", "oslo", "rome"])
-        Features(names=('age', 'city'), columns=((0,), (1, 2)))
-    """
+    """What the caller calls a feature, as columns."""
     if features is None:
         found = tuple(names) if names is not None else tuple(f"x{i}" for i in range(columns))
         return Features(found, tuple((i,) for i in range(columns)))
@@ -113,16 +89,7 @@ def resolve_features(
 def resolve_baseline(
     baseline: Any, *, features: Features, columns: int, summary: Summary, categories: frozenset[int]
 ) -> Tensor:
-    """The input that stands for "no feature is active", one float64 value per column.
-
-    Args:
-        baseline: "mean", "zero", "median", "mode", one value per column, or a dictionary from feature to one of
-            these, to a number, or to one value per column of the feature; features left out get the mean.
-        features: The features.
-        columns: How many columns the network's input has; those of no feature get their mean.
-        summary: What was seen of the data.
-        categories: Features whose mean is no possible value: they take their most frequent level instead.
-    """
+    """The input that stands for "no feature is active", one float64 value per column."""
     if isinstance(baseline, str | Mapping):
         result = summary.mean.clone()
         given: Mapping[str, Any] = baseline if isinstance(baseline, Mapping) else {}
@@ -151,24 +118,14 @@ def needs_data(baseline: Any, features: Features | None) -> bool:
 
 
 def isolated(rows: Tensor, baseline: Tensor, columns: Sequence[int]) -> Tensor:
-    """The baseline with some columns of `rows` put in: x° with x_S (equation B.2).
-
-    Example:
-        >>> isolated(torch.tensor([[1.0, 2.0]]), torch.zeros(2), [1])
-        tensor([[0., 2.]])
-    """
+    """The baseline with some columns of `rows` put in: x° with x_S (equation B.2)."""
     inputs = baseline.to(rows).expand(rows.shape[0], -1).clone()
     inputs[:, columns] = rows[:, columns]
     return inputs
 
 
 def reference(rows: Tensor, baseline: Tensor, columns: Sequence[int]) -> Tensor:
-    """The rows with some columns set to the baseline: x with x°_S (equation B.4).
-
-    Example:
-        >>> reference(torch.tensor([[1.0, 2.0]]), torch.zeros(2), [1])
-        tensor([[1., 0.]])
-    """
+    """The rows with some columns set to the baseline: x with x°_S (equation B.4)."""
     inputs = rows.clone()
     inputs[:, columns] = baseline.to(rows)[columns]
     return inputs

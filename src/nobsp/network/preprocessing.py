@@ -17,6 +17,10 @@ _LEVELS_KEPT = 1000
 Matrix = np.ndarray[Any, Any]
 
 
+class MixedColumnsError(ValueError):
+    """A preprocessing makes one column of several."""
+
+
 def encoder_of(steps: Sequence[Any]) -> Encode:
     """A function from rows, in a frame or an array, to the float64 matrix that enters the network."""
     names = getattr(steps[0], "feature_names_in_", None)
@@ -29,7 +33,7 @@ def encoder_of(steps: Sequence[Any]) -> Encode:
 
     def encode(X: Any) -> Matrix:
         if names is not None and isinstance(X, np.ndarray):
-            return transform(_framed(X, names))
+            return transform(framed(X, names))
         if names is None and is_frame(X):
             return transform(nw.from_native(X, eager_only=True).to_numpy())  # fitted without names: they would warn
         if _is_polars(X) and _pandas_is_here():
@@ -58,7 +62,7 @@ def _as_pandas(X: Any) -> Any:
     return pd.DataFrame({name: frame[name].to_numpy() for name in frame.columns})
 
 
-def _framed(X: Matrix, names: Sequence[str]) -> Any:
+def framed(X: Matrix, names: Sequence[str]) -> Any:
     """An array given to steps that were fitted on a frame: its columns get the names of the frame's."""
     if X.shape[1] != len(names):
         raise ValueError(
@@ -109,7 +113,7 @@ def _refuse_mixtures(changed: Matrix, names: Sequence[str]) -> None:
     if len(shared) == 0:
         return
     mixed = [name for name, row in zip(names, changed[:, shared], strict=True) if row.any()]
-    raise ValueError(
+    raise MixedColumnsError(
         f"the preprocessing mixes the columns {', '.join(map(repr, mixed))}: {len(shared)} of its "
         f"{changed.shape[1]} outputs depend on several of them, so no output belongs to one column. Pass the "
         "network itself and the transformed matrix: model[-1] and model[:-1].transform(X)."

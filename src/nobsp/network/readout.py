@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nobsp.network.calls import catching, plain, positions_of, rows_entering
-from nobsp.network.embedded import embedded_columns
-from nobsp.network.failures import explain_failure
-from nobsp.network.guest import home_of, unwrapped, visiting
-from nobsp.network.search import Head, chosen_layers, find_head
+from nobsp.network.composed import compose
+from nobsp.network.find_head import Head, NoHeadError, chosen_layers, find_head
+from nobsp.network.hooks import embedded_columns, plain, positions_of, record_inputs, rows_entering
+from nobsp.network.inference import device_and_dtype, evaluation_mode, explain_failure, unwrap
 
 PROBE_ROWS = 256
-_OPEN = "open it with nobsp.network.exported.opened(model, rows)"
+_OPEN = "open it with nobsp.as_module(model, rows)"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -30,7 +29,7 @@ class Readout:
     Attributes:
         module: The model itself, without compile or parallel wrappers.
         head: Weight and bias of the last linear layer, float64 on the CPU, and its name.
-        link: What follows the head: "identity", "softmax", "log_softmax" or "sigmoid".
+        link: What follows the head: "identity", "softmax", "log_softmax", "sigmoid", "exp", "softplus" or "clamp".
         embedded_columns: Columns of the probe that reach `nn.Embedding` layers as integer codes.
         device: Where the model lives.
         dtype: Floating precision in which the model takes its input.
@@ -62,6 +61,7 @@ class Readout:
     _call: int
     _overwrites_z: bool
     _overwrites_x: bool
+    no_head: bool = False  # whether the outputs themselves stand for a representation
 
     @classmethod
     def find(cls, model: nn.Module, probe: Tensor, *, head: str | nn.Module | None = None) -> Readout:
@@ -83,9 +83,9 @@ class Readout:
         if not isinstance(probe, Tensor) or probe.ndim == 0 or len(probe) == 0:
             raise ValueError(f"probe must be a tensor with at least one row, found {_shape_of(probe)}.")
         probe = probe.detach()[:PROBE_ROWS]
-        device, dtype = home_of(module)
+        device, dtype = device_and_dtype(module)
         layers = chosen_layers(module, head)
-        with visiting(module) as run:
+        with evaluation_mode(module) as run:
             integer = _takes_integers(run, probe, device)
 
             def prepare(x: Tensor) -> Tensor:
@@ -114,6 +114,32 @@ class Readout:
             _overwrites_x=overwrites_x,
         )
 
+    @classmethod
+    def find_any(cls, model: nn.Module, probe: Tensor, *, head: str | nn.Module | None = None) -> Readout:
+        """The same for any model that can be run.
+
+        Where no single layer is the head, the output is looked for among sums, means and scaled versions of several
+        linear maps; where it is none, the outputs themselves are the representation and `no_head` is set.
+
+        Args:
+            model: Any module of one tensor.
+            probe: A few rows of typical input; the first 256 are used.
+            head: Name of the head, or the layer itself; only that is then looked at.
+        """
+        try:
+            return cls.find(model, probe, head=head)
+        except NoHeadError:
+            if head is not None:
+                raise
+        module = checked(model)
+        device, dtype = device_and_dtype(module)
+        probe = probe.detach()[:PROBE_ROWS]
+        with evaluation_mode(module) as run:
+            integer = _takes_integers(run, probe, device)
+            composed, link = compose(module, run, _prepared(probe, device, dtype, integer, copy=True), dtype)
+        found = cls.find(composed, probe, head="head")
+        return replace(found, link=link, no_head=composed.places is None)
+
     @property
     def width(self) -> int:
         """How many numbers the representation has."""
@@ -138,7 +164,7 @@ class Readout:
             `represent(x)`: the representation of the rows of `x`, shape (rows, width), in the model's dtype
             and on its device, without gradient.
         """
-        with visiting(self.module) as run, self.listening() as heard:
+        with evaluation_mode(self.module) as run, self.listening() as heard:
 
             def represent(x: Tensor) -> Tensor:
                 if len(x) == 0:
@@ -158,7 +184,7 @@ class Readout:
 
         For callers that run the model themselves; `running` is this with the run included.
         """
-        with catching(self._layer, copy=self._overwrites_z) as here:
+        with record_inputs(self._layer, copy=self._overwrites_z) as here:
 
             def heard(work: Callable[[], object], rows: int) -> Tensor:
                 here.caught = []
@@ -216,17 +242,11 @@ def _not_running(x: Tensor) -> Tensor:  # noqa: ARG001 - stands in for `represen
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A readout and the device to run it on, as calibration engines run it.
+    """A readout and the device to run it on, as calibration engines run it."""
 
-    Attributes:
-        readout: The model.
-        device: Where to run it.
-        represent: Runs it; only inside `running`.
-    """
-
-    readout: Readout
-    device: torch.device
-    represent: Callable[[Tensor], Tensor] = _not_running
+    readout: Readout  # the model
+    device: torch.device  # where to run it
+    represent: Callable[[Tensor], Tensor] = _not_running  # runs it; only inside `running`
 
     @contextmanager
     def running(self) -> Iterator[Network]:
@@ -298,7 +318,7 @@ def checked(model: nn.Module) -> nn.Module:
         closed = isinstance(model, torch.export.ExportedProgram | str | os.PathLike)
         hint = f"; {_OPEN}" if closed else ""
         raise TypeError(f"model must be a torch.nn.Module, found {type(model).__name__}{hint}.")
-    module = unwrapped(model)
+    module = unwrap(model)
     if isinstance(module, torch.jit.ScriptModule):
         raise TypeError(
             "model is a TorchScript module, whose layers cannot be observed; pass the original, or export it with "

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from nobsp.network.levels import MOST_CODES, MOST_LEVELS, Counted, Tally, distinct
+from nobsp.network.level_counts import MOST_CODES, MOST_LEVELS, Counted, LevelCounts, distinct
 
 __all__ = ["MOST_CODES", "MOST_LEVELS", "SAMPLE_ROWS", "Summary"]
 
@@ -23,56 +23,44 @@ def _nothing() -> Tensor:
 
 @dataclass(eq=False)
 class Summary:
-    """Columns at a glance, of rows that are added batch by batch, in memory that does not grow with them.
+    """Columns at a glance, of rows that are added batch by batch, in memory that does not grow with them."""
 
-    Attributes:
-        groups: Columns of each feature; levels are counted per feature.
-        rows: How many rows were read.
-        mean: Mean of each column.
-        minimum: Smallest value of each column.
-        maximum: Largest value of each column.
-        two_valued: Which columns have at most two values.
-        tallies: Per feature, how often each of its values occurred.
-        pieces: The rows of `sample`, as they came.
-
-    Example:
-        >>> summary = Summary([(0,)])
-        >>> summary.update(torch.tensor([[1.0], [3.0], [3.0]]))
-        >>> summary.mode(0, [0])
-        tensor([3.], dtype=torch.float64)
-    """
-
-    groups: Sequence[Sequence[int]]
-    rows: int = 0
-    mean: Tensor = field(default_factory=_nothing)
-    minimum: Tensor = field(default_factory=_nothing)
-    maximum: Tensor = field(default_factory=_nothing)
-    two_valued: Tensor = field(default_factory=lambda: _nothing().bool())
-    tallies: list[Tally] = field(default_factory=list)
-    pieces: list[Tensor] = field(default_factory=list)
+    groups: Sequence[Sequence[int]]  # columns of each feature; levels are counted per feature
+    rows: int = 0  # how many rows were read
+    mean: Tensor = field(default_factory=_nothing)  # mean of each column
+    minimum: Tensor = field(default_factory=_nothing)  # smallest value of each column
+    maximum: Tensor = field(default_factory=_nothing)  # largest value of each column
+    two_valued: Tensor = field(default_factory=lambda: _nothing().bool())  # which columns have at most two values
+    tallies: list[LevelCounts] = field(default_factory=list)  # per feature, how often each of its values occurred
+    pieces: list[Tensor] = field(default_factory=list)  # the rows of `sample`, as they came
 
     def __post_init__(self) -> None:
         self.groups = tuple(tuple(group) for group in self.groups)
-        self.tallies = self.tallies or [Tally() for _ in self.groups]
+        self.tallies = self.tallies or [LevelCounts() for _ in self.groups]
 
     # ------------------------------------------------------------------ adding rows
 
     def update(self, batch: Tensor) -> None:
         """Adds rows."""
-        rows = batch.to(torch.float64)
-        low, high, mean = rows.amin(0), rows.amax(0), rows.mean(0)
-        two_valued = ((rows == low) | (rows == high)).all(0)
+        low, high = (ends.to(torch.float64) for ends in torch.aminmax(batch, dim=0))
+        mean = batch.mean(0, dtype=torch.float64)
+        # Most columns of numbers are known to have many values after the first batch, and need not be looked at again.
+        two_valued = self.two_valued if self.rows else torch.ones(len(low), dtype=torch.bool)
         if self.rows:
-            share = len(rows) / (self.rows + len(rows))
-            two_valued &= self.two_valued & _within_ends(self.minimum, self.maximum, low, high)
-            mean = self.mean + (mean - self.mean) * share
+            two_valued = two_valued & _within_ends(self.minimum, self.maximum, low, high)
+        if two_valued.any():
+            asked = batch[:, two_valued].to(torch.float64)
+            two_valued = two_valued.clone()
+            two_valued[two_valued.clone()] = ((asked == low[two_valued]) | (asked == high[two_valued])).all(0)
+        if self.rows:
+            mean = self.mean + (mean - self.mean) * (len(batch) / (self.rows + len(batch)))
             low, high = torch.minimum(self.minimum, low), torch.maximum(self.maximum, high)
         self.mean, self.minimum, self.maximum, self.two_valued = mean, low, high, two_valued
         for tally, group in zip(self.tallies, self.groups, strict=True):
             if not tally.over:
-                tally.add(rows[:, list(group)])
-        self._keep_some(rows)
-        self.rows += len(rows)
+                tally.add(batch[:, list(group)].to(torch.float64))
+        self._keep_some(batch)
+        self.rows += len(batch)
 
     def merge(self, other: Summary) -> Summary:
         """Both tables together; where both samples are too many rows, each gives its table's share."""
@@ -106,7 +94,7 @@ class Summary:
         """Reservoir sampling: every row seen so far is equally likely to be held."""
         room = max(SAMPLE_ROWS - self.rows, 0)
         if room:
-            self.pieces.append(rows[:room].clone())
+            self.pieces.append(rows[:room].to(torch.float64, copy=True))
             if len(self.pieces) > _MOST_PIECES:
                 self.pieces = [self.sample]
         rest = rows[room:]
@@ -118,8 +106,9 @@ class Summary:
         generator = torch.Generator().manual_seed(self.rows)
         seen = self.rows + room + torch.arange(1, len(rest) + 1, dtype=torch.float64)
         slots = (torch.rand(len(rest), generator=generator, dtype=torch.float64) * seen).long()
-        for position in torch.nonzero(slots < len(sample)).flatten().tolist():
-            sample[slots[position]] = rest[position]
+        taken = torch.nonzero(slots < len(sample)).flatten()
+        # Through numpy, where of several rows for one slot the last one stays.
+        sample.numpy()[slots[taken].numpy()] = rest[taken].to(torch.float64).numpy()
 
     # ------------------------------------------------------------------ reading
 

@@ -17,22 +17,15 @@ Encode = Callable[[Any], "np.ndarray[Any, Any]"]
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table that can be cut into tensors of rows.
+    """A table that can be cut into tensors of rows."""
 
-    Attributes:
-        names: Column names of a frame; None for arrays and tensors.
-        rows: How many rows it has.
-        columns: How many columns, before any encoding.
-        cut: `cut(start, stop)`, the rows in between as a 2-D tensor on the CPU. May share memory with the
-            caller's data: never write into it.
-        native: `native(start, stop)`, the same rows in the caller's own kind.
-    """
-
-    names: tuple[str, ...] | None
-    rows: int
-    columns: int
+    names: tuple[str, ...] | None  # column names of a frame; None for arrays and tensors
+    rows: int  # how many rows it has
+    columns: int  # how many columns, before any encoding
+    # `cut(start, stop)`, the rows in between as a 2-D tensor on the CPU. May share memory with the caller's data: never
+    # write into it
     cut: Callable[[int, int], Tensor]
-    native: Callable[[int, int], Any]
+    native: Callable[[int, int], Any]  # `native(start, stop)`, the same rows in the caller's own kind
 
 
 def is_frame(X: Any) -> bool:
@@ -43,15 +36,7 @@ def is_frame(X: Any) -> bool:
 def table_of(
     X: Any, *, argument: str, columns: Sequence[str] | None, numeric: bool, strict: bool = True
 ) -> Table | None:
-    """`X` as a table, or None if it is not one.
-
-    Args:
-        X: Array, tensor, or frame.
-        argument: What the caller calls it, for error messages.
-        columns: Names to match; frames are reordered to them.
-        numeric: Whether every column has to be numeric or boolean (not so if an encoder comes next).
-        strict: Whether missing values are errors; NaN otherwise.
-    """
+    """`X` as a table, or None if it is not one."""
     if isinstance(X, Tensor):
         return _tensor_table(X, argument=argument, columns=columns)
     if isinstance(X, np.ndarray):
@@ -188,11 +173,7 @@ def _frame_kind(schema: Sequence[Any]) -> np.dtype[Any]:
 
 
 def matched(frame: nw.DataFrame[Any], *, argument: str, columns: Sequence[str] | None) -> nw.DataFrame[Any]:
-    """The frame with its columns in the expected order.
-
-    Raises:
-        ValueError: Naming the columns that are missing or unexpected, with close matches.
-    """
+    """The frame with its columns in the expected order."""
     if columns is None:
         return frame
     places = {str(name): position for position, name in enumerate(frame.columns)}

@@ -4,8 +4,7 @@ from nobsp.plots.accounts import ledger, waterfall
 from nobsp.plots.curves import curves
 from nobsp.plots.health import health
 from nobsp.plots.importance import beeswarm, importance
-from nobsp.plots.interaction import interaction
-from nobsp.plots.interaction_matrix import interaction_matrix
+from nobsp.plots.interaction import interaction, interaction_matrix
 from nobsp.plots.maps import cam_grid
 from nobsp.plots.retrieval import retrieval_panel
 

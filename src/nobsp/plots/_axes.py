@@ -28,10 +28,7 @@ def new_figure(size: tuple[float, float]) -> Figure:
 
 def get_axes(ax: Any, size: tuple[float, float]) -> Axes:
     """The caller's axes, or the only one of a new figure."""
-    if ax is None:
-        return new_figure(size).add_subplot()
-    found: Axes = as_axes(ax, 1, "this plot")[0]
-    return found
+    return new_figure(size).add_subplot() if ax is None else as_axes(ax, 1, "this plot")[0]
 
 
 def as_axes(ax: Any, panels: int, what: str) -> list[Axes]:
@@ -93,10 +90,16 @@ def legend_label(label: str) -> str:
     return f" {label}" if label.startswith("_") else label
 
 
-def bars(ax: Axes, places: Any, widths: Any, *, left: Any = 0.0, colour: str, hatch: str = "", **options: Any) -> None:
-    """Bars along x, one per place."""
-    style: dict[str, Any] = {"height": 0.62, "edgecolor": "white", "linewidth": 0.5, "zorder": 2} | options
-    ax.barh(places, widths, left=left, color=colour, hatch=hatch, **style)
+def bars(ax: Axes, places: Any, widths: Any, *, left: Any, look: tuple[str, str], **options: Any) -> None:
+    """Bars along x, one per place, in a colour with a hatch."""
+    style: dict[str, Any] = {"height": 0.62, "edgecolor": "white", "linewidth": 0.5, "zorder": 2}
+    ax.barh(places, widths, left=left, color=look[0], hatch=look[1], **style, **options)
+
+
+def turn_labels(axis: Any, places: Any, labels: Sequence[str], room: int, degrees: int) -> None:
+    """Labels along an axis, turned where they have more characters than there is room for."""
+    turned: dict[str, Any] = {"rotation": degrees, "ha": "right", "rotation_mode": "anchor"}
+    axis.set_ticks(places, labels=labels, **(turned if sum(map(len, labels)) > room else {}))
 
 
 def write_beside(ax: Axes, text: str, x: float, y: float, *, points: float = 4.0) -> None:

@@ -33,10 +33,8 @@ def known_rows(given: Explanation, *, residual: str = "") -> Explanation:
     known = np.isfinite(given.values).all((1, 2))
     ran = known & np.isfinite(given.residual).all(1)
     if residual and not ran.any():
-        raise ValueError(
-            f"{residual} needs the residual, which a compiled explainer does not know; pass the network's outputs, "
-            "compiled(X, predictions=...)."
-        )
+        how = "which a compiled explainer does not know; pass the network's outputs, compiled(X, predictions=...)"
+        raise ValueError(f"{residual} needs the residual, {how}.")
     kept = ran if ran.any() else known
     return given if kept.all() else given[kept]
 
@@ -66,9 +64,7 @@ def row_position(row: Any, ex: Explanation) -> int:
 
 def one_output(output: int | str | None, names: Sequence[str], among: Sequence[int] | None = None) -> int:
     """Position of the output to draw; may be left out where there is only one, or only one is `among` those meant."""
-    if output is not None:
-        return output_position(output, names)
-    meant = list(range(len(names))) if among is None else list(among)
+    meant = some_outputs(output, names, among)
     if len(meant) != 1:
         known = join_names([names[k] for k in meant], 12)
         raise ValueError(f"output must be chosen among {known}, as in output={names[meant[0]]!r}.")
@@ -108,11 +104,8 @@ def pair_term(pair: Any, terms: Sequence[tuple[str, ...]], names: Sequence[str])
     first, second = (names[feature_position(one, names)] for one in pair)
     pairs = [term for term in terms if len(term) == 2]
     if not any({first, second} == set(term) for term in pairs):
-        have = f"fitted are {join_names(pairs)}" if pairs else "none was"
-        raise ValueError(
-            f"the pair {(first, second)!r} was not fitted; {have}. To draw it, calibrate with "
-            f"interactions=[{(first, second)!r}]."
-        )
+        have, wanted = f"fitted are {join_names(pairs)}" if pairs else "none was", (first, second)
+        raise ValueError(f"the pair {wanted!r} was not fitted; {have}. Calibrate with interactions=[{wanted!r}].")
     return first, second
 
 
@@ -142,20 +135,16 @@ def find_drawn(given: Any, plot: str) -> Drawn:
     if given.explainer is None:
         raise TypeError(f"{plot} draws functions, and this explanation has none with it; pass the explainer itself.")
     names = given.explainer.output_names
-    unknown = [name for name in given.output_names if name not in names]
-    if unknown:
-        raise ValueError(
-            f"{plot} draws functions of the model's outputs, and {unknown[0]!r} is none; pass the explainer itself."
-        )
+    for name in given.output_names:
+        if name not in names:
+            raise ValueError(f"{plot} draws functions of outputs, and {name!r} is none; pass the explainer itself.")
     return Drawn(given.explainer, given.data, tuple(names.index(name) for name in given.output_names))
 
 
 def find_functions(given: Any, plot: str) -> CompiledExplainer:
     """The functions of an explainer, calibrated or compiled; recognised by an attribute, so torch is not needed."""
-    if isinstance(given, CompiledExplainer):
-        return given
-    if hasattr(type(given), "functions_"):
-        functions: CompiledExplainer = given.functions_
+    functions: Any = given.functions_ if hasattr(type(given), "functions_") else given
+    if isinstance(functions, CompiledExplainer):
         return functions
     raise TypeError(f"{plot} draws an NObSP, a CompiledExplainer or an Explanation, found {type(given).__name__}.")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,15 +22,7 @@ from nobsp.plots._axes import (
     tidy,
     write_beside,
 )
-from nobsp.plots.labels import (
-    decimals_for,
-    format_number,
-    format_signed,
-    format_value,
-    short_labels,
-    shorten,
-    shorten_all,
-)
+from nobsp.plots.labels import decimals_for, format_number, format_value, shorten, shorten_all, term_labels
 from nobsp.tabular.explanation import Explanation
 
 if TYPE_CHECKING:
@@ -39,21 +30,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-
-@dataclass(frozen=True)
-class _Step:
-    """One step of a waterfall: what it is called, what it adds, and what kind it is."""
-
-    name: str
-    value: float
-    kind: str
-
-
-_STYLES = {
-    "for": (colours.FOR, ""),
-    "against": (colours.AGAINST, colours.AGAINST_HATCH),
-    "residual": (colours.RESIDUAL, colours.RESIDUAL_HATCH),
-}
+_FOR, _AGAINST = (colours.FOR, ""), (colours.AGAINST, colours.AGAINST_HATCH)
+_RESIDUAL = (colours.RESIDUAL, colours.RESIDUAL_HATCH)
 
 
 def waterfall(
@@ -77,13 +55,9 @@ def waterfall(
         max_display: Most bars of terms, the one that holds the rest among them.
         ax: Axes to draw on; a new figure when None.
 
-    Returns:
-        The axes.
-
     Raises:
         IndexError: If there is no such position.
-        TypeError: If a label is given for rows without labels.
-        ValueError: If there is no such label or output, or several rows have the label.
+        ValueError: If there is no such label, or several rows have it.
 
     Example:
         >>> import torch
@@ -100,34 +74,37 @@ def waterfall(
     chosen = _lookup.one_output(output, ex.output_names)
     position = _lookup.row_position(row, ex)
     one = ex[position]
-    steps = _steps(one, chosen, max_display)
-    base, residual = float(one.base_values[chosen]), float(one.residual[0, chosen])
+    terms, base, residual = one.values[0, :, chosen], float(one.base_values[chosen]), float(one.residual[0, chosen])
+    order = np.argsort(-np.abs(terms), kind="stable")
+    kept, rest = (order, order[:0]) if len(order) <= max_display else np.split(order, [max_display - 1])
+    values = {
+        name: ("" if column is None else f" = {format_value(column[0])}") + "*" * bool(outside)
+        for (name, column), outside in zip(_lookup.feature_values(one).items(), one.outside[0], strict=True)
+    }
+    steps = list(terms[kept])
+    names = term_labels([one.terms[k] for k in kept], 36, names=one.feature_names, after=values)
+    if len(rest):
+        steps, names = [*steps, terms[rest].sum()], [*names, count(len(rest), "other term")]
     known = residual == residual
-    ends = np.cumsum([base, *(step.value for step in steps), residual if known else 0.0])
+    ends = np.cumsum([base, *steps, residual if known else 0.0])
     decimals = decimals_for(np.diff(ends))
-    ax = get_axes(ax, (7.4, 0.36 * (len(steps) + 3) + 1.1))
+    last = len(ends)
+    ax = get_axes(ax, (7.4, 0.36 * (last + 1) + 1.1))
     tidy(ax, grid=True)
-    for place, (step, start) in enumerate(zip(steps, ends, strict=False), start=1):
-        _bar(ax, place, start, step.value, step.kind, decimals)
-    last = len(steps) + 2
-    if known:
-        _bar(ax, last - 1, ends[-2], residual, "residual", decimals)
-    else:
-        ax.text(ends[-1], last - 1, "  not known", va="center", fontsize=SMALL, color=colours.MUTED)
+    for place, (start, value) in enumerate(zip(ends, [*steps, residual], strict=False), start=1):
+        kind = "residual" if place == last - 1 else "for" if value >= 0 else "against"
+        if kind == "residual" and not known:
+            ax.text(start, place, "  not known", va="center", fontsize=SMALL, color=colours.MUTED)
+            break
+        look = {"for": _FOR, "against": _AGAINST, "residual": _RESIDUAL}[kind]
+        bars(ax, place, value, left=start, look=look, gid=kind)
+        write_beside(ax, format_number(value, decimals, "+"), start + value, place, points=4 if value >= 0 else -4)
     for place, end in enumerate(ends):  # from each bar's end down to the next bar's beginning
         ax.plot([end, end], [place, place + 1], color=colours.MUTED, linewidth=0.8, zorder=1)
     ax.plot(base, 0, marker="o", markersize=6, color=colours.MUTED, zorder=3)
     ax.plot(ends[-1], last, marker="D", markersize=7, color=text_colour(ax), zorder=3)
-    ends_at = "prediction" if known else "base and terms"
-    label_rows(
-        ax,
-        [
-            f"base = {format_number(base, decimals)}",
-            *(step.name for step in steps),
-            "residual",
-            f"{ends_at} = {format_number(float(ends[-1]), decimals)}",
-        ],
-    )
+    total = f"{'prediction' if known else 'base and terms'} = {format_number(ends[-1], decimals)}"
+    label_rows(ax, [f"base = {format_number(base, decimals)}", *names, "residual", total])
     ax.get_yticklabels()[-1].set_fontweight("bold")
     low, high = float(ends.min()), float(ends.max())
     room = 0.14 * ((high - low) or 1.0)  # for the numbers beside bars
@@ -138,47 +115,6 @@ def waterfall(
     if one.outside.any():
         add_note(ax, "* outside the calibrated range")
     return ax
-
-
-def _steps(one: Explanation, output: int, most: int) -> list[_Step]:
-    """The strongest terms of a row, and the rest put together."""
-    values = one.values[0, :, output]
-    order = np.argsort(-np.abs(values), kind="stable")
-    kept = order if len(order) <= most else order[: most - 1]
-    names = _name_terms(one, [one.terms[k] for k in kept])
-    steps = [
-        _Step(name, float(values[k]), "for" if values[k] >= 0 else "against")
-        for name, k in zip(names, kept, strict=True)
-    ]
-    rest = order[len(kept) :]
-    if len(rest):
-        together = float(values[rest].sum())
-        steps.append(_Step(count(len(rest), "other term"), together, "for" if together >= 0 else "against"))
-    return steps
-
-
-def _name_terms(one: Explanation, terms: Sequence[tuple[str, ...]]) -> list[str]:
-    """Terms with the values their features have in the row."""
-    labels = {size: short_labels(one.feature_names, max(36 // size, 8)) for size in {len(term) for term in terms}}
-
-    every = _lookup.feature_values(one)
-
-    def with_value(name: str, size: int) -> str:
-        values = every[name]
-        value = "" if values is None else f" = {format_value(values[0])}"
-        outside = "*" if one.outside[0, one.feature_names.index(name)] else ""
-        return f"{labels[size][name]}{value}{outside}"
-
-    return [" × ".join(with_value(name, len(term)) for name in term) for term in terms]
-
-
-def _bar(ax: Axes, place: int, start: float, value: float, kind: str, decimals: int) -> None:
-    colour, hatch = _STYLES[kind]
-    bars(ax, place, value, left=start, colour=colour, hatch=hatch, gid=kind)
-    write_beside(ax, format_signed(value, decimals), start + value, place, points=4 if value >= 0 else -4)
-
-
-# ---------------------------------------------------------------------- variance
 
 
 def ledger(ex: Explanation, *, output: int | str | None = None, max_display: int = 10, ax: Axes | None = None) -> Axes:
@@ -194,9 +130,6 @@ def ledger(ex: Explanation, *, output: int | str | None = None, max_display: int
         output: Position or name of the output; all when None.
         max_display: Most outputs; those with the largest residual are shown.
         ax: Axes to draw on; a new figure when None.
-
-    Returns:
-        The axes.
 
     Raises:
         ValueError: If there is no such output, the residual is not known, or no output varies.
@@ -221,20 +154,19 @@ def ledger(ex: Explanation, *, output: int | str | None = None, max_display: int
     if len(kept) > max_display:
         kept = np.sort(kept[np.argsort(-shares[-1, kept], kind="stable")[:max_display]])
     shares, names = shares[:, kept], [ex.output_names[k] for k in outputs[kept]]
-    orders = sorted({min(len(term), 3) for term in ex.terms} | {1})
-    styles = [_KINDS[order] for order in orders] + [_KINDS[0]]
-    shares = shares[[order - 1 for order in orders] + [3]]
+    kinds = [k for k in range(4) if k in (0, 3) or any(min(len(term), 3) == k + 1 for term in ex.terms)]
+    shares = shares[kinds]
     ax = get_axes(ax, (7.4, 0.46 * len(names) + 1.5))
     tidy(ax)
     above, below = np.zeros(len(names)), np.zeros(len(names))
-    for share, (label, colour, hatch) in zip(shares, styles, strict=True):
+    for share, (label, look) in zip(shares, [_KINDS[k] for k in kinds], strict=True):
         left = np.where(share >= 0, above, below)
-        bars(ax, range(len(names)), share, left=left, colour=colour, hatch=hatch, label=label, gid=label)
+        bars(ax, range(len(names)), share, left=left, look=look, label=label, gid=label)
         for place, (begin, value) in enumerate(zip(left, share, strict=True)):
             if abs(value) >= 0.09:
                 text = ax.text(begin + value / 2, place, percent(value), ha="center", va="center", fontsize=NORMAL)
                 text.set(color="white", fontweight="bold")
-                text.set_bbox({"facecolor": colour, "edgecolor": "none", "pad": 1.5})
+                text.set_bbox({"facecolor": look[0], "edgecolor": "none", "pad": 1.5})
         above += np.maximum(share, 0.0)
         below += np.minimum(share, 0.0)
     for place, (end, left_over) in enumerate(zip(above, shares[-1], strict=True)):
@@ -243,18 +175,18 @@ def ledger(ex: Explanation, *, output: int | str | None = None, max_display: int
     ax.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}".replace("-", "−"))
     ax.set_xlim(min(float(below.min()) * 1.08, 0.0), float(above.max()) * 1.17)
     ax.set_xlabel("share of the variance of each output", fontsize=NORMAL)
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(styles), frameon=False, fontsize=SMALL)
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(kinds), frameon=False, fontsize=SMALL)
     if len(kept) < varying.sum():
         add_note(ax, f"{len(kept)} of {count(int(varying.sum()), 'output')}")
     return ax
 
 
-_KINDS = {
-    1: ("main effects", colours.MAIN, ""),
-    2: ("interactions, on top", colours.PAIR, colours.PAIR_HATCH),
-    3: ("of three and more", colours.LARGER, colours.LARGER_HATCH),
-    0: ("residual", colours.RESIDUAL, colours.RESIDUAL_HATCH),
-}
+_KINDS = (
+    ("main effects", (colours.MAIN, "")),
+    ("interactions, on top", (colours.PAIR, colours.PAIR_HATCH)),
+    ("of three and more", (colours.LARGER, colours.LARGER_HATCH)),
+    ("residual", _RESIDUAL),
+)
 
 
 def variance_shares(ex: Explanation) -> Array:

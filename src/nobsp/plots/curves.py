@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from nobsp._messages import count, join_names, require_whole_number
 from nobsp.plots import _lookup, colours
-from nobsp.plots._axes import NORMAL, SMALL, as_axes, legend_label, new_figure, text_colour, tidy
+from nobsp.plots._axes import NORMAL, SMALL, as_axes, legend_label, new_figure, text_colour, tidy, turn_labels
 from nobsp.plots.labels import short_labels, shorten, shorten_all
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.features import Feature
-from nobsp.tabular.lookup import LevelAxis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,17 +22,13 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Truth = Callable[[Any], Any]
 
-# Levels of one category that can still be distinguished.
-_MOST_LEVELS = 16
-# A number that takes so few values is drawn as dots.
-_FEW_VALUES = 12
+_MOST_LEVELS = 16  # of one category that can still be distinguished
+_FEW_VALUES = 12  # a number that takes so few is drawn as dots
 _TRUTH_DASHES: Any = (0, (4, 2))
-# The part of a panel's height that is kept free for how the rows lie.
-_STRIP = 0.13
+_STRIP = 0.13  # the part of a panel's height that is kept free for how the rows lie
 # How far bands, and functions where there are hardly any rows, may stretch a panel, as a share of what it has to hold.
 _ROOM = 0.35
-# Rows at either end of a function that are hardly any.
-_HARDLY_ANY = 0.005
+_HARDLY_ANY = 0.005  # rows at either end of a function
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,16 +40,11 @@ class Curve:
     value: Array  # (points, outputs), as are the limits of the band, NaN where there is none
     lower: Array
     upper: Array
-    baseline: float = np.nan
+    baseline: float  # NaN where it is not drawn
     dots: bool = False  # whether a number takes few values, so that there is nothing in between
     rows: Array = field(default_factory=lambda: np.zeros(0))
     truth: Array = field(default_factory=lambda: np.zeros(0))  # what the function is known to be, (points,)
     left_out: int = 0  # levels that are not drawn
-
-    @property
-    def outputs(self) -> int:
-        """How many outputs it is drawn for."""
-        return int(self.value.shape[1])
 
     @property
     def banded(self) -> bool:
@@ -65,11 +55,6 @@ class Curve:
     def levels(self) -> bool:
         """Whether it is that of a category."""
         return self.feature.kind == "levels"
-
-    @property
-    def has_baseline(self) -> bool:
-        """Whether there is a baseline."""
-        return self.baseline == self.baseline
 
     @property
     def gap(self) -> float:
@@ -127,9 +112,6 @@ def curves(
     Returns:
         The axes: one if a single feature is named, else an array of them.
 
-    Raises:
-        ValueError: If there is no such feature or output, or a feature has no curve.
-
     Example:
         >>> import torch
         >>> from nobsp import NObSP, plots
@@ -143,8 +125,13 @@ def curves(
     """
     require_whole_number("max_display", max_display)
     what = _lookup.find_drawn(explainer, "curves")
-    functions = what.functions
-    outputs = _outputs(what, output, truth)
+    functions, names = what.functions, what.functions.output_names
+    outputs = _lookup.some_outputs(output, names, what.of_outputs)
+    if len(outputs) > len(colours.SERIES):
+        raise ValueError(f"output must be chosen among {join_names(names)}; {len(outputs)} cannot be distinguished.")
+    if truth and len(outputs) > 1:
+        raise ValueError(f"truth is that of one output; choose it among {join_names(names)}.")
+    known = {_lookup.feature_position(name, functions.feature_names): true for name, true in (truth or {}).items()}
     found = _curves(functions, outputs, points=points, level=level)
     if features is None:
         sizes = functions.importances["total"][:, outputs].sum(1)
@@ -162,35 +149,28 @@ def curves(
         curve = found[k]
         if places is not None:
             curve = _over_rows(functions, outputs, curve, places[k][np.isfinite(places[k])])
-        known = (truth or {}).get(curve.feature.name)
-        made.append(_fewer_levels(curve if known is None else _with_truth(functions, k, curve, known)))
+        made.append(_fewer_levels(_with_truth(functions, k, curve, known[k]) if k in known else curve))
     axes = _new_panels(len(made)) if ax is None else as_axes(ax, len(made), "the plot of these curves")
-    _draw_panels(
-        axes,
-        made,
-        names=short_labels(functions.feature_names, 30),
-        outputs=[shorten(functions.output_names[k], 24) for k in outputs],
-        level=level,
-        share_y=share_y,
-        ours=ax is None,
-    )
+    labels = [shorten(names[k], 24) for k in outputs]
+    effect = "average effect" + (f" on {labels[0]}" if len(labels) == 1 else "")
+    if len(made) > 1 and len(effect) > 26:
+        effect = effect.replace(" on ", "\non ", 1)
+    short = short_labels(functions.feature_names, 30)
+    for place, (panel, curve) in enumerate(zip(axes, made, strict=True)):
+        _draw(panel, curve)
+        panel.set_ylim(*_limits(made if share_y else [curve]))
+        more = f" ({count(curve.left_out, 'more level')})" if curve.left_out else ""
+        panel.set_xlabel(short[curve.feature.name] + more, fontsize=NORMAL)
+        spot = panel.get_subplotspec()
+        first = place == 0 or spot is None or spot.is_first_col()
+        panel.set_ylabel(effect if first else "", fontsize=NORMAL)
+        if ax is None and share_y and not first:
+            panel.tick_params(labelleft=False)
+    _draw_legend(axes[0], made, labels, level, outside=ax is None)
     if ax is None and features is None and len(made) < len(found):
         note = f"the {len(made)} strongest of {count(len(found), 'function')}"
         axes[0].figure.supxlabel(note, fontsize=SMALL, color=colours.MUTED, x=0.99, ha="right")
-    single = isinstance(features, str | int | np.integer)
-    return axes[0] if single else np.array(axes, dtype=object)
-
-
-def _outputs(what: _lookup.Drawn, output: int | str | None, truth: Mapping[str, Truth] | None) -> list[int]:
-    names = what.functions.output_names
-    outputs = _lookup.some_outputs(output, names, what.of_outputs)
-    if len(outputs) > len(colours.SERIES):
-        raise ValueError(f"output must be chosen among {join_names(names)}; {len(outputs)} cannot be distinguished.")
-    if truth and len(outputs) > 1:
-        raise ValueError(f"truth is that of one output; choose it among {join_names(names)}.")
-    for name in truth or ():
-        _lookup.feature_position(name, what.functions.feature_names)
-    return outputs
+    return axes[0] if isinstance(features, str | int | np.integer) else np.array(axes, dtype=object)
 
 
 def _curves(functions: CompiledExplainer, outputs: Sequence[int], *, points: int, level: float) -> dict[int, Curve]:
@@ -204,18 +184,11 @@ def _curves(functions: CompiledExplainer, outputs: Sequence[int], *, points: int
             continue
         # Rows come output by output, each with the same points.
         x, value, lower, upper = (
-            np.asarray(table[name], dtype=np.float64)[here].reshape(every, -1).T
+            np.asarray(table[name], dtype=np.float64)[here].reshape(every, -1).T[:, outputs]
             for name in ("x", "value", "lower", "upper")
         )
-        levels = feature.kind == "levels"
-        found[k] = Curve(
-            feature,
-            np.arange(len(x), dtype=np.float64) if levels else x[:, 0],
-            value[:, outputs],
-            lower[:, outputs],
-            upper[:, outputs],
-            baseline=float(functions.baseline[k]),
-        )
+        along = np.arange(len(x), dtype=np.float64) if feature.kind == "levels" else x[:, 0]
+        found[k] = Curve(feature, along, value, lower, upper, float(functions.baseline[k]))
     return found
 
 
@@ -235,20 +208,18 @@ def _over_rows(functions: CompiledExplainer, outputs: Sequence[int], curve: Curv
 def _with_truth(functions: CompiledExplainer, k: int, curve: Curve, truth: Truth) -> Curve:
     """The curve with its known function, shifted by the constant that brings it closest over the rows."""
     feature, x = curve.feature, curve.x
-    known = np.asarray(truth(_levels_as_given(functions.level_axes[k], feature.labels) if curve.levels else x))
+    given: Any = x
+    if curve.levels:  # values of one column; of several, the names of the levels
+        axis = functions.level_axes[k]
+        several = feature.labels if len(axis.columns) > 1 else axis.levels
+        given = np.array([one[0] if isinstance(one, np.ndarray) else one for one in several], dtype=object)
+    known = np.asarray(truth(given))
     if known.shape != x.shape:
         raise ValueError(f"truth of {feature.name!r} gives shape {known.shape} for {len(x)} values; give one each.")
     gap = curve.value[:, 0] - known.astype(np.float64)
     if len(curve.rows):
         gap = gap[curve.rows.astype(int)] if curve.levels else np.interp(curve.rows, x, gap)
     return replace(curve, truth=known + gap.mean())
-
-
-def _levels_as_given(axis: LevelAxis, labels: Sequence[str]) -> NDArray[Any]:
-    """Values of one column; of several, the names of the levels."""
-    if isinstance(axis.levels, tuple):
-        return np.array(axis.levels, dtype=object)
-    return np.array(labels, dtype=object) if len(axis.columns) > 1 else axis.levels[:, 0].astype(object)
 
 
 def _fewer_levels(curve: Curve) -> Curve:
@@ -282,42 +253,14 @@ def _new_panels(count: int) -> list[Axes]:
     return [figure.add_subplot(down, across, place + 1) for place in range(count)]
 
 
-def _draw_panels(
-    axes: Sequence[Axes],
-    made: Sequence[Curve],
-    *,
-    names: Mapping[str, str],
-    outputs: Sequence[str],
-    level: float,
-    share_y: bool,
-    ours: bool,
-) -> None:
-    """Draws each curve on its axes."""
-    effect = "average effect" + (f" on {outputs[0]}" if len(outputs) == 1 else "")
-    if len(made) > 1 and len(effect) > 26:
-        effect = effect.replace(" on ", "\non ", 1)
-    for place, (ax, curve) in enumerate(zip(axes, made, strict=True)):
-        _draw(ax, curve)
-        ax.set_ylim(*_limits(made if share_y else [curve]))
-        more = f" ({count(curve.left_out, 'more level')})" if curve.left_out else ""
-        ax.set_xlabel(names[curve.feature.name] + more, fontsize=NORMAL)
-        spot = ax.get_subplotspec()
-        first = place == 0 or spot is None or spot.is_first_col()
-        ax.set_ylabel(effect if first else "", fontsize=NORMAL)
-        if ours and share_y and not first:
-            ax.tick_params(labelleft=False)
-    _explain(axes[0], made, outputs, level, outside=ours)
-
-
 def _limits(made: Sequence[Curve]) -> tuple[float, float]:
     """Limits that hold the functions where rows are, most of the rest, and a strip for the rows."""
-    needed = np.concatenate([np.append(curve.value[curve.covered].ravel(), 0.0) for curve in made])
-    low, high = float(needed.min()), float(needed.max())
+    needed = np.concatenate([curve.value[curve.covered].ravel() for curve in made])
+    low, high = float(needed.min(initial=0.0)), float(needed.max(initial=0.0))
     room = _ROOM * (high - low)
-    wanted = [part.ravel() for curve in made for part in (curve.value, curve.lower, curve.upper, curve.truth)]
-    every = np.concatenate(wanted)
-    every = every[~np.isnan(every)]
-    low, high = max(float(every.min(initial=low)), low - room), min(float(every.max(initial=high)), high + room)
+    parts = [part.ravel() for curve in made for part in (curve.value, curve.lower, curve.upper, curve.truth)]
+    every = np.append(np.concatenate(parts), [low, high])
+    low, high = max(float(np.nanmin(every)), low - room), min(float(np.nanmax(every)), high + room)
     height = (high - low) or 1.0
     return low - height * (0.06 + _STRIP * 1.15), high + 0.06 * height
 
@@ -325,15 +268,9 @@ def _limits(made: Sequence[Curve]) -> tuple[float, float]:
 def _draw(ax: Axes, curve: Curve) -> None:
     tidy(ax)
     ax.axhline(0.0, color=colours.FAINT, linewidth=0.8, zorder=0.5)
-    if curve.levels:
-        _draw_levels(ax, curve)
-    elif curve.dots:
-        _draw_dots(ax, curve)
-    else:
-        _draw_lines(ax, curve)
-    if curve.has_baseline:
-        x = curve.baseline
-        ax.axvline(x, color=colours.MUTED, linewidth=1.0, linestyle=":", zorder=0.8, gid="baseline")
+    (_draw_apart if curve.levels or curve.dots else _draw_lines)(ax, curve)
+    if curve.baseline == curve.baseline:
+        ax.axvline(curve.baseline, color=colours.MUTED, linewidth=1.0, linestyle=":", zorder=0.8, gid="baseline")
     if not curve.levels:
         beside = 0.6 * curve.gap if curve.dots else 0.03 * (float(curve.x[-1] - curve.x[0]) or 1.0)
         ax.set_xlim(curve.x[0] - beside, curve.x[-1] + beside)
@@ -361,41 +298,28 @@ def _draw_lines(ax: Axes, curve: Curve) -> None:
             ax.fill_between(curve.x, low, high, color=colour, alpha=0.2, linewidth=0, zorder=2, gid="band")
         pale = np.where(inner, np.nan, value)
         ax.plot(curve.x, pale, color=colour, linestyle=dashes, linewidth=1.4, alpha=0.5, zorder=2.5)
-        ax.plot(
-            curve.x[covered], value[covered], color=colour, linestyle=dashes, linewidth=2.0, zorder=3, gid="function"
-        )
+        solid: dict[str, Any] = {"color": colour, "linestyle": dashes, "linewidth": 2.0, "gid": "function"}
+        ax.plot(curve.x[covered], value[covered], zorder=3, **solid)
 
 
-def _draw_dots(ax: Axes, curve: Curve) -> None:
-    for number, value in enumerate(curve.value.T):
-        x = curve.x + curve.gap * 0.5 * ((number + 0.5) / curve.outputs - 0.5)
-        colour = colours.SERIES[number]
-        ax.plot(x, value, color=colour, linestyle=colours.DASHES[number], linewidth=0.8, alpha=0.5, zorder=2)
-        marks: dict[str, Any] = {"fmt": colours.MARKERS[number], "markersize": 4.5, "gid": "function"}
-        ax.errorbar(x, value, yerr=_whiskers(curve, number), color=colour, elinewidth=1.2, zorder=3, **marks)
-
-
-def _draw_levels(ax: Axes, curve: Curve) -> None:
-    wide = 0.78 / curve.outputs
-    for number, value in enumerate(curve.value.T):
-        x = curve.x + wide * (number - (curve.outputs - 1) / 2)
-        style: dict[str, Any] = {"color": colours.SERIES[number], "hatch": colours.HATCHES[number], "alpha": 0.85}
-        ax.bar(x, value, width=wide * 0.94, edgecolor="white", linewidth=0.5, zorder=2, gid="function", **style)
-        ax.errorbar(
-            x, value, yerr=_whiskers(curve, number), fmt="none", ecolor=text_colour(ax), elinewidth=1.0, zorder=3
-        )
-    labels = shorten_all(curve.feature.labels, 14)
-    ax.set_xticks(curve.x, labels=labels)
-    if sum(map(len, labels)) > 22:
-        ax.set_xticks(curve.x, labels=labels, rotation=40, ha="right", rotation_mode="anchor")
-    ax.set_xlim(-0.6, len(curve.x) - 0.4)
-
-
-def _whiskers(curve: Curve, number: int) -> Array | None:
-    if not curve.banded:
-        return None
-    value = curve.value[:, number]
-    return np.clip([value - curve.lower[:, number], curve.upper[:, number] - value], 0.0, None)
+def _draw_apart(ax: Axes, curve: Curve) -> None:
+    """Bars of levels, or dots of a number that takes few values, those of several outputs beside each other."""
+    outputs = curve.value.shape[1]
+    for number, (value, lower, upper) in enumerate(zip(curve.value.T, curve.lower.T, curve.upper.T, strict=True)):
+        whiskers = np.clip([value - lower, upper - value], 0.0, None) if curve.banded else None
+        style: dict[str, Any] = {"color": colours.SERIES[number], "gid": "function"}
+        x = curve.x + (0.78 if curve.levels else 0.5 * curve.gap) * ((number + 0.5) / outputs - 0.5)
+        if curve.levels:
+            style |= {"hatch": colours.HATCHES[number], "edgecolor": "white", "linewidth": 0.5, "alpha": 0.85}
+            ax.bar(x, value, width=0.94 * 0.78 / outputs, zorder=2, **style)
+            ax.errorbar(x, value, yerr=whiskers, fmt="none", ecolor=text_colour(ax), elinewidth=1.0, zorder=3)
+        else:
+            dashes, marker = colours.DASHES[number], colours.MARKERS[number]
+            ax.plot(x, value, color=style["color"], linestyle=dashes, linewidth=0.8, alpha=0.5, zorder=2)
+            ax.errorbar(x, value, yerr=whiskers, fmt=marker, markersize=4.5, elinewidth=1.2, zorder=3, **style)
+    if curve.levels:
+        turn_labels(ax.xaxis, curve.x, shorten_all(curve.feature.labels, 14), 22, 40)
+        ax.set_xlim(-0.6, len(curve.x) - 0.4)
 
 
 def _draw_rows(ax: Axes, curve: Curve) -> None:
@@ -413,7 +337,7 @@ def _draw_rows(ax: Axes, curve: Curve) -> None:
     ax.stairs(heights, edges, fill=True, color=colours.ROWS, transform=foot, zorder=1, gid="rows")
 
 
-def _explain(ax: Axes, made: Sequence[Curve], outputs: Sequence[str], level: float, *, outside: bool) -> None:
+def _draw_legend(ax: Axes, made: Sequence[Curve], outputs: Sequence[str], level: float, *, outside: bool) -> None:
     """Says what is what: above all panels of a figure of ours, or in the caller's first axes where it is needed."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -426,7 +350,7 @@ def _explain(ax: Axes, made: Sequence[Curve], outputs: Sequence[str], level: flo
         entries.append((Patch(facecolor=colours.SERIES[0], alpha=0.2), f"{level:.0%} band"))
     if any(len(curve.truth) for curve in made):
         entries.append((Line2D([], [], color=text_colour(ax), linestyle=_TRUTH_DASHES, linewidth=1.3), "truth"))
-    if any(curve.has_baseline for curve in made):
+    if any(curve.baseline == curve.baseline for curve in made):
         entries.append((Line2D([], [], color=colours.MUTED, linestyle=":", linewidth=1.0), "baseline"))
     if any(len(curve.rows) for curve in made):
         entries.append((Patch(facecolor=colours.ROWS), "rows"))

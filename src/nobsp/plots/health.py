@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-# Less than this of an output's variance explained is doubtful, and so is less of a term's spread that is its own.
-_EXPLAINED = 0.8
-_OWN = 0.01
+_EXPLAINED = 0.8  # less of an output's variance explained is doubtful
+_OWN = 0.01  # and so is less of a term's spread that is its own
 _MOST_FINDINGS = 6
 _MARKS = {"error": "✗", "warning": "!", "note": "·"}
 
@@ -37,12 +36,6 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
         what: A calibrated `NObSP` or `NObSPCam`, a `CompiledExplainer`, or what its `health()` returned.
         max_display: Most outputs, and most terms; those that are least well off are shown.
         ax: Axes to draw on; a new figure when None.
-
-    Returns:
-        The axes.
-
-    Raises:
-        TypeError: If it is something else.
 
     Example:
         >>> import torch
@@ -65,23 +58,20 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
     own = np.array([term.unique_share for term in terms], dtype=np.float64)
     least, more_left_out = _least(own, max_display)
     of_terms = term_labels([term.term for term in terms], 26)
-    lines = len(worst) + len(least)
-    ax = get_axes(ax, (7.4, 0.28 * max(lines, 1) + 1.7 + 0.2 * len(state.findings)))
+    ax = get_axes(ax, (7.4, 0.28 * max(len(worst) + len(least), 1) + 1.7 + 0.2 * len(state.findings)))
     inches = ax.get_window_extent().width / ax.figure.dpi
     words = _findings(state, max(int(inches * 72 / (0.6 * SMALL)), 30))  # about what fits under the axes
     tidy(ax, grid=True)
     inside = np.array(getattr(state, "inside", state.explained), dtype=np.float64)
-    for place, position in enumerate(worst):
-        apart = abs(inside[position] - explained[position]) > 0.002
-        text = f"{explained[position]:.3f}" + (f" ({inside[position]:.3f} inside)" if apart else "")
-        reach = max(explained[position], inside[position])
-        _draw_share(ax, place, float(explained[position]), _EXPLAINED, colours.MAIN, text, at=float(reach))
-        if apart:
-            [ring] = ax.plot(max(inside[position], 0.0), place, "o", color=colours.MAIN, zorder=4, gid="inside")
+    for place, (share, within) in enumerate(zip(explained[worst], inside[worst], strict=True)):
+        text, reach = f"{share:.3f}", share
+        if abs(within - share) > 0.002:
+            text, reach = f"{share:.3f} ({within:.3f} inside)", max(share, within)
+            [ring] = ax.plot(max(within, 0.0), place, "o", color=colours.MAIN, zorder=4, gid="inside")
             ring.set(markersize=7, markerfacecolor="none", markeredgewidth=1.4)
-    for place, position in enumerate(least, start=len(worst)):
-        text = f"{own[position]:.2%}" if own[position] < 0.01 else percent(float(own[position]))
-        share = float(own[position])
+        _draw_share(ax, place, share, _EXPLAINED, colours.MAIN, text, at=reach)
+    for place, share in enumerate(own[least], start=len(worst)):
+        text = f"{share:.2%}" if share < 0.01 else percent(share)
         _draw_share(ax, place, share, _OWN, colours.RESIDUAL, text, at=share)
     if len(worst) and len(least):
         ax.axhline(len(worst) - 0.5, color=colours.MUTED, linewidth=0.8, zorder=1)

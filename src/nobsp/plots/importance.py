@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,17 +34,6 @@ Array = NDArray[np.float64]
 _MOST_POINTS = 2000
 
 
-@dataclass(frozen=True, eq=False)
-class _Sizes:
-    """Mean absolute main effects (features, outputs), those of all terms with a feature, and of the residual."""
-
-    features: tuple[str, ...]
-    outputs: tuple[str, ...]
-    main: Array
-    total: Array
-    residual: Array
-
-
 def importance(what: Any, *, output: int | str | None = None, max_display: int = 15, ax: Axes | None = None) -> Axes:
     """Draws how much each feature contributes on average, strongest first.
 
@@ -59,13 +47,6 @@ def importance(what: Any, *, output: int | str | None = None, max_display: int =
         max_display: Most features.
         ax: Axes to draw on; a new figure when None.
 
-    Returns:
-        The axes.
-
-    Raises:
-        TypeError: If it is something else.
-        ValueError: If there is no such output.
-
     Example:
         >>> import torch
         >>> from nobsp import NObSP, plots
@@ -76,59 +57,59 @@ def importance(what: Any, *, output: int | str | None = None, max_display: int =
         3
     """
     require_whole_number("max_display", max_display)
-    sizes = _sizes(what)
-    chosen = _lookup.some_outputs(output, sizes.outputs)
-    main, total, residual = sizes.main[:, chosen], sizes.total[:, chosen], sizes.residual[chosen]
-    names = [sizes.outputs[k] for k in chosen]
+    if isinstance(what, Explanation):
+        ex = _lookup.known_rows(_lookup.require_explanation(what, "importance"))
+        features, outputs = ex.feature_names, ex.output_names
+        main = np.zeros((len(features), len(outputs)))
+        for position, term in enumerate(ex.terms):
+            if len(term) == 1:
+                main[features.index(term[0])] = np.abs(ex.values[:, position]).mean(0)
+        total, residual = np.abs(ex.total()).mean(0), np.abs(ex.residual).mean(0)
+    else:
+        functions = _lookup.find_functions(what, "importance")
+        features, outputs = functions.feature_names, functions.output_names
+        main, total = functions.importances["main"], functions.importances["total"]
+        residual = np.full(len(outputs), np.nan)
+    chosen = _lookup.some_outputs(output, outputs)
+    main, total, residual = main[:, chosen], total[:, chosen], residual[chosen]
+    names = [outputs[k] for k in chosen]
     if len(chosen) > len(colours.SERIES):
-        main, total, residual = main.sum(1, keepdims=True), total.sum(1, keepdims=True), residual.sum(keepdims=True)
-        names = [count(len(chosen), "output")]
+        total, residual, names = (
+            total.sum(1, keepdims=True),
+            residual.sum(keepdims=True),
+            [count(len(chosen), "output")],
+        )
     order = np.argsort(-total.sum(1), kind="stable")[:max_display]
     has_residual = not np.isnan(residual).any()
     places = np.arange(len(order))
     ax = get_axes(ax, (6.6, 0.3 * (len(order) + has_residual) + 1.2))
     tidy(ax, grid=True)
     start, below = np.zeros(len(order)), 0.0
-    short = short_labels(sizes.features, 34)
-    rows = [short[sizes.features[k]] for k in order]
-    rows += [_residual_label(rows)] * has_residual
     for number, name in enumerate(names):
         label = legend_label(shorten(name, 24) if len(names) > 1 else "with its interactions")
-        colour, hatch = colours.SERIES[number], colours.HATCHES[number]
-        bars(ax, places, total[order, number], left=start, colour=colour, hatch=hatch, label=label)
+        look = (colours.SERIES[number], colours.HATCHES[number])
+        bars(ax, places, total[order, number], left=start, look=look, label=label)
         start = start + total[order, number]
         if has_residual:
-            colour, hatch = colours.RESIDUAL, colours.RESIDUAL_HATCH
-            bars(ax, len(order), residual[number], left=below, colour=colour, hatch=hatch, gid="residual")
+            look = (colours.RESIDUAL, colours.RESIDUAL_HATCH)
+            bars(ax, len(order), residual[number], left=below, look=look, gid="residual")
             below += float(residual[number])
     alone = main.sum(1)[order]
     if not np.allclose(alone, start, rtol=1e-9, atol=0.0):
         ax.hlines(places, np.minimum(start, alone), np.maximum(start, alone), color=colours.MUTED, zorder=3)
         [marks] = ax.plot(alone, places, "D", color=text_colour(ax), zorder=4, label="main effect alone", gid="main")
         marks.set(markersize=5.5, markerfacecolor="white", markeredgewidth=1.3)
-    if len(names) > 1 or len(ax.get_legend_handles_labels()[1]) > 1:
+    if len(ax.get_legend_handles_labels()[1]) > 1:
         ax.legend(loc="lower right", frameon=False, fontsize=SMALL)
-    label_rows(ax, rows)
+    short = short_labels(features, 34)
+    rows = [short[features[k]] for k in order]
+    label_rows(ax, rows + [_residual_label(rows)] * has_residual)
     ax.set_xlim(0.0, max(float(start.max()), float(alone.max()), below) * 1.06 or 1.0)
     single = f" to {shorten(names[0], 24)}" if len(names) == 1 else ", summed over outputs"
     ax.set_xlabel(f"mean |contribution|{single}", fontsize=NORMAL)
-    if len(order) < len(sizes.features):
-        add_note(ax, f"the {len(order)} strongest of {count(len(sizes.features), 'feature')}")
+    if len(order) < len(features):
+        add_note(ax, f"the {len(order)} strongest of {count(len(features), 'feature')}")
     return ax
-
-
-def _sizes(what: Any) -> _Sizes:
-    if isinstance(what, Explanation):
-        ex = _lookup.known_rows(_lookup.require_explanation(what, "importance"))
-        own = np.zeros((len(ex.feature_names), len(ex.output_names)))
-        for position, term in enumerate(ex.terms):
-            if len(term) == 1:
-                own[ex.feature_names.index(term[0])] = np.abs(ex.values[:, position]).mean(0)
-        return _Sizes(ex.feature_names, ex.output_names, own, np.abs(ex.total()).mean(0), np.abs(ex.residual).mean(0))
-    functions = _lookup.find_functions(what, "importance")
-    main, total = functions.importances["main"], functions.importances["total"]
-    outputs = functions.output_names
-    return _Sizes(functions.feature_names, outputs, main, total, np.full(len(outputs), np.nan))
 
 
 def beeswarm(
@@ -137,20 +118,14 @@ def beeswarm(
     """Draws every row's contributions, a swarm for each term, strongest first, and one for the residual.
 
     Each point is a row. Main effects and interactions are ordered by their own mean absolute contribution. A point's
-    colour, from dark to light, is the feature's value from
-    low to high, by rank; points of categories, groups and interactions are grey.
+    colour, from dark to light, is the feature's value from low to high, by rank; points of categories, groups and
+    interactions are grey.
 
     Args:
         ex: An explanation.
         output: Position or name of the output; may be left out where there is only one.
         max_display: Most terms.
         ax: Axes to draw on; a new figure when None.
-
-    Returns:
-        The axes.
-
-    Raises:
-        ValueError: If there is no such output.
 
     Example:
         >>> import torch
@@ -187,19 +162,16 @@ def beeswarm(
         if rank is None:
             ax.scatter(swarm, y, color=colours.RESIDUAL, **style)
         else:
-            shades = ax.scatter(swarm, y, c=rank, cmap=colours.low_to_high(), vmin=0.0, vmax=1.0, **style)
+            shades = ax.scatter(swarm, y, c=rank, cmap=colours.blend(colours.LOW_TO_HIGH), vmin=0.0, vmax=1.0, **style)
     label_rows(ax, names)
     ax.set_xlabel(f"contribution to {shorten(ex.output_names[chosen], 40)}", fontsize=NORMAL)
     if shades is not None:
-        bar = colour_bar(ax, shades, "value of the feature", ticks=[0.0, 1.0])
+        bar = colour_bar(ax, shades, "", ticks=[0.0, 1.0])
         bar.ax.set_yticklabels(["low", "high"])
-        bar.set_label("value of the feature", labelpad=-12)
-    remarks = []
-    if len(order) < len(ex.terms):
-        remarks.append(f"the {len(order)} strongest of {count(len(ex.terms), 'term')}")
-    if len(rows) < len(ex):
-        remarks.append(f"{len(rows):,} of {count(len(ex), 'row')}")
-    add_note(ax, ", ".join(remarks))
+        bar.set_label("value of the feature", fontsize=SMALL, labelpad=-12)
+    fewer = f"the {len(order)} strongest of {count(len(ex.terms), 'term')}" if len(order) < len(ex.terms) else ""
+    sample = f"{len(rows):,} of {count(len(ex), 'row')}" if len(rows) < len(ex) else ""
+    add_note(ax, ", ".join(filter(None, [fewer, sample])))
     return ax
 
 
@@ -213,13 +185,12 @@ def _residual_label(names: Sequence[str]) -> str:
 
 def _ranks(column: NDArray[Any] | None, rows: NDArray[np.int_]) -> Array | None:
     """A feature's values in some rows as ranks from 0 to 1; None for what has no order."""
+    from scipy.stats import rankdata
+
     values = None if column is None or isinstance(column[0], str) else _lookup.as_numbers(column)
     if values is None or not np.isfinite(values).all():
         return None
-    distinct, place = np.unique(values, return_inverse=True)
-    counts = np.bincount(place)
-    middle = np.cumsum(counts) - (counts - 1) / 2 - 1
-    return np.asarray(middle[place][rows] / max(len(values) - 1, 1)) if len(distinct) > 1 else None
+    return np.asarray((rankdata(values)[rows] - 1) / (len(values) - 1)) if np.ptp(values) > 0 else None
 
 
 def _spread_out(values: Array, width: float) -> Array:

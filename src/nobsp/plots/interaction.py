@@ -1,18 +1,19 @@
-"""What two features do only together: a surface, where there are rows."""
+"""What two features do only together: a surface, where there are rows; and how strong it is for every two."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import require_whole_number
+from nobsp._messages import count, require_whole_number
 from nobsp.plots import _lookup, colours
-from nobsp.plots._axes import NORMAL, SMALL, add_note, colour_bar, get_axes, tidy
-from nobsp.plots.labels import decimals_for, format_signed, shorten, shorten_all
+from nobsp.plots._axes import NORMAL, SMALL, add_note, colour_bar, get_axes, tidy, turn_labels
+from nobsp.plots.labels import decimals_for, format_number, short_labels, shorten, shorten_all
+from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.features import Feature
 from nobsp.tabular.lookup import LevelAxis
 
@@ -22,10 +23,8 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-# How far from a row a surface is still shown, as a share of the axis.
-_NEAR = 0.055
-# Rows in the far tails, which would shrink everything else, are left out of the picture.
-_TAIL = 0.005
+_NEAR = 0.055  # how far from a row a surface is still shown, as a share of the axis
+_TAIL = 0.005  # rows so far out would shrink everything else, and are left out of the picture
 _MOST_LEVELS = 24
 _MOST_DOTS = 400
 
@@ -75,12 +74,6 @@ def interaction(
         points: Points along each side of numbers.
         ax: Axes to draw on; a new figure when None.
 
-    Returns:
-        The axes.
-
-    Raises:
-        ValueError: If there is no such pair or output, or a feature has no line to walk along.
-
     Example:
         >>> import torch
         >>> from nobsp import NObSP, plots
@@ -110,9 +103,12 @@ def interaction(
     tidy(ax)
     _draw_surface(ax, across, up, np.ma.masked_array(surface, ~near), shorten(functions.output_names[chosen], 30))
     _draw_rows(ax, across, up)
-    first, second = shorten_all(term, 36)
-    _name_side(ax, "x", across, first)
-    _name_side(ax, "y", up, second)
+    for axis, side, name in zip((ax.xaxis, ax.yaxis), (across, up), shorten_all(term, 36), strict=True):
+        axis.set_label_text(name, fontsize=NORMAL)
+        if side.axis is not None:
+            room = 40 if side is across else 10_000  # upwards there is room for any number of labels
+            turn_labels(axis, side.at, shorten_all(side.feature.labels, 16), room, 35)
+    ax.set(xlim=across.edges[[0, -1]], ylim=up.edges[[0, -1]])
     if places is None:
         add_note(ax, "rows are not known: parts may be without any")
     elif not near.all():
@@ -123,9 +119,8 @@ def interaction(
 def _side(feature: Feature, axis: LevelAxis | None, rows: Array, points: int) -> _Side:
     if axis is not None:
         if len(axis) > _MOST_LEVELS:
-            raise ValueError(
-                f"feature {feature.name!r} has {len(axis)} levels; at most {_MOST_LEVELS} can be distinguished."
-            )
+            most = f"at most {_MOST_LEVELS} can be distinguished"
+            raise ValueError(f"feature {feature.name!r} has {len(axis)} levels; {most}.")
         places = np.arange(len(axis), dtype=np.float64)
         return _Side(feature, axis, places, np.append(places - 0.5, places[-1] + 0.5), rows, 0.0)
     low, high = feature.ranges[0]
@@ -142,15 +137,14 @@ def _near(across: _Side, up: _Side) -> Mask:
     known = np.isfinite(across.rows) & np.isfinite(up.rows)
     held = np.histogram2d(up.rows[known], across.rows[known], bins=[up.edges, across.edges])[0] > 0
     result = np.zeros_like(held)
-    steps = [range(-int(side.reach), int(side.reach) + 1) for side in (up, across)]
-    for down, right in product(*steps):
+
+    def shifted(step: int) -> slice:
+        return slice(max(step, 0), min(step, 0) or None)
+
+    for down, right in product(*(range(-int(side.reach), int(side.reach) + 1) for side in (up, across))):
         if (down / (up.reach or 1.0)) ** 2 + (right / (across.reach or 1.0)) ** 2 <= 1.0:
-            result[_shifted(down), _shifted(right)] |= held[_shifted(-down), _shifted(-right)]
+            result[shifted(down), shifted(right)] |= held[shifted(-down), shifted(-right)]
     return result
-
-
-def _shifted(step: int) -> slice:
-    return slice(max(step, 0), min(step, 0) or None)
 
 
 def _draw_surface(ax: Axes, across: _Side, up: _Side, surface: Any, output: str) -> None:
@@ -161,26 +155,34 @@ def _draw_surface(ax: Axes, across: _Side, up: _Side, surface: Any, output: str)
     ground = Rectangle((across.edges[0], up.edges[0]), width, height, facecolor=empty, edgecolor=lines, hatch="///")
     ground.set(linewidth=0, zorder=0, gid="no rows")
     ax.add_patch(ground)
-    largest = float(np.abs(surface).max()) if surface.count() else 0.0
-    largest = largest if largest > 0 else 1.0
-    style: dict[str, Any] = {"cmap": colours.against_to_for(), "vmin": -largest, "vmax": largest, "rasterized": True}
+    largest = (float(np.abs(surface).max()) if surface.count() else 0.0) or 1.0
+    style: dict[str, Any] = {
+        "cmap": colours.blend(colours.AGAINST_TO_FOR),
+        "vmin": -largest,
+        "vmax": largest,
+        "rasterized": True,
+    }
     mesh = ax.pcolormesh(across.edges, up.edges, surface, zorder=1, gid="surface", **style)
     colour_bar(ax, mesh, f"joint effect on {output}")
     for side, line in ((across, ax.axvline), (up, ax.axhline)):
         for edge in side.edges[1:-1] if side.axis is not None else ():
             line(edge, color="white", linewidth=1.5, zorder=2)
-    _draw_lines(ax, across, up, surface, largest)
+    if across.axis is None or up.axis is None:
+        _draw_lines(ax, across, up, surface, largest)
+    elif surface.size <= 64:
+        for down, right in zip(*np.nonzero(~np.ma.getmaskarray(surface)), strict=True):
+            value = surface[down, right]
+            label = format_number(float(value), decimals_for([largest]), "+")
+            text = ax.text(right, down, label, ha="center", va="center", fontsize=SMALL)
+            text.set_color("white" if abs(value) > 0.6 * largest else "black")
 
 
 def _draw_lines(ax: Axes, across: _Side, up: _Side, surface: Any, largest: float) -> None:
     """Lines of equal contributions, dashed below zero; stripe by stripe along a category."""
     from matplotlib.ticker import MaxNLocator
 
-    if across.axis is not None and up.axis is not None:
-        _write_cells(ax, surface, largest)
-        return
-    levels = [level for level in MaxNLocator(9, symmetric=True).tick_values(-largest, largest) if abs(level) < largest]
-    levels = [level for level in levels if abs(level) > 1e-9 * largest]
+    ticks = MaxNLocator(9, symmetric=True).tick_values(-largest, largest)
+    levels = [level for level in ticks if 1e-9 * largest < abs(level) < largest]
     stripes: list[tuple[Array, Array, Any]] = [(across.at, up.at, surface)]
     inside = np.linspace(-0.5, 0.5, 9)  # across a stripe
     if up.axis is not None:
@@ -192,18 +194,6 @@ def _draw_lines(ax: Axes, across: _Side, up: _Side, surface: Any, largest: float
         if drawn:
             lines = ax.contour(x, y, part, levels=drawn, colors="#333333", linewidths=0.7, zorder=2)
             ax.clabel(lines, fontsize=SMALL - 1, fmt=lambda level: f"{level:+g}".replace("-", "−"), inline_spacing=2)
-
-
-def _write_cells(ax: Axes, surface: Any, largest: float) -> None:
-    """Numbers in the cells of two categories, as far as they fit."""
-    if surface.size > 64:
-        return
-    for place, line in enumerate(surface):
-        for column, value in enumerate(line):
-            if not np.ma.is_masked(value):
-                label = format_signed(float(value), decimals_for([largest]))
-                text = ax.text(column, place, label, ha="center", va="center")
-                text.set(color="white" if abs(value) > 0.6 * largest else "black", fontsize=SMALL)
 
 
 def _draw_rows(ax: Axes, across: _Side, up: _Side) -> None:
@@ -218,13 +208,92 @@ def _draw_rows(ax: Axes, across: _Side, up: _Side) -> None:
     ax.plot(x[inside], y[inside], ".", markersize=2.2, color="black", alpha=0.35, zorder=3, gid="rows")
 
 
-def _name_side(ax: Axes, which: str, side: _Side, name: str) -> None:
-    axis = ax.xaxis if which == "x" else ax.yaxis
-    axis.set_label_text(name, fontsize=NORMAL)
-    (ax.set_xlim if which == "x" else ax.set_ylim)(side.edges[0], side.edges[-1])
-    if side.axis is None:
-        return
-    labels = shorten_all(side.feature.labels, 16)
-    axis.set_ticks(side.at, labels=labels)
-    if which == "x" and sum(map(len, labels)) > 40:
-        axis.set_ticks(side.at, labels=labels, rotation=35, ha="right", rotation_mode="anchor")
+# ---------------------------------------------------------------------- every two features
+
+
+def interaction_matrix(
+    what: Any, *, output: int | str | None = None, max_display: int = 12, ax: Axes | None = None
+) -> Axes:
+    """Draws how strong the interaction of every two features is, as a share of an output's spread.
+
+    A framed cell is a pair that was fitted, and so has a term of its own. Features in the strongest pairs come first.
+
+    Args:
+        what: An `NObSP` or a `CompiledExplainer`: every pair as screened, for the output it matters to most. Or an
+            `Explanation`: the fitted pairs, standard deviation of their contributions over that of the predictions;
+            the largest of all outputs unless one is chosen.
+        output: Position or name of the output, for an `Explanation`.
+        max_display: Most features.
+        ax: Axes to draw on; a new figure when None.
+
+    Example:
+        >>> import torch
+        >>> from nobsp import NObSP, plots
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+        >>> explainer = NObSP(model, features=["a", "b", "c"]).fit(torch.randn(300, 3))
+        >>> ax = plots.interaction_matrix(explainer)
+        >>> len(ax.get_xticklabels())
+        2
+    """
+    from matplotlib.patches import Rectangle
+
+    require_whole_number("max_display", max_display)
+    features, pairs, fitted = _strengths(what, output)
+    shown: list[str] = []
+    for pair in pairs:
+        new = sorted(pair - set(shown), key=features.index)
+        if len(shown) + len(new) <= max(max_display, 2):
+            shown += new
+    # Below the diagonal: the first feature has no row, and the last no column.
+    matrix = np.full((len(shown) - 1, len(shown) - 1), np.nan)
+    for (right, first), (down, second) in combinations(enumerate(shown), 2):
+        matrix[down - 1, right] = pairs.get(frozenset((first, second)), np.nan)
+    largest = float(np.nanmax(matrix)) or 1.0
+    side = 0.42 * len(shown)
+    ax = get_axes(ax, (side + 3.0, side + 1.5))
+    mesh = ax.imshow(matrix, cmap=colours.blend(colours.NOTHING_TO_MUCH), vmin=0.0, vmax=largest, aspect="equal")
+    for down, right in zip(*np.nonzero(~np.isnan(matrix)), strict=True):
+        strength = matrix[down, right]
+        cell = ax.text(right, down, f"{100 * strength:.{int(strength < 0.095)}f}", ha="center", va="center")
+        cell.set(color="white" if strength > 0.55 * largest else "black", fontsize=SMALL)
+        if frozenset((shown[right], shown[down + 1])) in fitted:
+            cell.set_fontweight("bold")
+            frame: dict[str, Any] = {"edgecolor": colours.PAIR, "linewidth": 2.0, "gid": "fitted"}
+            ax.add_patch(Rectangle((right - 0.46, down - 0.46), 0.92, 0.92, fill=False, **frame))
+    labels = short_labels(features, 26)
+    names = [labels[name] for name in shown]
+    turn_labels(ax.xaxis, range(len(matrix)), names[:-1], 0, 40)
+    ax.set_yticks(range(len(matrix)), labels=names[1:])
+    ax.tick_params(length=0, labelsize=NORMAL)
+    ax.spines[:].set_visible(False)
+    decimals = 0 if largest > 0.04 else 1
+    colour_bar(ax, mesh, "share of spread", format=lambda share, _: f"{share:.{decimals}%}")
+    some = f", {len(shown)} of {count(len(features), 'feature')}" if len(shown) < len(features) else ""
+    add_note(ax, f"in percent, framed: fitted{some}")
+    return ax
+
+
+def _strengths(what: Any, output: int | str | None) -> tuple[tuple[str, ...], dict[frozenset[str], float], set[Any]]:
+    """Features, how strongly pairs of them act together, strongest first, and which pairs have a term."""
+    if isinstance(what, Explanation):
+        ex = _lookup.known_rows(_lookup.require_explanation(what, "interaction_matrix"), residual="interaction_matrix")
+        names, outputs = ex.feature_names, _lookup.some_outputs(output, ex.output_names)
+        spread = ex.predictions[:, outputs].std(0)
+        found = {}
+        for position, term in enumerate(ex.terms):
+            if len(term) == 2:
+                effect = ex.values[:, position, outputs].std(0)
+                found[frozenset(term)] = float((effect[spread > 0] / spread[spread > 0]).max(initial=0.0))
+        if not found:
+            raise ValueError('the explanation has no pairs; calibrate with interactions="auto", a number or a list.')
+        fitted = set(found)
+    else:
+        functions = _lookup.find_functions(what, "interaction_matrix")
+        if output is not None:
+            raise ValueError("output cannot be chosen for screened pairs; pass an Explanation to look at one output.")
+        if not functions.strengths:
+            raise ValueError('no pairs were screened; calibrate with interactions="auto", or pass an Explanation.')
+        names = functions.feature_names
+        found = {frozenset(names[k] for k in pair): strength for pair, strength in functions.strengths.items()}
+        fitted = {frozenset(names[k] for k in table.features) for table in functions.tables}
+    return names, dict(sorted(found.items(), key=lambda item: -item[1])), fitted

@@ -30,9 +30,7 @@ def shorten(name: Any, width: int = 28) -> str:
 
 
 def shorten_all(names: Iterable[Any], width: int = 28) -> list[str]:
-    """Several names, shortened so that those that differ still do.
-
-    Names that would become the same text are cut around the place where they begin to differ, or else numbered.
+    """Several names, shortened so that those that differ still do: cut where they begin to differ, or else numbered.
 
     >>> shorten_all(["the reading at site 1 in the morning", "the reading at site 2 in the morning"], 16)
     ['the…ite 1 in th…', 'the…ite 2 in th…']
@@ -67,29 +65,26 @@ def short_labels(names: Sequence[str], width: int = 28) -> dict[str, str]:
     return dict(zip(names, shorten_all(names, width), strict=True))
 
 
-def term_labels(terms: Sequence[Sequence[str]], width: int = 34, *, names: Sequence[str] | None = None) -> list[str]:
-    """Terms in words, each short enough, their features distinct among all `names`.
+def term_labels(
+    terms: Sequence[Sequence[str]], width: int = 34, *, names: Sequence[str] = (), after: dict[str, str] | None = None
+) -> list[str]:
+    """Terms in words, each short enough, their features distinct among all `names`, with what comes after each.
 
     >>> term_labels([("age",), ("age", "income")])
     ['age', 'age × income']
     """
-    every = list(dict.fromkeys(name for term in terms for name in term)) if names is None else names
+    every = names or list(dict.fromkeys(name for term in terms for name in term))
     labels = {size: short_labels(every, max(width // size, 8)) for size in {len(term) for term in terms}}
-    return [" × ".join(labels[len(term)][name] for name in term) for term in terms]
+    return [" × ".join(labels[len(term)][name] + (after or {}).get(name, "") for name in term) for term in terms]
 
 
-def format_signed(value: float, decimals: int) -> str:
-    """A contribution with its sign, with a minus as wide as a plus.
+def format_number(value: float, decimals: int, sign: str = "") -> str:
+    """A number, with a minus as wide as a plus, and with a plus where `sign` is one.
 
-    >>> format_signed(-1234.5, 1), format_signed(0.25, 2), format_signed(-0.001, 2)
+    >>> format_number(-1234.5, 1), format_number(0.25, 2, "+"), format_number(-0.001, 2)
     ('−1,234.5', '+0.25', '−0.00')
     """
-    return (f"{value:+,.{decimals}f}" if abs(value) < 1e9 else f"{value:+.2e}").replace("-", "−")
-
-
-def format_number(value: float, decimals: int) -> str:
-    """A number without a sign where it is positive."""
-    return (f"{value:,.{decimals}f}" if abs(value) < 1e9 else f"{value:.2e}").replace("-", "−")
+    return f"{value:{sign}{f',.{decimals}f' if abs(value) < 1e9 else '.2e'}}".replace("-", "−")
 
 
 def decimals_for(values: Any) -> int:
@@ -109,8 +104,7 @@ def format_value(value: Any, width: int = 14) -> str:
     >>> format_value(np.float32(0.1)), format_value(1234567.0), format_value("Rome"), format_value(True)
     ('0.1', '1.235e+06', 'Rome', 'True')
     """
-    text = format_label(value)
-    return escape(_cut(text, width, width // 2))
+    return escape(_cut(format_label(value), width, width // 2))
 
 
 def format_label(value: Any) -> str:

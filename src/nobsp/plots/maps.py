@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,21 +23,17 @@ Array = NDArray[np.float64]
 
 # How light red, green and blue look.
 _LIGHT = np.array([0.299, 0.587, 0.114], dtype=np.float32)
-_HEADINGS = {
-    "image": "image",
-    "positive": "evidence for",
-    "negative": "evidence against",
-    "signed": "for less against",
-    "account": "account",
-}
+_KINDS = ("contrast", "account", "positive", "negative", "signed")
 
 
 def cam_grid(
     maps: ActivationMaps,
     images: Any,
     *,
-    kinds: Sequence[str] = ("positive", "negative", "signed"),
+    kinds: Sequence[str] | str | None = None,
     labels: Any = None,
+    mean: Any = None,
+    std: Any = None,
     share_scale: bool = True,
     opacity: float = 0.75,
     max_display: int = 6,
@@ -46,14 +43,17 @@ def cam_grid(
 
     Red is evidence for the class, blue evidence against it; the image below is grey, so that its own colours are not
     taken for evidence. Lines run where a map reaches half of its scale: solid around evidence for, dashed around
-    evidence against. Evidence for, against and their difference share one scale in each row, so that they can be
+    evidence against. Of "positive", "negative" and "signed", all share one scale in each row, so that they can be
     compared; a map that stays below it says how far it gets.
 
     Args:
         maps: What an `NObSPCam` returned; with several targets an image, each has a row.
         images: The images, as many as there are maps: (n, channels, height, width) or (n, height, width, channels).
-        kinds: Which maps, of "positive", "negative", "signed" and "account".
+        kinds: Which maps, of "contrast", "account", "positive", "negative" and "signed"; by default the one the
+            explainer shows (the account against the other classes) and, where that is another, the account.
         labels: True classes, numbers or names; where one is not the class of the map, it is written beside it.
+        mean: What was subtracted from each channel when the images were normalised, to show them in their colours.
+        std: What each channel was divided by.
         share_scale: Whether maps of an image share one scale, or each has its own.
         opacity: How strong the colour is where a map is largest, 0 to 1.
         max_display: Most rows.
@@ -73,20 +73,22 @@ def cam_grid(
         >>> cam = NObSPCam(nn.Sequential(body, nn.Linear(8, 5))).fit(torch.randn(64, 3, 16, 16))
         >>> images = torch.randn(2, 3, 16, 16)
         >>> plots.cam_grid(cam(images), images).shape
-        (2, 4)
+        (2, 3)
     """
     require_whole_number("max_display", max_display)
     if not hasattr(maps, "overlay"):
         raise TypeError(f"maps must be ActivationMaps, found {type(maps).__name__}; pass cam(images).")
+    if kinds is None:
+        kinds = [maps.kind] if maps.kind != "contrast" else ["contrast", "account"]
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
     for kind in kinds:
-        if kind not in _HEADINGS or kind == "image":
-            raise ValueError(f'kinds must be of "positive", "negative", "signed" and "account", found {kind!r}.')
+        if kind not in _KINDS:
+            raise ValueError(f"kinds must be of {', '.join(map(repr, _KINDS))}, found {kind!r}.")
     if not 0 <= opacity <= 1:
         raise ValueError(f"opacity must lie between 0 and 1, found {opacity!r}.")
     several = maps.positive.ndim == 4
     targets = [maps.of_target(place) for place in range(maps.positive.shape[1])] if several else [maps]
-    pictures = targets[0].overlay(images, opacity=0.0)
+    pictures = targets[0].overlay(images, opacity=0.0, mean=mean, std=std)
     rows = [(image, one) for image in range(len(maps)) for one in targets][:max_display]
     true = _names_of(labels, maps)
     height, width = pictures.shape[1:3]
@@ -106,12 +108,12 @@ def cam_grid(
             panel.imshow(pictures[image] if kind == "image" else grey)
             if kind != "image":
                 own = getattr(large, kind)[image]
-                shared = share_scale and kind != "account"
+                shared = share_scale and kind in ("positive", "negative", "signed")
                 _lay_over(panel, own, kind, both if shared else _peak(own), opacity)
                 if shared and _peak(own) < 0.995 * both:
                     panel.set_xlabel(f"at most {percent(_peak(own) / both)} of the scale", fontsize=SMALL)
             if place == 0:
-                panel.set_title(_HEADINGS[kind], fontsize=NORMAL)
+                panel.set_title(fill("image" if kind == "image" else one.caption(kind), 22), fontsize=NORMAL)
         _name_row(grid[place, 0], one, image, true)
     return grid
 

@@ -9,14 +9,12 @@ from numpy.typing import NDArray
 
 
 def picture_of(item: Any, argument: str) -> NDArray[np.float64]:
-    """One image, shape (height, width, 3), from 0 to 1.
-
-    Example:
-        >>> picture_of(np.zeros((1, 4, 6)), "query").shape
-        (4, 6, 3)
-    """
+    """One image, shape (height, width, 3), from 0 to 1."""
     given = item[0] if isinstance(item, tuple | list) and len(item) else item
-    given = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+    if hasattr(given, "detach"):
+        given = given.detach().cpu()
+        given = given.double() if given.is_floating_point() else given  # numpy has no bfloat16
+    given = np.asarray(given)
     whole = given.dtype.kind in "iu"
     array = np.asarray(given, dtype=np.float64)
     if array.ndim == 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,18 +15,14 @@ from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, new_figure
 from nobsp.plots.labels import clean, format_label, format_number, format_value, shorten, shorten_all
 from nobsp.plots.pictures import picture_of
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 Array = NDArray[np.float64]
 
 _MOST_COLUMNS = 8
-# A neighbour that differs from the query by so many standard deviations is shaded fully.
-_FAR = 2.0
+_FAR = 2.0  # standard deviations from the query that are shaded fully
 
 
 @dataclass(frozen=True, eq=False)
-class _Row:
+class _Space:
     """Neighbours of the query in one space; labels and agreement with the predicted class are empty where unknown."""
 
     title: str
@@ -34,6 +30,12 @@ class _Row:
     distances: list[float]
     labels: list[str]
     agrees: list[bool]
+
+    def caption(self, place: int, width: int) -> str:
+        """A neighbour's label and distance, with a mark where it can agree with the predicted class."""
+        label = f"{shorten(self.labels[place], width)}\n" if self.labels else ""
+        mark = ("✓ " if self.agrees[place] else "✗ ") if self.agrees else ""
+        return f"{mark}{label}d = {format_number(self.distances[place], 3)}"
 
 
 def retrieval_panel(
@@ -73,10 +75,6 @@ def retrieval_panel(
     Returns:
         The axes: for images of shape (spaces, 1 + neighbours), the query first in each; for a table of shape (spaces,).
 
-    Raises:
-        TypeError: If hits are something else.
-        ValueError: If there is no such query, or the database lacks a neighbour.
-
     Example:
         >>> from types import SimpleNamespace
         >>> import numpy as np
@@ -91,47 +89,55 @@ def retrieval_panel(
     """
     require_whole_number("max_display", max_display)
     given = [(hits_contributions, "contributions"), (hits_activations, "activations")]
-    spaces = [_row(hits, name, row, class_names, max_display) for hits, name in given if hits is not None]
+    spaces = [_neighbours(hits, name, row, class_names, max_display) for hits, name in given if hits is not None]
     title = _query_title(hits_contributions, row, label, class_names)
     if _lookup.frame_of(database) is not None or getattr(database, "ndim", 0) == 2:
         return _table(query, database, spaces, title, row, features, ax)
     count = max(len(space.indices) for space in spaces)
-    wanted = query[row] if getattr(query, "ndim", 0) == 4 else query
-    first, others = _picture_axes(ax, len(spaces), count)
+    if ax is None:
+        panel = 1.55
+        figure = new_figure((panel * (count + 1.25), (panel + 0.62) * len(spaces) + 0.1))
+        grid = figure.add_gridspec(len(spaces), count + 1, width_ratios=[1.25] + [1.0] * count)
+        first, *others = [figure.add_subplot(grid[:, 0])] + [
+            figure.add_subplot(grid[space, place + 1]) for space in range(len(spaces)) for place in range(count)
+        ]
+    else:
+        first, *others = as_axes(ax, 1 + len(spaces) * count, "this retrieval")
+    panels = np.array(others, dtype=object).reshape(len(spaces), count)
     bare(first)
-    first.imshow(picture_of(wanted, "query"))
+    first.imshow(picture_of(query[row] if getattr(query, "ndim", 0) == 4 else query, "query"))
     first.set_title(title, fontsize=NORMAL, fontweight="bold")
-    for space, axes in zip(spaces, others, strict=True):
-        for place, panel in enumerate(axes):
-            bare(panel)
-            if place < len(space.indices):
-                panel.imshow(picture_of(_from(database, space.indices[place]), "database"))
-                _frame(panel, space, place)
+    for space, axes in zip(spaces, panels, strict=True):
+        for one in axes:
+            bare(one)
+        for place, (one, index) in enumerate(zip(axes, space.indices, strict=False)):
+            one.imshow(picture_of(_from(database, index), "database"))
+            one.set_xlabel(space.caption(place, 18), fontsize=SMALL)
+            if space.agrees:
+                agrees = space.agrees[place]
+                one.spines[:].set(visible=True, linewidth=3.0, color=colours.MAIN if agrees else colours.FOR)
+                one.spines[:].set_linestyle("solid" if agrees else (0, (2.5, 1.5)))
         axes[0].set_title(space.title, fontsize=NORMAL, loc="left")
-    return np.array([[first, *axes] for axes in others], dtype=object)
+    return np.array([[first, *axes] for axes in panels], dtype=object)
 
 
-def _row(hits: Any, name: str, row: int, class_names: Sequence[str] | None, most: int) -> _Row:
-    missing = [
-        part for part in ("indices", "distances", "labels", "predicted", "confidence") if not hasattr(hits, part)
-    ]
-    if missing:
-        raise TypeError(
-            f"hits_{name} must be neighbours as index.query(X) returns them, found {type(hits).__name__} without "
-            f"{missing[0]}."
-        )
+def _neighbours(hits: Any, name: str, row: int, class_names: Sequence[str] | None, most: int) -> _Space:
+    for part in ("indices", "distances", "labels", "predicted", "confidence"):
+        if not hasattr(hits, part):
+            found = f"{type(hits).__name__} without {part}"
+            raise TypeError(f"hits_{name} must be neighbours as index.query(X) returns them, found {found}.")
     if not -len(hits.indices) <= row < len(hits.indices):
         raise ValueError(f"row is {row}, but hits_{name} has {len(hits.indices)} queries.")
     space = getattr(hits, "space", name)
     indices, distances = np.asarray(hits.indices[row])[:most], np.asarray(hits.distances[row])[:most]
     if hits.labels is None:
-        return _Row(space, indices.tolist(), distances.tolist(), [], [])
+        return _Space(space, indices.tolist(), distances.tolist(), [], [])
     labels = [_class(one, class_names) for one in hits.labels[row]]
     agrees: list[bool] = []
     if np.isfinite(hits.confidence[row]):  # a regression has none
         agrees = [one == _class(hits.predicted[row], class_names) for one in labels]
         space = f"{space}: {sum(agrees)} of {len(agrees)} agree"
-    return _Row(space, indices.tolist(), distances.tolist(), labels[:most], agrees[:most])
+    return _Space(space, indices.tolist(), distances.tolist(), labels[:most], agrees[:most])
 
 
 def _class(given: Any, class_names: Sequence[str] | None) -> str:
@@ -158,55 +164,19 @@ def _from(database: Any, index: int) -> Any:
     try:
         return database[index]
     except (IndexError, KeyError) as missing:
-        raise ValueError(
-            f"database has no row {index}, which is a neighbour; pass the rows that were indexed."
-        ) from missing
-
-
-# ---------------------------------------------------------------------- images
-
-
-def _picture_axes(ax: Any, spaces: int, count: int) -> tuple[Axes, list[list[Axes]]]:
-    """Axes for the query and, space by space, for its neighbours."""
-    if ax is not None:
-        given = as_axes(ax, 1 + spaces * count, "this retrieval")
-        return given[0], [given[1 + space * count : 1 + (space + 1) * count] for space in range(spaces)]
-    panel = 1.55
-    figure = new_figure((panel * (count + 1.25), (panel + 0.62) * spaces + 0.1))
-    grid = figure.add_gridspec(spaces, count + 1, width_ratios=[1.25] + [1.0] * count)
-    return figure.add_subplot(grid[:, 0]), [
-        [figure.add_subplot(grid[space, place + 1]) for place in range(count)] for space in range(spaces)
-    ]
-
-
-def _caption(space: _Row, place: int, width: int) -> str:
-    """A neighbour's label and distance, with a mark where it can agree with the predicted class."""
-    label = f"{shorten(space.labels[place], width)}\n" if space.labels else ""
-    mark = ("✓ " if space.agrees[place] else "✗ ") if space.agrees else ""
-    return f"{mark}{label}d = {format_number(space.distances[place], 3)}"
-
-
-def _frame(ax: Axes, space: _Row, place: int) -> None:
-    if space.agrees:
-        agrees = space.agrees[place]
-        ax.spines[:].set(
-            visible=True,
-            color=colours.MAIN if agrees else colours.FOR,
-            linewidth=3.0,
-            linestyle="solid" if agrees else (0, (2.5, 1.5)),
-        )
-    ax.set_xlabel(_caption(space, place, 18), fontsize=SMALL)
+        text = f"database has no row {index}, which is a neighbour; pass the rows that were indexed."
+        raise ValueError(text) from missing
 
 
 # ---------------------------------------------------------------------- tables
 
 
 def _table(
-    query: Any, database: Any, spaces: Sequence[_Row], title: str, row: int, features: Sequence[str] | None, ax: Any
+    query: Any, database: Any, spaces: Sequence[_Space], title: str, row: int, features: Sequence[str] | None, ax: Any
 ) -> NDArray[Any]:
     """Values of the query and its neighbours, space by space, shaded by how far they are from the query's."""
     columns = _columns(database, features)
-    asked_for = _query(query, row, list(columns))
+    wanted = _query(query, row, list(columns))
     labels = shorten_all(columns, 24)
     if ax is None:
         count = max(len(space.indices) for space in spaces)
@@ -215,13 +185,15 @@ def _table(
     else:
         axes = as_axes(ax, len(spaces), "this retrieval")
     for panel, space in zip(axes, spaces, strict=True):
-        cells = [[asked_for[name], *(_from(column, k) for k in space.indices)] for name, column in columns.items()]
+        cells = [[wanted[name], *(_from(column, k) for k in space.indices)] for name, column in columns.items()]
         far = np.array([_far(line, column) for line, column in zip(cells, columns.values(), strict=True)])
-        panel.imshow(far, cmap=colours.nothing_to_much(), vmin=0.0, vmax=2.2 * _FAR, aspect="auto", gid="far")
+        panel.imshow(
+            far, cmap=colours.blend(colours.NOTHING_TO_MUCH), vmin=0.0, vmax=2.2 * _FAR, aspect="auto", gid="far"
+        )
         for (down, right), _ in np.ndenumerate(far):
             panel.text(right, down, format_value(cells[down][right], 12), ha="center", va="center", fontsize=SMALL)
         panel.axvline(0.5, color=colours.MUTED, linewidth=1.5)
-        heads = [title.replace("query: ", "query\n", 1), *(_caption(space, k, 14) for k in range(len(space.indices)))]
+        heads = [title.replace("query: ", "query\n", 1), *(space.caption(k, 14) for k in range(len(space.indices)))]
         panel.xaxis.tick_top()
         panel.set_xticks(range(len(heads)), labels=heads, fontsize=SMALL)
         panel.set_yticks(range(len(labels)), labels=labels, fontsize=NORMAL)

@@ -3,7 +3,6 @@
 from nobsp.projection.moments import Moments, merge_all
 from nobsp.projection.partial import ChannelRegression, PartialRegression, channel_coefficients, partial_coefficients
 from nobsp.projection.ridge import Ridge, Spectrum, spectrum
-from nobsp.projection.rows import row_coefficients
 
 __all__ = [
     "ChannelRegression",
@@ -14,6 +13,5 @@ __all__ = [
     "channel_coefficients",
     "merge_all",
     "partial_coefficients",
-    "row_coefficients",
     "spectrum",
 ]

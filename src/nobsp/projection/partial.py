@@ -21,40 +21,24 @@ _HARMLESS = 1e-4
 
 @dataclass(frozen=True)
 class PartialRegression:
-    """What Algorithm 1 finds for one term.
+    """What Algorithm 1 finds for one term."""
 
-    Attributes:
-        coefficients: One column per output, shape (width of target, outputs).
-        unique_share: How much of the target's spread is left once the reference is removed, 0 to 1.
-        ridges: The λ used for the reference and for what is left of the target.
-        sound: Whether the moments determine the coefficients beyond their own rounding.
-        note: Why not, in words; empty when sound.
-    """
-
-    coefficients: Tensor
-    unique_share: float
-    ridges: tuple[float, float]
-    sound: bool
-    note: str
+    coefficients: Tensor  # one column per output, shape (width of target, outputs)
+    unique_share: float  # how much of the target's spread is left once the reference is removed, 0 to 1
+    ridges: tuple[float, float]  # the λ used for the reference and for what is left of the target
+    sound: bool  # whether the moments determine the coefficients beyond their own rounding
+    note: str  # why not, in words; empty when sound
 
 
 @dataclass(frozen=True)
 class ChannelRegression:
-    """What Algorithm 1 finds for every channel when each is its own term.
+    """What Algorithm 1 finds for every channel when each is its own term."""
 
-    Attributes:
-        coefficients: Shape (channels, outputs).
-        unique_share: Per channel, the share of its spread that the other channels cannot reproduce.
-        ridge: The λ used.
-        sound: Per channel, whether the moments determine its coefficients beyond their own rounding.
-        note: What is wrong and what to do, in words; empty when all is well.
-    """
-
-    coefficients: Tensor
-    unique_share: Tensor
-    ridge: float
-    sound: Tensor
-    note: str
+    coefficients: Tensor  # shape (channels, outputs)
+    unique_share: Tensor  # per channel, the share of its spread that the other channels cannot reproduce
+    ridge: float  # the λ used
+    sound: Tensor  # per channel, whether the moments determine its coefficients beyond their own rounding
+    note: str  # what is wrong and what to do, in words; empty when all is well
 
 
 def partial_coefficients(

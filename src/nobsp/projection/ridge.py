@@ -49,21 +49,14 @@ def with_ridge(gram: Tensor, amount: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The eigenpairs of a Gram matrix that stand above rounding, and the weight of the rest.
+    """The eigenpairs of a Gram matrix that stand above rounding, and the weight of the rest."""
 
-    Attributes:
-        values: Eigenvalues, largest first, shape (rank,).
-        vectors: Their eigenvectors as columns, shape (size, rank).
-        null_weight: Per coordinate, the squared length of its part outside the kept eigenvectors.
-        floor: Eigenvalues below this cannot be told from rounding.
-        certain: Whether all that was dropped is known to be zero (by the number of rows, or because nothing
-            was) and all that was kept stands well clear of rounding.
-    """
-
-    values: Tensor
-    vectors: Tensor
-    null_weight: Tensor
-    floor: float
+    values: Tensor  # eigenvalues, largest first, shape (rank,)
+    vectors: Tensor  # their eigenvectors as columns, shape (size, rank)
+    null_weight: Tensor  # per coordinate, the squared length of its part outside the kept eigenvectors
+    floor: float  # eigenvalues below this cannot be told from rounding
+    # whether all that was dropped is known to be zero (by the number of rows, or because nothing was) and all that was
+    # kept stands well clear of rounding
     certain: bool
 
     @property

@@ -46,6 +46,9 @@ def audit_for_page(audit: Any, *, rows: int, names: Sequence[str] | None, classe
         "typicality": getattr(audit, "typicality", None),
         "purity": getattr(audit, "purity_activations", None),
     }
+    # Labels that are numbers are not the numbers of classes where the audit knows other labels.
+    own = getattr(getattr(audit, "by_contributions", None), "classes", None)
+    place = {} if own is None or len(own) != len(classes) else {value: at for at, value in enumerate(own.tolist())}
     classes_of = {"label": getattr(audit, "labels", None), "predicted": audit.predicted, "suggested": audit.suggested}
     return {
         "total": rows,
@@ -56,7 +59,7 @@ def audit_for_page(audit: Any, *, rows: int, names: Sequence[str] | None, classe
         ],
         "names": [str(names[row]) if names is not None else str(row) for row in flagged.tolist()],
         "classes": {
-            word: [label_text(value, classes) for value in np.asarray(values)[flagged].tolist()]
+            word: [label_text(place.get(value, value), classes) for value in np.asarray(values)[flagged].tolist()]
             for word, values in classes_of.items()
             if values is not None
         },

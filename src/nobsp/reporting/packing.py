@@ -16,23 +16,13 @@ _WHOLE = (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32)
 
 
 def packed(values: Any, kind: str = "f8") -> Packed:
-    """Numbers as they are, in one of the kinds "f8", "f4", "u1", "i1", "u2", "i2", "u4", "i4".
-
-    Example:
-        >>> packed([1, 2], "u1")
-        {'kind': 'u1', 'bytes': 'AQI='}
-    """
+    """Numbers as they are, in one of the kinds "f8", "f4", "u1", "i1", "u2", "i2", "u4", "i4"."""
     array = np.ascontiguousarray(values, dtype=np.dtype(kind).newbyteorder("<"))
     return {"kind": kind, "bytes": base64.b64encode(array.tobytes()).decode("ascii")}
 
 
 def packed_codes(codes: Any) -> Packed:
-    """Whole numbers in the smallest kind that holds them.
-
-    Example:
-        >>> packed_codes([0, 300])["kind"]
-        'u2'
-    """
+    """Whole numbers in the smallest kind that holds them."""
     array = np.asarray(codes, dtype=np.int64)
     low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
     for kind in _WHOLE:
@@ -42,12 +32,7 @@ def packed_codes(codes: Any) -> Packed:
 
 
 def packed_column(values: NDArray[Any]) -> Packed:
-    """A column of a table, exactly: whole numbers, single and double precision. What is not finite is missing (NaN).
-
-    Example:
-        >>> [packed_column(np.array(x))["kind"] for x in ([3.0, 4.0], [0.5, np.inf], [0.1])]
-        ['u1', 'f4', 'f8']
-    """
+    """A column of a table, exactly: whole numbers, single and double precision. What is not finite is missing (NaN)."""
     numbers = np.asarray(values, dtype=np.float64)
     finite = np.isfinite(numbers)
     if finite.all() and (np.abs(numbers) < 2**31).all() and np.array_equal(numbers, np.rint(numbers)):
@@ -59,33 +44,18 @@ def packed_column(values: NDArray[Any]) -> Packed:
 
 
 def evenly(count: int, most: int) -> NDArray[np.intp]:
-    """Positions of at most so many rows, spread evenly.
-
-    Example:
-        >>> evenly(10, 3).tolist(), evenly(2, 5).tolist()
-        ([0, 4, 9], [0, 1])
-    """
+    """Positions of at most so many rows, spread evenly."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.intp))
 
 
 def embedded(data: Any) -> str:
-    r"""Data as JSON that can stand inside a script element: no tag, entity or line separator survives in it.
-
-    Example:
-        >>> print(embedded({"name": "</script>"}))
-        {"name":"\u003c/script\u003e"}
-    """
+    r"""Data as JSON that can stand inside a script element: no tag, entity or line separator survives in it."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def known(values: Any) -> list[Any]:
-    """Numbers as a (nested) list in which what is not finite is None, as JSON has no word for it.
-
-    Example:
-        >>> known([1.5, float("nan")])
-        [1.5, None]
-    """
+    """Numbers as a (nested) list in which what is not finite is None, as JSON has no word for it."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim > 1:
         return [known(part) for part in array]

@@ -4,7 +4,7 @@ const CANVAS = 168;
 
 if (pictures) {
   const { maps, hits, labels } = pictures;
-  if (maps) for (const kind of ["positive", "negative", "signed"]) maps[kind].steps = unpacked(maps[kind].steps);
+  if (maps) for (const kind of maps.kinds) maps[kind].steps = unpacked(maps[kind].steps);
   if (maps) maps.logits = unpacked(maps.logits);
   if (hits) for (const name of ["indices", "distances", "labels", "predicted", "values"]) hits[name] = unpacked(hits[name]);
   if (labels?.codes) labels.codes = unpacked(labels.codes);
@@ -12,11 +12,14 @@ if (pictures) {
 
 const channels = (name) => [1, 3, 5].map((at) => parseInt(colour(name).slice(at, at + 2), 16));
 
+// Maps of one sign, which share a scale; all others have both.
+const oneSided = (kind) => kind === "positive" || kind === "negative";
+
 // A map laid over its image: between places linear, the stronger the more colour.
 function drawMap(canvas, image, kind, plate, target) {
   const { height, width } = pictures.maps, map = pictures.maps[kind], several = pictures.maps.targets[0].length;
   const at = plate * several + target;
-  const pair = kind === "signed" ? [kind] : ["positive", "negative"];
+  const pair = oneSided(kind) ? ["positive", "negative"] : [kind];
   const common = Math.max(...pair.map((name) => pictures.maps[name].largest[plate][target])) || 1;
   const scale = map.largest[plate][target] / common / 127;
   const wide = canvas.width, high = canvas.height, pen = canvas.getContext("2d", { willReadFrequently: true });
@@ -32,8 +35,8 @@ function drawMap(canvas, image, kind, plate, target) {
     for (let x = 0; x < wide; x++) {
       const u = ((x + 0.5) * width) / wide - 0.5, j = Math.floor(u), du = u - j;
       const here = (1 - dv) * ((1 - du) * value(i, j) + du * value(i, j + 1)) + dv * ((1 - du) * value(i + 1, j) + du * value(i + 1, j + 1));
-      const hue = kind === "negative" || (kind === "signed" && here < 0) ? less : more;
-      const cover = Math.min(1, strength * Math.max(0, kind === "signed" ? Math.abs(here) : here));
+      const hue = kind === "negative" || (!oneSided(kind) && here < 0) ? less : more;
+      const cover = Math.min(1, strength * Math.max(0, oneSided(kind) ? here : Math.abs(here)));
       const p = 4 * (y * wide + x);
       for (let c = 0; c < 3; c++) pixels.data[p + c] = pixels.data[p + c] * (1 - cover) + hue[c] * cover;
     }
@@ -53,7 +56,8 @@ function placeInWords(kind, plate, target) {
   return pictures.maps[kind].largest[plate][target] > 0 ? `strongest near the ${said}` : "nothing";
 }
 
-const PANELS = [["positive", "for"], ["negative", "against"], ["signed", "balance"]];
+const RIVALS = { others: "the other classes", mean: "all classes", "runner-up": "the runner-up" };
+const SIDES = { positive: "for", negative: "against" };
 const plates = [];
 let platesShown = 12;
 
@@ -100,24 +104,27 @@ function plateFor(plate) {
   return card;
 }
 
-// Three maps, a list to choose the class they are about, and a line that says what they are about.
+// The maps, a list to choose the class they are about, and a line that says what they are about.
 function addMaps(card, head, panels, image, plate) {
   const { maps } = pictures, targets = maps.targets[plate];
   const chosen = make("p", { className: "quiet" });
   let target = 0;
-  const canvases = PANELS.map(([kind, word]) => {
+  const canvases = maps.kinds.map((kind, i) => {
     const canvas = make("canvas", { width: CANVAS, height: CANVAS, role: "img" });
-    panels.append(make("figure", {}, canvas, make("figcaption", { className: word, textContent: word })));
-    return [kind, word === "balance" ? "for and against" : word, canvas];
+    const caption = make("figcaption", { className: SIDES[kind] ?? "balance", textContent: maps.captions[i] });
+    panels.append(make("figure", {}, canvas, caption));
+    return [kind, maps.captions[i], canvas];
   });
   const tell = () => {
     const name = maps.outputs[targets[target]], left = maps.residual[plate][target] ?? 0;
     for (const [kind, word, canvas] of canvases) {
-      canvas.setAttribute("aria-label", `Evidence ${word} ${name}: ${placeInWords(kind, plate, target)}.`);
+      canvas.setAttribute("aria-label", `${name}, ${word}: ${placeInWords(kind, plate, target)}.`);
     }
+    const token = maps.class_token[plate][target] ?? 0, rival = maps.against ? [" against ", bdi(RIVALS[maps.against] ?? maps.against, "name")] : [];
     const logit = shown(maps.logits[plate * maps.outputs.length + targets[target]]);
-    chosen.replaceChildren("evidence about ", bdi(name, "name"), `, probability ${percent(maps.confidence[plate][target])}, `
-      + `logit ${logit}` + (Math.abs(left) >= 0.005 ? `, left over ${signed(left)}` : ""));
+    chosen.replaceChildren("evidence about ", bdi(name, "name"), ...rival, `, probability ${percent(maps.confidence[plate][target])}, `
+      + `logit ${logit}` + (Math.abs(token) >= 0.005 ? `, class token ${signed(token)}` : "")
+      + (Math.abs(left) >= 0.005 ? `, left over ${signed(left)}` : ""));
   };
   const draw = () => {
     for (const [kind, , canvas] of canvases) { fitTo(canvas, image); drawMap(canvas, image, kind, plate, target); }
@@ -185,14 +192,18 @@ function startPictures() {
   byId("opacity").addEventListener("input", refresh);
   const few = pictures.count < pictures.total ? `${pictures.count} of ${counted(pictures.total, noun)}, evenly spread. ` : "";
   byId("pictures-lead").textContent = few + (pictures.maps
-    ? "Orange shows where channels are active that speak for the class, blue where channels are active that speak against "
-      + "it. For and against share one scale within an image, so that they can be compared."
+    ? oneSided(pictures.maps.kinds[0])
+      ? "Orange shows where channels are active that speak for the class, blue where channels are active that speak against "
+        + "it. For and against share one scale within an image, so that they can be compared."
+      : `Orange is evidence for the class, blue evidence against it: ${pictures.maps.captions.join(", and ")}. Each map has its `
+        + "own scale."
     : `Each ${noun} with the ${noun}s of the index that are nearest to it: their labels, and how far away they are.`);
   arrangePlates();
   drawExamples();
   byId("main").classList.toggle("coarse", pictures.coarse);
   const share = headline();
   byId("picture-share").textContent = share ? percent(share[0]) : "";
+  byId("picture-share").className = share && share[2] ? (share[0] < 0.5 ? "bad" : share[0] < 0.8 ? "doubtful" : "good") : "";
   byId("picture-words").textContent = share ? share[1] : "";
 }
 
@@ -208,7 +219,7 @@ function exampleOf(plate) {
   if (maps) {
     const canvas = make("canvas", { width: CANVAS, height: CANVAS, "aria-hidden": "true" });
     line.append(canvas);
-    drawers.set(line, onceLoaded(image, () => { fitTo(canvas, image); drawMap(canvas, image, "signed", plate, 0); }));
+    drawers.set(line, onceLoaded(image, () => { fitTo(canvas, image); drawMap(canvas, image, maps.kinds[0], plate, 0); }));
   }
   const words = make("p", {}, noun === "row" ? plateName(plate) + " " : ""), said = saidOf(plate), label = labelOf(plate);
   words.append(...taken(label, said), said !== null && maps ? ` (${percent(maps.confidence[plate][0])})` : "");
@@ -229,7 +240,7 @@ function showLink(plate) {
 function headline() {
   const shares = (pictures.explained || []).filter((share) => share !== null), purity = pictures.hits?.purity;
   if (shares.length) {
-    return [Math.max(0, Math.min(...shares)), "of how each class’s logit varies, at least, is carried by the channels’ own evidence."];
+    return [Math.max(0, Math.min(...shares)), "of how each class’s logit varies, at least, is in the account.", true];
   }
   if (purity) return [purity.reduce((a, b) => a + b, 0) / purity.length, "of the neighbours found have the class that the model predicts."];
   if (labelOf(0) === null || saidOf(0) === null) return null;

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
+import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,14 +15,11 @@ from nobsp.reporting.audits import hits_for_page
 from nobsp.reporting.models import Fact, describe_model, read_labels
 from nobsp.reporting.packing import evenly, known, packed
 
-Pixels = NDArray[np.uint8]
-
 # A photograph of 160 pixels a side takes about 60 kB; sixty of them, and their neighbours, fit into 8 MB.
 MOST_IMAGES = 60
 _SIDE, _SMALL_SIDE = 160, 72
 # With more neighbours than this, they are shown smaller.
 _MANY, _SMALLEST_SIDE = 160, 48
-_KINDS = ("positive", "negative", "signed")
 
 
 def pictures_data(
@@ -38,19 +34,7 @@ def pictures_data(
     names: Sequence[str] | None,
     rows: int,
 ) -> dict[str, Any]:
-    """Everything the page shows of maps, of neighbours, or of both.
-
-    Args:
-        maps: `ActivationMaps`, or None.
-        hits: What an index found, or None.
-        images: The images they are about, or None.
-        gallery: The images the index was fitted on, or None.
-        explainer: The `NObSPCam` behind the maps, or None.
-        labels: One per image, or None.
-        class_names: Names of the classes; those of the maps when None.
-        names: Names of the images, or None.
-        rows: Most images that are kept.
-    """
+    """Everything the page shows of maps, of neighbours, or of both."""
     count = len(maps) if maps is not None else len(hits.indices)
     if count == 0:
         raise ValueError("subject has no images; explain some first.")
@@ -86,7 +70,7 @@ def pictures_data(
     if explainer is not None and hasattr(explainer, "health"):
         health = explainer.health()
         data["findings"] = [
-            {"severity": finding.severity, "code": "", "subject": "", "message": finding.message}
+            {"severity": finding.severity, "code": finding.code, "subject": "", "message": finding.message}
             for finding in health.findings
         ]
         data["explained"] = known(health.explained)
@@ -99,6 +83,8 @@ def _facts(maps: Any, hits: Any, explainer: Any, data: str) -> list[Fact]:
     if maps is not None:
         facts.append(("Classes", counted(len(maps.output_names), "class").replace("classs", "classes")))
         facts.append(("Map", f"{maps.positive.shape[-2]} × {maps.positive.shape[-1]} places in layer {maps.layer}"))
+        facts.append(("Shown", maps.caption()))
+        facts.append(("Compared with", maps.reference))
     if maps is not None and hasattr(explainer, "health"):
         facts.append(("Calibrated on", counted(explainer.health().rows, "image")))
     if hits is not None:
@@ -111,9 +97,12 @@ def _facts(maps: Any, hits: Any, explainer: Any, data: str) -> list[Fact]:
 
 def _maps(maps: Any, kept: NDArray[np.intp]) -> dict[str, Any]:
     """Maps as whole numbers from −127 to 127 and the size each stands for, with an axis for targets."""
+    kinds = [maps.kind] if maps.kind != "contrast" else ["contrast", "account"]
+    if maps.kind in ("positive", "negative", "signed"):
+        kinds = ["positive", "negative", "signed"]  # the paper's map and its counterparts
     several = maps.positive.ndim == 4
     target = np.asarray(maps.target)[kept].reshape(len(kept), -1)
-    told: dict[str, Any] = {
+    data: dict[str, Any] = {
         "height": maps.positive.shape[-2],
         "width": maps.positive.shape[-1],
         "targets": target.tolist(),
@@ -124,15 +113,20 @@ def _maps(maps: Any, kept: NDArray[np.intp]) -> dict[str, Any]:
         "base": known(maps.base_values),
         "outputs": list(maps.output_names),
         "several": several,
+        "kinds": kinds,
+        "captions": [maps.caption(kind) for kind in kinds],
+        "against": maps.against,
+        "scale": maps.scale,
+        "class_token": known(np.asarray(maps.class_token)[kept].reshape(len(kept), -1)),
     }
-    for kind in _KINDS:
+    for kind in kinds:
         values = np.asarray(getattr(maps, kind), dtype=np.float64)[kept].reshape(
             *target.shape, *maps.positive.shape[-2:]
         )
         largest = np.abs(values).max((2, 3))
         steps = np.rint(127 * values / np.where(largest > 0, largest, 1.0)[:, :, None, None])
-        told[kind] = {"steps": packed(steps, "i1"), "largest": known(largest)}
-    return told
+        data[kind] = {"steps": packed(steps, "i1"), "largest": known(largest)}
+    return data
 
 
 # ---------------------------------------------------------------------- pictures
@@ -150,56 +144,27 @@ def _chosen(images: Any, kept: NDArray[Any], count: int | None, argument: str) -
         raise ValueError(
             f"{argument} has {shape[0]} images but number {int(kept.max())} was found; pass the images of the index."
         )
-    from nobsp.vision.maps import _pictures
+    from nobsp.vision.maps import pictures_of
 
     part = images[kept.tolist()] if hasattr(images, "detach") else np.asarray(images)[kept]
-    return np.asarray(_pictures(part, len(kept)), dtype=np.float32)
+    return np.asarray(pictures_of(part, len(kept)), dtype=np.float32)
 
 
 def _uris(pictures: NDArray[np.float32], side: int) -> list[str]:
-    return [
-        f"data:image/png;base64,{base64.b64encode(png(_small(picture, side))).decode('ascii')}" for picture in pictures
-    ]
+    return [f"data:image/png;base64,{base64.b64encode(png(picture, side)).decode('ascii')}" for picture in pictures]
 
 
-def _small(picture: NDArray[np.float32], side: int) -> Pixels:
-    """A picture of at most so many pixels a side: means over areas."""
-    height, width = picture.shape[:2]
-    factor = side / max(height, width)
-    if factor < 1:
-        picture = _averaged(
-            _averaged(picture, max(1, round(height * factor))).swapaxes(0, 1), max(1, round(width * factor))
-        )
-        picture = picture.swapaxes(0, 1)
-    return np.rint(255 * picture).astype(np.uint8)
-
-
-def _averaged(picture: NDArray[np.float32], size: int) -> NDArray[np.float32]:
-    """The first axis cut into so many parts of equal size, which may hold parts of pixels, and averaged in each."""
-    sums = np.concatenate([np.zeros_like(picture[:1]), np.cumsum(picture, axis=0, dtype=np.float64)])
-    ends = np.linspace(0, len(picture), size + 1)
-    whole = np.minimum(ends.astype(np.intp), len(picture) - 1)
-    reached = sums[whole] + (ends - whole)[:, None, None] * picture[whole]
-    averaged: NDArray[np.float32] = (np.diff(reached, axis=0) * (size / len(picture))).astype(np.float32)
-    return averaged
-
-
-def png(pixels: Pixels) -> bytes:
-    r"""Pixels (height, width, 3) as a PNG file, grey where all channels agree.
-
-    Example:
-        >>> png(np.zeros((2, 2, 3), np.uint8))[:8]
-        b'\x89PNG\r\n\x1a\n'
-    """
-    grey = bool((pixels == pixels[:, :, :1]).all())
-    height, width = pixels.shape[:2]
-    shown = pixels[:, :, :1] if grey else pixels
-    # Each pixel less its left neighbour: smooth pictures become small numbers, which compress well.
-    moved = np.concatenate([shown[:, :1], shown[:, 1:] - shown[:, :-1]], axis=1).reshape(height, -1)
-    lines = np.concatenate([np.ones((height, 1), np.uint8), moved], axis=1).tobytes()
-    header = struct.pack(">IIBBBBB", width, height, 8, 0 if grey else 2, 0, 0, 0)
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
-    chunks = (
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in parts
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+def png(picture: NDArray[np.float32], side: int | None = None) -> bytes:
+    """A picture (height, width, 3) from 0 to 1 as a PNG file, no larger than so many pixels a side."""
+    try:
+        from PIL import Image
+    except ImportError as missing:
+        raise ImportError("images in a page need Pillow; install nobsp[report].") from missing
+    pixels = Image.fromarray(np.rint(255 * picture).astype(np.uint8))
+    if bool((picture == picture[:, :, :1]).all()):
+        pixels = pixels.convert("L")
+    if side is not None:
+        pixels.thumbnail((side, side), Image.Resampling.BOX)
+    file = io.BytesIO()
+    pixels.save(file, "PNG", optimize=True)
+    return file.getvalue()

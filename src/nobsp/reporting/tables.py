@@ -64,11 +64,7 @@ def table_data(
     names: Sequence[str] | None,
     rows: int,
 ) -> dict[str, Any]:
-    """Everything the page shows of an explanation.
-
-    Raises:
-        ValueError: If the explanation is not the whole account of its explainer, or has no rows.
-    """
+    """Everything the page shows of an explanation."""
     functions = explanation.explainer if explainer is None else getattr(explainer, "functions_", explainer)
     _require_whole(explanation, functions)
     classes_shown = _class_names(class_names, explainer, explanation.output_names)

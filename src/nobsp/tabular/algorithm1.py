@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nobsp.network.inputs import Subset
-from nobsp.network.levels import among
+from nobsp.network.level_counts import among
 from nobsp.network.readout import Network, Readout
 from nobsp.network.summary import Summary
 from nobsp.projection import Moments, Ridge, Spectrum, merge_all, partial_coefficients, spectrum
@@ -38,17 +38,11 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What must be agreed on before rows are added up, so that shards can be merged.
+    """What must be agreed on before rows are added up, so that shards can be merged."""
 
-    Attributes:
-        isolation: Features, baseline and how isolated inputs are made.
-        terms: The terms to fit, as tuples of feature positions; single features first.
-        bases: Per term, orthonormal directions (width, rank) that its representation uses.
-    """
-
-    isolation: Isolation
-    terms: tuple[Subset, ...]
-    bases: dict[Subset, Tensor]
+    isolation: Isolation  # features, baseline and how isolated inputs are made
+    terms: tuple[Subset, ...]  # the terms to fit, as tuples of feature positions; single features first
+    bases: dict[Subset, Tensor]  # per term, orthonormal directions (width, rank) that its representation uses
 
     def fingerprint(self) -> str:
         """Equal for plans whose moments may be added up."""
@@ -65,23 +59,14 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """The decomposition's coefficients.
+    """The decomposition's coefficients."""
 
-    Attributes:
-        matrices: Per term, coefficients on its representation, shape (width, outputs).
-        offsets: Per term, what centring subtracts, shape (outputs,).
-        base: Mean output over the calibration rows.
-        ridges: Per term, the λ it was solved with.
-        unique_share: Per term, how much of its spread is its own.
-        notes: Per term, what is wrong with it in words; terms in good order are missing.
-    """
-
-    matrices: dict[Subset, Tensor]
-    offsets: dict[Subset, Tensor]
-    base: Tensor
-    ridges: dict[Subset, float]
-    unique_share: dict[Subset, float]
-    notes: dict[Subset, str]
+    matrices: dict[Subset, Tensor]  # per term, coefficients on its representation, shape (width, outputs)
+    offsets: dict[Subset, Tensor]  # per term, what centring subtracts, shape (outputs,)
+    base: Tensor  # mean output over the calibration rows
+    ridges: dict[Subset, float]  # per term, the λ it was solved with
+    unique_share: dict[Subset, float]  # per term, how much of its spread is its own
+    notes: dict[Subset, str]  # per term, what is wrong with it in words; terms in good order are missing
 
 
 def label(term: Subset) -> str:
@@ -165,23 +150,15 @@ def _spectrum_of(values: Tensor, vectors: Tensor) -> Spectrum:
 
 @dataclass(eq=False)
 class Accumulator:
-    """Moments of calibration rows, in a few blocks of rows kept apart: a `State`.
+    """Moments of calibration rows, in a few blocks of rows kept apart: a `State`."""
 
-    Attributes:
-        shapes: Blocks of columns of each set of moments, by name.
-        block_count: How many blocks of rows there are.
-        expected: How many rows will come, where known; decides how batches are cut into blocks.
-        in_few: Whether all batches go to the same few blocks; of many small shares, each then has little to send.
-        next_block: Where the next batch begins; blocks go round.
-        held: By name and number, the blocks that have rows.
-    """
-
-    shapes: dict[str, dict[str, int]]
-    block_count: int
-    expected: int | None = None
+    shapes: dict[str, dict[str, int]]  # blocks of columns of each set of moments, by name
+    block_count: int  # how many blocks of rows there are
+    expected: int | None = None  # how many rows will come, where known; decides how batches are cut into blocks
+    # whether all batches go to the same few blocks; of many small shares, each then has little to send
     in_few: bool = False
-    next_block: int = 0
-    held: dict[str, dict[int, Moments]] = field(default_factory=dict)
+    next_block: int = 0  # where the next batch begins; blocks go round
+    held: dict[str, dict[int, Moments]] = field(default_factory=dict)  # by name and number, the blocks that have rows
 
     @classmethod
     def of(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nobsp.network.adapted import Adapted
 from nobsp.network.inputs import Features, resolve_features
-from nobsp.network.levels import MOST_CODES, MOST_LEVELS
+from nobsp.network.level_counts import MOST_CODES, MOST_LEVELS
 from nobsp.network.summary import Summary
 from nobsp.network.tables import matched
 
@@ -26,29 +26,22 @@ _MOST_NUMBERS = 4096
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """How the caller's table becomes the network's input, feature by feature.
+    """How the caller's table becomes the network's input, feature by feature."""
 
-    Attributes:
-        features: The features, with columns of the *encoded* input.
-        names: Names of the caller's columns, where they have any.
-        count: How many columns the caller's table has.
-        members: Per feature, the caller's columns it stands for.
-        text_levels: Per feature whose own column is not numeric, the values it took.
-        number_levels: Per feature whose own column is numeric, has few values (or no more than a one-hot encoder makes
-            columns) and passes an encoder, those values.
-        template: One value per caller's column, to encode the others of a feature with; empty without encoder.
-        ranges: Smallest and largest value of each of the caller's numeric columns; empty without encoder.
-        quantiles: Per feature of one numeric column that passes an encoder, values that follow its distribution.
-    """
-
-    features: Features
-    names: tuple[str, ...] | None
-    count: int
-    members: tuple[tuple[int, ...], ...]
+    features: Features  # the features, with columns of the *encoded* input
+    names: tuple[str, ...] | None  # names of the caller's columns, where they have any
+    count: int  # how many columns the caller's table has
+    members: tuple[tuple[int, ...], ...]  # per feature, the caller's columns it stands for
+    # per feature whose own column is not numeric, the values it took
     text_levels: dict[int, list[Any]] = field(default_factory=dict)
+    # one value per caller's column, to encode the others of a feature with; empty without encoder
     template: tuple[Any, ...] = ()
+    # smallest and largest value of each of the caller's numeric columns; empty without encoder
     ranges: tuple[tuple[float, ...], ...] = ()
+    # per feature whose own column is numeric, has few values (or no more than a one-hot encoder makes columns) and
+    # passes an encoder, those values
     number_levels: dict[int, list[float]] = field(default_factory=dict)
+    # per feature of one numeric column that passes an encoder, values that follow its distribution
     quantiles: dict[int, NDArray[np.float64]] = field(default_factory=dict)
 
     def merge(self, other: Columns) -> Columns:
@@ -92,6 +85,7 @@ def columns_of(
     groups: Mapping[str, Sequence[int]] | None = None,
 ) -> Columns:
     """Settles the features for a table and a model."""
+    given = given if adapted.resolve is None else adapted.resolve(given)
     if adapted.encode is None:
         known = names if names is not None else adapted.feature_names
         features = resolve_features(given, columns=width, names=known)
@@ -275,22 +269,14 @@ def level_labels(columns: Columns, feature: int, levels: Tensor) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """What one of the caller's columns holds, missing values aside.
+    """What one of the caller's columns holds, missing values aside."""
 
-    Attributes:
-        numeric: Whether it holds numbers or booleans only.
-        distinct: How many distinct values it has.
-        levels: These values in order, up to as many as are kept.
-        typical: A value that may stand in the other columns while one feature is encoded: one that occurs.
-        span: Smallest and largest number; empty without any.
-        quantiles: Numbers that follow their distribution; all distinct ones where they are few.
-    """
-
-    numeric: bool
-    distinct: int
-    levels: list[Any]
-    typical: Any
-    span: tuple[float, ...]
+    numeric: bool  # whether it holds numbers or booleans only
+    distinct: int  # how many distinct values it has
+    levels: list[Any]  # these values in order, up to as many as are kept
+    typical: Any  # A value that may stand in the other columns while one feature is encoded: one that occurs
+    span: tuple[float, ...]  # smallest and largest number; empty without any
+    # numbers that follow their distribution; all distinct ones where they are few
     quantiles: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
 

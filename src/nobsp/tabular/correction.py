@@ -5,54 +5,55 @@ With T the compressed representations of all terms and R = y − prior, for ever
     δ(α) = (TᵀT/n + α s I)⁻¹ TᵀR/n,        s = mean variance of T's columns,
 
 so that α → ∞ leaves the prior, which is partial dependence, and α → 0 is the oblique projection along all other terms.
+T's columns are scaled by `compress`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-ALPHAS = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 10.0, 100.0, 1e4)
+ALPHAS = (1e-5, 1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0, 100.0, 1e4)
 FOLDS = 5
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What the rows give the regression.
+    """What the rows give the regression."""
 
-    Attributes:
-        terms: Compressed representations, (rows, columns).
-        prior: What the head's own coefficients give, (rows, outputs).
-        outputs: The network's outputs, (rows, outputs).
-        fold: To which fold each row belongs.
-        outside: Rows that lie outside the range of all other folds' rows.
-        held: Their compressed representations held at that range, (rows outside, columns).
-    """
-
-    terms: Tensor
-    prior: Tensor
-    outputs: Tensor
+    terms: Tensor  # compressed representations, (rows, columns), centred
+    prior: Tensor  # what the head's own coefficients give, (rows, outputs)
+    outputs: Tensor  # the network's, (rows, outputs)
     fold: Tensor
-    outside: Tensor
-    held: Tensor
+    outside: Tensor  # rows that lie outside the range of all other folds' rows
+    held: Tensor  # their compressed representations held at that range, less the same means
+    products: Tensor  # of the terms by fold, (folds, columns, columns)
+
+    @classmethod
+    def of(cls, terms: Tensor, outputs: Tensor, fold: Tensor, outside: Tensor, held: Tensor) -> Rows:
+        """Rows whose prior is not known yet."""
+        centre = terms.mean(0)
+        terms = terms - centre
+        folds = [terms[fold == number] for number in range(int(fold.max()) + 1)]
+        products = torch.stack([part.T @ part for part in folds])
+        return cls(terms, torch.zeros_like(outputs), outputs, fold, outside, held - centre, products)
+
+    def only(self, columns: Tensor, prior: Tensor) -> Rows:
+        """The same with some of the columns."""
+        products = self.products[:, columns][:, :, columns]
+        return replace(self, terms=self.terms[:, columns], prior=prior, held=self.held[:, columns], products=products)
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """What fits on other rows leave of every row, for every strength.
+    """What fits on other rows leave of every row, for every strength."""
 
-    Attributes:
-        residual: Shape (strengths, rows, outputs).
-        errors: Squared residuals summed by fold, (folds, strengths, outputs).
-        best: Per output the position of the strength that leaves least.
-    """
-
-    residual: Tensor
-    errors: Tensor
-    best: Tensor
+    residual: Tensor  # (strengths, rows, outputs)
+    errors: Tensor  # squared residuals summed by fold, (folds, strengths, outputs)
+    best: Tensor  # per output the position of the strength that is taken
 
     def chosen(self) -> Tensor:
         """Residuals at each output's own strength, (rows, outputs)."""
@@ -61,73 +62,53 @@ class HeldOut:
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """The fitted correction.
+    """The fitted correction."""
 
-    Attributes:
-        delta: Coefficients on the compressed representations, (columns, outputs).
-        centre: Means of the columns.
-        shift: Mean of what the prior leaves, (outputs,).
-        ridge: λ per output, in units of the products' mean.
-        alphas: The relative strength per output.
-    """
-
-    delta: Tensor
-    centre: Tensor
-    shift: Tensor
-    ridge: Tensor
-    alphas: Tensor
+    delta: Tensor  # coefficients on the compressed representations, (columns, outputs)
+    shift: Tensor  # mean of what the prior leaves, (outputs,)
+    ridge: Tensor  # λ per output, in units of the products' mean
+    alphas: Tensor  # the relative strength per output
 
 
-def scale_of(terms: Tensor) -> float:
+def scale_of(rows: Rows) -> float:
     """Mean variance of the columns: what α is relative to."""
-    return float(terms.var(0, correction=0).mean()) if terms.shape[1] else 0.0
+    columns = rows.terms.shape[1]
+    return float(rows.products.diagonal(dim1=1, dim2=2).sum()) / (len(rows.terms) * columns) if columns else 0.0
 
 
 def judge(rows: Rows, alphas: Sequence[float], *, folds: Sequence[int] | None = None) -> HeldOut:
     """Fits on all folds but one and predicts that one, for every strength."""
     count, columns = rows.terms.shape
-    target, strengths = rows.outputs - rows.prior, torch.tensor(alphas, dtype=torch.float64)
-    scale = scale_of(rows.terms)
-    everyone = int(rows.fold.max()) + 1
-    asked = list(range(everyone)) if folds is None else list(folds)
+    target, scale = rows.outputs - rows.prior, scale_of(rows)
+    chosen = list(range(len(rows.products))) if folds is None else list(folds)
     residual = torch.full((len(alphas), count, target.shape[1]), torch.nan, dtype=torch.float64)
-    centred = rows.terms - rows.terms.mean(0)
-    total = centred.T @ centred if columns < count else None
+    total, cross = rows.products.sum(0), rows.terms.T @ target
     place = torch.full((count,), -1, dtype=torch.long)
     place[rows.outside] = torch.arange(len(rows.outside))
-    for fold in asked:
-        test = (rows.fold == fold).nonzero().flatten()
-        train = (rows.fold != fold).nonzero().flatten()
-        here = centred[test]
-        mean = -here.sum(0) / len(train)
-        goal = target[train].mean(0)
-        wanted = target[train] - goal
+    for fold in chosen:
+        test, train = (rows.fold == fold).nonzero().flatten(), (rows.fold != fold).nonzero().flatten()
+        here, left = rows.terms[test], max(len(train), 1)
+        mean, goal = -here.sum(0) / left, target[train].sum(0) / left
+        wanted = here.clone()
         away = place[test] >= 0
-        asking = here.clone()
-        asking[away] = rows.held[place[test[away]]] - rows.terms.mean(0)
-        asking -= mean
-        if total is None or columns > len(train):  # as many unknowns as rows are enough
-            others = centred[train] - mean
-            values, vectors = torch.linalg.eigh(others @ others.T / len(train))
-            turned, seen = vectors.T @ wanted, asking @ (others.T @ vectors) / len(train)
+        wanted[away] = rows.held[place[test[away]]]
+        wanted -= mean
+        if columns > len(train):  # as many unknowns as rows are enough
+            others = rows.terms[train] - mean
+            system, right, seen = others @ others.T / left, target[train] - goal, wanted @ others.T / left
         else:
-            gram = (total - here.T @ here) / len(train) - mean.outer(mean)
-            values, vectors = torch.linalg.eigh(gram)
-            turned, seen = vectors.T @ (centred[train].T @ wanted / len(train)), asking @ vectors
-        # One product for all strengths: (rows, columns) times (columns, strengths · outputs).
-        shrunk = turned[None] / (values.clamp_min(0)[None] + strengths[:, None] * scale).clamp_min(1e-300)[..., None]
-        said = torch.einsum("rc,aco->aro", seen, shrunk) if columns else torch.zeros(len(alphas), len(test), 1)
+            system = (total - rows.products[fold]) / left - mean.outer(mean)
+            right, seen = (cross - here.T @ target[test]) / left - mean.outer(goal), wanted
+        # One product for all strengths.
+        found = torch.stack([solve_ridge(system, right, alpha * scale) for alpha in alphas], 1)
+        said = (seen @ found.flatten(1)).view(len(test), *found.shape[1:]).movedim(1, 0)
         residual[:, test] = target[test] - goal - said
-    errors = torch.stack([residual[:, rows.fold == fold].square().sum(1) for fold in asked])
+    errors = torch.stack([residual[:, rows.fold == fold].square().sum(1) for fold in chosen])
     return HeldOut(residual, errors, choose_strength(errors))
 
 
 def level_strengths(errors: Tensor) -> Tensor:
-    """Which strengths the folds cannot tell from the best: within one standard error of it, (strengths, outputs).
-
-    Args:
-        errors: Squared errors by fold, (folds, strengths, outputs), strengths increasing.
-    """
+    """Which strengths the folds cannot tell from the best: within one standard error of it, (strengths, outputs)."""
     folds, _, outputs = errors.shape
     best = errors.sum(0).argmin(0)
     worse = errors - errors.gather(1, best.expand(folds, 1, outputs))
@@ -148,15 +129,14 @@ def choose_strength(errors: Tensor) -> Tensor:
 
 def fit_correction(rows: Rows, alphas: Tensor) -> Correction:
     """The correction from all rows, with one strength per output."""
-    centre, target = rows.terms.mean(0), rows.outputs - rows.prior
-    shift, ridge = target.mean(0), alphas * scale_of(rows.terms)
-    centred = rows.terms - centre
-    gram, cross = centred.T @ centred / len(centred), centred.T @ (target - shift) / len(centred)
+    target, count = rows.outputs - rows.prior, len(rows.terms)
+    shift, ridge = target.mean(0), alphas * scale_of(rows)
+    gram, cross = rows.products.sum(0) / count, rows.terms.T @ (target - shift) / count
     delta = torch.zeros_like(cross)
     for strength in sorted(set(ridge.tolist())):
         mine = ridge == strength
         delta[:, mine] = solve_ridge(gram, cross[:, mine], strength)
-    return Correction(delta, centre, shift, ridge, alphas)
+    return Correction(delta, shift, ridge, alphas)
 
 
 def solve_ridge(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:

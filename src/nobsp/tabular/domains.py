@@ -27,31 +27,22 @@ _DECODED_POINTS = 4096
 
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """Where a feature's function is tabulated.
+    """Where a feature's function is tabulated."""
 
-    Attributes:
-        feature: What the caller sees of it.
-        columns: Columns of the network's input.
-        encode: Values in the caller's units, one row each, as the network takes them.
-        levels: The category's levels; None for numbers.
-        level_inputs: The levels as the network takes them.
-        span: The calibrated range of a number; None for others.
-        reaches: Whether the network is followed beyond the range; not for a number of two values.
-        missing: What the preprocessing makes of a missing number; None where it takes none.
-        plain: Whether the network takes the caller's own numbers.
-        seen: Numbers of the caller's column that follow its distribution, where it passes an encoder.
-    """
-
-    feature: Feature
-    columns: tuple[int, ...]
+    feature: Feature  # what the caller sees of it
+    columns: tuple[int, ...]  # columns of the network's input
+    # values in the caller's units, one row each, as the network takes them
     encode: Callable[[NDArray[np.generic]], Tensor]
-    levels: LevelAxis | None = None
-    level_inputs: Tensor | None = None
-    span: tuple[float, float] | None = None
-    reaches: bool = True
-    missing: Tensor | None = None
-    plain: bool = True
+    levels: LevelAxis | None = None  # the category's levels; None for numbers
+    level_inputs: Tensor | None = None  # the levels as the network takes them
+    span: tuple[float, float] | None = None  # the calibrated range of a number; None for others
+    reaches: bool = True  # whether the network is followed beyond the range; not for a number of two values
+    missing: Tensor | None = None  # what the preprocessing makes of a missing number; None where it takes none
+    plain: bool = True  # whether the network takes the caller's own numbers
+    # numbers of the caller's column that follow its distribution, where it passes an encoder
     seen: Array = field(default_factory=lambda: np.zeros(0))
+    # numbers on either side of each of the model's thresholds, (thresholds, 2), where its functions are steps
+    steps: Array = field(default_factory=lambda: np.zeros((0, 2)))
 
     @property
     def tabulated(self) -> bool:
@@ -72,6 +63,22 @@ class Domain:
             knots = np.array([knots[0], knots[0] + max(abs(knots[0]), 1.0)])
             return number_points(knots, column=column, columns=self.columns, encode=self._repeat, span=self.span)
         return number_points(knots, column=column, columns=self.columns, encode=self.encode, span=self.span)
+
+    def step_points(self, rows: Chunk, steps: Array, *, quantiles: int) -> Points:
+        """Knots on either side of some of the thresholds; in place of the others, knots that follow the rows."""
+        assert self.span is not None
+        low, high = self.span
+        column = self.feature.columns[0]
+        ends = min(low, float(self.steps.min())), max(high, float(self.steps.max()))
+        width = ends[1] - ends[0] or max(abs(low), 1.0)
+        knots = [steps.ravel(), np.array([ends[0] - width, low, high, ends[1] + width])]
+        if len(steps) < len(self.steps):
+            inner, _ = place_knots(rows.numbers(column), self.span, quantiles=quantiles, even=2, reach=())
+            # None next to a threshold, where the two knots of that are.
+            away = np.abs(inner[:, None] - steps.ravel()[None]).min(1, initial=np.inf) > 1e-6 * width
+            knots.append(inner[away])
+        found = np.unique(np.concatenate(knots))
+        return number_points(found, column=column, columns=self.columns, encode=self.encode, span=self.span)
 
     def with_missing(self, points: Points) -> Points:
         """The same points and one for missing numbers, where the preprocessing takes them."""
@@ -101,7 +108,8 @@ class Domain:
         grid = self.seen if len(self.seen) > 1 else np.linspace(*self.span, 256)
         grid = grid[np.unique(np.linspace(0, len(grid) - 1, min(len(grid), _DECODED_POINTS)).astype(np.intp))]
         codes = self.encode(grid[:, None])
-        way = codes[:, 0].numpy() if codes.shape[1] == 1 else np.zeros(1)
+        # Columns that say whether a number is missing are the same for all that are not.
+        way = codes[:, 0].numpy() if bool((codes[:, 1:] == codes[:1, 1:]).all()) else np.zeros(1)
         if len(way) > 1 and (np.diff(way) > 0).all():
             found = np.interp(inputs[:, 0].numpy(), way, grid)
         elif len(way) > 1 and (np.diff(way) < 0).all():
@@ -187,6 +195,7 @@ def _domain(columns: Columns, adapted: Adapted, summary: Summary, categories: fr
         reaches=not few,
         missing=missing,
         seen=columns.quantiles.get(k, np.zeros(0)),
+        steps=adapted.steps.get(members[0], np.zeros((0, 2))),
     )
 
 

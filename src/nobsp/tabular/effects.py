@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nobsp.network.levels import distinct
+from nobsp.network.level_counts import distinct
 from nobsp.network.readout import Readout
 from nobsp.network.summary import Summary
 from nobsp.tabular.fitted import Fitted
@@ -29,17 +29,11 @@ MOST_LEVELS = 256
 
 @dataclass(frozen=True, eq=False)
 class StandIns:
-    """Values that take the place of a feature's own.
+    """Values that take the place of a feature's own."""
 
-    Attributes:
-        columns: The feature's columns of the input.
-        values: Shape (values, columns).
-        weights: How much each counts; they sum to one.
-    """
-
-    columns: list[int]
-    values: Tensor
-    weights: Tensor
+    columns: list[int]  # the feature's columns of the input
+    values: Tensor  # shape (values, columns)
+    weights: Tensor  # how much each counts; they sum to one
 
 
 def stand_ins(fitted: Fitted, most: int, background: Any, *, batch_size: int) -> list[StandIns]:

@@ -16,7 +16,8 @@ from torch import nn
 
 from nobsp.base import Explainer
 from nobsp.calibration import Engine, Run, choose_engine
-from nobsp.network.adapted import Adapted, adapt
+from nobsp.models import adapt
+from nobsp.network.adapted import Adapted
 from nobsp.network.batches import with_progress
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
 from nobsp.network.readout import Network, as_model_takes, running_on
@@ -51,8 +52,9 @@ class NObSP(Explainer):
     through it, and oblique projections find how each feature's representation carries the output.
 
     Args:
-        model: A torch module with a linear last layer, a fitted scikit-learn MLPClassifier or MLPRegressor, or a
-            Pipeline that ends in one. It is only run, never changed.
+        model: A torch module; a fitted model of scikit-learn, XGBoost, LightGBM, CatBoost, interpret or skorch, also
+            at the end of a pipeline; an onnxruntime session; or a function from an array to an array. It is only run,
+            never changed.
         features: None for one feature per column; one name per column; or a dictionary of names and their
             column or columns, which are then one feature, fitted jointly.
         background: How many calibration rows a feature's effect is averaged over, or the rows themselves; 1 for the
@@ -164,10 +166,10 @@ class NObSP(Explainer):
             known = None if like is None else like._fitted
             if like is not None:
                 require_alike(options, checked(like.get_params(deep=False)))
-            adapted = adapt(self.model)
+            adapted = adapt(self.model, X)
             expected = adapted.feature_names if known is None else known.columns.names
             rows = read_rows(run, X, adapted, options, columns=expected)
-            readout = find_readout(adapted.module, rows.probe, head=options.head)
+            readout = find_readout(adapted, rows.probe, head=options.head)
             network = Network(readout, readout.device if options.device is None else torch.device(options.device))
             names = names_of_outputs(options.output_names, outputs=readout.outputs, known=adapted.output_names)
             taken = None if known is None else _published(known, "like").plan.fingerprint()
@@ -261,7 +263,7 @@ class NObSP(Explainer):
             explainer=functions,
         )
 
-    def _evidence(self) -> EvidenceSource:
+    def evidence_source(self) -> EvidenceSource:
         """What an index of neighbours asks of an explainer."""
         fitted, functions = self._fitted, self._fitted.functions
         tables = [table.values.reshape(-1, len(functions.output_names)) for table in functions.tables]
@@ -500,7 +502,7 @@ class NObSP(Explainer):
         """
         stored = files.load(path)
         explainer = cls(model, **stored.options)
-        explainer._fit = files.restore(stored, adapt(model), head=explainer.head)
+        explainer._fit = files.restore(stored, adapt(model, layout=stored.layout), head=explainer.head)
         return explainer
 
     # ------------------------------------------------------------------ scikit-learn manners

@@ -10,22 +10,16 @@ Kind = Literal["number", "levels", "numbers", "unused"]
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature as the caller's table has it.
+    """A feature as the caller's table has it."""
 
-    Attributes:
-        name: What it is called.
-        columns: Positions of its columns in the caller's table.
-        kind: "number" for one column of numbers, "levels" for a category, "numbers" for what has no table (several
-            columns of numbers at once, or a category of very many levels), "unused" for what the model never sees.
-        ranges: Per column of numbers, the smallest and the largest calibrated value; empty for categories.
-        labels: What the levels of a category are called.
-    """
-
-    name: str
-    columns: tuple[int, ...]
+    name: str  # what it is called
+    columns: tuple[int, ...]  # positions of its columns in the caller's table
+    # "number" for one column of numbers, "levels" for a category, "numbers" for what has no table (several columns of
+    # numbers at once, or a category of very many levels), "unused" for what the model never sees
     kind: Kind = "number"
+    # per column of numbers, the smallest and the largest calibrated value; empty for categories
     ranges: tuple[tuple[float, float], ...] = ()
-    labels: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()  # what the levels of a category are called
 
     @property
     def span(self) -> tuple[float, float] | None:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from nobsp import serialization
 from nobsp.network.adapted import Adapted
 from nobsp.network.inputs import Features
-from nobsp.network.levels import Tally
+from nobsp.network.level_counts import LevelCounts
+from nobsp.network.readout import Readout, as_model_takes
 from nobsp.network.summary import Summary
 from nobsp.projection import Ridge
 from nobsp.tabular.algorithm1 import Accumulator, Plan, Solution
@@ -26,33 +27,25 @@ from nobsp.tabular.pieces import DirectTerm
 from nobsp.tabular.representations import Isolation
 
 KIND = "tabular explainer"
-VERSION = 3
+VERSION = 4
 
 # What a checkpoint of a calibration holds.
-CHECKPOINTED = (Accumulator, Features, Isolation, Plan, Summary, Tally)
+CHECKPOINTED = (Accumulator, Features, Isolation, Plan, Summary, LevelCounts)
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """What a file holds.
+    """What a file holds."""
 
-    Attributes:
-        options: The options of the explainer.
-        fingerprint: Of the model.
-        probe: A few rows to find the model's head with.
-        encoded: What the preprocessing made of some values of every feature; None without one.
-        columns: The caller's columns and features.
-        summary: What the calibration rows looked like.
-        estimate: The functions.
-    """
-
-    options: dict[str, Any]
-    fingerprint: str
-    probe: Tensor
-    encoded: Tensor | None
-    columns: Columns
-    summary: Summary
-    estimate: Estimate
+    options: dict[str, Any]  # the options of the explainer
+    fingerprint: str  # of the model
+    probe: Tensor  # A few rows to find the model's head with
+    encoded: Tensor | None  # what the preprocessing made of some values of every feature; None without one
+    columns: Columns  # the caller's columns and features
+    summary: Summary  # what the calibration rows looked like
+    estimate: Estimate  # the functions
+    layout: dict[str, Any] | None  # how rows become a matrix, where they are none
+    outputs: Tensor  # what the model makes of the probe
 
 
 _STORED = (
@@ -67,7 +60,7 @@ _STORED = (
     Solution,
     Stored,
     Summary,
-    Tally,
+    LevelCounts,
     *CLASSES,
 )
 
@@ -92,17 +85,14 @@ def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any
         summary,
         # Background rows are rows of the calibration table.
         replace(estimate, background=estimate.background if rows else None, published=published),
+        fitted.adapted.layout,
+        _outputs(fitted.readout, _probe(fitted)),
     )
     serialization.save(path, stored, kind=KIND, version=VERSION)
 
 
 def load(path: str | os.PathLike[str]) -> Stored:
-    """What a file holds.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged, of another kind, or of another version.
-    """
+    """What a file holds."""
     stored = serialization.load(path, kind=KIND, version=VERSION, classes=_STORED)
     if not isinstance(stored, Stored):
         raise ValueError(f"path {str(path)!r} is damaged: it does not hold an explainer.")
@@ -114,9 +104,12 @@ def restore(stored: Stored, adapted: Adapted, *, head: str | nn.Module | None) -
     checked({"model": None, **stored.options})
     try:
         _require_same_preprocessing(adapted, stored)
-        readout = find_readout(adapted.module, stored.probe, head=head)
+        readout = find_readout(adapted, stored.probe, head=head)
         if readout.fingerprint() != stored.fingerprint:
             raise ValueError("its weights differ")
+        now = _outputs(readout, stored.probe)
+        if now.shape != stored.outputs.shape or not torch.allclose(now, stored.outputs, rtol=1e-3, atol=1e-4):
+            raise ValueError("its outputs differ")
     except (TypeError, ValueError) as failure:
         raise ValueError(
             f"model is not the one this explainer was calibrated on ({str(failure).rstrip('.')}); pass that model, or "
@@ -167,6 +160,11 @@ def _probe(fitted: Fitted) -> Tensor:
             rows.append(row)
     probe = torch.stack(rows)
     return probe.to(torch.int64) if fitted.readout.integer else probe
+
+
+def _outputs(readout: Readout, probe: Tensor) -> Tensor:
+    """What a model makes of some rows: of a function there is nothing else to tell it by."""
+    return readout.logits(readout.represent(as_model_takes(probe, readout))).cpu()
 
 
 def _plain(name: str, value: Any, fitted: Fitted) -> Any:

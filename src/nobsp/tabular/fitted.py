@@ -28,46 +28,27 @@ Parts = dict[str, list[Moments]]
 
 @dataclass(frozen=True, eq=False)
 class Published:
-    """A calibration as published, term by term along the complement.
+    """A calibration as published, term by term along the complement."""
 
-    Attributes:
-        plan: Baseline, terms and bases.
-        parts: Moments per block of rows; empty where they were not saved, or not held at once.
-        solution: Coefficients.
-        ridge: Strength of the regularisation.
-    """
-
-    plan: Plan
-    parts: Parts
-    solution: Solution
-    ridge: Ridge
+    plan: Plan  # baseline, terms and bases
+    parts: Parts  # moments per block of rows; empty where they were not saved, or not held at once
+    solution: Solution  # coefficients
+    ridge: Ridge  # strength of the regularisation
 
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """What is estimated, without the network.
+    """What is estimated, without the network."""
 
-    Attributes:
-        functions: Every term that has a table.
-        terms: All terms, as positions of features; single features first.
-        direct: Terms that run through the network row by row.
-        baseline: The baseline as the network takes it.
-        baseline_contributions: What each term contributes there, (terms, outputs).
-        alphas: Per output the relative strength of the ridge.
-        background: The background rows; None where they were not kept.
-        offsets: Per category, what its prior part is measured from.
-        published: The calibration as published, where that was asked for.
-    """
-
-    functions: CompiledExplainer
-    terms: tuple[Subset, ...]
-    direct: tuple[DirectTerm, ...]
-    baseline: Tensor
-    baseline_contributions: NDArray[np.float64]
-    alphas: tuple[float, ...]
-    background: Tensor | None = None
-    offsets: dict[int, Tensor] = field(default_factory=dict)
-    published: Published | None = None
+    functions: CompiledExplainer  # every term that has a table
+    terms: tuple[Subset, ...]  # all terms, as positions of features; single features first
+    direct: tuple[DirectTerm, ...]  # terms that run through the network row by row
+    baseline: Tensor  # the baseline as the network takes it
+    baseline_contributions: NDArray[np.float64]  # what each term contributes there, (terms, outputs)
+    alphas: tuple[float, ...]  # per output the relative strength of the ridge
+    background: Tensor | None = None  # the background rows; None where they were not kept
+    offsets: dict[int, Tensor] = field(default_factory=dict)  # per category, what its prior part is measured from
+    published: Published | None = None  # the calibration as published, where that was asked for
 
     def with_spreads(self) -> Estimate:
         """The same with bands measured, and nothing that cannot be sent to another process."""
@@ -77,40 +58,24 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False)
 class Account:
-    """Some rows, explained.
+    """Some rows, explained."""
 
-    Attributes:
-        representation: What enters the head, NaN for rows that could not be run.
-        outputs: The network's outputs, likewise.
-        values: Contributions, (rows, terms, outputs); None where they were not asked for.
-        outside: Which features lie outside what was calibrated, (rows, features).
-        inputs: The rows as the network takes them.
-    """
-
-    representation: Tensor
-    outputs: Tensor
-    values: Tensor | None
-    outside: NDArray[np.bool_]
-    inputs: Tensor
+    representation: Tensor  # what enters the head, NaN for rows that could not be run
+    outputs: Tensor  # the network's outputs, likewise
+    values: Tensor | None  # contributions, (rows, terms, outputs); None where they were not asked for
+    outside: NDArray[np.bool_]  # which features lie outside what was calibrated, (rows, features)
+    inputs: Tensor  # the rows as the network takes them
 
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A calibrated model.
+    """A calibrated model."""
 
-    Attributes:
-        adapted: The model as it was given.
-        readout: Its linear head.
-        columns: The caller's columns and features.
-        summary: What the calibration rows looked like.
-        estimate: The functions.
-    """
-
-    adapted: Adapted
-    readout: Readout
-    columns: Columns
-    summary: Summary
-    estimate: Estimate
+    adapted: Adapted  # the model as it was given
+    readout: Readout  # its linear head
+    columns: Columns  # the caller's columns and features
+    summary: Summary  # what the calibration rows looked like
+    estimate: Estimate  # the functions
 
     @property
     def functions(self) -> CompiledExplainer:
@@ -124,6 +89,7 @@ class Fitted:
 
     def source(self, X: Any, *, batch_size: int, strict: bool = False) -> Source:
         """Rows to explain, checked against the calibrated columns."""
+        X = X if self.adapted.pack is None else self.adapted.pack(X)
         source = batches_of(
             X, batch_size=batch_size, encode=self.adapted.encode, columns=self.columns.names, strict=strict
         )

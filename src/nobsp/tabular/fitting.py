@@ -94,7 +94,7 @@ class Facts:
         if isinstance(wanted, int):
             return wanted if wanted > 1 else as_model_takes(self.baseline[None], self.readout)
         source = batches_of(
-            wanted,
+            wanted if self.adapted.pack is None else self.adapted.pack(wanted),
             batch_size=self.options.batch_size,
             encode=self.adapted.encode,
             columns=self.columns.names,
@@ -127,7 +127,7 @@ def estimate_terms(facts: Facts, output_names: tuple[str, ...], *, progress: boo
         raise ValueError(f"X has {facts.summary.rows} row; calibration needs at least two.")
     options = facts.options
     with facts.network.running() as running:
-        sample = facts.sample(running.represent)
+        sample = facts.sample(running.represent).shuffled()
         terms = fit_terms(
             sample,
             facts.domains,
@@ -248,6 +248,20 @@ def _examine(
                 "all.",
             )
         )
+    if facts.readout.no_head:
+        message = (
+            "No linear layer that ends the model was found, so its outputs themselves are taken apart: curves are its "
+            "average effects, and rows can only strengthen or weaken them."
+        )
+        findings.append(Finding("note", "no_head", "", message))
+    thinned = {k: counts for k, counts in terms.thresholds.items() if counts[0] < counts[1]}
+    if thinned:
+        listed = ", ".join(f"{facts.names[k]} {kept:,} of {count:,}" for k, (kept, count) in list(thinned.items())[:8])
+        message = (
+            f"The model has more thresholds than tables hold: the strongest are exact steps ({listed}), and curves are "
+            "straight lines across the others."
+        )
+        findings.append(Finding("note", "thresholds", "", message))
     if facts.summary.rows > SAMPLE_ROWS:
         findings.append(
             Finding(

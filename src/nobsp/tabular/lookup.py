@@ -21,17 +21,11 @@ _MOST_STEPS = 4
 
 @dataclass(frozen=True, eq=False)
 class NumberAxis:
-    """One column of numbers, cut at knots; linear in between, and on beyond the first and the last knot.
+    """One column of numbers, cut at knots; linear in between, and on beyond the first and the last knot."""
 
-    Attributes:
-        column: Position of the column in the caller's table.
-        knots: At least two, increasing.
-        missing: Whether a missing number (NaN) has a node of its own, after the last knot.
-    """
-
-    column: int
-    knots: Array
-    missing: bool = False
+    column: int  # position of the column in the caller's table
+    knots: Array  # at least two, increasing
+    missing: bool = False  # whether a missing number (NaN) has a node of its own, after the last knot
     _first: Places = field(init=False, repr=False)
     _steps: int = field(init=False, repr=False)
     _next: Array = field(init=False, repr=False)
@@ -83,15 +77,10 @@ class NumberAxis:
 
 @dataclass(frozen=True, eq=False)
 class LevelAxis:
-    """A category: one column of names or numbers, or several columns of numbers, such as one-hot ones.
+    """A category: one column of names or numbers, or several columns of numbers, such as one-hot ones."""
 
-    Attributes:
-        columns: Positions of its columns in the caller's table.
-        levels: The names of one column, or an array of numbers (levels, columns).
-    """
-
-    columns: tuple[int, ...]
-    levels: tuple[Level, ...] | Array
+    columns: tuple[int, ...]  # positions of its columns in the caller's table
+    levels: tuple[Level, ...] | Array  # the names of one column, or an array of numbers (levels, columns)
     _names: dict[Any, int] = field(init=False, repr=False)
     _trie: list[tuple[Array, Places]] = field(init=False, repr=False)
 
@@ -146,16 +135,11 @@ class TermTable:
     A function of one number goes on beyond its first and last knot as a straight line. A grid is held at its edges:
     the product of two straight lines would soon be far from anything. A level that is not among the axis' has the value
     zero, which is the mean; a missing number without a node of its own gives NaN.
-
-    Attributes:
-        features: Positions of its features.
-        axes: What the grid stands on; none for a feature that the network never sees.
-        values: Values at the grid's nodes, one dimension per axis, then outputs.
     """
 
-    features: tuple[int, ...]
-    axes: tuple[Axis, ...]
-    values: Array
+    features: tuple[int, ...]  # positions of its features
+    axes: tuple[Axis, ...]  # what the grid stands on; none for a feature that the network never sees
+    values: Array  # values at the grid's nodes, one dimension per axis, then outputs
     _slopes: Array = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

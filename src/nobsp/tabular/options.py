@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nobsp.network.adapted import Adapted
 from nobsp.network.readout import Readout
 from nobsp.projection import Ridge
 
@@ -110,10 +111,11 @@ def _spell(value: Any) -> str:
     return repr(value)
 
 
-def find_readout(module: nn.Module, probe: Tensor, *, head: str | nn.Module | None) -> Readout:
-    """The model's linear head, or an error about the columns where the model cannot take them."""
+def find_readout(adapted: Adapted, probe: Tensor, *, head: str | nn.Module | None) -> Readout:
+    """The model's linear head, or its outputs, or an error about the columns where the model cannot take them."""
     try:
-        return Readout.find(module, probe, head=head)
+        readout = Readout.find_any(adapted.module, probe, head=head)
+        return replace(readout, embedded_columns=tuple(sorted({*readout.embedded_columns, *adapted.codes})))
     except (RuntimeError, IndexError) as failure:
         raise ValueError(
             f"the model cannot take the {probe.shape[1]} columns of X ({failure}); pass exactly the columns it "

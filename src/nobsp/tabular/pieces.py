@@ -19,16 +19,10 @@ from nobsp.tabular.tabulate import Array, Points, Tabulator
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Calibration rows in memory.
+    """Calibration rows in memory."""
 
-    Attributes:
-        own: The caller's columns that have tables, by position.
-        inputs: The same rows as the network takes them.
-        outputs: The network's outputs, (rows, outputs).
-    """
-
-    own: Mapping[int, NDArray[Any]]
-    inputs: Tensor
+    own: Mapping[int, NDArray[Any]]  # the caller's columns that have tables, by position
+    inputs: Tensor  # the same rows as the network takes them
     outputs: Tensor
 
     def __len__(self) -> int:
@@ -38,6 +32,14 @@ class Sample:
         """All rows, to be read from tables."""
         return Chunk(self.own, slice(0, len(self)))
 
+    def shuffled(self) -> Sample:
+        """The same rows in an order that follows from their contents alone: how a table was sorted does not matter."""
+        words = (self.inputs.double() + 0.0).numpy().view(np.uint64)  # −0 becomes 0
+        odd: NDArray[np.uint64] = np.random.default_rng(0).integers(1 << 63, size=(words.shape[1],), dtype=np.uint64)
+        odd = odd * 2 + 1
+        key = (words * odd).sum(1, dtype=np.uint64)  # modulo 2⁶⁴: exact whatever the order
+        return self.take(np.argsort((key ^ (key >> np.uint64(32))) * odd[0], kind="stable"))
+
     def take(self, rows: NDArray[np.intp]) -> Sample:
         """Some of the rows."""
         place = torch.from_numpy(rows)
@@ -46,19 +48,12 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class TablePiece:
-    """A term on its nodes, as the regression sees it.
-
-    Attributes:
-        term: The features.
-        points: Of each feature.
-        prior: The head's share, (nodes, outputs).
-        basis: The compressed representation, (nodes, rank).
-    """
+    """A term on its nodes, as the regression sees it."""
 
     term: Subset
     points: tuple[Points, ...]
-    prior: Tensor
-    basis: Tensor
+    prior: Tensor  # the head's share, (nodes, outputs)
+    basis: Tensor  # the compressed representation, (nodes, rank)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -94,26 +89,15 @@ class TablePiece:
 
 @dataclass(frozen=True, eq=False)
 class DirectTerm:
-    """A term without a table: its rows run through the network, once for every background row and subset of features.
-
-    Attributes:
-        term: The features.
-        columns: Per feature, its columns of the network's input.
-        background: Background rows.
-        weight: The head's coefficients, (width, outputs).
-        delta: Their correction, (width, outputs).
-        offset: What is subtracted so that the mean over the calibration rows is zero.
-        low: Smallest calibrated value of each of the term's columns.
-        high: Largest.
-    """
+    """A term without a table: rows run through the network, once for every background row and subset of features."""
 
     term: Subset
-    columns: tuple[tuple[int, ...], ...]
+    columns: tuple[tuple[int, ...], ...]  # per feature, of the network's input
     background: Tensor
-    weight: Tensor
-    delta: Tensor
-    offset: Tensor
-    low: Tensor
+    weight: Tensor  # the head's coefficients, (width, outputs)
+    delta: Tensor  # their correction
+    offset: Tensor  # subtracted, so that the mean over the calibration rows is zero
+    low: Tensor  # smallest calibrated value of each of the term's columns
     high: Tensor
 
     @property
@@ -138,21 +122,13 @@ class DirectTerm:
 
 @dataclass(frozen=True, eq=False)
 class DirectPiece:
-    """A term without a table, as the regression sees it.
-
-    Attributes:
-        term: The features.
-        columns: Per feature, its columns of the network's input.
-        tabulate: Runs the network over the background.
-        basis: Directions (width, rank) that the representation uses.
-        span: Smallest and largest calibrated value of every column of the network's input.
-    """
+    """A term without a table, as the regression sees it."""
 
     term: Subset
     columns: tuple[tuple[int, ...], ...]
     tabulate: Tabulator
-    basis: Tensor
-    span: tuple[Tensor, Tensor]
+    basis: Tensor  # directions (width, rank) that the representation uses
+    span: tuple[Tensor, Tensor]  # smallest and largest calibrated value of every column of the network's input
 
     @property
     def rank(self) -> int:
@@ -211,19 +187,7 @@ def occupancy(points: Points, rows: Chunk, weights: Array | None = None) -> Tens
 
 
 def purify(table: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """A grid without its margins: it averages to zero over the rows of either feature.
-
-    Args:
-        table: Shape (points of the first feature, points of the second, …).
-        first: Share of the rows at each point of the first feature.
-        second: Likewise.
-
-    Example:
-        >>> share = torch.full((2,), 0.5, dtype=torch.float64)
-        >>> purify(torch.tensor([[0.0, 2.0], [4.0, 7.0]], dtype=torch.float64), share, share)
-        tensor([[ 0.2500, -0.2500],
-                [-0.2500,  0.2500]], dtype=torch.float64)
-    """
+    """A grid without its margins: it averages to zero over either feature, by the share of the rows at its points."""
     of_first = torch.einsum("ij...,j->i...", table, second)
     of_second = torch.einsum("ij...,i->j...", table, first)
     return table - of_first[:, None] - of_second[None] + torch.einsum("i...,i->...", of_first, first)

@@ -17,21 +17,13 @@ Represent = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Isolation:
-    """How isolated inputs are made: the features, the baseline, and which features have few values.
+    """How isolated inputs are made: the features, the baseline, and which features have few values."""
 
-    Attributes:
-        features: The features and their columns.
-        baseline: One value per column, float64.
-        few_valued: Features with few distinct values; only distinct rows of these go through the network.
-        categories: Features whose values are names, not amounts.
-        batch_size: Most rows in one forward call.
-    """
-
-    features: Features
-    baseline: Tensor
-    few_valued: frozenset[int]
-    categories: frozenset[int]
-    batch_size: int
+    features: Features  # the features and their columns
+    baseline: Tensor  # one value per column, float64
+    few_valued: frozenset[int]  # features with few distinct values; only distinct rows of these go through the network
+    categories: frozenset[int]  # features whose values are names, not amounts
+    batch_size: int  # most rows in one forward call
 
     def distinct(
         self, represent: Represent, rows: Tensor, subsets: Sequence[Subset]

@@ -68,19 +68,12 @@ class TableRows:
 
 @dataclass(eq=False)
 class DatasetRows(RayRows):
-    """A Ray dataset's rows.
+    """A Ray dataset's rows."""
 
-    Attributes:
-        source: What is known of them.
-        probe: The first of them.
-        tables: The dataset's blocks as they are.
-        frame: The kind of frame that results are given in.
-    """
-
-    source: Source = field(kw_only=True)
-    probe: Tensor = field(kw_only=True)
-    tables: RayRows = field(kw_only=True)
-    frame: Any = field(kw_only=True)
+    source: Source = field(kw_only=True)  # what is known of them
+    probe: Tensor = field(kw_only=True)  # the first of them
+    tables: RayRows = field(kw_only=True)  # the dataset's blocks as they are
+    frame: Any = field(kw_only=True)  # the kind of frame that results are given in
 
     def peek(self) -> list[Tensor]:
         """The first rows; a dataset is read ahead instead."""
@@ -89,19 +82,12 @@ class DatasetRows(RayRows):
 
 @dataclass(frozen=True, eq=False)
 class BlockReader:
-    """Makes of a dataset's blocks what would be made of the whole table; it is sent to workers.
+    """Makes of a dataset's blocks what would be made of the whole table; it is sent to workers."""
 
-    Attributes:
-        adapted: The model; only its preprocessing is used.
-        names: The columns to expect, where they are known.
-        arrays: Whether the only column holds arrays, which are then the rows.
-        batch_size: Most rows in a tensor.
-    """
-
-    adapted: Adapted
-    names: tuple[str, ...] | None
-    arrays: bool
-    batch_size: int
+    adapted: Adapted  # the model; only its preprocessing is used
+    names: tuple[str, ...] | None  # the columns to expect, where they are known
+    arrays: bool  # whether the only column holds arrays, which are then the rows
+    batch_size: int  # most rows in a tensor
 
     def tables(self, block: Any) -> list[Any]:
         """A block as a table that `NObSP.fit` takes."""
@@ -128,6 +114,7 @@ def read_rows(run: Run, X: Any, adapted: Adapted, options: Options, *, columns: 
             "iterable of batches."
         )
     rows = None
+    X = X if adapted.pack is None else adapted.pack(X)
     try:
         rows = TableRows(X, batches_of(X, batch_size=options.batch_size, encode=adapted.encode, columns=columns))
     except NoRowsError:

@@ -24,20 +24,12 @@ _CUT = 0.382
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Where one feature is tabulated.
+    """Where one feature is tabulated."""
 
-    Attributes:
-        axis: Knots or levels, in the caller's units.
-        inputs: The same points as the network takes them, shape (points, columns of the feature).
-        columns: Columns of the network's input.
-        held: For every point, the position of the point that it is held at: itself inside the calibrated range, the
-            end of the range outside.
-    """
-
-    axis: Axis
-    inputs: Tensor
-    columns: tuple[int, ...]
-    held: NDArray[np.intp]
+    axis: Axis  # knots or levels, in the caller's units
+    inputs: Tensor  # the same as the network takes them, (points, columns of the feature)
+    columns: tuple[int, ...]  # of the network's input
+    held: NDArray[np.intp]  # for every point, where the one is that it is held at: itself, or the end of the range
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -45,29 +37,14 @@ class Points:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The representation of one or two features on their points, averaged over the background.
+    """The representation of one or two features on their points, averaged over the background."""
 
-    Attributes:
-        mean: Representation, shape (points of each feature …, width).
-        outputs: The head's share of it for every background row by itself, shape (background, points …, outputs).
-    """
-
-    mean: Tensor
-    outputs: Tensor
+    mean: Tensor  # (points of each feature …, width)
+    outputs: Tensor  # the head's share for every background row by itself, (background, points …, outputs)
 
 
 class Tabulator:
-    """Runs the network on grids of points, the other features as in the background rows.
-
-    Args:
-        represent: Runs the network up to its head.
-        background: Background rows, as the network takes them.
-        weight: The head's weights, (width, outputs), float64.
-        batch_size: Most rows in one forward call.
-
-    Attributes:
-        forward_rows: Rows sent through the network so far.
-    """
+    """Runs the network on grids of points, the other features as in the background rows; counts forward rows."""
 
     def __init__(self, represent: Represent, background: Tensor, weight: Tensor, *, batch_size: int) -> None:
         self._represent, self.background, self.weight = represent, background, weight
@@ -96,6 +73,11 @@ class Tabulator:
             torch.cat(outputs).movedim(1, 0).reshape(count, *sizes, -1),
         )
 
+    def with_rows(self, count: int) -> Tabulator:
+        """The same over so many of the background rows."""
+        rows = self.background[:: max(len(self.background) // count, 1)]
+        return Tabulator(self._represent, rows, self.weight, batch_size=self._batch_size)
+
     def run(self, rows: Tensor) -> Tensor:
         """Representations of rows, float64 on the CPU, in calls of at most the batch size."""
         self.forward_rows += len(rows)
@@ -104,12 +86,7 @@ class Tabulator:
         )
 
     def rows(self, columns: Sequence[int], values: Tensor) -> Tensor:
-        """Representation of features that have no table, row by row, averaged over the background.
-
-        Args:
-            columns: Columns of the network's input that take the rows' values.
-            values: Shape (rows, columns).
-        """
+        """Representation of features that have no table, (rows, columns), averaged over the background."""
         count, found = len(self.background), []
         step = max(self._batch_size // count, 1)
         for part in torch.split(values, step):
@@ -122,15 +99,7 @@ class Tabulator:
 def place_knots(
     x: Array, span: tuple[float, float], *, quantiles: int, even: int, reach: Sequence[float]
 ) -> tuple[Array, Array]:
-    """Knots inside the calibrated range, and beyond it.
-
-    Args:
-        x: The column's calibration values, or a sample of them.
-        span: The calibrated range.
-        quantiles: How many follow the rows.
-        even: How many are evenly spaced, so that heavy tails have some too.
-        reach: How far beyond the range, as shares of it.
-    """
+    """Knots inside the calibrated range, some evenly spaced for heavy tails, and knots at `reach` ranges beyond it."""
     low, high = span
     x = x[np.isfinite(x)]
     distinct = np.unique(np.concatenate([x, [low, high]]))
@@ -180,17 +149,9 @@ def refine_knots(
     tolerance: float = 1e-3,
     most: int = 192,
 ) -> tuple[Points, Table]:
-    """Adds knots between others where the function bends, and tabulates them all.
+    """Adds knots where the function is further than `tolerance` of a unit from straight, and tabulates them all.
 
-    Args:
-        tabulate: Runs the network.
-        first: Knots to begin with.
-        encode: Values as the network takes them.
-        span: The calibrated range.
-        unit: Per output, what the tolerance is a share of.
-        inside: Whether there is anything to be read between knots inside the range.
-        tolerance: Largest difference between the function and the straight line between two knots.
-        most: Most knots.
+    Without `inside` nothing is read between knots inside the range, and knots are added beyond it only.
     """
     assert isinstance(first.axis, NumberAxis)
     column, columns = first.axis.column, first.columns
@@ -225,19 +186,60 @@ def refine_knots(
 def compress(mean: Tensor, share: Tensor, *, tolerance: float, most: int) -> Tensor:
     """Directions (width, rank) in which a table varies over the calibration rows, strongest first.
 
-    Args:
-        mean: The table, (points, width), centred over the rows.
-        share: Share of the rows at every point.
-        tolerance: Least spread, as a share of the strongest direction's.
-        most: Most directions.
+    Their lengths make the table vary along each by the square root of what it does: a ridge then pulls weak directions
+    less than it would, and not as little as if all were alike. `share` is that of the rows at every point.
     """
     weighted = mean * share.sqrt()[:, None]
-    if weighted.shape[0] < weighted.shape[1]:
-        values, left = torch.linalg.eigh(weighted @ weighted.T)
-        kept = (values > tolerance * values[-1].clamp_min(1e-300)).nonzero().flatten().flip(0)[:most]
-        found: Tensor = weighted.T @ left[:, kept] / values[kept].sqrt()
-        return found
-    values, vectors = torch.linalg.eigh(weighted.T @ weighted)
+    tall = weighted.shape[0] >= weighted.shape[1]
+    values, vectors = torch.linalg.eigh(weighted.T @ weighted if tall else weighted @ weighted.T)
     kept = (values > tolerance * values[-1].clamp_min(1e-300)).nonzero().flatten().flip(0)[:most]
-    strongest: Tensor = vectors[:, kept]
-    return strongest
+    directions = vectors[:, kept] if tall else weighted.T @ vectors[:, kept] / values[kept].sqrt()
+    found: Tensor = directions / values[kept] ** 0.25
+    return found
+
+
+# Rows of the table that a choice of background rows is compared with, and how many choices are compared.
+_COMPARED_ROWS = 512
+_CANDIDATES = 64
+
+
+def choose_background(rows: Tensor, count: int, numbers: Sequence[int]) -> Tensor:
+    """`count` rows that stand for all of them, columns of amounts (`numbers`) shifted to the mean of all rows.
+
+    Of several random draws the one closest to the rows by energy distance is taken. The shift fixes the gauge between
+    base and functions: without it the mean of the background moves with the draw.
+    """
+    if count >= len(rows):
+        chosen = rows
+    else:
+        generator = torch.Generator().manual_seed(0)  # our own: the caller's random numbers stay where they were
+        scaled = _standardise(rows.to(torch.float64))
+        compared = scaled[torch.randperm(len(rows), generator=generator)[:_COMPARED_ROWS]]
+        best, least = torch.arange(count), float("inf")
+        for _ in range(_CANDIDATES):
+            drawn = torch.randperm(len(rows), generator=generator)[:count]
+            distance = _energy_distance(scaled[drawn], compared)
+            if distance < least:
+                best, least = drawn, distance
+        chosen = rows[best]
+    if not rows.is_floating_point() or not len(numbers):
+        return chosen.clone()
+    chosen, columns = chosen.to(torch.float64).clone(), list(numbers)
+    values = rows[:, columns].to(torch.float64)
+    shift = values.mean(0) - chosen[:, columns].mean(0)
+    # A mean that single outliers carry lies where no row does: nothing is shifted there.
+    ends = values.quantile(torch.tensor([0.25, 0.75], dtype=torch.float64), dim=0)
+    chosen[:, columns] += torch.where(shift.abs() <= ends[1] - ends[0], shift, 0.0)
+    return chosen
+
+
+def _standardise(rows: Tensor) -> Tensor:
+    spread = rows.std(0, correction=0)
+    return (rows - rows.mean(0)) / torch.where(spread > 0, spread, torch.ones_like(spread))
+
+
+def _energy_distance(drawn: Tensor, compared: Tensor) -> float:
+    """2 E|a − b| − E|a − a'|, less what does not depend on the draw."""
+    count = len(drawn)
+    within = torch.cdist(drawn, drawn).sum() / max(count * (count - 1), 1)
+    return float(2 * torch.cdist(drawn, compared).mean() - within)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from nobsp.network.composed import Operations
 from nobsp.network.inputs import Subset
-from nobsp.tabular.background import choose_background
 from nobsp.tabular.correction import ALPHAS, FOLDS, Correction, HeldOut, Rows, fit_correction, judge
 from nobsp.tabular.domains import Domain
 from nobsp.tabular.lookup import Chunk, NumberAxis, TermTable
@@ -35,7 +35,17 @@ from nobsp.tabular.pieces import (
     read,
     transfer,
 )
-from nobsp.tabular.tabulate import FEW_VALUES, Points, Represent, Table, Tabulator, compress, refine_knots
+from nobsp.tabular.tabulate import (
+    FEW_VALUES,
+    Array,
+    Points,
+    Represent,
+    Table,
+    Tabulator,
+    choose_background,
+    compress,
+    refine_knots,
+)
 
 # How far beyond the calibrated range the network is followed, as shares of the range on either side. Far: a network of
 # linear pieces goes on as straight lines, and unseen rows of heavy-tailed columns lie there.
@@ -48,50 +58,45 @@ WORTH_FITTING = 0.005
 # Every pair must lower what is unexplained on held-out rows by this share of it, and by this share of the outputs'
 # variance: where features go along with each other, pairs that explain next to nothing bend the main curves.
 WORTH_KEEPING, WORTH_A_TERM = 0.005, 1e-4
+# Unexplained share of the variance on held-out rows at which no further pairs are put in: where features go along with
+# each other, a network's smallest interactions bend the main curves by more than they explain.
+ENOUGH = 0.005
+# Up to so many rows all folds judge how many pairs are put in; of more two are enough.
+ALL_FOLDS = 1000
 # Most nodes of a grid; two categories of very many levels are left to the residual.
 MOST_NODES = 4096
 # Directions of a representation whose variance is below this share of the strongest are left to the prior.
-TOLERANCE, MAIN_RANK, PAIR_RANK = 1e-6, 24, 16
+TOLERANCE, MAIN_RANK, PAIR_RANK = 1e-6, 24, 32
 # Most columns of the regression: past these, factorising takes longer than all forward passes.
 MOST_COLUMNS = 1000
 # Most numbers of the regression held at once, and the fewest rows all the same.
 MOST_NUMBERS, FEWEST_ROWS = 20_000_000, 4096
+# Most thresholds of a model of steps in a feature's table, and how many background rows tell which those are.
+MOST_STEPS, FEW_ROWS = 512, 4
+# Thresholds along the side of a pair's grid: on average over the features, fewest and most.
+PAIR_STEPS, FEWEST_LINES, MOST_LINES = 12, 4, 28
 # Rows and background rows of terms that run through the network row by row.
 DIRECT_ROWS, DIRECT_BACKGROUND = 2048, 8
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much of the network's time a calibration takes.
-
-    Attributes:
-        background: Most background rows.
-        quantiles: Knots of a feature that follow the rows, before refinement.
-        even: Knots that are evenly spaced.
-        most_knots: Most knots after refinement.
-        pair_background: Background rows of a pair's grid.
-        pair_quantiles: Grid lines of a number that follow the rows.
-        pair_even: Grid lines that are evenly spaced.
-        most_pairs: Most pairs that are put on trial.
-        screen_lines: Grid lines of a number while all pairs are screened.
-        screen_background: Background rows meanwhile.
-        screen_budget: Most forward rows meanwhile.
-    """
+    """How much of the network's time a calibration takes: rows of the background, knots and lines at most."""
 
     background: int
-    quantiles: int
-    even: int
+    quantiles: int  # knots of a feature that follow the rows, before refinement
+    even: int  # knots that are evenly spaced
     most_knots: int
     pair_background: int
     pair_quantiles: int
     pair_even: int
     most_pairs: int
-    screen_lines: int
+    screen_lines: int  # of a number, while all pairs are screened
     screen_background: int
-    screen_budget: int
+    screen_budget: int  # forward rows meanwhile
 
 
-FULL = Effort(1 << 30, 25, 9, 192, 16, 13, 6, 48, 8, 6, 1_000_000)
+FULL = Effort(1 << 30, 25, 9, 192, 16, 20, 10, 48, 8, 6, 1_000_000)
 # For models of many operations a row, such as large transformers.
 ECONOMY = Effort(8, 11, 5, 24, 6, 6, 3, 12, 4, 3, 20_000)
 _MOST_OPERATIONS = 5_000_000
@@ -99,64 +104,39 @@ _MOST_OPERATIONS = 5_000_000
 
 def choose_effort(represent: Represent, inputs: Tensor) -> Effort:
     """Full, or economy where a forward row takes many operations: counted, as a clock depends on the machine."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     probe = inputs[:8]
-    with FlopCounterMode(display=False) as counter:
+    with Operations() as counter:
         represent(probe)
-    return FULL if counter.get_total_flops() <= _MOST_OPERATIONS * len(probe) else ECONOMY
+    return FULL if counter.total <= _MOST_OPERATIONS * len(probe) else ECONOMY
 
 
 @dataclass(frozen=True, eq=False)
 class Traces:
-    """What the background rows give one by one, from which bands are made.
+    """What the background rows give one by one, from which bands are made."""
 
-    Attributes:
-        mains: Per feature its points, and outputs (background, points, outputs).
-        lines: Per feature of a pair its grid lines, and where on them the background rows are (background, points).
-        grids: Per fitted pair, outputs (background of pairs, points, points, outputs).
-    """
-
-    mains: dict[int, tuple[Points, Tensor]]
-    lines: dict[int, tuple[Points, Tensor]]
-    grids: dict[Subset, Tensor]
+    mains: dict[int, tuple[Points, Tensor]]  # per feature its points, and outputs (background, points, outputs)
+    lines: dict[int, tuple[Points, Tensor]]  # grid lines, and where on them the background is (background, points)
+    grids: dict[Subset, Tensor]  # outputs (background of pairs, points, points, outputs)
 
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """Fitted terms.
+    """Fitted terms."""
 
-    Attributes:
-        tables: Functions on tables; single features first.
-        direct: Terms that run through the network row by row.
-        base: Mean output over the calibration rows.
-        alphas: Per output the strength of the ridge.
-        strengths: Per pair, the spread that only both together make, as a share of the output's; where screened.
-        explained: Per output the share of the variance explained on rows held out.
-        inside: The same on rows inside the range of the rows fitted on.
-        outside_rows: Share of the rows held out that lie outside it.
-        columns: Columns of the regression.
-        rows: Rows of the regression.
-        forward_rows: Rows sent through the network to make the tables.
-        economy: Whether the model takes too many operations a row for full tables.
-        offsets: Per feature, what its prior part is measured from; for levels that were not seen.
-        background: The background rows.
-        fit: What bands are made from.
-    """
-
-    tables: tuple[TermTable, ...]
+    tables: tuple[TermTable, ...]  # single features first
     direct: tuple[DirectTerm, ...]
     base: Tensor
     alphas: Tensor
-    strengths: dict[Subset, float]
-    explained: Tensor
-    inside: Tensor
+    strengths: dict[Subset, float]  # per pair the spread that only both together make, as a share of the output's
+    explained: Tensor  # on rows held out, per output
+    inside: Tensor  # the same on rows inside the range of the rows fitted on
     outside_rows: float
     columns: int
     rows: int
     forward_rows: int
-    economy: bool
-    offsets: dict[int, Tensor]
+    economy: bool  # whether the model takes too many operations a row for full tables
+    thresholds: dict[int, tuple[int, int]]  # of a feature's steps: those in its table, and all
+    offsets: dict[int, Tensor]  # what a feature's prior part is measured from; for levels that were not seen
     background: Tensor
     fit: Fit
 
@@ -186,28 +166,20 @@ def fit_terms(
     batch_size: int,
     progress: bool = False,
 ) -> Terms:
-    """Fits all terms.
-
-    Args:
-        sample: Calibration rows.
-        domains: The features.
-        represent: Runs the network up to its head.
-        weight: The head's weights, (width, outputs), float64.
-        background: How many background rows to choose, or the rows themselves.
-        pairs: Interactions to fit; a number for the strongest; None for those that pay on rows held out.
-        ridge: Relative strength; None to choose it by rows held out.
-        batch_size: Most rows in one forward call.
-        progress: Whether to show a progress bar.
-    """
+    """Fits all terms; `pairs` are those to fit, how many of the strongest, or None for those that pay held out."""
     effort = choose_effort(represent, sample.inputs)
     numbers = [domain.columns[0] for domain in domains if domain.reaches and domain.span and len(domain.columns) == 1]
 
+    most = len(background) if isinstance(background, Tensor) else min(background, len(sample))
+    made: dict[int, Tabulator] = {}
+
     def tabulator(count: int) -> Tabulator:
-        if isinstance(background, Tensor):
-            rows = background if count >= len(background) else choose_background(background, count, numbers)
-        else:
-            rows = choose_background(sample.inputs, min(count, background), numbers)
-        return Tabulator(represent, rows, weight, batch_size=batch_size)
+        if (count := min(count, most)) not in made:
+            rows = background if isinstance(background, Tensor) else sample.inputs
+            if not isinstance(background, Tensor) or count < most:
+                rows = choose_background(rows, count, numbers)
+            made[count] = Tabulator(represent, rows, weight, batch_size=batch_size)
+        return made[count]
 
     tabulate = tabulator(effort.background)
     chunk, unit = sample.chunk(), _unit(sample.outputs)
@@ -221,25 +193,26 @@ def fit_terms(
         named = pairs if isinstance(pairs, Sequence) else ()
         if pairs is None or isinstance(pairs, int):
             if pairs != 0:
-                screening = tabulator(effort.screen_background)
-                strengths = screen_pairs(screening, domains, sample, effort)
-                tabulate.forward_rows += screening.forward_rows
+                strengths = screen_pairs(tabulator(effort.screen_background), domains, sample, effort)
             chosen = list(strengths)[: effort.most_pairs if pairs is None else pairs]
             grid_terms = [pair for pair in chosen if pairs is not None or strengths[pair] >= WORTH_TRYING]
         else:
             grid_terms = [term for term in named if _has_grid(term, domains)]
-        pair_tabulate = tabulator(effort.pair_background)
-        lines = {
-            k: _lines(domains[k], sample, effort.pair_quantiles, effort.pair_even, PAIR_REACH)
-            for k in sorted({k for pair in grid_terms for k in pair})
-        }
+        lines, wanted = {}, sorted({k for pair in grid_terms for k in pair})
+        chosen_steps = share_steps({k: (domains[k].steps, *mains[k]) for k in wanted}, sample, unit)
+        for k in wanted:
+            if len(domains[k].steps):
+                points = domains[k].step_points(chunk, chosen_steps[k], quantiles=effort.pair_quantiles // 2)
+                lines[k] = domains[k].with_missing(points)
+            else:
+                lines[k] = _lines(domains[k], sample, effort.pair_quantiles, effort.pair_even, PAIR_REACH)
         means = {k: table.mean for k, (_, table) in mains.items()}
         shares = {k: occupancy(points, chunk) for k, points in lines.items()}
         seen = _background_weights(tabulate.background, domains, lines)
         grids: list[Piece] = []
         traces: dict[Subset, Tensor] = {}
         for a, b in grid_terms:
-            table = pair_tabulate((lines[a], lines[b]))
+            table = tabulator(effort.pair_background)((lines[a], lines[b]))
             pure = purify(table.mean, shares[a], shares[b])
             # What the background's own rows make of the pair on average is not the feature's: it is taken out.
             means[a] = means[a] - transfer(lines[a], torch.einsum("ijw,j->iw", pure, seen[b].mean(0)), mains[a][0])
@@ -250,7 +223,6 @@ def fit_terms(
             traces[a, b] = table.outputs
             bar.update()
     pieces: list[Piece] = []
-    direct = tabulator(DIRECT_BACKGROUND)
     for k, domain in enumerate(domains):
         if domain.tabulated:
             points = mains[k][0]
@@ -259,12 +231,13 @@ def fit_terms(
             basis = compress(mean, share, tolerance=TOLERANCE, most=MAIN_RANK)
             pieces.append(TablePiece((k,), (points,), mean @ weight, mean @ basis))
         elif domain.columns:
-            pieces.append(_direct_piece((k,), domains, sample, direct))
+            pieces.append(_direct_piece((k,), domains, sample, tabulator(DIRECT_BACKGROUND)))
         else:
             nothing = torch.zeros(1, weight.shape[1], dtype=torch.float64)
             pieces.append(TablePiece((k,), (), nothing, nothing[:, :0]))
     pieces += grids
-    pieces += [_direct_piece(term, domains, sample, direct) for term in named if term not in traces]
+    without = [term for term in named if term not in traces]
+    pieces += [_direct_piece(term, domains, sample, tabulator(DIRECT_BACKGROUND)) for term in without]
     pieces = _strongest_columns(pieces, sample)
     solved = solve_terms(sample, pieces, domains, ridge=ridge, choose=pairs is None)
     prior_means = {k: occupancy(points, chunk) @ table.mean @ weight for k, (points, table) in mains.items()}
@@ -279,8 +252,13 @@ def fit_terms(
         outside_rows=len(solved.rows.outside) / len(solved.rows.outputs),
         columns=solved.rows.terms.shape[1],
         rows=len(solved.rows.outputs),
-        forward_rows=tabulate.forward_rows + pair_tabulate.forward_rows + direct.forward_rows,
+        forward_rows=sum(each.forward_rows for each in made.values()),
         economy=effort is ECONOMY,
+        thresholds={
+            k: (min(len(domain.steps), MOST_STEPS), len(domain.steps))
+            for k, domain in enumerate(domains)
+            if len(domain.steps)
+        },
         offsets=prior_means,
         background=tabulate.background,
         fit=Fit(
@@ -321,7 +299,17 @@ def _lines(domain: Domain, sample: Sample, quantiles: int, even: int, reach: Seq
 def tabulate_main(
     tabulate: Tabulator, domain: Domain, sample: Sample, unit: Tensor, effort: Effort
 ) -> tuple[Points, Table]:
-    """A feature's own table; knots are added where it bends."""
+    """A feature's own table; knots are added where it bends, or stand where the model steps."""
+    if len(domain.steps):
+        steps, chunk = domain.steps, sample.chunk()
+        if len(steps) > MOST_STEPS:
+            few = tabulate.with_rows(FEW_ROWS)
+            every = domain.step_points(chunk, steps, quantiles=0)
+            sizes = step_sizes(steps, every, few([every]), sample, unit)
+            steps = steps[np.sort(np.argsort(-sizes, kind="stable")[:MOST_STEPS])]
+            tabulate.forward_rows += few.forward_rows
+        points = domain.with_missing(domain.step_points(chunk, steps, quantiles=effort.quantiles))
+        return points, tabulate([points])
     first = domain.points(sample.chunk(), quantiles=effort.quantiles, even=effort.even, reach=MAIN_REACH)
     if not isinstance(first.axis, NumberAxis):
         return first, tabulate([first])
@@ -342,6 +330,37 @@ def tabulate_main(
     return complete, tabulate([complete]) if complete is not points or table is None else table
 
 
+def step_sizes(
+    steps: Array, points: Points, table: Table, sample: Sample, unit: Tensor, *, apart: bool = False
+) -> Array:
+    """Per threshold the variance that its step makes over the rows and the background, in units of the outputs'."""
+    assert isinstance(points.axis, NumberAxis)
+    knots, x = points.axis.knots, sample.chunk().numbers(points.axis.column)
+    below = np.clip(np.searchsorted(knots, steps[:, 0]), 0, len(knots) - 2)
+    there = (knots[below] == steps[:, 0]) & (knots[below + 1] == steps[:, 1])
+    jump = (table.outputs[:, below + 1] - table.outputs[:, below]).double() / unit
+    square = jump.var(0, correction=0) if apart else jump.square().mean(0)
+    share = np.searchsorted(np.sort(x[np.isfinite(x)]), steps[:, 1]) / max(len(x), 1)
+    # Thresholds beyond the calibrated range count a little, so that they are not forgotten.
+    sizes: Array = square.sum(1).numpy() * (share * (1 - share) + 1e-6) * there
+    return sizes
+
+
+def share_steps(features: Mapping[int, tuple[Array, Points, Table]], sample: Sample, unit: Tensor) -> dict[int, Array]:
+    """Thresholds that grids of pairs have, by feature: most where interactions step most."""
+    sizes = {k: step_sizes(*given, sample, unit, apart=True) for k, given in features.items() if len(given[0])}
+    if not sizes:
+        return {}
+    every = np.sort(np.concatenate([np.sort(size)[::-1][FEWEST_LINES:] for size in sizes.values()]))[::-1]
+    room = max(PAIR_STEPS * len(sizes) - sum(min(len(size), FEWEST_LINES) for size in sizes.values()), 0)
+    least = every[room] if room < len(every) else -1.0
+    found = {}
+    for k, size in sizes.items():
+        count = min(max(int((size > least).sum()), FEWEST_LINES), MOST_LINES)
+        found[k] = features[k][0][np.sort(np.argsort(-size, kind="stable")[:count])]
+    return found
+
+
 def _background_weights(
     background: Tensor, domains: Sequence[Domain], lines: Mapping[int, Points]
 ) -> dict[int, Tensor]:
@@ -355,25 +374,23 @@ def _background_weights(
 
 
 def screen_pairs(tabulate: Tabulator, domains: Sequence[Domain], sample: Sample, effort: Effort) -> dict[Subset, float]:
-    """Every pair's strength, strongest first: the spread that only both together make, as a share of the output's.
-
-    Read off coarse tables of few background rows; of the output in which it is largest.
-    """
+    """Every pair's strength, strongest first, read off coarse tables; of the output in which it is largest."""
     few = sample.take(np.linspace(0, len(sample) - 1, min(512, len(sample))).astype(np.intp))
     chunk, spread, lines = few.chunk(), _unit(sample.outputs), effort.screen_lines
-    features = [k for k, domain in enumerate(domains) if domain.tabulated]
+    features, ordered = [k for k, domain in enumerate(domains) if domain.tabulated], False
     while True:
         points = {k: _lines(domains[k], few, lines, min(lines, 3), ()) for k in features}
-        pairs = [
-            pair for pair in combinations(features, 2) if len(points[pair[0]]) * len(points[pair[1]]) <= MOST_NODES
-        ]
-        nodes = sum(len(points[a]) * len(points[b]) for a, b in pairs)
+        sizes = {k: len(points[k]) for k in features}
+        grids = np.triu(np.outer(list(sizes.values()), list(sizes.values())), 1)
+        nodes = int(grids[grids <= MOST_NODES].sum())
         if nodes * len(tabulate.background) <= effort.screen_budget or len(features) <= 2:
             break
         if lines > 3:
             lines -= 1
         else:  # too many pairs for the coarsest grids: those of the features that act most
-            features = _strongest_features(tabulate, domains, few, features)[: max(int(len(features) * 0.7), 2)]
+            features = features if ordered else _strongest_features(tabulate, domains, few, features)
+            features, ordered = features[: max(int(len(features) * 0.7), 2)], True
+    pairs = [pair for pair in combinations(sorted(features), 2) if sizes[pair[0]] * sizes[pair[1]] <= MOST_NODES]
     shares = {k: occupancy(points[k], chunk) for k in features}
     strengths = {}
     for a, b in pairs:
@@ -455,11 +472,12 @@ def solve_terms(
         for piece, (part, _) in zip(pieces, parts, strict=True)
     ]
     alphas = ALPHAS if ridge is None else (ridge,)
+    everything = Rows.of(torch.cat([part for part, _ in parts], 1), few.outputs, fold, outside, torch.cat(held, 1))
+    ends = np.cumsum([0, *(piece.rank for piece in pieces)]).tolist()
 
     def rows_of(kept: Sequence[int]) -> Rows:
-        terms, away = (torch.cat([found[i] for i in kept], 1) for found in ([part for part, _ in parts], held))
-        prior = torch.stack([parts[i][1] for i in kept]).sum(0)
-        return Rows(terms, prior, few.outputs, fold, outside, away)
+        columns = torch.cat([torch.arange(ends[i], ends[i + 1]) for i in kept])
+        return everything.only(columns, torch.stack([parts[i][1] for i in kept]).sum(0))
 
     total = _unit(few.outputs).square() * count
     singles = [i for i, piece in enumerate(pieces) if len(piece.term) == 1]
@@ -467,10 +485,13 @@ def solve_terms(
     kept = [*singles, *pairs]
     if choose and pairs and count >= 2 * FOLDS:
         costs = {}
+        trial = range(FOLDS if count <= ALL_FOLDS else 2)
         for rung in _rungs(len(pairs)):
-            left = judge(rows_of([*singles, *pairs[:rung]]), alphas, folds=(0, 1))
-            error = float((left.errors.sum(0).amin(0) / total).mean()) * FOLDS / 2
+            left = judge(rows_of([*singles, *pairs[:rung]]), alphas[::2], folds=trial)
+            error = float((left.errors.sum(0).amin(0) / total).mean()) * FOLDS / len(trial)
             costs[rung] = error * (1 + WORTH_KEEPING * rung) + WORTH_A_TERM * rung
+            if error <= ENOUGH:
+                break
         kept = [*singles, *pairs[: min(costs, key=costs.__getitem__)]]
     rows, found, fit, deltas = _solve(rows_of(kept), [pieces[i].rank for i in kept], alphas)
     if choose and len(kept) > len(singles):
@@ -510,8 +531,6 @@ def _solve(rows: Rows, ranks: Sequence[int], alphas: Sequence[float]) -> tuple[R
 
 def _share(residual: Tensor, outputs: Tensor) -> Tensor:
     """Share of each output's variance that residuals leave; NaN where it does not vary beyond rounding."""
-    if not len(outputs):
-        return torch.full((outputs.shape[1],), torch.nan, dtype=torch.float64)
     if not len(outputs):
         return torch.full((outputs.shape[1],), torch.nan, dtype=torch.float64)
     total = outputs.var(0, correction=0)

@@ -93,8 +93,7 @@ def _copy_corrections(
     outputs = rows.outputs.shape[1]
     if columns == 0:
         return torch.zeros(copies, 0, outputs, dtype=torch.float64)
-    centred = rows.terms - rows.terms.mean(0)
-    gram, scale = centred.T @ centred / count, scale_of(rows.terms)
+    centred, scale = rows.terms, scale_of(rows)
     residual = fit.held_out.chosen()
     drawn = torch.from_numpy(draws) - 1
     # One output at a time: copies × rows × columns would not fit.
@@ -102,7 +101,7 @@ def _copy_corrections(
     change = change + _moved_priors(fit, centred, priors)
     target = rows.outputs - rows.prior
     cross = centred.T @ (target - target.mean(0)) / count
-    values, vectors = torch.linalg.eigh(gram)
+    values, vectors = torch.linalg.eigh(rows.products.sum(0) / count)
     ridge = torch.tensor(fit.alphas, dtype=torch.float64)[_copy_strengths(fit, copies, generator)] * scale
     turned = torch.einsum("pk,cpo->cko", vectors, change + cross)
     shrunk = turned / (values.clamp_min(0)[None, :, None] + ridge[:, None]).clamp_min(1e-300)
@@ -111,8 +110,7 @@ def _copy_corrections(
 
 def _ridge_bias(fit: Fit) -> Tensor:
     """How far the ridge pulls the correction towards zero, λ (TᵀT/n + λI)⁻¹ δ, (columns, outputs)."""
-    centred = fit.rows.terms - fit.correction.centre
-    values, vectors = torch.linalg.eigh(centred.T @ centred / max(len(centred), 1))
+    values, vectors = torch.linalg.eigh(fit.rows.products.sum(0) / len(fit.rows.terms))
     ridge = fit.correction.ridge[None]
     turned = vectors.T @ fit.correction.delta
     pulled: Tensor = vectors @ (turned * ridge / (values.clamp_min(0)[:, None] + ridge).clamp_min(1e-300))

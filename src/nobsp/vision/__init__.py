@@ -1,8 +1,8 @@
 """Explaining networks on images."""
 
-from nobsp.vision.cam import NObSPCam
-from nobsp.vision.health import CamHealth, Finding
+from nobsp.vision.cam import NObSPCam, explain_images
+from nobsp.vision.health import CamHealth
 from nobsp.vision.maps import ActivationMaps
 from nobsp.vision.removal import Removal
 
-__all__ = ["ActivationMaps", "CamHealth", "Finding", "NObSPCam", "Removal"]
+__all__ = ["ActivationMaps", "CamHealth", "NObSPCam", "Removal", "explain_images"]

@@ -1,83 +1,85 @@
-"""NObSP-CAM: class activation maps from calibrated evidence, with one forward pass and no backward."""
+"""NObSP-CAM: class activation maps that add up to the logit."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
-from sklearn.exceptions import NotFittedError
 from torch import Tensor, nn
 
 from nobsp import serialization
+from nobsp.base import Explainer
 from nobsp.calibration import Engine, choose_engine
 from nobsp.network.batches import with_progress
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, read_activations, sign_coefficients
-from nobsp.network.guest import home_of
+from nobsp.network.inference import device_and_dtype
 from nobsp.network.readout import checked
 from nobsp.projection import Ridge
-from nobsp.vision.channels import (
-    ChannelEvidence,
-    ChannelMeans,
+from nobsp.vision.account import (
+    ChannelAccount,
     ChannelMoments,
     Coefficients,
+    MapMeans,
     Means,
-    start_channels,
+    TailAccount,
+    answer,
+    start_calibration,
 )
 from nobsp.vision.feature_map import FeatureMap, ForwardPass
-from nobsp.vision.find_map import find_map
-from nobsp.vision.grid import per_channel, pooled
+from nobsp.vision.find_map import PROBE_IMAGES, find_map
+from nobsp.vision.grid import pooled
 from nobsp.vision.health import CamHealth, examine
 from nobsp.vision.images import Images, images_of, read_images
-from nobsp.vision.maps import ActivationMaps, joined
-from nobsp.vision.question import Against, Question, Scale, Targets
-from nobsp.vision.removal import Removal, adds_up, silenced
-from nobsp.vision.tail import TailCalibration, TailEvidence
+from nobsp.vision.maps import KINDS, ActivationMaps, Kind, join
+from nobsp.vision.removal import Removal, adds_up, remove_locations
+from nobsp.vision.targets import Against, Question, Scale, Targets
 
 T = TypeVar("T")
 
-Calibration = ChannelMeans | ChannelMoments | TailCalibration
-Evidence = ChannelEvidence | TailEvidence
+Calibration = MapMeans | ChannelMoments
+Account = ChannelAccount | TailAccount
 
 KIND = "class activation maps"
-VERSION = 2
+VERSION = 3
 # What a checkpoint of a calibration holds.
-CHECKPOINTED = (ChannelMeans, ChannelMoments, Means, TailCalibration)
+CHECKPOINTED = (MapMeans, ChannelMoments, Means)
 
 
-class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """Class activation maps of a network whose spatial map is pooled into a linear head.
+class NObSPCam(Explainer):
+    """Class activation maps of a network, which add up to its logits.
 
-    The map, the way it is pooled and the head are found by running the model. Calibration streams images and keeps
-    the moments of the pooled channels; all channels and classes are then solved from one factorisation. What a map
-    then rests on depends on the network:
+    The map, what follows it and the head are found by running the model. Calibration streams images and keeps means.
+    What an account then rests on depends on the network:
 
-    - Global average pooling straight into the head (ResNet, MobileNetV2, EfficientNet, RegNet, DenseNet, Swin): every
-      channel is a feature, and its coefficient is found by Algorithm 1 in closed form. With more images than channels
-      and a small ridge it is the head's own weight. Max pooling, both side by side, and flattened maps go the same
-      way: a maximum belongs to the location where it was found, a flattened entry to its own.
-    - A map of the classes themselves that is averaged (SqueezeNet): the head is the identity.
-    - Layers between pooling and head (LayerNorm in ConvNeXt, fully connected ones in MobileNetV3 and VGG): the general
-      algorithm. Each channel is put into those layers alone, the others at their mean, and the representation that
-      reaches the head is projected along that of all other channels. Maps then show where the channels are active
-      whose own effect supports the class; what channels do only together is in `maps.residual`. It costs one pass
-      through the layers behind the map per channel and image.
-    - A layer named by the caller that is not pooled into the head: the logits are regressed on its pooled channels,
-      and `maps.residual` says what that misses.
+    - The map is pooled straight into a linear head (ResNet, MobileNetV2, EfficientNet, RegNet, DenseNet, Swin): the
+      head's weights, exactly; two images suffice. Maximum pooling, both side by side, and flattened maps go the same
+      way: a maximum belongs to the location where it was found, a flattened entry to its own. A map of the classes
+      themselves that is averaged (SqueezeNet) has the identity as head.
+    - Anything else between map and output (LayerNorm in ConvNeXt, fully connected layers in VGG, attention pooling, the
+      last blocks of a transformer with a class token, a head that is no layer): the gradient of those layers alone,
+      integrated on the straight line from the calibration mean of the map to the map. `maps.residual` is the error of
+      the integral, `maps.class_token` the share of tokens that have no place in the image.
 
-    Networks whose head reads a class token have no map that is pooled into it; they are refused with what to do.
+    A layer can be named; everything must pass through it.
 
     Args:
         model: A torch module that takes images (n, channels, height, width). It is only run, never changed.
-        layer: Module whose output is the map, or its name; the last map that is pooled into the head when None.
+        layer: Module whose output is the map, or its name. When None, the last map that is pooled into the head, or
+            else the last on whose locations the output depends.
         head: The last linear layer or its name; found when None.
-        coefficients: "calibrated" by Algorithm 1, or "head" for the head's own weights, which need only means.
-        ridge: Strength of the regularisation.
+        coefficients: "head" for the head's own weights, or "calibrated" by the paper's Algorithm 1, which needs more
+            images than channels and a map that is pooled straight into the head.
+        kind: Which map pictures show where none is named: "contrast", the account against the other classes; "account",
+            "positive", "negative" or "signed".
+        link: "softmax" where classes exclude each other, "sigmoid" where each has a yes or no of its own; None for what
+            follows the model's last layer, and a softmax where nothing does.
+        ridge: Strength of the regularisation of calibrated coefficients.
         ridge_scale: "absolute" as in the paper, or "relative" to the matrix it is added to.
         output_names: Names of the classes.
         device: Where to run the model; where it is when None.
@@ -90,9 +92,9 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         >>> _ = torch.manual_seed(0)
         >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
         >>> model = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
-        >>> cam = NObSPCam(model, coefficients="head").fit(torch.randn(64, 3, 16, 16))
+        >>> cam = NObSPCam(model).fit(torch.randn(64, 3, 16, 16))
         >>> maps = cam(torch.randn(4, 3, 16, 16))
-        >>> maps.positive.shape, maps.contributions.shape
+        >>> maps.account.shape, maps.contributions.shape
         ((4, 14, 14), (4, 8))
         >>> centred = maps.logits[range(4), maps.target] - maps.base_values[maps.target]
         >>> bool(abs(maps.account.mean((1, 2)) - centred).max() < 1e-12)
@@ -105,7 +107,9 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         *,
         layer: str | nn.Module | None = None,
         head: str | nn.Module | None = None,
-        coefficients: Coefficients = "calibrated",
+        coefficients: Coefficients = "head",
+        kind: Kind = "contrast",
+        link: Literal["softmax", "sigmoid"] | None = None,
         ridge: float = 1e-4,
         ridge_scale: Literal["relative", "absolute"] = "absolute",
         output_names: Sequence[str] | None = None,
@@ -116,11 +120,24 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         self.layer = layer
         self.head = head
         self.coefficients = coefficients
+        self.kind = kind
+        self.link = link
         self.ridge = ridge
         self.ridge_scale = ridge_scale
         self.output_names = output_names
         self.device = device
         self.batch_size = batch_size
+
+    @classmethod
+    def as_published(cls, model: nn.Module, **options: Any) -> Self:
+        """The paper's maps: coefficients by Algorithm 1 with an absolute ridge of 1e-4, and the positive map."""
+        published: dict[str, Any] = {
+            "coefficients": "calibrated",
+            "kind": "positive",
+            "ridge": 1e-4,
+            "ridge_scale": "absolute",
+        }
+        return cls(model, **published | options)
 
     # ------------------------------------------------------------------ calibration
 
@@ -135,8 +152,7 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         """Calibrates on images; a former calibration is replaced. Memory does not grow with their number.
 
         On several ranks or in the workers of a Ray cluster, the calibration is the one a single process would reach,
-        but for rounding. Where layers stand between map and head and there are more images than are kept, others may
-        be kept.
+        but for rounding. What makes the maps doubtful is a warning; `health` has the whole list.
 
         Args:
             images: Tensor or array (n, channels, height, width), DataLoader (labels in its batches are left aside), an
@@ -156,30 +172,41 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             ridge = self._checked_ridge()
             source = read_images(run, images, batch_size=self.batch_size)
             feature_map = find_map(self.model, source.first, layer=self.layer, head=self.head)
-            empty, names = self._start(feature_map), self._names(feature_map)
+            empty, names = start_calibration(feature_map, self.coefficients), self._names(feature_map)
+            fingerprint = feature_map.fingerprint()
             if run.size > 1 or run.has_checkpoint:
-                asked = repr((feature_map.described(), self.coefficients, ridge, names))
+                options = repr((feature_map.described(), self.coefficients, ridge, names))
                 what = "the layer, coefficients, ridge or output_names asked for"
-                run.require_same({"the model": feature_map.fingerprint(), what: asked})
+                run.require_same({"the model": fingerprint, what: options})
             calibration = run.accumulate(
                 source, empty, _add_images, model=run.share(feature_map), name="calibrating", progress=progress
             )
             if calibration.rows < 2:
                 raise ValueError(f"images has {calibration.rows} image; calibration needs at least two.")
-            # Any image will do to run the layers behind the map.
-            image = source.first[:1].detach().to("cpu", copy=True)
+            probe = source.first[:PROBE_IMAGES].detach().to("cpu", copy=True)
             # Every rank solves, rather than wait longer than a process group allows for another that does, and takes
             # what the first one found: processors differ in their last digits.
-            solved = calibration.solve(feature_map, ridge, image, progress=progress)
-            evidence: Evidence = run.decide(lambda: solved)
-        self._fit = _Fitted(feature_map, evidence, calibration, calibration.rows, names, image)
+            solved = calibration.solve(feature_map, ridge, probe)
+            account: Account = run.decide(lambda: solved)
+        self._fit = _Fitted(
+            feature_map,
+            account,
+            calibration,
+            calibration.rows,
+            names,
+            probe,
+            fingerprint,
+            _state_of(feature_map.module),
+        )
+        for finding in self.health().findings:
+            if finding.severity == "warning":
+                warnings.warn(finding.message, stacklevel=2)
         return self
 
     def merge(self, other: NObSPCam) -> Self:
         """Adds another calibration's images to this one: to rounding, as if both had been read in one pass.
 
-        Both must be of the same model, layer and kind of coefficients. Where layers stand between map and head, images
-        are kept for the solution, and merging is exact as long as all of both are.
+        Both must be of the same model, layer and kind of coefficients.
         """
         mine, theirs = self._fitted, other._fitted
         if mine.calibration is None or theirs.calibration is None:
@@ -189,29 +216,23 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         same = (
             mine.feature_map.described() == theirs.feature_map.described() and self.coefficients == other.coefficients
         )
-        if not same or mine.feature_map.fingerprint() != theirs.feature_map.fingerprint():
+        if not same or mine.fingerprint != theirs.fingerprint:
             raise ValueError(
                 "the two calibrations are of different models, layers or kinds of coefficients and cannot be added up."
             )
-        calibration: Calibration = mine.calibration.merge(theirs.calibration)  # type: ignore[arg-type]  # same feature_map
+        calibration: Calibration = mine.calibration.merge(theirs.calibration)  # type: ignore[arg-type]  # same kind
         with self._running():
-            evidence = calibration.solve(mine.feature_map.on_current_device(), self._checked_ridge(), mine.image)
-        self._fit = dataclasses.replace(mine, evidence=evidence, calibration=calibration, rows=calibration.rows)
+            account = calibration.solve(mine.feature_map.on_current_device(), self._checked_ridge(), mine.probe)
+        self._fit = dataclasses.replace(mine, account=account, calibration=calibration, rows=calibration.rows)
         return self
-
-    def _start(self, feature_map: FeatureMap) -> Calibration:
-        """A calibration that has seen no image."""
-        if feature_map.route == "regression" and self.coefficients == "head":
-            raise ValueError(
-                f"layer {feature_map.layer!r} is not pooled into the head, so the head has no weights for its "
-                'channels; use coefficients="calibrated", or layer=None.'
-            )
-        start = TailCalibration.start if feature_map.route == "tail" else start_channels
-        return start(feature_map, self.coefficients)
 
     def _checked_ridge(self) -> Ridge:
         if self.coefficients not in ("calibrated", "head"):
-            raise ValueError(f'coefficients must be "calibrated" or "head", found {self.coefficients!r}.')
+            raise ValueError(f'coefficients must be "head" or "calibrated", found {self.coefficients!r}.')
+        if self.link not in (None, "softmax", "sigmoid"):
+            raise ValueError(f'link must be None, "softmax" or "sigmoid", found {self.link!r}.')
+        if self.kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, found {self.kind!r}.")
         return Ridge(self.ridge, self.ridge_scale)
 
     def _names(self, feature_map: FeatureMap) -> tuple[str, ...]:
@@ -234,33 +255,43 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         scale: Scale = "logit",
         progress: bool = False,
     ) -> ActivationMaps:
-        """Maps for a batch of images, with one forward pass each.
+        """Maps for a batch of images, with one forward pass each, and some through the layers behind the map if any.
 
         Args:
             images: Images of any kind that `fit` takes, except a `ray.data.Dataset`.
             target: None for the predicted class; a class number or name; one per image; or several per image, shape
                 (n, k), and every map then has an axis for them.
-            against: What the evidence is compared with: None for the calibration mean alone; a class number or name;
-                "runner-up" for the strongest other class; "others" for the other classes in proportion to their
-                softmax, which makes the account one of the log-odds; "mean" for all classes alike. The account is then
-                of the difference of logits.
+            against: What the account is compared with: None for the calibration mean alone; a class number or name,
+                which must not be the target; "runner-up" for the strongest other class; "others" for the other classes
+                in proportion to their softmax, which makes the account one of the log-odds; "mean" for all classes
+                alike. The account is then of the difference of logits.
             scale: "logit", or "probability" for evidence in the target's probability: the account's mean is then how
                 far that is from the probability at the calibration mean (see `ActivationMaps`).
             progress: Whether to show a progress bar on stderr.
 
         Raises:
             NotFittedError: If `fit` has not been called.
-            ValueError: If a target is out of range, or images have another shape or values that are not finite.
+            ValueError: If a target is out of range, or images have another shape or values that are not finite, or the
+                model's weights have changed since `fit`.
         """
         targets = self._targets(target, against, scale)
         fitted = self._fitted
-        parts = self._each(images, targets, self._part, description="explaining", progress=progress)
-        return joined(
+
+        def part_of(feature_map: FeatureMap, view: ForwardPass, question: Question) -> dict[str, Tensor]:
+            return self._part(feature_map, view, question, contrast=targets.has_contrast)
+
+        parts = self._each(images, targets, part_of, description="explaining", progress=progress)
+        return join(
             parts,
             several=targets.several,
-            base_values=fitted.evidence.base.numpy().copy(),
+            base_values=fitted.account.base.numpy().copy(),
+            mean_values=fitted.account.mean_logits.numpy().copy(),
             output_names=fitted.output_names,
             layer=fitted.feature_map.layer,
+            against=targets.against,
+            scale=scale,
+            kind=self.kind if self.kind != "contrast" or targets.has_contrast else "account",
+            reference=f"the mean of {fitted.rows} calibration images",
         )
 
     def explain(
@@ -311,17 +342,17 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         if targets.several:
             raise ValueError("target has several classes per image; ask for one at a time.")
 
-        def taken_out(feature_map: FeatureMap, view: ForwardPass, question: Question) -> tuple[Tensor, ...]:
-            asked = question.target[:, 0]
-            return (*silenced(feature_map, view, asked, sigmoid=targets.sigmoid), asked)
+        def remove(feature_map: FeatureMap, view: ForwardPass, question: Question) -> tuple[Tensor, ...]:
+            own = question.target[:, 0]
+            return (*remove_locations(feature_map, view, own, sigmoid=targets.sigmoid), own)
 
-        parts = self._each(images, targets, taken_out, description="taking out", progress=progress)
-        order, probability, asked = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-        return Removal(order, probability, asked, self._fitted.output_names, self._fitted.feature_map.layer)
+        parts = self._each(images, targets, remove, description="removing", progress=progress)
+        order, probability, own = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+        return Removal(order, probability, own, self._fitted.output_names, self._fitted.feature_map.layer)
 
     def _targets(self, target: Any, against: Against, scale: Scale) -> Targets:
         feature_map, names = self._fitted.feature_map, self._fitted.output_names
-        sigmoid = feature_map.link == "sigmoid" or feature_map.outputs == 1
+        sigmoid = (self.link or feature_map.link) == "sigmoid" or feature_map.outputs == 1
         return Targets(target, against, outputs=feature_map.outputs, names=names, scale=scale, sigmoid=sigmoid)
 
     def _each(
@@ -333,15 +364,15 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         description: str,
         progress: bool,
     ) -> list[T]:
-        """The answer to what is asked about the images, batch by batch."""
-        fitted = self._fitted
+        """Answers to a question about the images, batch by batch."""
+        fitted = self._require_same_weights()
         source = images_of(images, batch_size=self.batch_size)
         if source.rows is not None:
             targets.require(source.rows)
         answers: list[T] = []
         seen = 0
         for feature_map, view in self._views(source, description, progress=progress):
-            question = targets.question(view.logits, seen, fitted.evidence.base)
+            question = targets.question(view.logits, seen, fitted.account.base)
             answers.append(answer(feature_map, view, question))
             seen += len(view.logits)
         targets.require(seen)
@@ -354,64 +385,79 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             with feature_map.running() as forward:
                 for batch in with_progress(source, total=source.rows, enabled=progress, description=description):
                     yield feature_map, forward(batch)
+        if self.device is not None:
+            # The model has been away and back, the very same.
+            self._fit = dataclasses.replace(self._fitted, state=_state_of(feature_map.module))
 
-    def _part(self, feature_map: FeatureMap, view: ForwardPass, question: Question) -> dict[str, Tensor]:
-        fitted = self._fitted
-        answer = fitted.evidence.answer(feature_map, view, question, fitted.image)
+    def _part(
+        self, feature_map: FeatureMap, view: ForwardPass, question: Question, *, contrast: bool
+    ) -> dict[str, Tensor]:
+        account, targets = self._fitted.account, question.target.shape[1]
+        both = question.with_contrast(view.logits) if contrast else question
+        slopes = account.slopes(feature_map, view, both, self._fitted.probe[:1])
+        found = answer(feature_map, view, slopes, account.mean)
+        carried = found.account.mean((2, 3)) + found.class_token
         return {
-            "positive": answer.positive,
-            "negative": answer.negative,
-            "signed": answer.positive - answer.negative,
-            "account": answer.account,
-            "contributions": per_channel(answer.contributions, feature_map.channels, feature_map.pooling),
+            "positive": found.positive[:, :targets],
+            "negative": found.negative[:, :targets],
+            "signed": (found.positive - found.negative)[:, :targets],
+            "account": found.account[:, :targets],
+            "contrast": found.account[:, -targets:],
+            "contributions": found.contributions[:, :targets],
+            "class_token": found.class_token[:, :targets],
             "target": question.target,
             "logits": view.logits,
-            "residual": question.whole - answer.account.mean((2, 3)),
+            "residual": question.whole - carried[:, :targets],
             "confidence": question.confidence,
         }
 
-    def _evidence(self) -> EvidenceSource:
-        """What an index of neighbours asks of an explainer."""
-        feature_map, evidence = self._fitted.feature_map, self._fitted.evidence
-        channels = evidence if isinstance(evidence, ChannelEvidence) else None
+    def evidence_source(self) -> EvidenceSource:
+        """What an index of neighbours needs of an explainer."""
+        feature_map, account = self._fitted.feature_map, self._fitted.account
+        channels = account if isinstance(account, ChannelAccount) else None
+        head = feature_map.head if feature_map.direct else None
+        signed = account.mean[:, None] if channels is None else channels.coefficients
+        # A single output of a network that is explained class by class is a logit.
+        link = "sigmoid" if feature_map.outputs == 1 else self.link or feature_map.link
         return EvidenceSource(
             output_names=self._fitted.output_names,
-            # A single output of a network that is explained class by class is a logit.
-            link="sigmoid" if feature_map.outputs == 1 else feature_map.link,
+            link=link,
             about=f"cam {sorted(feature_map.described().items())}",
             hash_model=feature_map.fingerprint,
-            signature=sign_coefficients(evidence.coefficients, evidence.base),
+            signature=sign_coefficients(signed, account.base),
             read=self._read_evidence,
-            head=(feature_map.head.weight, feature_map.head.bias) if feature_map.route == "direct" else None,
+            head=None if head is None else (head.weight, head.bias),
             coefficients=None if channels is None else channels.coefficients,
             mean=None if channels is None else channels.mean,
         )
 
     def _read_evidence(self, X: Any, *, wanted: Wanted, progress: bool) -> Iterator[EvidenceBatch]:
         """Pooled channels and logits of images, or of activations (rows, units) that were pooled before."""
-        fitted, feature_map = self._fitted, self._fitted.feature_map
+        fitted = self._require_same_weights()
+        head = fitted.feature_map.head if fitted.feature_map.direct else None
         if isinstance(X, Tensor | np.ndarray) and X.ndim == 2:
-            if feature_map.route != "direct":
+            if head is None:
                 raise ValueError(
                     f"X has shape {tuple(X.shape)}, but the logits do not follow from the pooled channels of this "
                     "network: layers stand between map and head; pass the images."
                 )
-            yield from read_activations(X, feature_map.head.weight, feature_map.head.bias, progress=progress)
+            yield from read_activations(X, head.weight, head.bias, progress=progress)
             return
-        every = torch.arange(feature_map.outputs) if wanted == "every" else None
         source = images_of(X, batch_size=self.batch_size, argument="X")
         for feature_map, view in self._views(source, "reading", progress=progress):
-            contributions = None
-            if isinstance(fitted.evidence, TailEvidence) and wanted != "none":
-                targets = self._targets(None if every is None else every.expand_as(view.logits), None, "logit")
-                question = targets.question(view.logits, 0, fitted.evidence.base)
-                contributions = fitted.evidence.answer(feature_map, view, question, fitted.image).contributions.cpu()
-            yield EvidenceBatch(pooled(view.maps, feature_map.pooling).cpu(), view.logits.cpu(), contributions)
+            units = pooled(view.maps, feature_map.pooling if head is not None else "mean").cpu()
+            if head is not None or wanted == "none":
+                yield EvidenceBatch(units, view.logits.cpu())
+                continue
+            every = torch.arange(feature_map.outputs).expand_as(view.logits) if wanted == "every" else None
+            question = self._targets(every, None, "logit").question(view.logits, 0, fitted.account.base)
+            part = self._part(feature_map, view, question, contrast=False)
+            yield EvidenceBatch(units, view.logits.cpu(), part["contributions"].cpu())
 
     def health(self) -> CamHealth:
         """What is worth knowing before the maps are believed, each with what to do about it."""
         fitted = self._fitted
-        return examine(fitted.feature_map, fitted.evidence, rows=fitted.rows)
+        return examine(fitted.feature_map, fitted.account, rows=fitted.rows)
 
     # ------------------------------------------------------------------ files
 
@@ -423,18 +469,18 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
 
         Args:
             path: Where to; an existing file is replaced, atomically.
-            moments: Whether to keep what `merge` needs: the products of all channels with all others, or, where layers
-                stand between map and head, the maps of the images kept. Without them the file is small.
+            moments: Whether to keep what `merge` needs, for calibrated coefficients the products of all channels with
+                all others. Without them the file is small.
         """
         fitted = self._fitted
         if moments and fitted.calibration is None:
             raise ValueError("this explainer was loaded from a file without moments, so it has none to save.")
         stored = _Stored(
-            options=self._options(),
-            fingerprint=fitted.feature_map.fingerprint(),
+            options=self._stored_options(),
+            fingerprint=fitted.fingerprint,
             feature_map=fitted.feature_map.described(),
             image_shape=fitted.feature_map.image_shape,
-            evidence=fitted.evidence.cast(torch.float32),
+            account=fitted.account.cast(torch.float32),
             calibration=fitted.calibration if moments else None,
             rows=fitted.rows,
             output_names=fitted.output_names,
@@ -449,7 +495,7 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             path: The file.
             model: The very model it was calibrated on; another one is an error.
         """
-        classes = (*CHECKPOINTED, ChannelEvidence, TailEvidence, _Stored)
+        classes = (*CHECKPOINTED, ChannelAccount, TailAccount, _Stored)
         stored = serialization.load(path, kind=KIND, version=VERSION, classes=classes)
         if not isinstance(stored, _Stored):
             raise ValueError(f"path {str(path)!r} is damaged: it does not hold an explainer.")
@@ -468,18 +514,30 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         if found != known:
             different = [name for name in known if found[name] != known[name]]
             raise ValueError(f"the model's map is not where it was when this explainer was calibrated: {different}.")
-        evidence = stored.evidence.cast(torch.float64)
-        cam._fit = _Fitted(feature_map, evidence, stored.calibration, stored.rows, stored.output_names, probe[:1])
+        account = stored.account.cast(torch.float64)
+        cam._fit = _Fitted(
+            feature_map,
+            account,
+            stored.calibration,
+            stored.rows,
+            stored.output_names,
+            probe,
+            stored.fingerprint,
+            _state_of(feature_map.module),
+        )
         return cam
 
-    def _options(self) -> dict[str, Any]:
+    def _stored_options(self) -> dict[str, Any]:
         fitted = self._fitted
         layer = None if self.layer is None else fitted.feature_map.place.name
-        head = None if self.head is None else fitted.feature_map.head.name
+        found = fitted.feature_map.head
+        head = None if self.head is None or found is None else found.name
         return {
             "layer": layer,
             "head": head,
             "coefficients": self.coefficients,
+            "kind": self.kind,
+            "link": self.link,
             "ridge": self.ridge,
             "ridge_scale": self.ridge_scale,
             "output_names": None if self.output_names is None else list(fitted.output_names),
@@ -495,19 +553,14 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         return self._fitted.feature_map.layer
 
     @property
-    def route_(self) -> str:
-        """How the map reaches the head: "direct", "tail" or "regression"; see `health`."""
-        return self._fitted.feature_map.route
-
-    @property
     def coefficients_(self) -> Any:
         """One coefficient per unit and class, shape (units, outputs); only where contributions are linear in units."""
-        evidence = self._fitted.evidence
-        if isinstance(evidence, TailEvidence):
+        account = self._fitted.account
+        if not isinstance(account, ChannelAccount):
             raise AttributeError(
-                "layers stand between map and head, so contributions are functions, not multiples, of the channels."
+                "layers stand between map and output, so contributions are integrals and have no coefficients."
             )
-        return evidence.coefficients.numpy().copy()
+        return account.coefficients.numpy().copy()
 
     @property
     def output_names_(self) -> tuple[str, ...]:
@@ -516,30 +569,38 @@ class NObSPCam(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
 
     @property
     def base_values_(self) -> Any:
-        """Mean logits over the calibration images."""
-        return self._fitted.evidence.base.numpy().copy()
+        """Logits at the calibration mean of the map: what accounts start from."""
+        return self._fitted.account.base.numpy().copy()
 
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "_fit")
-
-    def __sklearn_clone__(self) -> NObSPCam:
-        # scikit-learn would copy the model.
-        options = {name: value for name, value in self.get_params(deep=False).items() if name != "model"}
-        return type(self)(self.model, **options)
+    @property
+    def mean_values_(self) -> Any:
+        """Mean logits over the calibration images; not `base_values_` where layers follow that are not linear."""
+        return self._fitted.account.mean_logits.numpy().copy()
 
     @property
     def _fitted(self) -> _Fitted:
-        if not hasattr(self, "_fit"):
-            raise NotFittedError("This NObSPCam is not calibrated yet; call fit(images) first.")
-        return self._fit
+        fitted: _Fitted = super()._fitted
+        return fitted
+
+    def _require_same_weights(self) -> _Fitted:
+        """The calibration; an error where the model has been trained on, or loaded anew, since."""
+        fitted = self._fitted
+        state = _state_of(fitted.feature_map.module)
+        if state != fitted.state:
+            # Tensors also move with their model, so that only their values count.
+            if fitted.feature_map.fingerprint() != fitted.fingerprint:
+                raise ValueError("the model's weights have changed since fit; call fit(images) again.")
+            fitted = self._fit = dataclasses.replace(fitted, state=state)
+        return fitted
 
     @contextmanager
     def _running(self) -> Iterator[None]:
         """No gradients, ordinary tensors also inside an inference mode, and the model on the chosen device."""
         module = checked(self.model)
-        home, _ = home_of(module)
+        home, _ = device_and_dtype(module)
         away = home if self.device is None else torch.device(self.device)
-        with torch.inference_mode(False), torch.no_grad():
+        # Gradients that are taken outside of a pass would follow the caller's autocast too.
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(away.type, enabled=False):
             if away != home:
                 module.to(away)
             try:
@@ -554,11 +615,13 @@ class _Fitted:
     """A calibration: where the map is, what was found, and what it was found from."""
 
     feature_map: FeatureMap
-    evidence: Evidence
+    account: Account
     calibration: Calibration | None
     rows: int
     output_names: tuple[str, ...]
-    image: Tensor
+    probe: Tensor
+    fingerprint: str
+    state: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -569,7 +632,7 @@ class _Stored:
     fingerprint: str
     feature_map: dict[str, Any]
     image_shape: tuple[int, int, int]
-    evidence: Evidence
+    account: Account
     calibration: Calibration | None
     rows: int
     output_names: tuple[str, ...]
@@ -578,3 +641,46 @@ class _Stored:
 def _add_images(calibration: Calibration, images: Tensor, forward: Callable[[Tensor], ForwardPass]) -> None:
     """Runs a batch and adds it to a calibration."""
     calibration.update(forward(images))
+
+
+def _state_of(module: nn.Module) -> tuple[Any, ...]:
+    """Where the model's tensors are and how often each was written to: cheap, and equal only for the same weights."""
+    tensors = (*module.parameters(), *module.buffers())
+    return tuple((one.data_ptr(), None if one.is_inference() else one._version) for one in tensors)
+
+
+def explain_images(
+    model: nn.Module,
+    images: Any,
+    target: Any = None,
+    *,
+    against: Against = None,
+    scale: Scale = "logit",
+    **options: Any,
+) -> ActivationMaps:
+    """Maps of images without a calibration set: what an image has more or less of than the mean of all these images.
+
+    With few or similar images that mean is a poor reference; `NObSPCam(model).fit(others)` takes a better one.
+
+    Args:
+        model: A torch module that takes images (n, channels, height, width).
+        images: At least two, of any kind that `NObSPCam.fit` takes.
+        target: None for the predicted class; a class number or name; one per image; or several per image.
+        against: A class, "runner-up", "others", "mean" or None, as a call of `NObSPCam` takes it.
+        scale: "logit" or "probability".
+        options: Of `NObSPCam`, such as layer, link and output_names.
+
+    Example:
+        >>> import nobsp, torch
+        >>> from torch import nn
+        >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        >>> images = torch.randn(6, 3, 16, 16)
+        >>> maps = nobsp.explain_images(nn.Sequential(body, nn.Linear(8, 5)), images)
+        >>> maps.contrast.shape, maps.reference
+        ((6, 14, 14), 'the mean of these 6 images')
+    """
+    if not isinstance(images, Tensor | np.ndarray) and iter(images) is images:
+        images = list(images)  # they are read twice
+    cam = NObSPCam(model, **options).fit(images)
+    maps = cam(images, target, against=against, scale=scale)
+    return dataclasses.replace(maps, reference=f"the mean of these {len(maps)} images")

@@ -1,4 +1,4 @@
-"""A vision model as its spatial map, the way that map is pooled, and the linear head behind it."""
+"""A vision model as its spatial map and what is behind it: a pooling and a linear head, or a tail of any layers."""
 
 from __future__ import annotations
 
@@ -12,69 +12,63 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nobsp.network.failures import explain_failure
-from nobsp.network.guest import home_of, visiting
-from nobsp.network.places import Place, reading, replacing
+from nobsp.network.find_head import Head, tensors_in
+from nobsp.network.hooks import Place, record_tensor, replace_tensor
+from nobsp.network.inference import device_and_dtype, evaluation_mode, explain_failure
 from nobsp.network.readout import Readout, fingerprint_of
-from nobsp.network.search import Head
 from nobsp.vision.grid import Grid, Pooling, pooled
 
-# "direct": the pooled map is the representation. "tail": layers stand between the pooled map and the head.
-# "regression": the map was chosen by the caller and something else than pooling follows.
-Route = Literal["direct", "tail", "regression"]
-# What of the map the layers behind it depend on: its means over locations, given as a map of one location or as a
-# constant map, or all of it.
-Reach = Literal["point", "constant", "full"]
+# What of the map the layers behind it depend on. "head": its pooled units, which enter the linear head as they are.
+# "point" and "constant": the channels' means, put in as a map of one location or as a constant map. "full": all of it,
+# tokens without a place included.
+Reach = Literal["head", "point", "constant", "full"]
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardPass:
+    """What one forward pass shows, float64."""
+
+    maps: Tensor  # shape (n, channels, height, width)
+    logits: Tensor  # shape (n, outputs)
+    units: Tensor  # what the layers behind the map depend on
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FeatureMap:
-    """Where a model's spatial map is and how the head hangs on it.
+    """Where a model's spatial map is and how its output depends on it."""
 
-    Attributes:
-        module: The model, without wrappers.
-        place: Where the map passes.
-        grid: Its layout.
-        relu: Whether a rectifier that is no module of its own follows before the pooling.
-        pooling: How the map becomes the units that coefficients belong to.
-        route: How it reaches the head.
-        head: The linear head; the identity where the map's means are the outputs themselves.
-        link: What follows the head.
-        readout: How to catch the representation that enters the head; None where the head is the identity.
-        reach: What of the map the layers before the head depend on; only for the route "tail".
-        channels: Channels of the map.
-        shape: Height and width of the map for the images it was found with.
-        image_shape: Channels, height and width of those images.
-        device: Where the model lives.
-        dtype: In which precision it takes images.
-    """
-
-    module: nn.Module
-    place: Place
-    grid: Grid
-    relu: bool
-    pooling: Pooling
-    route: Route
-    head: Head
-    link: str
-    readout: Readout | None
-    reach: Reach
-    channels: int
-    shape: tuple[int, int]
-    image_shape: tuple[int, int, int]
-    device: torch.device
-    dtype: torch.dtype
+    module: nn.Module  # the model, without wrappers
+    place: Place  # where the map passes
+    grid: Grid  # its layout
+    relu: bool  # whether a rectifier that is no module of its own follows before the pooling
+    pooling: Pooling  # how the map becomes units; "flatten" where the layers behind it see all of it
+    reach: Reach  # what of the map the layers behind it depend on
+    fixed_batch: bool  # whether the layers behind the map want as many rows as there were images
+    head: Head | None  # the linear head
+    link: str  # what follows the head
+    readout: Readout | None  # how to catch the representation that enters the head; None where there is no head
+    outputs: int  # how many outputs the model has
+    channels: int  # channels of the map
+    shape: tuple[int, int]  # height and width of the map for the images it was found with
+    image_shape: tuple[int, int, int]  # channels, height and width of those images
+    device: torch.device  # where the model lives
+    dtype: torch.dtype  # in which precision it takes images
 
     @property
-    def units(self) -> int:
+    def direct(self) -> bool:
+        """Whether the pooled map is what the linear head sees."""
+        return self.reach == "head"
+
+    @property
+    def map_units(self) -> int:
         """How many numbers the pooling makes of the map."""
         factor = {"flatten": self.shape[0] * self.shape[1], "mean+max": 2, "max+mean": 2}.get(self.pooling, 1)
         return self.channels * factor
 
     @property
-    def outputs(self) -> int:
-        """How many classes the head has."""
-        return int(self.head.weight.shape[0])
+    def units(self) -> int:
+        """The same with tokens that have no place."""
+        return self.map_units + (self.channels * self.grid.prefix if self.reach == "full" else 0)
 
     @property
     def layer(self) -> str:
@@ -85,7 +79,7 @@ class FeatureMap:
 
     def __repr__(self) -> str:
         size = f"{self.channels}×{self.shape[0]}×{self.shape[1]}"
-        return f"FeatureMap(layer={self.layer!r}, map={size}, pooling={self.pooling!r}, route={self.route!r})"
+        return f"FeatureMap(layer={self.layer!r}, map={size}, pooling={self.pooling!r}, reach={self.reach!r})"
 
     def described(self) -> dict[str, Any]:
         """Everything that must be the same for a calibration to apply, as JSON can hold it."""
@@ -97,20 +91,19 @@ class FeatureMap:
             "prefix": self.grid.prefix,
             "relu": self.relu,
             "pooling": self.pooling,
-            "route": self.route,
             "reach": self.reach,
-            "head": self.head.name,
+            "head": None if self.head is None else self.head.name,
             "channels": self.channels,
             "outputs": self.outputs,
         }
 
     def fingerprint(self) -> str:
         """SHA-256 over the model's state and the name of its head."""
-        return fingerprint_of(self.module, self.head.name)
+        return fingerprint_of(self.module, "" if self.head is None else self.head.name)
 
     def on_current_device(self) -> FeatureMap:
         """The same on the device where the model is now."""
-        device, dtype = home_of(self.module)
+        device, dtype = device_and_dtype(self.module)
         if (device, dtype) == (self.device, self.dtype):
             return self
         readout = None if self.readout is None else dataclasses.replace(self.readout, device=device, dtype=dtype)
@@ -137,21 +130,15 @@ class FeatureMap:
         """
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            run = stack.enter_context(visiting(self.module))
-            here = stack.enter_context(reading(self.place))
-            needs_representation = self.route != "direct" and self.readout is not None
-            heard = stack.enter_context(self.readout.listening()) if self.readout and needs_representation else None
+            run = stack.enter_context(evaluation_mode(self.module))
+            here = stack.enter_context(record_tensor(self.place))
+            logits_of = None if self.direct else stack.enter_context(self._observing_logits(run))
 
             def forward(images: Tensor) -> ForwardPass:
                 here.caught = []
                 try:
                     x = self._ready(images)
-                    if heard is None:
-                        result = run(x)
-                        representation = None
-                    else:
-                        representation = heard(lambda: run(x), len(x))
-                        result = None
+                    logits = run(x) if logits_of is None else logits_of(x, len(x))
                     caught: list[Tensor] = here.caught
                 except (RuntimeError, IndexError) as failure:
                     explain_failure(failure, images, dtype=self.dtype, device=self.device)
@@ -163,22 +150,80 @@ class FeatureMap:
                     raise
                 finally:
                     del here.caught
-                del result
-                maps = self._maps(caught, images)
-                return ForwardPass(maps, self._logits(maps, representation))
+                maps, tokens = self._maps(caught, images)
+                units = pooled(maps, self.pooling)
+                if logits_of is None:
+                    assert self.head is not None
+                    logits = units @ self.head.weight.to(maps.device).T + self.head.bias.to(maps.device)
+                if tokens.numel():
+                    units = torch.cat([units, tokens.flatten(1)], dim=1)
+                return ForwardPass(maps, logits, units)
 
             yield forward
 
-    def _ready(self, images: Tensor) -> Tensor:
-        return images.to(self.device, self.dtype) if self.readout is None else self.readout.ready(images)
+    @contextmanager
+    def behind(self, image: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
+        """Hand out `tail(units)`: the logits, with their graph, of units put in the place of the map.
 
-    def _maps(self, caught: list[Tensor], images: Tensor) -> Tensor:
+        The model is run on one image, whatever the number of rows, and the units are put in on the way.
+        """
+        with ExitStack() as stack:
+            run = stack.enter_context(evaluation_mode(self.module, gradients=True))
+            there = stack.enter_context(replace_tensor(self.place))
+            logits_of = stack.enter_context(self._observing_logits(run))
+            shape = (1, 1) if self.reach == "point" else self.shape
+
+            def tail(units: Tensor) -> Tensor:
+                rows = len(units)
+                if self.reach == "full":
+                    maps = torch.unflatten(units[:, : self.map_units], 1, (self.channels, *shape))
+                    tokens = torch.unflatten(units[:, self.map_units :], 1, (self.grid.prefix, self.channels))
+                else:
+                    maps = units[:, :, None, None].expand(-1, -1, *shape)
+                    # Where only means count, other tokens do not, whatever they are.
+                    tokens = units.new_zeros(rows, self.grid.prefix, self.channels)
+                # A clone, since the next layer may work in place and leaves of a graph must not change.
+                put_in = self.grid.tensor(maps, tokens).to(self.device, self.dtype)
+                there.value, there.calls = put_in.clone(memory_format=torch.contiguous_format), 0
+                try:
+                    carrier = image.expand(rows, -1, -1, -1) if self.fixed_batch else image
+                    return logits_of(self._ready(carrier), rows)
+                finally:
+                    del there.value
+
+            yield tail
+
+    @contextmanager
+    def _observing_logits(self, run: Callable[[Tensor], Any]) -> Iterator[Callable[[Tensor, int], Tensor]]:
+        """Hand out what runs the model and gives its logits in float64: W z + b, or the output itself."""
+        if self.readout is None:
+
+            def outputs_of(x: Tensor, rows: int) -> Tensor:
+                output = next(iter(tensors_in(run(x)).values()))
+                return _exact(output).reshape(rows, -1)
+
+            yield outputs_of
+            return
+        with self.readout.listening() as heard:
+            head = self.readout.head
+
+            def logits_of(x: Tensor, rows: int) -> Tensor:
+                z = _exact(heard(lambda: run(x), rows))
+                return z @ head.weight.to(z.device).T + head.bias.to(z.device)
+
+            yield logits_of
+
+    def _ready(self, images: Tensor) -> Tensor:
+        return images.to(self.device, self.dtype, copy=True) if self.readout is None else self.readout.ready(images)
+
+    def _maps(self, caught: list[Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
         if len(caught) <= max(self.place.call, 0):
             raise RuntimeError(
                 f"the layer {self.place.name!r} was called {len(caught)} times for these images, fewer than when the "
                 "map was found; pass a model whose forward pass does not depend on the images."
             )
-        maps = self.grid.maps(caught[self.place.call], images.shape[2] / images.shape[3])
+        tensor = caught[self.place.call]
+        maps = self.grid.maps(tensor, images.shape[2] / images.shape[3])
         if len(maps) != len(images) or maps.shape[1] != self.channels:
             raise ValueError(
                 f"the layer {self.place.name!r} gave maps of shape {tuple(maps.shape)} for {len(images)} images; "
@@ -186,8 +231,9 @@ class FeatureMap:
             )
         if self.pooling == "flatten" and tuple(maps.shape[2:]) != self.shape:
             raise ValueError(
-                f"images of shape {tuple(images.shape[1:])} give a map of {tuple(maps.shape[2:])} locations, but every "
-                f"location has its own coefficient and they were found for {self.shape}; use images of one size."
+                f"images of shape {tuple(images.shape[1:])} give a map of {tuple(maps.shape[2:])} locations, but the "
+                f"layers behind it see every location by itself and were calibrated on {self.shape}; use images of "
+                "one size."
             )
         maps = _exact(maps)
         # One sum is the cheapest pass that sees every value; it may also overflow, hence the second look.
@@ -197,57 +243,8 @@ class FeatureMap:
                 f"the map of layer {self.place.name!r} is not finite for image {bad} of the batch; check the scale of "
                 "the images and the precision of the model."
             )
-        return maps.clamp_min(0.0) if self.relu else maps
-
-    def _logits(self, maps: Tensor, representation: Tensor | None) -> Tensor:
-        z = pooled(maps, self.pooling) if representation is None else _exact(representation)
-        weight, bias = self.head.weight.to(z.device), self.head.bias.to(z.device)
-        return z @ weight.T + bias
-
-    @contextmanager
-    def behind(self, image: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
-        """Hand out `tail(maps)`: the representation the layers behind the map make of maps put in its place.
-
-        The model is run on one image, whatever the number of maps, and the maps are put in on the way.
-
-        Args:
-            image: Any image the model takes, shape (1, channels, height, width).
-        """
-        assert self.readout is not None
-        readout = self.readout
-        with visiting(self.module) as run, readout.listening() as heard, replacing(self.place) as there:
-            with reading(dataclasses.replace(self.place, overwritten=True)) as here:
-                here.caught = []
-                run(readout.ready(image))
-                template = here.caught[self.place.call]
-                del here.caught
-
-            locations = self.grid.maps(template, image.shape[2] / image.shape[3]).shape[2:]
-
-            def tail(maps: Tensor) -> Tensor:
-                if self.reach == "constant":
-                    maps = maps.expand(-1, -1, *locations)
-                there.value = self.grid.tensor(maps.to(self.device, self.dtype), template)
-                there.calls = 0
-                try:
-                    return heard(lambda: run(readout.ready(image)), len(maps))
-                finally:
-                    del there.value
-
-            yield tail
-
-
-@dataclass(frozen=True, eq=False)
-class ForwardPass:
-    """What one forward pass shows, float64.
-
-    Attributes:
-        maps: Shape (n, channels, height, width).
-        logits: W z + b, shape (n, outputs).
-    """
-
-    maps: Tensor
-    logits: Tensor
+        tokens = self.grid.prefix_tokens(tensor) if self.reach == "full" else tensor.new_empty(len(tensor), 0, 1)
+        return (maps.clamp_min(0.0) if self.relu else maps), _exact(tokens)
 
 
 def _exact(tensor: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,23 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nobsp.network.calls import input_of, plain
-from nobsp.network.guest import home_of, unwrapped, visiting
-from nobsp.network.outputs import as_rows, tensors_in
-from nobsp.network.places import Place, Side, reading
+from nobsp.network.find_head import Head, as_rows, tensors_in
+from nobsp.network.hooks import Place, Side, input_of, plain, record_tensor
+from nobsp.network.inference import device_and_dtype, evaluation_mode, unwrap
 from nobsp.network.readout import Readout, checked
-from nobsp.network.search import Head
-from nobsp.vision.feature_map import FeatureMap, Reach, Route
+from nobsp.vision.feature_map import FeatureMap, Reach
 from nobsp.vision.grid import POOLINGS, Grid, Pooling, grids_of, pooled
 
 PROBE_IMAGES = 3
 # Maps with fewer values per image than this are kept whole, to be compared with flattened vectors.
 _SMALL = 1 << 17
-# How far back from the head a map is looked for when layers stand between pooling and head.
-_LATEST = 24
+# How many tensors back from the output a map is looked for when layers stand between map and head.
+_LATEST = 96
+# Of how many of the modules that a tensor passes it is tried to be put in.
+_NAMES = 3
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Seen:
     """A tensor met on the way, seen as channels over locations."""
 
@@ -45,7 +46,7 @@ class _Seen:
     size: Tensor
     top: Tensor
     flat: Tensor | None
-    first_token: Tensor | None
+    raw: Tensor | None  # the tensor itself; kept of the latest ones
 
     def pooled(self, pooling: Pooling) -> Tensor | None:
         if pooling == "flatten":
@@ -53,6 +54,18 @@ class _Seen:
         parts = {"mean": [self.mean], "max": [self.top]}
         parts |= {"mean+max": [self.mean, self.top], "max+mean": [self.top, self.mean]}
         return torch.cat(parts[pooling], dim=1)
+
+    def units(self) -> Tensor:
+        """All of the map and the tokens before it, shape (n, units), as `FeatureMap.units_of` lays them out."""
+        assert self.raw is not None
+        aspect = self.shape[0] / self.shape[1]
+        maps, tokens = self.grid.maps(self.raw, aspect), self.grid.prefix_tokens(self.raw)
+        return torch.cat([maps.flatten(1), tokens.flatten(1)], dim=1).to("cpu", torch.float64)
+
+    def fits(self, images: Tensor) -> bool:
+        """Whether the locations have the proportions of the images, but for rounding."""
+        aspect = images.shape[2] / images.shape[3]
+        return abs(self.shape[0] - aspect * self.shape[1]) < max(1.5, 1.5 * aspect)
 
     def rounding(self, pooling: Pooling) -> Tensor:
         size = self.size
@@ -65,56 +78,44 @@ class _Seen:
 def find_map(
     model: nn.Module, images: Tensor, *, layer: str | nn.Module | None = None, head: str | nn.Module | None = None
 ) -> FeatureMap:
-    """Run the model on some images and find its spatial map, the pooling and the head.
-
-    Args:
-        model: A network that classifies images.
-        images: A few typical images.
-        layer: The module whose output is the map, or its name; found when None.
-        head: The last linear layer or its name; found when None.
-
-    Raises:
-        TypeError: If `model` is no module that can be observed, or its precision cannot be run here.
-        ValueError: If the model cannot take the images, ends in no linear layer, has no map that feeds its head, or
-            `layer` is not in it.
-
-    Example:
-        >>> from torch import nn
-        >>> _ = torch.manual_seed(0)
-        >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
-        >>> model = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
-        >>> find_map(model, torch.randn(3, 3, 16, 16))
-        FeatureMap(layer='0', map=8×14×14, pooling='mean', route='direct')
-    """
+    """Run the model on some images and find its spatial map, and how the output depends on it."""
     module = checked(model)
     probe = images[:PROBE_IMAGES].detach()
     _refuse_non_finite_state(module)
-    chosen = None if layer is None else _named(module, layer)
-    device, dtype = home_of(module)
-    readout: Readout | None
+    chosen = None if layer is None else _find_named(module, layer)
+    device, dtype = device_and_dtype(module)
+    readout: Readout | None = None
     try:
-        readout = Readout.find(module, probe, head=head)
+        outputs = _outputs(module, probe.to(device, dtype, copy=True))
+        try:
+            readout = Readout.find(module, probe, head=head)
+        except ValueError:
+            # No linear layer ends the model: its output may be the average of a map, or of a tail that needs no head.
+            if head is not None or len(outputs) != 1 or not bool(torch.isfinite(outputs[0]).all()):
+                raise
     except (RuntimeError, IndexError) as failure:
         raise ValueError(
             f"the model cannot take images of shape {tuple(probe.shape[1:])} ({failure}); pass images of the shape it "
             "was trained on."
         ) from failure
-    except ValueError:
-        # No linear layer ends the model, but its output may be the average of a map, one channel a class.
-        seen, z, counts = _observed(module, probe.to(device, dtype), None)
-        if head is not None or z is None or _best(seen, z, dtype) is None:
-            raise
-        readout = None
-    else:
-        assert readout is not None
-        seen, z, counts = _observed(module, readout.ready(probe), readout)
-    assert z is not None
-    search = _Search(module, readout, probe, seen, z, counts, device, dtype)
-    found = search.automatic(required=chosen is None)
-    if chosen is None:
-        assert found is not None
-        return found
-    return search.chosen(*chosen, found)
+    keep = None if chosen is None else chosen[1]
+    seen, observed, counts = _observe(module, probe.to(device, dtype, copy=True), readout, keep)
+    search = _Search(module, readout, probe, seen, observed, counts, device, dtype)
+    return search.automatic() if chosen is None else search.chosen(*chosen)
+
+
+def _outputs(module: nn.Module, x: Tensor) -> list[Tensor]:
+    """What the model returns for each image; an error where that is a map per class."""
+    with evaluation_mode(module) as run:
+        found = tensors_in(run(x)).values()
+    for output in found:
+        if output.ndim > 2 and len(output) == len(x) and output[0, 0].numel() > 1:
+            raise ValueError(
+                f"the model returns a map per class, of shape {tuple(output.shape[1:])}, not one number; wrap it so "
+                "that it averages them over the region to explain, e.g. model(x).mean((2, 3))."
+            )
+    rows = [as_rows(output, len(x)) for output in found]
+    return [one for one in rows if one is not None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,67 +124,78 @@ class _Search:
     readout: Readout | None
     probe: Tensor
     seen: list[_Seen]
-    z: Tensor
+    observed: Tensor  # the representation that enters the head, or the output
     counts: dict[str, int]
     device: torch.device
     dtype: torch.dtype
 
-    def automatic(self, *, required: bool) -> FeatureMap | None:
-        match = _best(self.seen, self.z, self.dtype)
-        if match is not None:
-            return self.feature_map(*match, route="direct")
-        reader = self.reads_one_token()
-        if reader is None:
-            for seen in self.latest():
-                reach = self.reach_of(seen)
-                if reach is not None:
-                    return self.feature_map(self.source_of(seen, reach), "mean", route="tail", reach=reach)
-        if not required:
-            return None
-        raise ValueError(_no_map(reader, self.seen))
+    @property
+    def logits(self) -> Tensor:
+        return self.observed if self.readout is None else self.readout.logits(self.observed)
 
-    def chosen(self, name: str, part: nn.Module, found: FeatureMap | None) -> FeatureMap:
-        """The map a caller asked for: exact where it is pooled into the head, else by regression."""
+    def automatic(self) -> FeatureMap:
+        """The last map that is pooled into the head, or else the last on whose locations the output depends."""
+        match = _best(self.seen, self.observed, self.dtype)
+        if match is not None:
+            return self.ready(self.feature_map(*match, "head"))
+        pointless, passed_on = "", 0
+        for views in self.latest():
+            if id(views[0].raw) == passed_on:
+                continue
+            found = self.behind(views)
+            if isinstance(found, FeatureMap):
+                return self.ready(found)
+            if found:
+                pointless, passed_on = pointless or found, id(views[0].raw)
+        raise ValueError(_no_map(pointless, self.seen))
+
+    def chosen(self, name: str, part: nn.Module) -> FeatureMap:
+        """The map of a layer that the caller named."""
         own = [seen for seen in self.seen if seen.module is part and seen.side == "output"]
+        own = own or [seen for seen in self.seen if seen.module is part]
         if not own:
             raise ValueError(
                 f"layer {name!r} ({type(part).__name__}) gives no map with more than one location for images of shape "
                 f"{tuple(self.probe.shape[1:])}; choose an earlier layer."
             )
-        match = _best(own, self.z, self.dtype)
+        match = _best(own, self.observed, self.dtype)
         if match is not None:
-            return self.feature_map(*match, route="direct")
-        if found is not None and found.route == "tail":
-            for seen in own:
-                reach = self.reach_of(seen) if _same_map(seen, found) else None
-                if reach is not None:
-                    return self.feature_map(seen, "mean", route="tail", reach=reach)
-        last = max(seen.call for seen in own)
-        aspect = self.probe.shape[2] / self.probe.shape[3]
-        plausible = [seen for seen in own if seen.call == last and not seen.relu]
-        plausible.sort(key=lambda seen: (abs(seen.shape[0] / seen.shape[1] - aspect) > 0.5, seen.grid.prefix))
-        return self.feature_map(plausible[0], "mean", route="regression")
+            return self.ready(self.feature_map(*match, "head"))
+        last = max(seen.order for seen in own)
+        found = self.behind([seen for seen in own if seen.order == last])
+        if isinstance(found, FeatureMap):
+            return self.ready(found)
+        if found:
+            raise ValueError(
+                f"the output depends on no location of layer {name!r}, only on its first tokens; choose an earlier "
+                "layer, or layer=None for the last that has one."
+            )
+        raise ValueError(
+            f"the output depends on more than layer {name!r}: another path leads around it, so its map is no account "
+            "of the output; choose a layer through which everything passes, or layer=None."
+        )
 
-    def feature_map(self, seen: _Seen, pooling: Pooling, *, route: Route, reach: Reach = "full") -> FeatureMap:
+    def feature_map(self, seen: _Seen, pooling: Pooling, reach: Reach, *, fixed_batch: bool = False) -> FeatureMap:
         calls = self.counts[seen.name]
         call = -1 if seen.call == calls - 1 else seen.call
         place = Place(seen.name, seen.module, call, seen.side, calls)
-        place = dataclasses.replace(place, overwritten=self.is_overwritten(place))
-        outputs = self.z.shape[1]
-        identity = Head(
-            torch.eye(outputs, dtype=torch.float64), torch.zeros(outputs, dtype=torch.float64), name=f"{seen.name}"
-        )
+        outputs = int(self.logits.shape[1])
+        head = None if self.readout is None else self.readout.head
+        if head is None and reach == "head":
+            eye, zero = torch.eye(outputs, dtype=torch.float64), torch.zeros(outputs, dtype=torch.float64)
+            head = Head(eye, zero, name=seen.name)
         return FeatureMap(
             module=self.module,
             place=place,
             grid=seen.grid,
             relu=seen.relu,
             pooling=pooling,
-            route=route,
-            head=identity if self.readout is None else self.readout.head,
+            reach=reach,
+            fixed_batch=fixed_batch,
+            head=head,
             link="identity" if self.readout is None else self.readout.link,
             readout=self.readout,
-            reach=reach,
+            outputs=outputs,
             channels=int(seen.mean.shape[1]),
             shape=seen.shape,
             image_shape=(int(self.probe.shape[1]), int(self.probe.shape[2]), int(self.probe.shape[3])),
@@ -191,78 +203,71 @@ class _Search:
             dtype=self.dtype,
         )
 
-    def is_overwritten(self, place: Place) -> bool:
-        """Whether the tensor has other values at the end of the pass than when it was made."""
-        kept = dataclasses.replace(place, overwritten=True)
+    def ready(self, found: FeatureMap) -> FeatureMap:
+        """The same, noting whether the tensor has other values at the end of a pass than when it was made."""
+        place = dataclasses.replace(found.place, overwritten=True)
         x = self.probe[:1].to(self.device, self.dtype, copy=True)
-        with visiting(self.module) as run, reading(place) as live, reading(kept) as copied:
+        with evaluation_mode(self.module) as run, record_tensor(found.place) as live, record_tensor(place) as copied:
             live.caught, copied.caught = [], []
             run(x)
-            return not torch.equal(live.caught[place.call], copied.caught[place.call])
+            overwritten = not torch.equal(live.caught[place.call], copied.caught[place.call])
+        return dataclasses.replace(found, place=place) if overwritten else found
 
-    def latest(self) -> Iterator[_Seen]:
-        """Maps from the last one back, outputs before inputs, those that need no rectifier first."""
-        orders = sorted({seen.order for seen in self.seen}, reverse=True)[:_LATEST]
-        for order in orders:
-            yield from sorted((s for s in self.seen if s.order == order), key=lambda s: (s.relu, s.grid.layout))
+    def latest(self) -> Iterator[list[_Seen]]:
+        """Every way to see each tensor, from the last tensor back; first as a module's output, then as an input."""
+        tensors: dict[int, dict[tuple[bool, int], list[_Seen]]] = {}
+        for seen in self.seen:
+            if seen.raw is not None:
+                # Of outputs the outermost module's, of inputs too: that ends last, or begins first.
+                key = (False, -seen.order) if seen.side == "output" else (True, seen.order)
+                tensors.setdefault(id(seen.raw), {}).setdefault(key, []).append(seen)
+        last = {one: max(abs(order) for _, order in names) for one, names in tensors.items()}
+        for one in sorted(tensors, key=last.__getitem__, reverse=True):
+            for key in sorted(tensors[one])[:_NAMES]:
+                yield tensors[one][key]
 
-    def reach_of(self, seen: _Seen) -> Reach | None:
-        """What of this map the head depends on; None where the head depends on something else too.
+    def behind(self, views: list[_Seen]) -> FeatureMap | str:
+        """The map with all that follows as its tail; in words what is wrong, or "" where another path leads around it.
 
-        The map is put into a pass over another image. Where the head then sees what it saw of the first, everything
-        it needs went through the map.
+        The tensor is put into a pass over another image. Where the output then is what it was of the first, everything
+        it needs went through the tensor. Of the ways to see it, one of which only the means count is the right one.
         """
-        assert self.readout is not None
-        trial = self.feature_map(seen, "mean", route="tail")
-        with trial.running() as forward:
-            maps = forward(self.probe).maps
-        # Another image: the head must not learn of it on other ways than through the map.
+        views = sorted(views, key=lambda one: (one.relu, not one.fits(self.probe), one.grid.layout, one.grid.prefix))
+        full = views[0]
+        fixed = False
+        whole = self.feature_map(full, "flatten", "full")
+        units = full.units()
+        agrees = self.agrees(whole, units)
+        if agrees is None:
+            # Some models shape later tensors by the number of images.
+            fixed, whole = True, dataclasses.replace(whole, fixed_batch=True)
+            agrees = self.agrees(whole, units)
+        if not agrees:
+            return ""
+        for view in views:
+            for reach in ("point", "constant"):
+                trial = self.feature_map(view, "mean", reach, fixed_batch=fixed)
+                if self.agrees(trial, view.mean):
+                    return trial
+        if full.grid.prefix:
+            still = units.clone()
+            still[:, : whole.map_units] = units[:, : whole.map_units].mean(0) * 0.5
+            if self.agrees(whole, still):
+                return full.name or "the model"
+        return whole
+
+    def agrees(self, trial: FeatureMap, units: Tensor) -> bool | None:
+        """Whether units of the probe, put into a pass over another image, give its logits; None for an error."""
         other = 0.5 * self.probe[:1].flip(-1)
-        means = maps.mean((2, 3), keepdim=True)
-        with trial.behind(other) as tail:
-            if not self.same(tail, maps):
-                return None
-            if self.same(tail, means):
-                return "point"
-            if self.same(tail, means.expand_as(maps)):
-                return "constant"
-        # A map of which all matters is taken as it lies; a transposed reading of it would not be noticed.
-        return "full" if seen.grid.layout == "nchw" or seen.grid.prefix else None
-
-    def source_of(self, seen: _Seen, reach: Reach) -> _Seen:
-        """The module whose output a module's input is: easier to recognise for the reader, and the same values."""
-        if seen.side == "output":
-            return seen
-        for one in reversed(self.seen):
-            alike = one.side == "output" and (one.grid, one.relu, one.shape) == (seen.grid, seen.relu, seen.shape)
-            if alike and torch.equal(one.mean, seen.mean) and self.reach_of(one) == reach:
-                return one
-        return seen
-
-    def same(self, tail: Any, maps: Tensor) -> bool:
         try:
-            z = tail(maps).to("cpu", torch.float64)
+            with trial.behind(other) as tail, torch.no_grad():
+                found = tail(units.to(self.device)).detach().to("cpu", torch.float64)
         except (RuntimeError, ValueError, IndexError):
-            return False
-        scale = self.z.abs().amax(1, keepdim=True)
-        eps = torch.finfo(self.dtype).eps
-        return z.shape == self.z.shape and bool(((z - self.z).abs() <= 256 * eps * scale).all())
-
-    def reads_one_token(self) -> str | None:
-        """The layer whose first token the head reads, where that is so."""
-        for seen in reversed(self.seen):
-            token = seen.first_token
-            if token is not None and token.shape == self.z.shape:
-                eps = torch.finfo(self.dtype).eps
-                if torch.allclose(token, self.z, rtol=16 * eps, atol=16 * eps):
-                    return seen.name
-        return None
-
-
-def _same_map(seen: _Seen, found: FeatureMap) -> bool:
-    return seen.module is found.place.module or (
-        seen.mean.shape[1] == found.channels and seen.shape == found.shape and seen.grid == found.grid
-    )
+            return None
+        expected = self.logits
+        scale = expected.abs().amax(1, keepdim=True)
+        tolerance = min(256 * torch.finfo(self.dtype).eps, 0.05)
+        return found.shape == expected.shape and bool(((found - expected).abs() <= tolerance * scale).all())
 
 
 def _best(seen: list[_Seen], z: Tensor, dtype: torch.dtype) -> tuple[_Seen, Pooling] | None:
@@ -284,22 +289,21 @@ def _matches(seen: _Seen, pooling: Pooling, z: Tensor, dtype: torch.dtype) -> bo
 # ---------------------------------------------------------------------- watching a forward pass
 
 
-def _observed(
-    module: nn.Module, x: Tensor, readout: Readout | None
-) -> tuple[list[_Seen], Tensor | None, dict[str, int]]:
+def _observe(
+    module: nn.Module, x: Tensor, readout: Readout | None, keep: nn.Module | None
+) -> tuple[list[_Seen], Tensor, dict[str, int]]:
     """Every spatial tensor of one forward pass, the representation (or the output), and calls per module."""
-    with _watching(module, x) as (seen, counts), visiting(module) as run:
+    with _watching(module, x, keep) as (seen, counts), evaluation_mode(module) as run:
         if readout is None:
-            rows = [as_rows(tensor, len(x)) for tensor in tensors_in(run(x.clone())).values()]
-            outputs = [one for one in rows if one is not None]
-            return seen, (outputs[0] if outputs else None), counts
+            rows = (as_rows(tensor, len(x)) for tensor in tensors_in(run(x.clone())).values())
+            return seen, next(one for one in rows if one is not None), counts
         with readout.listening() as heard:
             z = heard(lambda: run(x.clone()), len(x))
     return seen, z.to("cpu", torch.float64), counts
 
 
 @contextmanager
-def _watching(module: nn.Module, x: Tensor) -> Iterator[tuple[list[_Seen], dict[str, int]]]:
+def _watching(module: nn.Module, x: Tensor, keep: nn.Module | None) -> Iterator[tuple[list[_Seen], dict[str, int]]]:
     seen: list[_Seen] = []
     counts: dict[str, int] = {}
     order = 0
@@ -307,6 +311,7 @@ def _watching(module: nn.Module, x: Tensor) -> Iterator[tuple[list[_Seen], dict[
     here.watching = True
     images = x.detach().clone()
     handles = []
+    kept: deque[list[_Seen]] = deque()
 
     def note(name: str, part: nn.Module, call: int, side: Side, found: Any) -> None:
         nonlocal order
@@ -315,7 +320,19 @@ def _watching(module: nn.Module, x: Tensor) -> Iterator[tuple[list[_Seen], dict[
         if found.shape[0] != len(images) or (found.shape == images.shape and torch.equal(found, images)):
             return
         order += 1
-        seen.extend(_views(order, name, part, call, side, found.detach(), images.shape[2] / images.shape[3]))
+        views = list(_views(order, name, part, call, side, found.detach(), images.shape[2] / images.shape[3]))
+        if views:
+            # A copy, since the model may write into it, and one for all modules it passes; older ones are let go.
+            same = (group[0].raw for group in kept if group[0].raw is not None and torch.equal(group[0].raw, found))
+            raw = next(same, None)
+            raw = found.detach().clone() if raw is None else raw
+            kept.append(views)
+            for view in views:
+                view.raw = raw
+            while len(kept) > _LATEST:
+                for view in kept.popleft():
+                    view.raw = view.raw if view.module is keep else None
+        seen.extend(views)
 
     def hooks_for(name: str) -> tuple[Any, Any]:
         def before(part: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
@@ -346,7 +363,6 @@ def _watching(module: nn.Module, x: Tensor) -> Iterator[tuple[list[_Seen], dict[
 def _views(
     order: int, name: str, part: nn.Module, call: int, side: Side, found: Tensor, aspect: float
 ) -> Iterator[_Seen]:
-    first = found[:, 0].to("cpu", torch.float64) if found.ndim == 3 else None
     signed = bool((found < 0).any())
     for grid in grids_of(found, aspect):
         maps = grid.maps(found, aspect)
@@ -366,19 +382,19 @@ def _views(
                 size=used.abs().mean((2, 3), dtype=torch.float64).cpu(),
                 top=used.amax((2, 3)).to("cpu", torch.float64),
                 flat=pooled(used, "flatten").to("cpu", torch.float64) if small else None,
-                first_token=first,
+                raw=None,
             )
 
 
 # ---------------------------------------------------------------------- what a caller named
 
 
-def _named(module: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
+def _find_named(module: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
     parts = {plain(name): part for name, part in module.named_modules(remove_duplicate=False)}
     if isinstance(layer, nn.Module):
-        wanted = unwrapped(layer)
+        wanted = unwrap(layer)
         for name, part in parts.items():
-            if unwrapped(part) is wanted:
+            if unwrap(part) is wanted:
                 return name, part
         raise ValueError(f"layer is a {type(wanted).__name__} that is not part of the model.")
     if not isinstance(layer, str):
@@ -394,24 +410,20 @@ def _named(module: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
     return name, parts[name]
 
 
-def _no_map(reader: str | None, seen: list[_Seen]) -> str:
-    if reader is not None:
+def _no_map(pointless: str, seen: list[_Seen]) -> str:
+    if pointless:
         return (
-            f"the head reads one token of {reader or 'the model'!r} (a class token): no map is pooled into it, so no "
-            "map is an account of its logits. Use a model that averages its patch tokens (in timm, global_pool='avg'), "
-            "or name a layer, e.g. layer="
-            + repr(reader)
-            + ": the logits are then regressed on its pooled channels, and "
-            "the residual says what that misses."
+            f"the output depends on no location of {pointless!r}, only on its first tokens, and no earlier layer "
+            "passes everything on; name a layer with layer=..., e.g. the block before the last."
         )
     if not seen:
         return (
             "no layer of the model gives a map with more than one location, so there is nothing to show evidence on. "
-            "Maps need a convolutional network, or larger images."
+            "Maps need a convolutional network or a transformer, or larger images."
         )
     return (
-        "no map of the model feeds its head by itself: other paths lead there too. Name a layer with layer=...; the "
-        "logits are then regressed on its pooled channels, and the residual says what that misses."
+        "no map of the model makes its output by itself: other paths lead there too. Wrap the model so that one layer "
+        "passes everything on, and name it with layer=..."
     )
 
 

@@ -20,27 +20,13 @@ _MOST_PREFIX = 8
 
 @dataclass(frozen=True)
 class Grid:
-    """Where channels and locations are in a tensor.
+    """Where channels and locations are in a tensor."""
 
-    Attributes:
-        layout: "nchw", "nhwc", or "tokens" for (n, tokens, channels).
-        prefix: Tokens that come before the patches and have no place in the image.
-    """
-
-    layout: Layout
-    prefix: int = 0
+    layout: Layout  # "nchw", "nhwc", or "tokens" for (n, tokens, channels)
+    prefix: int = 0  # tokens that come before the patches and have no place in the image
 
     def maps(self, tensor: Tensor, aspect: float) -> Tensor:
-        """The tensor as (n, channels, height, width), sharing memory.
-
-        Args:
-            tensor: What passed the place.
-            aspect: Height over width of the image; it decides the shape of a grid of tokens.
-
-        Example:
-            >>> Grid("tokens", prefix=1).maps(torch.zeros(2, 1 + 49, 8), 1.0).shape
-            torch.Size([2, 8, 7, 7])
-        """
+        """The tensor as (n, channels, height, width), sharing memory."""
         if self.layout == "nchw":
             return tensor
         if self.layout == "nhwc":
@@ -51,23 +37,23 @@ class Grid:
             raise ValueError(f"{patches.shape[1]} tokens do not fill a grid of the image's shape.")
         return torch.unflatten(patches.permute(0, 2, 1), 2, shape)
 
-    def tensor(self, maps: Tensor, template: Tensor) -> Tensor:
-        """A tensor of the model's layout that holds `maps`, prefix tokens taken from the template's first row."""
+    def prefix_tokens(self, tensor: Tensor) -> Tensor:
+        """Tokens without a place in the image, shape (n, prefix, channels)."""
+        if self.layout == "tokens":
+            return tensor[:, : self.prefix]
+        return tensor.new_empty(len(tensor), 0, tensor.shape[1 if self.layout == "nchw" else 3])
+
+    def tensor(self, maps: Tensor, prefix_tokens: Tensor) -> Tensor:
+        """A tensor of the model's layout that holds `maps` and tokens before them."""
         if self.layout == "nchw":
-            return maps.contiguous()
+            return maps
         if self.layout == "nhwc":
-            return maps.permute(0, 2, 3, 1).contiguous()
-        patches = maps.flatten(2).permute(0, 2, 1)
-        return torch.cat([template[:1, : self.prefix].expand(len(maps), -1, -1), patches], dim=1)
+            return maps.permute(0, 2, 3, 1)
+        return torch.cat([prefix_tokens, maps.flatten(2).permute(0, 2, 1)], dim=1)
 
 
 def grid_shape(locations: int, aspect: float) -> tuple[int, int] | None:
-    """Height and width of a grid with so many cells and the image's proportions; None where there is none.
-
-    Example:
-        >>> grid_shape(49, 1.0), grid_shape(98, 2.0), grid_shape(50, 1.0)
-        ((7, 7), (14, 7), None)
-    """
+    """Height and width of a grid with so many cells and the image's proportions; None where there is none."""
     guess = round((locations * aspect) ** 0.5)
     for height in (guess, guess - 1, guess + 1):
         if height > 0 and locations % height == 0:
@@ -81,10 +67,9 @@ def grid_shape(locations: int, aspect: float) -> tuple[int, int] | None:
 def grids_of(tensor: Tensor, aspect: float) -> Iterator[Grid]:
     """Every way to see a tensor as channels over more than one location."""
     if tensor.ndim == 4:
-        # (n, 1, 1, c) is a pooled vector with its channels last, as LayerNorm wants it, and no map of one channel.
+        # (n, c, 1, 1) and (n, 1, 1, c) are pooled vectors and no maps of one channel.
         if tensor.shape[2] * tensor.shape[3] > 1 and tensor.shape[1] * tensor.shape[2] > 1:
             yield Grid("nchw")
-        if tensor.shape[1] * tensor.shape[2] > 1:
             yield Grid("nhwc")
     elif tensor.ndim == 3:
         for prefix in range(min(_MOST_PREFIX, tensor.shape[1] - 1)):
@@ -93,13 +78,7 @@ def grids_of(tensor: Tensor, aspect: float) -> Iterator[Grid]:
 
 
 def pooled(maps: Tensor, pooling: Pooling) -> Tensor:
-    """What a pooling makes of maps, shape (n, units): the representation, where that is what it is.
-
-    Example:
-        >>> maps = torch.tensor([[[[1.0, 3.0]]]])
-        >>> pooled(maps, "mean"), pooled(maps, "max+mean")
-        (tensor([[2.]]), tensor([[3., 2.]]))
-    """
+    """What a pooling makes of maps, shape (n, units): the representation, where that is what it is."""
     flat = maps.flatten(2)
     if pooling == "mean":
         return flat.mean(2)
@@ -117,14 +96,6 @@ def spread(maps: Tensor, weights: Tensor, pooling: Pooling) -> Tensor:
     u_k(h, w) are the maps behind unit k of the representation z; averaged over the locations they give z_k. For a
     mean-pooled channel that is the channel's map itself. A maximum sits, times the number of locations, where it was
     found (equal maxima share), and an entry of a flattened map at its own location.
-
-    Args:
-        maps: Shape (n, channels, height, width).
-        weights: Shape (n, targets, units).
-        pooling: How the units came from the maps.
-
-    Returns:
-        Shape (n, targets, height, width). Its mean over locations is Σ_k weight_k z_k.
     """
     flat = maps.flatten(2)
     locations = flat.shape[2]

@@ -6,25 +6,17 @@ from dataclasses import dataclass
 
 import torch
 
-from nobsp.vision.channels import ChannelEvidence
+from nobsp.results import Finding, describe_findings, is_healthy, sort_findings
+from nobsp.vision.account import POINTS, ChannelAccount, TailAccount
 from nobsp.vision.feature_map import FeatureMap
-from nobsp.vision.tail import TailEvidence
+
+# A mean of fewer images says little about what is usual.
+FEW_IMAGES = 16
+# Below this share, an integral is not to be relied on.
+LEAST_CARRIED = 0.99
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Something worth knowing.
-
-    Attributes:
-        severity: "warning" for what makes maps doubtful, "note" for what limits what they say.
-        message: What was found and what to do.
-    """
-
-    severity: str
-    message: str
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CamHealth:
     """The state of a calibration.
 
@@ -34,10 +26,10 @@ class CamHealth:
         channels: Units that have a coefficient each.
         dead: Channels that never varied over the calibration images.
         explained: Share of each logit's variance that the contributions carry over the calibration images; NaN for a
-            logit that does not vary.
+            logit that does not vary. Where layers stand between map and head, what the integral carried of the
+            predicted classes' logits on the first images, for every output alike.
         layer: Where the map is.
-        route: "direct" where the pooled map is what the head sees, "tail" where layers stand between, "regression"
-            where the layer was chosen by the caller and other layers follow.
+        direct: Whether the pooled map is what the linear head sees; else layers stand between.
     """
 
     findings: tuple[Finding, ...]
@@ -46,87 +38,86 @@ class CamHealth:
     dead: int
     explained: tuple[float, ...]
     layer: str
-    route: str
+    direct: bool
 
     @property
     def healthy(self) -> bool:
         """Whether there is no warning."""
-        return not any(finding.severity == "warning" for finding in self.findings)
+        return is_healthy(self.findings)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         known = [share for share in self.explained if share == share]
         carried = f"{max(min(known), 0.0):.1%}" if known else "–"
-        lines = [
-            f"{self.rows} images, {self.channels} channels of {self.layer!r}; the contributions carry at least "
-            f"{carried} of each logit."
-        ]
-        lines += [f"{finding.severity}: {finding.message}" for finding in self.findings]
-        return "\n".join(lines if self.findings else [*lines, "Nothing to worry about."])
+        first = f"{self.rows} images, {self.channels} channels of {self.layer!r}; {carried} or more of each logit."
+        return "\n".join([first, *describe_findings(self.findings)])
 
 
-def examine(feature_map: FeatureMap, evidence: ChannelEvidence | TailEvidence, *, rows: int) -> CamHealth:
+def examine(feature_map: FeatureMap, account: ChannelAccount | TailAccount, *, rows: int) -> CamHealth:
     """Collects everything that is worth knowing about a calibration."""
-    findings = [Finding("warning", evidence.note)] if evidence.note else []
-    known = evidence.explained[~evidence.explained.isnan()]
-    weak = known[known < 0.8]
-    if len(weak) and not evidence.note:
-        findings.append(Finding("warning", _weak(feature_map, float(weak.min()))))
-    share = evidence.unique_share
-    dead = 0
-    if share is not None and isinstance(evidence, ChannelEvidence):
-        dead = int((share == 0).sum())
+    findings = [Finding("warning", "coefficients", "", account.note)] if account.note else []
+    known = account.explained[~account.explained.isnan()]
+    least = float(known.min()) if len(known) else 1.0
+    if isinstance(account, TailAccount):
+        findings += _of_integral(feature_map, account, least)
+    elif least < 0.8 and not account.note:
+        message = (
+            f"The coefficients carry only {least:.1%} of a logit's variance: the ridge is too strong for these "
+            'channels, or the images are too few. Use a smaller ridge, more images, or coefficients="head".'
+        )
+        findings.append(Finding("warning", "weak", "", message))
+    dead = 0 if account.unique_share is None else int((account.unique_share == 0).sum())
     if dead:
-        findings.append(
-            Finding(
-                "note",
-                f"{dead} channels never varied over the calibration images, so nothing is known of them and they "
-                "contribute nothing; more varied images may wake them.",
-            )
+        message = (
+            f"{dead} channels never varied over the calibration images, so nothing is known of them and they "
+            "contribute nothing; more varied images may wake them."
         )
-    if feature_map.route == "tail":
-        findings.append(Finding("note", _between(feature_map)))
-    if feature_map.route == "regression":
-        findings.append(
-            Finding(
-                "note",
-                f"The head does not see the pooled channels of {feature_map.layer!r} but what later layers make of "
-                "them: the maps rest on a regression of the logits, and maps.residual says what it misses of each.",
-            )
+        findings.append(Finding("note", "dead", "", message))
+    if rows < FEW_IMAGES:
+        message = (
+            f"The reference is a mean of {rows} images only: what all of them have in common is in no account. "
+            "More and more varied images give a reference that means more."
         )
+        findings.append(Finding("note", "few_images", "", message))
     if max(feature_map.shape) < 4:
-        findings.append(
-            Finding(
-                "note",
-                f"The map has only {feature_map.shape[0]}×{feature_map.shape[1]} locations for images of "
-                f"{feature_map.image_shape[1]}×{feature_map.image_shape[2]}; larger images give finer maps.",
-            )
+        message = (
+            f"The map has only {feature_map.shape[0]}×{feature_map.shape[1]} locations for images of "
+            f"{feature_map.image_shape[1]}×{feature_map.image_shape[2]}; larger images give finer maps."
         )
-    findings.sort(key=lambda finding: finding.severity != "warning")
-    explained = tuple(float(value) for value in evidence.explained.to(torch.float64))
-    return CamHealth(tuple(findings), rows, feature_map.units, dead, explained, feature_map.layer, feature_map.route)
-
-
-def _weak(feature_map: FeatureMap, share: float) -> str:
-    if feature_map.route == "regression":
-        return (
-            f"The pooled channels of {feature_map.layer!r} carry only {share:.1%} of a logit's variance; choose a "
-            "later layer, or leave layer=None for the map that is pooled into the head."
-        )
-    if feature_map.route == "tail":
-        found = f"only {share:.1%} of a logit's variance is carried" if share > 0 else "a logit is missed altogether"
-        return (
-            f"Channel by channel, {found}: the layers between map and head make it of channels together. Read "
-            "maps.residual along with the maps."
-        )
-    return (
-        f"The coefficients carry only {share:.1%} of a logit's variance: the ridge is too strong for these channels, "
-        'or the images are too few. Use a smaller ridge, more images, or coefficients="head".'
+        findings.append(Finding("note", "coarse", "", message))
+    explained = tuple(float(value) for value in account.explained.to(torch.float64))
+    return CamHealth(
+        sort_findings(findings), rows, feature_map.units, dead, explained, feature_map.layer, feature_map.direct
     )
 
 
-def _between(feature_map: FeatureMap) -> str:
-    seen = "only through its means" if feature_map.reach != "full" else "location by location"
-    return (
-        f"Layers stand between {feature_map.layer!r} and the head, which see the map {seen}: contributions are those "
-        "of each channel put into those layers alone, and what channels do together is in maps.residual."
+def _of_integral(feature_map: FeatureMap, account: TailAccount, share: float) -> list[Finding]:
+    """What is worth knowing where layers stand between map and head."""
+    found = []
+    if share < LEAST_CARRIED:
+        message = (
+            f"The integral through the layers behind {feature_map.layer!r} misses much of the logits of the first "
+            f"images (it carries {max(share, 0.0):.1%} of their squares) with up to {POINTS[-1]} points; read "
+            "maps.residual along with the maps, or choose a later layer."
+        )
+        found.append(Finding("warning", "quadrature", "", message))
+    apart = account.base - account.mean_logits
+    largest = int(apart.abs().argmax())
+    parts = "all of it" if feature_map.reach == "full" else "only its means"
+    message = (
+        f"Layers stand between {feature_map.layer!r} and the output, which see {parts}: gradients are integrated "
+        "through them, and maps.residual is the integral's error. Accounts start from the output at the mean map, "
+        f"which is up to {abs(float(apart[largest])):.3g} away from the mean output (output {largest}), a constant."
     )
+    found.append(Finding("note", "integral", "", message))
+    if feature_map.head is None:
+        message = (
+            "No linear layer makes the model's output, so the output is explained as it is, whatever follows the map."
+        )
+        found.append(Finding("note", "no_head", "", message))
+    if feature_map.reach == "full" and feature_map.grid.prefix:
+        message = (
+            f"{feature_map.grid.prefix} tokens of {feature_map.layer!r} have no place in the image; what they carry is "
+            "in maps.class_token. An earlier layer leaves them less, and costs more."
+        )
+        found.append(Finding("note", "class_token", "", message))
+    return found

@@ -25,15 +25,10 @@ KEYS = ("pixel_values", "images", "image", "x", "inputs")
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images in batches: floating tensors (n, channels, height, width), no larger than asked for.
+    """Images in batches: floating tensors (n, channels, height, width), no larger than asked for."""
 
-    Attributes:
-        rows: How many images there are, or None where it is not known before reading.
-        first: The first batch, looked at without losing it.
-    """
-
-    rows: int | None
-    first: Tensor
+    rows: int | None  # how many images there are, or None where it is not known before reading
+    first: Tensor  # the first batch, looked at without losing it
     _open: Callable[[], Iterator[Tensor]] = field(repr=False)
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -48,13 +43,7 @@ class DatasetImages(RayRows):
 
 
 def read_images(run: Run, images: Any, *, batch_size: int) -> Images | DatasetImages:
-    """The images of a calibration, of which no process but one needs to have any; all have the same `first`.
-
-    Args:
-        run: The calibration.
-        images: Whatever `NObSPCam.fit` takes.
-        batch_size: Most images in a batch.
-    """
+    """The images of a calibration, of which no process but one needs to have any; all have the same `first`."""
     if isinstance(run, RayRun):
         return _dataset_images(images, batch_size)
     if is_ray(images):
@@ -111,24 +100,7 @@ def _column(block: Mapping[str, Any], argument: str) -> Any:
 
 
 def images_of(images: Any, *, batch_size: int, argument: str = "images") -> Images:
-    """Read images of any kind in batches.
-
-    Args:
-        images: A tensor or array (n, channels, height, width); a DataLoader or other iterable of batches, each
-            a tensor, a tuple or list whose first entry is one, or a dictionary with one.
-        batch_size: At most so many images in a batch; larger ones are split.
-        argument: What the caller calls `images`; error messages use it.
-
-    Raises:
-        TypeError: If `images` is of no such kind, or not of floating point.
-        ValueError: If there are none, or a shape is not that of a batch of images, or a value is not finite.
-
-    Example:
-        >>> import torch
-        >>> from nobsp.vision.images import images_of
-        >>> [len(batch) for batch in images_of(torch.zeros(5, 3, 8, 8), batch_size=2)]
-        [2, 2, 1]
-    """
+    """Read images of any kind in batches."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise ValueError(f"batch_size must be a positive whole number, found {batch_size!r}.")
     size = int(batch_size)
@@ -193,8 +165,8 @@ def _checked(batch: Any, argument: str) -> Tensor:
         raise TypeError(f"{argument} is a {type(batch).__name__}; expected a tensor (n, channels, height, width).")
     if batch.ndim == 3:
         raise ValueError(
-            f"{argument} has shape {tuple(batch.shape)}, which is a single image; pass a batch of one, images[None], "
-            "or torch.stack(images) for several."
+            f"{argument} has shape {tuple(batch.shape)}; expected (n, channels, height, width). For a single image "
+            "pass a batch of one, images[None]; for signals (n, channels, time), a model of images of height one."
         )
     if batch.ndim != 4:
         raise ValueError(f"{argument} has shape {tuple(batch.shape)}; expected (n, channels, height, width).")

@@ -11,67 +11,107 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from nobsp.vision.colours import coloured
-
 Array = NDArray[np.float64]
-Kind = Literal["positive", "negative", "signed", "account"]
+Kind = Literal["contrast", "account", "positive", "negative", "signed"]
+KINDS = ("contrast", "account", "positive", "negative", "signed")
+
+# Orange and blue: distinct for people who do not see red and green, and bright enough to shine on a dark picture.
+FOR, AGAINST = "#e8590c", "#1f7fd1"
+# How strong the colour is where a map is largest, and how bright red, green and blue look, as browsers count it.
+OPACITY, LIGHT = 0.7, (0.2126, 0.7152, 0.0722)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ActivationMaps:
     """Maps for a batch of images. With several targets per image, every array has an axis for them after the first.
 
-    With F the spatial map, z its pooled channels and g_c = β_c (z_c − z̄_c) the contribution of channel c:
-
-    - `positive`: Σ_c F_c(h, w) · max(g_c, 0), the paper's map: where the channels that speak for the class are active.
+    - `account`: an account in logits: its mean over the locations, plus `class_token`, plus `residual`, is the target's
+      logit less `base_values`, the logit at the calibration mean of the map, to rounding in float64. Where the pooled
+      map enters the head it is Σ_c w_c (F_c(h, w) − z̄_c), with F the map, z̄ the channels' means and w the head's
+      weights, and the residual is zero.
+    - `contrast`: the account of the same less that of the other classes in proportion to their softmax, which tells
+      classes apart best. The same as `account` where `against` or a probability is asked for, or classes do not exclude
+      each other.
+    - `positive`: Σ_c F_c(h, w) · max(g_c, 0), the paper's map: where the channels that speak for the class are active,
+      g_c being the contribution of channel c.
     - `negative`: Σ_c F_c(h, w) · max(−g_c, 0), where the channels that speak against it are active.
     - `signed`: their difference, Σ_c F_c(h, w) · g_c.
-    - `account`: Σ_c β_c (F_c(h, w) − z̄_c), an account in logits: its mean over the locations plus `residual` is the
-      target's logit less its mean over the calibration images, to rounding in float64. With coefficients="head" on a
-      network whose map is pooled straight into the head, the residual is zero.
 
-    With scale="probability" all of this is about the target's probability p instead of its logit. On the straight line
-    from the logits at the calibration mean to those of the image, each class k counts by the mean of ∂p/∂ℓ_k,
-        β_c = Σ_k v_k β_ck,  v_k = ∫₀¹ p (δ_k,target − p_k) dt,
-    so that the mean of the account plus the residual is p less p at the calibration mean.
+    With scale="probability" the account is of the target's probability p instead of its logit, by the integral of its
+    gradient on the straight line from the calibration mean of the map: its mean is p less p at that mean.
 
     Networks whose activation function goes below zero (SiLU, GELU) have maps F that do so too, and `positive` and
     `negative` then can have small negative values.
 
     Attributes:
-        positive: Shape (n, h, w), as are the next three.
+        positive: Shape (n, h, w), as are the next four.
         negative: Evidence against, not negative where activations are not.
         signed: Positive less negative.
         account: Evidence per location, in logits or in probability.
+        contrast: Evidence per location against the other classes.
         contributions: g_c, shape (n, channels).
+        class_token: Share of the account that belongs to tokens without a place in the image, shape (n,).
         target: Class each map is about, shape (n,).
-        logits: What the head says, shape (n, outputs).
-        base_values: Mean logits over the calibration images, shape (outputs,).
-        residual: What the contributions miss of the target's centred logit or probability, shape (n,).
+        logits: What the model says, shape (n, outputs).
+        base_values: Logits at the calibration mean of the map, shape (outputs,).
+        mean_values: Mean logits over the calibration images; a constant away from `base_values` where layers follow the
+            map that are not linear.
+        residual: What the account misses, shape (n,).
         confidence: The model's probability of the target, shape (n,).
         output_names: Names of the classes.
         layer: Where in the model the map is.
+        against: What the account is compared with: a class, "runner-up", "others", "mean", or None.
+        scale: "logit" or "probability".
+        kind: Which map is shown where none is named.
+        reference: What accounts start from, in words.
     """
 
     positive: Array
     negative: Array
     signed: Array
     account: Array
+    contrast: Array
     contributions: Array
+    class_token: Array
     target: NDArray[np.int64]
     logits: Array
     base_values: Array
+    mean_values: Array
     residual: Array
     confidence: Array
     output_names: tuple[str, ...]
     layer: str
+    against: str | None = None
+    scale: str = "logit"
+    kind: Kind = "account"
+    reference: str = "the calibration mean"
 
     def __len__(self) -> int:
         return len(self.positive)
 
     def __repr__(self) -> str:
         size = f"{self.positive.shape[-2]}×{self.positive.shape[-1]}"
-        return f"ActivationMaps({len(self)} images, {size} locations, layer={self.layer!r})"
+        names = list(dict.fromkeys(self.target_names.ravel().tolist()))
+        target = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        return (
+            f"ActivationMaps({len(self)} images, {size} locations, layer={self.layer!r}, target={target!r}, "
+            f"against={self.against!r}, scale={self.scale!r})"
+        )
+
+    def caption(self, kind: str | None = None) -> str:
+        """What a map shows, in a few words.
+
+        Args:
+            kind: Which map; the one that is shown where none is named when None.
+        """
+        kind = kind or self.kind
+        if kind == "contrast" and self.against is None and self.scale == "logit":
+            return "account against the other classes"
+        if kind in ("contrast", "account"):
+            rivals = {"others": "the other classes", "mean": "all classes", "runner-up": "the runner-up"}
+            rival = "" if self.against is None else f" against {rivals.get(self.against, self.against)}"
+            return f"account of the {self.scale}{rival}"
+        return {"positive": "channels for", "negative": "channels against", "signed": "channels for less against"}[kind]
 
     @property
     def target_names(self) -> NDArray[np.str_]:
@@ -103,18 +143,23 @@ class ActivationMaps:
             negative=_resized(self.negative, shape),
             signed=_resized(self.signed, shape),
             account=_resized(self.account, shape),
+            contrast=_resized(self.contrast, shape),
         )
 
-    def overlay(self, images: Any, *, kind: Kind = "positive", opacity: float = 0.5) -> NDArray[np.float32]:
+    def overlay(
+        self, images: Any, *, kind: Kind | None = None, opacity: float = 0.5, mean: Any = None, std: Any = None
+    ) -> NDArray[np.float32]:
         """Images with a map laid over them in colour, each map scaled by its own largest value.
 
         Args:
             images: As many images as there are maps: (n, channels, height, width) or (n, height, width, channels), one
-                or three channels. Values outside 0 to 1 (normalised images, say) are stretched to that range image by
-                image; integers are taken to run from 0 to 255.
-            kind: Which map. Evidence for the class is orange ("positive"), evidence against it blue ("negative");
-                "signed" and "account" have both.
+                or three channels; integers are taken to run from 0 to 255.
+            kind: Which map; the account against the other classes by default. Evidence for the class is orange,
+                evidence against it blue.
             opacity: How strong the colour is where the map is largest, 0 to 1.
+            mean: What was subtracted from each channel when the images were normalised, to undo it. Without, images
+                with values outside 0 to 1 are stretched to that range one by one, and their colours are not true.
+            std: What each channel was divided by.
 
         Returns:
             Shape (n, height, width, 3), red, green and blue from 0 to 1.
@@ -122,15 +167,16 @@ class ActivationMaps:
         Raises:
             ValueError: If the images are of another number or shape, or the maps are for several targets per image.
         """
-        if kind not in ("positive", "negative", "signed", "account"):
-            raise ValueError(f'kind must be "positive", "negative", "signed" or "account", found {kind!r}.')
+        kind = kind or self.kind
+        if kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, found {kind!r}.")
         if not 0 <= opacity <= 1:
             raise ValueError(f"opacity must lie between 0 and 1, found {opacity!r}.")
         if self.positive.ndim != 3:
             raise ValueError("these maps are for several targets per image; choose one first, maps.of_target(0).")
-        pictures = _pictures(images, len(self))
+        pictures = pictures_of(images, len(self), mean=mean, std=std)
         shown = _resized(getattr(self, kind), (pictures.shape[1], pictures.shape[2]))
-        colour, strength = coloured(shown, kind=kind)
+        colour, strength = colour_maps(shown, kind=kind)
         blend = (opacity * strength)[..., None]
         return (pictures * (1 - blend) + colour * blend).astype(np.float32)
 
@@ -138,11 +184,11 @@ class ActivationMaps:
         """The maps of one of several targets per image."""
         if self.positive.ndim != 4:
             raise ValueError("these maps are for one target per image already.")
-        names = ("positive", "negative", "signed", "account", "contributions", "target", "residual", "confidence")
+        names = [*KINDS, "contributions", "class_token", "target", "residual", "confidence"]
         return replace(self, **{name: getattr(self, name)[:, position] for name in names})
 
 
-def joined(parts: list[dict[str, Tensor]], *, several: bool, **about: Any) -> ActivationMaps:
+def join(parts: list[dict[str, Tensor]], *, several: bool, **about: Any) -> ActivationMaps:
     """Maps of all batches as arrays; the axis of targets is kept only where images have several."""
     shapes = {tuple(part["positive"].shape[2:]) for part in parts}
     if len(shapes) > 1:
@@ -170,21 +216,42 @@ def _checked_size(size: Any) -> tuple[int, int]:
     return int(pair[0]), int(pair[1])
 
 
-def _pictures(images: Any, count: int) -> Array:
-    """Images as (n, height, width, 3) from 0 to 1."""
-    array = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
+def colour_maps(maps: Array, *, kind: str) -> tuple[Array, Array]:
+    """Colours of maps (n, h, w), shape (n, h, w, 3), and how strongly to show them, 0 to 1, shape (n, h, w)."""
+    shown = np.maximum(maps, 0.0) if kind in ("positive", "negative") else maps
+    against = (shown < 0) | (kind == "negative")
+    strength = np.abs(shown)
+    largest = strength.max((1, 2), keepdims=True)
+    colours = [np.array([int(name[at : at + 2], 16) / 255 for at in (1, 3, 5)]) for name in (AGAINST, FOR)]
+    return np.where(against[..., None], *colours), strength / np.where(largest > 0, largest, 1.0)
+
+
+def pictures_of(images: Any, count: int, *, mean: Any = None, std: Any = None) -> Array:
+    """Images as (n, height, width, 3) from 0 to 1, their normalisation undone where it is given."""
+    array = images.detach().cpu() if isinstance(images, Tensor) else np.asarray(images)
+    # numpy has no bfloat16
+    array = np.asarray(array.double() if isinstance(array, Tensor) and array.is_floating_point() else array)
     if array.ndim != 4 or len(array) != count:
         raise ValueError(f"images has shape {array.shape}; expected {count} images, (n, channels, height, width).")
-    if array.shape[1] in (1, 3) and array.shape[3] not in (1, 3):
+    if array.shape[1] in (1, 3) or array.shape[3] not in (1, 3):
         array = np.moveaxis(array, 1, 3)
-    elif array.shape[3] not in (1, 3):
-        array = np.moveaxis(array, 1, 3)
+    if array.shape[3] not in (1, 3):
         raise ValueError(f"images has {array.shape[3]} channels; expected one or three.")
-    elif array.shape[1] in (1, 3):
-        array = np.moveaxis(array, 1, 3)
     scaled = array.astype(np.float64) / (255.0 if array.dtype.kind in "iu" else 1.0)
+    if mean is not None or std is not None:
+        shift, factor = (_per_channel(given, array.shape[3], name) for given, name in ((mean, "mean"), (std, "std")))
+        scaled = np.clip(scaled * (1.0 if std is None else factor) + (0.0 if mean is None else shift), 0.0, 1.0)
     low, high = scaled.min((1, 2, 3), keepdims=True), scaled.max((1, 2, 3), keepdims=True)
     outside = (low < 0) | (high > 1)
     stretched = (scaled - low) / np.where(high > low, high - low, 1.0)
     result: Array = np.broadcast_to(np.where(outside, stretched, scaled), (*array.shape[:3], 3))
     return result
+
+
+def _per_channel(given: Any, channels: int, name: str) -> Array:
+    values = np.atleast_1d(np.zeros(1) if given is None else np.asarray(given, dtype=np.float64)).ravel()
+    if len(values) not in (1, channels):
+        raise ValueError(
+            f"{name} has {len(values)} values, but the images have {channels} channels; pass one for each."
+        )
+    return values

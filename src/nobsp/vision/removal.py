@@ -59,11 +59,14 @@ class Removal:
 
 def adds_up(feature_map: FeatureMap) -> bool:
     """Whether the logits are a sum over locations, so that one can be taken out of it."""
-    return feature_map.route == "direct" and feature_map.pooling in ("mean", "flatten")
+    return feature_map.direct and feature_map.pooling in ("mean", "flatten")
 
 
-def silenced(feature_map: FeatureMap, seen: ForwardPass, target: Tensor, *, sigmoid: bool) -> tuple[Tensor, Tensor]:
-    """Steps at which locations go, shape (n, height, width), and the target's probability; see `taken_out`."""
+def remove_locations(
+    feature_map: FeatureMap, seen: ForwardPass, target: Tensor, *, sigmoid: bool
+) -> tuple[Tensor, Tensor]:
+    """Steps at which locations go, shape (n, height, width), and the target's probability; see `remove_one_by_one`."""
+    assert feature_map.head is not None
     weight = feature_map.head.weight.to(seen.maps.device)
     locations = seen.maps.shape[2] * seen.maps.shape[3]
     at_once = max(1, _AT_ONCE // (len(weight) * locations))
@@ -72,32 +75,19 @@ def silenced(feature_map: FeatureMap, seen: ForwardPass, target: Tensor, *, sigm
         here = slice(first, first + at_once)
         maps = seen.maps[here]
         evidence = spread(maps, weight.expand(len(maps), -1, -1), feature_map.pooling).flatten(2) / locations
-        parts.append(taken_out(seen.logits[here], evidence, target[here], sigmoid=sigmoid))
+        parts.append(remove_one_by_one(seen.logits[here], evidence, target[here], sigmoid=sigmoid))
     order, chances = (torch.cat(part) for part in zip(*parts, strict=True))
     return torch.unflatten(order, 1, seen.maps.shape[2:]), chances
 
 
-def taken_out(logits: Tensor, evidence: Tensor, target: Tensor, *, sigmoid: bool = False) -> tuple[Tensor, Tensor]:
+def remove_one_by_one(
+    logits: Tensor, evidence: Tensor, target: Tensor, *, sigmoid: bool = False
+) -> tuple[Tensor, Tensor]:
     """Steps at which locations go, and the target's probability from before the first step to after the last.
 
     With e_k(l) what location l brings to the logit ℓ_k, the odds against the target c without l are
         Σ_{k≠c} exp(ℓ_k − ℓ_c) · exp(e_c(l) − e_k(l)),
     one product for all locations. The location that makes them largest goes, and ℓ changes by what it brought.
-
-    Args:
-        logits: Shape (n, outputs).
-        evidence: e, shape (n, outputs, locations).
-        target: Class numbers, shape (n,).
-        sigmoid: Whether probabilities come from a sigmoid: the target's rival is then a logit of zero.
-
-    Returns:
-        Steps from 1, shape (n, locations), and probabilities, shape (n, locations + 1).
-
-    Example:
-        >>> logits, evidence = torch.tensor([[3.0, 0.0]]), torch.tensor([[[1.0, 0.0, 2.0], [0.0, 0.0, 0.0]]])
-        >>> order, probability = taken_out(logits, evidence, torch.tensor([0]))
-        >>> order.tolist(), [round(p, 2) for p in probability[0].tolist()]
-        ([[2, 3, 1]], [0.95, 0.73, 0.5, 0.5])
     """
     rows = torch.arange(len(logits), device=logits.device)
     own, brought = logits[rows, target], evidence[rows, target]

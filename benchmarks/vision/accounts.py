@@ -1,0 +1,335 @@
+"""Do accounts add up, and do they tell two images apart: defaults, layers behind the map, and architectures."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from benchmarks.architectures import architecture, torchvision_models
+from benchmarks.data import load_images
+from benchmarks.report import Cell, Column, Report, Table, options, progress, publish
+from benchmarks.vision.networks import Setting, mobilenet_v2
+from benchmarks.vision.rivals import GRADCAM, rival
+from nobsp.vision import NObSPCam
+
+NAME, SEED = "accounts", 0
+DEFAULT, ACCOUNT, PAPER = "default picture", "account of the logit", "positive channels (the paper's map)"
+Maps = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How many images: pairs of mosaics, images explained and calibrated on, and images necks are trained on."""
+
+    pairs: int = 20
+    explained: int = 40
+    calibration: int = 100
+    train: int = 400
+    batch: int = 8
+
+
+QUICK = Effort(pairs=3, explained=6, calibration=16, train=60, batch=4)
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Images as the network wants them, with the number of their class among Imagenette's ten."""
+
+    images: Tensor
+    labels: NDArray[np.int64]
+
+
+def pictures(setting: Setting, split: str, count: int) -> Pictures:
+    """The first of a fixed random order."""
+    data = load_images("imagenette", split=split)
+    chosen = data.subset(np.random.default_rng(SEED).permutation(len(data))[:count])
+    prepared = setting.model.prepare(torch.from_numpy(chosen.array()))  # type: ignore[operator]
+    return Pictures(prepared, np.array([chosen[place][1] for place in range(count)], dtype=np.int64))
+
+
+# ---------------------------------------------------------------------- two images side by side
+
+
+@dataclass(frozen=True, eq=False)
+class Mosaics:
+    """Two images of different classes side by side, and the two classes."""
+
+    images: Tensor
+    left: NDArray[np.int64]
+    right: NDArray[np.int64]
+
+
+def mosaics(of: Pictures, pairs: int) -> Mosaics:
+    places = [(i, i + 1) for i in range(0, len(of.labels) - 1, 2) if of.labels[i] != of.labels[i + 1]][:pairs]
+    one, two = (np.array(side) for side in zip(*places, strict=True))
+    return Mosaics(torch.cat([of.images[one], of.images[two]], 3), of.labels[one], of.labels[two])
+
+
+def share(maps: Maps, *, on_the_left: bool) -> Maps:
+    """Share of a map's positive part that lies on the half asked about."""
+    positive, half = np.maximum(maps, 0.0), maps.shape[2] // 2
+    side = positive[:, :, :half] if on_the_left else positive[:, :, half:]
+    found: Maps = side.sum((1, 2)) / np.maximum(positive.sum((1, 2)), 1e-300)
+    return found
+
+
+def compared(cam: NObSPCam, setting: Setting, of: Mosaics) -> dict[str, float]:
+    """Shares of the default picture, of other maps, and of GradCAM at the same layer, over both halves."""
+    numbers, gradcam = np.array(setting.classes), rival(setting, GRADCAM)
+    found: dict[str, list[Maps]] = {}
+    for target, left in ((numbers[of.left], True), (numbers[of.right], False)):
+        maps = cam(of.images, target)
+        ways = {
+            DEFAULT: getattr(maps, maps.kind),
+            ACCOUNT: maps.account,
+            "account of the probability": cam(of.images, target, scale="probability").account,
+            PAPER: maps.positive,
+            GRADCAM: gradcam(of.images, target),
+        }
+        for name, values in ways.items():
+            found.setdefault(name, []).append(share(values, on_the_left=left))
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+# ---------------------------------------------------------------------- layers behind the map
+
+
+class Length(nn.Module):
+    """Divides by the length, as cosine heads do; times ten, so that a softmax can be sure."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return 10 * nn.functional.normalize(z)
+
+
+NECKS: dict[str, Callable[[int], list[nn.Module]]] = {
+    "LayerNorm": lambda width: [nn.LayerNorm(width)],
+    "L2 norm": lambda _: [Length()],
+    "MLP, hardswish": lambda width: [nn.Linear(width, 256), nn.Hardswish()],
+}
+
+
+def with_neck(setting: Setting, name: str, features: Tensor, labels: NDArray[np.int64]) -> Setting:
+    """The trained body of MobileNetV2 with a neck and a head of ten classes, trained on pooled features."""
+    width = features.shape[1]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        neck = NECKS[name](width)
+        tail = nn.Sequential(*neck, nn.Linear(256 if name.startswith("MLP") else width, 10))
+        optimizer = torch.optim.Adam(tail.parameters(), 1e-3, weight_decay=1e-4)
+        target = torch.from_numpy(labels)
+        for _ in range(60):
+            for rows in torch.randperm(len(target)).split(50):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(tail(features[rows]), target[rows]).backward()
+                optimizer.step()
+    body = setting.model.network.features  # type: ignore[union-attr]
+    model = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), tail).eval()
+    return Setting(name, model, setting.data, tuple(range(10)), "0.18", "0.13")
+
+
+# ---------------------------------------------------------------------- adding up
+
+
+@dataclass(frozen=True)
+class Sum:
+    """How well an account adds up: residual over what is accounted for, and what it costs in forward passes."""
+
+    median: float
+    largest: float
+    class_token: float
+    forward: float
+
+
+def added_up(cam: NObSPCam, model: nn.Module, images: Tensor, batch: int) -> Sum:
+    maps = cam(images)
+    rows = np.arange(len(maps))
+    gain = maps.logits[rows, maps.target] - maps.base_values[maps.target]
+    missed = np.abs(maps.residual / gain)
+    return Sum(
+        float(np.median(missed)),
+        float(missed.max()),
+        float(np.median(maps.class_token / gain)),
+        times_forward(cam, model, images[:batch]),
+    )
+
+
+def times_forward(cam: NObSPCam, model: nn.Module, images: Tensor, turns: int = 3) -> float:
+    """Processor time of a call over that of a forward pass, in turn on the same images; median."""
+    ratios = []
+    with torch.no_grad():
+        for _ in range(turns + 1):
+            began = time.process_time()
+            model(images)
+            between = time.process_time()
+            cam(images)
+            ratios.append((time.process_time() - between) / (between - began))
+    return float(np.median(ratios[1:]))
+
+
+# Random weights: whether the map is found and the account adds up, not whether it is of use. Name, options, side.
+ARCHITECTURES: tuple[tuple[str, str, dict[str, object], int], ...] = (
+    ("torchvision", "convnext_tiny", {}, 96),
+    ("torchvision", "vgg11", {}, 64),
+    ("torchvision", "mobilenet_v3_small", {}, 96),
+    ("torchvision", "vit_b_16", {"image_size": 64}, 64),
+    ("timm", "convnextv2_atto", {}, 96),
+    ("timm", "edgenext_xx_small", {}, 96),
+    ("timm", "poolformer_s12", {}, 96),
+    ("timm", "caformer_s18", {}, 96),
+    ("timm", "mambaout_femto", {}, 96),
+    ("timm", "mobilenetv4_conv_small", {}, 96),
+    ("timm", "efficientvit_b0", {}, 96),
+    ("timm", "vit_tiny_patch16_224", {"img_size": 96}, 96),
+    ("timm", "vit_tiny_patch16_224", {"img_size": 96, "global_pool": "avg"}, 96),
+    ("timm", "deit_tiny_distilled_patch16_224", {"img_size": 96}, 96),
+    ("timm", "vit_small_patch14_dinov2", {"img_size": 56}, 56),
+    ("timm", "vit_base_patch32_clip_224", {"img_size": 96}, 96),
+    ("timm", "vit_base_patch16_siglip_224", {"img_size": 64}, 64),
+    ("timm", "eva02_tiny_patch14_224", {"img_size": 56}, 56),
+    ("timm", "resnet50_clip", {"img_size": 96}, 96),
+    ("timm", "levit_128s", {}, 224),
+)
+
+
+def random_network(source: str, name: str, given: dict[str, object]) -> nn.Module:
+    if source == "torchvision":
+        return architecture(name, classes=10, **given)
+    torchvision_models()  # timm imports torchvision, which has to be helped first
+    import timm  # type: ignore[import-untyped]
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        network: nn.Module = timm.create_model(name, pretrained=False, num_classes=10, **given)
+    return network.eval()
+
+
+def architecture_row(source: str, name: str, given: dict[str, object], images: Tensor) -> tuple[Cell, ...]:
+    told = "".join(f", {key}={value}" for key, value in given.items() if key == "global_pool")
+    progress(name + told)
+    try:
+        network = random_network(source, name, given)
+        cam = NObSPCam(network).fit(images)
+        found = added_up(cam, network, images, len(images))
+    except (RuntimeError, ValueError, TypeError) as refusal:
+        return name + told, f"{type(refusal).__name__}: {str(refusal)[:90]}", None, None, None, None
+    return name + told, cam.layer_, found.median, found.largest, found.class_token, found.forward
+
+
+# ---------------------------------------------------------------------- the report
+
+
+def mobilenet(effort: Effort) -> Report:
+    """Real weights: two images side by side, and layers before the head."""
+    setting = mobilenet_v2()
+    progress("MobileNetV2: calibrating")
+    calibration = pictures(setting, "train", effort.train)
+    shown = pictures(setting, "val", max(effort.explained, 3 * effort.pairs))
+    pairs = mosaics(shown, effort.pairs)
+    cam = NObSPCam(setting.model).fit(calibration.images[: effort.calibration])
+    few = NObSPCam(setting.model).fit(calibration.images[: effort.explained])
+    plain = added_up(few, setting.model, shown.images[: effort.explained], effort.batch)
+    shares = compared(cam, setting, pairs)
+    progress("training necks")
+    with torch.no_grad():
+        body = setting.model.network.features  # type: ignore[union-attr]
+        features = torch.cat([body(part).mean((2, 3)) for part in calibration.images.split(32)])  # type: ignore[operator]
+    rows: list[tuple[Cell, ...]] = [neck_row("pooled into the head", plain, shares)]
+    for name in NECKS:
+        progress(name)
+        necked = with_neck(setting, name, features, calibration.labels)
+        own = NObSPCam(necked.model).fit(calibration.images[: effort.calibration])
+        found = added_up(own, necked.model, shown.images[: effort.explained], effort.batch)
+        rows.append(neck_row(name, found, compared(own, necked, pairs)))
+    return Report(
+        name=NAME,
+        title="Accounts of images: do they add up, and do they tell classes apart?",
+        tables=(
+            Table(
+                "MobileNetV2, ImageNet: evidence on the right half of two images side by side",
+                (Column("map"), Column("share", ".3f")),
+                tuple(shares.items()),
+                f"{len(pairs.left)} pairs of Imagenette images, both halves asked about; 0.5 is chance.",
+            ),
+            Table(
+                "MobileNetV2 with layers before the head: what the account misses of logit − base",
+                (
+                    Column("behind the map"),
+                    Column("median", ".1e"),
+                    Column("largest", ".1e"),
+                    Column("share, default", ".3f"),
+                    Column("share, account", ".3f"),
+                    Column("share, GradCAM", ".3f"),
+                    Column("× forward", ".2f"),
+                ),
+                tuple(rows),
+                f"{effort.explained} unseen images; necks trained on {effort.train} Imagenette images.",
+            ),
+        ),
+        findings=(
+            f"The default picture puts {shares[DEFAULT]:.3f} of its evidence on the right half; GradCAM "
+            f"{shares[GRADCAM]:.3f}, the paper's map {shares[PAPER]:.3f}.",
+            f"Calibrated on {effort.explained} images, the default account misses {plain.median:.1e} of the logit.",
+        ),
+        seeds=(SEED,),
+        settings={"images explained": effort.explained, "calibrated on": effort.calibration, "batch": effort.batch},
+        packages=("torchvision", "grad-cam"),
+    )
+
+
+def neck_row(name: str, found: Sum, shares: dict[str, float]) -> tuple[Cell, ...]:
+    return name, found.median, found.largest, shares[DEFAULT], shares[ACCOUNT], shares[GRADCAM], found.forward
+
+
+def architectures(effort: Effort, *, quick: bool) -> Report:
+    """Random weights: whether the map is found and the account adds up."""
+    shown = pictures(mobilenet_v2(), "val", effort.batch)
+    kinds = ARCHITECTURES[:3] if quick else ARCHITECTURES
+    small = {
+        side: nn.functional.interpolate(shown.images, size=(side, side), mode="bilinear")
+        for side in {kind[3] for kind in kinds}
+    }
+    rows = tuple(architecture_row(*kind[:3], small[kind[3]]) for kind in kinds)
+    well = [row for row in rows if isinstance(row[2], float) and row[2] <= 0.02]
+    return Report(
+        name=f"{NAME}-architectures",
+        title="Accounts of images through many architectures",
+        tables=(
+            Table(
+                "Architectures with random weights",
+                (
+                    Column("network"),
+                    Column("map"),
+                    Column("median", ".1e"),
+                    Column("largest", ".1e"),
+                    Column("class token", ".2f"),
+                    Column("× forward", ".2f"),
+                ),
+                rows,
+                "Of logit − base: what the account misses, and the class token's share (median). Small images.",
+            ),
+        ),
+        findings=(f"{len(well)} of {len(rows)} architectures have an account that misses 0.02 or less (median).",),
+        seeds=(SEED,),
+        settings={"images": effort.batch},
+        packages=("torchvision", "timm"),
+    )
+
+
+def main() -> None:
+    parser = options((__doc__ or "").splitlines()[0])
+    parser.add_argument("--architectures", action="store_true", help="many architectures with random weights instead")
+    chosen = parser.parse_args()
+    effort = QUICK if chosen.quick else Effort()
+    warnings.filterwarnings("ignore", category=UserWarning)
+    publish(architectures(effort, quick=chosen.quick) if chosen.architectures else mobilenet(effort), chosen)
+
+
+if __name__ == "__main__":
+    main()

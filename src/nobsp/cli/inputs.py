@@ -1,0 +1,291 @@
+"""What a command reads: tables from CSV, Parquet or Arrow files, and folders of images."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nobsp._messages import suggest
+from nobsp.cli.console import UsageError, require_path
+from nobsp.cli.options import ImageOptions, TableOptions, split_names
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+_PARQUET, _ARROW = (".parquet", ".pq"), (".arrow", ".feather", ".ipc")
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """A table split into `rows`, a frame of the model's columns, and `labels`, the column of --target."""
+
+    path: Path
+    rows: Any
+    labels: Any
+    target: str | None
+    not_used: tuple[str, ...]
+
+    @property
+    def columns(self) -> list[str]:
+        """The model's columns."""
+        return [str(name) for name in self.rows.columns]
+
+
+def read_table(
+    path: Path, options: TableOptions, *, option: str, known: Sequence[str] | None, need_target: bool = True
+) -> Data:
+    """Reads a file and cuts it to columns; `known` are those the model was fitted on, where it knows."""
+    frame = read_frame(path, option=option)
+    there = [str(name) for name in frame.columns]
+    frame = frame.set_axis(there, axis=1)
+    target = options.target if need_target or options.target in there else None
+    given = split_names(options.features, there)
+    if given is not None and options.target in given:
+        raise UsageError(f"--features has {options.target!r}, which is the --target.")
+    chosen = list(known or [name for name in there if name != options.target]) if given is None else given
+    why = {"--target": [target] if target else [], "--features": given or [], "--model, fitted on others": chosen}
+    for option, names in why.items():
+        for name in names:
+            if name not in there:
+                raise UsageError(f"{option}: {path} has no column {name!r}; {suggest(name, there)}")
+    if not chosen:
+        raise UsageError(f"{path} has no column left for the model to take.")
+    left = tuple(name for name in there if name not in chosen and name != options.target)
+    return Data(path, frame[chosen], frame[target] if target else None, target, left)
+
+
+def read_frame(path: Path, *, option: str) -> Any:
+    """A table as a pandas frame with one column of each name."""
+    require_path(path, option)
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a folder; name a CSV or Parquet file.")
+    try:
+        import pandas as pd
+        import pyarrow as pa
+    except ImportError as missing:
+        raise ImportError("reading tables needs pandas and pyarrow: pip install 'nobsp[frames]'.") from missing
+    try:
+        table = _read_arrow(path)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeDecodeError, OSError) as failure:
+        raise UsageError(f"{option} {path} cannot be read: {' '.join(str(failure).split())}") from failure
+    for name in table.column_names:
+        if table.column_names.count(name) > 1:
+            raise UsageError(f"{option} {path} has two columns called {name!r}; rename one.")
+    if table.num_rows == 0:
+        raise UsageError(f"{option} {path} has no rows.")
+    frame = table.to_pandas()
+    return frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()
+
+
+def _read_arrow(path: Path) -> Any:
+    import pyarrow.csv
+    import pyarrow.feather
+    import pyarrow.parquet
+
+    if path.suffix.lower() in _PARQUET:
+        return pyarrow.parquet.read_table(path)
+    if path.suffix.lower() in _ARROW:
+        return pyarrow.feather.read_table(path)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        first = file.readline()
+    return pyarrow.csv.read_csv(
+        path,
+        parse_options=pyarrow.csv.ParseOptions(delimiter=max(",;\t|", key=first.count), newlines_in_values=True),
+        convert_options=pyarrow.csv.ConvertOptions(strings_can_be_null=True),
+    )
+
+
+def group_columns(columns: Sequence[str], given: Sequence[str] | None) -> dict[str, list[str]] | None:
+    """The features of --groups: columns put together under a name, and every other column by itself."""
+    if not given:
+        return None
+    groups = _parse_groups(given)
+    owner: dict[str, str] = {}
+    for name, members in groups.items():
+        for column in members:
+            if column not in columns:
+                raise UsageError(f"--groups: {name!r} has the column {column!r}; {suggest(column, columns)}")
+            if column in owner:
+                raise UsageError(f"--groups: the column {column!r} is in {owner[column]!r} and in {name!r}.")
+            owner[column] = name
+    found: dict[str, list[str]] = {}
+    for column in columns:
+        if column not in owner and column in groups:
+            raise UsageError(f"--groups: {column!r} is also a column that is not in the group; choose another name.")
+        found.setdefault(owner.get(column, column), []).append(column)
+    return found
+
+
+def _parse_groups(given: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    """Groups from name=column,column, or from a JSON file."""
+    if len(given) == 1 and "=" not in given[0]:
+        require_path(Path(given[0]), "--groups")
+        try:
+            groups = json.loads(Path(given[0]).read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as failure:
+            raise UsageError(f"--groups {given[0]} is no JSON: {failure}.") from failure
+    else:
+        words = [word.partition("=") for word in given]
+        groups = {name: [column for column in members.split(",") if column] for name, _, members in words}
+    lists = groups.values() if isinstance(groups, dict) and "" not in groups else [None]
+    if not all(isinstance(one, list) and one and all(isinstance(name, str) for name in one) for one in lists):
+        raise UsageError('--groups: write name=column,column, or name a JSON file with {"name": ["column", "column"]}.')
+    return dict(groups)
+
+
+def write_csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    """A table as CSV, numbers to full precision and missing ones empty."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        for row in zip(*columns.values(), strict=True):
+            writer.writerow(["" if value != value else value for value in row])
+
+
+_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_PRESETS: dict[str, tuple[Sequence[float], Sequence[float]]] = {
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "half": ((0.5,), (0.5,)),
+    "none": ((0.0,), (1.0,)),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Images of a folder, prepared the way a network takes them and read when they are needed.
+
+    `labels` are the folders the images lie in, None for images in no folder; `classes` are all those folders, sorted.
+    """
+
+    folder: Path
+    paths: tuple[Path, ...]
+    labels: tuple[str | None, ...]
+    classes: tuple[str, ...]
+    size: tuple[int, int] | None
+    squash: bool
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    batch_size: int
+    progress: bool = False  # whether reading them all draws a bar
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        from nobsp.network.batches import with_progress
+
+        every, size = range(len(self)), self.batch_size
+        batches = (self.batch(every[start : start + size]) for start in every[::size])
+        return with_progress(batches, total=len(self), enabled=self.progress, description="calibrating")
+
+    def batch(self, positions: Sequence[int]) -> Tensor:
+        """Some of the images, (n, channels, height, width)."""
+        import torch
+
+        pixels = [self._pixels(self.paths[position]) for position in positions]
+        shapes = sorted({one.shape[:2] for one in pixels})
+        if len(shapes) > 1:
+            found = " and ".join(f"{height}×{width}" for height, width in shapes[:2])
+            raise UsageError(f"the images of {self.folder} have different sizes, such as {found}; resize with --size.")
+        stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float() / 255.0
+        return (stacked - self._per_channel(self.mean)) / self._per_channel(self.std)
+
+    @property
+    def names(self) -> list[str]:
+        """Where in the folder each image is."""
+        return [path.relative_to(self.folder).as_posix() for path in self.paths]
+
+    @property
+    def preparation(self) -> str:
+        """Size and normalisation in words: a preparation the network was not trained with shows here first."""
+        size = "own size" if self.size is None else f"{self.size[0]}×{self.size[1]}"
+        mean, std = (", ".join(f"{number:g}" for number in numbers) for numbers in (self.mean, self.std))
+        return f"{size}, mean {mean}, std {std}"
+
+    def shown(self, batch: Tensor) -> Tensor:
+        """A batch as it looks: from 0 to 1."""
+        return (batch * self._per_channel(self.std) + self._per_channel(self.mean)).clamp(0.0, 1.0)
+
+    def chosen(self, positions: Sequence[int]) -> Pictures:
+        """Some of the images."""
+        paths, labels = zip(*((self.paths[k], self.labels[k]) for k in positions), strict=True)
+        return replace(self, paths=paths, labels=labels)
+
+    def _per_channel(self, numbers: Sequence[float]) -> Tensor:
+        import torch
+
+        return torch.tensor(numbers)[None, :, None, None]
+
+    def _pixels(self, path: Path) -> Any:
+        from PIL import Image, ImageOps
+
+        grey = len(self.mean) == 1
+        try:
+            with Image.open(path) as opened:
+                picture = ImageOps.exif_transpose(opened).convert("L" if grey else "RGB")
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as failure:
+            raise ValueError(f"{path} cannot be read as an image ({failure}); repair it or take it out.") from failure
+        if self.size is not None:
+            height, width = self.size
+            resize = picture.resize if self.squash else lambda size, how: ImageOps.fit(picture, size, how)
+            picture = resize((width, height), Image.Resampling.BILINEAR)
+        pixels = np.asarray(picture, dtype=np.uint8)
+        return pixels[:, :, None] if grey else pixels
+
+
+def find_pictures(folder: Path, options: ImageOptions, *, option: str, batch_size: int) -> Pictures:
+    """The images of a folder and of the folders in it, in the order of their names."""
+    require_path(folder, option, folder=True)
+    if find_spec("PIL") is None:
+        raise ImportError("reading images needs Pillow: pip install pillow.")
+    walked = os.walk(folder)
+    found = sorted(Path(home, name) for home, _, names in walked for name in names if name.lower().endswith(_SUFFIXES))
+    if not found:
+        raise UsageError(f"{option} {folder} holds no images ({', '.join(suffix[1:] for suffix in _SUFFIXES)}).")
+    size = options.size
+    if size is not None and (len(size) > 2 or any(side < 1 for side in size)):
+        raise UsageError(f"--size takes a side, or height and width, in pixels; found {' '.join(map(str, size))}.")
+    if options.limit is not None and options.limit < 1:
+        raise UsageError(f"--limit must be at least 1, found {options.limit}.")
+    inside = [path.relative_to(folder).parts for path in found]
+    mean, std = _normalisation(options)
+    pictures = Pictures(
+        folder=folder,
+        paths=tuple(found),
+        labels=tuple(parts[0] if len(parts) > 1 else None for parts in inside),
+        classes=tuple(sorted({parts[0] for parts in inside if len(parts) > 1})),
+        size=None if size is None else (size[0], size[-1]),
+        squash=options.fit == "squash",
+        mean=mean,
+        std=std,
+        batch_size=batch_size,
+    )
+    limited = option == "--images" and options.limit is not None
+    return pictures.chosen(range(min(options.limit or 0, len(pictures)))) if limited else pictures
+
+
+def _normalisation(options: ImageOptions) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and spread per channel, from --normalise or from --mean and --std."""
+    channels = options.channels
+    named = options.normalise or ("imagenet" if channels == 3 else "none")
+    if named not in _PRESETS:
+        raise UsageError(f"--normalise {named}: {suggest(named, list(_PRESETS))}")
+    mean, std = options.mean or _PRESETS[named][0], options.std or _PRESETS[named][1]
+    for option, numbers in (("--mean", mean), ("--std", std)):
+        if len(numbers) not in (1, channels):
+            found = (
+                "imagenet has three channels" if numbers in _PRESETS["imagenet"] else f"found {len(numbers)} numbers"
+            )
+            raise UsageError(f"{option} takes one number, or one for each of the {channels} channels; {found}.")
+    if min(std) <= 0:
+        raise UsageError(f"--std must be above zero, found {min(std):g}.")
+    return tuple(mean) * (channels // len(mean)), tuple(std) * (channels // len(std))

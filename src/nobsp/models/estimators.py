@@ -1,0 +1,197 @@
+"""Fitted scikit-learn models: networks as torch modules, anything else as the function it computes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from nobsp.models.coded import Coded
+from nobsp.models.running import Array, Runs, linear, log_odds, numbers_of
+from nobsp.models.trees import Trees, read_trees
+from nobsp.network.adapted import Adapted
+from nobsp.network.preprocessing import encoder_of, framed
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "identity": nn.Identity,
+    "logistic": nn.Sigmoid,
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+}
+
+
+def adapt_estimator(model: Any, coded: Coded | None) -> Adapted | None:
+    """A fitted scikit-learn estimator, or one of another library with the same manners; None for anything else."""
+    from sklearn.pipeline import Pipeline
+    from sklearn.utils.validation import check_is_fitted
+
+    if hasattr(model, "best_estimator_"):  # a search: the model it found
+        return adapt_estimator(model.best_estimator_, coded)
+    if hasattr(model, "regressor_") and hasattr(model, "transformer_"):
+        return _transformed_target(model, coded)
+    last, steps = model, []
+    while isinstance(last, Pipeline):
+        steps.append(last[:-1])
+        last = last[-1]
+    if hasattr(last, "best_estimator_"):
+        last = last.best_estimator_
+    from sklearn.neural_network import MLPClassifier, MLPRegressor
+
+    network = isinstance(last, MLPClassifier | MLPRegressor)
+    if type(last).__module__.startswith("sklearn."):
+        check_is_fitted(last)
+    trees = None if network else read_trees(last)
+    if trees is None and not hasattr(last, "predict"):
+        return None
+    preprocessing = [step for step in steps if len(step)]
+    if network:
+        found = Adapted(
+            module_of(last),
+            output_names=_output_names(last),
+            link={"logistic": "sigmoid"}.get(last.out_activation_, last.out_activation_),
+        )
+        if coded is not None and not preprocessing:
+            found = replace(found, encode=coded, layout=coded.layout)
+    elif trees is not None:
+        found = _adapt_trees(trees, None if preprocessing else coded)
+    else:
+        found = _adapt_function(last, None if preprocessing else coded)
+    if preprocessing:
+        # Thresholds and codes of the last step are of columns that the caller does not see.
+        found = replace(found, encode=encoder_of(preprocessing), steps={}, codes=(), layout=None)
+    return replace(found, feature_names=_names_of(model) or (found.feature_names if not preprocessing else None))
+
+
+def whole_pipeline(model: Any, coded: Coded | None) -> Adapted:
+    """A pipeline as one function of the caller's columns, for those whose preprocessing mixes columns."""
+    layout = {"whole": True, **({} if coded is None else coded.layout)}
+    return replace(_adapt_function(model, coded), feature_names=_names_of(model), layout=layout)
+
+
+def _rows_for(coded: Coded | None, names: Sequence[str] | None) -> Callable[[Array], Any]:
+    """What makes of a matrix the rows that the model was fitted on: a frame where that had names."""
+    if coded is not None:
+        return coded.back
+    if names is None:
+        return lambda matrix: matrix
+    return lambda matrix: framed(matrix, names)
+
+
+def _adapt_trees(trees: Trees, coded: Coded | None) -> Adapted:
+    rows = _rows_for(coded, trees.names if trees.frame else None)
+    module = Runs(lambda x: trees.function(rows(x)), weight=trees.weight, bias=trees.base, about=trees.about)
+    return Adapted(
+        module,
+        encode=coded,
+        feature_names=trees.names,
+        output_names=trees.classes,
+        link=trees.link,
+        steps=trees.steps,
+        codes=trees.codes if coded is None else (),
+        layout=None if coded is None else coded.layout,
+    )
+
+
+def _adapt_function(model: Any, coded: Coded | None) -> Adapted:
+    """Margins where they are log-odds, log-odds of probabilities, or predictions."""
+    rows = _rows_for(coded, _names_of(model))
+    names = link = None
+    function: Callable[[Array], Any] = lambda x: model.predict(rows(x))  # noqa: E731
+    classes = getattr(model, "classes_", None)
+    if classes is not None and not isinstance(classes, list):
+        names = tuple(str(name) for name in classes)
+        names = names[1:] if len(names) == 2 else names
+        if hasattr(model, "predict_proba"):
+            link = "sigmoid" if len(names) == 1 else "softmax"
+            function = lambda x: log_odds(np.asarray(model.predict_proba(rows(x))))  # noqa: E731
+        elif hasattr(model, "decision_function"):
+            function, link = (lambda x: model.decision_function(rows(x))), "identity"
+        else:
+            raise TypeError(
+                f"model is a {type(model).__name__}, which only names classes; pass one with predict_proba or "
+                "decision_function, or a function that returns numbers."
+            )
+    elif hasattr(model, "score_samples"):
+        function = lambda x: model.score_samples(rows(x))  # noqa: E731
+    module = Runs(function, about=_bytes_of(model))
+    layout = None if coded is None else coded.layout
+    return Adapted(module, encode=coded, output_names=names, link=link or "identity", layout=layout)
+
+
+def _transformed_target(model: Any, coded: Coded | None) -> Adapted | None:
+    """A regressor of a transformed target: in the target's own units where these are a linear change away."""
+    inner = adapt_estimator(model.regressor_, coded)
+    grid = np.linspace(-1.0, 1.0, 9)[:, None]
+    back = np.asarray(model.transformer_.inverse_transform(grid), dtype=np.float64).reshape(len(grid), -1)[:, 0]
+    if inner is None:
+        return None
+    slope, level = (back[-1] - back[0]) / 2, (back[-1] + back[0]) / 2
+    if np.abs(level + slope * grid[:, 0] - back).max() <= 1e-9 * (1 + np.abs(back).max()):
+        return replace(inner, module=nn.Sequential(inner.module, linear(np.array([[slope]]), np.array([level]))))
+    if np.allclose(back, np.exp(grid[:, 0]), rtol=1e-9, atol=1e-12) or np.allclose(back, np.expm1(grid[:, 0])):
+        return replace(inner, link="exp")
+    return whole_pipeline(model, coded)
+
+
+def module_of(network: Any) -> nn.Sequential:
+    """The same network in torch, float64, without its output activation: it returns logits."""
+    layers: list[nn.Module] = []
+    for weight, bias in zip(network.coefs_, network.intercepts_, strict=True):
+        layers += [linear(np.asarray(weight, np.float64).T, np.asarray(bias)), _ACTIVATIONS[network.activation]()]
+    return nn.Sequential(*layers[:-1]).eval()
+
+
+def _bytes_of(model: Any) -> bytes:
+    """What differs for another model, where it can be written down; nothing otherwise."""
+    import joblib
+
+    try:
+        return str(joblib.hash(model)).encode()
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return b""
+
+
+def _names_of(model: Any) -> tuple[str, ...] | None:
+    names = getattr(model, "feature_names_in_", None)
+    return None if names is None else tuple(str(name) for name in names)
+
+
+def _output_names(network: Any) -> tuple[str, ...] | None:
+    classes = getattr(network, "classes_", None)
+    if classes is None:
+        return None
+    names = tuple(str(name) for name in classes)
+    return names[1:] if network.n_outputs_ == 1 else names
+
+
+_KINDS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64}
+
+
+def adapt_session(session: Any) -> Adapted:
+    """An onnxruntime session with one matrix as input: its output, or log-odds where it has probabilities."""
+    inputs = session.get_inputs()
+    if len(inputs) != 1:
+        raise TypeError(
+            f"model is an onnxruntime session with the inputs {[one.name for one in inputs]}; pass a function of one "
+            "matrix that runs it, such as lambda X: session.run(None, {...})[0]."
+        )
+    kind = _KINDS.get(inputs[0].type)
+    if kind is None:
+        raise TypeError(f"model is an onnxruntime session that takes {inputs[0].type}; pass a function that runs it.")
+    floats = [one for one in session.get_outputs() if one.type in ("tensor(float)", "tensor(double)")]
+    if not floats:
+        raise TypeError("model is an onnxruntime session without an output of floats; pass a function that runs it.")
+    chosen = next((one for one in floats if "prob" in one.name.lower()), floats[0])
+    classes = chosen.shape[-1] if "prob" in chosen.name.lower() and isinstance(chosen.shape[-1], int) else 1
+
+    def run(x: Array) -> Array:
+        found = numbers_of(session.run([chosen.name], {inputs[0].name: x.astype(kind)})[0], len(x))
+        return log_odds(found) if classes > 1 else found
+
+    about = repr([(one.name, one.type, one.shape) for one in [*inputs, *session.get_outputs()]]).encode()
+    link = None if classes == 1 else "sigmoid" if classes == 2 else "softmax"
+    return Adapted(Runs(run, about=about), link=link)

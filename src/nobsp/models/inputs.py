@@ -1,0 +1,307 @@
+"""Torch modules that take several inputs, as modules of one matrix; and frames with categories for torch modules."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nobsp.models.coded import Coded
+from nobsp.models.running import linear
+from nobsp.network.adapted import Adapted
+from nobsp.network.inference import unwrap
+
+_TOKENS = "input_ids"
+
+
+def adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) -> Adapted:
+    """A torch module, with its inputs side by side in one matrix where there are several."""
+    module = Members(model) if type(unwrap(model)).__module__.partition(".")[0] == "tabm" else model
+    if layout is not None and "inputs" in layout:
+        return _packed(module, Packing.from_layout(layout))
+    if layout is not None:
+        return Adapted(module, encode=Coded.from_layout(layout), layout=dict(layout))
+    parts = None if X is None else _parts(unwrap(model), X)
+    if parts is not None:
+        return _packed(module, Packing.of(parts, kind="kwargs" if isinstance(parts, Mapping) else "args"))
+    if isinstance(X, Tensor) and not X.is_floating_point() and X.ndim == 2 and _takes_tokens(unwrap(model)):
+        raise ValueError(_tokens(X.shape[1]))
+    coded = None if X is None else Coded.of(X, missing=False, text=False)
+    if coded is None:
+        return Adapted(module)
+    return Adapted(module, encode=coded, layout=coded.layout)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One of several inputs: its name, and shape and kind of one row."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def columns(self) -> int:
+        """How many numbers a row of it has."""
+        return int(np.prod(self.shape))
+
+
+class Packing:
+    """Several inputs as columns of one matrix, and back."""
+
+    def __init__(self, inputs: Sequence[Input], kind: str) -> None:
+        self.inputs, self.kind = tuple(inputs), kind
+        starts = np.concatenate([[0], np.cumsum([one.columns for one in inputs])]).tolist()
+        self._columns = {
+            one.name: np.arange(start, stop).reshape(one.shape)
+            for one, start, stop in zip(self.inputs, starts[:-1], starts[1:], strict=True)
+        }
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Any] | Sequence[tuple[str, Any]], *, kind: str) -> Packing:
+        """What some rows of several inputs need."""
+        named = list(parts.items()) if isinstance(parts, Mapping) else list(parts)
+        tensors = [(name, torch.as_tensor(part)) for name, part in named]
+        lengths = {len(part) for _, part in tensors}
+        if len(lengths) > 1:
+            raise ValueError(f"X has inputs of different lengths: { ({name: len(part) for name, part in tensors}) }.")
+        inputs = [Input(name, tuple(part.shape[1:]), str(part.dtype).removeprefix("torch.")) for name, part in tensors]
+        return cls(inputs, kind)
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """What `Packing.from_layout` makes the same again from."""
+        return {"inputs": [[one.name, list(one.shape), one.dtype] for one in self.inputs], "kind": self.kind}
+
+    @classmethod
+    def from_layout(cls, layout: Mapping[str, Any]) -> Packing:
+        """The same as the one whose layout it is."""
+        inputs = [Input(str(name), tuple(int(n) for n in shape), str(dtype)) for name, shape, dtype in layout["inputs"]]
+        return cls(inputs, str(layout["kind"]))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the matrix's columns."""
+        found: list[str] = []
+        for one in self.inputs:
+            places = [",".join(map(str, place)) for place in np.ndindex(*one.shape)] if one.shape else [""]
+            found += [f"{one.name}[{place}]" if place else one.name for place in places]
+        return tuple(found)
+
+    @property
+    def codes(self) -> tuple[int, ...]:
+        """Columns of inputs that hold whole numbers."""
+        whole = [one.name for one in self.inputs if one.dtype.startswith(("int", "uint"))]
+        return tuple(int(column) for name in whole for column in self._columns[name].ravel())
+
+    def pack(self, X: Any) -> Any:
+        """Rows of all inputs as a matrix; a loader as one of such matrices."""
+        if isinstance(X, Tensor | np.ndarray) or hasattr(X, "columns"):
+            raise TypeError(f"X is one table, but the model takes the inputs {[one.name for one in self.inputs]}.")
+        if isinstance(X, Mapping) or (isinstance(X, tuple) and self._fits(X)):
+            return self._matrix(X)
+        return _Stream(X, self)
+
+    def _fits(self, X: Sequence[Any]) -> bool:
+        return len(X) >= len(self.inputs) and all(
+            hasattr(part, "shape") and tuple(part.shape[1:]) == one.shape
+            for part, one in zip(X, self.inputs, strict=False)
+        )
+
+    def _matrix(self, X: Any) -> Tensor:
+        if isinstance(X, Mapping):
+            lacking = [one.name for one in self.inputs if one.name not in X]
+            if lacking:
+                raise ValueError(f"X lacks the input {lacking[0]!r}; it has {list(X)}.")
+            parts = [X[one.name] for one in self.inputs]
+        else:
+            parts = list(X)[: len(self.inputs)]
+        columns = []
+        for one, part in zip(self.inputs, parts, strict=True):
+            tensor = torch.as_tensor(part).detach().cpu()
+            if tuple(tensor.shape[1:]) != one.shape:
+                raise ValueError(
+                    f"X has input {one.name!r} of shape {tuple(tensor.shape)}; expected {('rows', *one.shape)}."
+                )
+            columns.append(tensor.reshape(len(tensor), -1).to(torch.float64))
+        return torch.cat(columns, 1)
+
+    def batch(self, batch: Any) -> Tensor:
+        """A loader's batch as a matrix; labels are left aside."""
+        if isinstance(batch, tuple | list) and len(batch) and isinstance(batch[0], Mapping | tuple | list):
+            batch = batch[0]
+        return self._matrix(batch)
+
+    def unpack(self, matrix: Tensor) -> list[Tensor]:
+        """The inputs of some rows of the matrix, each of its own shape and kind."""
+        found = []
+        for one in self.inputs:
+            part = matrix[:, torch.from_numpy(self._columns[one.name].reshape(-1))]
+            dtype: torch.dtype = getattr(torch, one.dtype)
+            part = part.round() if not dtype.is_floating_point else part
+            part = part.to(matrix.dtype if dtype.is_floating_point else dtype)
+            found.append(part.reshape(len(matrix), *one.shape))
+        return found
+
+    def resolve(self, features: Any) -> Any:
+        """Features with slices of inputs as columns: `{"age": ("x_num", 0), "scan": "image"}`.
+
+        What is not named is one feature a column, or a whole input of more dimensions than one.
+        """
+        if any(one.name == _TOKENS for one in self.inputs) and features is None:
+            raise ValueError(_tokens(self._columns[_TOKENS].size))
+        if features is not None and not isinstance(features, Mapping):
+            return features
+        found = {name: self._slice(name, given) for name, given in (features or {}).items()}
+        taken = {column for columns in found.values() for column in columns}
+        names = self.names
+        for one in self.inputs:
+            left = [int(column) for column in self._columns[one.name].ravel() if int(column) not in taken]
+            if len(one.shape) > 1 and left:
+                found[one.name if one.name not in found else f"{one.name} (rest)"] = left
+            else:
+                found |= {names[column]: [column] for column in left}
+        return found
+
+    def _slice(self, name: Any, given: Any) -> list[int]:
+        if isinstance(given, str) and given in self._columns:
+            return [int(column) for column in self._columns[given].ravel()]
+        if isinstance(given, tuple) and given and isinstance(given[0], str) and given[0] in self._columns:
+            place = given[1] if len(given) == 2 else given[1:]
+            try:
+                chosen = self._columns[given[0]][place]
+            except IndexError as failure:
+                raise ValueError(f"features[{name!r}] is {given!r}, but {failure}.") from failure
+            return [int(column) for column in np.atleast_1d(chosen).ravel()]
+        names = self.names
+        if isinstance(given, str) and given in names:
+            return [names.index(given)]
+        raise ValueError(
+            f"features[{name!r}] is {given!r}; pass the name of an input, or (input, column or slice). The inputs are "
+            f"{list(self._columns)}."
+        )
+
+
+class _Stream:
+    """A loader's batches as matrices; it starts anew as often as the loader does."""
+
+    def __init__(self, X: Iterable[Any], packing: Packing) -> None:
+        self._X, self._packing = X, packing
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self._packing.batch(batch) for batch in self._X)
+
+
+class Unpacks(nn.Module):
+    """A model of several inputs as a module of one matrix."""
+
+    def __init__(self, model: nn.Module, packing: Packing) -> None:
+        super().__init__()
+        self.model, self.packing = model, packing
+
+    def forward(self, x: Tensor) -> Any:
+        """The model's own result."""
+        parts = self.packing.unpack(x)
+        if self.packing.kind == "args":
+            return self.model(*parts)
+        return self.model(**{one.name: part for one, part in zip(self.packing.inputs, parts, strict=True)})
+
+
+class Members(nn.Module):
+    """The mean of an ensemble whose members answer one by one, (rows, members, outputs): what TabM is used for."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        inner: Any = unwrap(model)
+        members, outputs = (int(size) for size in inner.output.weight.shape[:: len(inner.output.weight.shape) - 1])
+        self.head = linear(np.tile(np.eye(outputs) / members, (1, members)))
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        """The mean over the members."""
+        found = self.model(*args, **kwargs)
+        return torch.as_tensor(self.head(found.reshape(len(found), -1).double()))
+
+
+def _packed(module: nn.Module, packing: Packing) -> Adapted:
+    return Adapted(
+        Unpacks(module, packing),
+        feature_names=packing.names,
+        codes=packing.codes,
+        pack=packing.pack,
+        resolve=packing.resolve,
+        layout=packing.layout,
+    )
+
+
+def _parts(module: nn.Module, X: Any) -> Mapping[str, Any] | list[tuple[str, Any]] | None:
+    """The inputs by name where there are several, of the rows themselves or of a loader's first batch; else None."""
+    if isinstance(X, Mapping):
+        return _known(module, X)
+    if isinstance(X, tuple):
+        return _by_position(module, X, least=2) if all(_is_array(part) for part in X) else None
+    if isinstance(X, torch.utils.data.DataLoader):
+        with torch.random.fork_rng(devices=[]):  # looking must not move the caller's random numbers
+            batch = next(iter(X), None)
+    elif isinstance(X, list) and X and isinstance(X[0], Mapping | tuple | list):
+        batch = X[0]
+    else:
+        return None
+    if isinstance(batch, Mapping):
+        return _known(module, batch)
+    if not isinstance(batch, tuple | list) or not len(batch):
+        return None
+    if isinstance(batch[0], Mapping):
+        return _known(module, batch[0])
+    if isinstance(batch[0], tuple | list) and all(_is_array(part) for part in batch[0]):
+        return _by_position(module, batch[0], least=2)
+    required = [p for p in _parameters(module) if p.default is p.empty]
+    if len(required) >= 2 and all(_is_array(part) for part in batch[: len(required)]):
+        return _by_position(module, batch[: len(required)], least=2)
+    return None
+
+
+def _parameters(module: nn.Module) -> list[inspect.Parameter]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+    return [p for p in inspect.signature(module.forward).parameters.values() if p.kind in kinds]
+
+
+def _known(module: nn.Module, parts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Entries that the model takes; labels are left aside."""
+    parameters = inspect.signature(module.forward).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and not set(parameters) & set(parts):
+        return parts
+    found = {name: part for name, part in parts.items() if name in parameters and name not in ("labels", "label")}
+    if not found:
+        raise TypeError(
+            f"X is a dict of {list(parts)}, but the model takes {list(parameters)}; pass a matrix, or rename them."
+        )
+    return found
+
+
+def _by_position(module: nn.Module, parts: Sequence[Any], *, least: int) -> list[tuple[str, Any]] | None:
+    parameters = _parameters(module)
+    if len(parts) < least or len(parameters) < len(parts):
+        return None
+    return [(p.name, part) for p, part in zip(parameters, parts, strict=False)]
+
+
+def _is_array(part: Any) -> bool:
+    return isinstance(part, Tensor | np.ndarray) and part.ndim > 0
+
+
+def _takes_tokens(module: nn.Module) -> bool:
+    return _TOKENS in inspect.signature(module.forward).parameters
+
+
+def _tokens(positions: int) -> str:
+    return (
+        f"X holds token ids at {positions} positions, and what a position means changes from text to text: they are "
+        "not features. Pass spans of positions that mean the same in every text, features={'first': ('input_ids', "
+        "slice(0, 8)), ...} with X as a dictionary, or a function of features of your own."
+    )

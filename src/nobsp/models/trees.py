@@ -1,0 +1,450 @@
+"""Tree models as sums of groups of trees: margins, and the thresholds at which their functions step.
+
+What a group of trees answers is one number of the representation and the head adds the groups up, so that corrections
+can weigh early and late trees, or some trees of a forest, differently.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+# Groups of trees for every output: more cost time and explain next to nothing more.
+GROUPS = 32
+# The smallest distance between two numbers of a table: its inverse must be a number.
+_LEAST_GAP = 1e-200
+
+
+@dataclass(frozen=True, eq=False)
+class Trees:
+    """A tree model."""
+
+    function: Callable[[Any], Array]  # rows, as the library takes them, to what groups of trees answer, (rows, width)
+    weight: Array  # which groups belong to which output, (outputs, width)
+    base: Array  # what each output has besides the trees
+    link: str  # what follows the margin
+    steps: Mapping[int, Array]  # by column, numbers on either side of each threshold
+    about: bytes  # bytes that are equal for the same model only
+    codes: tuple[int, ...] = ()  # columns that hold codes of categories
+    classes: tuple[str, ...] | None = None  # names of classes
+    names: tuple[str, ...] | None = None  # names of the columns it was fitted on
+    frame: bool = False  # whether it takes rows only by these names
+
+
+def read_trees(model: Any) -> Trees | None:
+    """A model of XGBoost, LightGBM, CatBoost, scikit-learn or interpret as blocks of trees; None for any other."""
+    room = type(model).__module__.partition(".")[0]
+    if room == "xgboost":
+        return _xgboost(model)
+    if room == "lightgbm":
+        return _lightgbm(model)
+    if room == "catboost":
+        return _catboost(model)
+    if room == "interpret":
+        return _interpret(model)
+    kind = type(model).__name__
+    if room == "sklearn" and kind.startswith("HistGradientBoosting"):
+        return _hist(model)
+    if room == "sklearn" and kind.startswith("GradientBoosting"):
+        return _boosting(model)
+    if room == "sklearn" and kind.startswith(("RandomForest", "ExtraTrees", "DecisionTree", "ExtraTree")):
+        return _forest(model)
+    return None
+
+
+# ---------------------------------------------------------------------- thresholds
+
+
+def both_sides(thresholds: Iterable[Any], *, single: bool, below: bool) -> Array:
+    """Per threshold two neighbouring numbers between which a model goes from one side to the other."""
+    found = np.unique(np.array(list(thresholds), dtype=np.float64))
+    found = found[np.abs(found) < 1e38]  # libraries write "missing or not" as a threshold that no number passes
+    if single:
+        near = found.astype(np.float32)
+        if below:  # the first single number at or above the threshold, and the one before it
+            above = np.where(near.astype(np.float64) >= found, near, np.nextafter(near, np.float32(np.inf)))
+            under = np.nextafter(above, np.float32(-np.inf))
+        else:
+            under = np.where(near.astype(np.float64) <= found, near, np.nextafter(near, np.float32(-np.inf)))
+            above = np.nextafter(under, np.float32(np.inf))
+        low, high = under.astype(np.float64), above.astype(np.float64)
+        middle = low + (high - low) / 2  # rounds to either, by the last digit
+        up = middle.astype(np.float32).astype(np.float64) == high
+        sides = np.column_stack(
+            [np.where(up, np.nextafter(middle, -np.inf), middle), np.where(up, middle, np.nextafter(middle, np.inf))]
+        )
+    elif below:
+        sides = np.column_stack([np.nextafter(found, -np.inf), found])
+    else:
+        sides = np.column_stack([found, np.nextafter(found, np.inf)])
+    thin = sides[:, 1] - sides[:, 0] < _LEAST_GAP  # around zero numbers lie closer than their inverses reach
+    sides[thin, 1] = sides[thin, 0] + _LEAST_GAP
+    return np.unique(sides, axis=0)
+
+
+def _steps(pairs: Iterable[tuple[int, float]], *, single: bool, below: bool) -> dict[int, Array]:
+    by_column: dict[int, set[float]] = {}
+    for column, threshold in pairs:
+        by_column.setdefault(int(column), set()).add(float(threshold))
+    return {k: both_sides(found, single=single, below=below) for k, found in sorted(by_column.items())}
+
+
+def _in_ranges(
+    margin: Callable[[Any, int, int], Any], rounds: int, probe: Any
+) -> tuple[Callable[[Any], Array], Array, Array] | None:
+    """Ranges of rounds as groups: their function, the head's weight, and what the library adds to every range."""
+    ends = list(pairwise(np.unique(np.linspace(0, rounds, min(rounds, GROUPS) + 1).astype(int)).tolist()))
+
+    def of(X: Any, first: int, last: int) -> Array:
+        return np.asarray(margin(X, first, last), dtype=np.float64).reshape(len(X), -1)
+
+    whole = of(probe, 0, rounds)
+    added = np.zeros_like(whole)
+    if len(ends) > 1:
+        added = (sum(of(probe, *end) for end in ends) - whole) / (len(ends) - 1)
+    if np.abs(added - added[0]).max() > 1e-5 * (1 + np.abs(whole).max()):
+        return None
+    base = added[0]
+
+    def function(X: Any) -> Array:
+        return np.column_stack([of(X, *end) - base for end in ends])
+
+    return function, np.tile(np.eye(len(base)), (1, len(ends))), base
+
+
+def _grouped(
+    answers: Callable[[Any], Iterable[Array]], rounds: int, outputs: int
+) -> tuple[Callable[[Any], Array], Array]:
+    """Answers of single rounds, (rows, outputs) each, as groups; and the head's weight."""
+    group = np.arange(rounds) * min(rounds, GROUPS) // rounds
+
+    def function(X: Any) -> Array:
+        found: list[Array] = []
+        for number, answer in enumerate(answers(X)):
+            if number and group[number] == group[number - 1]:
+                found[-1] = found[-1] + answer
+            else:
+                found.append(answer)
+        return np.column_stack(found)
+
+    return function, np.tile(np.eye(outputs), (1, int(group[-1]) + 1))
+
+
+def _link(outputs: int, *, classes: bool) -> str:
+    return ("softmax" if outputs > 1 else "sigmoid") if classes else "identity"
+
+
+def _classes(model: Any, outputs: int) -> tuple[str, ...] | None:
+    known = getattr(model, "classes_", None)
+    if known is None or not len(known):
+        return None
+    names = tuple(str(name) for name in known)
+    return names[1:] if outputs == 1 and len(names) == 2 else names
+
+
+# ---------------------------------------------------------------------- libraries
+
+
+def _xgboost(model: Any) -> Trees | None:
+    import xgboost as xgb
+
+    booster = model if isinstance(model, xgb.Booster) else model.get_booster()
+    raw = json.loads(booster.save_raw("json"))["learner"]
+    boosted = raw["gradient_booster"]
+    forest = boosted.get("gbtree", boosted).get("model", {})  # inside DART there are trees as well
+    if "trees" not in forest:
+        return None
+    best = booster.attr("best_iteration")
+    rounds = booster.num_boosted_rounds() if best is None else int(best) + 1
+    used = int(forest["iteration_indptr"][rounds])
+    pairs: list[tuple[int, float]] = []
+    codes = {k for k, kind in enumerate(booster.feature_types or ()) if kind == "c"}
+    for tree in forest["trees"][:used]:
+        split = np.asarray(tree["left_children"]) >= 0
+        columns, cuts = np.asarray(tree["split_indices"]), np.asarray(tree["split_conditions"], dtype=np.float32)
+        numeric = split & (np.asarray(tree["split_type"]) == 0)
+        pairs += zip(columns[numeric].tolist(), cuts[numeric].tolist(), strict=True)
+        codes |= set(columns[split & ~numeric].tolist())
+    names, types = booster.feature_names, booster.feature_types
+
+    def margin(X: Any, first: int, last: int) -> Any:
+        if isinstance(X, np.ndarray) and not codes:
+            return booster.inplace_predict(
+                X, iteration_range=(first, last), predict_type="margin", validate_features=False
+            )
+        given = {"feature_names": names, "feature_types": types} if isinstance(X, np.ndarray) else {}
+        data = xgb.DMatrix(X, enable_categorical=True, **given)
+        return booster.predict(data, output_margin=True, iteration_range=(first, last))
+
+    found = _in_ranges(margin, rounds, _some_rows(booster.num_features(), pairs))
+    if found is None:
+        return None
+    objective = json.loads(booster.save_config())["learner"]["objective"]["name"]
+    link = {"binary": "sigmoid", "multi": "softmax", "count": "exp"}.get(objective.partition(":")[0], "identity")
+    link = {"reg:logistic": "sigmoid", "reg:gamma": "exp", "reg:tweedie": "exp", "binary:hinge": "identity"}.get(
+        objective, link
+    )
+    return Trees(
+        *found,
+        link,
+        _steps(pairs, single=True, below=True),
+        bytes(booster.save_raw("ubj")),
+        tuple(sorted(codes)),
+        _classes(model, len(found[2])),
+        None if names is None else tuple(names),
+    )
+
+
+def _some_rows(columns: int, pairs: Sequence[tuple[int, float]]) -> Array:
+    """Rows that fall on different sides of thresholds."""
+    rows = np.zeros((16, columns))
+    for number, (column, threshold) in enumerate(pairs):
+        rows[number * 7 % 16, column] = threshold
+    return rows
+
+
+def _lightgbm(model: Any) -> Trees | None:
+    import lightgbm as lgb
+
+    booster = model if isinstance(model, lgb.Booster) else model.booster_
+    rounds = booster.best_iteration if booster.best_iteration > 0 else booster.current_iteration()
+    dump = booster.dump_model(num_iteration=rounds)
+    pairs: list[tuple[int, float]] = []
+    codes: set[int] = set()
+    nodes = [tree["tree_structure"] for tree in dump["tree_info"]]
+    while nodes:
+        node = nodes.pop()
+        if "split_feature" not in node:
+            continue
+        nodes += [node["left_child"], node["right_child"]]
+        column = int(node["split_feature"])
+        if node["decision_type"] != "<=":
+            codes.add(column)
+            continue
+        pairs.append((column, node["threshold"]))
+        if node["missing_type"] == "Zero":  # what is smaller than this counts as missing
+            pairs += [(column, 1e-35), (column, float(np.nextafter(-1e-35, -1)))]
+    names, width = tuple(booster.feature_name()), booster.num_feature()
+    probe, known = _some_rows(width, pairs), booster.pandas_categorical
+    if known:
+        import pandas as pd
+
+        listed = [k for k, name in enumerate(names) if dump["feature_infos"].get(name, {}).get("values")]
+        probe = pd.DataFrame(probe, columns=list(names))
+        for k, levels in zip(listed, known, strict=False):
+            probe[names[k]] = pd.Categorical.from_codes(np.arange(len(probe)) % len(levels), categories=levels)
+
+    def margin(X: Any, first: int, last: int) -> Any:
+        return booster.predict(
+            X, raw_score=True, start_iteration=first, num_iteration=last - first, validate_features=False
+        )
+
+    found = _in_ranges(margin, rounds, probe)
+    if found is None:
+        return None
+    objective = dump.get("objective", "").partition(" ")[0]
+    link = {"binary": "sigmoid", "cross_entropy": "sigmoid", "multiclass": "softmax", "multiclassova": "sigmoid"}.get(
+        objective, "exp" if objective in ("poisson", "gamma", "tweedie") else "identity"
+    )
+    return Trees(
+        *found,
+        link,
+        _steps(pairs, single=False, below=False),
+        booster.model_to_string().encode(),
+        tuple(sorted(codes)),
+        _classes(model, len(found[2])),
+        None if names == tuple(f"Column_{k}" for k in range(width)) else names,
+        frame=bool(known),
+    )
+
+
+def _catboost(model: Any) -> Trees | None:
+    codes = tuple(int(k) for k in model.get_cat_feature_indices())
+    names = tuple(str(name) for name in model.feature_names_)
+    borders = {int(k): cuts for k, cuts in model.get_borders().items() if cuts}
+    probe: Any = _some_rows(len(names), [(k, t) for k, cuts in borders.items() for t in cuts])
+    if codes:
+        probe = probe.astype(object)
+        probe[:, list(codes)] = "0"
+
+    def margin(X: Any, first: int, last: int) -> Any:
+        return model.predict(X, prediction_type="RawFormulaVal", ntree_start=first, ntree_end=last)
+
+    found = _in_ranges(margin, int(model.tree_count_), probe)
+    if found is None:
+        return None
+    outputs = len(found[2])
+    classes = _classes(model, outputs)
+    loss = str(model.get_all_params().get("loss_function", ""))
+    return Trees(
+        *found,
+        "exp" if loss.startswith(("Poisson", "Tweedie")) else _link(outputs, classes=classes is not None),
+        {k: both_sides(np.asarray(cuts, dtype=np.float32), single=True, below=False) for k, cuts in borders.items()},
+        bytes(model._serialize_model()),
+        codes,
+        classes,
+        names if names != tuple(map(str, range(len(names)))) else None,
+    )
+
+
+def _tree_pairs(trees: Iterable[Any]) -> list[tuple[int, float]]:
+    """Columns and thresholds of scikit-learn's trees."""
+    found: list[tuple[int, float]] = []
+    for tree in trees:
+        splits = tree.feature >= 0
+        found += zip(tree.feature[splits].tolist(), tree.threshold[splits].tolist(), strict=True)
+    return found
+
+
+def _tree_bytes(trees: Iterable[Any]) -> bytes:
+    return b"".join(part.tobytes() for tree in trees for part in (tree.feature, tree.threshold, tree.value))
+
+
+def _forest(model: Any) -> Trees | None:
+    """A forest answers with the mean of its trees: numbers, or shares of the classes."""
+    trees = [member.tree_ for member in getattr(model, "estimators_", [model])]
+    if model.n_outputs_ > 1:
+        return None
+    count = len(model.classes_) if hasattr(model, "classes_") else 1
+    outputs = 1 if count == 2 else count
+
+    def answers(X: Any) -> Iterable[Array]:
+        rows = np.ascontiguousarray(X, dtype=np.float32)  # as a forest gives them to its trees
+        for tree in trees:
+            values = tree.predict(rows).reshape(len(rows), -1)
+            if count > 1:
+                values = values / values.sum(1, keepdims=True)
+            yield (values[:, 1:] if count == 2 else values) / len(trees)
+
+    function, weight = _grouped(answers, len(trees), outputs)
+    return Trees(
+        function,
+        weight,
+        np.zeros(outputs),
+        "identity",
+        _steps(_tree_pairs(trees), single=True, below=False),
+        _tree_bytes(trees),
+        classes=_classes(model, outputs),
+        names=_names(model),
+    )
+
+
+def _staged(staged: Callable[[Any], Iterable[Any]], outputs: int, rounds: int) -> tuple[Callable[[Any], Array], Array]:
+    """Trees as differences between stages of boosting; the first has the model's base in it."""
+
+    def answers(X: Any) -> Iterable[Array]:
+        before: Any = 0.0
+        for stage in staged(X):
+            now = np.array(stage, dtype=np.float64).reshape(-1, outputs)
+            yield now - before
+            before = now
+
+    return _grouped(answers, rounds, outputs)
+
+
+def _boosting(model: Any) -> Trees:
+    trees = [member.tree_ for member in model.estimators_.ravel()]
+    classifier = hasattr(model, "classes_")
+    rounds, outputs = model.estimators_.shape
+    staged = model.staged_decision_function if classifier else model.staged_predict
+    function, weight = _staged(staged, outputs, rounds)
+    probe = function(np.zeros((1, model.n_features_in_)) if _names(model) is None else _zeros(model))
+    return Trees(
+        function,
+        weight,
+        np.zeros(outputs),
+        _link(outputs, classes=classifier),
+        _steps(_tree_pairs(trees), single=True, below=False),
+        _tree_bytes(trees) + probe.tobytes(),  # what boosting begins with is in no tree
+        classes=_classes(model, outputs),
+        names=_names(model),
+        frame=_names(model) is not None,
+    )
+
+
+def _zeros(model: Any) -> Any:
+    from nobsp.network.preprocessing import framed
+
+    return framed(np.zeros((1, model.n_features_in_)), model.feature_names_in_)
+
+
+def _hist(model: Any) -> Trees:
+    nodes = [predictor.nodes for stage in model._predictors for predictor in stage]
+    order = np.arange(model.n_features_in_)
+    categorical = getattr(model, "is_categorical_", None)
+    if categorical is not None:  # it puts categories first
+        order = np.concatenate([np.flatnonzero(categorical), np.flatnonzero(~categorical)])
+    pairs: list[tuple[int, float]] = []
+    for part in nodes:
+        split = part[(part["is_leaf"] == 0) & (part["is_categorical"] == 0)]
+        pairs += zip(order[split["feature_idx"]].tolist(), split["num_threshold"].tolist(), strict=True)
+    classifier = hasattr(model, "classes_")
+    log_scale = not classifier and model.loss in ("poisson", "gamma")
+
+    def staged(X: Any) -> Iterable[Any]:
+        stages: Iterable[Any] = model.staged_decision_function(X) if classifier else model.staged_predict(X)
+        return (np.log(stage) for stage in stages) if log_scale else stages
+
+    outputs = int(model.n_trees_per_iteration_)
+    function, weight = _staged(staged, outputs, model.n_iter_)
+    return Trees(
+        function,
+        weight,
+        np.zeros(outputs),
+        "exp" if log_scale else _link(outputs, classes=classifier),
+        _steps(pairs, single=False, below=False),
+        b"".join(part.tobytes() for part in nodes) + np.asarray(model._baseline_prediction).tobytes(),
+        () if categorical is None else tuple(int(k) for k in np.flatnonzero(categorical)),
+        _classes(model, outputs),
+        _names(model),
+        _names(model) is not None,
+    )
+
+
+def _interpret(model: Any) -> Trees | None:
+    """An explainable boosting machine: its own terms are the representation."""
+    if not hasattr(model, "eval_terms"):
+        return None
+    base = np.atleast_1d(np.asarray(model.intercept_, dtype=np.float64))
+    outputs, steps, codes = len(base), {}, []
+    for k, bins in enumerate(model.bins_):
+        cuts = [part for part in bins if not isinstance(part, dict)]
+        if len(cuts) < len(bins):
+            codes.append(k)
+        elif cuts:
+            steps[k] = both_sides(np.concatenate(cuts), single=False, below=True)
+
+    def terms(X: Any) -> Array:
+        found = np.asarray(model.eval_terms(X), dtype=np.float64)
+        return found.reshape(len(found), -1)
+
+    classifier = hasattr(model, "classes_")
+    log_scale = not classifier and model.link_ == "log"
+    if not classifier and model.link_ not in ("log", "identity"):
+        return None
+    return Trees(
+        terms,
+        np.tile(np.eye(outputs), (1, len(model.term_scores_))),
+        base,
+        "exp" if log_scale else _link(outputs, classes=classifier),
+        steps,
+        b"".join(np.asarray(score, dtype=np.float64).tobytes() for score in [base, *model.term_scores_]),
+        tuple(codes),
+        _classes(model, outputs),
+        _names(model),
+    )
+
+
+def _names(model: Any) -> tuple[str, ...] | None:
+    names = getattr(model, "feature_names_in_", None)
+    if names is None or not hasattr(names, "dtype") or not all(isinstance(name, str) for name in names):
+        return None
+    return tuple(names)

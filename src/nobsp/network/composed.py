@@ -1,0 +1,251 @@
+"""Readouts found by numbers: outputs that are sums, means, scaled or bent versions of several linear maps, or no such.
+
+Every product of rows with a matrix is watched while the model runs, whoever computes it. Where the output is an affine
+function of some of these products, possibly followed by a link, their inputs side by side are the representation.
+Where it is not, the outputs themselves are, and the head is the identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nobsp.network.find_head import as_rows, tensors_in
+
+# Most products of a combination, counted from the end, and most columns of their inputs taken side by side.
+_MOST_PRODUCTS, _MOST_WIDTH = 64, 4096
+# How far rounding carries sums, in units of the model's precision.
+_ROUNDING = 128
+
+Link = tuple[str, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """One product of rows with a matrix: z W (+ b)."""
+
+    order: int
+    z: Tensor
+    weight: Tensor
+
+
+class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every product of a matrix of so many rows; of later runs only those of some places."""
+
+    def __init__(self, rows: int, places: Sequence[int] | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rows, self.places, self.count = rows, places, 0
+        self.found: list[Product] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten = torch.ops.aten
+        if func in (aten.mm.default, aten.addmm.default):
+            z, weight = args[-2:]
+            if z.shape[0] == self.rows and z.is_floating_point():
+                if self.places is None or self.count in self.places:
+                    self.found.append(Product(self.count, z.detach().clone(), weight.detach()))
+                self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts multiplications and additions; without the hooks on modules that torch's own counter puts."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from torch.utils.flop_counter import flop_registry
+
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            self.total += int(count(*args, **kwargs, out_val=result))
+        return result
+
+
+class Composed(nn.Module):
+    """A model that returns its logits by one linear head."""
+
+    def __init__(
+        self, model: nn.Module, places: Sequence[int] | None, weight: Tensor, bias: Tensor, path: str, *, centre: bool
+    ) -> None:
+        super().__init__()
+        self.model, self.places, self.path, self.centre = model, places, path, centre
+        outputs, width = weight.shape
+        self.head = nn.Linear(width, outputs, dtype=torch.float64, device="meta").to_empty(device=weight.device)
+        with torch.no_grad():
+            self.head.weight.copy_(weight)
+            self.head.bias.copy_(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        if self.places is None:
+            found = as_rows(tensors_in(self.model(x))[self.path], len(x))
+            assert found is not None
+            z = _centred_logs(found) if self.centre else found
+        else:
+            with Products(len(x), self.places) as seen:
+                self.model(x)
+            if len(seen.found) != len(self.places):
+                raise RuntimeError(
+                    "the model made fewer products of its rows with matrices than on the probe; pass a model whose "
+                    "forward pass does not depend on the data."
+                )
+            z = torch.cat([product.z.double() for product in seen.found], 1)
+        return torch.as_tensor(self.head(z.to(self.head.weight.device)))
+
+
+def compose(module: nn.Module, run: Callable[[Tensor], Any], x: Tensor, dtype: torch.dtype) -> tuple[Composed, str]:
+    """The model with a head of its own, and the link that follows it."""
+    with Products(len(x)) as seen:
+        result = run(x.clone())
+    found = {path: as_rows(tensor, len(x)) for path, tensor in tensors_in(result).items()}
+    outputs = {path: tensor for path, tensor in found.items() if tensor is not None}
+    if not outputs:
+        raise ValueError(f"model returned no tensor with one entry for each of the {len(x)} rows of the probe.")
+    eps = torch.finfo(dtype).eps
+    for path, output in outputs.items():
+        bad = (~output.isfinite()).nonzero()
+        if len(bad):
+            row, column = (int(place) for place in bad[0])
+            raise ValueError(
+                f"the model's output{path} is {float(output[row, column])} in row {row} of the probe "
+                f"(output {column}); only finite outputs can be explained, so check the input's scale."
+            )
+        for link, undo, apply in _links(output):
+            for chosen in _choices(seen.found, output.shape[1]):
+                solved = _solve(chosen, output, undo, apply, eps, softmax=link == "softmax")
+                if solved is not None:
+                    places = [product.order for product in chosen]
+                    return Composed(module, places, *solved, path, centre=False), link
+    path, output = next(iter(outputs.items()))
+    centre = _is_simplex(output)
+    eye = torch.eye(output.shape[1], dtype=torch.float64)
+    made = Composed(module, None, eye, torch.zeros(len(eye), dtype=torch.float64), path, centre=centre)
+    return made, "softmax" if centre else "identity"
+
+
+def _links(output: Tensor) -> Iterator[Link]:
+    """Links that an output may have come through, each with its inverse."""
+
+    def same(values: Tensor) -> Tensor:
+        return values
+
+    yield "identity", same, same
+    low, high = output.min(), output.max()
+    if _is_simplex(output):
+        yield "softmax", _centred_logs, lambda values: values.softmax(1)
+    if low >= 0 and high <= 1:
+        yield "sigmoid", lambda values: torch.logit(values), torch.sigmoid
+    if low >= 0:
+        yield "exp", torch.log, torch.exp
+        yield "softplus", lambda values: values + torch.log(-torch.expm1(-values)), nn.functional.softplus
+    ends = [float(end) for end in (low, high) if int((output == end).sum()) > max(output.shape[1], 2)]
+    if ends:
+        least = float(low) if float(low) in ends else -torch.inf
+        most = float(high) if float(high) in ends else torch.inf
+        inside = lambda values: torch.where((values > least) & (values < most), values, torch.nan)  # noqa: E731
+        yield "clamp", inside, lambda values: values.clamp(least, most)
+
+
+def _choices(products: Sequence[Product], outputs: int) -> Iterator[list[Product]]:
+    """Combinations to try: single products from the last to the first, all of as many outputs, all narrower ones."""
+    fitting = [product for product in products if product.weight.shape[1] == outputs][-_MOST_PRODUCTS:]
+    yield from ([product] for product in reversed(fitting))
+    if len(fitting) > 1:
+        yield fitting
+    narrow = [product for product in products if product.weight.shape[1] < outputs][-_MOST_PRODUCTS:]
+    if narrow:
+        yield narrow
+
+
+def _solve(
+    products: Sequence[Product],
+    output: Tensor,
+    undo: Callable[[Tensor], Tensor],
+    apply: Callable[[Tensor], Tensor],
+    eps: float,
+    *,
+    softmax: bool,
+) -> tuple[Tensor, Tensor] | None:
+    """Weight and bias of outputs that are a link of an affine function of the products; None where they are not."""
+    if sum(product.z.shape[1] for product in products) > _MOST_WIDTH:
+        return None
+    target = undo(output)
+    weights = [product.weight.double().cpu() for product in products]
+    inputs = [product.z.double().cpu() for product in products]
+    logits = [z @ weight for z, weight in zip(inputs, weights, strict=True)]
+    sizes = [z.abs() @ weight.abs() for z, weight in zip(inputs, weights, strict=True)]
+    count, aligned = output.shape[1], all(part.shape[1] == output.shape[1] for part in logits)
+    rows, bias = [], torch.zeros(count, dtype=torch.float64)
+    if softmax:
+        if not aligned:
+            return None
+        # Softmax does not see what all logits share: one factor for all outputs.
+        columns = torch.stack([(part - part.mean(1, keepdim=True)).flatten() for part in logits], 1)
+        free = torch.cat([columns, torch.eye(count, dtype=torch.float64).repeat(len(output), 1)], 1)
+        found = _least_squares(free, target.flatten())
+        if found is None:
+            return None
+        bias = found[len(logits) :]
+        rows = [found[: len(logits)]] * count
+    else:
+        for j in range(count):
+            parts = [part[:, j : j + 1] for part in logits] if aligned else logits
+            free = torch.cat([*parts, torch.ones(len(output), 1, dtype=torch.float64)], 1)
+            found = _least_squares(free, target[:, j])
+            if found is None:
+                return None
+            bias[j] = found[-1]
+            rows.append(found[:-1])
+    factors = torch.stack(rows)  # (outputs, products or their columns)
+    # Rounding leaves a little of what plays no part.
+    factors = torch.where(factors.abs() > 1e-5 * factors.abs().max(), factors, 0.0)
+    expected, size = bias.expand(len(output), -1).clone(), bias.abs().expand(len(output), -1).clone()
+    weight = []
+    start = 0
+    for part, spread, matrix in zip(logits, sizes, weights, strict=True):
+        width = 1 if aligned else part.shape[1]
+        mine = factors[:, start : start + width]
+        start += width
+        expected += part * mine[:, 0] if aligned else part @ mine.T
+        size += spread * mine[:, 0].abs() if aligned else spread @ mine.abs().T
+        weight.append(matrix.T * mine if aligned else mine @ matrix.T)
+    allowed = _ROUNDING * eps * size
+    around = torch.maximum(
+        (apply(expected + allowed) - apply(expected)).abs(), (apply(expected) - apply(expected - allowed)).abs()
+    )
+    if softmax:
+        around = allowed.amax(1, keepdim=True) * output
+    near = (apply(expected) - output).abs() <= around + _ROUNDING * eps * output.abs() + 8 * eps * bool(softmax)
+    if not bool(near.all()):
+        return None
+    return torch.cat(weight, 1), bias
+
+
+def _least_squares(columns: Tensor, target: Tensor) -> Tensor | None:
+    """Coefficients on the rows whose target is a number; None where these are too few to tell."""
+    known = target.isfinite()
+    columns, target = columns[known], target[known]
+    if len(target) < 2 * columns.shape[1] + 2 or bool((target == target[0]).all()):
+        return None
+    scale = columns.norm(dim=0).clamp_min(1e-300)
+    solved: Tensor = torch.linalg.lstsq(columns / scale, target[:, None], driver="gelsd").solution[:, 0] / scale
+    return solved
+
+
+def _is_simplex(output: Tensor) -> bool:
+    return output.shape[1] > 1 and bool((output >= 0).all()) and bool(((output.sum(1) - 1).abs() < 1e-4).all())
+
+
+def _centred_logs(output: Tensor) -> Tensor:
+    logs = output.clamp_min(1e-12).log()
+    return logs - logs.mean(1, keepdim=True)

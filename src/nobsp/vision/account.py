@@ -1,0 +1,326 @@
+"""Accounts of logits location by location, and what they are calibrated from.
+
+With t the units of a map (pooled channels, or all of the map where later layers see all of it) and t̄ their calibration
+mean, the account of an output f is
+
+    A = (t − t̄) ⊙ s,    s = ∫₀¹ ∂f(t̄ + a (t − t̄)) da,    Σ A = f(t) − f(t̄).
+
+Where the pooled map enters the linear head, s is the head's weights and nothing is integrated. Elsewhere the integral
+is Gauss and Legendre's, and what it misses is the residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nobsp.projection import Moments, Ridge, channel_coefficients
+from nobsp.vision.feature_map import FeatureMap, ForwardPass
+from nobsp.vision.grid import per_channel, spread
+from nobsp.vision.targets import Question
+
+Coefficients = Literal["head", "calibrated"]
+
+CHANNELS, OUTPUTS = "channels", "outputs"
+
+# Points of the integral, of which the larger number is taken for images whose residual is above the tolerance, as a
+# share of what is accounted for. Pooled units cost next to nothing beside the pass that carries them.
+POINTS, POINTS_OF_POOLED, TOLERANCE = (8, 32), (16, 64), 2e-3
+# Numbers of units that are put into the layers behind the map at once.
+_AT_ONCE = 2**22
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What an account says about some images, float64."""
+
+    positive: Tensor  # Σ_k u_k max(g_k, 0) with u_k the map behind unit k, shape (n, targets, height, width)
+    negative: Tensor  # Σ_k u_k max(−g_k, 0)
+    account: Tensor  # evidence location by location; its mean is the sum of the contributions
+    contributions: Tensor  # g_c, shape (n, targets, channels)
+    class_token: Tensor  # evidence of tokens without a place, shape (n, targets)
+
+
+def answer(feature_map: FeatureMap, seen: ForwardPass, slopes: Tensor, mean: Tensor) -> Answer:
+    """Units times their slopes, put back where they came from."""
+    maps, pooling, size = seen.maps, feature_map.pooling, feature_map.map_units
+    mean = mean.to(maps.device)
+    own, rest = slopes[..., :size], slopes[..., size:]
+    centred = seen.units[:, :size] - mean[:size]
+    if pooling == "flatten":
+        account = spread(maps - torch.unflatten(mean[:size], 0, maps.shape[1:]), own, pooling)
+    else:
+        account = spread(maps, own, pooling) - (own @ mean[:size])[..., None, None]
+    evidence = own * centred[:, None]
+    both = torch.cat([evidence.clamp_min(0.0), (-evidence).clamp_min(0.0)], dim=1)
+    positive, negative = torch.split(spread(maps, both, pooling), own.shape[1], dim=1)
+    contributions = per_channel(evidence, feature_map.channels, pooling)
+    tokens = (rest * (seen.units[:, size:] - mean[size:])[:, None]).sum(2)
+    return Answer(positive, negative, account, contributions, tokens)
+
+
+# ---------------------------------------------------------------------- the pooled map enters the linear head
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelAccount:
+    """Contributions g_k = β_k (z_k − z̄_k) of pooled channels."""
+
+    coefficients: Tensor  # β, shape (units, outputs)
+    mean: Tensor  # z̄, shape (units,)
+    base: Tensor  # logits at the mean, which are the mean logits of the calibration images, shape (outputs,)
+    mean_logits: Tensor  # the same
+    explained: Tensor  # share of each logit's variance that the contributions carry; NaN where it is not known
+    unique_share: Tensor | None  # per unit, the share of its spread that the others cannot reproduce
+    note: str  # what is wrong with the calibration; empty when all is well
+
+    def slopes(self, feature_map: FeatureMap, seen: ForwardPass, question: Question, image: Tensor) -> Tensor:  # noqa: ARG002
+        """β of what is asked for, shape (n, targets, units)."""
+        return question.columns(self.coefficients.to(seen.maps.device), seen.logits)
+
+    def cast(self, dtype: torch.dtype) -> ChannelAccount:
+        """The same with what there is much of in another precision: in single, maps move by less than a millionth."""
+        share = None if self.unique_share is None else self.unique_share.to(dtype)
+        return replace(
+            self, coefficients=self.coefficients.to(dtype), explained=self.explained.to(dtype), unique_share=share
+        )
+
+
+# ---------------------------------------------------------------------- any layers behind the map
+
+
+@dataclass(frozen=True, eq=False)
+class TailAccount:
+    """Contributions by integrated gradients of the layers behind the map."""
+
+    mean: Tensor  # t̄, shape (units,)
+    base: Tensor  # logits at the mean map, shape (outputs,)
+    mean_logits: Tensor  # mean logits of the calibration images
+    explained: Tensor  # share of the logits that the integral carried on some images, one and the same for every output
+    unique_share: None  # none; as other accounts have it
+    note: str  # what is wrong with the calibration; empty when all is well
+
+    def slopes(self, feature_map: FeatureMap, seen: ForwardPass, question: Question, image: Tensor) -> Tensor:
+        """Mean gradients of what is asked for, shape (n, targets, units)."""
+        with feature_map.behind(image) as tail:
+            points = POINTS if feature_map.reach == "full" else POINTS_OF_POOLED
+            return integrate(tail, self.mean.to(seen.maps.device), seen.units, seen.logits, question, points)
+
+    def cast(self, dtype: torch.dtype) -> TailAccount:  # noqa: ARG002 - as other accounts
+        """The same: there is not much of it."""
+        return self
+
+
+def integrate(
+    tail: Callable[[Tensor], Tensor],
+    start: Tensor,
+    stop: Tensor,
+    logits: Tensor,
+    question: Question,
+    points: Sequence[int] = POINTS,
+) -> Tensor:
+    """Mean gradients (n, targets, units) on the line from `start` to `stop`; more points for rows that miss much."""
+    change = stop - start
+    slopes = stop.new_zeros(len(stop), question.target.shape[1], stop.shape[1])
+    allowed = TOLERANCE * question.size(logits)
+    rows = torch.arange(len(stop), device=stop.device)
+    for count in points:
+        slopes[rows] = _mean_gradients(tail, start, change[rows], question.rows(rows), count)
+        missed = question.whole[rows] - (slopes[rows] * change[rows, None]).sum(2)
+        rows = rows[(missed.abs() > allowed[rows]).any(1)]
+        if not len(rows):
+            break
+    return slopes
+
+
+def _mean_gradients(
+    tail: Callable[[Tensor], Tensor], start: Tensor, change: Tensor, question: Question, points: int
+) -> Tensor:
+    """∫₀¹ ∂f(start + a change) da by Gauss and Legendre's rule."""
+    nodes, shares = (torch.as_tensor(part).to(change) for part in np.polynomial.legendre.leggauss(points))
+    count, targets = len(change), question.target.shape[1]
+    slopes = change.new_zeros(count, targets, change.shape[1])
+    every = torch.arange(points * count, device=change.device)
+    for piece in torch.split(every, max(1, _AT_ONCE // change.shape[1])):
+        row, node = piece % count, piece // count
+        units = (start + (nodes[node, None] + 1) / 2 * change[row]).requires_grad_()
+        with torch.enable_grad():
+            logits = tail(units)
+        here = question.rows(row)
+        for target in range(targets):
+            weights = here.weights(logits.detach(), target)
+            (gradient,) = torch.autograd.grad(logits, units, weights, retain_graph=target + 1 < targets)
+            slopes[:, target].index_add_(0, row, shares[node, None] / 2 * gradient)
+    return slopes
+
+
+# ---------------------------------------------------------------------- calibration
+
+
+@dataclass(eq=False)
+class Means:
+    """Running means of rows, in float64."""
+
+    mean: Tensor  # shape (width,); zeros before the first row
+    rows: int = 0  # how many rows were added
+
+    def update(self, rows: Tensor) -> None:
+        """Adds rows."""
+        self.rows += len(rows)
+        mean = self.mean.to(torch.float64)
+        self.mean = mean + (rows.to(mean) - mean).sum(0) / self.rows
+
+    def merge(self, other: Means) -> Means:
+        """Both together."""
+        rows = self.rows + other.rows
+        return Means(self.mean + (other.mean - self.mean) * (other.rows / max(rows, 1)), rows)
+
+
+@dataclass(eq=False)
+class MapMeans:
+    """Means of the units and of the logits: all that the head's own weights, or an integral, need."""
+
+    units: Means  # of the map's units
+    logits: Means  # of the logits
+
+    @property
+    def rows(self) -> int:
+        """Images seen."""
+        return self.units.rows
+
+    def update(self, seen: ForwardPass) -> None:
+        """Adds a batch."""
+        self.units.update(seen.units.cpu())
+        self.logits.update(seen.logits.cpu())
+
+    def merge(self, other: MapMeans) -> MapMeans:
+        """Both calibrations together."""
+        return MapMeans(self.units.merge(other.units), self.logits.merge(other.logits))
+
+    def solve(self, feature_map: FeatureMap, ridge: Ridge, images: Tensor) -> ChannelAccount | TailAccount:  # noqa: ARG002
+        """The head's weights, or where to integrate from; tried out on some images."""
+        mean, mean_logits = self.units.mean, self.logits.mean
+        every = torch.ones(feature_map.outputs, dtype=torch.float64)
+        if feature_map.direct:
+            assert feature_map.head is not None
+            weight, bias = feature_map.head.weight, feature_map.head.bias
+            return ChannelAccount(weight.T.clone(), mean, weight @ mean + bias, mean_logits, every, None, "")
+        account: ChannelAccount | TailAccount
+        with feature_map.behind(images[:1]) as tail:
+            start = mean[None].to(feature_map.device)
+            base = tail(start)[0].detach().cpu()
+            if _has_gradient(tail, start):
+                account = TailAccount(mean, base, mean_logits, every, None, "")
+            else:
+                slopes = _slopes_by_differences(feature_map, tail, start).cpu()
+                account = ChannelAccount(slopes, mean, base, mean_logits, every, None, "")
+        with feature_map.running() as forward:
+            seen = forward(images)
+        question = Question.of_predicted(seen.logits, base)
+        slopes = account.slopes(feature_map, seen, question, images[:1])
+        found = answer(feature_map, seen, slopes, mean)
+        missed = question.whole - found.account.mean((2, 3)) - found.class_token
+        share = 1 - float(missed.square().sum() / question.whole.square().sum().clamp_min(1e-300))
+        return replace(account, explained=every * share)
+
+
+def _has_gradient(tail: Callable[[Tensor], Tensor], units: Tensor) -> bool:
+    """Whether the layers behind the map can be differentiated; quantised ones cannot."""
+    with torch.enable_grad():
+        units = units.clone().requires_grad_()
+        logits = tail(units)
+    if not logits.requires_grad:
+        return False
+    return torch.autograd.grad(logits, units, torch.ones_like(logits), allow_unused=True)[0] is not None
+
+
+def _slopes_by_differences(feature_map: FeatureMap, tail: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """Weights (units, outputs) of layers that are linear but for rounding, unit by unit on both sides of the mean."""
+    if feature_map.reach == "full":
+        raise ValueError(
+            f"the layers behind the map of {feature_map.layer!r} give no gradients (quantised ones, say), so nothing "
+            "can be integrated through them; pass the model in floating point."
+        )
+    step = start.abs().max().clamp_min(1e-6)
+    parts = []
+    for piece in torch.split(torch.eye(start.shape[1]).to(start) * step, 1024):
+        parts.append((tail(start + piece) - tail(start - piece)).detach() / (2 * step))
+    return torch.cat(parts)
+
+
+@dataclass(eq=False)
+class ChannelMoments:
+    """Moments of the pooled channels; those of the logits follow from the head."""
+
+    moments: Moments  # of the channels
+
+    @property
+    def rows(self) -> int:
+        """Images seen."""
+        return self.moments.rows
+
+    def update(self, seen: ForwardPass) -> None:
+        """Adds a batch."""
+        self.moments.update({CHANNELS: seen.units.cpu()})
+
+    def merge(self, other: ChannelMoments) -> ChannelMoments:
+        """Both calibrations together, as if read in one pass."""
+        return ChannelMoments(self.moments.merge(other.moments))
+
+    def all_reduce(self, reduce: Callable[[Moments], Moments]) -> None:
+        """Makes these the moments of all ranks' images."""
+        self.moments = reduce(self.moments)
+
+    def solve(self, feature_map: FeatureMap, ridge: Ridge, images: Tensor) -> ChannelAccount:  # noqa: ARG002
+        """The coefficients, by Algorithm 1 in closed form."""
+        assert feature_map.head is not None
+        weight = feature_map.head.weight
+        moments = with_outputs(self.moments, weight)
+        fit = channel_coefficients(moments, ridge=ridge, channels=CHANNELS, outputs=OUTPUTS)
+        mean = moments.mean(CHANNELS)
+        base = weight @ mean + feature_map.head.bias
+        explained = explained_share(moments, fit.coefficients)
+        return ChannelAccount(fit.coefficients, mean, base, base, explained, fit.unique_share, fit.note)
+
+
+def start_calibration(feature_map: FeatureMap, coefficients: Coefficients) -> MapMeans | ChannelMoments:
+    """A calibration that has seen no image."""
+    if coefficients == "head":
+        units, logits = (Means(torch.zeros(n, dtype=torch.float64)) for n in (feature_map.units, feature_map.outputs))
+        return MapMeans(units, logits)
+    if not feature_map.direct:
+        raise ValueError(
+            f"layers stand between the map of {feature_map.layer!r} and the output, so no coefficients of its channels "
+            'can be calibrated; leave coefficients="head", which integrates through those layers.'
+        )
+    return ChannelMoments(Moments({CHANNELS: feature_map.units}))
+
+
+def with_outputs(moments: Moments, weight: Tensor) -> Moments:
+    """Moments of [z | W z] from those of z alone: the head is linear, so its outputs need not be gathered."""
+    weight = weight.to(torch.float64)
+    state = moments.state()
+    gram = state["products"]
+    cross = gram @ weight.T
+    products = torch.cat([torch.cat([gram, cross], dim=1), torch.cat([cross.T, weight @ cross], dim=1)])
+    extended: dict[str, Any] = {
+        **state,
+        "origin": torch.cat([state["origin"], weight @ state["origin"]]),
+        "offset": torch.cat([state["offset"], weight @ state["offset"]]),
+        "products": products,
+    }
+    return Moments.from_state({CHANNELS: len(gram), OUTPUTS: len(weight)}, extended)
+
+
+def explained_share(moments: Moments, coefficients: Tensor) -> Tensor:
+    """1 − Var(y − Σ_k g_k) / Var(y) per output; NaN for an output that does not vary."""
+    gram, cross = moments.product(CHANNELS, CHANNELS), moments.product(CHANNELS, OUTPUTS)
+    total = moments.product(OUTPUTS, OUTPUTS).diagonal()
+    carried = (coefficients * (gram @ coefficients)).sum(0)
+    left = total - 2 * (coefficients * cross).sum(0) + carried
+    return torch.where(total > 0, 1 - left / total, torch.nan)

@@ -1,0 +1,263 @@
+"""Models with several inputs, tabular networks of other libraries, and frames with categories."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from nobsp import NObSP
+from tests.tolerances import SINGLE, assert_same_to_rounding
+
+torch.manual_seed(0)
+NUMBERS = torch.randn(300, 3)
+CODES = torch.stack([torch.randint(0, 3, (300,)), torch.randint(0, 4, (300,))], 1)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.town = nn.Embedding(3, 4)
+        self.job = nn.Embedding(4, 4)
+        self.body = nn.Sequential(nn.Linear(11, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, x_num: Tensor, x_cat: Tensor) -> Tensor:
+        return self.body(torch.cat([x_num, self.town(x_cat[:, 0]), self.job(x_cat[:, 1])], 1))
+
+
+def check(explainer: Any, X: Any, expected: Tensor) -> Any:
+    explanation = explainer(X)
+    assert_same_to_rounding(
+        explanation.predictions, expected.detach().double().reshape(len(expected), -1), within=SINGLE
+    )
+    account = explanation.base_values + explanation.values.sum(1) + explanation.residual
+    assert_same_to_rounding(account, explanation.predictions)
+    return explanation
+
+
+@pytest.mark.parametrize("kind", ["tuple", "dict", "loader", "loader of pairs", "loader of dicts"])
+def test_several_inputs_in_every_form(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = TwoInputs()
+    rows = {"x_num": NUMBERS, "x_cat": CODES}
+    forms: dict[str, Any] = {
+        "tuple": (NUMBERS, CODES),
+        "dict": rows,
+        "loader": DataLoader(TensorDataset(NUMBERS, CODES, torch.zeros(300)), batch_size=64),
+        "loader of pairs": [((NUMBERS[i : i + 64], CODES[i : i + 64]), torch.zeros(64)) for i in range(0, 300, 64)],
+        "loader of dicts": [
+            {"x_num": NUMBERS[i : i + 64], "x_cat": CODES[i : i + 64], "labels": 0} for i in range(0, 300, 64)
+        ],
+    }
+    explainer = NObSP(model).fit(forms[kind])
+    assert explainer.feature_names_ == ("x_num[0]", "x_num[1]", "x_num[2]", "x_cat[0]", "x_cat[1]")
+    explanation = check(explainer, forms[kind], model(NUMBERS, CODES))
+    assert explainer.explained_[0] > 0.95
+    assert explainer.functions_.features[3].kind == "levels"
+    explainer.save(tmp_path / "two.safetensors")
+    np.testing.assert_array_equal(NObSP.load(tmp_path / "two.safetensors", model)(rows).values, explanation.values)
+
+
+def test_features_are_named_slices_of_inputs() -> None:
+    torch.manual_seed(1)
+    model = TwoInputs()
+    features = {"age": ("x_num", 0), "rest": ("x_num", slice(1, 3)), "town": ("x_cat", 0)}
+    explainer = NObSP(model, features=features, interactions=0).fit((NUMBERS, CODES))
+    assert explainer.feature_names_ == ("age", "rest", "town", "x_cat[1]")
+    check(explainer, (NUMBERS, CODES), model(NUMBERS, CODES))
+    with pytest.raises(ValueError, match=r"features\['age'\] is \('x_nun', 0\).*The inputs are \['x_num', 'x_cat'\]"):
+        NObSP(model, features={"age": ("x_nun", 0)}).fit((NUMBERS, CODES))
+
+
+class ScanAndAge(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scan = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, image: Tensor, age: Tensor) -> Tensor:
+        return self.head(torch.cat([self.scan(image), age[:, None]], 1))
+
+
+def test_whole_inputs_are_features() -> None:
+    torch.manual_seed(0)
+    model, rows = ScanAndAge(), {"image": torch.randn(80, 1, 6, 6), "age": torch.randn(80)}
+    explainer = NObSP(model, features={"scan": "image"}, interactions=0).fit(rows)
+    assert explainer.feature_names_ == ("scan", "age")
+    explanation = check(explainer, rows, model(**rows))
+    # Nothing acts together with anything else here, so that two functions say all.
+    assert_same_to_rounding(explanation.residual, np.zeros_like(explanation.residual), within=1e-4, size=1.0)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRU(2, 8, batch_first=True), nn.Linear(8, 1)
+
+    def forward(self, series: Tensor) -> Tensor:
+        return self.head(self.cell(series)[0][:, -1])
+
+
+def test_windows_of_a_series_are_features() -> None:
+    torch.manual_seed(0)
+    model, rows = Recurrent(), {"series": torch.randn(100, 6, 2)}
+    windows = {"early": ("series", slice(0, 3)), "late": ("series", slice(3, 6))}
+    explainer = NObSP(model, features=windows, interactions=[("early", "late")]).fit(rows)
+    check(explainer, rows, model(rows["series"]))
+    importance = {row["feature"]: row["importance"] for row in explainer.importance().to_dict("records")}
+    assert importance["late"] > importance["early"]
+
+
+def test_a_frame_with_categories_for_a_torch_model(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    torch.manual_seed(0)
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.town = nn.Embedding(3, 4)
+            self.body = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(torch.cat([x[:, :1], self.town(x[:, 1].long())], 1))
+
+    model, levels = Mixed(), ["rome", "oslo", "wien"]
+    frame = pandas.DataFrame({"size": NUMBERS[:, 0].numpy()})
+    frame["town"] = pandas.Categorical.from_codes(CODES[:, 0].numpy(), categories=levels)
+    explainer = NObSP(model).fit(frame)
+    matrix = torch.stack([NUMBERS[:, 0], CODES[:, 0].float()], 1)
+    explanation = check(explainer, frame, model(matrix))
+    assert explainer.functions_.features[1].labels == ("oslo", "rome", "wien")
+    assert np.isfinite(explainer.function("town")(levels)).all()
+    explainer.save(tmp_path / "mixed.safetensors")
+    np.testing.assert_array_equal(NObSP.load(tmp_path / "mixed.safetensors", model)(frame).values, explanation.values)
+
+
+# ---------------------------------------------------------------------- libraries
+
+
+def library(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A library that looks for torchvision, which it does not need; builds of that for another torch do not load."""
+    try:
+        importlib.import_module("torchvision")
+    except (ImportError, RuntimeError):
+        monkeypatch.setitem(sys.modules, "torchvision", None)
+    return pytest.importorskip(name, reason=f"{name} is not installed")
+
+
+def train(model: nn.Module, *X: Tensor) -> None:
+    """A few steps towards a target with one interaction, so that there is something to explain."""
+    target = X[0][:, :1] * 2 + X[0][:, 1:2] * X[0][:, 2:3]
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(60):
+        found = model(*X).reshape(len(target), -1)
+        (found - target).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+
+
+def test_ft_transformer_as_it_comes() -> None:
+    rtdl = pytest.importorskip("rtdl_revisiting_models", reason="rtdl_revisiting_models is not installed")
+    torch.manual_seed(0)
+    model = rtdl.FTTransformer(
+        n_cont_features=3,
+        cat_cardinalities=[3, 4],
+        d_out=1,
+        n_blocks=2,
+        d_block=16,
+        attention_n_heads=2,
+        attention_dropout=0.0,
+        ffn_d_hidden_multiplier=2.0,
+        ffn_dropout=0.0,
+        residual_dropout=0.0,
+    )
+    train(model, NUMBERS, CODES)
+    explainer = NObSP(model).fit((NUMBERS, CODES))
+    check(explainer, (NUMBERS, CODES), model(NUMBERS, CODES))
+    assert explainer.explained_[0] > 0.9
+    assert "no_head" not in {finding.code for finding in explainer.health().findings}
+
+
+def test_tabular_resnet() -> None:
+    rtdl = pytest.importorskip("rtdl_revisiting_models", reason="rtdl_revisiting_models is not installed")
+    torch.manual_seed(0)
+    model = rtdl.ResNet(
+        d_in=3, d_out=2, n_blocks=2, d_block=16, d_hidden=None, d_hidden_multiplier=2.0, dropout1=0.0, dropout2=0.0
+    ).eval()
+    check(NObSP(model).fit(NUMBERS), NUMBERS, model(NUMBERS))
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_tabm_is_the_mean_of_its_members(several: bool) -> None:
+    tabm = pytest.importorskip("tabm", reason="tabm is not installed")
+    torch.manual_seed(0)
+    cardinalities = [3, 4] if several else None
+    model = tabm.TabM.make(n_num_features=3, cat_cardinalities=cardinalities, d_out=1, k=8)
+    train(model, *((NUMBERS, CODES) if several else (NUMBERS,)))
+    X = (NUMBERS, CODES) if several else NUMBERS
+    explainer = NObSP(model).fit(X)
+    found = model(NUMBERS, CODES) if several else model(NUMBERS)
+    check(explainer, X, found.mean(1))
+    assert explainer.explained_[0] > 0.9
+
+
+def test_skorch() -> None:
+    skorch = pytest.importorskip("skorch", reason="skorch is not installed")
+    module = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+    model = skorch.NeuralNetRegressor(module, max_epochs=2, verbose=0, train_split=None)
+    with pytest.raises(Exception, match="not been fitted"):
+        NObSP(model).fit(NUMBERS)
+    model.fit(NUMBERS.numpy(), NUMBERS[:, :1].numpy())
+    explanation = NObSP(model).fit(NUMBERS.numpy())(NUMBERS.numpy())
+    assert_same_to_rounding(explanation.predictions, model.predict(NUMBERS.numpy()).astype(np.float64), within=SINGLE)
+
+
+def test_lightning_modules_are_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    lightning = library("lightning", monkeypatch)
+
+    class Net(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x).squeeze(1) * 10.0 + 3.0
+
+    model = Net()
+    check(NObSP(model).fit(NUMBERS), NUMBERS, model(NUMBERS))
+
+
+def test_hugging_face_models_and_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = library("transformers", monkeypatch)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=16,
+        num_labels=2,
+    )
+    model = transformers.BertForSequenceClassification(config).eval()
+    rows = {"input_ids": torch.randint(0, 50, (40, 8)), "attention_mask": torch.ones(40, 8, dtype=torch.long)}
+    with pytest.raises(ValueError, match=r"token ids at 8 positions.*Pass spans of positions"):
+        NObSP(model).fit(rows)
+    with pytest.raises(ValueError, match="token ids at 8 positions"):
+        NObSP(model).fit(rows["input_ids"])
+    spans = {"first": ("input_ids", slice(0, 4)), "second": ("input_ids", slice(4, 8)), "mask": "attention_mask"}
+    explainer = NObSP(model, features=spans, interactions=0, background=4).fit(rows)
+    with torch.no_grad():
+        check(explainer, rows, model(**rows).logits)
+
+
+def test_pytorch_tabular() -> None:
+    pytest.importorskip("pytorch_tabular", reason="pytorch_tabular does not install beside this torch")
