@@ -1,5 +1,7 @@
 """Audits: what was planted is found and said why; no row's label speaks for itself; nothing depends on the order."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -411,6 +413,37 @@ def test_frames_have_one_line_per_row_and_columns_by_name():
     cleanlab = ["is_label_issue", "label_score", "given_label", "predicted_label"]
     assert list(labelled.columns) == [*without[:2], "label", *without[2:10], *cleanlab, *without[10:]]
     assert labelled["row"].tolist() == list(range(150))
+
+
+def test_suspected_labels_are_issues_of_cleanlabs_datalab():
+    pytest.importorskip("cleanlab")
+    head, rows, labels, _, _, _ = planted()
+    found = audit(ContributionIndex(head).fit(rows, labels))
+    manager = found.issue_manager()(SimpleNamespace(data=labels))
+    manager.find_issues()
+    assert manager.issues["is_nobsp_label_issue"].tolist() == found.mislabels.tolist()
+    assert manager.issues["nobsp_label_score"].tolist() == found.label_score.tolist()
+    assert manager.summary["score"].item() == pytest.approx(found.label_score.mean())
+    with pytest.raises(ValueError, match="audit is of 308 rows but the Datalab has 3"):
+        found.issue_manager()(SimpleNamespace(data=labels[:3])).find_issues()
+    with pytest.raises(ValueError, match="without labels"):
+        audit(ContributionIndex(head).fit(rows, labels), rows).issue_manager()
+
+
+@pytest.mark.filterwarnings("ignore")  # of the packages that datasets brings
+def test_a_datalab_reports_them():
+    datasets, arrow = pytest.importorskip("datasets"), pytest.importorskip("pyarrow")
+    datalab = pytest.importorskip("cleanlab.datalab.datalab")
+    factory = pytest.importorskip("cleanlab.datalab.internal.issue_manager_factory")
+    head, rows, labels, _, _, _ = planted()
+    found = audit(ContributionIndex(head).fit(rows, labels))
+    factory.register(found.issue_manager())
+    table = datasets.Dataset(arrow.table({"label": labels.tolist()}), fingerprint="planted")
+    lab = datalab.Datalab(table, label_name="label", verbosity=0)
+    lab.find_issues(issue_types={"nobsp_label": {}})
+    issues = lab.get_issues("nobsp_label")
+    assert issues["is_nobsp_label_issue"].tolist() == found.mislabels.tolist()
+    assert lab.get_info("nobsp_label")["predicted_label"].tolist() == found.suggested.tolist()
 
 
 # ---------------------------------------------------------------------- prototypes and duplicates

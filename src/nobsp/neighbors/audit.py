@@ -36,6 +36,8 @@ Flags = NDArray[np.bool_]
 BOUNDARY = (0.4, 0.7)
 # Below this typicality a joint confidence shrinks in proportion to it: strange rows are trusted less.
 _STRANGE = 0.01
+# Probability to be wrong of a label that is suspected, at least.
+_LEAST = 0.25
 # An AUROC of fewer errors says nothing.
 _FEWEST_ERRORS = 20
 
@@ -137,6 +139,47 @@ class Audit:
             columns |= {"given_label": self.labels, "predicted_label": self.suggested}
         columns |= {"suggested": self.suggested, "reason": np.array(self.reasons, dtype=object)}
         return frame_like(None, {name: list(v) if v.dtype == object else v for name, v in columns.items()})
+
+    def issue_manager(self) -> Any:
+        """The suspected labels as an issue manager of cleanlab's Datalab, a class to be registered with it.
+
+        Its issues are called "nobsp_label"; `lab.get_issues("nobsp_label")` has `is_nobsp_label_issue` and
+        `nobsp_label_score`, `lab.get_info("nobsp_label")` has `given_label` and `predicted_label`.
+
+        Raises:
+            ValueError: If there are no labels.
+            ImportError: If cleanlab is missing.
+
+        Example:
+            >>> from cleanlab.datalab.internal.issue_manager_factory import register  # doctest: +SKIP
+            >>> _ = register(found.issue_manager())  # doctest: +SKIP
+            >>> lab.find_issues(issue_types={"nobsp_label": {}})  # doctest: +SKIP
+        """
+        if self.mislabels is None or self.label_score is None:
+            raise ValueError("an audit without labels has no label issues; pass labels to audit.")
+        try:
+            import pandas as pd
+            from cleanlab.datalab.internal.issue_manager import IssueManager
+        except ImportError as missing:
+            raise ImportError("an issue manager needs cleanlab and pandas: pip install cleanlab.") from missing
+        flags, scores = self.mislabels, self.label_score
+        about = {"given_label": self.labels, "predicted_label": self.suggested}
+
+        class LabelIssues(IssueManager):  # type: ignore[misc]  # cleanlab has no types
+            """Labels that neighbours, class centroids and cross-fitted heads speak against."""
+
+            description = "Labels that are probably wrong, by rows with similar evidence."
+            issue_name = "nobsp_label"
+
+            def find_issues(self, **_: Any) -> None:
+                count = len(self.datalab.data)
+                if count != len(flags):
+                    raise ValueError(f"the audit is of {len(flags)} rows but the Datalab has {count}; audit the same.")
+                self.issues = pd.DataFrame({"is_nobsp_label_issue": flags, self.issue_score_key: scores})
+                self.summary = self.make_summary(score=float(scores.mean()))
+                self.info = {**about, "num_issues": int(flags.sum())}
+
+        return LabelIssues
 
     def summary(self, most: int = 5) -> str:
         """What was found, in words, with the most suspicious rows.
@@ -338,11 +381,15 @@ def _reference(contributions: ContributionIndex, activations: ContributionIndex)
 
 
 def _suspects(wrong: Array, budget: int | None, precision: float) -> Flags:
-    """The labels most probably wrong: so many, or as many as keep their mean probability at the precision."""
+    """The labels most probably wrong: so many, or as many as keep their mean probability at the precision.
+
+    Without a budget none is less probable than `_LEAST`: a few sure ones do not pay for others that are probably right.
+    """
     order = np.argsort(-wrong, kind="stable")
     count = budget
     if count is None:
-        count = int((np.cumsum(wrong[order]) >= precision * np.arange(1, len(wrong) + 1)).sum())
+        enough = np.cumsum(wrong[order]) >= precision * np.arange(1, len(wrong) + 1)
+        count = int((enough & (wrong[order] >= min(precision, _LEAST))).sum())
     flags = np.zeros(len(wrong), dtype=bool)
     flags[order[:count]] = True
     return flags & (wrong > 0)
