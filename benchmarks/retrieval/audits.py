@@ -12,20 +12,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.model_selection import StratifiedKFold
 
 from benchmarks.report import Column, Report, Spread, Table, options, progress, publish
 from benchmarks.retrieval.cases import HELD_OUT, IMAGENETTE, SMALLER, classes_of
 from benchmarks.retrieval.features import Features, Labels, Recipe, features, kept_below
 from benchmarks.retrieval.heads import REGULARISED, Head, own_head, trained_head
-from benchmarks.retrieval.mislabels import SHARE, by_cleanlab, cross_validated, flipped
 from benchmarks.retrieval.purity import K
 from nobsp.neighbors import ContributionIndex, audit
 
 Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 CIFAR = Recipe("cifar10", "resnet20", 32)
 # Constants of the audit were chosen with seeds 0 to 2, on the first 5,000 test images of CIFAR-10 and on TinyImageNet.
 SEEDS = (3, 4, 5)
+SHARE, FOLDS = 0.05, 5
 NOISES = ("any other class", "the class most alike", "none")
 METHODS = ("nobsp.audit", "cleanlab", 'cleanlab, filter_by="both"')
 SCORES = ("softmax", "energy", "10 nearest by cosine", "typicality", "joint confidence")
@@ -40,6 +42,32 @@ def audited(cache: Path | None, *, quick: bool) -> dict[str, tuple[Features, tup
     if not quick:
         found["TinyImageNet at 128 pixels"] = features(SMALLER, "train", 6000, cache=cache), SEEDS[:1]
     return found
+
+
+def flipped(labels: Labels, *, classes: int, seed: int) -> Labels:
+    """Labels with a share of them changed to any other class, each as likely."""
+    generator = np.random.default_rng(seed)
+    changed = generator.choice(len(labels), round(SHARE * len(labels)), replace=False)
+    result = labels.copy()
+    result[changed] = (labels[changed] + generator.integers(1, classes, len(changed))) % classes
+    return result
+
+
+def cross_validated(given: Features, classes: int, cache: Path | None) -> Array:
+    """Probabilities of the classes for every row, by a linear head trained without it."""
+    chances = np.zeros((len(given), classes))
+    for rest, held in StratifiedKFold(FOLDS, shuffle=True, random_state=0).split(given.labels, given.labels):
+        head = trained_head(given.subset(rest), classes=classes, decay=REGULARISED, cache=cache)
+        chances[held] = head.logits(given.activations[torch.from_numpy(held)]).double().softmax(1).numpy()
+    return chances
+
+
+def by_cleanlab(labels: Labels, chances: Array, rule: str) -> Flags:
+    """Rows that cleanlab flags; "prune_by_noise_rate" is its default rule."""
+    from cleanlab.filter import find_label_issues
+
+    flags: Flags = find_label_issues(labels, chances, filter_by=rule, n_jobs=1)
+    return flags
 
 
 def most_alike(rows: Features) -> Labels:
