@@ -159,7 +159,7 @@ class Audit:
             raise ValueError("an audit without labels has no label issues; pass labels to audit.")
         try:
             import pandas as pd
-            from cleanlab.datalab.internal.issue_manager import IssueManager
+            from cleanlab.datalab.internal.issue_manager import IssueManager  # type: ignore[import-untyped]
         except ImportError as missing:
             raise ImportError("an issue manager needs cleanlab and pandas: pip install cleanlab.") from missing
         flags, scores = self.mislabels, self.label_score

@@ -1,8 +1,8 @@
 """How far to trust a prediction or a label: neighbours, class centroids, cross-fitted heads, and how labels go wrong.
 
 Rows are compared after columns were decorrelated (`Centroids.transform`): activations that many channels share make
-everything look alike. The numbers of the vote were chosen on TinyImageNet, those of heads and labels on CIFAR-10 and
-TinyImageNet with labels flipped by other seeds than the benchmark's.
+everything look alike. The numbers of the vote were chosen on TinyImageNet, those of heads and labels on CIFAR-10,
+TinyImageNet and HAM10000; benchmarks/results/audit.md says how far from what it reports.
 """
 
 from __future__ import annotations
