@@ -52,6 +52,7 @@ TABLES: dict[str, tuple[str, str]] = {
     ),
     "recovery": ("benchmarks.recovery", "known functions over sizes, correlations and activations, with interactions"),
     "models": ("benchmarks.models", "real models on real tables: does each one load, explain and add up?"),
+    "audit": ("benchmarks.retrieval.audits", "images: wrong labels, and inputs from elsewhere"),
     "speed-neighbours": ("benchmarks.retrieval.speed", "finding neighbours: exact, usearch, Milvus, faiss"),
     "house": ("benchmarks.house", "size of the package, files that a call enters, and import times"),
     "speed": ("benchmarks.speed", "every claim about speed as a ratio, measured in one run"),

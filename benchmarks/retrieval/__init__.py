@@ -1,1 +1,1 @@
-"""Neighbours by evidence and by activation: purity, error detection, mislabels and speed."""
+"""Neighbours by evidence and by activation: purity, error detection, audits and speed."""

@@ -1,4 +1,4 @@
-"""Neighbours by evidence and by activations: purity, which errors they show, and which wrong labels.
+"""Neighbours by evidence and by activations: purity, and which errors they show.
 
 The paper's experiment at the scale of the data at hand: activations of a network entering its last layer, the rows of
 the training split as database, the held-out rows as queries, eight neighbours. On TinyImageNet the network is a
@@ -15,12 +15,11 @@ import torch
 
 from benchmarks import kept
 from benchmarks.report import Report, options, publish
-from benchmarks.retrieval import errors, mislabels
-from benchmarks.retrieval.cases import KINDS, SMALLER, TITLES, Case, cases
+from benchmarks.retrieval import errors
+from benchmarks.retrieval.cases import KINDS, TITLES, Case, cases
 from benchmarks.retrieval.errors import detection_findings, detection_table, known_detection
 from benchmarks.retrieval.features import SEED, kept_below
 from benchmarks.retrieval.heads import STEPS
-from benchmarks.retrieval.mislabels import mislabel_findings, mislabel_table
 from benchmarks.retrieval.purity import K, looked_up, purity_findings, purity_table
 
 NOT_RUN = (
@@ -42,24 +41,15 @@ def main() -> None:
         shown.append(case)
     if not shown:
         return
-    seeds = mislabels.SEEDS[:1] if chosen.quick else mislabels.SEEDS
-    databases = {case.recipe: case.database for case in shown if case.recipe != SMALLER}
-    wrong = {
-        r: mislabels.search(r, rows, seeds=seeds, cache=chosen.cache, results=results) for r, rows in databases.items()
-    }
     publish(
         Report(
             name="purity",
             title="Neighbours by evidence and by activations",
-            tables=(
-                *map(purity_table, found),
-                detection_table(detected),
-                *(mislabel_table(recipe, len(databases[recipe]), methods) for recipe, methods in wrong.items()),
-            ),
-            findings=(*purity_findings(found), *detection_findings(detected), *mislabel_findings(wrong)),
-            seeds=(SEED, *seeds),
+            tables=(*map(purity_table, found), detection_table(detected)),
+            findings=(*purity_findings(found), *detection_findings(detected)),
+            seeds=(SEED,),
             settings=settings(shown, quick=chosen.quick),
-            packages=("cleanlab", "scikit-learn", "torchvision"),
+            packages=("scikit-learn", "torchvision"),
         ),
         chosen,
     )
@@ -76,7 +66,6 @@ def settings(shown: list[Case], *, quick: bool) -> dict[str, object]:
         "trained_heads": "softmax regression on standardised activations, L-BFGS from zero, all rows at once",
         "weight_decay": {KINDS[decay]: f"{decay} ({steps} steps)" for decay, steps in STEPS.items()},
         "halves": errors.QUICK_SPLITS if quick else errors.SPLITS,
-        "flipped_labels": f"{mislabels.SHARE:.0%}, cleanlab {mislabels.FOLDS}-fold",
         "not_run": [TITLES[recipe] for recipe in TITLES if recipe not in sizes] + [NOT_RUN],
     }
 

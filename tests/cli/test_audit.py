@@ -201,3 +201,77 @@ def test_an_image_in_no_folder_has_no_label(nobsp: Run, gallery: Path, tmp_path:
     )
     assert done.code == 2
     assert "0.png lies in no folder" in done.err
+
+
+# ---------------------------------------------------------------------- decisions
+
+
+def decided(path: Path, *lines: tuple[object, ...]) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("row", "name", "decision", "given_label", "new_label"), *lines])
+    return path
+
+
+@pytest.mark.parametrize(("target", "labels"), [("kind", ("dog", "cat", "owl")), ("other", (11, 10, 12))])
+def test_decisions_are_applied_to_a_table(
+    nobsp: Run, kinds: Path, tmp_path: Path, target: str, labels: tuple[object, ...]
+) -> None:
+    wrong, right, dropped = labels
+    ticked = decided(
+        tmp_path / "decisions.csv",
+        (5, 5, "relabel", wrong, right),
+        (70, 70, "drop", dropped, ""),
+        (7, 7, "keep", right, ""),
+    )
+    words = ["--data", kinds / "kinds.csv", "--target", target, "--apply", ticked, "--out", tmp_path / "out", "--json"]
+    found = json.loads(nobsp("audit", *words).out)
+    assert (found["kept"], found["dropped"], found["relabelled"]) == (119, 1, 1)
+    before, after = pd.read_csv(kinds / "kinds.csv"), pd.read_csv(tmp_path / "out" / "cleaned.csv")
+    before.loc[5, target] = right
+    pd.testing.assert_frame_equal(after, before.drop(index=70).reset_index(drop=True))
+    assert [tuple(line.values()) for line in lines_of(tmp_path / "out" / "changes.csv")] == [
+        ("5", "relabel", str(wrong), str(right)),
+        ("70", "drop", str(dropped), ""),
+        ("7", "keep", str(right), str(right)),
+    ]
+
+
+def test_what_the_page_saves_can_be_applied_to_images(nobsp: Run, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for name in ("up/a.png", "up/b.png", "down/c.png"):
+        (tmp_path / "scans" / name).parent.mkdir(parents=True, exist_ok=True)
+        image.new("L", (4, 4)).save(tmp_path / "scans" / name)
+    records = [
+        {"row": 2, "name": "up/b.png", "decision": "relabel", "given_label": "up", "new_label": "down"},
+        {"row": 0, "name": "down/c.png", "decision": "drop", "given_label": "down", "new_label": ""},
+    ]
+    (tmp_path / "decisions.json").write_text(json.dumps(records), encoding="utf-8")
+    nobsp("audit", "--images", tmp_path / "scans", "--apply", tmp_path / "decisions.json", "--out", tmp_path / "out")
+    lines = lines_of(tmp_path / "out" / "cleaned.csv")
+    assert [(Path(line["image"]).name, line["label"]) for line in lines] == [("a.png", "up"), ("b.png", "down")]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ((500, 500, "drop", "cat", ""), "there is no row '500'"),
+        ((5, 5, "drop", "owl", ""), "other data"),
+        ((5, 5, "burn", "dog", ""), "none of keep, relabel and drop"),
+        ((5, 5, "relabel", "dog", ""), "no new_label"),
+    ],
+)
+def test_decisions_about_something_else_are_refused(
+    nobsp: Run, kinds: Path, tmp_path: Path, line: tuple[object, ...], message: str
+) -> None:
+    ticked = decided(tmp_path / "decisions.csv", line)
+    done = nobsp(
+        "audit", "--data", kinds / "kinds.csv", "--target", "kind", "--apply", ticked, "--out", tmp_path / "out"
+    )
+    assert done.code == 2
+    assert message in done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_labels_are_suspected_up_to_a_budget(nobsp: Run, kinds: Path, tmp_path: Path) -> None:
+    words = ["--output-names", *NAMES, "--no-report", "--budget", 1, "--out", tmp_path / "out"]
+    assert json.loads(nobsp(*asked(kinds, "kinds.csv", "kind"), *words).out)["likely_wrong_labels"] == 1

@@ -1,5 +1,7 @@
 """Audits: what was planted is found and said why; no row's label speaks for itself; nothing depends on the order."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -77,8 +79,8 @@ def test_planted_mislabels_are_found_with_their_true_class_and_the_reason():
         by_evidence = int((found.by_contributions.labels[row] == truth[row]).sum())
         by_activations = int((found.by_activations.labels[row] == truth[row]).sum())
         assert (
-            f"labelled {labels[row]}, but {by_evidence} of 8 neighbours by evidence and {by_activations} by "
-            f"activations are {truth[row]}" in found.reasons[row]
+            f"{by_evidence} of 8 neighbours by evidence and {by_activations} by activations are {truth[row]}"
+            in found.reasons[row]
         )
     assert set(MISLABELLED) <= set(found.flagged)
 
@@ -93,21 +95,58 @@ def test_planted_boundary_cases_and_outliers_are_found_with_reasons():
     assert (found.predicted[65:] == 2).all()
     assert found.outliers[65:].all()
     assert not found.outliers[:60].any()  # plain rows were drawn nearer to their centre than those of the database
-    for row in range(65, 70):
-        assert f"unlike its class: {found.centroid_distance[row]:.2f} from its centroid" in found.reasons[row]
+    assert all(f"typicality {found.typicality[row]:.2g}" in found.reasons[row] for row in range(65, 70))
+    assert (found.joint[65:] < 0.05).all()  # whatever the softmax says
     unflagged = ~(found.errors | found.boundary | found.outliers)
     assert [not reason for reason in found.reasons] == unflagged.tolist()
 
 
-def test_a_label_that_both_spaces_contradict_is_a_mislabel_and_a_disputed_one_is_not():
+def test_two_wrong_labels_of_sixty_are_found_and_no_others():
     head, rows, labels, _, queries, plain = planted()
-    given = np.concatenate([plain, np.zeros(10, int)])
+    given = plain.copy()
     given[[5, 30]] = [1, 0]
-    found = audit(ContributionIndex(head).fit(rows, labels), queries, given)
-    assert found.mislabels[[5, 30]].all()
-    assert not np.delete(found.mislabels[:60], [5, 30]).any()
-    assert not found.mislabels[60:65].any()  # their neighbours are of two classes, half and half
+    found = audit(ContributionIndex(head).fit(rows, labels), queries[:60], given)
+    assert np.flatnonzero(found.mislabels).tolist() == [5, 30]
+    assert sum(found.expected_errors.values()) == pytest.approx(2, abs=0.5)
     assert np.array_equal(found.labels, given)
+
+
+def test_a_budget_takes_the_least_probable_labels():
+    head, rows, truth = noisy()
+    index = ContributionIndex(head).fit(rows, truth)
+    order = np.argsort(audit(index).label_score, kind="stable")
+    for budget in (1, 7, 20):
+        found = audit(index, budget=budget)
+        assert found.mislabels.sum() == budget
+        doubted = [row for row in order if found.suggested[row] != found.labels[row]]
+        assert set(np.flatnonzero(found.mislabels)) == set(doubted[:budget])
+
+
+def test_a_threshold_means_a_precision():
+    """Flipped labels in well-known classes: what is suspected is wrong as often as was asked for, or more often."""
+    rng = np.random.default_rng(5)
+    head, rows, truth = noisy(1500, seed=2, signal=1.3)
+    wrong = rng.random(1500) < 0.06
+    given = np.where(wrong, (truth + rng.integers(1, CLASSES, 1500)) % CLASSES, truth)
+    index = ContributionIndex(head).fit(rows, given)
+    counts = []
+    for precision in (0.95, 0.8, 0.6):
+        flags = audit(index, precision=precision).mislabels
+        counts.append(flags.sum())
+        assert wrong[flags].mean() > precision - 0.1
+    assert counts == sorted(counts)
+    found = audit(index)
+    assert found.expected_errors.keys() == {0, 1, 2}
+    assert sum(found.expected_errors.values()) == pytest.approx(wrong.sum(), rel=0.35)
+    by_class = {c: (1 - found.label_score)[given == c].sum() for c in range(CLASSES)}
+    assert found.expected_errors == pytest.approx(by_class)
+
+
+@pytest.mark.parametrize("wrong", [{"precision": 1.2}, {"outliers": -0.1}, {"budget": 0}])
+def test_shares_and_budgets_that_make_no_sense_are_refused(wrong):
+    head, rows, truth = noisy(60)
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        audit(ContributionIndex(head).fit(rows, truth), **wrong)
 
 
 def test_flagged_rows_come_with_the_least_joint_confidence_first():
@@ -140,7 +179,10 @@ def test_labels_that_mean_nothing_are_told_by_nothing(audited):
             given = labels if audited == "the database" else labels[some]
         assert found.joint_kind == "cross-validated"
         scores.append(roc_auc_score(found.predicted == given, found.joint))
-        assert found.auroc["joint"] == pytest.approx(scores[-1], abs=SUMS)
+        trusted = ~found.mislabels
+        assert found.auroc["joint"] == pytest.approx(
+            roc_auc_score((found.predicted == given)[trusted], found.joint[trusted]), abs=SUMS
+        )
     assert abs(np.mean(scores) - 0.5) < 0.08, scores
 
 
@@ -149,10 +191,13 @@ def test_joint_confidence_tells_errors_better_than_its_parts():
     index = ContributionIndex(head).fit(rows[:900], truth[:900])
     found = audit(index, rows[900:], truth[900:])
     right = found.predicted == truth[900:]
+    trusted = ~found.mislabels
     assert found.auroc["joint"] > max(score for name, score in found.auroc.items() if name != "joint") - 0.01
     assert found.auroc["joint"] > 0.65
-    assert found.auroc["confidence"] == pytest.approx(roc_auc_score(right, found.confidence))
-    assert found.auroc["purity by evidence"] == pytest.approx(roc_auc_score(right, found.purity_contributions))
+    assert found.auroc["confidence"] == pytest.approx(roc_auc_score(right[trusted], found.confidence[trusted]))
+    assert found.auroc["purity by evidence"] == pytest.approx(
+        roc_auc_score(right[trusted], found.purity_contributions[trusted])
+    )
     # It is a probability: as many are right as it says.
     assert abs(found.joint.mean() - right.mean()) < 0.02
 
@@ -190,8 +235,8 @@ def test_without_labels_the_rule_is_the_softmax_times_the_vote_of_50_neighbours(
     logits = rows[300:] @ head.weight.detach().numpy().T + head.bias.detach().numpy()
     product = np.exp(logits - logits.max(1, keepdims=True)) * (votes / weights.sum(1, keepdims=True) + 0.01)
     agreed = (product / product.sum(1, keepdims=True))[np.arange(100), found.predicted]
-    assert np.allclose(found.joint, agreed, rtol=0, atol=1e-5)
-    assert np.array_equal(found.joint, found.agreed)
+    assert np.allclose(found.agreed, agreed, rtol=0, atol=1e-5)
+    assert np.array_equal(found.joint, found.agreed * np.minimum(1, found.typicality / 0.01))
     assert np.array_equal(found.purity_contributions, index.query(rows[300:], 5).purity)
     assert np.array_equal(found.purity_activations, index._view(space="activations").query(rows[300:], 5).purity)
 
@@ -212,60 +257,57 @@ def test_joint_confidence_is_a_logistic_curve_that_does_not_overflow():
     assert odds[1] - odds[0] == pytest.approx(odds[2] - odds[1], rel=SUMS)
 
 
-# ---------------------------------------------------------------------- centres
+# ---------------------------------------------------------------------- typicality
 
 
-def test_outliers_are_beyond_the_95th_percentile_of_their_class_by_numpy():
+def test_typicality_is_the_share_of_the_databases_rows_that_are_further_from_their_neighbours():
     head, rows, truth = noisy(500)
-    database, labels, queries = rows[:350], truth[:350], rows[350:]
-    found = audit(ContributionIndex(head).fit(database, labels), queries)
-    known, asked = units(database, database), units(queries, database)
-    usual, centres = np.empty(CLASSES), np.empty((CLASSES, known.shape[1]))
-    for number in range(CLASSES):
-        own = known[labels == number]
-        centres[number] = own.mean(0)
-        away = [np.linalg.norm(row - np.delete(own, i, 0).mean(0)) for i, row in enumerate(own)]
-        usual[number] = np.percentile(away, 95)
-    away = np.linalg.norm(asked - centres[found.predicted], axis=1)
-    assert np.allclose(found.centroid_distance, away, rtol=0, atol=1e-9)
-    assert np.array_equal(found.outliers, away > usual[found.predicted])
-    assert 0 < found.outliers.sum() < len(queries)
+    database, queries = rows[:350], rows[350:]
+    index = ContributionIndex(head).fit(database, truth[:350])
+    found = audit(index, queries, outliers=0.1)
+
+    def distances(asked, exclude):
+        evidence = index.query(asked, 8, exclude=exclude).distances.mean(1)
+        voters = index._view(space="activations").query(asked, 50, exclude=exclude).indices
+        unit = [
+            some / np.linalg.norm(some, axis=1, keepdims=True) for some in (asked.astype(float), database.astype(float))
+        ]
+        away = np.sort(np.linalg.norm(unit[1][voters] - unit[0][:, None], axis=2), axis=1)
+        return np.column_stack([evidence, away[:, :10].mean(1)])
+
+    known, asked = distances(database, "self"), distances(queries, None)
+    middle = np.median(known, axis=0)
+    spread = np.percentile(known, 84, axis=0) - middle
+    known, asked = (((some - middle) / spread).sum(1) for some in (known, asked))
+    share = np.array([(1 + (known >= one).sum()) / 351 for one in asked])
+    beyond = np.exp(-np.maximum(asked - known.max(), 0) / (known.max() - np.median(known)))
+    assert np.allclose(found.typicality, np.minimum(share, 1) * beyond, atol=2 / 351)
+    assert np.array_equal(found.outliers, found.typicality < 0.1)
+    assert 0.02 < found.outliers.mean() < 0.25  # about the share that was chosen
 
 
-def test_a_row_of_the_database_is_measured_from_the_centre_of_the_others():
-    head, rows, truth = noisy(150)
+def test_rows_from_elsewhere_are_trusted_less_than_any_others():
+    head, rows, labels, _, queries, _ = planted()
+    found = audit(ContributionIndex(head).fit(rows, labels), queries)
+    assert found.confidence[65:].min() > 0.9  # the softmax knows nothing of it
+    assert found.typicality[65:].max() < found.typicality[:65].min()
+    assert found.joint[65:].max() < found.joint[:65].min()
+
+
+def test_few_errors_have_no_auroc():
+    head, rows, truth = noisy(300, signal=1.5)
     found = audit(ContributionIndex(head).fit(rows, truth))
-    known = units(rows, rows)
-    for row in range(0, 150, 7):
-        others = (truth == found.predicted[row]) & (np.arange(150) != row)
-        away = np.linalg.norm(known[row] - known[others].mean(0))
-        assert found.centroid_distance[row] == pytest.approx(away, abs=1e-9)
+    assert 0 < (found.predicted != truth).sum() < 20
+    assert found.auroc == {}
 
 
-@pytest.mark.parametrize("most", [120, 60])
-def test_rows_that_are_excluded_are_in_no_centre_either(most, monkeypatch):
-    monkeypatch.setattr("nobsp.neighbors.confidence.MOST_ROWS", most)  # of more rows, evenly spaced ones
-    head, rows, truth = noisy(120)
-    looked_at = np.isin(np.arange(120), np.linspace(0, 119, most).astype(int))
-    left = np.column_stack([np.arange(10), np.arange(10) + 50, np.arange(10) + 50, np.full(10, -1)])
-    found = audit(ContributionIndex(head).fit(rows, truth), rows[:10], exclude=left)
-    known = units(rows, rows)
-    for row in range(10):
-        others = (truth == found.predicted[row]) & ~np.isin(np.arange(120), left[row]) & looked_at
-        away = np.linalg.norm(known[row] - known[others].mean(0))
-        assert found.centroid_distance[row] == pytest.approx(away, abs=1e-9)
-        assert not np.isin(found.by_activations.indices[row], left[row]).any()
-
-
-def test_a_class_without_rows_has_no_centre():
+def test_a_class_without_rows_can_be_predicted():
     head, rows, truth = noisy(200)
     known = truth != 2
     found = audit(ContributionIndex(head).fit(rows[known], truth[known]), rows[~known])
-    astray = found.predicted == 2
-    assert np.isinf(found.centroid_distance[astray]).all()
-    assert found.outliers[astray].all()
-    assert np.isfinite(found.centroid_distance[~astray]).all()
+    assert (found.predicted == 2).any()
     assert np.isfinite(found.joint).all()
+    assert np.isfinite(found.typicality).all()
 
 
 # ---------------------------------------------------------------------- promises
@@ -277,7 +319,7 @@ def same(one, other):
     assert_same_to_rounding(one.confidence, other.confidence, within=SINGLE)
     assert one.reasons == other.reasons
     assert np.allclose(one.joint, other.joint, rtol=0, atol=1e-9)
-    assert np.allclose(one.centroid_distance, other.centroid_distance, rtol=0, atol=1e-9)
+    assert np.allclose(one.typicality, other.typicality, rtol=0, atol=1e-9)
 
 
 def test_an_audit_of_the_database_leaves_each_row_out():
@@ -360,7 +402,7 @@ def test_frames_have_one_line_per_row_and_columns_by_name():
     index = ContributionIndex(head, classes=["a", "b", "c"]).fit(rows[:150], np.array(["a", "b", "c"])[truth[:150]])
     found = audit(index, rows[150:])
     without = ["row", "predicted", "confidence", "purity_contributions", "purity_activations", "joint"]
-    without += ["centroid_distance", "error", "boundary", "outlier", "suggested", "reason"]
+    without += ["typicality", "error", "boundary", "outlier", "suggested", "reason"]
     frame = found.to_frame()
     assert list(frame.columns) == without
     assert len(frame) == len(found) == 50
@@ -368,8 +410,40 @@ def test_frames_have_one_line_per_row_and_columns_by_name():
     assert frame["outlier"].tolist() == found.outliers.tolist()
     assert set(frame["suggested"]) <= {"a", "b", "c"}
     labelled = audit(index).to_frame()
-    assert list(labelled.columns) == [*without[:2], "label", *without[2:10], "mislabel", "label_support", *without[10:]]
+    cleanlab = ["is_label_issue", "label_score", "given_label", "predicted_label"]
+    assert list(labelled.columns) == [*without[:2], "label", *without[2:10], *cleanlab, *without[10:]]
     assert labelled["row"].tolist() == list(range(150))
+
+
+def test_suspected_labels_are_issues_of_cleanlabs_datalab():
+    pytest.importorskip("cleanlab")
+    head, rows, labels, _, _, _ = planted()
+    found = audit(ContributionIndex(head).fit(rows, labels))
+    manager = found.issue_manager()(SimpleNamespace(data=labels))
+    manager.find_issues()
+    assert manager.issues["is_nobsp_label_issue"].tolist() == found.mislabels.tolist()
+    assert manager.issues["nobsp_label_score"].tolist() == found.label_score.tolist()
+    assert manager.summary["score"].item() == pytest.approx(found.label_score.mean())
+    with pytest.raises(ValueError, match="audit is of 308 rows but the Datalab has 3"):
+        found.issue_manager()(SimpleNamespace(data=labels[:3])).find_issues()
+    with pytest.raises(ValueError, match="without labels"):
+        audit(ContributionIndex(head).fit(rows, labels), rows).issue_manager()
+
+
+@pytest.mark.filterwarnings("ignore")  # of the packages that datasets brings
+def test_a_datalab_reports_them():
+    datasets, arrow = pytest.importorskip("datasets"), pytest.importorskip("pyarrow")
+    datalab = pytest.importorskip("cleanlab.datalab.datalab")
+    factory = pytest.importorskip("cleanlab.datalab.internal.issue_manager_factory")
+    head, rows, labels, _, _, _ = planted()
+    found = audit(ContributionIndex(head).fit(rows, labels))
+    factory.register(found.issue_manager())
+    table = datasets.Dataset(arrow.table({"label": labels.tolist()}), fingerprint="planted")
+    lab = datalab.Datalab(table, label_name="label", verbosity=0)
+    lab.find_issues(issue_types={"nobsp_label": {}})
+    issues = lab.get_issues("nobsp_label")
+    assert issues["is_nobsp_label_issue"].tolist() == found.mislabels.tolist()
+    assert lab.get_info("nobsp_label")["predicted_label"].tolist() == found.suggested.tolist()
 
 
 # ---------------------------------------------------------------------- prototypes and duplicates

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from nobsp import NObSPCam
 from nobsp.neighbors import ContributionIndex, audit
+from nobsp.neighbors.confidence import _fit_head, doubt_labels, fit_heads
 from tests.neighbors.cases import headed
 from tests.vision.networks import images as structured
 from tests.vision.networks import through_layers
@@ -20,36 +21,63 @@ def unit(rows: Array) -> Array:
     return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
-def test_support_of_a_label_is_vote_times_centres_with_the_row_itself_left_out() -> None:
+@pytest.mark.parametrize("rows", [150, 11])  # of eleven rows and twelve columns there are no heads
+def test_what_is_suggested_is_by_vote_centres_and_heads_with_the_row_itself_left_out(rows: int) -> None:
     case = headed(rows=150)
-    index = ContributionIndex(case.head).fit(case.database, case.labels)
-    z = case.database.double().numpy()
+    database, labels = case.database[:rows], case.labels[:rows]
+    index = ContributionIndex(case.head).fit(database, labels)
+    z = database.double().numpy()
     spread = z.std(0)
     x = np.where(spread > 0, (z - z.mean(0)) / np.where(spread > 0, spread, 1), 0)  # one column does not vary
-    values, vectors = np.linalg.eigh((x.T @ x / 150 + np.eye(12)) / 2)
+    values, vectors = np.linalg.eigh((x.T @ x / rows + np.eye(12)) / 2)
     y = unit(x @ (vectors / np.sqrt(values)) @ vectors.T)
-    voters = index._view(space="activations").query(None, k=50).indices
+    voters = index._view(space="activations").query(None, k=min(50, rows - 1)).indices
+    heads = fit_heads(index._fitted.space("activations", "euclidean"), index._fitted.backend.take, rows, 4)
+    assert (heads is None) == (rows < 12)
 
-    found = audit(index)
+    found = audit(index, k=2)
 
-    supports, suggested = [], []
-    for row in range(150):
-        others = np.arange(150) != row
-        centres = unit(np.stack([y[others & (case.labels == c)].sum(0) for c in range(4)]))
+    for row in range(rows):
+        others = np.arange(rows) != row
+        sums = np.stack([y[others & (labels == c)].sum(0) for c in range(4)])
+        cosines = np.array([0.0 if not total.any() else unit(total) @ y[row] for total in sums])
         weights = np.exp(20 * y[voters[row]] @ y[row])
-        votes = np.array([weights[case.labels[voters[row]] == c].sum() for c in range(4)]) / weights.sum()
-        given = np.exp(10 * centres @ y[row]) * (votes + 0.01)
-        supports.append(given[case.labels[row]] / given.sum())
-        suggested.append(given.argmax())
-    assert found.label_support is not None
-    assert found.mislabels is not None
-    np.testing.assert_allclose(found.label_support, supports, rtol=1e-5)
-    np.testing.assert_array_equal(found.suggested, suggested)
-    doubted = (np.array(supports) < 1 / 8) & (np.array(suggested) != case.labels)
-    for hits in (found.by_contributions, found.by_activations):
-        doubted &= hits.purity_towards(np.array(suggested)) >= hits.purity_towards(case.labels)
-    np.testing.assert_array_equal(found.mislabels, doubted)
-    assert 0 < doubted.sum() < 75
+        votes = np.array([weights[labels[voters[row]] == c].sum() for c in range(4)]) / weights.sum()
+        given = 10 * cosines + np.log(votes + 0.01)
+        if heads is not None:
+            logits = x[row] @ heads.weights[heads.fold[row], :-1].numpy() + heads.weights[heads.fold[row], -1].numpy()
+            given = given / 8 + logits - np.log(np.exp(logits).sum())
+        assert found.suggested[row] == given.argmax()
+
+
+def test_heads_are_fitted_without_the_fold_they_judge() -> None:
+    case = headed(rows=150)
+    index = ContributionIndex(case.head).fit(case.database, case.labels)
+    fitted = index._fitted
+    heads = fit_heads(fitted.space("activations", "euclidean"), fitted.backend.take, 150, 4)
+    assert heads is not None
+    mean, spread = case.database.double().mean(0), case.database.double().std(0, correction=0)
+    scores = torch.where(spread > 0, (case.database.double() - mean) / torch.where(spread > 0, spread, 1), 0)
+    others = heads.fold != 2
+    alone = _fit_head(scores[others].float(), torch.from_numpy(case.labels)[others], 4)
+    torch.testing.assert_close(heads.weights[2], alone, atol=1e-3, rtol=0)
+    assert sorted(set(heads.fold.tolist())) == [0, 1, 2, 3, 4]
+    assert max(np.bincount(heads.fold.numpy())) - min(np.bincount(heads.fold.numpy())) <= 1
+
+
+def test_how_labels_go_wrong_is_found_out() -> None:
+    """Labels of class 0 that were made 1 now and then, and sure evidence: expected errors are those that were made."""
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 4, 2000)
+    given = 6.0 * np.eye(4)[truth] + rng.normal(size=(2000, 4))
+    flipped = (truth == 0) & (rng.random(2000) < 0.2)
+    labels = np.where(flipped, 1, truth)
+    wrong = doubt_labels(torch.from_numpy(given), torch.from_numpy(labels)).numpy()
+    assert wrong[flipped].mean() > 0.9
+    assert wrong[~flipped].max() < 0.5
+    assert wrong.sum() == pytest.approx(flipped.sum(), rel=0.1)
+    clean = doubt_labels(torch.from_numpy(given), torch.from_numpy(truth)).numpy()
+    assert clean.sum() < 5
 
 
 def test_the_only_row_of_its_label_is_not_suspected() -> None:
@@ -58,9 +86,9 @@ def test_the_only_row_of_its_label_is_not_suspected() -> None:
     labels[17] = 3
     found = audit(ContributionIndex(case.head).fit(case.database, labels))
 
-    assert found.label_support is not None
+    assert found.label_score is not None
     assert found.mislabels is not None
-    assert found.label_support[17] == 1 / 4
+    assert found.label_score[17] == 1
     assert not found.mislabels[17]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +25,9 @@ def found() -> SimpleNamespace:
         suggested=np.full(14, 2),
         joint=joint,
         confidence=1 - joint / 2,
-        label_support=1 - joint,
+        label_score=1 - joint,
+        typicality=joint**2,
+        rows=np.arange(100, 114),
         reasons=tuple(f"because {NASTY} {row}" if row in (2, 5, 7, 9) else "" for row in range(14)),
         **flags,
     )
@@ -44,8 +48,10 @@ def test_findings_are_grouped_by_kind_and_filtered(show, found, tmp_path):
     assert groups(page) == {"mislabels": ["5", "2"], "errors": ["7"], "boundary": ["9"]}
     cells = page.locator("#audit-table tbody tr").nth(1).locator("td").all_inner_texts()
     assert cells[:3] == ["dog", "owl", "owl"]
-    assert float(cells[3]) == pytest.approx(found.joint[5], abs=0.005)
-    assert cells[-1] == f"because {NASTY} 5"
+    assert cells[3] == f"because {NASTY} 5"
+    assert [float(cell) for cell in cells[5:]] == pytest.approx(
+        [found.label_score[5], found.joint[5], found.confidence[5], found.typicality[5]], abs=0.005
+    )
     page.select_option("#audit-kind", "errors")
     assert groups(page) == {"errors": ["5", "7"]}
     page.select_option("#audit-kind", "outliers")
@@ -55,6 +61,44 @@ def test_findings_are_grouped_by_kind_and_filtered(show, found, tmp_path):
     assert opened.complaints == []
 
 
+def test_decisions_are_ticked_and_saved_by_the_page_itself(show, found, tmp_path):
+    opened = show(report(found, tmp_path / "audit.html", class_names=["cat", "dog", "owl"]))
+    page = opened.page
+    assert page.is_disabled("#audit-csv")
+    page.check("input[name=decision-0][value=relabel]")  # the first line is row 5
+    page.check("input[name=decision-1][value=drop]")
+    page.check("input[name=decision-2][value=drop]")
+    page.check("input[name=decision-2][value=keep]")  # another mind
+    page.select_option("#audit-kind", "errors")
+    assert page.is_checked("input[name=decision-0][value=relabel]")  # drawn again, not forgotten
+    saved = {}
+    for kind in ("csv", "json"):
+        with page.expect_download() as waiting:
+            page.click(f"#audit-{kind}")
+        saved[kind] = waiting.value
+        assert waiting.value.suggested_filename == f"decisions.{kind}"
+    records = json.loads(saved["json"].path().read_text(encoding="utf-8"))
+    assert [(one["row"], one["name"], one["decision"]) for one in records] == [
+        (102, "2", "drop"),
+        (105, "5", "relabel"),
+        (107, "7", "keep"),
+    ]
+    assert (records[1]["given_label"], records[1]["new_label"]) == ("dog", "owl")
+    with saved["csv"].path().open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [{key: str(value) for key, value in one.items()} for one in records] == lines
+    assert opened.complaints == []
+
+
+def test_the_reason_is_in_sight_on_a_small_screen(show, found, tmp_path):
+    page = show(report(found, tmp_path / "audit.html", class_names=["cat", "dog", "owl"])).page
+    page.set_viewport_size({"width": 1280, "height": 800})
+    for cell in ("reason", "decision"):
+        box = page.locator(f"#audit-table td.{cell}").first.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 1280
+
+
 def test_an_audit_stands_beside_images_with_their_names(show, pictures, found, tmp_path):
     files = [f"photo {row}.png" for row in range(14)]
     opened = show(report(pictures.maps, tmp_path / "page.html", audit=found, names=files))
@@ -62,6 +106,10 @@ def test_an_audit_stands_beside_images_with_their_names(show, pictures, found, t
     assert groups(page)["mislabels"] == ["photo 5.png", "photo 2.png"]
     assert page.locator("#audit-table tbody tr").nth(1).locator("td").all_inner_texts()[:2] == ["dog", NASTY]
     assert page.inner_text("#image-5 h3") == "photo 5.png"
+    pictured = report(pictures.maps, tmp_path / "seen.html", audit=found, names=files, images=pictures.images)
+    beside = show(pictured).page.locator("#audit-table tbody th img")
+    assert beside.count() == 4
+    assert beside.first.evaluate("image => image.complete && image.naturalWidth > 0")
     assert opened.complaints == []
 
 
@@ -75,7 +123,7 @@ def test_an_audit_stands_beside_a_table_whose_rows_have_names(show, classes, fou
 
 
 def test_an_audit_without_labels_has_no_mislabels(show, found, tmp_path):
-    found.labels = found.mislabels = found.label_support = None
+    found.labels = found.mislabels = found.label_score = None
     page = show(report(found, tmp_path / "audit.html")).page
     assert groups(page) == {"errors": ["5", "7"], "boundary": ["9"]}
     assert "label" not in page.locator("#audit-table thead th").all_inner_texts()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +13,23 @@ import numpy as np
 from cyclopts import Parameter
 from numpy.typing import NDArray
 
-from nobsp._messages import count
+from nobsp._messages import count, suggest
 from nobsp.cli.cam import CLASSES_SHOWN, check_order, find_images, fit_cam, prepare_network
-from nobsp.cli.console import Console, UsageError
+from nobsp.cli.console import Console, UsageError, require_path
 from nobsp.cli.explain import fit_explainer, read_tables
-from nobsp.cli.inputs import Data, write_csv
+from nobsp.cli.inputs import Data, find_pictures, read_frame, write_csv
 from nobsp.cli.models import Loaded, load_model
-from nobsp.cli.options import METHOD, ImageOptions, ModelOptions, Names, OutputOptions, TableOptions, split_names
+from nobsp.cli.options import (
+    METHOD,
+    ImageOptions,
+    ModelOptions,
+    Names,
+    OptionalModel,
+    OutputOptions,
+    TableOptions,
+    split_names,
+    write_folder,
+)
 
 if TYPE_CHECKING:
     from nobsp import Audit
@@ -39,6 +51,15 @@ class AuditOptions:
     """The label of every class in the model's order, if labels are neither numbers from 0 nor output names."""
     neighbours: int = 8
     """How many neighbours to compare with."""
+    precision: float = 0.8
+    """Share of the suspected labels that should be wrong: the more, the fewer are suspected."""
+    budget: int | None = None
+    """How many labels to suspect, instead of --precision."""
+    outliers: float = 0.01
+    """Typicality below which a row is an outlier."""
+    apply: Path | None = None
+    """Decisions saved from the report (CSV or JSON): writes the table, or the list of images, after them; no --model
+    is needed."""
 
     def check(self, others: int) -> None:
         """Raises a UsageError where there are fewer others to compare with."""
@@ -48,7 +69,7 @@ class AuditOptions:
 
 def audit(
     *,
-    model: ModelOptions,
+    model: OptionalModel = OptionalModel(),
     table: TableOptions = TableOptions(),
     images: ImageOptions = ImageOptions(),
     method: AuditOptions = AuditOptions(),
@@ -60,10 +81,17 @@ def audit(
     Finds rows, or images, that deserve a second look: likely errors of the model, likely wrong labels, cases on the
     boundary, and outliers, by comparing the evidence behind each prediction with that behind its neighbours'. Give a
     table with --data and --target, or --images with one folder a class. The folder of --out gets **audit.csv** (every
-    row with its findings, most suspicious first) and **report.html** (the cases with their neighbours).
+    row with its findings, most suspicious first) and **report.html** (the cases with their neighbours), where one ticks
+    what to keep, relabel or drop and saves it. With --apply, that file is applied: --out gets **cleaned.csv** and
+    **changes.csv**, a log.
     """
     if (table.data is None) == (images.images is None):
         raise UsageError("choose what to audit: a table with --data and --target, or images with --images.")
+    if method.apply is not None:
+        _apply_decisions(method.apply, table, images, output, console)
+        return
+    if not model.model:
+        raise UsageError("--model is missing; only --apply needs none.")
     if method.neighbours < 1:
         raise UsageError(f"--neighbours must be at least 1, found {method.neighbours}.")
     with output.write(FILES) as folder, model.limit_threads(None if table.data is None else 1):
@@ -216,7 +244,15 @@ def _compare(
     index.fit(database, labels[0])
     console.step(f"auditing {len(labels[1]):,} predictions")
     fresh = rows is not database
-    return audit(index, rows if fresh else None, labels[1] if fresh else None, k=method.neighbours)
+    return audit(
+        index,
+        rows if fresh else None,
+        labels[1] if fresh else None,
+        k=method.neighbours,
+        budget=method.budget,
+        precision=method.precision,
+        outliers=method.outliers,
+    )
 
 
 def _part_of(found: Audit, rows: NDArray[np.intp]) -> dict[str, Any]:
@@ -267,3 +303,78 @@ def _describe(found: Mapping[str, Any]) -> list[str]:
         lines.append(f"Telling right from wrong predictions, AUROC: {scores}.")
     lines += [f"{one['name']}: {one['reason']}." for one in found["first"]]
     return lines
+
+
+# ---------------------------------------------------------------------- decisions of the page
+
+
+def _apply_decisions(
+    path: Path, table: TableOptions, images: ImageOptions, output: OutputOptions, console: Console
+) -> None:
+    """Writes what is left after decisions, with labels changed, and a log of the changes."""
+    decisions = _read_decisions(path)
+    if table.data is not None:
+        if table.target is None:
+            raise UsageError("--data needs --target, the column whose labels are changed.")
+        frame = read_frame(table.data, option="--data")
+        if table.target not in frame.columns:
+            raise UsageError(f"--target: {table.data} has no column {table.target!r}; {suggest(table.target, frame)}")
+        columns = {str(name): frame[name].tolist() for name in frame.columns}
+        labels, keys, key = columns[table.target], [str(row) for row in range(len(frame))], "row"
+    else:
+        assert images.images is not None
+        pictures = find_pictures(images.images, images, option="--images", batch_size=1)
+        labels, keys, key = list(pictures.labels), pictures.names, "name"
+        columns = {"image": [str(one) for one in pictures.paths], "label": labels}
+    place = {name: number for number, name in enumerate(keys)}
+    whole = all(isinstance(label, int) for label in labels)
+    changes: list[tuple[Any, ...]] = []
+    dropped = set()
+    for one in decisions:
+        row = place.get(str(one[key]))
+        if row is None:
+            raise UsageError(f"--apply {path}: there is no {key} {one[key]!r} in {table.data or images.images}.")
+        before, after = labels[row], one.get("new_label", "")
+        if str(one.get("given_label", before)) != str(before):
+            raise UsageError(
+                f"--apply {path}: {key} {one[key]!r} was labelled {one['given_label']!r}, and is {before!r} now; these "
+                "are decisions about other data."
+            )
+        if one["decision"] == "drop":
+            dropped.add(row)
+        elif one["decision"] == "relabel":
+            try:
+                labels[row] = int(after) if whole else after
+            except ValueError:
+                raise UsageError(
+                    f"--apply {path}: new_label {after!r} is no whole number, as all labels are."
+                ) from None
+        changes.append((one[key], one["decision"], before, labels[row] if row not in dropped else ""))
+    kept = [row for row in range(len(keys)) if row not in dropped]
+    files = ("cleaned.csv", "changes.csv")
+    with write_folder(output.out, files, force=output.force) as folder:
+        write_csv(folder / files[0], {name: [values[row] for row in kept] for name, values in columns.items()})
+        log = zip(*changes, strict=True) if changes else [()] * 4
+        write_csv(folder / files[1], dict(zip((key, "decision", "before", "after"), map(list, log), strict=True)))
+    relabelled = sum(one["decision"] == "relabel" for one in decisions)
+    result = {"kept": len(kept), "dropped": len(dropped), "relabelled": relabelled}
+    result |= {"files": {name: str(output.out / name) for name in files}}
+    console.show(
+        result, lambda found: ["{kept:,} kept, {dropped:,} dropped, {relabelled:,} relabelled.".format(**found)]
+    )
+
+
+def _read_decisions(path: Path) -> list[dict[str, Any]]:
+    require_path(path, "--apply")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            found = json.load(file) if path.suffix.lower() == ".json" else list(csv.DictReader(file))
+        for one in found:
+            if one["decision"] not in ("keep", "relabel", "drop") or None in (one["row"], one["name"]):
+                raise ValueError(f"decision {one['decision']!r} is none of keep, relabel and drop")
+            if one["decision"] == "relabel" and not one["new_label"]:
+                raise ValueError(f"row {one['row']} is to be relabelled and has no new_label")
+    except (ValueError, KeyError, TypeError) as failure:
+        what = f"it has no {failure}" if isinstance(failure, KeyError) else str(failure)
+        raise UsageError(f"--apply {path} is no file of decisions as the report saves it: {what}.") from failure
+    return list(found)

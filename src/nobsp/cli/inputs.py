@@ -44,7 +44,7 @@ def read_table(
     path: Path, options: TableOptions, *, option: str, known: Sequence[str] | None, need_target: bool = True
 ) -> Data:
     """Reads a file and cuts it to columns; `known` are those the model was fitted on, where it knows."""
-    frame = _read_frame(path, option=option)
+    frame = read_frame(path, option=option)
     there = [str(name) for name in frame.columns]
     frame = frame.set_axis(there, axis=1)
     target = options.target if need_target or options.target in there else None
@@ -63,7 +63,8 @@ def read_table(
     return Data(path, frame[chosen], frame[target] if target else None, target, left)
 
 
-def _read_frame(path: Path, *, option: str) -> Any:
+def read_frame(path: Path, *, option: str) -> Any:
+    """A table as a pandas frame with one column of each name."""
     require_path(path, option)
     if path.is_dir():
         raise UsageError(f"{option} {path} is a folder; name a CSV or Parquet file.")

@@ -61,6 +61,16 @@ class ModelOptions:
             torch.set_num_threads(before)
 
 
+@Parameter(name="*", group=MODEL)
+@dataclass(frozen=True, kw_only=True)
+class OptionalModel(ModelOptions):
+    """Which model, and how to run it, where there is work to do without one."""
+
+    model: str = ""
+    """A torch.export file (.pt2), a scikit-learn pipeline in a skops file, or a function that returns the model:
+    package.module:function or file.py:function."""
+
+
 @Parameter(name="*", group=TABLE)
 @dataclass(frozen=True, kw_only=True)
 class TableOptions:

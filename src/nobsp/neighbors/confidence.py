@@ -1,7 +1,8 @@
-"""How far to trust a prediction or a label: a weighted vote of neighbours, class centroids, and both with the softmax.
+"""How far to trust a prediction or a label: neighbours, class centroids, cross-fitted heads, and how labels go wrong.
 
 Rows are compared after columns were decorrelated (`Centroids.transform`): activations that many channels share make
-everything look alike. The numbers below were chosen on TinyImageNet, and checked on CIFAR-10 and Imagenette.
+everything look alike. The numbers of the vote were chosen on TinyImageNet, those of heads and labels on CIFAR-10,
+TinyImageNet and HAM10000; benchmarks/results/audit.md says how far from what it reports.
 """
 
 from __future__ import annotations
@@ -29,14 +30,21 @@ _SHARPNESS, _CENTROID_SHARPNESS = 20.0, 10.0
 _FLOOR = 0.01
 # Rows from which centroids are computed; of a larger database, so many evenly spaced ones.
 MOST_ROWS = 200_000
-# A class with fewer rows has no percentile of its own.
-_FEWEST_ROWS = 20
 # Past so many columns, decorrelating them takes minutes, and they are left as they are.
 _MOST_COLUMNS = 4096
 # Queries whose neighbours are decorrelated together, and numbers gathered at once.
 _QUERIES, _AT_ONCE = 2048, 1 << 22
 # Folds of the cross-validated joint confidence; fewer right or wrong predictions than two in each do not allow it.
 _FOLDS = 5
+# Cross-fitted heads: weight decay, steps, the share of labels they take to be wrong, rows to fit on, and how much they
+# count beside vote and centroids.
+_DECAY, _STEPS, _NOISE, _HEAD_ROWS, _HEAD_WEIGHT = 0.03, 30, 0.05, 50_000, 8.0
+# Rows that temperature and noise are chosen on, temperatures to choose from, and steps of expectation-maximisation.
+_CALIBRATED, _TEMPERATURES, _ROUNDS = 20_000, np.exp(np.linspace(-1.5, 2.0, 29)), 12
+# Which classes are taken for which is found out where so many labels agree; wrong labels at random count as so many.
+_AGREEMENT, _PRIOR = 0.8, 20.0
+# Rows of the database that typicality is measured against, and neighbours it is measured by in the two spaces.
+_REFERENCE, NEAR, _NEAR_RAW = 1000, 8, 10
 
 
 # ---------------------------------------------------------------------- class centroids
@@ -50,30 +58,10 @@ class Centroids:
     take: Take  # rows of the database at positions
     positions: Tensor  # rows of the database that were counted, in order
     members: Tensor  # how many of them are of each class, (classes,), float64
-    sums: Tensor  # of the unit vectors of each class, (classes, width)
-    usual: Array  # distance that 95% of a class's rows stay within, each measured from the mean of the others
     # T = ((R + I) / 2)^(−1/2), R the correlations of the columns, so that directions that many columns share count
     # less; None where there are too many columns. And sums over each class of the unit vectors along T x.
     transform: Tensor | None
     directions: Tensor
-
-    def distances(self, rows: Rows, leave: Tensor | None = None) -> Array:
-        """From each row to the centroid of its predicted class, without the rows to leave out; infinite without any.
-
-        A row that stays in the centroid of its label draws it nearer, and so gives its label away.
-        """
-        found = []
-        for piece in pieces(len(rows), self.space.width * (1 if leave is None else 1 + leave.shape[1])):
-            part = rows.take(piece)
-            total, members = self.sums[part.predicted], self.members[part.predicted]
-            if leave is not None:
-                labels, vectors = self.left_out(leave[piece])
-                same = (labels == part.predicted[:, None]).to(torch.float64)
-                total = total - (same[:, None] @ vectors)[:, 0]
-                members = members - same.sum(1)
-            away = (self.space.vectors(part, part.predicted) - total / members[:, None]).square().sum(1).sqrt()
-            found.append(torch.where(members > 0, away, torch.inf))
-        return torch.cat(found).numpy()
 
     def left_out(self, leave: Tensor) -> tuple[Tensor, Tensor]:
         """Labels and vectors of rows that queries leave out, label −1 for those that no centroid holds."""
@@ -95,17 +83,14 @@ def fit_centroids(space: Space, take: Take, count: int, classes: int) -> Centroi
     if count > MOST_ROWS:
         positions = torch.linspace(0, count - 1, MOST_ROWS, dtype=torch.float64).long()
     width = space.width
-    sums = torch.zeros(classes, width, dtype=torch.float64)
     products = torch.zeros(width, width, dtype=torch.float64) if width <= _MOST_COLUMNS else None
     found = []
     for piece in pieces(len(positions), width):
         rows = take(positions[piece])
         assert rows.labels is not None
-        vectors, lengths = space.directions(rows, rows.predicted)
-        sums.index_add_(0, rows.labels, vectors)
         found.append(rows.labels)
         if products is not None:
-            scores = vectors * lengths[:, None]
+            scores = _z_scores(space, rows)
             products += scores.T @ scores
     labels = torch.cat(found)
     members = torch.bincount(labels, minlength=classes).to(torch.float64)
@@ -114,23 +99,80 @@ def fit_centroids(space: Space, take: Take, count: int, classes: int) -> Centroi
         # Halfway to uncorrelated columns; all the way, rare directions would be noise.
         values, axes = torch.linalg.eigh((products / len(positions) + torch.eye(width, dtype=torch.float64)) / 2)
         transform = (axes * values.rsqrt()) @ axes.T
-    known = Centroids(space, take, positions, members, sums, np.empty(0), transform, torch.zeros_like(sums))
-    distances = []
+    directions = torch.zeros(classes, width, dtype=torch.float64)
+    known = Centroids(space, take, positions, members, transform, directions)
     for piece in pieces(len(positions), width):
-        rows, own = take(positions[piece]), labels[piece]
-        vectors = space.vectors(rows, rows.predicted)
-        known.directions.index_add_(0, own, known.decorrelate(vectors))
-        # A row pulls the mean of its class towards itself, so it is measured from that of the others.
-        others = (members[own] - 1)[:, None]
-        distances.append((vectors - (sums[own] - vectors) / others).square().sum(1).sqrt())
-    away = torch.cat(distances).numpy()
-    finite = np.isfinite(away)
-    usual = np.full(classes, np.percentile(away[finite], 95) if finite.any() else np.inf)
-    for number in range(classes):
-        own_distances = away[(labels.numpy() == number) & finite]
-        if len(own_distances) >= _FEWEST_ROWS:
-            usual[number] = np.percentile(own_distances, 95)
-    return Centroids(space, take, positions, members, sums, usual, transform, known.directions)
+        rows = take(positions[piece])
+        directions.index_add_(0, labels[piece], known.decorrelate(space.vectors(rows, rows.predicted)))
+    return known
+
+
+def _z_scores(space: Space, rows: Rows) -> Tensor:
+    vectors, lengths = space.directions(rows, rows.predicted)
+    return vectors * lengths[:, None]
+
+
+# ---------------------------------------------------------------------- cross-fitted heads
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """Linear heads on z-scored activations, each fitted without one fold of the database's rows."""
+
+    space: Space
+    weights: Tensor  # (folds, width + 1, classes), the last of the rows being the bias
+    fold: Tensor  # of each row of the database, −1 for those that none was fitted on
+
+    def log_probabilities(self, rows: Rows, leave: Tensor | None) -> Tensor:
+        """By the head that did not see the first row to leave out, or by all where there is none, (rows, classes)."""
+        scores = _z_scores(self.space, rows)
+        logits = torch.stack([scores @ weight[:-1] + weight[-1] for weight in self.weights])
+        if leave is None or leave.shape[1] == 0:
+            return logits.mean(0).log_softmax(1)
+        fold = torch.where(leave[:, 0] >= 0, self.fold[leave[:, 0].clamp_min(0)], -1)
+        own = logits[fold.clamp_min(0), torch.arange(len(rows))]
+        return torch.where((fold >= 0)[:, None], own, logits.mean(0)).log_softmax(1)
+
+
+def fit_heads(space: Space, take: Take, count: int, classes: int) -> Heads | None:
+    """Softmax regressions that expect some labels to be wrong; None where rows are fewer than columns.
+
+    Each minimises −mean log((1 − ν) p_y + ν (1 − p_y) / (C − 1)) + decay/2 · ‖W‖², so that no single label pulls hard.
+    """
+    positions = torch.linspace(0, count - 1, min(count, _HEAD_ROWS), dtype=torch.float64).long()
+    if len(positions) < max(space.width, 2 * _FOLDS) or classes < 2:
+        return None
+    rows = take(positions)
+    assert rows.labels is not None
+    labels = rows.labels
+    scores = _z_scores(space, rows)
+    # Rows of a class take turns, so that folds hold all classes alike; by their numbers, whatever order they come in.
+    turn = torch.empty_like(labels)
+    turn[torch.from_numpy(np.lexsort([scores.sum(1).numpy(), labels.numpy()]))] = torch.arange(len(labels)) % _FOLDS
+    fold = torch.full((count,), -1)
+    fold[positions] = turn
+    weights = torch.stack(
+        [_fit_head(scores[turn != held].to(torch.float32), labels[turn != held], classes) for held in range(_FOLDS)]
+    )
+    return Heads(space, weights, fold)
+
+
+def _fit_head(scores: Tensor, labels: Tensor, classes: int) -> Tensor:
+    with torch.enable_grad():
+        weight = torch.zeros(scores.shape[1] + 1, classes, requires_grad=True)
+        solver = torch.optim.LBFGS([weight], max_iter=_STEPS, history_size=10, line_search_fn="strong_wolfe")
+
+        def objective() -> Tensor:
+            solver.zero_grad()
+            logits = scores @ weight[:-1] + weight[-1]
+            right = logits.log_softmax(1).gather(1, labels[:, None]).exp()
+            likely = (1 - _NOISE) * right + _NOISE / (classes - 1) * (1 - right)
+            loss = -likely.log().mean() + _DECAY / 2 * weight[:-1].square().sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        solver.step(objective)  # type: ignore[no-untyped-call]
+    return weight.detach().to(torch.float64)
 
 
 # ---------------------------------------------------------------------- neighbours and centroids about each row
@@ -143,8 +185,8 @@ class Support:
     confidence: Array  # log-odds of the softmax probability of the predicted class
     vote: Array  # logarithm of the vote for the predicted class
     agreed: Array  # log-odds of the predicted class by softmax and vote together, q_c ∝ p_c (V_c + 0.01)
-    suggested: NDArray[np.int64]  # the class that they give most to
-    label: Array | None  # what they give to the label; None without labels
+    suggested: NDArray[np.int64]  # the class that the row is of, most probably
+    wrong: Array | None  # probability that the label is wrong; None without labels
 
     def fixed_rule(self) -> Array:
         """The joint confidence without labels to fit it on: the probability on which softmax and vote agree."""
@@ -158,10 +200,11 @@ def weigh_support(
     log_probabilities: Tensor,
     voters: NDArray[np.int64],
     *,
+    heads: Heads | None,
     labels: Tensor | None,
     leave: Tensor | None,
 ) -> Support:
-    """Vote of `voters`, the positions of each row's neighbours, and centroids without the rows to leave out."""
+    """Vote of `voters`, the positions of each row's neighbours, centroids and heads without the rows to leave out."""
     parts = []
     for start in range(0, len(rows), _QUERIES):
         lot = slice(start, start + _QUERIES)
@@ -170,20 +213,86 @@ def weigh_support(
         votes = (_vote(centroids, own, torch.from_numpy(voters[lot])) + _FLOOR).log()
         cosines, members = _towards_centroids(centroids, own, None if leave is None else leave[lot])
         given = _CENTROID_SHARPNESS * cosines + votes
-        label = (some.predicted if labels is None else labels[lot])[:, None]
-        share = given.softmax(1).gather(1, label)[:, 0]
+        if heads is not None:
+            left = None if leave is None else leave[lot]
+            given = given / _HEAD_WEIGHT + heads.log_probabilities(some, left)
         parts.append(
             (
                 log_odds(log_probabilities[lot], some.predicted),
                 votes.gather(1, some.predicted[:, None])[:, 0],
                 log_odds(log_probabilities[lot] + votes, some.predicted),
-                given.argmax(1),
-                # Where no other row has the label, nothing is known of it, and it gets what chance would give.
-                torch.where(members.gather(1, label)[:, 0] > 0, share, 1 / given.shape[1]),
+                given.to(torch.float32),
+                members,
             )
         )
-    confidence, vote, agreed, suggested, support = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
-    return Support(confidence, vote, agreed, suggested, None if labels is None else support)
+    confidence, vote, agreed, given, members = (torch.cat(part) for part in zip(*parts, strict=True))
+    wrong = None
+    if labels is not None:
+        wrong = doubt_labels(given, labels)
+        # Where no other row has the label, nothing is known of it.
+        wrong[members.gather(1, labels[:, None])[:, 0] == 0] = 0.0
+    return Support(
+        confidence.numpy(),
+        vote.numpy(),
+        agreed.numpy(),
+        given.argmax(1).numpy(),
+        None if wrong is None else wrong.numpy(),
+    )
+
+
+def doubt_labels(given: Tensor, labels: Tensor) -> Tensor:
+    """Probability that each label is wrong.
+
+    With p = softmax(t · given), a label y comes about with Σ_c p_c N_cy, where N_cy is the probability that a row of
+    class c is labelled y. Temperature and N maximise the likelihood of the labels: N is alike for all pairs of classes
+    unless another one explains the labels better by more than two standard errors. A row's own label is not counted
+    in the N that judges it.
+    """
+    step = -(-len(labels) // _CALIBRATED)
+    some, own = given[::step], labels[::step]
+
+    def likelihood(t: float) -> float:
+        # Where rows are few, less certain classes explain a few wrong labels nearly as well; so that has a price.
+        return float(_explain_labels(some, own, t, pairs=False)[0].sum()) - 2 * min(0.0, float(np.log(t / 3))) ** 2
+
+    temperature = max(_TEMPERATURES, key=likelihood)
+    alike = _explain_labels(some, own, temperature, pairs=False)[0]
+    pairs = float((some.argmax(1) == own).double().mean()) >= _AGREEMENT and len(own) > 1
+    if pairs:
+        gain = _explain_labels(some, own, temperature, pairs=True)[0] - alike
+        pairs = bool(gain.mean() > 2 * gain.std() / len(gain) ** 0.5)
+    return _explain_labels(given, labels, temperature, pairs=pairs)[1]
+
+
+def _explain_labels(given: Tensor, labels: Tensor, temperature: float, *, pairs: bool) -> tuple[Tensor, Tensor]:
+    """Log-likelihood of each label, and the probability that it is wrong, by expectation-maximisation for N."""
+    chances = (temperature * given).softmax(1).to(torch.float64)
+    count, classes = chances.shape
+    share = _NOISE
+    counts = torch.zeros(classes, classes, dtype=torch.float64)
+
+    def at_random() -> Tensor:
+        table = torch.full((classes, classes), share / max(1, classes - 1), dtype=torch.float64)
+        return table.fill_diagonal_(1 - share)
+
+    table = at_random()
+    both = chances * table[:, labels].T
+    for _ in range(_ROUNDS):
+        shares = both / both.sum(1, keepdim=True)
+        counts = torch.zeros_like(table).index_add_(0, labels, shares).T
+        # As if one of fifty more labels were wrong: none of a few rows says little about all.
+        share = float((counts.sum() - counts.diagonal().sum() + 1) / (count + 50))
+        table = at_random()
+        if pairs:
+            table = (counts + _PRIOR * table) / (counts.sum(1, keepdim=True) + _PRIOR)
+        both = chances * table[:, labels].T
+    if pairs:
+        shares, random = both / both.sum(1, keepdim=True), at_random()
+        own = (counts[:, labels].T - shares).clamp_min(0) + _PRIOR * random[:, labels].T
+        both = chances * own / (counts.sum(1) - shares + _PRIOR)
+    total = both.sum(1).clamp_min(1e-300)
+    wrong = 1 - both.gather(1, labels[:, None])[:, 0] / total
+    return total.log(), wrong
 
 
 def log_odds(log_weights: Tensor, chosen: Tensor) -> Tensor:
@@ -236,6 +345,58 @@ def _unit(vectors: Tensor, least: float = 0.0) -> Tensor:
     """Vectors of unit length; zero where they are no longer than `least`."""
     lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     return vectors / torch.where(lengths > least, lengths, torch.inf)
+
+
+# ---------------------------------------------------------------------- typicality
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """How far rows of the database are from their neighbours, for others to be compared with."""
+
+    middle: Array  # median distance in the two spaces
+    spread: Array  # from it to the 84th percentile
+    known: Array  # Σ over spaces of (distance − middle) / spread, of the database's rows, ascending
+
+    def typicality(self, distances: Array) -> Array:
+        """Share of the database's rows that are further from their neighbours; beyond all of them, exponentially less.
+
+        `distances` has one column per space.
+        """
+        far = ((distances - self.middle) / self.spread).sum(1)
+        beyond = (len(self.known) - np.searchsorted(self.known, far, side="left") + 1.0) / (len(self.known) + 1.0)
+        tail = max(float(self.known[-1] - np.median(self.known)), 1e-12)
+        found: Array = np.minimum(beyond, 1.0) * np.exp(-np.maximum(far - self.known[-1], 0.0) / tail)
+        return found
+
+
+def reference_positions(count: int) -> Tensor:
+    """Rows of a database that others are compared with: all of a small one, else evenly spaced ones."""
+    return torch.linspace(0, count - 1, min(count, _REFERENCE), dtype=torch.float64).long()
+
+
+def fit_reference(distances: Array) -> Reference:
+    """From the distances of the database's rows, one column per space."""
+    middle = np.median(distances, axis=0)
+    spread = np.percentile(distances, 84, axis=0) - middle
+    spread = np.where(spread > 0, spread, 1.0)
+    return Reference(middle, spread, np.sort(((distances - middle) / spread).sum(1)))
+
+
+def neighbour_distances(take: Take, rows: Rows, by_evidence: Array, voters: NDArray[np.int64]) -> Array:
+    """Mean distance to the 8 nearest by evidence, and to the 10 nearest of the voters by activations as they are.
+
+    The latter are brought to unit length without centring: a network answers strange inputs with little of everything.
+    """
+    raw = np.empty(len(rows))
+    step = max(1, _AT_ONCE // max(1, voters.shape[1] * rows.activations.shape[1]))
+    for start in range(0, len(rows), step):
+        own = _unit(rows.activations[start : start + step].to(torch.float64))
+        near = torch.from_numpy(voters[start : start + step])
+        others = _unit(take(near.flatten()).activations.to(torch.float64)).reshape(*near.shape, -1)
+        away = (others - own[:, None]).square().sum(2).sqrt().sort(dim=1).values
+        raw[start : start + step] = away[:, :_NEAR_RAW].mean(1).numpy()
+    return np.column_stack([by_evidence[:, :NEAR].mean(1), raw])
 
 
 # ---------------------------------------------------------------------- joint confidence

@@ -34,15 +34,21 @@ def audit_for_page(audit: Any, *, rows: int, names: Sequence[str] | None, classe
     flags = {kind: np.asarray(getattr(audit, kind)) for kind in KINDS if getattr(audit, kind) is not None}
     any_kind = np.any(list(flags.values()), axis=0)
     flagged = np.flatnonzero(any_kind)
-    support = getattr(audit, "label_support", None)
-    # Mislabels are often predicted with confidence, so they are ordered, and kept, by the support of the label.
+    score = getattr(audit, "label_score", None)
+    # Mislabels are often predicted with confidence, so they are ordered, and kept, by the probability of the label.
     first = np.argmax(list(flags.values()), axis=0)
-    doubt = np.asarray(audit.joint) if support is None else np.where(flags["mislabels"], support, audit.joint)
+    doubt = np.asarray(audit.joint) if score is None else np.where(flags["mislabels"], score, audit.joint)
     flagged = flagged[np.lexsort((doubt[flagged], first[flagged]))][:MOST_FLAGGED]
-    purity = getattr(audit, "purity_activations", None)
-    numbers = {"joint confidence": audit.joint, "model's confidence": audit.confidence}
-    numbers |= {} if purity is None else {"purity": purity}
-    numbers |= {} if support is None else {"label's support": support}
+    numbers = {
+        "label right": score,
+        "joint confidence": audit.joint,
+        "model's confidence": audit.confidence,
+        "typicality": getattr(audit, "typicality", None),
+        "purity": getattr(audit, "purity_activations", None),
+    }
+    # Labels that are numbers are not the numbers of classes where the audit knows other labels.
+    own = getattr(getattr(audit, "by_contributions", None), "classes", None)
+    place = {} if own is None or len(own) != len(classes) else {value: at for at, value in enumerate(own.tolist())}
     classes_of = {"label": getattr(audit, "labels", None), "predicted": audit.predicted, "suggested": audit.suggested}
     return {
         "total": rows,
@@ -53,11 +59,14 @@ def audit_for_page(audit: Any, *, rows: int, names: Sequence[str] | None, classe
         ],
         "names": [str(names[row]) if names is not None else str(row) for row in flagged.tolist()],
         "classes": {
-            word: [label_text(value, classes) for value in np.asarray(values)[flagged].tolist()]
+            word: [label_text(place.get(value, value), classes) for value in np.asarray(values)[flagged].tolist()]
             for word, values in classes_of.items()
             if values is not None
         },
-        "numbers": {word: known(np.asarray(values)[flagged]) for word, values in numbers.items()},
+        "numbers": {w: known(np.asarray(values)[flagged]) for w, values in numbers.items() if values is not None},
+        # Where the rows stand on this page, and what they are called outside of it.
+        "places": flagged.tolist(),
+        "rows": np.asarray(getattr(audit, "rows", np.arange(rows)))[flagged].tolist(),
         "reasons": [str(audit.reasons[row]) for row in flagged],
         "facts": _facts(audit, rows, flags),
     }
