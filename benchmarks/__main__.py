@@ -37,6 +37,11 @@ TABLES: dict[str, tuple[str, str]] = {
     "halves": ("benchmarks.tabular.halves", "California Housing: do curves from two halves of the rows agree?"),
     "deletion": ("benchmarks.vision.deletion", "images: Region Deletion AUC beside gradient-based maps"),
     "accounts": ("benchmarks.vision.accounts", "images: do accounts add up, and do they tell two images apart?"),
+    "thorough": ("benchmarks.vision.thorough", "images: account and removal of regions together, beside GradCAM"),
+    "class-token": (
+        "benchmarks.vision.class_token",
+        "digits: accounts of a class-token transformer beside attention maps",
+    ),
     "sparseness": ("benchmarks.vision.sparseness", "images: how concentrated maps are, by two formulas"),
     "pixel-faithfulness": ("benchmarks.vision.pixel_faithfulness", "images: faithfulness correlation pixel by pixel"),
     "calibration-time": ("benchmarks.calibration_time", "seconds to calibrate, by width of the representation"),

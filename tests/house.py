@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "nobsp"
-MOST_FILES = 115
-MOST_LINES = 22_000
+MOST_FILES = 119
+MOST_LINES = 26_500
 FEWEST_LINES = 80
 
 

@@ -33,6 +33,7 @@ PUBLIC_NAMES = {
     "__version__",
     "as_module",
     "audit",
+    "confusions",
     "explain_images",
     "metrics",
     "plots",
@@ -223,3 +224,16 @@ def test_the_example_of_the_readme_runs_and_gives_its_table() -> None:
     for row, cells in table:
         # Training is not the same to the last digit with every number of threads.
         assert [float(cell.replace("−", "-")) for cell in cells.split(" | ")] == pytest.approx(made[row], abs=0.01)
+
+
+def test_a_first_calibration_loads_neither_scikit_learn_nor_scipy_nor_pandas() -> None:
+    """They take longer to import than a small network to calibrate."""
+    program = (
+        "import sys, torch, nobsp\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))\n"
+        "rows = torch.randn(100, 3)\n"
+        "nobsp.NObSP(model).fit(rows)(rows)\n"
+        "print([name for name in ('sklearn', 'scipy', 'pandas', 'matplotlib') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"

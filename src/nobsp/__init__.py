@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nobsp.reporting import report
     from nobsp.tabular import CompiledExplainer, Explanation, NObSP
     from nobsp.vision import ActivationMaps, NObSPCam, explain_images
+    from nobsp.vision.confusions import confusions
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,7 @@ __all__ = [
     "__version__",
     "as_module",
     "audit",
+    "confusions",
     "explain_images",
     "metrics",
     "plots",
@@ -60,6 +62,7 @@ _HOMES = {
     "RayCluster": "nobsp.calibration:RayCluster",
     "as_module": "nobsp.network.exported:as_module",
     "audit": "nobsp.neighbors:audit",
+    "confusions": "nobsp.vision:confusions",
     "explain_images": "nobsp.vision:explain_images",
     "metrics": "nobsp.metrics",
     "plots": "nobsp.plots",

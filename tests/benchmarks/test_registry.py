@@ -9,6 +9,7 @@ from benchmarks.__main__ import TABLES, main
 
 EXPECTED = (
     "synthetic", "faithfulness", "agreement", "deletion", "accounts", "sparseness", "pixel-faithfulness",
+    "thorough", "class-token",
     "calibration-time", "purity", "audit", "statistics", "speed", "recovery", "models", "choosing", "varying",
     "speed-neighbours", "unseen", "trees", "house", "headline", "bands", "halves",
 )  # fmt: skip

@@ -48,8 +48,16 @@ def awkward():
 
 
 def test_the_public_names_are_the_plots():
-    assert set(plots.__all__) == {*ON_ONE_AXES, "cam_grid", "retrieval_panel"}
-    for name in plots.__all__:
+    assert set(plots.__all__) == {
+        *ON_ONE_AXES,
+        "cam_grid",
+        "confusions",
+        "retrieval_panel",
+        "signal",
+        "words",
+        "words_html",
+    }
+    for name in set(plots.__all__) - {"words_html"}:
         assert "ax" in inspect.signature(getattr(plots, name)).parameters
 
 

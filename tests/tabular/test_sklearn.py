@@ -444,7 +444,6 @@ def test_repr_shows_what_was_changed(plain):
     assert repr(NObSP(plain, ridge=0.5)).startswith("NObSP(model=Sequential(")
     assert "ridge=0.5" in repr(NObSP(plain, ridge=0.5))
     assert "baseline" not in repr(NObSP(plain, ridge=0.5))
-    assert "NObSP" in NObSP(plain)._repr_html_()
 
 
 def test_fit_returns_the_explainer_and_fit_again_replaces(plain):

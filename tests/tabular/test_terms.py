@@ -299,3 +299,15 @@ def test_accounts_of_groups_add_up(features: dict[str, Any]) -> None:
     direct = {finding.subject for finding in explainer.health().findings if finding.code == "no_table"}
     assert bool(direct) == ("a" in features)
     assert bool(explainer.compile().left_out) == bool(direct)
+
+
+@pytest.mark.parametrize(("strength", "pairs"), [(0.01, set()), (0.7, {("x0", "x1")})])
+def test_no_pair_is_put_in_where_all_but_nothing_is_explained_without(strength, pairs):
+    rows = np.random.default_rng(0).normal(size=(600, 3))
+
+    def model(x):
+        return x[:, 0] + np.abs(x[:, 1]) + strength * x[:, 0] * x[:, 1]
+
+    explainer = NObSP(model).fit(rows)
+    assert {term for term in explainer.terms_ if len(term) == 2} == pairs
+    assert explainer.explained_[0] > 0.995

@@ -179,7 +179,7 @@ class ChannelsLast(nn.Module):
 @pytest.mark.parametrize(("neck", "width"), [(nn.LayerNorm(7), 7), (nn.Sequential(nn.Linear(7, 9), nn.GELU()), 9)])
 def test_channels_last_before_a_neck_are_channels(neck: nn.Module, width: int) -> None:
     feature_map = find_map(made(ChannelsLast(neck, width)), images(3))
-    assert (feature_map.grid.layout, feature_map.channels, feature_map.shape) == ("nhwc", 7, (10, 10))
+    assert (feature_map.grid.layout, feature_map.channels, feature_map.shape) == ("last", 7, (10, 10))
 
 
 class NoHead(nn.Module):

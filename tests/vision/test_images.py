@@ -56,9 +56,8 @@ def test_a_list_can_be_read_again() -> None:
 @pytest.mark.parametrize(
     ("given", "kind", "message"),
     [
-        (X[0], ValueError, r"single image pass a batch of one, images\[None\]"),
         (X[:, 0, 0], ValueError, r"expected \(n, channels, height, width\)"),
-        (X[None], ValueError, r"expected \(n, channels, height, width\)"),
+        (X[None, None], ValueError, r"expected \(n, channels, height, width\)"),
         (X[:0], ValueError, "images is empty"),
         ([], ValueError, "images has no batches"),
         ([X[:0]], ValueError, "batch 0 of images is empty"),

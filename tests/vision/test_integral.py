@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nobsp.vision import NObSPCam
 from nobsp.vision.account import integrate
-from nobsp.vision.targets import Question
+from nobsp.vision.targets import Targets
 from tests.tolerances import SUMS, assert_same_to_rounding
 from tests.vision.networks import Functional, Tokens, averaged, body, images, made, through_layers
 
@@ -175,14 +175,14 @@ def test_the_base_is_the_output_at_the_mean_map_and_its_distance_from_the_mean_o
 def test_more_points_are_taken_where_few_miss_much() -> None:
     seen: list[int] = []
 
-    def kinked(units: Tensor) -> Tensor:
+    def kinked(units: Tensor, rows: Tensor | None = None) -> Tensor:
         seen.append(len(units))
         return (units - 0.31).relu().sum(1, keepdim=True) * 10
 
     start, stop = torch.zeros(2, dtype=torch.float64), torch.tensor([[1.0, 0.0], [0.1, 0.2]], dtype=torch.float64)
     logits = kinked(stop)
     seen.clear()
-    question = Question.of_predicted(logits, kinked(start[None])[0])
+    question = Targets(None, None, outputs=1, names=()).question(logits, 0, kinked(start[None])[0])
     slopes = integrate(kinked, start, stop, logits, question)
     # The second row meets no kink, so that eight points are enough for it.
     assert seen[0] == 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nobsp.calibration.distributed import Ranks, initialised
-from nobsp.calibration.local import Local, Run
-from nobsp.calibration.ray import RayCluster, is_ray
+from nobsp.calibration.distributed import Ranks
+from nobsp.calibration.local import Local, Run, initialised, is_ray
+from nobsp.calibration.ray import RayCluster
 from nobsp.calibration.state import State
 
 __all__ = ["Engine", "Local", "Ranks", "RayCluster", "Run", "State", "choose_engine"]

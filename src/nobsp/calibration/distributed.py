@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from functools import reduce
 from typing import Any, TypeVar
 
 from nobsp.calibration.checkpoint import Checkpoint, Tracker, merge_states
-from nobsp.calibration.local import Local, Run
+from nobsp.calibration.local import Local, Run, initialised
 from nobsp.projection import Moments
 
 Value = TypeVar("Value")
@@ -228,12 +227,6 @@ def require_same(group: ProcessGroup, mine: Mapping[str, Any]) -> None:
         for what, value in theirs.items():
             if value != found[0][what]:
                 raise ValueError(f"{what} differs between rank 0 and rank {rank}; calibrations add up for one only.")
-
-
-def initialised() -> Any:
-    """`torch.distributed` where a process group was initialised; else None."""
-    dist = sys.modules.get("torch.distributed")  # without this module nobody can have initialised it
-    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 
 
 @contextmanager

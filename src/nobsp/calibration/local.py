@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -185,3 +186,14 @@ def parse_bytes(size: int | str, *, argument: str = "memory") -> int:
     if parsed <= 0:
         raise ValueError(f"{argument} must be positive, found {size!r}.")
     return parsed
+
+
+def is_ray(X: Any) -> bool:
+    """Whether `X` is of Ray's making; asked without loading Ray."""
+    return type(X).__module__.partition(".")[0] == "ray"
+
+
+def initialised() -> Any:
+    """`torch.distributed` where a process group was initialised; else None."""
+    dist = sys.modules.get("torch.distributed")  # without this module nobody can have initialised it
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None

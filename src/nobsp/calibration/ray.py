@@ -140,11 +140,6 @@ class _Task:
 # ---------------------------------------------------------------------- datasets
 
 
-def is_ray(X: Any) -> bool:
-    """Whether `X` is of Ray's making; asked without loading Ray."""
-    return type(X).__module__.partition(".")[0] == "ray"
-
-
 def first_batch(dataset: Any, count: int, *, argument: str, batch_format: str) -> Any:
     """The first rows of a Ray dataset."""
     if not hasattr(dataset, "map_batches") or not hasattr(dataset, "take_batch"):

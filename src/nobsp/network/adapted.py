@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from nobsp.network.batches import Encode
 from nobsp.network.preprocessing import groups_by_running
-from nobsp.network.tables import Encode
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nobsp.network.level_counts import distinct
-from nobsp.network.summary import Summary
+from nobsp.network.summary import Summary, distinct
 
 Subset = tuple[int, ...]
 

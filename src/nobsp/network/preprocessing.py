@@ -9,7 +9,7 @@ from typing import Any
 import narwhals as nw
 import numpy as np
 
-from nobsp.network.tables import Encode, is_frame
+from nobsp.network.batches import Encode, is_frame
 
 GROUPING_ROWS = 2000
 _LEVELS_KEPT = 1000

@@ -5,12 +5,13 @@ from nobsp.plots.curves import curves
 from nobsp.plots.health import health
 from nobsp.plots.importance import beeswarm, importance
 from nobsp.plots.interaction import interaction, interaction_matrix
-from nobsp.plots.maps import cam_grid
+from nobsp.plots.maps import cam_grid, confusions, signal, words, words_html
 from nobsp.plots.retrieval import retrieval_panel
 
 __all__ = [
     "beeswarm",
     "cam_grid",
+    "confusions",
     "curves",
     "health",
     "importance",
@@ -18,5 +19,8 @@ __all__ = [
     "interaction_matrix",
     "ledger",
     "retrieval_panel",
+    "signal",
     "waterfall",
+    "words",
+    "words_html",
 ]

@@ -1,8 +1,9 @@
-"""Activation maps beside the images they are of."""
+"""Activation maps beside the images they are of, along signals, and under words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -11,18 +12,20 @@ from numpy.typing import NDArray
 
 from nobsp._messages import percent, require_whole_number
 from nobsp.plots import colours
-from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, new_figure
+from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, get_axes, new_figure, tidy
 from nobsp.plots.labels import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from nobsp.vision import ActivationMaps
+    from nobsp.vision import ActivationMaps, Confusions
 
 Array = NDArray[np.float64]
 
 # How light red, green and blue look.
 _LIGHT = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+# Letters in a line of a text.
+_COLUMNS = 72
 _KINDS = ("contrast", "account", "positive", "negative", "signed")
 
 
@@ -86,7 +89,7 @@ def cam_grid(
             raise ValueError(f"kinds must be of {', '.join(map(repr, _KINDS))}, found {kind!r}.")
     if not 0 <= opacity <= 1:
         raise ValueError(f"opacity must lie between 0 and 1, found {opacity!r}.")
-    several = maps.positive.ndim == 4
+    several = maps.target.ndim == 2
     targets = [maps.of_target(place) for place in range(maps.positive.shape[1])] if several else [maps]
     pictures = targets[0].overlay(images, opacity=0.0, mean=mean, std=std)
     rows = [(image, one) for image in range(len(maps)) for one in targets][:max_display]
@@ -115,6 +118,37 @@ def cam_grid(
             if place == 0:
                 panel.set_title(fill("image" if kind == "image" else one.caption(kind), 22), fontsize=NORMAL)
         _name_row(grid[place, 0], one, image, true)
+    return grid
+
+
+def confusions(
+    found: Confusions, *, mean: Any = None, std: Any = None, max_display: int = 6, ax: Any = None
+) -> NDArray[Any]:
+    """Draws the first image of each confused pair of classes, with what speaks for the one and against the other.
+
+    Args:
+        found: What `nobsp.confusions` returned.
+        mean: What was subtracted from each channel when the images were normalised, to show them in their colours.
+        std: What each channel was divided by.
+        max_display: Most pairs.
+        ax: Axes to draw on, two for each pair; a new figure when None.
+
+    Returns:
+        The axes, shape (pairs, 2).
+    """
+    require_whole_number("max_display", max_display)
+    shown = found.pairs[:max_display]
+    if not shown:
+        raise ValueError("found has no pairs: no image was taken for another class.")
+    if ax is None:
+        figure = new_figure((5.2, 2.1 * len(shown) + 0.4))
+        ax = [figure.add_subplot(len(shown), 2, place + 1) for place in range(2 * len(shown))]
+    grid = np.array(as_axes(ax, 2 * len(shown), "this grid"), dtype=object).reshape(len(shown), 2)
+    for axes, pair in zip(grid, shown, strict=True):
+        true = [pair.truth] * len(pair.maps)
+        cam_grid(pair.maps, pair.images, kinds="account", labels=true, mean=mean, std=std, max_display=1, ax=axes)
+        axes[0].set_title(f"{pair.count} images", fontsize=NORMAL)
+        axes[1].set_title(fill(f"for {pair.predicted}, against {pair.truth}", 28), fontsize=NORMAL)
     return grid
 
 
@@ -160,3 +194,141 @@ def _names_of(labels: Any, maps: ActivationMaps) -> list[str]:
     if len(wrong):
         raise ValueError(f"labels has the class {wrong[0]}, but there are {len(maps.output_names)} classes.")
     return [maps.output_names[label] for label in given]
+
+
+def signal(maps: ActivationMaps, signals: Any, *, row: int = 0, channel: int = 0, ax: Any = None) -> Axes:
+    """Draws a signal as a line that is red where it speaks for the class and blue where it speaks against it.
+
+    Args:
+        maps: What an `NObSPCam` returned for signals (n, channels, time), for one target each.
+        signals: The signals.
+        row: Which signal.
+        channel: Which of its channels is drawn.
+        ax: Axes to draw on; those of a new figure when None.
+
+    Returns:
+        The axes.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from nobsp import NObSPCam, plots
+        >>> body = nn.Sequential(nn.Conv1d(2, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+        >>> signals = torch.randn(64, 2, 40)
+        >>> cam = NObSPCam(nn.Sequential(body, nn.Linear(8, 3))).fit(signals)
+        >>> plots.signal(cam(signals[:2]), signals[:2]).get_xlabel()
+        'time step'
+    """
+    from matplotlib.collections import LineCollection
+
+    if len(maps.locations) != 1 or maps.target.ndim != 1 or np.ndim(signals) != 3 or len(signals) != len(maps):
+        raise ValueError(
+            f"maps has the shape {maps.account.shape} and signals {np.shape(signals)}; pass the maps of signals "
+            "(n, channels, time), for one target each, and the signals."
+        )
+    given = signals[row, channel]
+    line = np.asarray(given.detach().cpu().double() if hasattr(given, "detach") else given, dtype=np.float64)
+    values = getattr(maps.resize(len(line)), maps.kind)[row]
+    strength = values / (_peak(values) or 1.0)
+    axes = get_axes(ax, (6.4, 2.2))
+    points = np.stack([np.arange(len(line)), line], axis=1)
+    pieces = np.stack([points[:-1], points[1:]], axis=1)
+    drawn = LineCollection(list(pieces), cmap=colours.blend(colours.AGAINST_TO_FOR), linewidths=2.2, capstyle="round")
+    drawn.set_array((strength[:-1] + strength[1:]) / 2)
+    drawn.set_clim(-1.0, 1.0)
+    axes.add_collection(drawn)
+    axes.autoscale_view()
+    tidy(axes)
+    axes.set_xlabel("time step", fontsize=NORMAL)
+    axes.set_title(f"{shorten(str(maps.target_names[row]), 24)}: {maps.caption()}", fontsize=NORMAL)
+    return axes
+
+
+def words(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0, ax: Any = None) -> Axes:
+    """Draws a text with each token tinted: red where it speaks for the class, blue where it speaks against it.
+
+    Args:
+        maps: What an `NObSPCam` returned for texts, for one target each.
+        tokens: The tokens of one text, as many as there are locations, or fewer where the rest is padding.
+        row: Which text.
+        ax: Axes to draw on; those of a new figure when None.
+
+    Returns:
+        The axes.
+    """
+    places, line, column = [], 0, 0
+    tinted = _tinted(maps, tokens, row)
+    for token, _, _ in tinted:
+        if column and column + len(token) > _COLUMNS:
+            line, column = line + 1, 0
+        places.append((column, line))
+        column += len(token) + 1
+    axes = get_axes(ax, (7.0, 0.32 * (line + 1) + 0.5))
+    bare(axes)
+    axes.set_xlim(-1, _COLUMNS + 1)
+    axes.set_ylim(line + 0.7, -0.7)
+    for (column, line), (token, _, colour) in zip(places, tinted, strict=True):
+        box = {"facecolor": colour, "edgecolor": "none", "boxstyle": "round,pad=0.15"}
+        axes.text(
+            column,
+            line,
+            token.replace("$", r"\$"),
+            family="monospace",
+            fontsize=SMALL,
+            va="center",
+            color="black",
+            bbox=box,
+        )
+    axes.set_xlabel(f"{shorten(str(maps.target_names[row]), 24)}: {maps.caption()}", fontsize=NORMAL)
+    return axes
+
+
+def words_html(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0) -> str:
+    """The same as HTML, for a page or `IPython.display.HTML`; a token's share is shown when the mouse is over it.
+
+    Shares add up to the logit less its base value, with `class_token` and `residual`.
+
+    Args:
+        maps: What an `NObSPCam` returned for texts, for one target each.
+        tokens: The tokens of one text.
+        row: Which text.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from nobsp import NObSPCam, plots
+        >>> class Text(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+        ...
+        ...     def forward(self, codes):
+        ...         return self.head(self.embed(codes).mean(1))
+        >>> codes = torch.randint(0, 9, (16, 3))
+        >>> maps = NObSPCam(Text()).fit(codes)(codes)
+        >>> plots.words_html(maps, ["not", "so", "good"]).count("<span")
+        3
+    """
+    style = "color:#000;padding:0 .15em;border-radius:.2em;background:"
+    return " ".join(
+        f'<span style="{style}{colour}" title="{share:+.4g}">{escape(token)}</span>'
+        for token, share, colour in _tinted(maps, tokens, row)
+    )
+
+
+def _tinted(maps: ActivationMaps, tokens: Sequence[str], row: int) -> list[tuple[str, float, str]]:
+    """Each token with its share and its colour."""
+    from matplotlib.colors import to_hex
+
+    tokens = [str(token) for token in tokens]
+    if len(maps.locations) != 1 or maps.target.ndim != 1 or len(tokens) > maps.locations[0]:
+        raise ValueError(
+            f"maps has the shape {maps.account.shape} but there are {len(tokens)} tokens; pass maps of texts for one "
+            "target each, and the tokens of one of them."
+        )
+    shares = getattr(maps, maps.kind)[row, : len(tokens)] / maps.locations[0]
+    tint, largest = colours.blend(colours.AGAINST_TO_FOR), _peak(shares) or 1.0
+    return [
+        (token, float(share), to_hex(tint(0.5 + 0.5 * share / largest)))
+        for token, share in zip(tokens, shares, strict=True)
+    ]

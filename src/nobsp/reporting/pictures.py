@@ -88,7 +88,7 @@ def _facts(maps: Any, hits: Any, explainer: Any, data: str) -> list[Fact]:
     if maps is not None and hasattr(explainer, "health"):
         facts.append(("Calibrated on", counted(explainer.health().rows, "image")))
     if hits is not None:
-        facts.append(("Neighbors", f"{np.asarray(hits.indices).shape[1]} for each"))
+        facts.append(("Neighbours", f"{np.asarray(hits.indices).shape[1]} for each"))
     return facts
 
 
@@ -100,7 +100,12 @@ def _maps(maps: Any, kept: NDArray[np.intp]) -> dict[str, Any]:
     kinds = [maps.kind] if maps.kind != "contrast" else ["contrast", "account"]
     if maps.kind in ("positive", "negative", "signed"):
         kinds = ["positive", "negative", "signed"]  # the paper's map and its counterparts
-    several = maps.positive.ndim == 4
+    if len(maps.locations) != 2:
+        raise ValueError(
+            f"maps has {len(maps.locations)} axes of locations; pages show maps of images. Draw signals with "
+            "nobsp.plots.signal and texts with nobsp.plots.words."
+        )
+    several = maps.target.ndim == 2
     target = np.asarray(maps.target)[kept].reshape(len(kept), -1)
     data: dict[str, Any] = {
         "height": maps.positive.shape[-2],

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from nobsp.network.inputs import Subset
-from nobsp.network.level_counts import among
 from nobsp.network.readout import Network, Readout
-from nobsp.network.summary import Summary
+from nobsp.network.summary import Summary, among
 from nobsp.projection import Moments, Ridge, Spectrum, merge_all, partial_coefficients, spectrum
 from nobsp.projection.ridge import EPSILON
 from nobsp.tabular.representations import Isolation, Represent, subsets_of, through

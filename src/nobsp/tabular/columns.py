@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp.network.adapted import Adapted
+from nobsp.network.batches import matched
 from nobsp.network.inputs import Features, resolve_features
-from nobsp.network.level_counts import MOST_CODES, MOST_LEVELS
-from nobsp.network.summary import Summary
-from nobsp.network.tables import matched
+from nobsp.network.summary import MOST_CODES, MOST_LEVELS, Summary
 
 # Distinct numbers of a column that are kept, for encoders that know no others; a one-hot group is seldom wider.
 _MOST_NUMBERS = 4096

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from nobsp.calibration import Run
-from nobsp.calibration.ray import RayRows, RayRun, first_batch, is_ray
+from nobsp.calibration.local import is_ray
+from nobsp.calibration.ray import RayRows, RayRun, first_batch
 from nobsp.calibration.state import Fold
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import NoRowsError, Source, batches_of

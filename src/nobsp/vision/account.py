@@ -22,9 +22,10 @@ from torch import Tensor
 from nobsp.projection import Moments, Ridge, channel_coefficients
 from nobsp.vision.feature_map import FeatureMap, ForwardPass
 from nobsp.vision.grid import per_channel, spread
-from nobsp.vision.targets import Question
+from nobsp.vision.targets import Question, Targets
 
 Coefficients = Literal["head", "calibrated"]
+Tail = Callable[[Tensor, Tensor], Tensor]
 
 CHANNELS, OUTPUTS = "channels", "outputs"
 
@@ -39,29 +40,46 @@ _AT_ONCE = 2**22
 class Answer:
     """What an account says about some images, float64."""
 
-    positive: Tensor  # Σ_k u_k max(g_k, 0) with u_k the map behind unit k, shape (n, targets, height, width)
+    positive: Tensor  # Σ_k u_k max(g_k, 0) with u_k the map behind unit k, shape (n, targets, *locations)
     negative: Tensor  # Σ_k u_k max(−g_k, 0)
     account: Tensor  # evidence location by location; its mean is the sum of the contributions
     contributions: Tensor  # g_c, shape (n, targets, channels)
-    class_token: Tensor  # evidence of tokens without a place, shape (n, targets)
+    class_token: Tensor  # evidence without a place: of class tokens, or of a text's length, shape (n, targets)
+
+    @property
+    def carried(self) -> Tensor:
+        """All that is accounted for, shape (n, targets)."""
+        return self.account.flatten(2).mean(2) + self.class_token
 
 
-def answer(feature_map: FeatureMap, seen: ForwardPass, slopes: Tensor, mean: Tensor) -> Answer:
-    """Units times their slopes, put back where they came from."""
+def answer(
+    account: ChannelAccount | TailAccount, feature_map: FeatureMap, seen: ForwardPass, question: Question, image: Tensor
+) -> Answer:
+    """Units times their slopes, put back where they came from; `image` is any."""
     maps, pooling, size = seen.maps, feature_map.pooling, feature_map.map_units
-    mean = mean.to(maps.device)
+    mean = account.mean.to(maps.device)
+    shift = torch.zeros_like(question.whole)
+    if seen.typical is not None:
+        # With a text's own mask, the output at the mean map is another than without.
+        with feature_map.behind(seen.images) as tail, torch.no_grad():
+            own = tail(mean.expand(len(maps), -1), torch.arange(len(maps))).detach()
+        shift = question.change(question.base.expand_as(own), own)
+        question = replace(question, whole=question.whole - shift)
+    slopes = account.slopes(feature_map, seen, question, image)
     own, rest = slopes[..., :size], slopes[..., size:]
     centred = seen.units[:, :size] - mean[:size]
     if pooling == "flatten":
-        account = spread(maps - torch.unflatten(mean[:size], 0, maps.shape[1:]), own, pooling)
+        evidence_map = spread(maps - torch.unflatten(mean[:size], 0, maps.shape[1:]), own, pooling)
     else:
-        account = spread(maps, own, pooling) - (own @ mean[:size])[..., None, None]
+        evidence_map = spread(maps, own, pooling) - (own @ mean[:size]).reshape(
+            *own.shape[:2], *(1 for _ in maps.shape[2:])
+        )
     evidence = own * centred[:, None]
     both = torch.cat([evidence.clamp_min(0.0), (-evidence).clamp_min(0.0)], dim=1)
     positive, negative = torch.split(spread(maps, both, pooling), own.shape[1], dim=1)
     contributions = per_channel(evidence, feature_map.channels, pooling)
     tokens = (rest * (seen.units[:, size:] - mean[size:])[:, None]).sum(2)
-    return Answer(positive, negative, account, contributions, tokens)
+    return Answer(positive, negative, evidence_map, contributions, tokens + shift)
 
 
 # ---------------------------------------------------------------------- the pooled map enters the linear head
@@ -107,7 +125,7 @@ class TailAccount:
 
     def slopes(self, feature_map: FeatureMap, seen: ForwardPass, question: Question, image: Tensor) -> Tensor:
         """Mean gradients of what is asked for, shape (n, targets, units)."""
-        with feature_map.behind(image) as tail:
+        with feature_map.behind(image if seen.typical is None else seen.images) as tail:
             points = POINTS if feature_map.reach == "full" else POINTS_OF_POOLED
             return integrate(tail, self.mean.to(seen.maps.device), seen.units, seen.logits, question, points)
 
@@ -117,7 +135,7 @@ class TailAccount:
 
 
 def integrate(
-    tail: Callable[[Tensor], Tensor],
+    tail: Tail,
     start: Tensor,
     stop: Tensor,
     logits: Tensor,
@@ -130,7 +148,7 @@ def integrate(
     allowed = TOLERANCE * question.size(logits)
     rows = torch.arange(len(stop), device=stop.device)
     for count in points:
-        slopes[rows] = _mean_gradients(tail, start, change[rows], question.rows(rows), count)
+        slopes[rows] = _mean_gradients(tail, start, change[rows], question.rows(rows), rows, count)
         missed = question.whole[rows] - (slopes[rows] * change[rows, None]).sum(2)
         rows = rows[(missed.abs() > allowed[rows]).any(1)]
         if not len(rows):
@@ -138,9 +156,7 @@ def integrate(
     return slopes
 
 
-def _mean_gradients(
-    tail: Callable[[Tensor], Tensor], start: Tensor, change: Tensor, question: Question, points: int
-) -> Tensor:
+def _mean_gradients(tail: Tail, start: Tensor, change: Tensor, question: Question, rows: Tensor, points: int) -> Tensor:
     """∫₀¹ ∂f(start + a change) da by Gauss and Legendre's rule."""
     nodes, shares = (torch.as_tensor(part).to(change) for part in np.polynomial.legendre.leggauss(points))
     count, targets = len(change), question.target.shape[1]
@@ -150,7 +166,7 @@ def _mean_gradients(
         row, node = piece % count, piece // count
         units = (start + (nodes[node, None] + 1) / 2 * change[row]).requires_grad_()
         with torch.enable_grad():
-            logits = tail(units)
+            logits = tail(units, rows[row])
         here = question.rows(row)
         for target in range(targets):
             weights = here.weights(logits.detach(), target)
@@ -195,7 +211,7 @@ class MapMeans:
 
     def update(self, seen: ForwardPass) -> None:
         """Adds a batch."""
-        self.units.update(seen.units.cpu())
+        self.units.update((seen.units if seen.typical is None else seen.typical).cpu())
         self.logits.update(seen.logits.cpu())
 
     def merge(self, other: MapMeans) -> MapMeans:
@@ -205,6 +221,8 @@ class MapMeans:
     def solve(self, feature_map: FeatureMap, ridge: Ridge, images: Tensor) -> ChannelAccount | TailAccount:  # noqa: ARG002
         """The head's weights, or where to integrate from; tried out on some images."""
         mean, mean_logits = self.units.mean, self.logits.mean
+        if len(mean) < feature_map.units:  # one mean for all tokens
+            mean = mean.repeat_interleave(feature_map.units // len(mean))
         every = torch.ones(feature_map.outputs, dtype=torch.float64)
         if feature_map.direct:
             assert feature_map.head is not None
@@ -213,7 +231,7 @@ class MapMeans:
         account: ChannelAccount | TailAccount
         with feature_map.behind(images[:1]) as tail:
             start = mean[None].to(feature_map.device)
-            base = tail(start)[0].detach().cpu()
+            base = tail(start, torch.zeros(1, dtype=torch.int64))[0].detach().cpu()
             if _has_gradient(tail, start):
                 account = TailAccount(mean, base, mean_logits, every, None, "")
             else:
@@ -221,25 +239,24 @@ class MapMeans:
                 account = ChannelAccount(slopes, mean, base, mean_logits, every, None, "")
         with feature_map.running() as forward:
             seen = forward(images)
-        question = Question.of_predicted(seen.logits, base)
-        slopes = account.slopes(feature_map, seen, question, images[:1])
-        found = answer(feature_map, seen, slopes, mean)
-        missed = question.whole - found.account.mean((2, 3)) - found.class_token
+        question = Targets(None, None, outputs=feature_map.outputs, names=()).question(seen.logits, 0, base)
+        found = answer(account, feature_map, seen, question, images[:1])
+        missed = question.whole - found.carried
         share = 1 - float(missed.square().sum() / question.whole.square().sum().clamp_min(1e-300))
         return replace(account, explained=every * share)
 
 
-def _has_gradient(tail: Callable[[Tensor], Tensor], units: Tensor) -> bool:
+def _has_gradient(tail: Tail, units: Tensor) -> bool:
     """Whether the layers behind the map can be differentiated; quantised ones cannot."""
     with torch.enable_grad():
         units = units.clone().requires_grad_()
-        logits = tail(units)
+        logits = tail(units, torch.arange(len(units)))
     if not logits.requires_grad:
         return False
     return torch.autograd.grad(logits, units, torch.ones_like(logits), allow_unused=True)[0] is not None
 
 
-def _slopes_by_differences(feature_map: FeatureMap, tail: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+def _slopes_by_differences(feature_map: FeatureMap, tail: Tail, start: Tensor) -> Tensor:
     """Weights (units, outputs) of layers that are linear but for rounding, unit by unit on both sides of the mean."""
     if feature_map.reach == "full":
         raise ValueError(
@@ -249,7 +266,8 @@ def _slopes_by_differences(feature_map: FeatureMap, tail: Callable[[Tensor], Ten
     step = start.abs().max().clamp_min(1e-6)
     parts = []
     for piece in torch.split(torch.eye(start.shape[1]).to(start) * step, 1024):
-        parts.append((tail(start + piece) - tail(start - piece)).detach() / (2 * step))
+        first = torch.zeros(len(piece), dtype=torch.int64)
+        parts.append((tail(start + piece, first) - tail(start - piece, first)).detach() / (2 * step))
     return torch.cat(parts)
 
 
@@ -291,7 +309,8 @@ class ChannelMoments:
 def start_calibration(feature_map: FeatureMap, coefficients: Coefficients) -> MapMeans | ChannelMoments:
     """A calibration that has seen no image."""
     if coefficients == "head":
-        units, logits = (Means(torch.zeros(n, dtype=torch.float64)) for n in (feature_map.units, feature_map.outputs))
+        width = feature_map.channels if feature_map.text and feature_map.reach == "full" else feature_map.units
+        units, logits = (Means(torch.zeros(n, dtype=torch.float64)) for n in (width, feature_map.outputs))
         return MapMeans(units, logits)
     if not feature_map.direct:
         raise ValueError(

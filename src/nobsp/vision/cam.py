@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nobsp import serialization
+from nobsp._messages import require_whole_number
 from nobsp.base import Explainer
 from nobsp.calibration import Engine, choose_engine
 from nobsp.network.batches import with_progress
@@ -31,13 +32,21 @@ from nobsp.vision.account import (
     answer,
     start_calibration,
 )
-from nobsp.vision.feature_map import FeatureMap, ForwardPass
+from nobsp.vision.feature_map import PACKED, FeatureMap, ForwardPass, as_taken
 from nobsp.vision.find_map import PROBE_IMAGES, find_map
 from nobsp.vision.grid import pooled
 from nobsp.vision.health import CamHealth, examine
 from nobsp.vision.images import Images, images_of, read_images
 from nobsp.vision.maps import KINDS, ActivationMaps, Kind, join
-from nobsp.vision.removal import Removal, adds_up, remove_locations
+from nobsp.vision.removal import (
+    Removal,
+    ThoroughMaps,
+    average_regions,
+    log_odds,
+    remove_locations,
+    standardise,
+    without_regions,
+)
 from nobsp.vision.targets import Against, Question, Scale, Targets
 
 T = TypeVar("T")
@@ -46,7 +55,7 @@ Calibration = MapMeans | ChannelMoments
 Account = ChannelAccount | TailAccount
 
 KIND = "class activation maps"
-VERSION = 3
+VERSION = 4
 # What a checkpoint of a calibration holds.
 CHECKPOINTED = (MapMeans, ChannelMoments, Means)
 
@@ -131,12 +140,8 @@ class NObSPCam(Explainer):
     @classmethod
     def as_published(cls, model: nn.Module, **options: Any) -> Self:
         """The paper's maps: coefficients by Algorithm 1 with an absolute ridge of 1e-4, and the positive map."""
-        published: dict[str, Any] = {
-            "coefficients": "calibrated",
-            "kind": "positive",
-            "ridge": 1e-4,
-            "ridge_scale": "absolute",
-        }
+        published: dict[str, Any] = {"coefficients": "calibrated", "kind": "positive"}
+        published |= {"ridge": 1e-4, "ridge_scale": "absolute"}
         return cls(model, **published | options)
 
     # ------------------------------------------------------------------ calibration
@@ -171,7 +176,7 @@ class NObSPCam(Explainer):
         with choose_engine(engine, images).start(CHECKPOINTED) as run, self._running():
             ridge = self._checked_ridge()
             source = read_images(run, images, batch_size=self.batch_size)
-            feature_map = find_map(self.model, source.first, layer=self.layer, head=self.head)
+            feature_map = find_map(as_taken(self.model, source.keys), source.first, layer=self.layer, head=self.head)
             empty, names = start_calibration(feature_map, self.coefficients), self._names(feature_map)
             fingerprint = feature_map.fingerprint()
             if run.size > 1 or run.has_checkpoint:
@@ -188,16 +193,8 @@ class NObSPCam(Explainer):
             # what the first one found: processors differ in their last digits.
             solved = calibration.solve(feature_map, ridge, probe)
             account: Account = run.decide(lambda: solved)
-        self._fit = _Fitted(
-            feature_map,
-            account,
-            calibration,
-            calibration.rows,
-            names,
-            probe,
-            fingerprint,
-            _state_of(feature_map.module),
-        )
+        state = _state_of(feature_map.module)
+        self._fit = _Fitted(feature_map, account, calibration, calibration.rows, names, probe, fingerprint, state)
         for finding in self.health().findings:
             if finding.severity == "warning":
                 warnings.warn(finding.message, stacklevel=2)
@@ -294,17 +291,7 @@ class NObSPCam(Explainer):
             reference=f"the mean of {fitted.rows} calibration images",
         )
 
-    def explain(
-        self,
-        images: Any,
-        target: Any = None,
-        *,
-        against: Against = None,
-        scale: Scale = "logit",
-        progress: bool = False,
-    ) -> ActivationMaps:
-        """The same as calling the explainer."""
-        return self(images, target, against=against, scale=scale, progress=progress)
+    explain = __call__
 
     def removal(self, images: Any, target: Any = None, *, progress: bool = False) -> Removal:
         """In which order locations have to go for the target to go fastest, with one forward pass an image.
@@ -322,21 +309,12 @@ class NObSPCam(Explainer):
             NotFittedError: If `fit` has not been called.
             ValueError: If several targets per image are given, or if the logits are no sum over locations: where layers
                 stand between map and head, where the map is pooled by its maximum, or for a layer further down.
-
-        Example:
-            >>> import torch
-            >>> from torch import nn
-            >>> from nobsp.vision import NObSPCam
-            >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-            >>> cam = NObSPCam(nn.Sequential(body, nn.Linear(8, 5))).fit(torch.randn(64, 3, 6, 6))
-            >>> removal = cam.removal(torch.randn(2, 3, 6, 6))
-            >>> removal.order.shape, removal.probability.shape
-            ((2, 4, 4), (2, 17))
         """
         targets = self._targets(target, None, "logit")
-        if not adds_up(self._fitted.feature_map):
+        fitted = self._fitted.feature_map
+        if not fitted.direct or fitted.pooling not in ("mean", "flatten"):
             raise ValueError(
-                f"the logits are no sum over the locations of {self._fitted.feature_map.layer!r}: layers come between, "
+                f"the logits are no sum over the locations of {fitted.layer!r}: layers come between, "
                 "or a maximum, so none can be taken out exactly; use the account instead, cam(images).account."
             )
         if targets.several:
@@ -349,6 +327,53 @@ class NObSPCam(Explainer):
         parts = self._each(images, targets, remove, description="removing", progress=progress)
         order, probability, own = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
         return Removal(order, probability, own, self._fitted.output_names, self._fitted.feature_map.layer)
+
+    def thorough(
+        self, images: Any, target: Any = None, *, regions: int = 7, most: int | None = None, progress: bool = False
+    ) -> ThoroughMaps:
+        """The account and what is lost without each region, together: slow, and the best at saying where a class is.
+
+        Each region in turn is blurred away and the network is run again: 49 forward passes an image with 7 × 7 regions.
+        The account says what a region brings with all others there, the removal what is lost when it goes first. Both
+        are brought to one scale, image by image, and added.
+
+        Args:
+            images: Images, signals or volumes of any kind that a call takes.
+            target: None for the predicted class; a class number or name; or one per image.
+            regions: How many regions along each axis.
+            most: Of how many regions to try the removal, those the account ranks highest; all when None.
+            progress: Whether to show a progress bar on stderr.
+
+        Raises:
+            ValueError: If several targets per image are given, or the images are texts.
+        """
+        fitted, targets = self._fitted, self._targets(target, None, "logit")
+        if targets.several:
+            raise ValueError("target has several classes per image; ask for one at a time.")
+        if fitted.feature_map.text:
+            raise ValueError("texts have no regions to blur away; use cam(texts).account.")
+        require_whole_number("regions", regions)
+        every = regions ** len(fitted.feature_map.shape)
+        if most is not None:
+            require_whole_number("most", most)
+        count = every if most is None else min(most, every)
+
+        def remove(feature_map: FeatureMap, view: ForwardPass, question: Question) -> tuple[Tensor, ...]:
+            account = average_regions(self._part(feature_map, view, question, contrast=False)["account"], regions)[:, 0]
+            tried = account.flatten(1).topk(count, dim=1).indices
+            own = question.target[:, 0]
+            before = log_odds(view.logits, own, sigmoid=targets.sigmoid)
+            lost = torch.zeros_like(account).flatten(1)
+            with feature_map.running() as forward:
+                for rows, places, changed in without_regions(view.images, regions, tried, self.batch_size):
+                    after = log_odds(forward(changed).logits, own[rows], sigmoid=targets.sigmoid)
+                    lost[rows, places] = before[rows] - after
+            return account.cpu(), lost.reshape(account.shape).cpu(), own.cpu()
+
+        parts = self._each(images, targets, remove, description="removing", progress=progress)
+        account, lost, own = (torch.cat(part) for part in zip(*parts, strict=True))
+        both = (standardise(account) + standardise(lost)).numpy()
+        return ThoroughMaps(both, account.numpy(), lost.numpy(), 1 + count, own.numpy(), fitted.output_names)
 
     def _targets(self, target: Any, against: Against, scale: Scale) -> Targets:
         feature_map, names = self._fitted.feature_map, self._fitted.output_names
@@ -367,6 +392,8 @@ class NObSPCam(Explainer):
         """Answers to a question about the images, batch by batch."""
         fitted = self._require_same_weights()
         source = images_of(images, batch_size=self.batch_size)
+        if source.keys != fitted.feature_map.keys:
+            raise ValueError(f"images has {list(source.keys)}, but fit was given {list(fitted.feature_map.keys)}.")
         if source.rows is not None:
             targets.require(source.rows)
         answers: list[T] = []
@@ -394,9 +421,7 @@ class NObSPCam(Explainer):
     ) -> dict[str, Tensor]:
         account, targets = self._fitted.account, question.target.shape[1]
         both = question.with_contrast(view.logits) if contrast else question
-        slopes = account.slopes(feature_map, view, both, self._fitted.probe[:1])
-        found = answer(feature_map, view, slopes, account.mean)
-        carried = found.account.mean((2, 3)) + found.class_token
+        found = answer(account, feature_map, view, both, self._fitted.probe[:1])
         return {
             "positive": found.positive[:, :targets],
             "negative": found.negative[:, :targets],
@@ -407,7 +432,7 @@ class NObSPCam(Explainer):
             "class_token": found.class_token[:, :targets],
             "target": question.target,
             "logits": view.logits,
-            "residual": question.whole - carried[:, :targets],
+            "residual": question.whole - found.carried[:, :targets],
             "confidence": question.confidence,
         }
 
@@ -480,6 +505,8 @@ class NObSPCam(Explainer):
             fingerprint=fitted.fingerprint,
             feature_map=fitted.feature_map.described(),
             image_shape=fitted.feature_map.image_shape,
+            text=fitted.feature_map.text,
+            keys=fitted.feature_map.keys,
             account=fitted.account.cast(torch.float32),
             calibration=fitted.calibration if moments else None,
             rows=fitted.rows,
@@ -503,8 +530,12 @@ class NObSPCam(Explainer):
         # Any images show where the map is; these are the same every time.
         generator = torch.Generator().manual_seed(0)
         probe = torch.randn(2, *stored.image_shape, generator=generator)
+        if stored.text:
+            probe = torch.randint(1, 4, (2, *stored.image_shape), generator=generator)
+            for place, key in enumerate(stored.keys[1:], start=1):
+                probe[:, place] = int(key == "attention_mask")
         with cam._running():
-            feature_map = find_map(model, probe, layer=cam.layer, head=cam.head)
+            feature_map = find_map(as_taken(model, stored.keys), probe, layer=cam.layer, head=cam.head)
         found, known = feature_map.described(), stored.feature_map
         if feature_map.fingerprint() != stored.fingerprint or found["outputs"] != known["outputs"]:
             raise ValueError(
@@ -514,36 +545,22 @@ class NObSPCam(Explainer):
         if found != known:
             different = [name for name in known if found[name] != known[name]]
             raise ValueError(f"the model's map is not where it was when this explainer was calibrated: {different}.")
-        account = stored.account.cast(torch.float64)
-        cam._fit = _Fitted(
-            feature_map,
-            account,
-            stored.calibration,
-            stored.rows,
-            stored.output_names,
-            probe,
-            stored.fingerprint,
-            _state_of(feature_map.module),
-        )
+        account, state = stored.account.cast(torch.float64), _state_of(feature_map.module)
+        known_by = (stored.calibration, stored.rows, stored.output_names, probe, stored.fingerprint, state)
+        cam._fit = _Fitted(feature_map, account, *known_by)
         return cam
 
     def _stored_options(self) -> dict[str, Any]:
         fitted = self._fitted
-        layer = None if self.layer is None else fitted.feature_map.place.name
+        inside = PACKED if fitted.feature_map.keys else ""
+        layer = None if self.layer is None else fitted.feature_map.place.name.removeprefix(inside)
         found = fitted.feature_map.head
-        head = None if self.head is None or found is None else found.name
-        return {
-            "layer": layer,
-            "head": head,
-            "coefficients": self.coefficients,
-            "kind": self.kind,
-            "link": self.link,
-            "ridge": self.ridge,
-            "ridge_scale": self.ridge_scale,
-            "output_names": None if self.output_names is None else list(fitted.output_names),
-            "device": None if self.device is None else str(self.device),
-            "batch_size": int(self.batch_size),
-        }
+        head = None if self.head is None or found is None else found.name.removeprefix(inside)
+        given = {name: value for name, value in self.get_params(deep=False).items() if name != "model"}
+        names = None if self.output_names is None else list(fitted.output_names)
+        device = None if self.device is None else str(self.device)
+        stored = {"layer": layer, "head": head, "output_names": names, "device": device}
+        return given | stored | {"batch_size": int(self.batch_size)}
 
     # ------------------------------------------------------------------ what was found
 
@@ -631,7 +648,9 @@ class _Stored:
     options: dict[str, Any]
     fingerprint: str
     feature_map: dict[str, Any]
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[int, ...]
+    text: bool
+    keys: tuple[str, ...]
     account: Account
     calibration: Calibration | None
     rows: int

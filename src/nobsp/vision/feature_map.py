@@ -1,9 +1,10 @@
-"""A vision model as its spatial map and what is behind it: a pooling and a linear head, or a tail of any layers."""
+"""A model as its spatial map and what is behind it: a pooling and a linear head, or a tail of any layers."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from torch import Tensor, nn
 from nobsp.network.find_head import Head, tensors_in
 from nobsp.network.hooks import Place, record_tensor, replace_tensor
 from nobsp.network.inference import device_and_dtype, evaluation_mode, explain_failure
-from nobsp.network.readout import Readout, fingerprint_of
-from nobsp.vision.grid import Grid, Pooling, pooled
+from nobsp.network.readout import Readout, checked, fingerprint_of
+from nobsp.vision.grid import Grid, Pooling, Space, pooled, space_of
 
 # What of the map the layers behind it depend on. "head": its pooled units, which enter the linear head as they are.
 # "point" and "constant": the channels' means, put in as a map of one location or as a constant map. "full": all of it,
@@ -24,13 +25,36 @@ from nobsp.vision.grid import Grid, Pooling, pooled
 Reach = Literal["head", "point", "constant", "full"]
 
 
+# Under which name a model that takes tokens by keywords is part of what runs it.
+PACKED = "model."
+
+
+class TokenModel(nn.Module):
+    """Runs a model that takes tokens by keywords on one tensor (n, keywords, tokens)."""
+
+    def __init__(self, model: nn.Module, keys: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.keys = model, keys
+
+    def forward(self, packed: Tensor) -> Any:
+        """What the model says."""
+        return self.model(**{key: packed[:, place] for place, key in enumerate(self.keys)})
+
+
+def as_taken(model: nn.Module, keys: tuple[str, ...]) -> nn.Module:
+    """The model as one that takes a tensor: itself, or around it what hands out its keywords."""
+    return TokenModel(checked(model), keys) if keys else model
+
+
 @dataclass(frozen=True, eq=False)
 class ForwardPass:
     """What one forward pass shows, float64."""
 
-    maps: Tensor  # shape (n, channels, height, width)
+    maps: Tensor  # shape (n, channels, *locations)
     logits: Tensor  # shape (n, outputs)
     units: Tensor  # what the layers behind the map depend on
+    images: Tensor  # what the model was given
+    typical: Tensor | None = None  # of tokens, the mean over those that are no padding, shape (n, channels)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,10 +73,16 @@ class FeatureMap:
     readout: Readout | None  # how to catch the representation that enters the head; None where there is no head
     outputs: int  # how many outputs the model has
     channels: int  # channels of the map
-    shape: tuple[int, int]  # height and width of the map for the images it was found with
-    image_shape: tuple[int, int, int]  # channels, height and width of those images
+    shape: Space  # extent of the map for the images it was found with
+    text: bool  # whether the input is codes of tokens
+    image_shape: tuple[int, ...]  # channels, height and width of those images, or what other inputs have
     device: torch.device  # where the model lives
     dtype: torch.dtype  # in which precision it takes images
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Under which keywords the model takes tokens; none for one that takes a tensor."""
+        return self.module.keys if isinstance(self.module, TokenModel) else ()
 
     @property
     def direct(self) -> bool:
@@ -62,7 +92,7 @@ class FeatureMap:
     @property
     def map_units(self) -> int:
         """How many numbers the pooling makes of the map."""
-        factor = {"flatten": self.shape[0] * self.shape[1], "mean+max": 2, "max+mean": 2}.get(self.pooling, 1)
+        factor = {"flatten": math.prod(self.shape), "mean+max": 2, "max+mean": 2}.get(self.pooling, 1)
         return self.channels * factor
 
     @property
@@ -73,12 +103,12 @@ class FeatureMap:
     @property
     def layer(self) -> str:
         """The map in words: the module whose output it is, and what follows if that is no module."""
-        name = self.place.name or "the model"
+        name = self.place.name.removeprefix(PACKED if self.keys else "") or "the model"
         name = name if self.place.side == "output" else f"input of {name}"
         return f"relu({name})" if self.relu else name
 
     def __repr__(self) -> str:
-        size = f"{self.channels}×{self.shape[0]}×{self.shape[1]}"
+        size = "×".join(map(str, (self.channels, *self.shape)))
         return f"FeatureMap(layer={self.layer!r}, map={size}, pooling={self.pooling!r}, reach={self.reach!r})"
 
     def described(self) -> dict[str, Any]:
@@ -157,41 +187,52 @@ class FeatureMap:
                     logits = units @ self.head.weight.to(maps.device).T + self.head.bias.to(maps.device)
                 if tokens.numel():
                     units = torch.cat([units, tokens.flatten(1)], dim=1)
-                return ForwardPass(maps, logits, units)
+                typical = self._typical(maps, images) if self.text and self.reach == "full" else None
+                return ForwardPass(maps, logits, units, images, typical)
 
             yield forward
 
     @contextmanager
-    def behind(self, image: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
-        """Hand out `tail(units)`: the logits, with their graph, of units put in the place of the map.
+    def behind(self, images: Tensor) -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
+        """Hand out `tail(units, rows)`: the logits, with their graph, of units put in the place of the map.
 
-        The model is run on one image, whatever the number of rows, and the units are put in on the way.
+        The model is run on one image, whatever the number of rows, and the units are put in on the way. Of tokens it is
+        run on those of `images` that `rows` name, since masks and lengths reach the layers behind the map too.
         """
         with ExitStack() as stack:
             run = stack.enter_context(evaluation_mode(self.module, gradients=True))
             there = stack.enter_context(replace_tensor(self.place))
             logits_of = stack.enter_context(self._observing_logits(run))
-            shape = (1, 1) if self.reach == "point" else self.shape
+            shape = tuple(1 for _ in self.shape) if self.reach == "point" else self.shape
 
-            def tail(units: Tensor) -> Tensor:
+            def tail(units: Tensor, which: Tensor) -> Tensor:
                 rows = len(units)
                 if self.reach == "full":
                     maps = torch.unflatten(units[:, : self.map_units], 1, (self.channels, *shape))
                     tokens = torch.unflatten(units[:, self.map_units :], 1, (self.grid.prefix, self.channels))
                 else:
-                    maps = units[:, :, None, None].expand(-1, -1, *shape)
+                    maps = units.reshape(*units.shape, *(1 for _ in shape)).expand(-1, -1, *shape)
                     # Where only means count, other tokens do not, whatever they are.
                     tokens = units.new_zeros(rows, self.grid.prefix, self.channels)
                 # A clone, since the next layer may work in place and leaves of a graph must not change.
                 put_in = self.grid.tensor(maps, tokens).to(self.device, self.dtype)
                 there.value, there.calls = put_in.clone(memory_format=torch.contiguous_format), 0
                 try:
-                    carrier = image.expand(rows, -1, -1, -1) if self.fixed_batch else image
+                    carrier = images[:1].expand(rows, *images.shape[1:]) if self.fixed_batch else images[:1]
+                    carrier = carrier if images.is_floating_point() else images[which.to(images.device)]
                     return logits_of(self._ready(carrier), rows)
                 finally:
                     del there.value
 
             yield tail
+
+    def _typical(self, maps: Tensor, tokens: Tensor) -> Tensor:
+        """Means of a text's tokens: lengths differ, so that a mean for each position would be one of padding too."""
+        keys = self.keys
+        if "attention_mask" not in keys or maps.shape[2] != tokens.shape[-1]:
+            return maps.flatten(2).mean(2)
+        mask = tokens[:, keys.index("attention_mask")].to(maps)
+        return (maps * mask[:, None]).sum(2) / mask.sum(1, keepdim=True).clamp_min(1.0)
 
     @contextmanager
     def _observing_logits(self, run: Callable[[Tensor], Any]) -> Iterator[Callable[[Tensor, int], Tensor]]:
@@ -214,7 +255,9 @@ class FeatureMap:
             yield logits_of
 
     def _ready(self, images: Tensor) -> Tensor:
-        return images.to(self.device, self.dtype, copy=True) if self.readout is None else self.readout.ready(images)
+        if self.readout is not None:
+            return self.readout.ready(images)
+        return images.to(self.device, self.dtype if images.is_floating_point() else images.dtype, copy=True)
 
     def _maps(self, caught: list[Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
         if len(caught) <= max(self.place.call, 0):
@@ -223,7 +266,7 @@ class FeatureMap:
                 "map was found; pass a model whose forward pass does not depend on the images."
             )
         tensor = caught[self.place.call]
-        maps = self.grid.maps(tensor, images.shape[2] / images.shape[3])
+        maps = self.grid.maps(tensor, space_of(images))
         if len(maps) != len(images) or maps.shape[1] != self.channels:
             raise ValueError(
                 f"the layer {self.place.name!r} gave maps of shape {tuple(maps.shape)} for {len(images)} images; "

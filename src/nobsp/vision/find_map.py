@@ -18,8 +18,8 @@ from nobsp.network.find_head import Head, as_rows, tensors_in
 from nobsp.network.hooks import Place, Side, input_of, plain, record_tensor
 from nobsp.network.inference import device_and_dtype, evaluation_mode, unwrap
 from nobsp.network.readout import Readout, checked
-from nobsp.vision.feature_map import FeatureMap, Reach
-from nobsp.vision.grid import POOLINGS, Grid, Pooling, grids_of, pooled
+from nobsp.vision.feature_map import PACKED, FeatureMap, Reach, TokenModel
+from nobsp.vision.grid import POOLINGS, Grid, Pooling, Space, grids_of, pooled, space_of
 
 PROBE_IMAGES = 3
 # Maps with fewer values per image than this are kept whole, to be compared with flattened vectors.
@@ -41,7 +41,7 @@ class _Seen:
     side: Side
     grid: Grid
     relu: bool
-    shape: tuple[int, int]
+    shape: Space
     mean: Tensor  # (n, channels), as are the next two
     size: Tensor
     top: Tensor
@@ -58,14 +58,26 @@ class _Seen:
     def units(self) -> Tensor:
         """All of the map and the tokens before it, shape (n, units), as `FeatureMap.units_of` lays them out."""
         assert self.raw is not None
-        aspect = self.shape[0] / self.shape[1]
-        maps, tokens = self.grid.maps(self.raw, aspect), self.grid.prefix_tokens(self.raw)
+        maps, tokens = self.grid.maps(self.raw, self.shape), self.grid.prefix_tokens(self.raw)
         return torch.cat([maps.flatten(1), tokens.flatten(1)], dim=1).to("cpu", torch.float64)
 
-    def fits(self, images: Tensor) -> bool:
-        """Whether the locations have the proportions of the images, but for rounding."""
-        aspect = images.shape[2] / images.shape[3]
-        return abs(self.shape[0] - aspect * self.shape[1]) < max(1.5, 1.5 * aspect)
+    def misfit(self, images: Tensor) -> tuple[float, ...]:
+        """Small where the locations have the proportions of the images, but for rounding; exact for tokens."""
+        space = space_of(images)
+        if len(space) == 2:
+            aspect = space[0] / space[1]
+            return (float(abs(self.shape[0] - aspect * self.shape[1]) >= max(1.5, 1.5 * aspect)),)
+        if len(space) > 2:
+            return tuple(
+                abs(extent / whole - self.shape[0] / space[0]) for extent, whole in zip(self.shape, space, strict=True)
+            )
+        # Of (n, a, b), layers that work on the last axis say that it is the channels'.
+        assert self.raw is not None
+        parts = list(self.module.modules())
+        widths = {part.out_features for part in parts if isinstance(part, nn.Linear)}
+        widths |= {tuple(part.normalized_shape)[-1] for part in parts if isinstance(part, nn.LayerNorm)}
+        odd = float((self.raw.shape[-1] in widths) != (self.grid.layout == "tokens"))
+        return (odd,) if images.is_floating_point() else (float(abs(self.shape[0] - space[0])), odd)
 
     def rounding(self, pooling: Pooling) -> Tensor:
         size = self.size
@@ -81,12 +93,15 @@ def find_map(
     """Run the model on some images and find its spatial map, and how the output depends on it."""
     module = checked(model)
     probe = images[:PROBE_IMAGES].detach()
+    if isinstance(module, TokenModel):
+        layer, head = (PACKED + one if isinstance(one, str) else one for one in (layer, head))
     _refuse_non_finite_state(module)
     chosen = None if layer is None else _find_named(module, layer)
     device, dtype = device_and_dtype(module)
+    dtype_in = dtype if probe.is_floating_point() else probe.dtype
     readout: Readout | None = None
     try:
-        outputs = _outputs(module, probe.to(device, dtype, copy=True))
+        outputs = _outputs(module, probe.to(device, dtype_in, copy=True))
         try:
             readout = Readout.find(module, probe, head=head)
         except ValueError:
@@ -96,10 +111,10 @@ def find_map(
     except (RuntimeError, IndexError) as failure:
         raise ValueError(
             f"the model cannot take images of shape {tuple(probe.shape[1:])} ({failure}); pass images of the shape it "
-            "was trained on."
+            "was trained on, a single one as a batch of one, images[None]."
         ) from failure
     keep = None if chosen is None else chosen[1]
-    seen, observed, counts = _observe(module, probe.to(device, dtype, copy=True), readout, keep)
+    seen, observed, counts = _observe(module, probe.to(device, dtype_in, copy=True), readout, keep)
     search = _Search(module, readout, probe, seen, observed, counts, device, dtype)
     return search.automatic() if chosen is None else search.chosen(*chosen)
 
@@ -198,7 +213,8 @@ class _Search:
             outputs=outputs,
             channels=int(seen.mean.shape[1]),
             shape=seen.shape,
-            image_shape=(int(self.probe.shape[1]), int(self.probe.shape[2]), int(self.probe.shape[3])),
+            text=not self.probe.is_floating_point(),
+            image_shape=tuple(self.probe.shape[1:]),
             device=self.device,
             dtype=self.dtype,
         )
@@ -206,7 +222,8 @@ class _Search:
     def ready(self, found: FeatureMap) -> FeatureMap:
         """The same, noting whether the tensor has other values at the end of a pass than when it was made."""
         place = dataclasses.replace(found.place, overwritten=True)
-        x = self.probe[:1].to(self.device, self.dtype, copy=True)
+        dtype = self.dtype if self.probe.is_floating_point() else self.probe.dtype
+        x = self.probe[:1].to(self.device, dtype, copy=True)
         with evaluation_mode(self.module) as run, record_tensor(found.place) as live, record_tensor(place) as copied:
             live.caught, copied.caught = [], []
             run(x)
@@ -232,7 +249,7 @@ class _Search:
         The tensor is put into a pass over another image. Where the output then is what it was of the first, everything
         it needs went through the tensor. Of the ways to see it, one of which only the means count is the right one.
         """
-        views = sorted(views, key=lambda one: (one.relu, not one.fits(self.probe), one.grid.layout, one.grid.prefix))
+        views = sorted(views, key=lambda one: (one.relu, one.misfit(self.probe), one.grid.layout, one.grid.prefix))
         full = views[0]
         fixed = False
         whole = self.feature_map(full, "flatten", "full")
@@ -249,20 +266,25 @@ class _Search:
                 trial = self.feature_map(view, "mean", reach, fixed_batch=fixed)
                 if self.agrees(trial, view.mean):
                     return trial
-        if full.grid.prefix:
-            still = units.clone()
-            still[:, : whole.map_units] = units[:, : whole.map_units].mean(0) * 0.5
-            if self.agrees(whole, still):
+        text = not self.probe.is_floating_point()
+        for kept in (0, -1) if text else (None,) if full.grid.prefix else ():
+            # Of texts, the first or the last token may be all that is read.
+            maps = torch.unflatten(units[:, : whole.map_units], 1, (whole.channels, -1))
+            still = (maps.mean(0) * 0.5).expand_as(maps).clone()
+            if kept is not None:
+                still[..., kept] = maps[..., kept]
+            if self.agrees(whole, torch.cat([still.flatten(1), units[:, whole.map_units :]], dim=1)):
                 return full.name or "the model"
         return whole
 
     def agrees(self, trial: FeatureMap, units: Tensor) -> bool | None:
         """Whether units of the probe, put into a pass over another image, give its logits; None for an error."""
-        other = 0.5 * self.probe[:1].flip(-1)
+        other = 0.5 * self.probe[:1].flip(-1) if self.probe.is_floating_point() else _other_tokens(self.probe)
+        every = torch.arange(len(units), device=self.device)
         try:
             with trial.behind(other) as tail, torch.no_grad():
-                found = tail(units.to(self.device)).detach().to("cpu", torch.float64)
-        except (RuntimeError, ValueError, IndexError):
+                found = tail(units.to(self.device), every).detach().to("cpu", torch.float64)
+        except (RuntimeError, ValueError, IndexError, AssertionError):
             return None
         expected = self.logits
         scale = expected.abs().amax(1, keepdim=True)
@@ -309,18 +331,18 @@ def _watching(module: nn.Module, x: Tensor, keep: nn.Module | None) -> Iterator[
     order = 0
     here = local()
     here.watching = True
-    images = x.detach().clone()
+    images, space = x.detach().clone(), space_of(x)
     handles = []
     kept: deque[list[_Seen]] = deque()
 
     def note(name: str, part: nn.Module, call: int, side: Side, found: Any) -> None:
         nonlocal order
-        if not isinstance(found, Tensor) or not found.is_floating_point() or found.ndim not in (3, 4):
+        if not isinstance(found, Tensor) or not found.is_floating_point() or found.ndim not in (3, len(space) + 2):
             return
         if found.shape[0] != len(images) or (found.shape == images.shape and torch.equal(found, images)):
             return
         order += 1
-        views = list(_views(order, name, part, call, side, found.detach(), images.shape[2] / images.shape[3]))
+        views = list(_views(order, name, part, call, side, found.detach(), space, text=not images.is_floating_point()))
         if views:
             # A copy, since the model may write into it, and one for all modules it passes; older ones are let go.
             same = (group[0].raw for group in kept if group[0].raw is not None and torch.equal(group[0].raw, found))
@@ -361,14 +383,15 @@ def _watching(module: nn.Module, x: Tensor, keep: nn.Module | None) -> Iterator[
 
 
 def _views(
-    order: int, name: str, part: nn.Module, call: int, side: Side, found: Tensor, aspect: float
+    order: int, name: str, part: nn.Module, call: int, side: Side, found: Tensor, space: Space, *, text: bool
 ) -> Iterator[_Seen]:
     signed = bool((found < 0).any())
-    for grid in grids_of(found, aspect):
-        maps = grid.maps(found, aspect)
+    # Of a text, every token has its place.
+    for grid in grids_of(found, space, prefixes=1) if text else grids_of(found, space):
+        maps = grid.maps(found, space)
         for relu in (False, True) if signed else (False,):
             used = maps.clamp_min(0.0) if relu else maps
-            small = used[0].numel() <= _SMALL and grid.layout == "nchw"
+            small = used[0].numel() <= _SMALL and grid.layout == "first"
             yield _Seen(
                 order=order,
                 name=name,
@@ -377,13 +400,22 @@ def _views(
                 side=side,
                 grid=grid,
                 relu=relu,
-                shape=(int(maps.shape[2]), int(maps.shape[3])),
-                mean=used.mean((2, 3), dtype=torch.float64).cpu(),
-                size=used.abs().mean((2, 3), dtype=torch.float64).cpu(),
-                top=used.amax((2, 3)).to("cpu", torch.float64),
+                shape=tuple(maps.shape[2:]),
+                mean=used.flatten(2).mean(2, dtype=torch.float64).cpu(),
+                size=used.abs().flatten(2).mean(2, dtype=torch.float64).cpu(),
+                top=used.flatten(2).amax(2).to("cpu", torch.float64),
                 flat=pooled(used, "flatten").to("cpu", torch.float64) if small else None,
                 raw=None,
             )
+
+
+def _other_tokens(tokens: Tensor) -> Tensor:
+    """Other texts of the same lengths: codes in reverse, but for those at the ends, which may be for padding."""
+    other = tokens.clone()
+    for row in other if other.ndim == 2 else other[:, 0]:
+        inner = torch.nonzero((row != row[0]) & (row != row[-1]))[:, 0]
+        row[inner] = row[inner.flip(0)]
+    return other
 
 
 # ---------------------------------------------------------------------- what a caller named

@@ -1,4 +1,4 @@
-"""How a tensor lays out the locations of an image, and how those are pooled into a representation."""
+"""How a tensor lays out the locations of its input, and how those are pooled into a representation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Layout = Literal["nchw", "nhwc", "tokens"]
+Layout = Literal["first", "last", "tokens"]
+Space = tuple[int, ...]
 Pooling = Literal["mean", "max", "mean+max", "max+mean", "flatten"]
 
 POOLINGS: tuple[Pooling, ...] = ("mean", "max", "mean+max", "max+mean", "flatten")
@@ -22,38 +23,46 @@ _MOST_PREFIX = 8
 class Grid:
     """Where channels and locations are in a tensor."""
 
-    layout: Layout  # "nchw", "nhwc", or "tokens" for (n, tokens, channels)
+    layout: Layout  # channels "first", channels "last", or "tokens" for (n, tokens, channels)
     prefix: int = 0  # tokens that come before the patches and have no place in the image
 
-    def maps(self, tensor: Tensor, aspect: float) -> Tensor:
-        """The tensor as (n, channels, height, width), sharing memory."""
-        if self.layout == "nchw":
+    def maps(self, tensor: Tensor, space: Space) -> Tensor:
+        """The tensor as (n, channels, *locations) of an input with the extent `space`, sharing memory."""
+        if self.layout == "first":
             return tensor
-        if self.layout == "nhwc":
-            return tensor.permute(0, 3, 1, 2)
+        if self.layout == "last":
+            return tensor.movedim(-1, 1)
         patches = tensor[:, self.prefix :]
-        shape = grid_shape(patches.shape[1], aspect)
+        shape = grid_shape(patches.shape[1], space)
         if shape is None:
-            raise ValueError(f"{patches.shape[1]} tokens do not fill a grid of the image's shape.")
+            raise ValueError(f"{patches.shape[1]} tokens do not fill a grid of the input's shape.")
         return torch.unflatten(patches.permute(0, 2, 1), 2, shape)
 
     def prefix_tokens(self, tensor: Tensor) -> Tensor:
         """Tokens without a place in the image, shape (n, prefix, channels)."""
         if self.layout == "tokens":
             return tensor[:, : self.prefix]
-        return tensor.new_empty(len(tensor), 0, tensor.shape[1 if self.layout == "nchw" else 3])
+        return tensor.new_empty(len(tensor), 0, tensor.shape[1 if self.layout == "first" else -1])
 
     def tensor(self, maps: Tensor, prefix_tokens: Tensor) -> Tensor:
         """A tensor of the model's layout that holds `maps` and tokens before them."""
-        if self.layout == "nchw":
+        if self.layout == "first":
             return maps
-        if self.layout == "nhwc":
-            return maps.permute(0, 2, 3, 1)
+        if self.layout == "last":
+            return maps.movedim(1, -1)
         return torch.cat([prefix_tokens, maps.flatten(2).permute(0, 2, 1)], dim=1)
 
 
-def grid_shape(locations: int, aspect: float) -> tuple[int, int] | None:
-    """Height and width of a grid with so many cells and the image's proportions; None where there is none."""
+def space_of(images: Tensor) -> Space:
+    """Extent of an input: height and width, time, depth too, or the number of tokens."""
+    return tuple(images.shape[2:] if images.ndim > 2 else images.shape[1:])
+
+
+def grid_shape(locations: int, space: Space) -> Space | None:
+    """Shape of a grid with so many cells and the input's proportions; None where there is none."""
+    if len(space) != 2:
+        return (locations,) if len(space) == 1 else None
+    aspect = space[0] / space[1]
     guess = round((locations * aspect) ** 0.5)
     for height in (guess, guess - 1, guess + 1):
         if height > 0 and locations % height == 0:
@@ -64,16 +73,16 @@ def grid_shape(locations: int, aspect: float) -> tuple[int, int] | None:
     return None
 
 
-def grids_of(tensor: Tensor, aspect: float) -> Iterator[Grid]:
+def grids_of(tensor: Tensor, space: Space, *, prefixes: int = _MOST_PREFIX) -> Iterator[Grid]:
     """Every way to see a tensor as channels over more than one location."""
-    if tensor.ndim == 4:
-        # (n, c, 1, 1) and (n, 1, 1, c) are pooled vectors and no maps of one channel.
-        if tensor.shape[2] * tensor.shape[3] > 1 and tensor.shape[1] * tensor.shape[2] > 1:
-            yield Grid("nchw")
-            yield Grid("nhwc")
-    elif tensor.ndim == 3:
-        for prefix in range(min(_MOST_PREFIX, tensor.shape[1] - 1)):
-            if tensor.shape[1] - prefix > 1 and grid_shape(tensor.shape[1] - prefix, aspect) is not None:
+    # (n, c, 1, 1) and (n, 1, 1, c) are pooled vectors and no maps of one channel.
+    if tensor.ndim == len(space) + 2 and tensor[0, 0].numel() > 1 and tensor[0, ..., 0].numel() > 1:
+        yield Grid("first")
+        if len(space) > 1:
+            yield Grid("last")
+    if tensor.ndim == 3 and tensor.shape[2] > 1:
+        for prefix in range(min(prefixes, tensor.shape[1] - 1)):
+            if tensor.shape[1] - prefix > 1 and grid_shape(tensor.shape[1] - prefix, space) is not None:
                 yield Grid("tokens", prefix)
 
 

@@ -80,8 +80,8 @@ def examine(feature_map: FeatureMap, account: ChannelAccount | TailAccount, *, r
         findings.append(Finding("note", "few_images", "", message))
     if max(feature_map.shape) < 4:
         message = (
-            f"The map has only {feature_map.shape[0]}×{feature_map.shape[1]} locations for images of "
-            f"{feature_map.image_shape[1]}×{feature_map.image_shape[2]}; larger images give finer maps."
+            f"The map has only {'×'.join(map(str, feature_map.shape))} locations for inputs of "
+            f"{'×'.join(map(str, feature_map.image_shape[1:]))}; larger ones give finer maps."
         )
         findings.append(Finding("note", "coarse", "", message))
     explained = tuple(float(value) for value in account.explained.to(torch.float64))

@@ -1,4 +1,4 @@
-"""Tensors, arrays, loaders, iterables and Ray datasets as batches of images; labels are left aside."""
+"""Tensors, arrays, loaders, iterables and Ray datasets as batches of images, signals, volumes or tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from nobsp.calibration import Run
-from nobsp.calibration.ray import RayRows, RayRun, first_batch, is_ray
+from nobsp.calibration.local import is_ray
+from nobsp.calibration.ray import RayRows, RayRun, first_batch
 from nobsp.network.batches import NoRowsError
 from nobsp.vision.find_map import PROBE_IMAGES
 
@@ -21,15 +22,19 @@ from nobsp.vision.find_map import PROBE_IMAGES
 AT_ONCE = 512
 # Under which names dictionaries of a loader carry their images.
 KEYS = ("pixel_values", "images", "image", "x", "inputs")
+# What of a tokenizer's output a model is given.
+TOKENS = ("input_ids", "attention_mask", "token_type_ids")
+SHAPES = "(n, channels, height, width), (n, channels, time), (n, channels, depth, height, width) or tokens (n, length)"
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images in batches: floating tensors (n, channels, height, width), no larger than asked for."""
+    """Images in batches no larger than asked for: floating tensors, or integer ones of tokens."""
 
     rows: int | None  # how many images there are, or None where it is not known before reading
     first: Tensor  # the first batch, looked at without losing it
     _open: Callable[[], Iterator[Tensor]] = field(repr=False)
+    keys: tuple[str, ...] = ()  # keywords of the model that the second axis holds
 
     def __iter__(self) -> Iterator[Tensor]:
         return self._open()
@@ -40,6 +45,7 @@ class DatasetImages(RayRows):
     """A Ray dataset's images; `first` are the first of them."""
 
     first: Tensor = field(kw_only=True)
+    keys: tuple[str, ...] = ()
 
 
 def read_images(run: Run, images: Any, *, batch_size: int) -> Images | DatasetImages:
@@ -104,12 +110,13 @@ def images_of(images: Any, *, batch_size: int, argument: str = "images") -> Imag
     if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise ValueError(f"batch_size must be a positive whole number, found {batch_size!r}.")
     size = int(batch_size)
-    if isinstance(images, Tensor | np.ndarray):
-        whole = _checked(images, argument)
+    keys = _keys(images)
+    if isinstance(images, Tensor | np.ndarray) or keys:
+        whole = _batch(images, argument, 0) if keys else _checked(images, argument)
         if len(whole) == 0:
             raise NoRowsError(f"{argument} is empty.")
         first = next(_pieces(whole, size, argument, 0))
-        return Images(len(whole), first, lambda: _pieces(whole, size, argument, 0))
+        return Images(len(whole), first, lambda: _pieces(whole, size, argument, 0), keys)
     _refuse(images, argument)
     return _stream(images, size, argument)
 
@@ -118,7 +125,8 @@ def _stream(images: Any, size: int, argument: str) -> Images:
     opened = iter(images)
     once = opened is images
     try:
-        begun = _batch(next(opened), argument, 0)
+        given = next(opened)
+        begun, keys = _batch(given, argument, 0), _keys(given)
     except StopIteration:
         raise NoRowsError(f"{argument} has no batches.") from None
     if len(begun) == 0:
@@ -141,11 +149,18 @@ def _stream(images: Any, size: int, argument: str) -> Images:
             yield from _pieces(batch, size, argument, seen)
             seen += len(batch)
 
-    return Images(_count(images), next(_pieces(begun, size, argument, 0)), read)
+    return Images(_count(images), next(_pieces(begun, size, argument, 0)), read, keys)
+
+
+def _keys(given: Any) -> tuple[str, ...]:
+    """Keywords of a tokenizer's output that are handed on."""
+    return tuple(key for key in TOKENS if key in given) if isinstance(given, Mapping) and TOKENS[0] in given else ()
 
 
 def _batch(given: Any, argument: str, number: int) -> Tensor:
     where = f"batch {number} of {argument}"
+    if _keys(given):
+        return torch.stack([_checked(given[key], f"{key} of {where}").long() for key in _keys(given)], dim=1)
     if isinstance(given, Mapping):
         keys = [key for key in KEYS if key in given]
         if not keys:
@@ -163,13 +178,11 @@ def _checked(batch: Any, argument: str) -> Tensor:
         batch = torch.from_numpy(np.ascontiguousarray(batch))
     if not isinstance(batch, Tensor):
         raise TypeError(f"{argument} is a {type(batch).__name__}; expected a tensor (n, channels, height, width).")
-    if batch.ndim == 3:
-        raise ValueError(
-            f"{argument} has shape {tuple(batch.shape)}; expected (n, channels, height, width). For a single image "
-            "pass a batch of one, images[None]; for signals (n, channels, time), a model of images of height one."
-        )
-    if batch.ndim != 4:
-        raise ValueError(f"{argument} has shape {tuple(batch.shape)}; expected (n, channels, height, width).")
+    whole = not batch.is_floating_point() and batch.dtype != torch.bool
+    if batch.ndim not in ((2, 3, 4, 5) if whole else (3, 4, 5)):
+        raise ValueError(f"{argument} has shape {tuple(batch.shape)}; expected {SHAPES}.")
+    if whole and batch.ndim == 2:
+        return batch.detach()
     if not batch.is_floating_point():
         raise TypeError(
             f"{argument} is of {str(batch.dtype).removeprefix('torch.')}; convert to floating point and normalise the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -44,13 +45,14 @@ class ActivationMaps:
     `negative` then can have small negative values.
 
     Attributes:
-        positive: Shape (n, h, w), as are the next four.
+        positive: Shape (n, h, w), as are the next four; (n, t) for signals and tokens, (n, d, h, w) for volumes.
         negative: Evidence against, not negative where activations are not.
         signed: Positive less negative.
         account: Evidence per location, in logits or in probability.
         contrast: Evidence per location against the other classes.
         contributions: g_c, shape (n, channels).
-        class_token: Share of the account that belongs to tokens without a place in the image, shape (n,).
+        class_token: Share of the account that belongs to tokens without a place in the image, or to a text's mask
+            (the output at the mean map depends on it), shape (n,).
         target: Class each map is about, shape (n,).
         logits: What the model says, shape (n, outputs).
         base_values: Logits at the calibration mean of the map, shape (outputs,).
@@ -90,13 +92,18 @@ class ActivationMaps:
         return len(self.positive)
 
     def __repr__(self) -> str:
-        size = f"{self.positive.shape[-2]}×{self.positive.shape[-1]}"
+        size = "×".join(map(str, self.locations))
         names = list(dict.fromkeys(self.target_names.ravel().tolist()))
         target = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         return (
             f"ActivationMaps({len(self)} images, {size} locations, layer={self.layer!r}, target={target!r}, "
             f"against={self.against!r}, scale={self.scale!r})"
         )
+
+    @property
+    def locations(self) -> tuple[int, ...]:
+        """Extent of a map: height and width, or time, or depth too, or the number of tokens."""
+        return self.account.shape[self.target.ndim :]
 
     def caption(self, kind: str | None = None) -> str:
         """What a map shows, in a few words.
@@ -118,33 +125,18 @@ class ActivationMaps:
         """Names of the classes the maps are about, shaped like `target`."""
         return np.array(self.output_names, dtype=np.str_)[self.target]
 
-    def resize(self, size: int | tuple[int, int]) -> ActivationMaps:
-        """The same with every map interpolated bilinearly to another size.
+    def resize(self, size: int | tuple[int, ...]) -> ActivationMaps:
+        """The same with every map interpolated linearly along each axis to another size.
 
         The mean of an interpolated map is near that of the original but not equal to it, so sums belong to the
         original.
 
         Args:
-            size: Height and width, or one number for both.
-
-        Example:
-            >>> import torch
-            >>> from torch import nn
-            >>> from nobsp.vision import NObSPCam
-            >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-            >>> cam = NObSPCam(nn.Sequential(body, nn.Linear(8, 5))).fit(torch.randn(64, 3, 16, 16))
-            >>> cam(torch.randn(4, 3, 16, 16)).resize(32).positive.shape
-            (4, 32, 32)
+            size: Height and width, or one number for all axes.
         """
-        shape = _checked_size(size)
-        return replace(
-            self,
-            positive=_resized(self.positive, shape),
-            negative=_resized(self.negative, shape),
-            signed=_resized(self.signed, shape),
-            account=_resized(self.account, shape),
-            contrast=_resized(self.contrast, shape),
-        )
+        shape = _checked_size(size, len(self.locations))
+        larger: dict[str, Any] = {kind: _resized(getattr(self, kind), shape) for kind in KINDS}
+        return replace(self, **larger)
 
     def overlay(
         self, images: Any, *, kind: Kind | None = None, opacity: float = 0.5, mean: Any = None, std: Any = None
@@ -170,19 +162,13 @@ class ActivationMaps:
         kind = kind or self.kind
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, found {kind!r}.")
-        if not 0 <= opacity <= 1:
-            raise ValueError(f"opacity must lie between 0 and 1, found {opacity!r}.")
-        if self.positive.ndim != 3:
+        if self.target.ndim != 1:
             raise ValueError("these maps are for several targets per image; choose one first, maps.of_target(0).")
-        pictures = pictures_of(images, len(self), mean=mean, std=std)
-        shown = _resized(getattr(self, kind), (pictures.shape[1], pictures.shape[2]))
-        colour, strength = colour_maps(shown, kind=kind)
-        blend = (opacity * strength)[..., None]
-        return (pictures * (1 - blend) + colour * blend).astype(np.float32)
+        return lay_over(getattr(self, kind), images, kind=kind, opacity=opacity, mean=mean, std=std)
 
     def of_target(self, position: int) -> ActivationMaps:
         """The maps of one of several targets per image."""
-        if self.positive.ndim != 4:
+        if self.target.ndim != 2:
             raise ValueError("these maps are for one target per image already.")
         names = [*KINDS, "contributions", "class_token", "target", "residual", "confidence"]
         return replace(self, **{name: getattr(self, name)[:, position] for name in names})
@@ -202,18 +188,38 @@ def join(parts: list[dict[str, Tensor]], *, several: bool, **about: Any) -> Acti
     return ActivationMaps(**arrays, **about)
 
 
-def _resized(maps: Array, size: tuple[int, int]) -> Array:
-    flat = torch.from_numpy(np.ascontiguousarray(maps)).reshape(-1, 1, *maps.shape[-2:])
-    larger = functional.interpolate(flat, size=size, mode="bilinear", align_corners=False)
-    result: Array = larger.reshape(*maps.shape[:-2], *size).numpy()
+def lay_over(maps: Array, images: Any, *, kind: str, opacity: float, mean: Any, std: Any) -> NDArray[np.float32]:
+    """Images (n, height, width, 3) with maps (n, h, w) laid over them in colour."""
+    if not 0 <= opacity <= 1:
+        raise ValueError(f"opacity must lie between 0 and 1, found {opacity!r}.")
+    if maps.ndim != 3:
+        raise ValueError(
+            f"these maps have {maps.ndim - 1} axes of locations, so they lie over no image; draw signals and words "
+            "with nobsp.plots.signal and nobsp.plots.words, and volumes slice by slice from maps.account."
+        )
+    pictures = pictures_of(images, len(maps), mean=mean, std=std)
+    colour, strength = colour_maps(_resized(maps, (pictures.shape[1], pictures.shape[2])), kind=kind)
+    blend = (opacity * strength)[..., None]
+    return (pictures * (1 - blend) + colour * blend).astype(np.float32)
+
+
+def resize_maps(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Maps (n, channels, *locations) interpolated linearly along each axis."""
+    mode = ("linear", "bilinear", "trilinear")[len(size) - 1]
+    return functional.interpolate(maps, size=tuple(size), mode=mode, align_corners=False)
+
+
+def _resized(maps: Array, size: tuple[int, ...]) -> Array:
+    flat = torch.from_numpy(np.ascontiguousarray(maps)).reshape(-1, 1, *maps.shape[-len(size) :])
+    result: Array = resize_maps(flat, size).reshape(*maps.shape[: -len(size)], *size).numpy()
     return result
 
 
-def _checked_size(size: Any) -> tuple[int, int]:
-    pair = (size, size) if isinstance(size, int | np.integer) and not isinstance(size, bool) else tuple(size)
-    if len(pair) != 2 or not all(isinstance(side, int | np.integer) and side > 0 for side in pair):
-        raise ValueError(f"size must be one or two positive whole numbers, found {size!r}.")
-    return int(pair[0]), int(pair[1])
+def _checked_size(size: Any, axes: int) -> tuple[int, ...]:
+    sides = (size,) * axes if isinstance(size, int | np.integer) and not isinstance(size, bool) else tuple(size)
+    if len(sides) != axes or not all(isinstance(side, int | np.integer) and side > 0 for side in sides):
+        raise ValueError(f"size must be one or {axes} positive whole numbers, found {size!r}.")
+    return tuple(int(side) for side in sides)
 
 
 def colour_maps(maps: Array, *, kind: str) -> tuple[Array, Array]:

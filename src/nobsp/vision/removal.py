@@ -1,16 +1,20 @@
-"""Locations taken out one after another, each time the one without which the class loses most."""
+"""Locations taken out one after another, and regions of the input taken out one at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from nobsp.vision.feature_map import FeatureMap, ForwardPass
 from nobsp.vision.grid import spread
+from nobsp.vision.maps import lay_over, resize_maps
 
 Array = NDArray[np.float64]
 
@@ -30,7 +34,7 @@ class Removal:
     in the pooled map, so every step is exact, and no further pass through the network is needed.
 
     Attributes:
-        order: Per location its step, 1 for the first to go, shape (n, height, width).
+        order: Per location its step, 1 for the first to go, shape (n, *locations).
         probability: The target's probability before any step and after each, shape (n, locations + 1).
         target: Class each image was asked about, shape (n,).
         output_names: Names of the classes.
@@ -53,22 +57,17 @@ class Removal:
         return len(self.order)
 
     def __repr__(self) -> str:
-        size = f"{self.order.shape[1]}×{self.order.shape[2]}"
+        size = "×".join(map(str, self.order.shape[1:]))
         return f"Removal({len(self)} images, {size} locations, layer={self.layer!r})"
-
-
-def adds_up(feature_map: FeatureMap) -> bool:
-    """Whether the logits are a sum over locations, so that one can be taken out of it."""
-    return feature_map.direct and feature_map.pooling in ("mean", "flatten")
 
 
 def remove_locations(
     feature_map: FeatureMap, seen: ForwardPass, target: Tensor, *, sigmoid: bool
 ) -> tuple[Tensor, Tensor]:
-    """Steps at which locations go, shape (n, height, width), and the target's probability; see `remove_one_by_one`."""
+    """Steps at which locations go, shape (n, *locations), and the target's probability; see `remove_one_by_one`."""
     assert feature_map.head is not None
     weight = feature_map.head.weight.to(seen.maps.device)
-    locations = seen.maps.shape[2] * seen.maps.shape[3]
+    locations = seen.maps[0, 0].numel()
     at_once = max(1, _AT_ONCE // (len(weight) * locations))
     parts = []
     for first in range(0, len(target), at_once):
@@ -106,3 +105,81 @@ def remove_one_by_one(
         gap = gap + apart[rows, :, gone]
         chances.append(torch.sigmoid(-against))
     return order, torch.stack(chances, dim=1)
+
+
+# ---------------------------------------------------------------------- regions of the input
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ThoroughMaps:
+    """Where a class is, by what regions bring and by what is lost without them; see `NObSPCam.thorough`.
+
+    Attributes:
+        thorough: Account and removal, each less its mean over the image's regions and divided by their standard
+            deviation, added up, shape (n, *regions).
+        account: The account of the logit, averaged over each region.
+        removal: By how much the log-odds of the target fall when the region alone is blurred away; 0 for regions that
+            were not tried.
+        passes: Forward passes an image took.
+        target: Class each image was asked about, shape (n,).
+        output_names: Names of the classes.
+    """
+
+    thorough: Array
+    account: Array
+    removal: Array
+    passes: int
+    target: NDArray[np.int64]
+    output_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.thorough)
+
+    def __repr__(self) -> str:
+        size = "×".join(map(str, self.thorough.shape[1:]))
+        return f"ThoroughMaps({len(self)} images, {size} regions, {self.passes} forward passes an image)"
+
+    def overlay(self, images: Any, *, opacity: float = 0.5, mean: Any = None, std: Any = None) -> NDArray[np.float32]:
+        """Images with the thorough map laid over them, as `ActivationMaps.overlay` does."""
+        return lay_over(self.thorough, images, kind="signed", opacity=opacity, mean=mean, std=std)
+
+
+def without_regions(
+    images: Tensor, regions: int, tried: Tensor, batch_size: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Images each without one of the regions to try (n, tries): their rows, the regions, and the images, in batches.
+
+    A region becomes what the image is there when blurred to one value a region, so that its surroundings go on.
+    """
+    space = images.shape[2:]
+    number = torch.zeros(space, dtype=torch.int64, device=images.device)
+    for axis, size in enumerate(space):
+        along = torch.arange(size, device=images.device) * regions // size
+        number = number * regions + along.reshape([size if at == axis else 1 for at in range(len(space))])
+    blurred = resize_maps(average_regions(images, regions), space)
+    every = torch.arange(tried.numel(), device=images.device)
+    for some in torch.split(every, batch_size):
+        rows, region = some // tried.shape[1], tried.to(images.device).flatten()[some]
+        gone = number == region.reshape(-1, *(1 for _ in space))
+        yield rows.to(tried.device), region.to(tried.device), torch.where(gone[:, None], blurred[rows], images[rows])
+
+
+def log_odds(logits: Tensor, target: Tensor, *, sigmoid: bool) -> Tensor:
+    """Log-odds of the target, shape (n,)."""
+    own = logits.gather(1, target[:, None])[:, 0]
+    return own if sigmoid else own - logits.scatter(1, target[:, None], -torch.inf).logsumexp(1)
+
+
+def average_regions(maps: Tensor, regions: int) -> Tensor:
+    """Means over a grid of so many regions a side."""
+    axes = maps.ndim - 2
+    pool: Any = (functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, functional.adaptive_avg_pool3d)
+    averaged: Tensor = pool[axes - 1](maps, (regions,) * axes)
+    return averaged
+
+
+def standardise(maps: Tensor) -> Tensor:
+    """Values of each row less their mean, by their standard deviation."""
+    axes = tuple(range(1, maps.ndim))
+    centred = maps - maps.mean(axes, keepdim=True)
+    return centred / centred.square().mean(axes, keepdim=True).sqrt().clamp_min(1e-12)

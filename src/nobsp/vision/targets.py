@@ -31,13 +31,6 @@ class Question:
     probability: bool = False  # whether it is about probabilities
     sigmoid: bool = False  # whether these come from a sigmoid, one class at a time
 
-    @classmethod
-    def of_predicted(cls, logits: Tensor, base: Tensor) -> Question:
-        """About the logit of the predicted class."""
-        target = logits.argmax(1, keepdim=True)
-        whole = (logits - base.to(logits)).gather(1, target)
-        return cls(target, None, base.to(logits), whole, logits.softmax(1).gather(1, target))
-
     def rows(self, rows: Tensor) -> Question:
         """The same about some of the images."""
         rival = None if self.rival is None else self.rival[rows]
@@ -59,6 +52,15 @@ class Question:
             return weights @ matrix.T
         own = matrix.T[self.target]
         return own if self.rival is None else own - self.rival @ matrix.T
+
+    def change(self, start: Tensor, stop: Tensor) -> Tensor:
+        """How far what is accounted for goes from one set of logits (n, outputs) to another, shape (n, targets)."""
+        if self.probability:
+            one, other = (chances_of(logits, sigmoid=self.sigmoid) for logits in (start, stop))
+            return (other - one).gather(1, self.target)
+        departure = stop - start
+        own = departure.gather(1, self.target)
+        return own if self.rival is None else own - torch.einsum("ntq,nq->nt", self.rival, departure)
 
     def size(self, logits: Tensor) -> Tensor:
         """How large what is accounted for is, or would usually be, shape (n, targets): an error is measured by it."""
@@ -133,14 +135,9 @@ class Targets:
             target = target if target.ndim == 2 else target[:, None]
         base = base.to(logits)
         confidence = chances_of(logits, sigmoid=self.sigmoid).gather(1, target)
-        if self._probability:
-            whole = confidence - chances_of(base, sigmoid=self.sigmoid)[target]
-            return Question(target, None, base, whole, confidence, True, self.sigmoid)
-        rival, departure = self._rival(logits, target), logits - base
-        whole = departure.gather(1, target)
-        if rival is not None:
-            whole = whole - torch.einsum("ntq,nq->nt", rival, departure)
-        return Question(target, rival, base, whole, confidence, False, self.sigmoid)
+        rival = None if self._probability else self._rival(logits, target)
+        question = Question(target, rival, base, confidence, confidence, self._probability, self.sigmoid)
+        return replace(question, whole=question.change(base.expand_as(logits), logits))
 
     @property
     def against(self) -> str | None:

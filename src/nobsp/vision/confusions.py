@@ -1,0 +1,136 @@
+"""Why this class and not that one: the pairs of classes a network confuses, and what decides between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nobsp.vision.cam import NObSPCam
+from nobsp.vision.images import images_of
+from nobsp.vision.maps import ActivationMaps
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Confusion:
+    """Images of one class, `truth`, that were taken for another, `predicted`.
+
+    Attributes:
+        positions: Their numbers; the first are those of `images`, which are kept as examples.
+        maps: Why the predicted class and not the true one: the account of one logit less the other, of the examples.
+        channels: Channels of the map by their mean contribution to that difference, largest first.
+        contributions: These means.
+    """
+
+    truth: str
+    predicted: str
+    count: int
+    positions: NDArray[np.int64]
+    images: Tensor
+    maps: ActivationMaps
+    channels: NDArray[np.int64]
+    contributions: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Confusions:
+    """Pairs of classes that a network confuses, the most frequent first.
+
+    Attributes:
+        pairs: One `Confusion` for each pair.
+        matrix: How many images of each class (rows) were taken for which (columns).
+        output_names: Names of the classes.
+    """
+
+    pairs: tuple[Confusion, ...]
+    matrix: NDArray[np.int64]
+    output_names: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        wrong = int(self.matrix.sum() - self.matrix.trace())
+        lines = [f"Confusions({wrong} of {int(self.matrix.sum())} images, {len(self.pairs)} pairs)"]
+        lines += [f"  {one.count} × {one.truth} taken for {one.predicted}" for one in self.pairs[:10]]
+        return "\n".join(lines)
+
+    def frame(self) -> Any:
+        """A pandas frame with a row a pair: classes, count, share of the true class, the three channels that decide."""
+        import pandas as pd
+
+        of_class = dict(zip(self.output_names, self.matrix.sum(1), strict=True))
+        rows = [
+            (one.truth, one.predicted, one.count, one.count / of_class[one.truth], tuple(one.channels[:3].tolist()))
+            for one in self.pairs
+        ]
+        return pd.DataFrame(rows, columns=["truth", "predicted", "count", "share", "channels"])
+
+
+def confusions(cam: NObSPCam, images: Any, labels: Any = None, *, pairs: int = 10, examples: int = 4) -> Confusions:
+    """The classes that a network confuses most, with what speaks for the wrong one and against the right one.
+
+    Args:
+        cam: A calibrated explainer.
+        images: Images of any kind that a call takes, read once; with labels=None, batches of images and labels.
+        labels: The true class of each image, numbers or names.
+        pairs: Of how many pairs of classes to keep examples.
+        examples: Most images of a pair that are explained: the first ones.
+
+    Raises:
+        ValueError: If there are not as many labels as images, or a label is no class of the model.
+
+    Example:
+        >>> import nobsp, torch
+        >>> from torch import nn
+        >>> _ = torch.manual_seed(0)
+        >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        >>> images, labels = torch.randn(40, 3, 8, 8), torch.arange(40) % 3
+        >>> found = nobsp.confusions(nobsp.NObSPCam(nn.Sequential(body, nn.Linear(8, 3))).fit(images), images, labels)
+        >>> int(found.matrix.sum()), found.pairs[0].maps.against == found.pairs[0].truth
+        (40, True)
+    """
+    names = cam.output_names_
+    matrix = np.zeros((len(names), len(names)), dtype=np.int64)
+    confused: dict[tuple[int, int], list[int]] = {}
+    kept: dict[int, Tensor] = {}
+    seen = 0
+    for batch, given in _batches(images, labels, cam.batch_size):
+        logits = torch.cat([part.logits for part in cam._read_evidence(batch, wanted="none", progress=False)])
+        targets = cam._targets(given, None, "logit")
+        targets.require(len(batch))
+        truth = targets.question(logits, 0, logits.new_zeros(len(names))).target[:, 0]
+        for row, pair in enumerate(zip(truth.tolist(), logits.argmax(1).tolist(), strict=True)):
+            matrix[pair] += 1
+            if pair[0] != pair[1]:
+                confused.setdefault(pair, []).append(seen + row)
+                if len(confused[pair]) <= examples:
+                    kept[seen + row] = batch[row].clone()
+        seen += len(batch)
+    found = []
+    for (true, said), places in sorted(confused.items(), key=lambda one: -len(one[1]))[:pairs]:
+        shown = torch.stack([kept[place] for place in places[:examples]])
+        maps = cam(shown, said, against=true)
+        mean = maps.contributions.mean(0)
+        order = np.argsort(-mean)
+        about = (np.array(places), shown, maps, order, mean[order])
+        found.append(Confusion(names[true], names[said], len(places), *about))
+    return Confusions(tuple(found), matrix, names)
+
+
+def _batches(images: Any, labels: Any, batch_size: int) -> Iterator[tuple[Tensor, Any]]:
+    """Images with their labels, from two places or from one."""
+    if labels is None:
+        for given in images:
+            if not isinstance(given, tuple | list) or len(given) < 2:
+                raise ValueError("labels is None, so images must be batches of images and labels; pass labels.")
+            yield next(iter(images_of([given[0]], batch_size=len(given[0])))), given[1]
+        return
+    start = 0
+    for batch in images_of(images, batch_size=batch_size):
+        yield batch, labels[start : start + len(batch)]
+        start += len(batch)
+    if len(labels) != start:
+        raise ValueError(f"labels has {len(labels)} entries for {start} images; pass one per image.")
