@@ -206,15 +206,15 @@ def main() -> None:
                     f"{SEEDS[0]}). Heads are trained on the labels as given. The networks were not "
                     "trained on CIFAR-10's test images and HAM10000; TinyImageNet's images are ImageNet's, on which "
                     "MobileNetV2 was. Constants were chosen on 5,000 other test images of CIFAR-10, on TinyImageNet "
-                    "and HAM10000, with other seeds; the heads' weight, the temperature's prior and the least probability "
-                    "of a suspect were chosen again after a look at these rows.",
+                    "and HAM10000, with other seeds; the heads' weight, the temperature's prior and the least "
+                    "probability of a suspect were chosen again after a look at these rows.",
                 ),
                 Table(
                     "Rows from elsewhere, AUROC",
                     (Column("own → elsewhere"), *numbers),
                     tuple(strange),
-                    "Databases are the training rows, own rows are held out. No labels of the audited rows are used. How "
-                    "the spaces enter typicality was chosen among a dozen ways on these pairs.",
+                    "Databases are the training rows, own rows are held out. No labels of the audited rows are used. "
+                    "How the spaces enter typicality was chosen among a dozen ways on these pairs.",
                 ),
                 Table(
                     "Wrong predictions, AUROC",
