@@ -159,8 +159,8 @@ def test_no_source_file_speaks_pickle():
     reads_models = {
         room / "network" / "exported.py",
         room / "cli" / "models.py",
-        room / "network" / "on_ray.py",
         room / "calibration" / "ray.py",
+        room / "models" / "estimators.py",  # a hash of the model, which nothing is read from
     }
     for path in set(room.rglob("*.py")) - reads_models:
         text = path.read_text(encoding="utf-8")
