@@ -9,13 +9,8 @@ from benchmarks.__main__ import TABLES, main
 
 EXPECTED = (
     "synthetic", "faithfulness", "agreement", "deletion", "accounts", "sparseness", "pixel-faithfulness",
-<<<<<<< HEAD
     "thorough", "class-token", "calibration-time", "purity", "audit", "statistics", "speed", "recovery", "models",
     "choosing", "varying",
-=======
-    "thorough", "class-token",
-    "calibration-time", "purity", "audit", "statistics", "speed", "recovery", "models", "choosing", "varying",
->>>>>>> wtA
     "speed-neighbours", "unseen", "trees", "house", "headline", "bands", "halves",
 )  # fmt: skip
 
