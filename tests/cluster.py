@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,12 +31,22 @@ def cluster() -> Iterator[Any]:
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:
-        _start(ray)
-        yield ray
+        with _one_at_a_time():
+            _start(ray)
+            yield ray
+            ray.shutdown()
     finally:
         ray.shutdown()
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Two clusters on two processors starve each other, so tests that run side by side wait for one another."""
+    with open(Path(tempfile.gettempdir()) / f"nobsp-tests-ray-{os.getuid()}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _start(ray: Any) -> None:
@@ -50,9 +62,9 @@ def _start(ray: Any) -> None:
                 logging_level="ERROR",
             )
             return
-        except RuntimeError as failure:
+        except Exception as failure:  # Ray raises this very class where its node is slow
             ray.shutdown()
-            if attempt == 3 or "Timed out" not in str(failure):
+            if attempt == 3 or "timed out" not in str(failure).lower():
                 raise
             time.sleep(5 * (attempt + 1))
 
