@@ -62,7 +62,7 @@ def test_several_inputs_in_every_form(kind: str, tmp_path: Path) -> None:
     assert explainer.explained_[0] > 0.95
     assert explainer.functions_.features[3].kind == "levels"
     explainer.save(tmp_path / "two.safetensors")
-    np.testing.assert_array_equal(NObSP.load(tmp_path / "two.safetensors", model)(rows).values, explanation.values)
+    assert_same_to_rounding(NObSP.load(tmp_path / "two.safetensors", model)(rows).values, explanation.values)
 
 
 def test_features_are_named_slices_of_inputs() -> None:
@@ -137,7 +137,7 @@ def test_a_frame_with_categories_for_a_torch_model(tmp_path: Path) -> None:
     assert explainer.functions_.features[1].labels == ("oslo", "rome", "wien")
     assert np.isfinite(explainer.function("town")(levels)).all()
     explainer.save(tmp_path / "mixed.safetensors")
-    np.testing.assert_array_equal(NObSP.load(tmp_path / "mixed.safetensors", model)(frame).values, explanation.values)
+    assert_same_to_rounding(NObSP.load(tmp_path / "mixed.safetensors", model)(frame).values, explanation.values)
 
 
 # ---------------------------------------------------------------------- libraries
