@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.architectures import torchvision_models
 from nobsp import NObSP
 from tests.tolerances import SINGLE, assert_same_to_rounding
 
@@ -143,12 +142,9 @@ def test_a_frame_with_categories_for_a_torch_model(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- libraries
 
 
-def library(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A library that looks for torchvision, which it does not need; builds of that for another torch do not load."""
-    try:
-        importlib.import_module("torchvision")
-    except (ImportError, RuntimeError):
-        monkeypatch.setitem(sys.modules, "torchvision", None)
+def library(name: str) -> Any:
+    """A library that looks for torchvision, whose builds for another torch load with a little help."""
+    torchvision_models()
     return pytest.importorskip(name, reason=f"{name} is not installed")
 
 
@@ -220,8 +216,8 @@ def test_skorch() -> None:
     assert_same_to_rounding(explanation.predictions, model.predict(NUMBERS.numpy()).astype(np.float64), within=SINGLE)
 
 
-def test_lightning_modules_are_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    lightning = library("lightning", monkeypatch)
+def test_lightning_modules_are_modules() -> None:
+    lightning = library("lightning")
 
     class Net(lightning.LightningModule):
         def __init__(self) -> None:
@@ -235,8 +231,23 @@ def test_lightning_modules_are_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     check(NObSP(model).fit(NUMBERS), NUMBERS, model(NUMBERS))
 
 
-def test_hugging_face_models_and_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    transformers = library("transformers", monkeypatch)
+def test_keras_on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    keras = pytest.importorskip("keras", reason="keras is not installed")
+    hidden = keras.layers.Dense(8, activation="tanh")(entry := keras.Input((3,)))
+    X = NUMBERS.float()
+    for ends, link in (({"units": 1}, "identity"), ({"units": 3, "activation": "softmax"}, "softmax")):
+        model = keras.Model(entry, keras.layers.Dense(**ends)(hidden))
+        explainer = NObSP(model).fit(X)
+        assert explainer.link_ == link
+        assert "no_head" not in {finding.code for finding in explainer.health().findings}
+        found = torch.from_numpy(explainer(X).predictions)
+        answers = found.softmax(1) if link == "softmax" else found
+        assert_same_to_rounding(answers, model(X).detach().double(), within=SINGLE)
+
+
+def test_hugging_face_models_and_their_tokens() -> None:
+    transformers = library("transformers")
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=50,
