@@ -51,7 +51,10 @@ TABLES: dict[str, tuple[str, str]] = {
         "images: bootstrap intervals and sign-flip tests of the deletion AUC",
     ),
     "recovery": ("benchmarks.recovery", "known functions over sizes, correlations and activations, with interactions"),
-    "models": ("benchmarks.models", "real models on real tables: does each one load, explain and add up?"),
+    "models": (
+        "benchmarks.models",
+        "any model as it comes: share explained on unseen rows, exactness, time beside SHAP",
+    ),
     "audit": ("benchmarks.retrieval.audits", "images: wrong labels, and inputs from elsewhere"),
     "speed-neighbours": ("benchmarks.retrieval.speed", "finding neighbours: exact, usearch, Milvus, faiss"),
     "house": ("benchmarks.house", "size of the package, files that a call enters, and import times"),

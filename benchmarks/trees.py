@@ -12,8 +12,8 @@ import time
 from typing import Any
 
 import numpy as np
-from nobsp.datasets import load
 
+from benchmarks.data import load
 from benchmarks.recovery.peers import BOOSTING
 from benchmarks.report import Column, Report, Spread, Table, options, progress, publish
 from nobsp import NObSP
