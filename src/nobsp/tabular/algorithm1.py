@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nobsp.network.inputs import Subset
+from nobsp.network.inputs import Features, Subset, isolated, reference
 from nobsp.network.readout import Network, Readout
 from nobsp.network.summary import Summary, among
-from nobsp.projection import Moments, Ridge, Spectrum, merge_all, partial_coefficients, spectrum
-from nobsp.projection.ridge import EPSILON
-from nobsp.tabular.representations import Isolation, Represent, subsets_of, through
+from nobsp.projection import Moments, Ridge, merge_all, partial_coefficients, spectrum
+from nobsp.projection.partial import EPSILON
+
+Represent = Callable[[Tensor], Tensor]
 
 # Blocks of calibration rows whose moments are kept apart, for bands, and the fewest that make one.
 BLOCKS, _FEWEST_BLOCKS = 12, 8
@@ -23,16 +25,106 @@ BLOCKS, _FEWEST_BLOCKS = 12, 8
 _MIXED = 4
 _WORTH_CUTTING = 256
 _BLOCK_BYTES = 400 << 20
-# Compressed representations of one batch that are held at a time; more features than fit go one lot after another.
-_LOT_BYTES = 128 << 20
-# Numbers in a piece of memory for bases: so large that it comes from the system directly, and is touched only as used.
-_SHELF_NUMBERS = 8 << 20
 # Rows of the sample that a value too rare to be in it is put into, and most rows for that where such values are many.
 _HOSTS, _RARE_ROWS = 8, 4096
 
 OUTPUTS = "outputs"
 TARGET = "target"
 REFERENCE = "reference"
+
+# ---------------------------------------------------------------------- isolated and reference inputs
+
+
+@dataclass(frozen=True, eq=False)
+class Isolation:
+    """How isolated inputs are made: the features, the baseline, and which features have few values."""
+
+    features: Features  # the features and their columns
+    baseline: Tensor  # one value per column, float64
+    few_valued: frozenset[int]  # features with few distinct values; only distinct rows of these go through the network
+    categories: frozenset[int]  # features whose values are names, not amounts
+    batch_size: int  # most rows in one forward call
+
+    def distinct(
+        self, represent: Represent, rows: Tensor, subsets: Iterable[Subset]
+    ) -> Iterator[tuple[Subset, Tensor, Tensor | None]]:
+        """z_S for every subset S of features, rows that are equal in S run only once, and where each row's is."""
+        baseline = self._baseline_like(rows)
+
+        def inputs() -> Iterator[tuple[Subset, Tensor, Tensor | None]]:
+            for subset in subsets:
+                columns = self.features.columns_of(subset)
+                if not columns:  # a column that the preprocessing drops
+                    yield subset, baseline[None], torch.zeros(len(rows), dtype=torch.long)
+                elif all(feature in self.few_valued for feature in subset):
+                    values, place = _unique_rows(rows[:, columns])
+                    filled = baseline.expand(len(values), -1).clone()
+                    filled[:, columns] = values
+                    yield subset, filled, place
+                else:
+                    yield subset, isolated(rows, baseline, columns), None
+
+        return self._run(represent, inputs())
+
+    def reference(
+        self, represent: Represent, rows: Tensor, subsets: Iterable[Subset]
+    ) -> Iterator[tuple[Subset, Tensor]]:
+        """z_(S) for every subset S of features, in the model's dtype: the rows with S at the baseline."""
+        baseline = self._baseline_like(rows)
+        inputs = ((subset, reference(rows, baseline, self.features.columns_of(subset)), None) for subset in subsets)
+        return ((subset, z) for subset, z, _ in self._run(represent, inputs))
+
+    def multiplied(
+        self, represent: Represent, rows: Tensor, matrices: Mapping[Subset, Tensor]
+    ) -> Iterator[tuple[Subset, Tensor]]:
+        """z_S of every row times a matrix of its own: a basis to compress it, or coefficients to explain."""
+        for subset, z, place in self.distinct(represent, rows, matrices):
+            found = z.to(torch.float64) @ matrices[subset].to(z.device)
+            yield subset, (found if place is None else found[place.to(z.device)]).cpu()
+
+    def _baseline_like(self, rows: Tensor) -> Tensor:
+        """The baseline in the rows' own dtype; fractions in an integer table make the table fractional."""
+        return self.baseline.to(rows.dtype if rows.is_floating_point() else torch.int64)
+
+    def _run(
+        self, represent: Represent, inputs: Iterable[tuple[Subset, Tensor, Tensor | None]]
+    ) -> Iterator[tuple[Subset, Tensor, Tensor | None]]:
+        """Forward passes, small inputs of several subsets in one call."""
+        waiting: list[tuple[Subset, Tensor, Tensor | None]] = []
+        for one in inputs:
+            if waiting and sum(len(x) for _, x, _ in waiting) + len(one[1]) > self.batch_size:
+                yield from self._run_together(represent, waiting)
+                waiting = []
+            waiting.append(one)
+        yield from self._run_together(represent, waiting)
+
+    def _run_together(
+        self, represent: Represent, waiting: Sequence[tuple[Subset, Tensor, Tensor | None]]
+    ) -> Iterator[tuple[Subset, Tensor, Tensor | None]]:
+        if not waiting:
+            return
+        x = torch.cat([x for _, x, _ in waiting]) if len(waiting) > 1 else waiting[0][1]
+        z = [represent(part) for part in torch.split(x, self.batch_size)]
+        cut = torch.split(torch.cat(z) if len(z) > 1 else z[0], [len(x) for _, x, _ in waiting])
+        for (subset, _, place), part in zip(waiting, cut, strict=True):
+            yield subset, part, place
+
+
+def _unique_rows(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct rows, and the position of each row among them."""
+    if values.shape[1] == 1:  # sorting numbers is many times faster than sorting rows
+        distinct, place = torch.unique(values[:, 0], return_inverse=True)
+        return distinct[:, None], place
+    distinct, place = torch.unique(values, dim=0, return_inverse=True)
+    return distinct, place
+
+
+def subsets_of(term: Subset) -> list[Subset]:
+    """All subsets of a term but the empty one, small ones first."""
+    return [subset for size in range(1, len(term) + 1) for subset in combinations(term, size)]
+
+
+# ---------------------------------------------------------------------- plan and bases
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,75 +165,33 @@ def label(term: Subset) -> str:
     return ",".join(map(str, term))
 
 
-# ---------------------------------------------------------------------- bases
-
-
 def make_plan(
     isolation: Isolation, represent: Represent, sample: Tensor, terms: Sequence[Subset], *, rare: Tensor
 ) -> Plan:
     """Fixes every term's basis from a sample of rows, and from rows with values too rare to be in it."""
-    shelf = _Shelf()
-    rows = torch.cat([sample, rare])
-    every: dict[Subset, Tensor] = {}
-    for term, z, place in isolation.distinct(represent, rows, terms):
-        weights = None if place is None else torch.bincount(place, minlength=len(z)).to(z.device)
-        # In single precision such depths are noise.
-        known = _row_spectrum(z.to(torch.float64), weights, deep=z.dtype == torch.float64)
-        every[term] = shelf.put(known.vectors[:, known.values > 0])
-    if sum(basis.numel() for basis in every.values()) < _SHELF_NUMBERS:  # few: a copy would take the shelf along
-        every = {term: basis.clone() for term, basis in every.items()}
-    return Plan(isolation, tuple(terms), {term: every[term] for term in terms})
+    bases: dict[Subset, Tensor] = {}
+    for term, z, place in isolation.distinct(represent, torch.cat([sample, rare]), terms):
+        counts = torch.ones(len(z), device=z.device) if place is None else torch.bincount(place, minlength=len(z))
+        bases[term] = _basis(z.to(torch.float64), counts.to(z.device), deep=z.dtype == torch.float64).cpu().clone()
+    return Plan(isolation, tuple(terms), bases)
 
 
-class _Shelf:
-    """Keeps many matrices in a few large pieces of memory.
+def _basis(rows: Tensor, counts: Tensor, *, deep: bool) -> Tensor:
+    """Orthonormal directions (width, rank) in which centred rows vary, each counted as often as it occurs.
 
-    One by one they would lie scattered among what comes and goes while they are made. That memory then stays with the
-    process though most of it is free: for a thousand features, several times the size of the bases.
-    """
-
-    def __init__(self) -> None:
-        self._left = torch.empty(0, dtype=torch.float64)
-
-    def put(self, matrix: Tensor) -> Tensor:
-        """A copy of a matrix, on the shelf and on the CPU."""
-        if matrix.numel() > self._left.numel():
-            self._left = torch.empty(max(_SHELF_NUMBERS, matrix.numel()), dtype=torch.float64)
-        place, self._left = self._left[: matrix.numel()], self._left[matrix.numel() :]
-        return place.view(matrix.shape).copy_(matrix)
-
-
-def _row_spectrum(rows: Tensor, weights: Tensor | None, *, deep: bool) -> Spectrum:
-    """Spectrum of the centred products of some rows, each counted as often as its weight says.
-
-    Products hold directions down to the square root of rounding only. With `deep`, what these leave of the
-    rows is looked at once more, which reaches down to rounding itself.
+    Products of rows hold directions down to the square root of rounding only, which is as deep as single precision
+    goes; the rows themselves reach down to rounding.
     """
     count, width = rows.shape
-    share = torch.ones(count, dtype=rows.dtype, device=rows.device) if weights is None else weights.to(rows.dtype)
+    share = counts.to(torch.float64)
     centred = (rows - (share @ rows) / share.sum()) * share.sqrt()[:, None]
-    if count <= width:
-        # Few rows: their own singular values are cheaper, and as deep as it gets.
-        _, values, vectors = torch.linalg.svd(centred, full_matrices=False)
-        kept = values > values[:1] * max(count, width) * EPSILON
-        kept[count - 1 :] = False  # centring takes one direction
-        return _spectrum_of(values[kept].square(), vectors[kept].T)
-    known = spectrum(centred.T @ centred, rows=count)
-    if not deep or known.rank in (0, width):
-        return known
-    left = centred - (centred @ known.vectors) @ known.vectors.T
-    more = spectrum(left.T @ left, rows=count)
-    # Below this, what is left is rounding of the rows themselves.
-    above = more.values > known.values[0] * count * EPSILON**2
-    above[width - known.rank :] = False  # there are no more directions than columns
-    fresh = more.vectors[:, above]
-    fresh = fresh - known.vectors @ (known.vectors.T @ fresh)
-    vectors, _ = torch.linalg.qr(torch.cat([known.vectors, fresh], dim=1))
-    return _spectrum_of(torch.cat([known.values, more.values[above]]), vectors)
-
-
-def _spectrum_of(values: Tensor, vectors: Tensor) -> Spectrum:
-    return Spectrum(values, vectors, 1 - vectors.square().sum(1), 0.0, True)
+    if count > width and not deep:
+        return spectrum(centred.T @ centred, rows=count).vectors
+    _, values, vectors = torch.linalg.svd(torch.linalg.qr(centred, mode="r").R, full_matrices=False)
+    kept = values > values[:1] * max(count, width) * EPSILON
+    kept[count - 1 :] = False  # centring takes one direction
+    basis: Tensor = vectors[kept].T
+    return basis
 
 
 # ---------------------------------------------------------------------- moments
@@ -181,7 +231,7 @@ class Accumulator:
             for held in (self.held.get(name, {}),)
         }
 
-    def update(self, batch: tuple[int, Iterable[tuple[str, Tensor | Mapping[str, Tensor]]]]) -> None:
+    def update(self, batch: tuple[int, Iterable[tuple[str, Mapping[str, Tensor]]]]) -> None:
         """Adds a batch: how many rows it has, and the columns of each set of moments by name."""
         count, sets = batch
         pieces, start = self._pieces(count), 0 if self.in_few else self.next_block
@@ -189,12 +239,10 @@ class Accumulator:
             held = self.held.setdefault(name, {})
             for number in range(pieces):
                 # Rows at even distances, not a run of rows: of a sorted table, each block should see all.
-                rows = slice(number, None, pieces)
-                piece = columns[rows] if isinstance(columns, Tensor) else {k: part[rows] for k, part in columns.items()}
                 place = (start + number) % self.block_count
                 if place not in held:
                     held[place] = Moments(self.shapes[name])
-                held[place].update(piece)
+                held[place].update({block: part[number::pieces] for block, part in columns.items()})
         self.next_block = max(self.next_block, pieces) if self.in_few else self.next_block + pieces
 
     def merge(self, other: Accumulator) -> Accumulator:
@@ -224,39 +272,23 @@ class Accumulator:
         return max(min(enough, count, self.block_count), 1)
 
 
-def add_rows(plan: Plan, state: Accumulator, batch: Tensor, network: Network, *, memory: int = _BLOCK_BYTES) -> None:
+def add_rows(plan: Plan, state: Accumulator, batch: Tensor, network: Network) -> None:
     """Adds a batch of input rows to the moments of a plan's terms."""
     rows, represent, outputs = network.run(batch)
 
-    def sets() -> Iterator[tuple[str, Tensor | Mapping[str, Tensor]]]:
-        for lot in _lots(plan, len(rows), min(_LOT_BYTES, memory // 4)):
-            targets = through(plan.isolation, represent, rows, lot).cpu()
-            cut = torch.split(targets, [basis.shape[1] for basis in lot.values()], dim=1)
-            columns = dict(zip(lot, cut, strict=True))
-            for term, reference in plan.isolation.reference(represent, rows, list(lot)):
-                yield label(term), {TARGET: columns[term], REFERENCE: reference.cpu(), OUTPUTS: outputs}
+    def sets() -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+        targets = plan.isolation.multiplied(represent, rows, plan.bases)
+        references = plan.isolation.reference(represent, rows, plan.bases)
+        for (term, target), (_, others) in zip(targets, references, strict=True):
+            yield label(term), {TARGET: target, REFERENCE: others.cpu(), OUTPUTS: outputs}
 
     state.update((len(rows), sets()))
 
 
-def add_rows_and_summarise(
-    plan: Plan, states: tuple[Summary, Accumulator], batch: Tensor, network: Network, *, memory: int = _BLOCK_BYTES
-) -> None:
+def add_rows_and_summarise(plan: Plan, states: tuple[Summary, Accumulator], batch: Tensor, network: Network) -> None:
     """The same for rows that are read only once, and have to be summarised as well."""
     states[0].update(batch)
-    add_rows(plan, states[1], batch, network, memory=memory)
-
-
-def _lots(plan: Plan, rows: int, most: int) -> Iterator[dict[Subset, Tensor]]:
-    """The bases in lots whose compressed rows fit into memory side by side."""
-    lot: dict[Subset, Tensor] = {}
-    for term in plan.terms:
-        basis = plan.bases[term]
-        if lot and 8 * rows * (basis.shape[1] + sum(held.shape[1] for held in lot.values())) > most:
-            yield lot
-            lot = {}
-        lot[term] = basis
-    yield lot
+    add_rows(plan, states[1], batch, network)
 
 
 def bytes_of_moments(shape: Mapping[str, int]) -> int:
@@ -342,12 +374,7 @@ def solve(
 
 
 def contributions(
-    plan: Plan,
-    solution: Solution,
-    represent: Represent,
-    rows: Tensor,
-    *,
-    terms: Sequence[Subset] | None = None,
+    plan: Plan, solution: Solution, represent: Represent, rows: Tensor, *, terms: Sequence[Subset] | None = None
 ) -> Tensor:
     """g_S(x) of every term, shape (rows, terms, outputs), float64 on the CPU.
 
@@ -355,16 +382,13 @@ def contributions(
     (A.14), and a triple's its pairs' (A.15).
     """
     chosen = tuple(plan.terms if terms is None else terms)
-    needed = tuple(sorted({s for term in chosen for s in subsets_of(term)}, key=lambda s: (len(s), s)))
-    matrices = {term: solution.matrices[term] for term in needed}
-    flat = through(plan.isolation, represent, rows, matrices).cpu()
-    values = flat.reshape(rows.shape[0], len(needed), -1)
-    values -= torch.stack([solution.offsets[term] for term in needed])
-    place = {term: i for i, term in enumerate(needed)}
+    needed = sorted({s for term in chosen for s in subsets_of(term)}, key=lambda s: (len(s), s))
+    found = dict(plan.isolation.multiplied(represent, rows, {term: solution.matrices[term] for term in needed}))
     for term in needed:
+        found[term] = found[term] - solution.offsets[term]
         for inner in subsets_of(term)[:-1]:
-            values[:, place[term]] -= values[:, place[inner]]
-    return values[:, [place[term] for term in chosen]]
+            found[term] -= found[inner]
+    return torch.stack([found[term] for term in chosen], 1)
 
 
 # ---------------------------------------------------------------------- levels too rare to be in the sample

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from nobsp.network.readout import Readout
 from nobsp.network.summary import Summary, distinct
+from nobsp.tabular.algorithm1 import Represent
 from nobsp.tabular.fitted import Fitted
-from nobsp.tabular.representations import Represent
 
 # Levels of a category that take one another's place; past these, the rarest are left out.
 MOST_LEVELS = 256

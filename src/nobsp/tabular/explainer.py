@@ -638,10 +638,10 @@ def _calibrate_published(
         moments = Accumulator.of(stage, readout, rows=rows.rows, memory=room, in_few=run.sends_states)
         given: dict[str, Any] = {"model": model, "name": "calibrating", "progress": progress}
         if not summary.rows:  # rows that are read only once
-            add = partial(add_rows_and_summarise, stage, memory=room)
+            add = partial(add_rows_and_summarise, stage)
             summary, moments = run.accumulate(rows, (Summary(groups), moments), add, **given)
         else:
-            moments = run.accumulate(rows, moments, partial(add_rows, stage, memory=room), **given)
+            moments = run.accumulate(rows, moments, partial(add_rows, stage), **given)
         parts = moments.parts
         del moments
         solutions.append(run.decide(partial(solve, stage, parts, ridge=ridge)))

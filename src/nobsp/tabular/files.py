@@ -17,13 +17,12 @@ from nobsp.network.inputs import Features
 from nobsp.network.readout import Readout, as_model_takes
 from nobsp.network.summary import LevelCounts, Summary
 from nobsp.projection import Ridge
-from nobsp.tabular.algorithm1 import Accumulator, Plan, Solution
+from nobsp.tabular.algorithm1 import Accumulator, Isolation, Plan, Solution
 from nobsp.tabular.columns import Columns, input_values
 from nobsp.tabular.compiled import CLASSES
 from nobsp.tabular.fitted import Estimate, Fitted, Published
 from nobsp.tabular.options import checked, find_readout
 from nobsp.tabular.pieces import DirectTerm
-from nobsp.tabular.representations import Isolation
 
 KIND = "tabular explainer"
 VERSION = 4

@@ -16,7 +16,16 @@ from nobsp.network.inputs import Features, Subset, resolve_baseline
 from nobsp.network.readout import Network, Readout, as_model_takes
 from nobsp.network.summary import SAMPLE_ROWS, Summary
 from nobsp.results import Finding, sort_findings
-from nobsp.tabular.algorithm1 import Plan, contributions, make_plan, rare_rows, replicates
+from nobsp.tabular.algorithm1 import (
+    Isolation,
+    Plan,
+    Represent,
+    contributions,
+    make_plan,
+    rare_rows,
+    replicates,
+    subsets_of,
+)
 from nobsp.tabular.columns import Columns, categories_of, input_baseline
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.domains import Domain, describe
@@ -26,7 +35,6 @@ from nobsp.tabular.health import Health, TermHealth
 from nobsp.tabular.lookup import Chunk, LevelAxis, TermTable
 from nobsp.tabular.options import Options
 from nobsp.tabular.pieces import Sample, read
-from nobsp.tabular.representations import Isolation, Represent, subsets_of
 from nobsp.tabular.tabulate import Points, Tabulator
 from nobsp.tabular.terms import FULL, PAIR_REACH, Terms, fit_terms, screen_pairs, tabulate_main
 from nobsp.tabular.uncertainty import spread_of_curves
