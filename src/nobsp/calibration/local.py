@@ -8,8 +8,9 @@ import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
 from nobsp.calibration.checkpoint import Checkpoint, Tracker
 from nobsp.network.batches import with_progress
@@ -174,6 +175,23 @@ class Run:
             self._checkpoint.record(name, decided)
 
 
+def choose_engine(engine: Local | None, X: Any) -> Local:
+    """The engine asked for; else all ranks where there are several, Ray for its own datasets, and this process."""
+    if engine is None:
+        from nobsp.calibration.distributed import Ranks
+        from nobsp.calibration.ray import RayCluster
+
+        dist = initialised()
+        if dist is not None and dist.get_world_size() > 1:
+            return Ranks()
+        return RayCluster() if is_ray(X) else Local()
+    if not isinstance(engine, Local):
+        raise TypeError(
+            f"engine must be nobsp.Local(), nobsp.Ranks(), nobsp.RayCluster() or None, found {type(engine).__name__}."
+        )
+    return engine
+
+
 def parse_bytes(size: int | str, *, argument: str = "memory") -> int:
     """A number of bytes, given as such or in words."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", size.lower()) if isinstance(size, str) else None
@@ -197,3 +215,55 @@ def initialised() -> Any:
     """`torch.distributed` where a process group was initialised; else None."""
     dist = sys.modules.get("torch.distributed")  # without this module nobody can have initialised it
     return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
+
+
+# ---------------------------------------------------------------------- states
+
+
+@runtime_checkable
+class State(Protocol):
+    """A dataclass that rows are added to, in memory that does not grow with them.
+
+    A new one holds no rows. It is sent to other processes as it is, and saved by `nobsp.serialization`, so it holds
+    tensors and plain values, no model and no data. Two more methods are used where a state has them:
+    `thin(total) -> Self` gives what is worth sending to others where all have `total` rows together, and
+    `all_reduce(reduce) -> None` replaces its moments by those of all ranks, `moments = reduce(moments)`, which is
+    cheaper than sending them.
+    """
+
+    @property
+    def rows(self) -> int:
+        """How many rows were added."""
+
+    def update(self, batch: Any) -> None:
+        """Adds a batch of rows."""
+
+    def merge(self, other: Self) -> Self:
+        """These rows and then the other's; neither changes. Associative, and a state without rows changes nothing."""
+
+
+@dataclass(eq=False)
+class Fold:
+    """A state of anything that is made of a batch and joined with what was made of those before."""
+
+    make: Callable[[Any], Any] | None  # makes it of a batch; it is not sent with what was made
+    join: Callable[[Any, Any], Any]  # joins two of them, in the order of their rows
+    value: Any = None  # what was made; None before the first batch
+    rows: int = 0  # how many batches there were
+
+    def update(self, batch: Any) -> None:
+        """Adds a batch."""
+        assert self.make is not None
+        made = self.make(batch)
+        self.value = made if self.rows == 0 else self.join(self.value, made)
+        self.rows += 1
+
+    def merge(self, other: Fold) -> Fold:
+        """These batches and then the other's."""
+        if not self.rows or not other.rows:
+            return self if self.rows else other
+        return replace(self, value=self.join(self.value, other.value), rows=self.rows + other.rows)
+
+    def thin(self, total: int) -> Fold:  # noqa: ARG002 - of any number
+        """Only what was made."""
+        return replace(self, make=None)

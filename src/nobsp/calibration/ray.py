@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from nobsp.calibration.checkpoint import merge_states, rows_of
-from nobsp.calibration.local import Run, parse_bytes
+from nobsp.calibration.local import Local, Run
 from nobsp.network.batches import NoRowsError
 
 Part = TypeVar("Part")
@@ -29,7 +29,7 @@ MOST_ROWS = 1 << 16
 _COLUMN = "part"
 
 
-class RayCluster:
+class RayCluster(Local):
     """Calibrates in the workers of a Ray cluster; the default where the data is a `ray.data.Dataset`.
 
     Its workers read and add up the rows, and load the model once; only sums come back, in the order of the rows.
@@ -47,7 +47,7 @@ class RayCluster:
     """
 
     def __init__(self, *, memory: int | str = "4GiB") -> None:
-        self.memory = parse_bytes(memory)
+        super().__init__(memory=memory)
 
     @contextmanager
     def start(self, classes: Iterable[type] = ()) -> Iterator[RayRun]:  # noqa: ARG002 - as other engines are started

@@ -16,8 +16,9 @@ from nobsp.network.readout import Network, Readout
 from nobsp.network.summary import Summary, among
 from nobsp.projection import Moments, Ridge, merge_all, partial_coefficients, spectrum
 from nobsp.projection.partial import EPSILON
+from nobsp.tabular.tabulate import Represent
 
-Represent = Callable[[Tensor], Tensor]
+Parts = dict[str, list[Moments]]
 
 # Blocks of calibration rows whose moments are kept apart, for bands, and the fewest that make one.
 BLOCKS, _FEWEST_BLOCKS = 12, 8
@@ -223,7 +224,7 @@ class Accumulator:
         return sum(moments.rows for moments in next(iter(self.held.values()), {}).values())
 
     @property
-    def parts(self) -> dict[str, list[Moments]]:
+    def parts(self) -> Parts:
         """All blocks, by name."""
         return {
             name: [held[number] if number in held else Moments(shape) for number in range(self.block_count)]
@@ -373,22 +374,48 @@ def solve(
     return Solution(matrices, offsets, base, ridges, shares, notes)
 
 
-def contributions(
-    plan: Plan, solution: Solution, represent: Represent, rows: Tensor, *, terms: Sequence[Subset] | None = None
-) -> Tensor:
-    """g_S(x) of every term, shape (rows, terms, outputs), float64 on the CPU.
+@dataclass(frozen=True, eq=False)
+class Published:
+    """A calibration as published, term by term along the complement."""
 
-    As published, a pair's projection holds its single features' contributions too, which are subtracted
-    (A.14), and a triple's its pairs' (A.15).
-    """
-    chosen = tuple(plan.terms if terms is None else terms)
-    needed = sorted({s for term in chosen for s in subsets_of(term)}, key=lambda s: (len(s), s))
-    found = dict(plan.isolation.multiplied(represent, rows, {term: solution.matrices[term] for term in needed}))
-    for term in needed:
-        found[term] = found[term] - solution.offsets[term]
-        for inner in subsets_of(term)[:-1]:
-            found[term] -= found[inner]
-    return torch.stack([found[term] for term in chosen], 1)
+    plan: Plan  # baseline, terms and bases
+    parts: Parts  # moments per block of rows; empty where they were not saved, or not held at once
+    solution: Solution  # coefficients
+    ridge: Ridge  # strength of the regularisation
+
+    def values(self, represent: Represent, rows: Tensor, *, terms: Sequence[Subset] | None = None) -> Tensor:
+        """g_S(x) of every term, shape (rows, terms, outputs), float64 on the CPU.
+
+        As published, a pair's projection holds its single features' contributions too, which are subtracted
+        (A.14), and a triple's its pairs' (A.15).
+        """
+        chosen = self.plan.terms if terms is None else terms
+        needed = sorted({s for term in chosen for s in subsets_of(term)}, key=lambda s: (len(s), s))
+        matrices = {term: self.solution.matrices[term] for term in needed}
+        found = dict(self.plan.isolation.multiplied(represent, rows, matrices))
+        for term in needed:
+            found[term] = found[term] - self.solution.offsets[term]
+            for inner in subsets_of(term)[:-1]:
+                found[term] -= found[inner]
+        return torch.stack([found[term] for term in chosen], 1)
+
+    def merge(self, other: Published) -> Published:
+        """The calibration on both's rows."""
+        if not self.parts or not other.parts:
+            raise ValueError(
+                "merge needs the moments, which were not saved, or not held at once; save with rows=True, or calibrate "
+                "with an engine that has more memory, such as nobsp.Local(memory=...)."
+            )
+        if self.plan.fingerprint() != other.plan.fingerprint():
+            raise ValueError(
+                "the two calibrations have different baselines, terms or bases and cannot be added up; calibrate the "
+                "second with fit(X, like=first)."
+            )
+        parts = {
+            name: [a.merge(b) for a, b in zip(blocks, other.parts[name], strict=True)]
+            for name, blocks in self.parts.items()
+        }
+        return replace(self, parts=parts, solution=solve(self.plan, parts, ridge=self.ridge))
 
 
 # ---------------------------------------------------------------------- levels too rare to be in the sample

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,19 +15,86 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp import serialization
-from nobsp.results import Finding
+from nobsp.base import Finding, describe_findings, is_healthy
 from nobsp.tabular.explanation import Explanation, Term, as_table, output_position, term_name
-from nobsp.tabular.features import Feature
-from nobsp.tabular.health import Health, TermHealth
-from nobsp.tabular.lookup import Array, Chunk, LevelAxis, NumberAxis, TermTable
+from nobsp.tabular.lookup import Array, Chunk, Feature, LevelAxis, NumberAxis, TermTable
 
 KIND = "compiled explainer"
 VERSION = 2
+
+Measure = Callable[[], dict[int, Array]]
 
 # Rows read at once: few enough that a chunk of some ten columns stays in the processor's cache.
 _CHUNK_ROWS = 8192
 # Numbers with at most so many distinct values are drawn at these.
 _FEW_POINTS = 30
+
+
+@dataclass(frozen=True)
+class TermHealth:
+    """One term.
+
+    Attributes:
+        term: Names of its features.
+        rank: Directions its representation uses.
+        unique_share: Share of the spread of its contributions that those of the other terms cannot reproduce.
+        forward_rows: Rows sent through the network for every row that is explained; zero for tables.
+    """
+
+    term: tuple[str, ...]
+    rank: int
+    unique_share: float
+    forward_rows: int = 0
+
+
+@dataclass(frozen=True, repr=False)
+class Health:
+    """The state of a calibration.
+
+    Attributes:
+        findings: What is worth knowing, the worst first; empty when all is well.
+        terms: One entry per term.
+        explained: Held-out R² per output: the share of its variance that the terms explain on rows that were not used
+            for the coefficients. As published, on the calibration rows themselves.
+        inside: The same on rows inside the range of the rows fitted on.
+        outside_rows: Share of the rows held out that lie outside that range.
+        rows: Calibration rows.
+        columns: Columns of the regression, or the width of the reference where terms are fitted one by one.
+        held_out: Whether `explained` was measured on rows held out.
+    """
+
+    findings: tuple[Finding, ...]
+    terms: tuple[TermHealth, ...]
+    explained: tuple[float, ...]
+    inside: tuple[float, ...]
+    outside_rows: float
+    rows: int
+    columns: int
+    held_out: bool = True
+
+    @property
+    def healthy(self) -> bool:
+        """Whether there is neither an error nor a warning."""
+        return is_healthy(self.findings)
+
+    @property
+    def headline(self) -> str:
+        """The share explained, in one phrase; of the worst output where there are several."""
+        shares = [share for share in self.explained if not math.isnan(share)]
+        if not shares:
+            return "no output varies"
+        what = "held-out R²" if self.held_out else "R² on the calibration rows"
+        return f"{what} {min(shares):.3f}" + (" for the worst output" if len(self.explained) > 1 else "")
+
+    def __repr__(self) -> str:
+        counts = f"{self.rows:,} rows, {len(self.terms)} terms, {self.headline}"
+        shares = [share for share in self.inside if not math.isnan(share)]
+        if self.held_out and shares and abs(min(shares) - min(s for s in self.explained if s == s)) >= 0.0005:
+            counts += (
+                f" ({min(shares):.3f} without the {self.outside_rows:.1%} of the rows held out that lie outside the "
+                "range of those fitted on)"
+            )
+        return "\n".join([f"{counts}.", *describe_findings(self.findings)])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,7 +147,7 @@ class CompiledExplainer:
     strengths: dict[tuple[int, ...], float]
     left_out: tuple[Term, ...] = ()
     spreads: dict[int, Array] = field(default_factory=dict)
-    _measure: Callable[[], dict[int, Array]] | None = field(default=None, init=False, compare=False)
+    _measure: Measure | None = field(default=None, init=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickled with its bands: what measures them holds the calibration rows, and stays here."""

@@ -14,35 +14,21 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from nobsp.base import Explainer
-from nobsp.calibration import Engine, Run, choose_engine
+from nobsp.base import Explainer, Finding, Plots, sort_findings
+from nobsp.calibration import Engine, choose_engine
 from nobsp.models import adapt
-from nobsp.network.adapted import Adapted
 from nobsp.network.batches import with_progress
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
 from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.network.summary import Summary
-from nobsp.results import Finding, Plots, sort_findings
 from nobsp.tabular import files
-from nobsp.tabular.algorithm1 import (
-    Accumulator,
-    add_rows,
-    add_rows_and_summarise,
-    join_solutions,
-    room_for_moments,
-    solve,
-    split_plan,
-)
-from nobsp.tabular.columns import Columns, input_values
-from nobsp.tabular.compiled import CompiledExplainer
-from nobsp.tabular.effects import removal_effects, stand_ins
+from nobsp.tabular.columns import find_columns, input_values, read_rows
+from nobsp.tabular.compiled import CompiledExplainer, Health
 from nobsp.tabular.explanation import Explanation, output_position, term_name
 from nobsp.tabular.files import CHECKPOINTED
-from nobsp.tabular.fitted import Estimate, Fitted, Parts, Published
-from nobsp.tabular.fitting import Facts, Measure, estimate_published, estimate_terms, plan_published
-from nobsp.tabular.health import Health
-from nobsp.tabular.options import Options, checked, find_readout, names_of_outputs, require_alike, spell_options
-from nobsp.tabular.rows import Rows, find_columns, read_ahead, read_rows, require_passes
+from nobsp.tabular.fitted import Fitted, removal_effects, stand_ins
+from nobsp.tabular.fitting import Facts, Options, estimate_terms, find_readout, names_of_outputs
+from nobsp.tabular.published import calibrate_published, estimate_published, published_of
 
 
 class NObSP(Explainer):
@@ -162,39 +148,38 @@ class NObSP(Explainer):
         """
         with choose_engine(engine, X).start(CHECKPOINTED) as run:
             # In here, so that other processes learn of an error.
-            options = checked(self.get_params(deep=False))
+            options = Options.of(self.get_params(deep=False))
             known = None if like is None else like._fitted
             if like is not None:
-                require_alike(options, checked(like.get_params(deep=False)))
+                options.require_alike(Options.of(like.get_params(deep=False)))
             adapted = adapt(self.model, X)
             expected = adapted.feature_names if known is None else known.columns.names
-            rows = read_rows(run, X, adapted, options, columns=expected)
+            rows = read_rows(run, X, adapted, options.batch_size, columns=expected)
             readout = find_readout(adapted, rows.probe, head=options.head)
             network = Network(readout, readout.device if options.device is None else torch.device(options.device))
             names = names_of_outputs(options.output_names, outputs=readout.outputs, known=adapted.output_names)
-            taken = None if known is None else _published(known, "like").plan.fingerprint()
-            run.require_same(
-                {"the model": readout.fingerprint(), "like": taken}, spell_options(options, readout.head.name)
-            )
+            taken = None if known is None else published_of(known, "like").plan.fingerprint()
+            run.require_same({"the model": readout.fingerprint(), "like": taken}, options.spelled(readout.head.name))
             if known is not None:
                 known.require_same_model(readout)
             columns = find_columns(run, rows, adapted, options.features) if known is None else known.columns
 
+            def facts_of(summary: Summary) -> Facts:
+                return Facts(adapted, columns, summary, network, options, names)
+
             if options.reference == "terms":
                 summary = Summary(columns.features.columns)
                 summary = run.accumulate(rows, summary, Summary.update, name="reading", progress=progress)
-                make = partial(_estimate, adapted, columns, summary, network, options, names, progress=progress)
+                make = partial(estimate_terms, progress=progress)
             else:
-                summary, published, strengths = _calibrate_published(
-                    run, rows, adapted, columns, network, options, known, progress=progress
+                summary, published, strengths = calibrate_published(
+                    run, rows, network, options, columns, known, facts_of, progress=progress
                 )
-                make = partial(
-                    _estimate, adapted, columns, summary, network, options, names, published=(published, strengths)
-                )
+                make = partial(estimate_published, published=published, strengths=strengths)
             if run.size > 1:  # what travels between processes has its bands with it
-                estimate = run.decide(lambda: _with_measure(*make()).with_spreads())
+                estimate = run.decide(lambda: make(facts_of(summary)).with_spreads())
             else:
-                estimate = _with_measure(*make())
+                estimate = make(facts_of(summary))
         self._fit = Fitted(adapted, readout, columns, summary, estimate)
         for finding in estimate.functions.state.findings:
             if finding.severity == "error":
@@ -209,18 +194,22 @@ class NObSP(Explainer):
         """
         mine, theirs = self._fitted, other._fitted
         mine.require_same_model(theirs.readout)
-        options = checked(self.get_params(deep=False))
-        network = Network(mine.readout, mine.readout.device if self.device is None else torch.device(self.device))
-        kept = None
-        if mine.estimate.published is not None:
-            kept = _merge_published(mine.estimate.published, _published(theirs, "merge")), mine.functions.strengths
+        published = mine.estimate.published
+        if published is not None:
+            published = published.merge(published_of(theirs, "merge"))
         elif mine.summary.groups != theirs.summary.groups or theirs.estimate.published is not None:
             raise ValueError("the two calibrations have different features or references; calibrate both alike.")
         elif len(mine.summary.sample) == 0 or len(theirs.summary.sample) == 0:
             raise ValueError("merge needs the calibration rows, which were not saved; save with rows=True.")
+        network = Network(mine.readout, mine.readout.device if self.device is None else torch.device(self.device))
         summary, columns = mine.summary.merge(theirs.summary), mine.columns.merge(theirs.columns)
-        made = _estimate(mine.adapted, columns, summary, network, options, mine.functions.output_names, published=kept)
-        self._fit = replace(mine, columns=columns, summary=summary, estimate=_with_measure(*made))
+        options = Options.of(self.get_params(deep=False))
+        facts = Facts(mine.adapted, columns, summary, network, options, mine.functions.output_names)
+        if published is None:
+            estimate = estimate_terms(facts)
+        else:
+            estimate = estimate_published(facts, published, mine.functions.strengths)
+        self._fit = replace(mine, columns=columns, summary=summary, estimate=estimate)
         return self
 
     # ------------------------------------------------------------------ explaining
@@ -576,103 +565,3 @@ class NObSP(Explainer):
     def _fitted(self) -> Fitted:
         fitted: Fitted = super()._fitted
         return fitted
-
-
-def _estimate(
-    adapted: Adapted,
-    columns: Columns,
-    summary: Summary,
-    network: Network,
-    options: Options,
-    names: tuple[str, ...],
-    *,
-    published: tuple[Published, dict[tuple[int, ...], float]] | None = None,
-    progress: bool = False,
-) -> tuple[Estimate, Measure]:
-    """The estimate of either kind, with what measures its bands."""
-    facts = Facts(adapted, columns, summary, network, options)
-    if published is not None:
-        return estimate_published(facts, *published, names)
-    return estimate_terms(facts, names, progress=progress)
-
-
-def _with_measure(estimate: Estimate, measure: Measure) -> Estimate:
-    object.__setattr__(estimate.functions, "_measure", measure)  # bands take a while, so they wait until asked for
-    return estimate
-
-
-def _calibrate_published(
-    run: Run,
-    rows: Rows,
-    adapted: Adapted,
-    columns: Columns,
-    network: Network,
-    options: Options,
-    known: Fitted | None,
-    *,
-    progress: bool,
-) -> tuple[Summary, Published, dict[tuple[int, ...], float]]:
-    """Algorithm 1: summary, plan, moments, coefficients."""
-    readout, groups = network.readout, columns.features.columns
-    model = run.share(network)
-    ahead = read_ahead(run, rows, columns, options, planned=known is not None)
-    summary = Summary(groups)
-    if ahead:
-        summary = run.accumulate(rows, summary, Summary.update, name="reading", progress=progress)
-    if known is None:
-        seen = summary
-        if not ahead:
-            seen = run.accumulate(rows.peek(), Summary(groups), Summary.update, name="first rows")
-        settle = partial(_plan, adapted, columns, seen, network, options)
-        plan, strengths = run.decide(settle, name="plan")
-    else:
-        plan, strengths = _published(known, "like").plan, known.functions.strengths
-    stages = split_plan(plan, readout, memory=run.memory)
-    if len(stages) > 1:
-        require_passes(run, rows, len(stages))
-    room = room_for_moments(plan, run.memory)
-    solutions, ridge = [], options.ridge_or_published
-    parts: Parts = {}
-    for stage in stages:
-        parts = {}  # the sums of one stage at a time
-        moments = Accumulator.of(stage, readout, rows=rows.rows, memory=room, in_few=run.sends_states)
-        given: dict[str, Any] = {"model": model, "name": "calibrating", "progress": progress}
-        if not summary.rows:  # rows that are read only once
-            add = partial(add_rows_and_summarise, stage)
-            summary, moments = run.accumulate(rows, (Summary(groups), moments), add, **given)
-        else:
-            moments = run.accumulate(rows, moments, partial(add_rows, stage), **given)
-        parts = moments.parts
-        del moments
-        solutions.append(run.decide(partial(solve, stage, parts, ridge=ridge)))
-    published = Published(plan, parts if len(stages) == 1 else {}, join_solutions(solutions), ridge)
-    return summary, published, strengths
-
-
-def _plan(adapted: Adapted, columns: Columns, summary: Summary, network: Network, options: Options) -> Any:
-    return plan_published(Facts(adapted, columns, summary, network, options))
-
-
-def _published(fitted: Fitted, argument: str) -> Published:
-    found = fitted.estimate.published
-    if found is None:
-        raise ValueError(f'{argument} must be calibrated with reference="complement", as this explainer is.')
-    return found
-
-
-def _merge_published(mine: Published, theirs: Published) -> Published:
-    if not mine.parts or not theirs.parts:
-        raise ValueError(
-            "merge needs the moments, which were not saved, or not held at once; save with rows=True, or calibrate "
-            "with an engine that has more memory, such as nobsp.Local(memory=...)."
-        )
-    if mine.plan.fingerprint() != theirs.plan.fingerprint():
-        raise ValueError(
-            "the two calibrations have different baselines, terms or bases and cannot be added up; calibrate the "
-            "second with fit(X, like=first)."
-        )
-    parts = {
-        name: [a.merge(b) for a, b in zip(blocks, theirs.parts[name], strict=True)]
-        for name, blocks in mine.parts.items()
-    }
-    return replace(mine, parts=parts, solution=solve(mine.plan, parts, ridge=mine.ridge))
