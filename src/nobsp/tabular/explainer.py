@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from nobsp._messages import require_whole_number
 from nobsp.base import Explainer, Finding, Plots, sort_findings
 from nobsp.calibration import Engine, choose_engine
 from nobsp.models import adapt
@@ -23,7 +24,7 @@ from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.network.summary import Summary
 from nobsp.tabular import files
 from nobsp.tabular.columns import find_columns, input_values, read_rows
-from nobsp.tabular.compiled import CompiledExplainer, Health
+from nobsp.tabular.compiled import CompiledExplainer, Health, function_of
 from nobsp.tabular.explanation import Explanation, output_position, term_name
 from nobsp.tabular.files import CHECKPOINTED
 from nobsp.tabular.fitted import Fitted, removal_effects, stand_ins
@@ -235,21 +236,15 @@ class NObSP(Explainer):
         fitted = self._fitted
         with running_on(fitted.readout, self.device) as represent:
             found = list(fitted.explain(X, represent, batch_size=self.batch_size, progress=progress))
-        functions = fitted.functions
-        values = torch.cat([part.values for part in found if part.values is not None]).numpy()
-        predictions = torch.cat([part.outputs for part in found]).numpy()
-        return Explanation(
-            values=values,
-            base_values=functions.base_values.copy(),
-            residual=predictions - functions.base_values - values.sum(1),
-            predictions=predictions,
+        return replace(
+            fitted.functions.account(
+                X if hasattr(X, "shape") else torch.cat([part.inputs for part in found]).numpy(),
+                torch.cat([part.outputs for part in found]).numpy(),
+                torch.cat([part.values for part in found if part.values is not None]).numpy(),
+                np.concatenate([part.outside for part in found]),
+            ),
             terms=self.terms_,
-            feature_names=functions.feature_names,
-            output_names=functions.output_names,
-            data=X if hasattr(X, "shape") else torch.cat([part.inputs for part in found]).numpy(),
-            outside=np.concatenate([part.outside for part in found]),
             baseline_contributions=fitted.estimate.baseline_contributions.copy(),
-            explainer=functions,
         )
 
     def evidence_source(self) -> EvidenceSource:
@@ -318,8 +313,7 @@ class NObSP(Explainer):
             (5, 3, 2)
         """
         fitted = self._fitted
-        if isinstance(values, bool) or not isinstance(values, int | np.integer) or values < 2:
-            raise ValueError(f"values must be a whole number of at least 2, found {values!r}.")
+        require_whole_number("values", values, least=2)
         replaced = stand_ins(fitted, int(values), background, batch_size=self.batch_size)
         source = fitted.source(X, batch_size=self.batch_size, strict=True)
         effects = []
@@ -365,23 +359,13 @@ class NObSP(Explainer):
             return fitted.functions.function(named, output=output)
         chosen = output_position(output, fitted.functions.output_names)
 
-        def evaluate(*values: Any) -> NDArray[np.float64]:
-            if len(values) != len(asked):
-                raise TypeError(f"the function of {term_name(named)} takes {len(asked)} arrays, found {len(values)}.")
-            given = {
-                position: input_values(fitted.columns, fitted.adapted, position, one)
-                for position, one in zip(asked, values, strict=True)
-            }
-            lengths = [len(one) for one in given.values()]
-            if len(set(lengths)) > 1:
-                raise ValueError(f"the values of {term_name(named)} must be equally many, found {lengths}.")
-            if lengths[0] == 0:
-                return np.zeros(0)
+        def evaluate(*given: torch.Tensor) -> NDArray[np.float64]:
+            ordered = [one for _, one in sorted(zip(asked, given, strict=True), key=lambda pair: pair[0])]
             with running_on(fitted.readout, self.device) as represent:
-                found = fitted.term_values(represent, place, [given[k] for k in place], batch_size=self.batch_size)
-            return found[:, chosen].numpy()
+                return fitted.term_values(represent, place, ordered, batch_size=self.batch_size)[:, chosen].numpy()
 
-        return evaluate
+        readers = [partial(input_values, fitted.columns, fitted.adapted, position) for position in asked]
+        return function_of(named, readers, evaluate)
 
     def curves(self, points: int = 200, *, level: float = 0.9) -> Any:
         """Every feature's function with its band, as a tidy table.

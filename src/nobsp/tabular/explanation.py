@@ -216,9 +216,6 @@ class Explanation:
         if len(self) != len(other):
             raise ValueError(f"the explanations have {len(self)} and {len(other)} rows; explain the same rows.")
         terms = tuple(dict.fromkeys([*self.terms, *other.terms]))
-        summed = {
-            name: getattr(self, name) + getattr(other, name) for name in ("base_values", "residual", "predictions")
-        }
         values = np.zeros((len(self), len(terms), len(self.output_names)))
         at_baseline = np.zeros(values.shape[1:])
         for ex in (self, other):
