@@ -87,6 +87,7 @@ class Run:
     """One calibration under way in this process; engines for several processes change how it is put together.
 
     Attributes:
+        checkpoint: The file it is kept in, if any.
         memory: Bytes that states and what is under way are laid out to fit in.
         size: How many processes have rows of their own.
         sends_states: Whether states of many small shares of the rows travel, and should be kept small.
@@ -96,12 +97,7 @@ class Run:
     sends_states: ClassVar[bool] = False
 
     def __init__(self, checkpoint: Checkpoint | None, memory: int) -> None:
-        self._checkpoint, self.memory = checkpoint, memory
-
-    @property
-    def has_checkpoint(self) -> bool:
-        """Whether this calibration is kept in a file."""
-        return self._checkpoint is not None
+        self.checkpoint, self.memory = checkpoint, memory
 
     def accumulate(
         self,
@@ -115,8 +111,8 @@ class Run:
     ) -> S:
         """Adds all rows to a state, those of other processes included."""
         tracker = None
-        if self._checkpoint is not None and name is not None:
-            tracker = Tracker(self._checkpoint, name, state)
+        if self.checkpoint is not None and name is not None:
+            tracker = Tracker(self.checkpoint, name, state)
             state = tracker.state
         total = getattr(source, "rows", None)
         batches = with_progress(source, total=total, enabled=progress, description=name or "reading")
@@ -137,7 +133,8 @@ class Run:
         """What `make` gives, once for all processes; with a name, a resumed calibration finds it in its checkpoint."""
         found = self._recall(name)
         if found is None:
-            found = self._make(make)
+            # With a mark by which files that hold the very same value are told.
+            found = secrets.token_hex(8), make()
             self._record(name, found)
         value: Value = found[1]
         return value
@@ -152,8 +149,8 @@ class Run:
 
     def require_same(self, shared: dict[str, Any], own: dict[str, Any] | None = None) -> None:
         """An error where this is not the calibration in the checkpoint, or other processes are at another one."""
-        if self._checkpoint is not None:
-            self._checkpoint.require_same({**shared, **(own or {})})
+        if self.checkpoint is not None:
+            self.checkpoint.require_same({**shared, **(own or {})})
 
     def _poll(self) -> None:
         """Is called after every batch."""
@@ -161,18 +158,14 @@ class Run:
     def _combine(self, state: S, tracker: Tracker | None) -> S:  # noqa: ARG002 - of use to several processes
         return state
 
-    def _make(self, make: Callable[[], Value]) -> tuple[str, Value]:
-        """A value and a mark by which files that hold the very same one are told."""
-        return secrets.token_hex(8), make()
-
     def _recall(self, name: str | None) -> tuple[str, Any] | None:
-        if self._checkpoint is None or name is None:
+        if self.checkpoint is None or name is None:
             return None
-        return self._checkpoint.contents.decided.get(name)
+        return self.checkpoint.contents.decided.get(name)
 
     def _record(self, name: str | None, decided: tuple[str, Any]) -> None:
-        if self._checkpoint is not None and name is not None:
-            self._checkpoint.record(name, decided)
+        if self.checkpoint is not None and name is not None:
+            self.checkpoint.record(name, decided)
 
 
 def choose_engine(engine: Local | None, X: Any) -> Local:

@@ -507,7 +507,7 @@ def require_passes(run: Run, rows: Rows, count: int) -> None:
             f"X can be read only once, but within memory={run.memory:,} bytes it has to be read {count} times; "
             "give the engine more, or pass data that can be read again (an array, a DataLoader, a list of batches)."
         )
-    if run.has_checkpoint:
+    if run.checkpoint is not None:
         raise ValueError(
             f"checkpoint needs a calibration in one pass, but within memory={run.memory:,} bytes this one takes "
             f"{count}; give the engine more memory, or calibrate without a checkpoint."
