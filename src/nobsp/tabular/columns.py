@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp._messages import suggest
 from nobsp.calibration import Run
 from nobsp.calibration.local import Fold, is_ray
 from nobsp.calibration.ray import RayRows, RayRun, first_batch
@@ -107,30 +108,23 @@ def columns_of(
         tuple(column for member in members for column in groups.get(user_names[member], ())) for members in user.columns
     )
     seen = [_seen(X, frame, position, name) for position, name in enumerate(user_names)]
-    text_levels, number_levels, quantiles = {}, {}, {}
-    for feature, members in enumerate(user.columns):
-        if len(members) != 1:
-            continue
-        column = seen[members[0]]
-        if not column.numeric:
-            text_levels[feature] = column.levels
-        else:
-            quantiles[feature] = column.quantiles
-        if not column.numeric:
-            continue
-        # A one-hot encoder knows no value in between, so all of its values are kept.
-        if column.distinct <= min(_MOST_NUMBERS, max(MOST_LEVELS, len(encoded[feature]) + 1)):
-            number_levels[feature] = column.levels
+    single = {k: seen[members[0]] for k, members in enumerate(user.columns) if len(members) == 1}
+    numeric = {k: column for k, column in single.items() if column.numeric}
     return Columns(
         Features(user.names, encoded),
         tuple(known) if known else None,
         len(user_names),
         user.columns,
-        text_levels,
-        tuple(column.typical for column in seen),
-        tuple(column.span for column in seen),
-        number_levels,
-        quantiles,
+        text_levels={k: column.levels for k, column in single.items() if not column.numeric},
+        template=tuple(column.typical for column in seen),
+        ranges=tuple(column.span for column in seen),
+        # A one-hot encoder knows no value in between, so all of its values are kept.
+        number_levels={
+            k: column.levels
+            for k, column in numeric.items()
+            if column.distinct <= min(_MOST_NUMBERS, max(MOST_LEVELS, len(encoded[k]) + 1))
+        },
+        quantiles={k: column.quantiles for k, column in numeric.items()},
     )
 
 
@@ -186,8 +180,7 @@ def input_baseline(columns: Columns, adapted: Adapted, baseline: Any) -> Any:
     row = np.asarray(baseline, dtype=object).ravel()
     if len(row) != columns.count:
         raise ValueError(
-            f"baseline has {len(row)} values but the table has {columns.count} columns; pass one value per column or "
-            '"mean".'
+            f'baseline has {len(row)} values but the table has {columns.count} columns; pass one a column or "mean".'
         )
     return {
         name: input_values(columns, adapted, feature, row[list(columns.members[feature])][None])[0].numpy()
@@ -201,26 +194,21 @@ def _feature_baseline(columns: Columns, adapted: Adapted, name: str, given: Any)
     if isinstance(given, str) and given not in levels:
         if given in ("mean", "zero", "median", "mode") or not levels:
             return given
-        close = ", ".join(map(repr, levels[:8]))
-        raise ValueError(f"baseline for {name!r} is {given!r}, which calibration did not see; there are {close}.")
-    one = given if isinstance(given, str) else np.asarray(given, dtype=object).ravel()
-    row = np.array([one], dtype=object) if isinstance(one, str) else one[None]
-    return input_values(columns, adapted, feature, row).numpy()[0]
+        raise ValueError(f"baseline for {name!r} is {given!r}, which was not seen; {suggest(given, levels)}")
+    row = np.asarray(given, dtype=object).ravel()
+    return input_values(columns, adapted, feature, row[None]).numpy()[0]
 
 
 def _matrix_of(values: Any, members: int, name: str) -> np.ndarray[Any, Any]:
     """Values of one feature, one row each."""
     if isinstance(values, Tensor):
         given = values.detach().cpu().numpy()
-    elif isinstance(values, np.ndarray):
-        given = values
+    elif hasattr(values, "__array__"):
+        given = np.asarray(values)
     else:
-        # Objects, so that numbers beside names stay numbers.
-        given = np.array(values, dtype=object) if not hasattr(values, "to_numpy") else np.asarray(values.to_numpy())
-    if given.ndim == 0:
-        given = given[None]
-    if given.ndim == 1:
-        given = given[:, None] if members == 1 else given[None, :]
+        given = np.array(values, dtype=object)  # so that numbers beside names stay numbers
+    if given.ndim < 2:
+        given = given.reshape(-1, 1) if members == 1 else given.reshape(1, -1)
     if given.ndim != 2 or given.shape[1] != members:
         expected = "one value per row" if members == 1 else f"rows of {members} values"
         raise ValueError(f"values of {name!r} must be {expected}, found shape {given.shape}.")
@@ -321,23 +309,15 @@ def _seen_values(times: Mapping[Any, int], name: str) -> _Seen:
 
 
 class TableRows:
-    """A table's rows in batches, read as often as it allows; what was looked at first is not lost.
-
-    Attributes:
-        X: The table.
-        source: Its batches.
-        probe: The first rows of all; those of another process where this one has none.
-        frame: Which library's frame the table is; None if it is none.
-    """
+    """A table's rows in batches, read as often as it allows; what was looked at first is not lost."""
 
     def __init__(self, X: Any, source: Source) -> None:
         self.X, self.source = X, source
         self._begun: Iterator[Tensor] = iter(source)
         # Copies: a stream may fill the same memory again with its next rows.
         self._held = [batch.clone() for batch in islice(self._begun, 1)]
+        # The first rows of all; those of another process where this one has none.
         self.probe = self._held[0][:PROBE_ROWS].clone() if self._held else torch.zeros(0, source.columns)
-        table = nw.from_native(X, eager_only=True, pass_through=True)
-        self.frame = table.implementation if isinstance(table, nw.DataFrame) else None
 
     @property
     def rows(self) -> int | None:
@@ -367,7 +347,6 @@ class DatasetRows(RayRows):
     source: Source = field(kw_only=True)  # what is known of them
     probe: Tensor = field(kw_only=True)  # the first of them
     tables: RayRows = field(kw_only=True)  # the dataset's blocks as they are
-    frame: Any = field(kw_only=True)  # the kind of frame that results are given in
 
     def peek(self) -> list[Tensor]:
         """The first rows; a dataset is read ahead instead."""
@@ -419,16 +398,12 @@ def read_rows(run: Run, X: Any, adapted: Adapted, batch_size: int, *, columns: S
     if not known:
         raise ValueError(f"X has no rows on any of the {run.size} ranks.")
     first, probe, names, width = known[0]
-    for rank, _, other_names, other_width in known[1:]:
-        if other_width != width:
+    for rank, _, *other in known[1:]:
+        if other != [names, width]:
+            mine, theirs = (said[0] or f"{said[1]} columns" for said in ((names, width), other))
             raise ValueError(
-                f"X has {other_width} columns on rank {rank} but {width} on rank {first}; every rank needs the same "
-                "columns."
-            )
-        if other_names != names:
-            raise ValueError(
-                f"X has the columns {other_names} on rank {rank} but {names} on rank {first}; every rank needs the "
-                "same columns in the same order."
+                f"X has {theirs} on rank {rank} but {mine} on rank {first}; every rank needs the same columns in the "
+                "same order."
             )
     if rows is None:
         rows = TableRows(X, Source(names, 0, True, False, width, lambda: iter(())))
@@ -460,7 +435,6 @@ def _dataset_rows(X: Any, adapted: Adapted, batch_size: int, columns: Sequence[s
         source=replace(source, names=names),
         probe=probe,
         tables=RayRows(X, reader.tables, batch_size, size),
-        frame=None if arrays else nw.Implementation.PANDAS,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -131,42 +132,27 @@ def place_knots(
     return inner, np.concatenate([low - beyond, high + beyond])
 
 
-def number_points(
-    knots: Array, *, column: int, columns: tuple[int, ...], encode: Encode, span: tuple[float, float]
-) -> Points:
-    """Increasing knots of a column of numbers as points."""
-    low, high = span
-    held = np.clip(np.searchsorted(knots, np.clip(knots, low, high)), 0, len(knots) - 1)
-    return Points(NumberAxis(column, knots), encode(knots[:, None]), columns, held.astype(np.intp))
-
-
-def level_points(axis: LevelAxis, inputs: Tensor, columns: tuple[int, ...]) -> Points:
-    """Levels of a category as points."""
-    return Points(axis, inputs, columns, np.arange(len(inputs), dtype=np.intp))
-
-
 def refine_knots(
     tabulate: Tabulator,
+    domain: Domain,
     first: Points,
     *,
-    encode: Encode,
-    span: tuple[float, float],
     unit: Tensor,
-    inside: bool = True,
+    inside: bool,
+    most: int,
     tolerance: float = 1e-3,
-    most: int = 192,
 ) -> tuple[Points, Table]:
     """Adds knots where the function is further than `tolerance` of a unit from straight, and tabulates them all.
 
     Without `inside` nothing is read between knots inside the range, and knots are added beyond it only.
     """
     assert isinstance(first.axis, NumberAxis)
-    column, columns = first.axis.column, first.columns
+    assert domain.span is not None
     knots, table = first.axis.knots, tabulate([first])
     mean, outputs = table.mean, table.outputs
     bend = np.full(len(knots) - 1, np.inf)  # per segment, how far from straight what it is a part of was found
     if not inside:
-        bend[(knots[:-1] >= span[0]) & (knots[1:] <= span[1])] = 0.0
+        bend[(knots[:-1] >= domain.span[0]) & (knots[1:] <= domain.span[1])] = 0.0
     cut = _CUT
     while len(knots) < most:
         # Where knots run out, the segments that bend most have them.
@@ -178,7 +164,7 @@ def refine_knots(
         left, middle = left[apart], middle[apart]
         if not len(left):
             break
-        found = tabulate([Points(first.axis, encode(middle[:, None]), columns, left)])
+        found = tabulate([Points(first.axis, domain.encode(middle[:, None]), first.columns, left)])
         straight = mean[left] + cut * (mean[left + 1] - mean[left])
         bend[left] = ((found.mean - straight) @ tabulate.weight / unit).abs().amax(1).numpy()
         order = np.argsort(np.concatenate([knots, middle]), kind="stable")
@@ -187,7 +173,7 @@ def refine_knots(
         mean = torch.cat([mean, found.mean])[order]
         outputs = torch.cat([outputs, found.outputs], 1)[:, order]
         cut = 0.5
-    return number_points(knots, column=column, columns=columns, encode=encode, span=span), Table(mean, outputs)
+    return domain.number_points(knots), Table(mean, outputs)
 
 
 def compress(mean: Tensor, share: Tensor, *, tolerance: float, most: int) -> Tensor:
@@ -285,33 +271,41 @@ class Domain:
     def points(self, rows: Chunk, *, quantiles: int, even: int, reach: Sequence[float]) -> Points:
         """Levels, or knots: some that follow the rows, some evenly spaced, some beyond the range."""
         if self.levels is not None and self.level_inputs is not None:
-            return level_points(self.levels, self.level_inputs, self.columns)
+            return Points(self.levels, self.level_inputs, self.columns, np.arange(len(self.levels)))
         assert self.span is not None
-        column = self.feature.columns[0]
         reach = tuple(reach) if self.reaches else ()
-        x = self.seen if len(self.seen) else rows.numbers(column)
+        x = self.seen if len(self.seen) else rows.numbers(self.feature.columns[0])
         inner, beyond = place_knots(x, self.span, quantiles=quantiles, even=even, reach=reach)
-        knots = np.unique(np.concatenate([inner, self._accepted(beyond)]))
+        try:
+            self.encode(beyond[:, None])
+        except ValueError:  # the preprocessing does not take them
+            beyond = beyond[:0]
+        return self.number_points(np.unique(np.concatenate([inner, beyond])))
+
+    def number_points(self, knots: Array) -> Points:
+        """Increasing knots as points."""
+        assert self.span is not None
+        held = np.clip(np.searchsorted(knots, np.clip(knots, *self.span)), 0, len(knots) - 1)
+        inputs = self.encode(knots[:, None])
         if len(knots) == 1:  # a constant: a table needs two knots
             knots = np.array([knots[0], knots[0] + max(abs(knots[0]), 1.0)])
-            return number_points(knots, column=column, columns=self.columns, encode=self._repeat, span=self.span)
-        return number_points(knots, column=column, columns=self.columns, encode=self.encode, span=self.span)
+            inputs, held = inputs.expand(2, -1), np.zeros(2, dtype=np.intp)
+        return Points(NumberAxis(self.feature.columns[0], knots), inputs, self.columns, held.astype(np.intp))
 
     def step_points(self, rows: Chunk, steps: Array, *, quantiles: int) -> Points:
         """Knots on either side of some of the thresholds; in place of the others, knots that follow the rows."""
         assert self.span is not None
         low, high = self.span
-        column = self.feature.columns[0]
         ends = min(low, float(self.steps.min())), max(high, float(self.steps.max()))
         width = ends[1] - ends[0] or max(abs(low), 1.0)
         knots = [steps.ravel(), np.array([ends[0] - width, low, high, ends[1] + width])]
         if len(steps) < len(self.steps):
-            inner, _ = place_knots(rows.numbers(column), self.span, quantiles=quantiles, even=2, reach=())
+            x = rows.numbers(self.feature.columns[0])
+            inner, _ = place_knots(x, self.span, quantiles=quantiles, even=2, reach=())
             # None next to a threshold, where the two knots of that are.
             away = np.abs(inner[:, None] - steps.ravel()[None]).min(1, initial=np.inf) > 1e-6 * width
             knots.append(inner[away])
-        found = np.unique(np.concatenate(knots))
-        return number_points(found, column=column, columns=self.columns, encode=self.encode, span=self.span)
+        return self.number_points(np.unique(np.concatenate(knots)))
 
     def with_missing(self, points: Points) -> Points:
         """The same points and one for missing numbers, where the preprocessing takes them."""
@@ -354,102 +348,70 @@ class Domain:
             found = np.where(absent.numpy(), np.nan, found)
         return {members[0]: found}
 
-    def _accepted(self, beyond: Array) -> Array:
-        """Knots beyond the range that the preprocessing takes."""
-        try:
-            self.encode(beyond[:, None])
-        except ValueError:
-            return beyond[:0]
-        return beyond
-
-    def _repeat(self, knots: NDArray[np.generic]) -> Tensor:
-        return self.encode(knots[:1]).expand(len(knots), -1)
-
 
 def describe(
     columns: Columns, adapted: Adapted, summary: Summary, categories: frozenset[int]
 ) -> tuple[list[Domain], dict[int, NDArray[np.generic]]]:
     """Every feature's domain, and the sample's rows in the caller's units by column."""
-    domains: list[Domain] = []
+    domains = [_domain(columns, adapted, summary, categories, feature) for feature in range(len(columns.features))]
     own: dict[int, NDArray[np.generic]] = {}
-    for feature in range(len(columns.features)):
-        domain = replace(_domain(columns, adapted, summary, categories, feature), plain=adapted.encode is None)
-        domains.append(domain)
+    for domain in domains:
         own |= domain.own_columns(summary.sample)
     return domains, own
 
 
 def _domain(columns: Columns, adapted: Adapted, summary: Summary, categories: frozenset[int], k: int) -> Domain:
     name, members = columns.features.names[k], tuple(columns.members[k])
-    group = tuple(columns.features.columns[k])
+    group, plain = tuple(columns.features.columns[k]), adapted.encode is None
 
     def encode(values: NDArray[np.generic]) -> Tensor:
         with np.errstate(all="ignore"):  # what is not finite in the end is an error there
             return input_values(columns, adapted, k, values)
 
+    def levels(known: tuple[Level, ...] | Array, inputs: Tensor, labels: Iterable[str]) -> Domain:
+        feature = Feature(name, members, "levels", labels=tuple(labels))
+        return Domain(feature, group, encode, LevelAxis(members, known), inputs, plain=plain)
+
+    numbers = Domain(Feature(name, members, "numbers"), group, encode, plain=plain)
     if not group:
-        return Domain(Feature(name, members, "unused"), group, encode)
+        return replace(numbers, feature=Feature(name, members, "unused"))
     if k in columns.text_levels:
-        levels = columns.text_levels[k]
-        odd = [level for level in levels if not isinstance(level, Level)]
+        texts = columns.text_levels[k]
+        odd = [level for level in texts if not isinstance(level, Level)]
         if odd:
             raise TypeError(f"feature {name!r} has levels of type {type(odd[0]).__name__}; write them as text.")
-        rows = np.empty((len(levels), 1), dtype=object)
-        rows[:, 0] = levels
-        labels = tuple(map(str, levels))
-        return _levels(Feature(name, members, "levels", labels=labels), group, encode, tuple(levels), encode(rows))
-    if adapted.encode is None:
+        rows = np.empty((len(texts), 1), dtype=object)
+        rows[:, 0] = texts
+        return numbers if len(texts) > MOST_LEVELS else levels(tuple(texts), encode(rows), map(str, texts))
+    if plain:
         if k in categories:
             counted = summary.levels_of(k, group)
             if counted is None or len(counted[0]) > MOST_LEVELS:
-                return Domain(Feature(name, members, "numbers"), group, encode)
-            labels = tuple(level_labels(columns, k, counted[0]))
-            feature = Feature(name, members, "levels", labels=labels)
-            return _levels(feature, group, encode, counted[0].numpy(), counted[0])
+                return numbers
+            return levels(counted[0].numpy(), counted[0], level_labels(columns, k, counted[0]))
         ranges = tuple((float(summary.minimum[c]), float(summary.maximum[c])) for c in group)
     else:
-        numbers = columns.number_levels.get(k)
-        if numbers and not _takes_values_between(encode, np.array(numbers)):
-            known = np.array(numbers, dtype=np.float64)[:, None]
-            labels = tuple(f"{value:g}" for value in numbers)
-            return _levels(Feature(name, members, "levels", labels=labels), group, encode, known, encode(known))
-        spans = [columns.ranges[member] for member in members]
-        ranges = tuple((span[0], span[1]) for span in spans if len(span) == 2)
+        known = np.array(columns.number_levels.get(k, []), dtype=np.float64)
+        if len(known) and not _takes_values_between(encode, known):
+            if len(known) > MOST_LEVELS:
+                return numbers
+            return levels(known[:, None], encode(known[:, None]), (f"{value:g}" for value in known))
+        ranges = tuple(span for span in (columns.ranges[member] for member in members) if len(span) == 2)
     if len(members) != 1 or len(ranges) != 1:
-        return Domain(Feature(name, members, "numbers", ranges=ranges), group, encode)
-    few = adapted.encode is None and k in summary.levels and len(summary.levels[k][0]) <= 2
-    missing = None if adapted.encode is None else _missing(encode)
-    feature = Feature(name, members, "number", ranges=ranges)
-    return Domain(
-        feature,
-        group,
-        encode,
+        return replace(numbers, feature=replace(numbers.feature, ranges=ranges))
+    missing = None
+    if not plain:
+        with suppress(ValueError, TypeError):  # where the preprocessing takes none
+            missing = encode(np.array([[np.nan]]))
+    return replace(
+        numbers,
+        feature=Feature(name, members, "number", ranges=ranges),
         span=ranges[0],
-        reaches=not few,
+        reaches=not (plain and k in summary.levels and len(summary.levels[k][0]) <= 2),
         missing=missing,
         seen=columns.quantiles.get(k, np.zeros(0)),
         steps=adapted.steps.get(members[0], np.zeros((0, 2))),
     )
-
-
-def _missing(encode: Callable[[NDArray[np.generic]], Tensor]) -> Tensor | None:
-    """What the preprocessing makes of a missing number; None where it takes none."""
-    try:
-        return encode(np.array([[np.nan]]))
-    except (ValueError, TypeError):
-        return None
-
-
-def _levels(
-    feature: Feature,
-    group: tuple[int, ...],
-    encode: Callable[[NDArray[np.generic]], Tensor],
-    levels: tuple[Level, ...] | Array,
-    inputs: Tensor,
-) -> Domain:
-    if len(inputs) > MOST_LEVELS:
-        return Domain(Feature(feature.name, feature.columns, "numbers"), group, encode)
-    return Domain(feature, group, encode, LevelAxis(feature.columns, levels), inputs)
 
 
 def _takes_values_between(encode: Callable[[NDArray[np.generic]], Tensor], known: Array) -> bool:

@@ -262,15 +262,13 @@ def tabulate_main(
     first = domain.points(sample.chunk(), quantiles=effort.quantiles, even=effort.even, reach=MAIN_REACH)
     if not isinstance(first.axis, NumberAxis):
         return first, tabulate([first])
-    assert domain.span is not None
     points, table = first, None
     if domain.reaches:
         values = sample.chunk().numbers(first.axis.column)
         points, table = refine_knots(
             tabulate,
+            domain,
             first,
-            encode=domain.encode,
-            span=domain.span,
             unit=unit,
             inside=len(np.unique(values[np.isfinite(values)])) > FEW_VALUES,
             most=effort.most_knots,
