@@ -180,12 +180,11 @@ class CompiledExplainer:
                 float64 arrays are read in place.
             predictions: The network's outputs (logits) for the rows, from which the residual follows. Both are
                 NaN without.
-            threads: How many threads share the rows; one per processor when None. The numbers do not depend
-                on it.
-
-        Raises:
-            ValueError: If columns do not match, or a column holds nothing that can be read.
+            threads: How many threads share the rows; one per processor when None.
         """
+        if threads is None:
+            threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        require_whole_number("threads", threads)
         columns, rows = self.read_columns(X)
         given = np.full((rows, len(self.output_names)), np.nan)
         if predictions is not None:
@@ -214,7 +213,7 @@ class CompiledExplainer:
         )
 
     def read_tables(
-        self, columns: Mapping[int, NDArray[Any]], rows: int, *, threads: int | None = 1
+        self, columns: Mapping[int, NDArray[Any]], rows: int, *, threads: int = 1
     ) -> tuple[Array, NDArray[np.bool_]]:
         """Contributions (rows, tables, outputs), and which features lie outside their range (rows, features)."""
         values = np.empty((rows, len(self.tables), len(self.output_names)))
@@ -223,9 +222,6 @@ class CompiledExplainer:
         def work(start: int) -> None:
             self._read(columns, slice(start, min(start + _CHUNK_ROWS, rows)), values, outside)
 
-        if threads is None:
-            threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        require_whole_number("threads", threads)
         starts = range(0, rows, _CHUNK_ROWS)
         if threads == 1 or len(starts) < 2:
             for start in starts:
@@ -266,16 +262,7 @@ class CompiledExplainer:
         return {k: axis for k, axis in reversed(pairs) if isinstance(axis, LevelAxis)}
 
     def function(self, term: str | Sequence[str], *, output: int | str = 0) -> Callable[..., Array]:
-        """The learned function of a feature, or of an interaction, as something to call on values.
-
-        Args:
-            term: Name of a feature, or the names of a compiled interaction's features.
-            output: Which output.
-
-        Returns:
-            A function from values (numbers, levels, or rows of values for a feature of several columns), one
-            argument a feature in the order they were named, to contributions.
-        """
+        """The function of a feature, or of an interaction, as something to call on values; see `NObSP.function`."""
         named = tuple(term) if isinstance(term, tuple | list) else (term,)
         asked = [self.features[self.position(name)] for name in named]
         table = next(
@@ -441,21 +428,12 @@ class CompiledExplainer:
     # ------------------------------------------------------------------ files and looks
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes everything to one safetensors file, atomically; docs/compiled-format.md describes it.
-
-        Args:
-            path: Where to; an existing file is replaced.
-        """
+        """Writes everything to one safetensors file, atomically; docs/compiled-format.md describes it."""
         serialization.save(path, self.with_spreads(), kind=KIND, version=VERSION)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads what `save` wrote; needs neither torch nor the model.
-
-        Raises:
-            FileNotFoundError: If there is no such file.
-            ValueError: If the file is damaged, of another kind, or of another version.
-        """
+        """Reads what `save` wrote; needs neither torch nor the model."""
         found = serialization.load(path, kind=KIND, version=VERSION, classes=(cls, *CLASSES), framework="numpy")
         if not isinstance(found, cls):
             raise ValueError(f"path {str(path)!r} is damaged: it does not hold a compiled explainer.")

@@ -46,7 +46,7 @@ class NObSP(Explainer):
             column or columns, which are then one feature, fitted jointly.
         background: How many calibration rows a feature's effect is averaged over, or the rows themselves; 1 for the
             baseline alone.
-        baseline: The point that `from_baseline` measures from, and what an inactive feature is set to as published:
+        baseline: The point that `from_baseline` measures from; as published, what an inactive feature is set to.
             "mean" (categories: the most frequent level), "zero", "median", "mode", one value per column, or a
             dictionary from feature to one of these.
         reference: "terms" fits all terms at once, each along all the others; "complement" is Algorithm 1 of
@@ -108,13 +108,8 @@ class NObSP(Explainer):
     @classmethod
     def as_published(cls, model: Any, **options: Any) -> Self:
         """The paper's Algorithm 1 to the letter: complement reference, absolute ridge of 1e-4, no interactions."""
-        published: dict[str, Any] = {
-            "reference": "complement",
-            "interactions": 0,
-            "ridge": 1e-4,
-            "ridge_scale": "absolute",
-        }
-        return cls(model, **published | options)
+        published = {"reference": "complement", "interactions": 0, "ridge": 1e-4, "ridge_scale": "absolute"}
+        return cls(model, **{**published, **options})
 
     # ------------------------------------------------------------------ calibration
 
@@ -136,16 +131,12 @@ class NObSP(Explainer):
             X: Array, tensor, pandas or polars frame, DataLoader (labels in its batches are left aside), an iterable
                 of batches, or a `ray.data.Dataset` of numbers (or of arrays, one a row).
             y: Ignored: the network's own outputs are explained.
-            engine: Where rows are added up: `nobsp.Local` in this process, with a checkpoint and a memory limit;
-                `nobsp.Ranks` on all processes of a `torch.distributed` group, each with its own rows;
-                `nobsp.RayCluster` in the workers of a Ray cluster. By default all ranks where there are several,
-                else the cluster of a Ray dataset, else this process.
+            engine: Where rows are added up: `nobsp.Local` in this process, `nobsp.Ranks` on all processes of a
+                `torch.distributed` group, `nobsp.RayCluster` in the workers of a Ray cluster. By default all ranks
+                where there are several, else the cluster of a Ray dataset, else this process.
             progress: Whether to show progress bars on stderr.
             like: As published only: a calibrated explainer of the same model whose baseline, terms and bases are taken
                 over, so that what is calibrated on other rows can be merged with it.
-
-        Returns:
-            The explainer itself.
         """
         with choose_engine(engine, X).start(CHECKPOINTED) as run:
             # In here, so that other processes learn of an error.
@@ -283,25 +274,19 @@ class NObSP(Explainer):
     ) -> NDArray[np.float64]:
         """What each prediction loses when a feature is no longer known, measured on the network itself.
 
-        The prediction less its mean over the values the feature takes in the calibration rows, the other
-        features as they are in the row: the sum of all centred terms that the feature takes part in, of every
-        order. No interaction is missing, whichever were fitted. Each counts for all its features, so removal
-        effects do not add up to the prediction. A feature that the network ignores has none.
+        The prediction less its mean over the values the feature takes in the calibration rows, the other features as
+        they are: the sum of all centred terms that the feature takes part in, of every order, whichever were fitted.
+        Each counts for all its features, so removal effects do not add up to the prediction.
 
         Args:
             X: Rows, of any kind that `fit` takes.
-            values: Most values that take a number's place, one forward pass each. All there are, if no more;
-                otherwise spread evenly over its distribution. Of a category all levels do, up to 256.
-            background: Rows to take values from instead of the calibration rows; needed for an explainer
-                from a file, which holds no rows.
+            values: Most values that take a number's place, one forward pass each, spread evenly over its distribution.
+                Of a category all levels do, up to 256.
+            background: Rows to take values from; needed for an explainer from a file, which holds no rows.
             progress: Whether to show a progress bar on stderr.
 
         Returns:
             Shape (rows, features, outputs).
-
-        Raises:
-            NotFittedError: If `fit` has not been called.
-            ValueError: If columns do not match, a value is not finite, or the calibration rows are not available.
 
         Example:
             >>> import torch
@@ -332,17 +317,13 @@ class NObSP(Explainer):
 
         Returns:
             A function from values to contributions, with one argument a feature, in the order they were named:
-            values as the caller writes them (numbers, or levels of a category; rows of values for a feature
-            of several columns).
+            numbers, levels of a category, or rows of values for a feature of several columns.
 
         Example:
             >>> import torch
             >>> from nobsp import NObSP
-            >>> _ = torch.manual_seed(0)
             >>> model = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
             >>> explainer = NObSP(model, features=["a", "b"], interactions=[("a", "b")]).fit(torch.randn(200, 2))
-            >>> explainer.function("a")([0.0, 1.0]).shape
-            (2,)
             >>> explainer.function(("a", "b"))([0.0, 1.0], [2.0, 2.0]).shape
             (2,)
         """
@@ -373,8 +354,7 @@ class NObSP(Explainer):
         A curve is the feature's average effect: what the model predicts with the feature at x, averaged over the other
         features' values, less the mean prediction; where features depend on each other and the rows can tell, it is the
         part of that which no other term explains. The band says how far the curve would move had other rows of the
-        same kind been used: other background rows, other averages, another correction. It does not know of the
-        network's own training.
+        same kind been used; it does not know of the network's own training.
 
         Args:
             points: Points along a numeric feature; categories get one row per level.
@@ -382,8 +362,7 @@ class NObSP(Explainer):
 
         Returns:
             Columns feature, output, x (a number, NaN for named levels), level (its name, empty for numbers),
-            value, lower, upper; a pandas frame where pandas is installed. Features made of several numeric columns
-            have no curve and are left out.
+            value, lower, upper. Features made of several numeric columns have no curve.
         """
         return self._fitted.functions.curves(points, level=level)
 
@@ -392,11 +371,8 @@ class NObSP(Explainer):
     def interaction_strengths(self) -> Any:
         """Every screened pair with the share of the outputs' spread that only both together make, strongest first.
 
-        Read off coarse tables over a few background rows, so fitted pairs are somewhat stronger or weaker. Empty where
-        pairs were not screened (`interactions` was 0, or named them).
-
-        Returns:
-            Columns first, second, strength, fitted.
+        Read off coarse tables over a few background rows. Empty where pairs were not screened (`interactions` was 0, or
+        named them). Columns first, second, strength, fitted.
         """
         return self._fitted.functions.interaction_strengths()
 
@@ -445,11 +421,7 @@ class NObSP(Explainer):
         """The functions as they are, to be used without the network and without torch.
 
         Terms without a table (features of several numeric columns, triples) need the network; they are named in
-        `left_out` and their contributions are missing. As published, functions are tabulated along the baseline, and
-        are exact at the knots.
-
-        Raises:
-            NotFittedError: If `fit` has not been called.
+        `left_out` and their contributions are missing. As published, functions are tabulated along the baseline.
         """
         return self._fitted.functions.with_spreads()
 
@@ -461,7 +433,7 @@ class NObSP(Explainer):
         Args:
             path: Where to; an existing file is replaced, atomically.
             rows: Whether to keep what `merge` needs: the sample of calibration rows, or as published the moments.
-                Without, the file is small and holds no row, unless a term without a table needs the background rows.
+                Without, the file holds no row, unless a term without a table needs the background rows.
         """
         files.save(path, self._fitted, self._options(), rows=rows)
 
@@ -523,10 +495,7 @@ class NObSP(Explainer):
 
     @property
     def sample_(self) -> NDArray[Any] | None:
-        """Some of the calibration rows, as plots lay them under curves; None where there are none in your own units.
-
-        Rows are not in files unless they were asked for, and those of a pipeline are kept as the network takes them.
-        """
+        """Some of the calibration rows, as plots lay them under curves; None where there are none in your own units."""
         sample = self._fitted.summary.sample
         return sample.double().numpy() if self._fitted.adapted.encode is None and len(sample) else None
 
@@ -547,5 +516,7 @@ class NObSP(Explainer):
 
     @property
     def _fitted(self) -> Fitted:
-        fitted: Fitted = super()._fitted
+        if not hasattr(self, "_fit"):
+            raise self._not_fitted()
+        fitted: Fitted = self._fit
         return fitted

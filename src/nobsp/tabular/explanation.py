@@ -28,10 +28,9 @@ _PER_OUTPUT = ("values", "base_values", "residual", "predictions", "baseline_con
 class Explanation:
     """Predictions written as base + contributions + residual, exactly, row by row and output by output.
 
-    `predictions == base_values + values.sum(1) + residual` holds to float64 rounding. Predictions are the
-    network's logits (or regression outputs), never probabilities. With several classes, logits mean
-    something only up to a shift that all classes share: `contrast` gives the account of one class against
-    another, in which the shift is gone.
+    `predictions == base_values + values.sum(1) + residual` holds to float64 rounding. Predictions are the network's
+    logits (or regression outputs), never probabilities. Logits of several classes mean something only up to a shift
+    that all classes share, which is gone in `contrast`.
 
     Attributes:
         values: Contributions, shape (rows, terms, outputs).
@@ -112,8 +111,7 @@ class Explanation:
         """The account on the scale of probabilities (of means, where the link is exp); it still adds up exactly.
 
         Contributions to the outputs are carried over by the link's mean slope on the straight line from the base to the
-        prediction (Aumann and Shapley's rule). Other paths would share out differently; with a softmax, a term that
-        speaks for one class lowers the others. The base is the link of the base, not the mean probability.
+        prediction (Aumann and Shapley's rule). The base is the link of the base, not the mean probability.
 
         Args:
             link: "softmax", "sigmoid" or "exp"; the model's own by default.
@@ -258,12 +256,10 @@ class Explanation:
     def to_frame(self, output: int | str | None = None) -> Any:
         """The account as a frame of the caller's kind: base, one column per term, residual, prediction.
 
+        The index of a pandas frame is kept; an array's account is a pandas frame, or else a polars one.
+
         Args:
             output: Which output; may be left out where there is only one.
-
-        Returns:
-            A pandas or polars frame, as the explained rows were, with the index of a pandas frame kept; pandas, or
-            else polars, where they were an array.
         """
         chosen = self._chosen(output)
         names = _column_names(self.terms)
