@@ -26,10 +26,9 @@ class Ranks(Local):
     """Calibrates together with the other processes of a `torch.distributed` group.
 
     Every rank calls `fit` with its own share of the rows, which may be uneven or empty, and ends with the same
-    calibration on all rows. It is the one a single process would reach on the shares one after another, but for
-    rounding; past 16,384 rows, bases are fixed from another sample of the rows. Where held-out rows choose the ridge,
-    other rows are held out. An error on one rank is an error on all. This is the default where `torch.distributed` is
-    initialised with more than one process.
+    calibration on all rows: the one a single process would reach on the shares one after another, but for rounding and
+    the sample of rows past 16,384. An error on one rank is an error on all. This is the default where
+    `torch.distributed` is initialised with more than one process.
 
     Args:
         group: The process group; all processes when None. It may be one for GPUs: calibration makes its own beside it.

@@ -38,10 +38,9 @@ class Local:
             when the calibration is done.
         every: Seconds between two writes of that file, which are what an interruption can cost.
         memory: Bytes that bases, sums and batches under way are laid out to fit in, as a number or as "4GB" or
-            "512MiB"; the network, the data and the libraries are not in it. With reference="complement" each feature
-            has sums of its own; where these do not fit, features are fitted in several passes over the data, which
-            must then be readable again, and `merge`, bands and checkpoints are not available. While interactions are
-            chosen automatically, more may be taken.
+            "512MiB"; the network, the data and the libraries are not in it. As published each feature has sums of its
+            own; where these do not fit, features are fitted in several passes over the data, which must then be
+            readable again, and `merge`, bands and checkpoints are not available.
 
     Example:
         >>> import nobsp, tempfile, torch
@@ -66,11 +65,7 @@ class Local:
 
     @contextmanager
     def start(self, classes: Iterable[type] = ()) -> Iterator[Run]:
-        """Begins a calibration, or resumes one.
-
-        Args:
-            classes: The dataclasses that states and decided values are made of, for checkpoints.
-        """
+        """Begins a calibration, or resumes one; `classes` are the dataclasses that its checkpoint is made of."""
         checkpoint = self._open_checkpoint("", classes)
         yield Run(checkpoint, self.memory)
         if checkpoint is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 import torch
@@ -92,23 +92,15 @@ class Isolation:
     ) -> Iterator[tuple[Subset, Tensor, Tensor | None]]:
         """Forward passes, small inputs of several subsets in one call."""
         waiting: list[tuple[Subset, Tensor, Tensor | None]] = []
-        for one in inputs:
-            if waiting and sum(len(x) for _, x, _ in waiting) + len(one[1]) > self.batch_size:
-                yield from self._run_together(represent, waiting)
+        for one in chain(inputs, [None]):
+            if waiting and (one is None or sum(len(x) for _, x, _ in waiting) + len(one[1]) > self.batch_size):
+                x = torch.cat([x for _, x, _ in waiting]) if len(waiting) > 1 else waiting[0][1]
+                z = [represent(part) for part in torch.split(x, self.batch_size)]
+                cut = torch.split(torch.cat(z) if len(z) > 1 else z[0], [len(x) for _, x, _ in waiting])
+                yield from ((subset, part, place) for (subset, _, place), part in zip(waiting, cut, strict=True))
                 waiting = []
-            waiting.append(one)
-        yield from self._run_together(represent, waiting)
-
-    def _run_together(
-        self, represent: Represent, waiting: Sequence[tuple[Subset, Tensor, Tensor | None]]
-    ) -> Iterator[tuple[Subset, Tensor, Tensor | None]]:
-        if not waiting:
-            return
-        x = torch.cat([x for _, x, _ in waiting]) if len(waiting) > 1 else waiting[0][1]
-        z = [represent(part) for part in torch.split(x, self.batch_size)]
-        cut = torch.split(torch.cat(z) if len(z) > 1 else z[0], [len(x) for _, x, _ in waiting])
-        for (subset, _, place), part in zip(waiting, cut, strict=True):
-            yield subset, part, place
+            if one is not None:
+                waiting.append(one)
 
 
 def _unique_rows(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -216,7 +208,9 @@ class Accumulator:
     ) -> Accumulator:
         """One without rows, with as many blocks as the memory in bytes allows."""
         shapes = plan.blocks(readout.width, readout.outputs)
-        return cls(shapes, _affordable_blocks(shapes, min(memory, _BLOCK_BYTES)), rows, in_few)
+        size, limit = sum(map(bytes_of_moments, shapes.values())), min(memory, _BLOCK_BYTES)
+        blocks = next((count for count in (BLOCKS, _FEWEST_BLOCKS) if count * size <= limit), 1)
+        return cls(shapes, blocks, rows, in_few)
 
     @property
     def rows(self) -> int:
@@ -226,10 +220,10 @@ class Accumulator:
     @property
     def parts(self) -> Parts:
         """All blocks, by name."""
+        held = {name: self.held.get(name, {}) for name in self.shapes}
         return {
-            name: [held[number] if number in held else Moments(shape) for number in range(self.block_count)]
+            name: [held[name].get(number) or Moments(shape) for number in range(self.block_count)]
             for name, shape in self.shapes.items()
-            for held in (self.held.get(name, {}),)
         }
 
     def update(self, batch: tuple[int, Iterable[tuple[str, Mapping[str, Tensor]]]]) -> None:
@@ -263,7 +257,7 @@ class Accumulator:
         for name, shape in self.shapes.items():
             held = self.held.setdefault(name, {})
             for number in range(self.block_count):  # every rank has to take part in every one
-                held[number] = reduce(held[number] if number in held else Moments(shape))
+                held[number] = reduce(held.get(number) or Moments(shape))
 
     def _pieces(self, count: int) -> int:
         """Into how many pieces a batch is cut; they go to consecutive blocks."""
@@ -295,14 +289,6 @@ def add_rows_and_summarise(plan: Plan, states: tuple[Summary, Accumulator], batc
 def bytes_of_moments(shape: Mapping[str, int]) -> int:
     """What one set of moments takes."""
     return 8 * sum(shape.values()) ** 2
-
-
-def _affordable_blocks(shapes: Mapping[str, Mapping[str, int]], memory: int) -> int:
-    size = sum(map(bytes_of_moments, shapes.values()))
-    for count in (BLOCKS, _FEWEST_BLOCKS):
-        if count * size <= memory:
-            return count
-    return 1
 
 
 # ---------------------------------------------------------------------- memory
@@ -429,23 +415,20 @@ def rare_rows(summary: Summary, isolation: Isolation) -> Tensor:
     sample = summary.sample
     if summary.rows <= len(sample):
         return sample[:0]
-    found = []
+    found, hosts = [sample[:0]], summary.some_rows(_HOSTS)
     for feature, group in enumerate(isolation.features.columns):
-        counted = feature in summary.levels or feature in isolation.categories
-        for columns, levels in _levels(summary, feature, group) if counted else []:
-            found.append(_put_in(summary.some_rows(_HOSTS), columns, levels[~among(levels, sample[:, columns])]))
-        if not counted and len(group) == 1:
-            ends = torch.stack([summary.minimum[list(group)], summary.maximum[list(group)]])
-            found.append(_put_in(summary.some_rows(_HOSTS), list(group), ends))
-    return torch.cat([sample[:0], *found])
-
-
-def _levels(summary: Summary, feature: int, group: Sequence[int]) -> list[tuple[list[int], Tensor]]:
-    """Every level of a feature, or, where these are too many, of each of its columns; with the columns they fill."""
-    joint = summary.levels_of(feature, group)
-    if joint is not None:
-        return [(list(group), joint[0])]
-    return [([group[place]], code[0]) for place, code in summary.codes.get(feature, {}).items()]
+        columns = list(group)
+        if feature in summary.levels or feature in isolation.categories:
+            joint = summary.levels_of(feature, group)
+            if joint is not None:
+                known = [(columns, joint[0])]
+            else:  # too many: those of each of its columns
+                known = [([group[place]], code[0]) for place, code in summary.codes.get(feature, {}).items()]
+            for filled, levels in known:
+                found.append(_put_in(hosts, filled, levels[~among(levels, sample[:, filled])]))
+        elif len(group) == 1:
+            found.append(_put_in(hosts, columns, torch.stack([summary.minimum[columns], summary.maximum[columns]])))
+    return torch.cat(found)
 
 
 def _put_in(hosts: Tensor, columns: Sequence[int], values: Tensor) -> Tensor:

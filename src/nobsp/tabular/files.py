@@ -46,29 +46,11 @@ class Stored:
     outputs: Tensor  # what the model makes of the probe
 
 
-_STORED = (
-    Columns,
-    DirectTerm,
-    Estimate,
-    Features,
-    Isolation,
-    Plan,
-    Published,
-    Ridge,
-    Solution,
-    Stored,
-    Summary,
-    LevelCounts,
-    *CLASSES,
-)
+_STORED = (Columns, DirectTerm, Estimate, Published, Ridge, Solution, Stored, *CHECKPOINTED, *CLASSES)
 
 
 def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any], *, rows: bool) -> None:
-    """Writes a calibration; see `NObSP.save`.
-
-    What was seen of the columns is in the file: ranges and means, values and counts of columns with few values or
-    whole numbers, levels of text columns, and one typical value of each column of a pipeline's table.
-    """
+    """Writes a calibration and what was seen of its columns: ranges, means, levels and their counts."""
     estimate = fitted.estimate.with_spreads()
     summary = fitted.summary if rows else replace(fitted.summary, pieces=[])
     published = estimate.published
