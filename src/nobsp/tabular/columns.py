@@ -26,6 +26,7 @@ from nobsp.network.inputs import Features, needs_data, resolve_features
 from nobsp.network.preprocessing import grouping_rows, stacked
 from nobsp.network.readout import PROBE_ROWS
 from nobsp.network.summary import MOST_CODES, MOST_LEVELS, SAMPLE_ROWS, Summary
+from nobsp.tabular.lookup import value_rows
 
 # Distinct numbers of a column that are kept, for encoders that know no others; a one-hot group is seldom wider.
 _MOST_NUMBERS = 4096
@@ -145,7 +146,7 @@ def whole_table(X: Any, adapted: Adapted) -> tuple[Any, Any]:
 def input_values(columns: Columns, adapted: Adapted, feature: int, values: Any) -> Tensor:
     """Values of one feature, as the caller writes them, as columns of the network's input."""
     members, name = columns.members[feature], columns.features.names[feature]
-    given = _matrix_of(values, len(members), name)
+    given = value_rows(values, len(members), name)
     if adapted.encode is None:
         try:
             found = np.asarray(given, dtype=np.float64)
@@ -197,22 +198,6 @@ def _feature_baseline(columns: Columns, adapted: Adapted, name: str, given: Any)
         raise ValueError(f"baseline for {name!r} is {given!r}, which was not seen; {suggest(given, levels)}")
     row = np.asarray(given, dtype=object).ravel()
     return input_values(columns, adapted, feature, row[None]).numpy()[0]
-
-
-def _matrix_of(values: Any, members: int, name: str) -> np.ndarray[Any, Any]:
-    """Values of one feature, one row each."""
-    if isinstance(values, Tensor):
-        given = values.detach().cpu().numpy()
-    elif hasattr(values, "__array__"):
-        given = np.asarray(values)
-    else:
-        given = np.array(values, dtype=object)  # so that numbers beside names stay numbers
-    if given.ndim < 2:
-        given = given.reshape(-1, 1) if members == 1 else given.reshape(1, -1)
-    if given.ndim != 2 or given.shape[1] != members:
-        expected = "one value per row" if members == 1 else f"rows of {members} values"
-        raise ValueError(f"values of {name!r} must be {expected}, found shape {given.shape}.")
-    return given
 
 
 def categories_of(columns: Columns, summary: Summary, embedded: Sequence[int], *, integer: bool) -> frozenset[int]:

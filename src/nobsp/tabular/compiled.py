@@ -18,7 +18,7 @@ from nobsp import serialization
 from nobsp._messages import count, join_names, require_whole_number, suggest
 from nobsp.base import Finding, describe_findings, is_healthy
 from nobsp.tabular.explanation import Explanation, Term, as_table, output_position, term_name
-from nobsp.tabular.lookup import Array, Chunk, Feature, LevelAxis, NumberAxis, TermTable
+from nobsp.tabular.lookup import Array, Chunk, Feature, LevelAxis, NumberAxis, TermTable, value_rows
 
 KIND = "compiled explainer"
 VERSION = 2
@@ -281,7 +281,8 @@ class CompiledExplainer:
             chunk = Chunk(self._used(members, [table]), slice(0, len(given[0])))
             return table(chunk)[:, chosen].copy()
 
-        return function_of(named, [partial(_value_rows, feature) for feature in asked], evaluate)
+        readers = [partial(value_rows, members=len(feature.columns), name=feature.name) for feature in asked]
+        return function_of(named, readers, evaluate)
 
     def position(self, name: str) -> int:
         """Position of a feature, or an error with the close matches."""
@@ -501,14 +502,3 @@ def function_of(
         return evaluate(*given) if lengths[0] else np.zeros(0)
 
     return function
-
-
-def _value_rows(feature: Feature, values: Any) -> NDArray[Any]:
-    """Values of a feature as rows, one column a member."""
-    members = len(feature.columns)
-    given = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
-    if given.ndim < 2 and given.size % members == 0:
-        given = given.reshape(-1, members)
-    if given.ndim != 2 or given.shape[1] != members:
-        raise ValueError(f"values of {feature.name!r} must be rows of {members}, found shape {given.shape}.")
-    return given

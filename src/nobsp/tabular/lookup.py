@@ -261,3 +261,17 @@ class Chunk:
         """Whether a row has a level that is not among the axis'."""
         self.places(axis)
         return self._places[id(axis)][1]
+
+
+def value_rows(values: Any, members: int, name: str) -> NDArray[Any]:
+    """Values of one feature as the caller writes them, one row each, a column for each of its members."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    # Objects otherwise, so that numbers beside names stay numbers.
+    given = np.asarray(values) if hasattr(values, "__array__") else np.array(values, dtype=object)
+    if given.ndim < 2 and given.size % members == 0:
+        given = given.reshape(-1, members)
+    if given.ndim != 2 or given.shape[1] != members:
+        expected = "one value per row" if members == 1 else f"rows of {members} values"
+        raise ValueError(f"values of {name!r} must be {expected}, found shape {given.shape}.")
+    return given

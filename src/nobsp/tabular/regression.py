@@ -181,10 +181,8 @@ class DirectPiece:
 
     def finish(self, delta: Tensor, mean: Tensor) -> DirectTerm:
         """The term's function."""
-        flat = [column for group in self.columns for column in group]
-        low, high = (end[flat] for end in self.span)
-        weight = self.tabulate.weight
-        background = self.tabulate.background
+        low, high = (end[[column for group in self.columns for column in group]] for end in self.span)
+        background, weight = self.tabulate.background, self.tabulate.weight
         return DirectTerm(self.term, self.columns, background, weight, self.basis @ delta, mean, low, high)
 
 
@@ -193,14 +191,11 @@ Piece = TablePiece | DirectPiece
 
 def pure_rows(tabulate: Tabulator, columns: Sequence[Sequence[int]], inputs: Tensor) -> Tensor:
     """Δ_S of every row by running the network: Σ_{U⊆S} (−1)^{|S|−|U|} z̄_U, the empty set left out as a constant."""
-    total: Tensor | None = None
-    for size in range(1, len(columns) + 1):
-        for subset in combinations(columns, size):
-            flat = [column for group in subset for column in group]
-            part = tabulate.rows(flat, inputs[:, flat]) * (-1.0) ** (len(columns) - size)
-            total = part if total is None else total + part
-    assert total is not None
-    return total
+    parts = []
+    for subset in (subset for size in range(1, len(columns) + 1) for subset in combinations(columns, size)):
+        flat = [column for group in subset for column in group]
+        parts.append(tabulate.rows(flat, inputs[:, flat]) * (-1.0) ** (len(columns) - len(subset)))
+    return sum(parts[1:], parts[0])
 
 
 def read(table: TermTable, rows: Chunk) -> Tensor:

@@ -209,7 +209,8 @@ def choose_background(rows: Tensor, count: int, numbers: Sequence[int]) -> Tenso
         chosen = rows
     else:
         generator = torch.Generator().manual_seed(0)  # our own: the caller's random numbers stay where they were
-        scaled = _standardise(rows.to(torch.float64))
+        scaled, spread = rows.to(torch.float64), rows.to(torch.float64).std(0, correction=0)
+        scaled = (scaled - scaled.mean(0)) / torch.where(spread > 0, spread, 1.0)
         compared = scaled[torch.randperm(len(rows), generator=generator)[:_COMPARED_ROWS]]
         best, least = torch.arange(count), float("inf")
         for _ in range(_CANDIDATES):
@@ -227,11 +228,6 @@ def choose_background(rows: Tensor, count: int, numbers: Sequence[int]) -> Tenso
     ends = values.quantile(torch.tensor([0.25, 0.75], dtype=torch.float64), dim=0)
     chosen[:, columns] += torch.where(shift.abs() <= ends[1] - ends[0], shift, 0.0)
     return chosen
-
-
-def _standardise(rows: Tensor) -> Tensor:
-    spread = rows.std(0, correction=0)
-    return (rows - rows.mean(0)) / torch.where(spread > 0, spread, torch.ones_like(spread))
 
 
 def _energy_distance(drawn: Tensor, compared: Tensor) -> float:
