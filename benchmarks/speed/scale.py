@@ -160,11 +160,11 @@ def measure_published(model: torch.nn.Module, X: Tensor, *, repeats: int) -> Cos
         represent = running.represent
 
         def add() -> None:
-            add_rows(plan, accumulator, batch, running, memory=room)
+            add_rows(plan, accumulator, batch, running)
 
         def forward() -> None:
             subsets = list(plan.terms)
-            for _ in plan.isolation.isolated(represent, batch, subsets):
+            for _ in plan.isolation.distinct(represent, batch, subsets):
                 pass
             for _ in plan.isolation.reference(represent, batch, subsets):
                 pass

@@ -173,7 +173,7 @@ _FITTED = kept.fingerprint(
     *(_COMMON, fitted, of_feature, candidates, integrated_gradients, kernel_shap),
     *(RIDGES, FEWER_RIDGES, HALVED, STEPS, BACKGROUND, COALITIONS, kept.package("captum"), kept.package("shap")),
 )
-_MEASURED = kept.fingerprint(_COMMON, kept.rooms("tabular/effects.py"))
+_MEASURED = kept.fingerprint(_COMMON, kept.rooms("tabular/fitted.py"))
 
 
 def walked(chosen: argparse.Namespace) -> Found:

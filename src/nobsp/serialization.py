@@ -50,12 +50,12 @@ def load(
     tensors, about = read(path, kind=kind, version=version, framework=framework)
     try:
         value = unpack(about, tensors, classes)
-    except (ValueError, RecursionError) as damaged:
+        if tensors:
+            raise ValueError("it has tensors that nothing uses")
+        return value
+    except ValueError as damaged:
         reason = str(damaged).rstrip(".")
         raise ValueError(f"path {str(path)!r} is damaged or of another version: {reason}.") from damaged
-    if tensors:
-        raise ValueError(f"path {str(path)!r} is damaged or of another version: it has tensors that nothing uses.")
-    return value
 
 
 def pack(value: Any, tensors: dict[str, Any]) -> Any:
@@ -95,11 +95,6 @@ def unpack(said: Any, tensors: dict[str, Any], classes: Iterable[type] = ()) -> 
     """The value that `pack` described; tensors are taken out of `tensors` as they are used."""
     known = {kind.__name__: kind for kind in classes}
 
-    def taken(name: Any) -> Any:
-        if not isinstance(name, str) or name not in tensors:
-            raise ValueError(f"it has no tensor {name!r}")
-        return tensors.pop(name)
-
     def restore(said: Any) -> Any:
         match said:
             case None | bool() | int() | float() | str():
@@ -109,23 +104,26 @@ def unpack(said: Any, tensors: dict[str, Any], classes: Iterable[type] = ()) -> 
             case {"@tuple": list(items), **rest} if not rest:
                 return tuple(restore(inner) for inner in items)
             case {"@frozenset": list(items), **rest} if not rest:
-                return frozenset(_hashable(restore(inner)) for inner in items)
-            case {"@dict": list(items), **rest} if not rest and all(_is_pair(item) for item in items):
-                return {_hashable(restore(key)): restore(inner) for key, inner in items}
+                return frozenset(restore(inner) for inner in items)
+            case {"@dict": list(items), **rest} if not rest:
+                return {restore(key): restore(inner) for key, inner in items}
             case {"@float": "nan" | "inf" | "-inf" as name, **rest} if not rest:
                 return float(name)
             case {"@array": name, **rest} if not rest:
-                found = taken(name)
+                found = tensors.pop(name)
                 return found.numpy() if _is_tensor(found) else found
             case {"@tensor": name, **rest} if not rest:
-                return _as_tensor(taken(name))
+                return _as_tensor(tensors.pop(name))
             case {"@moments": inner, **rest} if not rest:
                 return _moments(restore(inner))
             case {"@class": str(name), "fields": dict(fields), **rest} if not rest:
                 return _instance(known, name, {key: restore(inner) for key, inner in fields.items()})
         raise ValueError(f"{str(said)[:60]!r} is not understood")
 
-    return restore(said)
+    try:
+        return restore(said)
+    except (TypeError, KeyError, IndexError, AttributeError, RuntimeError) as wrong:  # too deep a nesting included
+        raise ValueError(f"its parts do not fit together ({type(wrong).__name__}: {wrong})") from wrong
 
 
 def _instance(known: Mapping[str, type], name: str, fields: dict[str, Any]) -> Any:
@@ -135,26 +133,11 @@ def _instance(known: Mapping[str, type], name: str, fields: dict[str, Any]) -> A
     if fields.keys() != expected:
         different = ", ".join(sorted(map(repr, fields.keys() ^ expected)))
         raise ValueError(f"{name!r} has other fields than it should ({different})")
-    try:
-        return known[name](**fields)
-    except (TypeError, AttributeError, KeyError, IndexError) as wrong:
-        raise ValueError(f"{name!r} cannot be made of its fields ({wrong})") from wrong
+    return known[name](**fields)
 
 
 def _fields(kind: type) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(kind) if field.init]
-
-
-def _hashable(value: Any) -> Any:
-    try:
-        hash(value)
-    except TypeError as wrong:
-        raise ValueError(f"{str(value)[:60]!r} cannot be a key") from wrong
-    return value
-
-
-def _is_pair(item: Any) -> bool:
-    return isinstance(item, list) and len(item) == 2
 
 
 def _is_tensor(value: Any) -> bool:
@@ -186,18 +169,15 @@ def _moments(said: Any) -> Moments:
 
     from nobsp.projection import Moments
 
-    try:
-        blocks, state = said
-        empty = Moments(blocks)
-        if state is None:
-            return empty
-        upper = torch.triu_indices(empty.size, empty.size)
-        products = torch.zeros(empty.size, empty.size, dtype=torch.float64)
-        products[upper[0], upper[1]] = state["products"]
-        products += products.triu(1).T
-        return Moments.from_state(blocks, {**state, "products": products})
-    except (TypeError, KeyError, RuntimeError, IndexError, AttributeError) as wrong:
-        raise ValueError(f"its moments do not fit together ({wrong})") from wrong
+    blocks, state = said
+    empty = Moments(blocks)
+    if state is None:
+        return empty
+    upper = torch.triu_indices(empty.size, empty.size)
+    products = torch.zeros(empty.size, empty.size, dtype=torch.float64)
+    products[upper[0], upper[1]] = state["products"]
+    products += products.triu(1).T
+    return Moments.from_state(blocks, {**state, "products": products})
 
 
 # ---------------------------------------------------------------------- tensors by name
@@ -230,23 +210,22 @@ def write(
 
 def save_file(tensors: Mapping[str, Any], path: str, *, metadata: dict[str, str]) -> None:
     """Writes arrays with numpy alone, and with torch where there are tensors."""
-    if all(isinstance(tensor, np.ndarray) for tensor in tensors.values()):
+    # Not np.ascontiguousarray, which gives a single number a dimension; safetensors needs one byte order.
+    kept: dict[str, Any] = {
+        name: given.astype(given.dtype.newbyteorder("="), order="C") if isinstance(given, np.ndarray) else given
+        for name, given in tensors.items()
+    }
+    if all(isinstance(given, np.ndarray) for given in kept.values()):
         from safetensors.numpy import save_file as save_arrays
 
-        # Not np.ascontiguousarray, which gives a single number a dimension; safetensors needs one byte order.
-        arrays = {name: array.astype(array.dtype.newbyteorder("="), order="C") for name, array in tensors.items()}
-        save_arrays(arrays, path, metadata=metadata)
+        save_arrays(kept, path, metadata=metadata)
         return
     import torch
     from safetensors.torch import save_file as save_tensors
 
-    kept: dict[str, Tensor] = {}
     storages: set[int] = set()
-    for name, given in tensors.items():
-        if isinstance(given, np.ndarray):
-            kept[name] = torch.from_numpy(given.astype(given.dtype.newbyteorder("="), order="C"))
-            continue
-        tensor = given.detach().contiguous()
+    for name, given in kept.items():
+        tensor = torch.from_numpy(given) if isinstance(given, np.ndarray) else given.detach().contiguous()
         storage = tensor.untyped_storage()
         if storage.data_ptr() in storages or storage.nbytes() != tensor.numel() * tensor.element_size():
             tensor = tensor.clone()  # safetensors refuses tensors that share memory

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from nobsp import Local, RayCluster
 from nobsp.calibration.checkpoint import merge_states
+from nobsp.calibration.local import State
 from nobsp.calibration.ray import RayRows
-from nobsp.calibration.state import State
 from nobsp.tabular.files import CHECKPOINTED
 from tests.calibration import states
 from tests.calibration.states import CASES, Disk, assert_same, case, cut, describe, rows

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nobsp import NObSP, NObSPCam, plots
-from nobsp.results import Finding
+from nobsp.base import Finding
 from nobsp.tabular import Health, TermHealth
 from tests.plots.subjects import Known, account, rows_of_known
 

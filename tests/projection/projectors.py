@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nobsp.projection.ridge import EPSILON
+from nobsp.projection.partial import EPSILON
 
 
 def centred(matrix: Tensor) -> Tensor:

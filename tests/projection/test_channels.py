@@ -9,13 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nobsp.projection import (
-    ChannelRegression,
-    Moments,
-    Ridge,
-    channel_coefficients,
-    partial_coefficients,
-)
+from nobsp.projection import Moments, Ridge, channel_coefficients, merge_all, partial_coefficients
+from nobsp.projection.partial import ChannelRegression
 from tests.projection.oracles import (
     algorithm_1,
     centre,
@@ -170,12 +165,11 @@ def test_no_more_samples_than_channels_collapse_and_are_diagnosed(seed: int, row
     assert float(fitted(z, z @ weights, 0.0).coefficients.abs().max()) == 0.0
 
 
-def test_rows_of_weight_zero_do_not_hide_the_collapse() -> None:
+def test_parts_of_weight_zero_do_not_hide_the_collapse() -> None:
     z, weights = normal(0, 30, 12), normal(1, 12, 1)
-    drawn = torch.zeros(30, dtype=torch.float64)
-    drawn[:9] = 2.0
-    moments = Moments({"channels": 12, "outputs": 1}).update(torch.cat([z, z @ weights], 1), weights=drawn)
-    assert "Fewer samples than channels (9 ≤ 12)" in channel_coefficients(moments).note
+    rows = torch.cat([z, z @ weights], 1)
+    parts = [Moments({"channels": 12, "outputs": 1}).update(part) for part in (rows[:9], rows[9:])]
+    assert "Fewer samples than channels (9 ≤ 12)" in channel_coefficients(merge_all(parts, weights=[2.0, 0.0])).note
 
 
 def test_unique_share_is_what_the_other_channels_leave() -> None:

@@ -111,14 +111,10 @@ def test_a_million_rows_with_a_huge_mean_stay_within_ten_times_numpys_two_pass_e
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 1e6 + 0.1, -7e-9, 0.0])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_constant_column_has_products_of_exactly_zero(value: float, weighted: bool) -> None:
+def test_a_constant_column_has_products_of_exactly_zero(value: float) -> None:
     rows = torch.cat([torch.full((3001, 1), value, dtype=torch.float64), normal(0, 3001, 1)], 1)
-    shards = []
-    for i, part in enumerate(rows.split(700)):
-        weights = normal(i, len(part)).abs() if weighted else None
-        shards.append(Moments({"all": 2}).update(part[:5]).update(part, weights=weights))
-    joined = merge_all(shards).scaled(0.3)
+    shards = [Moments({"all": 2}).update(part[:5]).update(part) for part in rows.split(700)]
+    joined = merge_all(shards, weights=[0.3, 2.0, 1.0, 0.1, 5.0])
     assert joined.products[0].tolist() == [0.0, 0.0]
     assert joined.mean()[0] == value
 
@@ -142,11 +138,10 @@ def test_gradients_do_not_keep_the_graph_alive() -> None:
 
 
 def test_the_rows_given_are_left_as_they_were() -> None:
-    rows, weights = normal(0, 2000, 2), normal(1, 2000).abs()
-    kept = rows.clone(), weights.clone()
-    Moments({"all": 2}).update(rows, weights=weights)
-    assert torch.equal(rows, kept[0])
-    assert torch.equal(weights, kept[1])
+    rows = normal(0, 2000, 2)
+    kept = rows.clone()
+    Moments({"all": 2}).update(rows)
+    assert torch.equal(rows, kept)
 
 
 # ---------------------------------------------------------------------- blocks
@@ -170,20 +165,8 @@ def test_blocks_of_no_columns_behave() -> None:
     assert moments.product("nothing", "some").shape == (0, 2)
     assert moments.product("some", "neither").shape == (2, 0)
     assert moments.product("neither", "nothing").shape == (0, 0)
-    assert moments.select(["neither", "some"]).mean("some").shape == (2,)
+    assert moments.mean("some").shape == (2,)
     assert Moments({"nothing": 0}).update(torch.zeros(4, 0)).rows == 4
-
-
-def test_selected_blocks_equal_moments_of_those_blocks_alone() -> None:
-    rows = normal(0, 30, 6) + 5
-    moments = Moments(BLOCKS).update(rows[:11]).update(rows[11:])
-    chosen = moments.select(["outputs", "target"])
-    alone = Moments({"outputs": 1, "target": 2}).update(torch.cat([rows[:, 5:], rows[:, :2]], 1))
-    assert list(chosen.blocks) == ["outputs", "target"]
-    assert same(chosen, alone)
-    more = normal(1, 9, 3)
-    assert same(chosen.update(more), alone.update(more))
-    assert moments.rows == 30  # going on with a selection leaves its source alone
 
 
 # ---------------------------------------------------------------------- weights
@@ -191,8 +174,8 @@ def test_selected_blocks_equal_moments_of_those_blocks_alone() -> None:
 
 @given(SEEDS, st.lists(st.integers(0, 5), min_size=2, max_size=25).filter(lambda w: sum(w) > 0))
 def test_whole_weights_count_a_row_that_often(seed: int, counts: list[int]) -> None:
-    rows, weights = normal(seed, len(counts), 3) + 10, torch.tensor(counts, dtype=torch.float64)
-    weighted = Moments({"all": 3}).update(rows, weights=weights)
+    rows = normal(seed, len(counts), 3) + 10
+    weighted = merge_all([Moments({"all": 3}).update(row[None]) for row in rows], weights=counts)
     repeated = Moments({"all": 3}).update(rows.repeat_interleave(torch.tensor(counts), dim=0))
     lengths = repeated.products.diagonal().sqrt() + 1e-12
     assert weighted.weight == repeated.weight == sum(counts)
@@ -201,41 +184,9 @@ def test_whole_weights_count_a_row_that_often(seed: int, counts: list[int]) -> N
     assert weighted.rows == sum(c > 0 for c in counts)
 
 
-def test_any_weights_give_the_weighted_sums() -> None:
-    rows, weights = normal(0, 3000, 3) + 100, normal(1, 3000).abs()
-    moments = Moments({"all": 3})
-    for part in range(0, 3000, 700):
-        moments.update(rows[part : part + 700], weights=weights[part : part + 700])
-    centred = rows - (weights @ rows) / weights.sum()
-    assert product_error(moments.products, (centred.T @ (centred * weights[:, None])).numpy()) < rounding(
-        operations=len(rows)
-    )
-    assert moments.weight == pytest.approx(float(weights.sum()), rel=rounding(operations=len(rows)))
-
-
-def test_rows_of_weight_zero_leave_no_trace() -> None:
-    rows = normal(0, 20, 2)
-    weights = torch.ones(20, dtype=torch.float64)
-    weights[::3] = 0
-    wild = rows.clone()
-    wild[::3] = 1e12
-    without = Moments({"all": 2}).update(rows[weights > 0], weights=weights[weights > 0])
-    assert same(Moments({"all": 2}).update(wild, weights=weights), without)
-    nothing = Moments({"all": 2}).update(wild, weights=torch.zeros(20))
-    assert (nothing.rows, nothing.weight) == (0, 0.0)
-    assert same(nothing.update(rows), Moments({"all": 2}).update(rows))
-
-
-@given(SEEDS, st.floats(0.01, 50))
-def test_scaling_equals_weighting_every_row(seed: int, factor: float) -> None:
-    rows = normal(seed, 12, 3) + 4
-    scaled = Moments({"all": 3}).update(rows).scaled(factor)
-    assert same(scaled, Moments({"all": 3}).update(rows, weights=torch.full((12,), factor, dtype=torch.float64)))
-
-
-def test_scaling_by_nothing_leaves_nothing_and_can_go_on() -> None:
+def test_parts_of_weight_zero_leave_no_trace_and_can_go_on() -> None:
     rows = normal(0, 12, 3) + 1e6
-    empty = Moments({"all": 3}).update(rows - 5e6).scaled(0.0)
+    empty = merge_all([Moments({"all": 3}).update(rows - 5e6)], weights=[0.0])
     fresh = Moments({"all": 3}).update(rows)
     assert (empty.rows, empty.weight) == (0, 0.0)
     assert same(empty.merge(fresh), fresh)
@@ -251,7 +202,6 @@ def test_merging_is_associative_and_commutative(seed: int, sizes: list[int], shi
     a, b, c = (Moments({"all": 3}).update(normal(seed + i, size, 3) + shift + i) for i, size in enumerate(sizes))
     assert same(a.merge(b).merge(c), a.merge(b.merge(c)))
     assert same(a.merge(b), b.merge(a))
-    assert same(a + b, a.merge(b), 0.0)
 
 
 @given(SEEDS, st.lists(st.integers(1, 40), min_size=1, max_size=8))
@@ -324,41 +274,36 @@ def test_an_incomplete_or_foreign_state_is_refused_by_name(name: str) -> None:
 # ---------------------------------------------------------------------- bad input
 
 
-def bad_batches() -> list[tuple[object, object, type[Exception], str]]:
+def bad_batches() -> list[tuple[object, type[Exception], str]]:
     rows = normal(0, 3, 6)
     nan, inf = rows.clone(), rows.clone()
     nan[1, 2], inf[2, 5] = torch.nan, -torch.inf
     parts = dict(zip(BLOCKS, rows.split([2, 3, 1], dim=1), strict=True))
     return [
-        (nan, None, ValueError, "reference has a value that is not finite .row 1, column 0"),
-        (inf, None, ValueError, "outputs has a value that is not finite .row 2, column 0"),
-        (rows[:0], None, ValueError, "rows is an empty batch"),
-        (rows[:, :5], None, ValueError, r"rows must have shape \(rows, 6\), found \(3, 5\)"),
-        (rows[0], None, ValueError, "rows must have shape"),
-        (rows.long(), None, TypeError, "rows must be a floating-point tensor, found torch.int64"),
-        (rows.to(torch.complex128), None, TypeError, "rows must be a floating-point tensor"),
-        (rows.numpy(), None, TypeError, "rows must be"),
-        (None, None, TypeError, "rows must be"),
-        (parts | {"target": rows[:2, :2]}, None, ValueError, "same number of rows, found target: 2"),
-        (parts | {"target": rows[:, :3]}, None, ValueError, r"target must have shape \(rows, 2\)"),
-        (parts | {"target": [[1.0, 2.0]] * 3}, None, TypeError, "target must be a floating-point tensor"),
-        (parts | {"extra": rows}, None, ValueError, "rows has the blocks .*extra"),
-        ({"target": rows[:, :2]}, None, ValueError, "rows has the blocks"),
-        (rows, torch.ones(2), ValueError, r"weights must have shape \(3,\)"),
-        (rows, torch.tensor([1.0, -1.0, 1.0]), ValueError, "weights must be finite and not negative"),
-        (rows, torch.tensor([1.0, torch.nan, 1.0]), ValueError, "weights must be finite"),
-        (rows, torch.tensor([1.0, torch.inf, 1.0]), ValueError, "weights must be finite"),
-        (rows, [1.0, 1.0, 1.0], TypeError, "weights must be a tensor"),
+        (nan, ValueError, "reference has a value that is not finite .row 1, column 0"),
+        (inf, ValueError, "outputs has a value that is not finite .row 2, column 0"),
+        (rows[:0], ValueError, "rows is an empty batch"),
+        (rows[:, :5], ValueError, r"rows must have shape \(rows, 6\), found \(3, 5\)"),
+        (rows[0], ValueError, "rows must have shape"),
+        (rows.long(), TypeError, "rows must be a floating-point tensor, found torch.int64"),
+        (rows.to(torch.complex128), TypeError, "rows must be a floating-point tensor"),
+        (rows.numpy(), TypeError, "rows must be"),
+        (None, TypeError, "rows must be"),
+        (parts | {"target": rows[:2, :2]}, ValueError, "same number of rows, found target: 2"),
+        (parts | {"target": rows[:, :3]}, ValueError, r"target must have shape \(rows, 2\)"),
+        (parts | {"target": [[1.0, 2.0]] * 3}, TypeError, "target must be a floating-point tensor"),
+        (parts | {"extra": rows}, ValueError, "rows has the blocks .*extra"),
+        ({"target": rows[:, :2]}, ValueError, "rows has the blocks"),
     ]
 
 
 @pytest.mark.parametrize("case", range(len(bad_batches())))
 def test_a_failing_update_names_the_argument_and_leaves_the_sums_unchanged(case: int) -> None:
-    rows, weights, kind, words = bad_batches()[case]
+    rows, kind, words = bad_batches()[case]
     moments = Moments(BLOCKS).update(normal(1, 4, 6))
     before = {name: value.clone() for name, value in moments.state().items()}
     with pytest.raises(kind, match=words):
-        moments.update(rows, weights=weights)  # type: ignore[arg-type]
+        moments.update(rows)  # type: ignore[arg-type]
     assert all(torch.equal(value, before[name]) for name, value in moments.state().items())
 
 
@@ -374,16 +319,8 @@ def test_unknown_blocks_and_empty_layouts_are_refused_by_name() -> None:
         Moments({})
     with pytest.raises(ValueError, match="no block 'tagret'; there are target, reference, outputs"):
         moments.mean("tagret")
-    with pytest.raises(ValueError, match="names must list each block once"):
-        moments.select(["target", "target"])
-    with pytest.raises(ValueError, match="names"):
-        moments.select([])
-
-
-@pytest.mark.parametrize("factor", [-1.0, float("nan"), float("inf")])
-def test_scaling_by_what_is_no_weight_is_refused(factor: float) -> None:
-    with pytest.raises(ValueError, match="factor must be finite and not negative"):
-        Moments(BLOCKS).scaled(factor)
+    with pytest.raises(ValueError, match="weights must be 1 finite numbers"):
+        merge_all([moments], weights=[-1.0])
 
 
 # ---------------------------------------------------------------------- several processes

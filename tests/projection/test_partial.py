@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nobsp.projection import Moments, Ridge, partial_coefficients, spectrum
+from nobsp.projection import Moments, Ridge, merge_all, partial_coefficients, spectrum
 from tests.projection.oracles import (
     algorithm_1,
     centre,
@@ -140,7 +140,7 @@ def test_batches_and_shards_give_the_same_coefficients() -> None:
     shards = [Moments(blocks).update(part) for part in rows.split([7, 50, 33])]
     fits = [
         partial_coefficients(m, ridge=Ridge(1e-4)).coefficients
-        for m in (shards[2] + shards[0] + shards[1], Moments(blocks).update(rows))
+        for m in (shards[2].merge(shards[0]).merge(shards[1]), Moments(blocks).update(rows))
     ]
     assert relative_error(fits[0], fits[1].numpy()) < CONTRIBUTIONS
 
@@ -149,7 +149,7 @@ def test_weights_equal_repetition() -> None:
     t, a, y = data(0, 20, 2, 3, 1)
     rows, counts = torch.cat([t, a, y], 1), torch.tensor(rng(0).integers(0, 4, 20))
     blocks = {"target": 2, "reference": 3, "outputs": 1}
-    weighted = Moments(blocks).update(rows, weights=counts.double())
+    weighted = merge_all([Moments(blocks).update(row[None]) for row in rows], weights=counts.tolist())
     repeated = Moments(blocks).update(rows.repeat_interleave(counts, 0))
     left, right = (partial_coefficients(m).coefficients for m in (weighted, repeated))
     assert relative_error(left, right.numpy()) < CONTRIBUTIONS

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from nobsp import NObSP
+from nobsp.base import Finding
 from nobsp.reporting import report
-from nobsp.results import Finding
 from nobsp.tabular.lookup import Chunk, TermTable
 from tests.reporting.names import NASTY, QUOTED, RTL
 

@@ -67,7 +67,7 @@ def failed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 SAID = {
     "nan": ("ValueError: X is NaN in row", "last"),
     "late nan": ("ValueError: X is NaN in row", "last"),
-    "columns": ("4 columns on rank {last} but 5 on rank 0", "all"),
+    "columns": ("4 columns on rank {last} but 5 columns on rank 0", "all"),
     "option": ("ValueError: ", "last"),
     "model": ("the model differs between rank 0 and rank {last}", "all"),
     "plan": ("ValueError: interactions names 'nobody'", "first"),

@@ -174,7 +174,7 @@ def test_an_explanation_can_be_walked_row_by_row(ex):
         (True, IndexError, "rows are chosen by position"),
         (np.arange(9) < 3, IndexError, "mask has 9 entries but there are 10 rows"),
         ((slice(None), "bb"), ValueError, "no term 'bb'; did you mean 'b'"),
-        ((slice(None), "z"), ValueError, "no term 'z'; there are a, b, c, d, a × b"),
+        ((slice(None), "z"), ValueError, "no term 'z'; there are 'a', 'b', 'c', 'd', 'a × b'"),
         ((slice(None), ("a", "d")), ValueError, "no term 'a × d'"),
         ((slice(None), ("a", "a")), ValueError, "no term 'a × a'"),
         ((slice(None), 6), IndexError, "term 6 is out of range; there are 6 terms"),

@@ -98,27 +98,9 @@ def test_blocks_for_bands_give_way_first() -> None:
     assert_same(tight, roomy)
 
 
-def test_bases_kept_together_are_the_bases_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many bases share large pieces of memory; here each piece is as small as can be."""
-    X = table("silu", 500)
-    expected = complement().fit(X)._fitted.estimate.published.plan
-    monkeypatch.setattr(algorithm1, "_SHELF_NUMBERS", 300)
-    found = complement().fit(X)._fitted.estimate.published.plan
-    assert found.fingerprint() == expected.fingerprint()
-    pieces_of_memory = {basis.untyped_storage().data_ptr() for basis in found.bases.values()}
-    assert 1 < len(pieces_of_memory) < len(found.bases)
-
-
 def test_a_calibration_of_few_features_is_a_small_object() -> None:
     plan = complement().fit(table("silu", 500))._fitted.estimate.published.plan
     assert all(basis.untyped_storage().nbytes() == 8 * basis.numel() for basis in plan.bases.values())
-
-
-def test_features_in_lots_find_what_features_side_by_side_find(monkeypatch: pytest.MonkeyPatch) -> None:
-    X = table("silu", 500)
-    expected = complement().fit(X)
-    monkeypatch.setattr(algorithm1, "_LOT_BYTES", 8 * 500 * 25)
-    assert_same(complement().fit(X), expected)
 
 
 @pytest.mark.parametrize(

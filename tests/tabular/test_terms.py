@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from nobsp import NObSP
 from nobsp.tabular import fitting
-from nobsp.tabular.correction import Rows, choose_strength, fit_correction, judge
+from nobsp.tabular.regression import Rows, choose_strength, fit_correction, judge
 from nobsp.tabular.terms import Terms
 from tests.tabular.nets import Net, additive, net, table
 from tests.tabular.oracles import Background, share_explained

@@ -30,8 +30,7 @@ class Position:
 
     def after(self, batch: Tensor) -> Position:
         """The position behind a batch."""
-        said = f"{self.digest} {batch.dtype} {tuple(batch.shape)}"
-        digest = hashlib.blake2b(said.encode(), digest_size=16)
+        digest = hashlib.blake2b(f"{self.digest} {batch.dtype} {tuple(batch.shape)}".encode(), digest_size=16)
         digest.update(batch.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return Position(self.rows + len(batch), self.batches + 1, digest.hexdigest())
 
@@ -61,7 +60,11 @@ class Checkpoint:
         self.path, self._every, self._written = path, every, time.monotonic()
         if not path.parent.is_dir():
             raise FileNotFoundError(f"checkpoint is in {str(path.parent)!r}, which is not a folder; create it first.")
-        self._remove_unfinished()
+        # Files that a killed process had begun to write, named as `serialization.write` names them.
+        pattern = re.compile(re.escape(path.name) + r"\.[0-9a-f]{16}\.part")
+        for file in path.parent.iterdir():
+            if pattern.fullmatch(file.name):
+                shutil.rmtree(file, ignore_errors=True)
         self.contents, self._resumes = Contents(), path.exists()
         if self._resumes:
             known = (Contents, Pass, Position, *classes)
@@ -93,26 +96,16 @@ class Checkpoint:
         self.contents.decided[name] = decided
         self.write()
 
-    def write(self) -> None:
+    def write(self, *, if_due: bool = False) -> None:
         """Writes the file, atomically: it is always one whole state of the calibration."""
+        if if_due and time.monotonic() - self._written < self._every:
+            return
         serialization.save(self.path, self.contents, kind=KIND, version=VERSION)
         self._written = time.monotonic()
-
-    def write_if_due(self) -> None:
-        """Writes the file where the last write was long enough ago."""
-        if time.monotonic() - self._written >= self._every:
-            self.write()
 
     def remove(self) -> None:
         """Removes the file: the calibration is done."""
         self.path.unlink(missing_ok=True)
-
-    def _remove_unfinished(self) -> None:
-        """Removes files that a killed process had begun to write."""
-        pattern = re.compile(re.escape(self.path.name) + r"\.[0-9a-f]{16}\.part")  # as `serialization.write` names them
-        for file in self.path.parent.iterdir():
-            if pattern.fullmatch(file.name):
-                shutil.rmtree(file, ignore_errors=True)
 
 
 class Tracker:
@@ -145,7 +138,7 @@ class Tracker:
         """Counts a batch that was added, and writes the file where that is due."""
         self._position = self._position.after(batch)
         self._checkpoint.contents.passes[self._name] = Pass(self._position, False, self.state)
-        self._checkpoint.write_if_due()
+        self._checkpoint.write(if_due=True)
 
     def finish(self) -> None:
         """Ends the pass; an error where fewer rows came than are held."""

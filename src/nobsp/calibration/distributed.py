@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any, TypeVar
 
-from nobsp.calibration.checkpoint import Checkpoint, Tracker, merge_states
+from nobsp.calibration.checkpoint import Tracker, merge_states
 from nobsp.calibration.local import Local, Run, initialised
-from nobsp.projection import Moments
 
 Value = TypeVar("Value")
 S = TypeVar("S", bound=Any)
@@ -26,10 +26,9 @@ class Ranks(Local):
     """Calibrates together with the other processes of a `torch.distributed` group.
 
     Every rank calls `fit` with its own share of the rows, which may be uneven or empty, and ends with the same
-    calibration on all rows. It is the one a single process would reach on the shares one after another, but for
-    rounding; past 16,384 rows, bases are fixed from another sample of the rows. Where held-out rows choose the ridge,
-    other rows are held out. An error on one rank is an error on all. This is the default where `torch.distributed` is
-    initialised with more than one process.
+    calibration on all rows: the one a single process would reach on the shares one after another, but for rounding and
+    the sample of rows past 16,384. An error on one rank is an error on all. This is the default where
+    `torch.distributed` is initialised with more than one process.
 
     Args:
         group: The process group; all processes when None. It may be one for GPUs: calibration makes its own beside it.
@@ -57,44 +56,71 @@ class Ranks(Local):
     @contextmanager
     def start(self, classes: Iterable[type] = ()) -> Iterator[Run]:
         """Begins a calibration; its process group is left when the block ends, and an error is told to all ranks."""
-        if initialised() is None:
+        dist = initialised()
+        if dist is None:
             raise ValueError(
                 "engine is Ranks, but torch.distributed is not initialised; call torch.distributed.init_process_group "
                 "first, or leave engine out to calibrate in this process."
             )
-        with open_group(self.group) as group:
-            # Before anything else: ranks with other settings must not wait for each other in different places.
-            memory = min(group.gather(self.memory))
-            suffix = "" if group.alone else f".rank-{group.rank}-of-{group.size}"
-            checkpoint = self._open_checkpoint(suffix, classes)
-            yield RankRun(checkpoint, memory, group)
-            group.gather(None)  # no rank removes its file while another may still fail
-            if checkpoint is not None:
-                checkpoint.remove()
+        if dist.get_world_size(self.group) == 1:
+            with super().start(classes) as alone:
+                yield alone
+            return
+        # A group of its own for the time of the calibration: on the CPU, whatever the models train on.
+        if self.group is None:
+            own = dist.new_group(backend="gloo")
+        else:
+            members = dist.get_process_group_ranks(self.group)
+            own = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+        run = RankRun(own, self.memory)
+        try:
+            try:
+                # Before anything else: ranks with other settings must not wait for each other in different places.
+                run.memory = min(run.gather(self.memory))
+                run.checkpoint = self._open_checkpoint(f".rank-{run.rank}-of-{run.size}", classes)
+                yield run
+            except Exception as failure:
+                run.abort(failure)
+                raise
+            run.gather(None)  # no rank removes its file while another may still fail
+            if run.checkpoint is not None:
+                run.checkpoint.remove()
+        finally:
+            dist.destroy_process_group(own)
 
 
 class RankRun(Run):
-    """A calibration under way on several ranks."""
+    """A calibration under way on several ranks.
 
-    def __init__(self, checkpoint: Checkpoint | None, memory: int, group: ProcessGroup) -> None:
-        super().__init__(checkpoint, memory)
-        self.group, self.size = group, group.size
+    Everything passes through `gather`, in which every rank says how it is doing before it says anything else.
+    A rank that fails anywhere between two of them says so in the next one, and all others stop there too.
+    """
+
+    def __init__(self, group: Any, memory: int) -> None:
+        import torch.distributed as dist
+
+        super().__init__(None, memory)
+        self._group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        self._stopped = False
+        self._interval, self._next = _FIRST_POLL, time.monotonic() + _FIRST_POLL
 
     def gather(self, value: Value) -> list[Value]:
         """What every rank passed, in their order."""
-        return self.group.gather(value)
+        return [found for _, found in self._exchange((None, value))]
 
     def decide(self, make: Callable[[], Value], *, name: str | None = None) -> Value:
         """What `make` gives on the first rank, or gave before an interruption, handed to all."""
         found = self._recall(name)
-        tokens = self.group.gather(None if found is None else found[0])
+        tokens = self.gather(None if found is None else found[0])
         held = [rank for rank, token in enumerate(tokens) if token is not None]
         if len({tokens[rank] for rank in held}) > 1:
             raise ValueError("the ranks' checkpoints are of different calibrations; remove them to start anew.")
-        if held:
-            made = self.group.broadcast(found, source=held[0])
+        source = held[0] if held else 0
+        if not held and self.rank == source:
+            made: Any = secrets.token_hex(8), make()
         else:
-            made = self.group.broadcast(self._make(make) if self.group.rank == 0 else None, source=0)
+            made = found
+        made = self._broadcast(made, source)
         if found is None:
             self._record(name, made)
         value: Value = made[1]
@@ -102,104 +128,69 @@ class RankRun(Run):
 
     def require_same(self, shared: dict[str, Any], own: dict[str, Any] | None = None) -> None:
         """An error where ranks differ in what they share, or this is not what the checkpoint holds."""
-        require_same(self.group, shared)
+        found = self.gather(shared)
+        for rank, theirs in enumerate(found):
+            for what, value in theirs.items():
+                if value != found[0][what]:
+                    raise ValueError(
+                        f"{what} differs between rank 0 and rank {rank}; calibrations add up for one only."
+                    )
         super().require_same(shared, own)
 
+    def abort(self, failure: BaseException) -> None:
+        """Says that this rank has failed, wherever the others are."""
+        if not self._stopped:
+            try:
+                self._exchange((f"{type(failure).__name__}: {failure}", None), raising=False)
+            except RuntimeError as silence:  # nobody is left to be told; the failure itself is what matters
+                failure.add_note(str(silence))
+
     def _poll(self) -> None:
-        self.group.poll()
+        """Tells the others, every so often, that this rank is still at work.
+
+        None then waits for another's whole work at a time, which may take longer than a process group allows.
+        """
+        if time.monotonic() >= self._next:
+            self.gather(True)
+            self._interval = min(2 * self._interval, _LONGEST_POLL)
+            self._next = time.monotonic() + self._interval
 
     def _combine(self, state: S, tracker: Tracker | None) -> S:
         """What all ranks' rows come to, the same on each."""
-        self.group.wait()
+        while any(self.gather(False)):  # until all have done their work
+            pass
+        self._interval, self._next = _FIRST_POLL, time.monotonic() + _FIRST_POLL
         if isinstance(state, tuple):
             return tuple(self._combine_one(part, tracker) for part in state)  # type: ignore[return-value]
         return self._combine_one(state, tracker)
 
     def _combine_one(self, state: S, tracker: Tracker | None) -> S:
-        if self.group.alone:
-            return state
         if hasattr(state, "all_reduce"):
             if tracker is not None:
                 tracker.forget()
-            with self.group.answered():
-                state.all_reduce(self.group.all_reduce)
+            with self._answered():
+                state.all_reduce(lambda moments: moments.all_reduce(self._group))
             return state
-        total = sum(self.group.gather(state.rows))
+        total = sum(self.gather(state.rows))
         mine = state.thin(total) if hasattr(state, "thin") and state.rows else state
-        parts = [part for part in self.group.gather(mine) if part.rows]
+        parts = [part for part in self.gather(mine) if part.rows]
         whole: S = reduce(merge_states, parts) if parts else state
         return whole
 
-
-class ProcessGroup:
-    """The processes of one calibration, or the only one.
-
-    Everything passes through `gather`, in which every rank says how it is doing before it says anything else.
-    A rank that fails anywhere between two of them says so in the next one, and all others stop there too.
-    """
-
-    def __init__(self, group: Any = None, *, rank: int = 0, size: int = 1) -> None:
-        self._group, self.rank, self.size = group, rank, size
-        self._stopped = False
-        self._interval, self._next = _FIRST_POLL, time.monotonic() + _FIRST_POLL
-
-    @property
-    def alone(self) -> bool:
-        """Whether there are no others."""
-        return self._group is None
-
-    def gather(self, value: Value) -> list[Value]:
-        """What every rank passed, in their order."""
-        if self.alone:
-            return [value]
-        return [found for _, found in self._exchange((None, value))]
-
-    def broadcast(self, value: Any, *, source: int) -> Any:
-        """What one rank has, handed to all."""
-        if self.alone:
-            return value
+    def _broadcast(self, value: Any, source: int) -> Any:
         import torch.distributed as dist
 
         self.gather(None)
         box = [value]
-        with self.answered():
+        with self._answered():
             dist.broadcast_object_list(box, src=dist.get_global_rank(self._group, source), group=self._group)
         return box[0]
-
-    def poll(self) -> None:
-        """Tells the others, every so often, that this rank is still at work.
-
-        None then waits for another's whole work at a time, which may take longer than a process group allows.
-        """
-        if not self.alone and time.monotonic() >= self._next:
-            self.gather(True)
-            self._interval = min(2 * self._interval, _LONGEST_POLL)
-            self._next = time.monotonic() + self._interval
-
-    def wait(self) -> None:
-        """Waits until all ranks have done their work."""
-        while not self.alone and any(self.gather(False)):
-            pass
-        self._interval, self._next = _FIRST_POLL, time.monotonic() + _FIRST_POLL
-
-    def all_reduce(self, moments: Moments) -> Moments:
-        """The moments of all ranks' rows."""
-        return moments if self.alone else moments.all_reduce(self._group)
-
-    def abort(self, failure: BaseException) -> None:
-        """Says that this rank has failed, wherever the others are."""
-        if self.alone or self._stopped:
-            return
-        try:
-            self._exchange((f"{type(failure).__name__}: {failure}", None), raising=False)
-        except RuntimeError as silence:  # nobody is left to be told; the failure itself is what matters
-            failure.add_note(str(silence))
 
     def _exchange(self, said: tuple[str | None, Any], *, raising: bool = True) -> list[tuple[str | None, Any]]:
         import torch.distributed as dist
 
         heard: list[Any] = [None] * self.size
-        with self.answered():
+        with self._answered():
             dist.all_gather_object(heard, said, group=self._group)
         failures = [f"rank {rank} failed with {error}" for rank, (error, _) in enumerate(heard) if error is not None]
         if failures and raising:
@@ -208,7 +199,7 @@ class ProcessGroup:
         return heard
 
     @contextmanager
-    def answered(self) -> Iterator[None]:
+    def _answered(self) -> Iterator[None]:
         """Says so where another rank does not answer."""
         try:
             yield
@@ -218,40 +209,3 @@ class ProcessGroup:
                 f"calibration stopped on rank {self.rank}: another of the {self.size} ranks ended, or did not answer "
                 "in time; look at what it said last."
             ) from failure
-
-
-def require_same(group: ProcessGroup, mine: Mapping[str, Any]) -> None:
-    """An error on every rank where one has another model, or other options, than the first."""
-    found = group.gather(dict(mine))
-    for rank, theirs in enumerate(found):
-        for what, value in theirs.items():
-            if value != found[0][what]:
-                raise ValueError(f"{what} differs between rank 0 and rank {rank}; calibrations add up for one only.")
-
-
-@contextmanager
-def open_group(parent: Any = None) -> Iterator[ProcessGroup]:
-    """The ranks of an initialised process group, or this process alone where there is none.
-
-    A group of its own is made for the time of the calibration: on the CPU, whatever the models train on. All ranks
-    leave it together, in good order or with an error each.
-    """
-    dist = initialised()
-    if dist is None or dist.get_world_size(parent) == 1:
-        yield ProcessGroup()
-        return
-    if parent is None:
-        own = dist.new_group(backend="gloo")
-    else:
-        members = dist.get_process_group_ranks(parent)
-        own = dist.new_group(members, backend="gloo", use_local_synchronization=True)
-    group = ProcessGroup(own, rank=dist.get_rank(own), size=dist.get_world_size(own))
-    try:
-        try:
-            yield group
-        except Exception as failure:
-            group.abort(failure)
-            raise
-        group.gather(None)
-    finally:
-        dist.destroy_process_group(own)

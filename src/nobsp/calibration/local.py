@@ -8,8 +8,9 @@ import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
 from nobsp.calibration.checkpoint import Checkpoint, Tracker
 from nobsp.network.batches import with_progress
@@ -37,10 +38,9 @@ class Local:
             when the calibration is done.
         every: Seconds between two writes of that file, which are what an interruption can cost.
         memory: Bytes that bases, sums and batches under way are laid out to fit in, as a number or as "4GB" or
-            "512MiB"; the network, the data and the libraries are not in it. With reference="complement" each feature
-            has sums of its own; where these do not fit, features are fitted in several passes over the data, which
-            must then be readable again, and `merge`, bands and checkpoints are not available. While interactions are
-            chosen automatically, more may be taken.
+            "512MiB"; the network, the data and the libraries are not in it. As published each feature has sums of its
+            own; where these do not fit, features are fitted in several passes over the data, which must then be
+            readable again, and `merge`, bands and checkpoints are not available.
 
     Example:
         >>> import nobsp, tempfile, torch
@@ -65,11 +65,7 @@ class Local:
 
     @contextmanager
     def start(self, classes: Iterable[type] = ()) -> Iterator[Run]:
-        """Begins a calibration, or resumes one.
-
-        Args:
-            classes: The dataclasses that states and decided values are made of, for checkpoints.
-        """
+        """Begins a calibration, or resumes one; `classes` are the dataclasses that its checkpoint is made of."""
         checkpoint = self._open_checkpoint("", classes)
         yield Run(checkpoint, self.memory)
         if checkpoint is not None:
@@ -86,6 +82,7 @@ class Run:
     """One calibration under way in this process; engines for several processes change how it is put together.
 
     Attributes:
+        checkpoint: The file it is kept in, if any.
         memory: Bytes that states and what is under way are laid out to fit in.
         size: How many processes have rows of their own.
         sends_states: Whether states of many small shares of the rows travel, and should be kept small.
@@ -95,12 +92,7 @@ class Run:
     sends_states: ClassVar[bool] = False
 
     def __init__(self, checkpoint: Checkpoint | None, memory: int) -> None:
-        self._checkpoint, self.memory = checkpoint, memory
-
-    @property
-    def has_checkpoint(self) -> bool:
-        """Whether this calibration is kept in a file."""
-        return self._checkpoint is not None
+        self.checkpoint, self.memory = checkpoint, memory
 
     def accumulate(
         self,
@@ -114,8 +106,8 @@ class Run:
     ) -> S:
         """Adds all rows to a state, those of other processes included."""
         tracker = None
-        if self._checkpoint is not None and name is not None:
-            tracker = Tracker(self._checkpoint, name, state)
+        if self.checkpoint is not None and name is not None:
+            tracker = Tracker(self.checkpoint, name, state)
             state = tracker.state
         total = getattr(source, "rows", None)
         batches = with_progress(source, total=total, enabled=progress, description=name or "reading")
@@ -136,7 +128,8 @@ class Run:
         """What `make` gives, once for all processes; with a name, a resumed calibration finds it in its checkpoint."""
         found = self._recall(name)
         if found is None:
-            found = self._make(make)
+            # With a mark by which files that hold the very same value are told.
+            found = secrets.token_hex(8), make()
             self._record(name, found)
         value: Value = found[1]
         return value
@@ -151,8 +144,8 @@ class Run:
 
     def require_same(self, shared: dict[str, Any], own: dict[str, Any] | None = None) -> None:
         """An error where this is not the calibration in the checkpoint, or other processes are at another one."""
-        if self._checkpoint is not None:
-            self._checkpoint.require_same({**shared, **(own or {})})
+        if self.checkpoint is not None:
+            self.checkpoint.require_same({**shared, **(own or {})})
 
     def _poll(self) -> None:
         """Is called after every batch."""
@@ -160,18 +153,31 @@ class Run:
     def _combine(self, state: S, tracker: Tracker | None) -> S:  # noqa: ARG002 - of use to several processes
         return state
 
-    def _make(self, make: Callable[[], Value]) -> tuple[str, Value]:
-        """A value and a mark by which files that hold the very same one are told."""
-        return secrets.token_hex(8), make()
-
     def _recall(self, name: str | None) -> tuple[str, Any] | None:
-        if self._checkpoint is None or name is None:
+        if self.checkpoint is None or name is None:
             return None
-        return self._checkpoint.contents.decided.get(name)
+        return self.checkpoint.contents.decided.get(name)
 
     def _record(self, name: str | None, decided: tuple[str, Any]) -> None:
-        if self._checkpoint is not None and name is not None:
-            self._checkpoint.record(name, decided)
+        if self.checkpoint is not None and name is not None:
+            self.checkpoint.record(name, decided)
+
+
+def choose_engine(engine: Local | None, X: Any) -> Local:
+    """The engine asked for; else all ranks where there are several, Ray for its own datasets, and this process."""
+    if engine is None:
+        from nobsp.calibration.distributed import Ranks
+        from nobsp.calibration.ray import RayCluster
+
+        dist = initialised()
+        if dist is not None and dist.get_world_size() > 1:
+            return Ranks()
+        return RayCluster() if is_ray(X) else Local()
+    if not isinstance(engine, Local):
+        raise TypeError(
+            f"engine must be nobsp.Local(), nobsp.Ranks(), nobsp.RayCluster() or None, found {type(engine).__name__}."
+        )
+    return engine
 
 
 def parse_bytes(size: int | str, *, argument: str = "memory") -> int:
@@ -197,3 +203,55 @@ def initialised() -> Any:
     """`torch.distributed` where a process group was initialised; else None."""
     dist = sys.modules.get("torch.distributed")  # without this module nobody can have initialised it
     return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
+
+
+# ---------------------------------------------------------------------- states
+
+
+@runtime_checkable
+class State(Protocol):
+    """A dataclass that rows are added to, in memory that does not grow with them.
+
+    A new one holds no rows. It is sent to other processes as it is, and saved by `nobsp.serialization`, so it holds
+    tensors and plain values, no model and no data. Two more methods are used where a state has them:
+    `thin(total) -> Self` gives what is worth sending to others where all have `total` rows together, and
+    `all_reduce(reduce) -> None` replaces its moments by those of all ranks, `moments = reduce(moments)`, which is
+    cheaper than sending them.
+    """
+
+    @property
+    def rows(self) -> int:
+        """How many rows were added."""
+
+    def update(self, batch: Any) -> None:
+        """Adds a batch of rows."""
+
+    def merge(self, other: Self) -> Self:
+        """These rows and then the other's; neither changes. Associative, and a state without rows changes nothing."""
+
+
+@dataclass(eq=False)
+class Fold:
+    """A state of anything that is made of a batch and joined with what was made of those before."""
+
+    make: Callable[[Any], Any] | None  # makes it of a batch; it is not sent with what was made
+    join: Callable[[Any, Any], Any]  # joins two of them, in the order of their rows
+    value: Any = None  # what was made; None before the first batch
+    rows: int = 0  # how many batches there were
+
+    def update(self, batch: Any) -> None:
+        """Adds a batch."""
+        assert self.make is not None
+        made = self.make(batch)
+        self.value = made if self.rows == 0 else self.join(self.value, made)
+        self.rows += 1
+
+    def merge(self, other: Fold) -> Fold:
+        """These batches and then the other's."""
+        if not self.rows or not other.rows:
+            return self if self.rows else other
+        return replace(self, value=self.join(self.value, other.value), rows=self.rows + other.rows)
+
+    def thin(self, total: int) -> Fold:  # noqa: ARG002 - of any number
+        """Only what was made."""
+        return replace(self, make=None)

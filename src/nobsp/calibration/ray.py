@@ -6,13 +6,13 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from nobsp.calibration.checkpoint import merge_states, rows_of
-from nobsp.calibration.local import Run, parse_bytes
+from nobsp.calibration.local import Local, Run
 from nobsp.network.batches import NoRowsError
 
 Part = TypeVar("Part")
@@ -29,13 +29,12 @@ MOST_ROWS = 1 << 16
 _COLUMN = "part"
 
 
-class RayCluster:
+class RayCluster(Local):
     """Calibrates in the workers of a Ray cluster; the default where the data is a `ray.data.Dataset`.
 
     Its workers read and add up the rows, and load the model once; only sums come back, in the order of the rows.
-    Workers that die are replaced. The calibration is the one that this process would reach, but for rounding; past
-    16,384 rows, bases are fixed from another sample of the rows. Where held-out rows choose the ridge, other rows are
-    held out.
+    Workers that die are replaced. The calibration is the one that this process would reach, but for rounding and the
+    sample of rows past 16,384.
 
     Args:
         memory: As in `nobsp.Local`, of each worker.
@@ -47,7 +46,7 @@ class RayCluster:
     """
 
     def __init__(self, *, memory: int | str = "4GiB") -> None:
-        self.memory = parse_bytes(memory)
+        super().__init__(memory=memory)
 
     @contextmanager
     def start(self, classes: Iterable[type] = ()) -> Iterator[RayRun]:  # noqa: ARG002 - as other engines are started
@@ -85,14 +84,15 @@ class RayRun(Run):
     ) -> S:
         """What all rows of a dataset come to; `model` is what `share` gave."""
         at_once = rows_at_once(source.batch_size, most=source.most_rows, row_bytes=source.row_bytes, total=source.rows)
+        reference, device = model or (None, None)
         found: S | None = map_reduce(
             source.dataset,
-            _Task(source.read, state, work, None if model is None else model.reference),
+            _Task(source.read, state, work, reference),
             merge_states,
             rows=at_once,
             batch_format=source.batch_format,
             model=model is not None,
-            device=None if model is None else model.device,
+            device=device,
             progress=progress,
         )
         if found is None:
@@ -104,13 +104,7 @@ class RayRun(Run):
 
     def share(self, model: Any) -> Any:
         """The model in Ray's object store."""
-        return _SharedModel(send(model.portable(), "the model"), model.device)
-
-
-@dataclass(frozen=True, eq=False)
-class _SharedModel:
-    reference: Any
-    device: torch.device
+        return send(model.portable(), "the model"), model.device
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,11 +236,8 @@ def _worked(work: Callable[[Any], Any], batch: Any) -> Any:
 
 def _join_tables(join: Callable[[Any, Any], Any], *tables: Any) -> Any:
     """All parts in some tables, one after another, as one."""
-    joined = None
-    for table in tables:
-        for part in _cells(table):
-            joined = part if joined is None else join(joined, part)
-    return _table(joined)
+    parts = [part for table in tables for part in _cells(table)]
+    return _table(reduce(join, parts) if parts else None)
 
 
 def _table(part: Any) -> Any:

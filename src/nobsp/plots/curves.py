@@ -14,7 +14,7 @@ from nobsp.plots import _lookup, colours
 from nobsp.plots._axes import NORMAL, SMALL, as_axes, legend_label, new_figure, text_colour, tidy, turn_labels
 from nobsp.plots.labels import short_labels, shorten, shorten_all
 from nobsp.tabular.compiled import CompiledExplainer
-from nobsp.tabular.features import Feature
+from nobsp.tabular.lookup import Feature
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

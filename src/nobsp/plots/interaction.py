@@ -14,8 +14,7 @@ from nobsp.plots import _lookup, colours
 from nobsp.plots._axes import NORMAL, SMALL, add_note, colour_bar, get_axes, tidy, turn_labels
 from nobsp.plots.labels import decimals_for, format_number, short_labels, shorten, shorten_all
 from nobsp.tabular.explanation import Explanation
-from nobsp.tabular.features import Feature
-from nobsp.tabular.lookup import LevelAxis
+from nobsp.tabular.lookup import Feature, LevelAxis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

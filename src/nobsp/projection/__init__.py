@@ -1,17 +1,6 @@
 """Algebra of oblique projections on moments of rows; knows no networks."""
 
 from nobsp.projection.moments import Moments, merge_all
-from nobsp.projection.partial import ChannelRegression, PartialRegression, channel_coefficients, partial_coefficients
-from nobsp.projection.ridge import Ridge, Spectrum, spectrum
+from nobsp.projection.partial import Ridge, channel_coefficients, partial_coefficients, spectrum
 
-__all__ = [
-    "ChannelRegression",
-    "Moments",
-    "PartialRegression",
-    "Ridge",
-    "Spectrum",
-    "channel_coefficients",
-    "merge_all",
-    "partial_coefficients",
-    "spectrum",
-]
+__all__ = ["Moments", "Ridge", "channel_coefficients", "merge_all", "partial_coefficients", "spectrum"]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from nobsp.projection.moments import Moments
-from nobsp.projection.ridge import EPSILON, Ridge, spectrum, with_ridge
+
+EPSILON = torch.finfo(torch.float64).eps
 
 # Where less than this share of the target is left, its products are differences of nearly equal numbers
 # and the spectral route takes over from the Cholesky factorisation.
@@ -17,6 +20,92 @@ _CANCELLATION = 1e-6
 # added to, a Cholesky factorisation is closer to the truth than cutting the spectrum; below the second it is harmless.
 _BELOW_RIDGE = 1e-2
 _HARMLESS = 1e-4
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """A ridge penalty, absolute as in the paper or relative to the matrix it is added to.
+
+    The relative form is λ = α · trace(G) / p, with G the Gram matrix being inverted and p its size, so
+    the same α means the same thing for any number of samples and any scale of the representation.
+    """
+
+    value: float = 1e-4
+    scale: Literal["relative", "absolute"] = "relative"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
+            raise TypeError(f"ridge must be a number, found {type(self.value).__name__}.")
+        if not math.isfinite(self.value) or self.value < 0:
+            raise ValueError(f"ridge must be finite and not negative, found {self.value}.")
+        if self.scale not in ("relative", "absolute"):
+            raise ValueError(f'ridge scale must be "relative" or "absolute", found {self.scale!r}.')
+
+    def amount(self, gram: Tensor, *, size: int | None = None) -> float:
+        """The λ to add to the diagonal of `gram`."""
+        if self.scale == "absolute":
+            return float(self.value)
+        return float(self.value * gram.diagonal().sum().clamp_min(0.0) / max(size or gram.shape[0], 1))
+
+
+def with_ridge(gram: Tensor, amount: float) -> Tensor:
+    """G + λI, leaving `gram` as it is."""
+    damped = gram.clone()
+    damped.diagonal().add_(amount)
+    return damped
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The eigenpairs of a Gram matrix that stand above rounding, and the weight of the rest."""
+
+    values: Tensor  # eigenvalues, largest first, shape (rank,)
+    vectors: Tensor  # their eigenvectors as columns, shape (size, rank)
+    null_weight: Tensor  # per coordinate, the squared length of its part outside the kept eigenvectors
+    floor: float  # eigenvalues below this cannot be told from rounding
+    # whether all that was dropped is known to be zero (by the number of rows, or because nothing was) and all that was
+    # kept stands well clear of rounding
+    certain: bool
+
+    @property
+    def rank(self) -> int:
+        """How many directions are kept."""
+        return int(self.values.shape[0])
+
+
+def spectrum(
+    gram: Tensor,
+    *,
+    rows: int | None = None,
+    scale: Tensor | float | None = None,
+    cut: bool = True,
+) -> Spectrum:
+    """The trustworthy part of the spectrum of a symmetric positive semi-definite matrix.
+
+    A Gram matrix of N centred rows has rank N - 1 at most. Eigenvalues past that are zero and show up as
+    rounding of the largest; dropping them by *count* keeps what a tolerance alone could not tell apart.
+    """
+    size = gram.shape[0]
+    if size == 0:
+        return Spectrum(gram.new_zeros(0), gram.new_zeros(0, 0), gram.new_zeros(0), 0.0, True)
+    values, vectors = torch.linalg.eigh((gram + gram.T) / 2)
+    values, vectors = values.flip(0), vectors.flip(1)
+    largest = values[0].clamp_min(0.0)
+    if scale is not None:
+        largest = torch.maximum(largest, torch.as_tensor(scale, dtype=gram.dtype, device=gram.device))
+    # Measured: rounding leaves eigenvalues of about 0.1·ε·√size of the largest where zeros should be.
+    floor = float(largest) * EPSILON * 8 * max(size, 16) ** 0.5
+    limit = size if rows is None else max(min(size, rows - 1), 0)
+    rank = min(int((values > floor).sum()), limit)
+    certain = rank == limit and (rank == 0 or bool(values[rank - 1] > 1e4 * floor))
+    if not cut:
+        # By count only where what the count drops stands apart; else it would take a weak direction with it.
+        rank, values = limit if certain else size, values.clamp_min(0.0)
+    null_weight = vectors[:, rank:].square().sum(1)
+    return Spectrum(values[:rank].clone(), vectors[:, :rank].clone(), null_weight, floor, certain)
+
+
+# ---------------------------------------------------------------------- one term
 
 
 @dataclass(frozen=True)
@@ -30,26 +119,11 @@ class PartialRegression:
     note: str  # why not, in words; empty when sound
 
 
-@dataclass(frozen=True)
-class ChannelRegression:
-    """What Algorithm 1 finds for every channel when each is its own term."""
-
-    coefficients: Tensor  # shape (channels, outputs)
-    unique_share: Tensor  # per channel, the share of its spread that the other channels cannot reproduce
-    ridge: float  # the λ used
-    sound: Tensor  # per channel, whether the moments determine its coefficients beyond their own rounding
-    note: str  # what is wrong and what to do, in words; empty when all is well
-
-
 def partial_coefficients(
     moments: Moments,
     *,
     ridge: Ridge | None = None,
-    target: str = "target",
-    reference: str = "reference",
-    outputs: str = "outputs",
     target_size: int | None = None,
-    reference_size: int | None = None,
 ) -> PartialRegression:
     """Coefficients that carry the target block to its unique part of the outputs.
 
@@ -62,20 +136,134 @@ def partial_coefficients(
     """
     _require_rows(moments)
     ridge = ridge or Ridge()
-    products = _Products.of(moments, target, reference, outputs)
-    reference_ridge = ridge.amount(products.aa, size=reference_size)
+    products = _Products(
+        moments.product("target", "target"),
+        moments.product("reference", "target"),
+        moments.product("reference", "reference"),
+        moments.product("target", "outputs"),
+        moments.product("reference", "outputs"),
+    )
+    reference_ridge = ridge.amount(products.aa)
     # N centred rows span N - 1 directions: with no more than the reference has columns, the target is inside it.
     spare = moments.rows - 1 > products.aa.shape[0]
     unique = _unique_by_cholesky(products, reference_ridge) if spare else None
-    if unique is None or not _trusted(unique, products, ridge.amount(unique.remaining, size=target_size)):
-        unique = _unique_by_spectrum(products, reference_ridge, moments.rows)
-    ridges = (reference_ridge, ridge.amount(unique.remaining, size=target_size))
     whole = float(products.tt.diagonal().sum())
-    found = regressed(unique, whole=whole, rows=moments.rows, ridges=ridges)
-    if found is None:
-        note = _nothing_left(moments.rows, reference_size or products.aa.shape[0], whole)
+    if unique is not None and float(unique.remaining.diagonal().sum()) < _CANCELLATION * whole:
+        # Little was left by the subtraction: it stands only where what was lost drowns in the ridge.
+        unique = unique if unique.drowns(ridge.amount(unique.remaining, size=target_size)) else None
+    unique = unique or _unique_by_spectrum(products, reference_ridge, moments.rows)
+    ridges = (reference_ridge, ridge.amount(unique.remaining, size=target_size))
+    left = float(unique.remaining.diagonal().sum())
+    if left <= 0.0:
+        note = _nothing_left(moments.rows, products.aa.shape[0], whole)
         return PartialRegression(torch.zeros_like(unique.cross), 0.0, ridges, whole == 0.0, note)
-    return found
+    if unique.drowns(ridges[1]):
+        factor = torch.linalg.cholesky(with_ridge(unique.remaining, ridges[1]))
+        coefficients = torch.cholesky_solve(unique.cross, factor)
+        sound = unique.certain and unique.rounding < _HARMLESS * ridges[1]
+    else:
+        kept = spectrum(unique.remaining, rows=min(moments.rows, unique.rank_limit + 1), scale=unique.scale)
+        coefficients = kept.vectors @ ((kept.vectors.T @ unique.cross) / (kept.values + ridges[1])[:, None])
+        sound = unique.certain and kept.certain
+    share = min(max(left / max(whole, 1e-300), 0.0), 1.0)
+    return PartialRegression(coefficients, share, ridges, sound, "" if sound else _UNCERTAIN)
+
+
+@dataclass(frozen=True)
+class _Products:
+    tt: Tensor
+    at: Tensor
+    aa: Tensor
+    ty: Tensor
+    ay: Tensor
+
+
+@dataclass(frozen=True)
+class _Unique:
+    """What the reference leaves."""
+
+    remaining: Tensor  # R_TᵀR_T
+    cross: Tensor  # R_TᵀR_y
+    scale: float  # what rounding of `remaining` is relative to
+    rank_limit: int  # the rank the rows allow it
+    certain: bool  # whether no rank was decided by rounding on the way
+
+    @property
+    def rounding(self) -> float:
+        """What entries of `remaining` may be wrong by."""
+        return 32 * EPSILON * self.scale
+
+    def drowns(self, ridge: float) -> bool:
+        """Whether rounding is so far below the ridge that nothing need be cut."""
+        return self.rounding < _BELOW_RIDGE * ridge
+
+
+def _unique_by_cholesky(products: _Products, ridge: float) -> _Unique | None:
+    """R_TᵀR_T and R_TᵀR_y the fast way, or None where the reference cannot be factorised."""
+    if ridge == 0.0:
+        return None
+    factor, info = torch.linalg.cholesky_ex(with_ridge(products.aa, ridge))
+    if int(info) != 0:
+        return None
+    width = products.tt.shape[0]
+    solved = torch.cholesky_solve(torch.cat([products.at, products.ay], dim=1), factor)
+    b_target, b_outputs = solved[:, :width], solved[:, width:]
+    fitted = products.aa @ b_target
+    remaining = products.tt - b_target.T @ products.at - products.at.T @ b_target + b_target.T @ fitted
+    cross = products.ty - b_target.T @ products.ay - products.at.T @ b_outputs + fitted.T @ b_outputs
+    # Rounding of the solve, column by column of the reference, is seen through the size of B.
+    carried = (b_target.square() * products.aa.diagonal()[:, None]).sum()
+    scale = float(torch.maximum(_norm(products.tt), carried))
+    return _Unique((remaining + remaining.T) / 2, cross, scale, width, True)
+
+
+def _unique_by_spectrum(products: _Products, ridge: float, rows: int) -> _Unique:
+    """The same from the eigenvectors u_i, s_i of AᵀA: exact zeros stay zeros.
+
+        R_TᵀR_T = [G_TT − Σ_i t_i t_iᵀ / s_i] + Σ_i t_i t_iᵀ λ² / (s_i (s_i + λ)²),   t_i = G_TA u_i
+
+    The bracket is the part of the target outside the reference's span. It has rank N − 1 − rank(A) at most
+    and vanishes where the reference spans all centred vectors: known from the count, not from subtraction.
+    """
+    known = spectrum(products.aa, rows=rows)
+    values, certain = known.values[:, None], known.certain
+    t, y = known.vectors.T @ products.at, known.vectors.T @ products.ay
+    if ridge > 0.0:
+        shrunk = (ridge / (values + ridge)).square() / values
+        remaining, cross = t.T @ (t * shrunk), t.T @ (y * shrunk)
+    else:
+        remaining, cross = torch.zeros_like(products.tt), torch.zeros_like(products.ty)
+    limit, scale = max(rows - 1 - known.rank, 0), _norm(remaining)
+    if limit > 0:
+        outside = products.tt - t.T @ (t / values)
+        outside_y = products.ty - t.T @ (y / values)
+        carried = (t / values).square().sum() * known.values.max() if known.rank else scale
+        scale = torch.maximum(_norm(products.tt), carried)
+        kept = spectrum(outside, rows=limit + 1, scale=scale)
+        remaining = remaining + (kept.vectors * kept.values) @ kept.vectors.T
+        cross = cross + kept.vectors @ (kept.vectors.T @ outside_y)
+        certain = certain and kept.certain
+    width = products.tt.shape[0]
+    rank_limit = width if ridge > 0.0 else min(limit, width)
+    return _Unique((remaining + remaining.T) / 2, cross, float(scale), rank_limit, certain)
+
+
+def _norm(gram: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(gram, 2) if gram.numel() else gram.new_zeros(())
+
+
+# ---------------------------------------------------------------------- all channels
+
+
+@dataclass(frozen=True)
+class ChannelRegression:
+    """What Algorithm 1 finds for every channel when each is its own term."""
+
+    coefficients: Tensor  # shape (channels, outputs)
+    unique_share: Tensor  # per channel, the share of its spread that the other channels cannot reproduce
+    ridge: float  # the λ used
+    sound: Tensor  # per channel, whether the moments determine its coefficients beyond their own rounding
+    note: str  # what is wrong and what to do, in words; empty when all is well
 
 
 def channel_coefficients(
@@ -117,131 +305,6 @@ def channel_coefficients(
     note = _channel_note(moments.rows, live_gram.shape[0], share[alive], sound)
     return ChannelRegression(coefficients, share, amount, sound, note)
 
-
-# ---------------------------------------------------------------------- one term
-
-
-@dataclass(frozen=True)
-class _Products:
-    tt: Tensor
-    at: Tensor
-    aa: Tensor
-    ty: Tensor
-    ay: Tensor
-
-    @classmethod
-    def of(cls, moments: Moments, target: str, reference: str, outputs: str) -> _Products:
-        return cls(
-            moments.product(target, target),
-            moments.product(reference, target),
-            moments.product(reference, reference),
-            moments.product(target, outputs),
-            moments.product(reference, outputs),
-        )
-
-
-@dataclass(frozen=True)
-class Unique:
-    """What the reference leaves: R_TᵀR_T, R_TᵀR_y, and what they are known to.
-
-    `scale` is what rounding of `remaining` is relative to, `rank_limit` the rank the rows allow it, `certain`
-    whether no rank was decided by rounding on the way.
-    """
-
-    remaining: Tensor
-    cross: Tensor
-    scale: float
-    rank_limit: int
-    certain: bool
-
-    @property
-    def rounding(self) -> float:
-        """What entries of `remaining` may be wrong by."""
-        return 32 * EPSILON * self.scale
-
-    def drowns(self, ridge: float) -> bool:
-        """Whether rounding is so far below the ridge that nothing need be cut."""
-        return self.rounding < _BELOW_RIDGE * ridge
-
-
-def regressed(unique: Unique, *, whole: float, rows: int, ridges: tuple[float, float]) -> PartialRegression | None:
-    """β = (R_TᵀR_T + λI)⁻¹ R_TᵀR_y; None where nothing is left of the target, whose spread was `whole`."""
-    left = float(unique.remaining.diagonal().sum())
-    if left <= 0.0:
-        return None
-    if unique.drowns(ridges[1]):
-        factor = torch.linalg.cholesky(with_ridge(unique.remaining, ridges[1]))
-        coefficients = torch.cholesky_solve(unique.cross, factor)
-        sound = unique.certain and unique.rounding < _HARMLESS * ridges[1]
-    else:
-        kept = spectrum(unique.remaining, rows=min(rows, unique.rank_limit + 1), scale=unique.scale)
-        coefficients = kept.vectors @ ((kept.vectors.T @ unique.cross) / (kept.values + ridges[1])[:, None])
-        sound = unique.certain and kept.certain
-    share = min(max(left / max(whole, 1e-300), 0.0), 1.0)
-    return PartialRegression(coefficients, share, ridges, sound, "" if sound else _UNCERTAIN)
-
-
-def _trusted(unique: Unique, products: _Products, target_ridge: float) -> bool:
-    """Whether the subtraction left enough of the target, or what it lost drowns in the ridge."""
-    left, whole = float(unique.remaining.diagonal().sum()), float(products.tt.diagonal().sum())
-    return left >= _CANCELLATION * whole or unique.drowns(target_ridge)
-
-
-def _unique_by_cholesky(products: _Products, ridge: float) -> Unique | None:
-    """R_TᵀR_T and R_TᵀR_y the fast way, or None where the reference cannot be factorised."""
-    if ridge == 0.0:
-        return None
-    factor, info = torch.linalg.cholesky_ex(with_ridge(products.aa, ridge))
-    if int(info) != 0:
-        return None
-    width = products.tt.shape[0]
-    solved = torch.cholesky_solve(torch.cat([products.at, products.ay], dim=1), factor)
-    b_target, b_outputs = solved[:, :width], solved[:, width:]
-    fitted = products.aa @ b_target
-    remaining = products.tt - b_target.T @ products.at - products.at.T @ b_target + b_target.T @ fitted
-    cross = products.ty - b_target.T @ products.ay - products.at.T @ b_outputs + fitted.T @ b_outputs
-    # Rounding of the solve, column by column of the reference, is seen through the size of B.
-    carried = (b_target.square() * products.aa.diagonal()[:, None]).sum()
-    scale = float(torch.maximum(_norm(products.tt), carried))
-    return Unique((remaining + remaining.T) / 2, cross, scale, width, True)
-
-
-def _unique_by_spectrum(products: _Products, ridge: float, rows: int) -> Unique:
-    """The same from the eigenvectors u_i, s_i of AᵀA: exact zeros stay zeros.
-
-        R_TᵀR_T = [G_TT − Σ_i t_i t_iᵀ / s_i] + Σ_i t_i t_iᵀ λ² / (s_i (s_i + λ)²),   t_i = G_TA u_i
-
-    The bracket is the part of the target outside the reference's span. It has rank N − 1 − rank(A) at most
-    and vanishes where the reference spans all centred vectors: known from the count, not from subtraction.
-    """
-    known = spectrum(products.aa, rows=rows)
-    values, certain = known.values[:, None], known.certain
-    t, y = known.vectors.T @ products.at, known.vectors.T @ products.ay
-    if ridge > 0.0:
-        shrunk = (ridge / (values + ridge)).square() / values
-        remaining, cross = t.T @ (t * shrunk), t.T @ (y * shrunk)
-    else:
-        remaining, cross = torch.zeros_like(products.tt), torch.zeros_like(products.ty)
-    limit, scale = max(rows - 1 - known.rank, 0), _norm(remaining)
-    if limit > 0:
-        outside = products.tt - t.T @ (t / values)
-        outside_y = products.ty - t.T @ (y / values)
-        carried = (t / values).square().sum() * known.values.max() if known.rank else scale
-        scale = torch.maximum(_norm(products.tt), carried)
-        kept = spectrum(outside, rows=limit + 1, scale=scale)
-        remaining = remaining + (kept.vectors * kept.values) @ kept.vectors.T
-        cross = cross + kept.vectors @ (kept.vectors.T @ outside_y)
-        certain = certain and kept.certain
-    width = products.tt.shape[0]
-    rank_limit = width if ridge > 0.0 else min(limit, width)
-    return Unique((remaining + remaining.T) / 2, cross, float(scale), rank_limit, certain)
-
-
-def _norm(gram: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(gram, 2) if gram.numel() else gram.new_zeros(())
-
-
-# ---------------------------------------------------------------------- all channels
 
 _Channels = tuple[Tensor, Tensor, Tensor]
 

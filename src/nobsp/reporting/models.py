@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import count
+from nobsp.base import Finding, sort_findings
 from nobsp.reporting.packing import Packed, packed, packed_codes
-from nobsp.results import Finding, sort_findings
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation
 

@@ -7,19 +7,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nobsp.tabular.compiled import CompiledExplainer
+    from nobsp.tabular.compiled import CompiledExplainer, Health, TermHealth
     from nobsp.tabular.explainer import NObSP
     from nobsp.tabular.explanation import Explanation
-    from nobsp.tabular.health import Health, TermHealth
 
 __all__ = ["CompiledExplainer", "Explanation", "Health", "NObSP", "TermHealth"]
 
 _HOMES = {
     "CompiledExplainer": "compiled",
     "Explanation": "explanation",
-    "Health": "health",
+    "Health": "compiled",
     "NObSP": "explainer",
-    "TermHealth": "health",
+    "TermHealth": "compiled",
 }
 
 # Type checkers read the imports above; hiding this from them keeps misspelt names an error.

@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, combinations
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nobsp.network.inputs import Subset
+from nobsp.network.inputs import Features, Subset, isolated, reference
 from nobsp.network.readout import Network, Readout
 from nobsp.network.summary import Summary, among
-from nobsp.projection import Moments, Ridge, Spectrum, merge_all, partial_coefficients, spectrum
-from nobsp.projection.ridge import EPSILON
-from nobsp.tabular.representations import Isolation, Represent, subsets_of, through
+from nobsp.projection import Moments, Ridge, merge_all, partial_coefficients, spectrum
+from nobsp.projection.partial import EPSILON
+from nobsp.tabular.tabulate import Represent
+
+Parts = dict[str, list[Moments]]
 
 # Blocks of calibration rows whose moments are kept apart, for bands, and the fewest that make one.
 BLOCKS, _FEWEST_BLOCKS = 12, 8
@@ -23,16 +26,98 @@ BLOCKS, _FEWEST_BLOCKS = 12, 8
 _MIXED = 4
 _WORTH_CUTTING = 256
 _BLOCK_BYTES = 400 << 20
-# Compressed representations of one batch that are held at a time; more features than fit go one lot after another.
-_LOT_BYTES = 128 << 20
-# Numbers in a piece of memory for bases: so large that it comes from the system directly, and is touched only as used.
-_SHELF_NUMBERS = 8 << 20
 # Rows of the sample that a value too rare to be in it is put into, and most rows for that where such values are many.
 _HOSTS, _RARE_ROWS = 8, 4096
 
 OUTPUTS = "outputs"
 TARGET = "target"
 REFERENCE = "reference"
+
+# ---------------------------------------------------------------------- isolated and reference inputs
+
+
+@dataclass(frozen=True, eq=False)
+class Isolation:
+    """How isolated inputs are made: the features, the baseline, and which features have few values."""
+
+    features: Features  # the features and their columns
+    baseline: Tensor  # one value per column, float64
+    few_valued: frozenset[int]  # features with few distinct values; only distinct rows of these go through the network
+    categories: frozenset[int]  # features whose values are names, not amounts
+    batch_size: int  # most rows in one forward call
+
+    def distinct(
+        self, represent: Represent, rows: Tensor, subsets: Iterable[Subset]
+    ) -> Iterator[tuple[Subset, Tensor, Tensor | None]]:
+        """z_S for every subset S of features, rows that are equal in S run only once, and where each row's is."""
+        baseline = self._baseline_like(rows)
+
+        def inputs() -> Iterator[tuple[Subset, Tensor, Tensor | None]]:
+            for subset in subsets:
+                columns = self.features.columns_of(subset)
+                if not columns:  # a column that the preprocessing drops
+                    yield subset, baseline[None], torch.zeros(len(rows), dtype=torch.long)
+                elif all(feature in self.few_valued for feature in subset):
+                    values, place = _unique_rows(rows[:, columns])
+                    filled = baseline.expand(len(values), -1).clone()
+                    filled[:, columns] = values
+                    yield subset, filled, place
+                else:
+                    yield subset, isolated(rows, baseline, columns), None
+
+        return self._run(represent, inputs())
+
+    def reference(
+        self, represent: Represent, rows: Tensor, subsets: Iterable[Subset]
+    ) -> Iterator[tuple[Subset, Tensor]]:
+        """z_(S) for every subset S of features, in the model's dtype: the rows with S at the baseline."""
+        baseline = self._baseline_like(rows)
+        inputs = ((subset, reference(rows, baseline, self.features.columns_of(subset)), None) for subset in subsets)
+        return ((subset, z) for subset, z, _ in self._run(represent, inputs))
+
+    def multiplied(
+        self, represent: Represent, rows: Tensor, matrices: Mapping[Subset, Tensor]
+    ) -> Iterator[tuple[Subset, Tensor]]:
+        """z_S of every row times a matrix of its own: a basis to compress it, or coefficients to explain."""
+        for subset, z, place in self.distinct(represent, rows, matrices):
+            found = z.to(torch.float64) @ matrices[subset].to(z.device)
+            yield subset, (found if place is None else found[place.to(z.device)]).cpu()
+
+    def _baseline_like(self, rows: Tensor) -> Tensor:
+        """The baseline in the rows' own dtype; fractions in an integer table make the table fractional."""
+        return self.baseline.to(rows.dtype if rows.is_floating_point() else torch.int64)
+
+    def _run(
+        self, represent: Represent, inputs: Iterable[tuple[Subset, Tensor, Tensor | None]]
+    ) -> Iterator[tuple[Subset, Tensor, Tensor | None]]:
+        """Forward passes, small inputs of several subsets in one call."""
+        waiting: list[tuple[Subset, Tensor, Tensor | None]] = []
+        for one in chain(inputs, [None]):
+            if waiting and (one is None or sum(len(x) for _, x, _ in waiting) + len(one[1]) > self.batch_size):
+                x = torch.cat([x for _, x, _ in waiting]) if len(waiting) > 1 else waiting[0][1]
+                z = [represent(part) for part in torch.split(x, self.batch_size)]
+                cut = torch.split(torch.cat(z) if len(z) > 1 else z[0], [len(x) for _, x, _ in waiting])
+                yield from ((subset, part, place) for (subset, _, place), part in zip(waiting, cut, strict=True))
+                waiting = []
+            if one is not None:
+                waiting.append(one)
+
+
+def _unique_rows(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct rows, and the position of each row among them."""
+    if values.shape[1] == 1:  # sorting numbers is many times faster than sorting rows
+        distinct, place = torch.unique(values[:, 0], return_inverse=True)
+        return distinct[:, None], place
+    distinct, place = torch.unique(values, dim=0, return_inverse=True)
+    return distinct, place
+
+
+def subsets_of(term: Subset) -> list[Subset]:
+    """All subsets of a term but the empty one, small ones first."""
+    return [subset for size in range(1, len(term) + 1) for subset in combinations(term, size)]
+
+
+# ---------------------------------------------------------------------- plan and bases
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,75 +158,33 @@ def label(term: Subset) -> str:
     return ",".join(map(str, term))
 
 
-# ---------------------------------------------------------------------- bases
-
-
 def make_plan(
     isolation: Isolation, represent: Represent, sample: Tensor, terms: Sequence[Subset], *, rare: Tensor
 ) -> Plan:
     """Fixes every term's basis from a sample of rows, and from rows with values too rare to be in it."""
-    shelf = _Shelf()
-    rows = torch.cat([sample, rare])
-    every: dict[Subset, Tensor] = {}
-    for term, z, place in isolation.distinct(represent, rows, terms):
-        weights = None if place is None else torch.bincount(place, minlength=len(z)).to(z.device)
-        # In single precision such depths are noise.
-        known = _row_spectrum(z.to(torch.float64), weights, deep=z.dtype == torch.float64)
-        every[term] = shelf.put(known.vectors[:, known.values > 0])
-    if sum(basis.numel() for basis in every.values()) < _SHELF_NUMBERS:  # few: a copy would take the shelf along
-        every = {term: basis.clone() for term, basis in every.items()}
-    return Plan(isolation, tuple(terms), {term: every[term] for term in terms})
+    bases: dict[Subset, Tensor] = {}
+    for term, z, place in isolation.distinct(represent, torch.cat([sample, rare]), terms):
+        counts = torch.ones(len(z), device=z.device) if place is None else torch.bincount(place, minlength=len(z))
+        bases[term] = _basis(z.to(torch.float64), counts.to(z.device), deep=z.dtype == torch.float64).cpu().clone()
+    return Plan(isolation, tuple(terms), bases)
 
 
-class _Shelf:
-    """Keeps many matrices in a few large pieces of memory.
+def _basis(rows: Tensor, counts: Tensor, *, deep: bool) -> Tensor:
+    """Orthonormal directions (width, rank) in which centred rows vary, each counted as often as it occurs.
 
-    One by one they would lie scattered among what comes and goes while they are made. That memory then stays with the
-    process though most of it is free: for a thousand features, several times the size of the bases.
-    """
-
-    def __init__(self) -> None:
-        self._left = torch.empty(0, dtype=torch.float64)
-
-    def put(self, matrix: Tensor) -> Tensor:
-        """A copy of a matrix, on the shelf and on the CPU."""
-        if matrix.numel() > self._left.numel():
-            self._left = torch.empty(max(_SHELF_NUMBERS, matrix.numel()), dtype=torch.float64)
-        place, self._left = self._left[: matrix.numel()], self._left[matrix.numel() :]
-        return place.view(matrix.shape).copy_(matrix)
-
-
-def _row_spectrum(rows: Tensor, weights: Tensor | None, *, deep: bool) -> Spectrum:
-    """Spectrum of the centred products of some rows, each counted as often as its weight says.
-
-    Products hold directions down to the square root of rounding only. With `deep`, what these leave of the
-    rows is looked at once more, which reaches down to rounding itself.
+    Products of rows hold directions down to the square root of rounding only, which is as deep as single precision
+    goes; the rows themselves reach down to rounding.
     """
     count, width = rows.shape
-    share = torch.ones(count, dtype=rows.dtype, device=rows.device) if weights is None else weights.to(rows.dtype)
+    share = counts.to(torch.float64)
     centred = (rows - (share @ rows) / share.sum()) * share.sqrt()[:, None]
-    if count <= width:
-        # Few rows: their own singular values are cheaper, and as deep as it gets.
-        _, values, vectors = torch.linalg.svd(centred, full_matrices=False)
-        kept = values > values[:1] * max(count, width) * EPSILON
-        kept[count - 1 :] = False  # centring takes one direction
-        return _spectrum_of(values[kept].square(), vectors[kept].T)
-    known = spectrum(centred.T @ centred, rows=count)
-    if not deep or known.rank in (0, width):
-        return known
-    left = centred - (centred @ known.vectors) @ known.vectors.T
-    more = spectrum(left.T @ left, rows=count)
-    # Below this, what is left is rounding of the rows themselves.
-    above = more.values > known.values[0] * count * EPSILON**2
-    above[width - known.rank :] = False  # there are no more directions than columns
-    fresh = more.vectors[:, above]
-    fresh = fresh - known.vectors @ (known.vectors.T @ fresh)
-    vectors, _ = torch.linalg.qr(torch.cat([known.vectors, fresh], dim=1))
-    return _spectrum_of(torch.cat([known.values, more.values[above]]), vectors)
-
-
-def _spectrum_of(values: Tensor, vectors: Tensor) -> Spectrum:
-    return Spectrum(values, vectors, 1 - vectors.square().sum(1), 0.0, True)
+    if count > width and not deep:
+        return spectrum(centred.T @ centred, rows=count).vectors
+    _, values, vectors = torch.linalg.svd(torch.linalg.qr(centred, mode="r").R, full_matrices=False)
+    kept = values > values[:1] * max(count, width) * EPSILON
+    kept[count - 1 :] = False  # centring takes one direction
+    basis: Tensor = vectors[kept].T
+    return basis
 
 
 # ---------------------------------------------------------------------- moments
@@ -165,7 +208,9 @@ class Accumulator:
     ) -> Accumulator:
         """One without rows, with as many blocks as the memory in bytes allows."""
         shapes = plan.blocks(readout.width, readout.outputs)
-        return cls(shapes, _affordable_blocks(shapes, min(memory, _BLOCK_BYTES)), rows, in_few)
+        size, limit = sum(map(bytes_of_moments, shapes.values())), min(memory, _BLOCK_BYTES)
+        blocks = next((count for count in (BLOCKS, _FEWEST_BLOCKS) if count * size <= limit), 1)
+        return cls(shapes, blocks, rows, in_few)
 
     @property
     def rows(self) -> int:
@@ -173,15 +218,15 @@ class Accumulator:
         return sum(moments.rows for moments in next(iter(self.held.values()), {}).values())
 
     @property
-    def parts(self) -> dict[str, list[Moments]]:
+    def parts(self) -> Parts:
         """All blocks, by name."""
+        held = {name: self.held.get(name, {}) for name in self.shapes}
         return {
-            name: [held[number] if number in held else Moments(shape) for number in range(self.block_count)]
+            name: [held[name].get(number) or Moments(shape) for number in range(self.block_count)]
             for name, shape in self.shapes.items()
-            for held in (self.held.get(name, {}),)
         }
 
-    def update(self, batch: tuple[int, Iterable[tuple[str, Tensor | Mapping[str, Tensor]]]]) -> None:
+    def update(self, batch: tuple[int, Iterable[tuple[str, Mapping[str, Tensor]]]]) -> None:
         """Adds a batch: how many rows it has, and the columns of each set of moments by name."""
         count, sets = batch
         pieces, start = self._pieces(count), 0 if self.in_few else self.next_block
@@ -189,12 +234,10 @@ class Accumulator:
             held = self.held.setdefault(name, {})
             for number in range(pieces):
                 # Rows at even distances, not a run of rows: of a sorted table, each block should see all.
-                rows = slice(number, None, pieces)
-                piece = columns[rows] if isinstance(columns, Tensor) else {k: part[rows] for k, part in columns.items()}
                 place = (start + number) % self.block_count
                 if place not in held:
                     held[place] = Moments(self.shapes[name])
-                held[place].update(piece)
+                held[place].update({block: part[number::pieces] for block, part in columns.items()})
         self.next_block = max(self.next_block, pieces) if self.in_few else self.next_block + pieces
 
     def merge(self, other: Accumulator) -> Accumulator:
@@ -214,7 +257,7 @@ class Accumulator:
         for name, shape in self.shapes.items():
             held = self.held.setdefault(name, {})
             for number in range(self.block_count):  # every rank has to take part in every one
-                held[number] = reduce(held[number] if number in held else Moments(shape))
+                held[number] = reduce(held.get(number) or Moments(shape))
 
     def _pieces(self, count: int) -> int:
         """Into how many pieces a batch is cut; they go to consecutive blocks."""
@@ -224,52 +267,28 @@ class Accumulator:
         return max(min(enough, count, self.block_count), 1)
 
 
-def add_rows(plan: Plan, state: Accumulator, batch: Tensor, network: Network, *, memory: int = _BLOCK_BYTES) -> None:
+def add_rows(plan: Plan, state: Accumulator, batch: Tensor, network: Network) -> None:
     """Adds a batch of input rows to the moments of a plan's terms."""
     rows, represent, outputs = network.run(batch)
 
-    def sets() -> Iterator[tuple[str, Tensor | Mapping[str, Tensor]]]:
-        for lot in _lots(plan, len(rows), min(_LOT_BYTES, memory // 4)):
-            targets = through(plan.isolation, represent, rows, lot).cpu()
-            cut = torch.split(targets, [basis.shape[1] for basis in lot.values()], dim=1)
-            columns = dict(zip(lot, cut, strict=True))
-            for term, reference in plan.isolation.reference(represent, rows, list(lot)):
-                yield label(term), {TARGET: columns[term], REFERENCE: reference.cpu(), OUTPUTS: outputs}
+    def sets() -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+        targets = plan.isolation.multiplied(represent, rows, plan.bases)
+        references = plan.isolation.reference(represent, rows, plan.bases)
+        for (term, target), (_, others) in zip(targets, references, strict=True):
+            yield label(term), {TARGET: target, REFERENCE: others.cpu(), OUTPUTS: outputs}
 
     state.update((len(rows), sets()))
 
 
-def add_rows_and_summarise(
-    plan: Plan, states: tuple[Summary, Accumulator], batch: Tensor, network: Network, *, memory: int = _BLOCK_BYTES
-) -> None:
+def add_rows_and_summarise(plan: Plan, states: tuple[Summary, Accumulator], batch: Tensor, network: Network) -> None:
     """The same for rows that are read only once, and have to be summarised as well."""
     states[0].update(batch)
-    add_rows(plan, states[1], batch, network, memory=memory)
-
-
-def _lots(plan: Plan, rows: int, most: int) -> Iterator[dict[Subset, Tensor]]:
-    """The bases in lots whose compressed rows fit into memory side by side."""
-    lot: dict[Subset, Tensor] = {}
-    for term in plan.terms:
-        basis = plan.bases[term]
-        if lot and 8 * rows * (basis.shape[1] + sum(held.shape[1] for held in lot.values())) > most:
-            yield lot
-            lot = {}
-        lot[term] = basis
-    yield lot
+    add_rows(plan, states[1], batch, network)
 
 
 def bytes_of_moments(shape: Mapping[str, int]) -> int:
     """What one set of moments takes."""
     return 8 * sum(shape.values()) ** 2
-
-
-def _affordable_blocks(shapes: Mapping[str, Mapping[str, int]], memory: int) -> int:
-    size = sum(map(bytes_of_moments, shapes.values()))
-    for count in (BLOCKS, _FEWEST_BLOCKS):
-        if count * size <= memory:
-            return count
-    return 1
 
 
 # ---------------------------------------------------------------------- memory
@@ -341,30 +360,48 @@ def solve(
     return Solution(matrices, offsets, base, ridges, shares, notes)
 
 
-def contributions(
-    plan: Plan,
-    solution: Solution,
-    represent: Represent,
-    rows: Tensor,
-    *,
-    terms: Sequence[Subset] | None = None,
-) -> Tensor:
-    """g_S(x) of every term, shape (rows, terms, outputs), float64 on the CPU.
+@dataclass(frozen=True, eq=False)
+class Published:
+    """A calibration as published, term by term along the complement."""
 
-    As published, a pair's projection holds its single features' contributions too, which are subtracted
-    (A.14), and a triple's its pairs' (A.15).
-    """
-    chosen = tuple(plan.terms if terms is None else terms)
-    needed = tuple(sorted({s for term in chosen for s in subsets_of(term)}, key=lambda s: (len(s), s)))
-    matrices = {term: solution.matrices[term] for term in needed}
-    flat = through(plan.isolation, represent, rows, matrices).cpu()
-    values = flat.reshape(rows.shape[0], len(needed), -1)
-    values -= torch.stack([solution.offsets[term] for term in needed])
-    place = {term: i for i, term in enumerate(needed)}
-    for term in needed:
-        for inner in subsets_of(term)[:-1]:
-            values[:, place[term]] -= values[:, place[inner]]
-    return values[:, [place[term] for term in chosen]]
+    plan: Plan  # baseline, terms and bases
+    parts: Parts  # moments per block of rows; empty where they were not saved, or not held at once
+    solution: Solution  # coefficients
+    ridge: Ridge  # strength of the regularisation
+
+    def values(self, represent: Represent, rows: Tensor, *, terms: Sequence[Subset] | None = None) -> Tensor:
+        """g_S(x) of every term, shape (rows, terms, outputs), float64 on the CPU.
+
+        As published, a pair's projection holds its single features' contributions too, which are subtracted
+        (A.14), and a triple's its pairs' (A.15).
+        """
+        chosen = self.plan.terms if terms is None else terms
+        needed = sorted({s for term in chosen for s in subsets_of(term)}, key=lambda s: (len(s), s))
+        matrices = {term: self.solution.matrices[term] for term in needed}
+        found = dict(self.plan.isolation.multiplied(represent, rows, matrices))
+        for term in needed:
+            found[term] = found[term] - self.solution.offsets[term]
+            for inner in subsets_of(term)[:-1]:
+                found[term] -= found[inner]
+        return torch.stack([found[term] for term in chosen], 1)
+
+    def merge(self, other: Published) -> Published:
+        """The calibration on both's rows."""
+        if not self.parts or not other.parts:
+            raise ValueError(
+                "merge needs the moments, which were not saved, or not held at once; save with rows=True, or calibrate "
+                "with an engine that has more memory, such as nobsp.Local(memory=...)."
+            )
+        if self.plan.fingerprint() != other.plan.fingerprint():
+            raise ValueError(
+                "the two calibrations have different baselines, terms or bases and cannot be added up; calibrate the "
+                "second with fit(X, like=first)."
+            )
+        parts = {
+            name: [a.merge(b) for a, b in zip(blocks, other.parts[name], strict=True)]
+            for name, blocks in self.parts.items()
+        }
+        return replace(self, parts=parts, solution=solve(self.plan, parts, ridge=self.ridge))
 
 
 # ---------------------------------------------------------------------- levels too rare to be in the sample
@@ -378,23 +415,20 @@ def rare_rows(summary: Summary, isolation: Isolation) -> Tensor:
     sample = summary.sample
     if summary.rows <= len(sample):
         return sample[:0]
-    found = []
+    found, hosts = [sample[:0]], summary.some_rows(_HOSTS)
     for feature, group in enumerate(isolation.features.columns):
-        counted = feature in summary.levels or feature in isolation.categories
-        for columns, levels in _levels(summary, feature, group) if counted else []:
-            found.append(_put_in(summary.some_rows(_HOSTS), columns, levels[~among(levels, sample[:, columns])]))
-        if not counted and len(group) == 1:
-            ends = torch.stack([summary.minimum[list(group)], summary.maximum[list(group)]])
-            found.append(_put_in(summary.some_rows(_HOSTS), list(group), ends))
-    return torch.cat([sample[:0], *found])
-
-
-def _levels(summary: Summary, feature: int, group: Sequence[int]) -> list[tuple[list[int], Tensor]]:
-    """Every level of a feature, or, where these are too many, of each of its columns; with the columns they fill."""
-    joint = summary.levels_of(feature, group)
-    if joint is not None:
-        return [(list(group), joint[0])]
-    return [([group[place]], code[0]) for place, code in summary.codes.get(feature, {}).items()]
+        columns = list(group)
+        if feature in summary.levels or feature in isolation.categories:
+            joint = summary.levels_of(feature, group)
+            if joint is not None:
+                known = [(columns, joint[0])]
+            else:  # too many: those of each of its columns
+                known = [([group[place]], code[0]) for place, code in summary.codes.get(feature, {}).items()]
+            for filled, levels in known:
+                found.append(_put_in(hosts, filled, levels[~among(levels, sample[:, filled])]))
+        elif len(group) == 1:
+            found.append(_put_in(hosts, columns, torch.stack([summary.minimum[columns], summary.maximum[columns]])))
+    return torch.cat(found)
 
 
 def _put_in(hosts: Tensor, columns: Sequence[int], values: Tensor) -> Tensor:

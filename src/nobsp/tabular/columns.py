@@ -1,11 +1,13 @@
-"""The caller's columns beside the network's: names, groups, levels, and values of one feature as input rows."""
+"""The caller's table: its rows, here or in a Ray dataset, and its columns beside the network's."""
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import narwhals as nw
@@ -14,10 +16,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp._messages import suggest
+from nobsp.calibration import Run
+from nobsp.calibration.local import Fold, is_ray
+from nobsp.calibration.ray import RayRows, RayRun, first_batch
 from nobsp.network.adapted import Adapted
-from nobsp.network.batches import matched
-from nobsp.network.inputs import Features, resolve_features
-from nobsp.network.summary import MOST_CODES, MOST_LEVELS, Summary
+from nobsp.network.batches import NoRowsError, Source, batches_of, matched
+from nobsp.network.inputs import Features, needs_data, resolve_features
+from nobsp.network.preprocessing import grouping_rows, stacked
+from nobsp.network.readout import PROBE_ROWS
+from nobsp.network.summary import MOST_CODES, MOST_LEVELS, SAMPLE_ROWS, Summary
+from nobsp.tabular.lookup import value_rows
 
 # Distinct numbers of a column that are kept, for encoders that know no others; a one-hot group is seldom wider.
 _MOST_NUMBERS = 4096
@@ -100,30 +109,23 @@ def columns_of(
         tuple(column for member in members for column in groups.get(user_names[member], ())) for members in user.columns
     )
     seen = [_seen(X, frame, position, name) for position, name in enumerate(user_names)]
-    text_levels, number_levels, quantiles = {}, {}, {}
-    for feature, members in enumerate(user.columns):
-        if len(members) != 1:
-            continue
-        column = seen[members[0]]
-        if not column.numeric:
-            text_levels[feature] = column.levels
-        else:
-            quantiles[feature] = column.quantiles
-        if not column.numeric:
-            continue
-        # A one-hot encoder knows no value in between, so all of its values are kept.
-        if column.distinct <= min(_MOST_NUMBERS, max(MOST_LEVELS, len(encoded[feature]) + 1)):
-            number_levels[feature] = column.levels
+    single = {k: seen[members[0]] for k, members in enumerate(user.columns) if len(members) == 1}
+    numeric = {k: column for k, column in single.items() if column.numeric}
     return Columns(
         Features(user.names, encoded),
         tuple(known) if known else None,
         len(user_names),
         user.columns,
-        text_levels,
-        tuple(column.typical for column in seen),
-        tuple(column.span for column in seen),
-        number_levels,
-        quantiles,
+        text_levels={k: column.levels for k, column in single.items() if not column.numeric},
+        template=tuple(column.typical for column in seen),
+        ranges=tuple(column.span for column in seen),
+        # A one-hot encoder knows no value in between, so all of its values are kept.
+        number_levels={
+            k: column.levels
+            for k, column in numeric.items()
+            if column.distinct <= min(_MOST_NUMBERS, max(MOST_LEVELS, len(encoded[k]) + 1))
+        },
+        quantiles={k: column.quantiles for k, column in numeric.items()},
     )
 
 
@@ -144,7 +146,7 @@ def whole_table(X: Any, adapted: Adapted) -> tuple[Any, Any]:
 def input_values(columns: Columns, adapted: Adapted, feature: int, values: Any) -> Tensor:
     """Values of one feature, as the caller writes them, as columns of the network's input."""
     members, name = columns.members[feature], columns.features.names[feature]
-    given = _matrix_of(values, len(members), name)
+    given = value_rows(values, len(members), name)
     if adapted.encode is None:
         try:
             found = np.asarray(given, dtype=np.float64)
@@ -179,8 +181,7 @@ def input_baseline(columns: Columns, adapted: Adapted, baseline: Any) -> Any:
     row = np.asarray(baseline, dtype=object).ravel()
     if len(row) != columns.count:
         raise ValueError(
-            f"baseline has {len(row)} values but the table has {columns.count} columns; pass one value per column or "
-            '"mean".'
+            f'baseline has {len(row)} values but the table has {columns.count} columns; pass one a column or "mean".'
         )
     return {
         name: input_values(columns, adapted, feature, row[list(columns.members[feature])][None])[0].numpy()
@@ -194,30 +195,9 @@ def _feature_baseline(columns: Columns, adapted: Adapted, name: str, given: Any)
     if isinstance(given, str) and given not in levels:
         if given in ("mean", "zero", "median", "mode") or not levels:
             return given
-        close = ", ".join(map(repr, levels[:8]))
-        raise ValueError(f"baseline for {name!r} is {given!r}, which calibration did not see; there are {close}.")
-    one = given if isinstance(given, str) else np.asarray(given, dtype=object).ravel()
-    row = np.array([one], dtype=object) if isinstance(one, str) else one[None]
-    return input_values(columns, adapted, feature, row).numpy()[0]
-
-
-def _matrix_of(values: Any, members: int, name: str) -> np.ndarray[Any, Any]:
-    """Values of one feature, one row each."""
-    if isinstance(values, Tensor):
-        given = values.detach().cpu().numpy()
-    elif isinstance(values, np.ndarray):
-        given = values
-    else:
-        # Objects, so that numbers beside names stay numbers.
-        given = np.array(values, dtype=object) if not hasattr(values, "to_numpy") else np.asarray(values.to_numpy())
-    if given.ndim == 0:
-        given = given[None]
-    if given.ndim == 1:
-        given = given[:, None] if members == 1 else given[None, :]
-    if given.ndim != 2 or given.shape[1] != members:
-        expected = "one value per row" if members == 1 else f"rows of {members} values"
-        raise ValueError(f"values of {name!r} must be {expected}, found shape {given.shape}.")
-    return given
+        raise ValueError(f"baseline for {name!r} is {given!r}, which was not seen; {suggest(given, levels)}")
+    row = np.asarray(given, dtype=object).ravel()
+    return input_values(columns, adapted, feature, row[None]).numpy()[0]
 
 
 def categories_of(columns: Columns, summary: Summary, embedded: Sequence[int], *, integer: bool) -> frozenset[int]:
@@ -238,20 +218,6 @@ def categories_of(columns: Columns, summary: Summary, embedded: Sequence[int], *
         elif len(group) > 1 and bool(summary.two_valued[list(group)].all()):
             found.add(feature)
     return frozenset(found)
-
-
-def twins_of(features: Features, sample: Tensor) -> dict[int, int]:
-    """Single-column features that are an exact linear copy of another one, with the first such."""
-    single = [k for k, group in enumerate(features.columns) if len(group) == 1]
-    if len(single) < 2 or len(sample) < 3:
-        return {}
-    values = sample[:, [features.columns[k][0] for k in single]]
-    values = values - values.mean(0)
-    norms = values.square().sum(0).sqrt()
-    scaled = values / norms.clamp_min(1e-300)
-    close = ((scaled.T @ scaled).abs() > 1 - 1e-10) & (norms > 0)[:, None] & (norms > 0)[None, :]
-    close.fill_diagonal_(False)
-    return {single[i]: single[int(torch.nonzero(row)[0])] for i, row in enumerate(close) if bool(row.any())}
 
 
 def level_labels(columns: Columns, feature: int, levels: Tensor) -> list[str]:
@@ -322,3 +288,186 @@ def _seen_values(times: Mapping[Any, int], name: str) -> _Seen:
             stacklevel=2,
         )
     return _Seen(False, len(levels), levels[:MOST_CODES], max(levels, key=times.__getitem__), ())
+
+
+# ---------------------------------------------------------------------- rows
+
+
+class TableRows:
+    """A table's rows in batches, read as often as it allows; what was looked at first is not lost."""
+
+    def __init__(self, X: Any, source: Source) -> None:
+        self.X, self.source = X, source
+        self._begun: Iterator[Tensor] = iter(source)
+        # Copies: a stream may fill the same memory again with its next rows.
+        self._held = [batch.clone() for batch in islice(self._begun, 1)]
+        # The first rows of all; those of another process where this one has none.
+        self.probe = self._held[0][:PROBE_ROWS].clone() if self._held else torch.zeros(0, source.columns)
+
+    @property
+    def rows(self) -> int | None:
+        """How many there are, where that is known."""
+        return self.source.rows
+
+    @property
+    def tables(self) -> Iterable[Any]:
+        """The table as it was given, where it has rows."""
+        return [self.X] if self.rows != 0 else []
+
+    def __iter__(self) -> Iterator[Tensor]:
+        held, self._held = self._held, []
+        return chain(held, self._begun) if held else iter(self.source)
+
+    def peek(self) -> list[Tensor]:
+        """The first rows, as many as a sample has; they are read again with the others."""
+        while sum(map(len, self._held)) < SAMPLE_ROWS and (batch := next(self._begun, None)) is not None:
+            self._held.append(batch.clone())
+        return list(self._held)
+
+
+@dataclass(eq=False)
+class DatasetRows(RayRows):
+    """A Ray dataset's rows."""
+
+    source: Source = field(kw_only=True)  # what is known of them
+    probe: Tensor = field(kw_only=True)  # the first of them
+    tables: RayRows = field(kw_only=True)  # the dataset's blocks as they are
+
+    def peek(self) -> list[Tensor]:
+        """The first rows; a dataset is read ahead instead."""
+        return [self.probe]
+
+
+@dataclass(frozen=True, eq=False)
+class BlockReader:
+    """Makes of a dataset's blocks what would be made of the whole table; it is sent to workers."""
+
+    adapted: Adapted  # the model; only its preprocessing is used
+    names: tuple[str, ...] | None  # the columns to expect, where they are known
+    arrays: bool  # whether the only column holds arrays, which are then the rows
+    batch_size: int  # most rows in a tensor
+
+    def tables(self, block: Any) -> list[Any]:
+        """A block as a table that `NObSP.fit` takes."""
+        return [np.stack([np.asarray(row) for row in block.iloc[:, 0]]) if self.arrays else block]
+
+    def batches(self, block: Any) -> Source:
+        """The rows of a block."""
+        encode, said = self.adapted.encode, "X (in one of its batches)"
+        table = self.tables(block)[0]
+        return batches_of(table, batch_size=self.batch_size, encode=encode, columns=self.names, argument=said)
+
+
+Rows = TableRows | DatasetRows
+
+
+def read_rows(run: Run, X: Any, adapted: Adapted, batch_size: int, *, columns: Sequence[str] | None) -> Rows:
+    """The rows of `X`, of which no process but one needs to have any; all must have the same columns."""
+    if isinstance(run, RayRun):
+        return _dataset_rows(X, adapted, batch_size, columns)
+    if is_ray(X):
+        raise ValueError(
+            f"X is a Ray dataset, whose rows its own workers add up, but the engine has {run.size} processes that read "
+            "rows themselves; call fit in one process with engine=nobsp.RayCluster(), or pass each its share as an "
+            "iterable of batches."
+        )
+    rows = None
+    X = X if adapted.pack is None else adapted.pack(X)
+    try:
+        rows = TableRows(X, batches_of(X, batch_size=batch_size, encode=adapted.encode, columns=columns))
+    except NoRowsError:
+        if run.size == 1:
+            raise
+    found = run.gather(None if rows is None else (rows.probe, rows.source.names, rows.source.columns))
+    known = [(rank, *about) for rank, about in enumerate(found) if about is not None]
+    if not known:
+        raise ValueError(f"X has no rows on any of the {run.size} ranks.")
+    first, probe, names, width = known[0]
+    for rank, _, *other in known[1:]:
+        if other != [names, width]:
+            mine, theirs = (said[0] or f"{said[1]} columns" for said in ((names, width), other))
+            raise ValueError(
+                f"X has {theirs} on rank {rank} but {mine} on rank {first}; every rank needs the same columns in the "
+                "same order."
+            )
+    if rows is None:
+        rows = TableRows(X, Source(names, 0, True, False, width, lambda: iter(())))
+    rows.probe = probe
+    return rows
+
+
+def _dataset_rows(X: Any, adapted: Adapted, batch_size: int, columns: Sequence[str] | None) -> DatasetRows:
+    if not is_ray(X):
+        raise TypeError(
+            f"engine is RayCluster, but X is a {type(X).__name__}; pass a ray.data.Dataset, or leave engine out."
+        )
+    first = first_batch(X, PROBE_ROWS, argument="X", batch_format="pandas")
+    # As `ray.data.from_numpy` makes them.
+    arrays = first.shape[1] == 1 and np.ndim(first.iloc[0, 0]) == 1
+    expected = None if columns is None else tuple(columns)
+    reader = BlockReader(adapted, expected, arrays, batch_size)
+    source = reader.batches(first)
+    probe = next(iter(source))
+    # All batches have the columns of the first; the network is not sent along with the preprocessing.
+    names = None if arrays else expected or tuple(str(name) for name in first.columns)
+    reader = replace(reader, names=names, adapted=replace(adapted, module=torch.nn.Identity()))
+    size = 8 * source.columns
+    return DatasetRows(
+        X,
+        reader.batches,
+        batch_size,
+        size,
+        source=replace(source, names=names),
+        probe=probe,
+        tables=RayRows(X, reader.tables, batch_size, size),
+    )
+
+
+def find_columns(run: Run, rows: Rows, adapted: Adapted, given: Sequence[str] | Mapping[str, Any] | None) -> Columns:
+    """The columns, with the levels and ranges of all rows where a preprocessing stands before the network."""
+    settle = partial(columns_of, adapted=adapted, given=given, width=rows.source.columns, names=rows.source.names)
+    if adapted.encode is None:
+        return settle(None)
+    alone = replace(adapted, module=torch.nn.Identity())  # the network is not sent along
+    settle = partial(settle, adapted=alone)
+    sample = run.accumulate(rows.tables, Fold(partial(_sample_table, alone), _join_samples), Fold.update).value
+    make = partial(settle, groups=adapted.groups(sample))
+    columns: Columns = run.accumulate(rows.tables, Fold(make, Columns.merge), Fold.update).value
+    return columns
+
+
+def _sample_table(adapted: Adapted, table: Any) -> Any:
+    """Rows of a table that tell which columns a preprocessing makes of which."""
+    return grouping_rows(whole_table(table, adapted)[0])
+
+
+def _join_samples(first: Any, second: Any) -> Any:
+    return grouping_rows(stacked([first, second]))
+
+
+def read_ahead(run: Run, rows: Rows, columns: Columns, baseline: Any, *, planned: bool) -> bool:
+    """Whether all rows are read before they are run: where the baseline needs it, or it is cheap."""
+    if isinstance(rows, DatasetRows):
+        return True
+    wanted = hasattr(rows.X, "shape") or (not planned and needs_data(baseline, columns.features))
+    ahead = any(run.gather(wanted))
+    if ahead and not rows.source.reiterable:
+        raise ValueError(
+            f"X can be read only once, but baseline={baseline!r} has to be known before calibrating; pass "
+            "the baseline's values, or data that can be read again (an array, a DataLoader, a list of batches)."
+        )
+    return ahead
+
+
+def require_passes(run: Run, rows: Rows, count: int) -> None:
+    """An error where rows cannot be read, or not be kept, as often as the memory asks for."""
+    if not rows.source.reiterable:
+        raise ValueError(
+            f"X can be read only once, but within memory={run.memory:,} bytes it has to be read {count} times; "
+            "give the engine more, or pass data that can be read again (an array, a DataLoader, a list of batches)."
+        )
+    if run.checkpoint is not None:
+        raise ValueError(
+            f"checkpoint needs a calibration in one pass, but within memory={run.memory:,} bytes this one takes "
+            f"{count}; give the engine more memory, or calibrate without a checkpoint."
+        )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
+from functools import partial
 from statistics import NormalDist
 from typing import Any, Literal, Self
 
@@ -14,19 +15,89 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp import serialization
-from nobsp.results import Finding
+from nobsp._messages import count, join_names, require_whole_number, suggest
+from nobsp.base import Finding, describe_findings, is_healthy
 from nobsp.tabular.explanation import Explanation, Term, as_table, output_position, term_name
-from nobsp.tabular.features import Feature
-from nobsp.tabular.health import Health, TermHealth
-from nobsp.tabular.lookup import Array, Chunk, LevelAxis, NumberAxis, TermTable
+from nobsp.tabular.lookup import Array, Chunk, Feature, LevelAxis, NumberAxis, TermTable, value_rows
 
 KIND = "compiled explainer"
 VERSION = 2
+
+Measure = Callable[[], dict[int, Array]]
 
 # Rows read at once: few enough that a chunk of some ten columns stays in the processor's cache.
 _CHUNK_ROWS = 8192
 # Numbers with at most so many distinct values are drawn at these.
 _FEW_POINTS = 30
+# Columns of curves as a table.
+_CURVES = ("feature", "output", "x", "level", "value", "lower", "upper")
+
+
+@dataclass(frozen=True)
+class TermHealth:
+    """One term.
+
+    Attributes:
+        term: Names of its features.
+        rank: Directions its representation uses.
+        unique_share: Share of the spread of its contributions that those of the other terms cannot reproduce.
+        forward_rows: Rows sent through the network for every row that is explained; zero for tables.
+    """
+
+    term: tuple[str, ...]
+    rank: int
+    unique_share: float
+    forward_rows: int = 0
+
+
+@dataclass(frozen=True, repr=False)
+class Health:
+    """The state of a calibration.
+
+    Attributes:
+        findings: What is worth knowing, the worst first; empty when all is well.
+        terms: One entry per term.
+        explained: Held-out R² per output: the share of its variance that the terms explain on rows that were not used
+            for the coefficients. As published, on the calibration rows themselves.
+        inside: The same on rows inside the range of the rows fitted on.
+        outside_rows: Share of the rows held out that lie outside that range.
+        rows: Calibration rows.
+        columns: Columns of the regression, or the width of the reference where terms are fitted one by one.
+        held_out: Whether `explained` was measured on rows held out.
+    """
+
+    findings: tuple[Finding, ...]
+    terms: tuple[TermHealth, ...]
+    explained: tuple[float, ...]
+    inside: tuple[float, ...]
+    outside_rows: float
+    rows: int
+    columns: int
+    held_out: bool = True
+
+    @property
+    def healthy(self) -> bool:
+        """Whether there is neither an error nor a warning."""
+        return is_healthy(self.findings)
+
+    @property
+    def headline(self) -> str:
+        """The share explained, in one phrase; of the worst output where there are several."""
+        shares = [share for share in self.explained if not math.isnan(share)]
+        if not shares:
+            return "no output varies"
+        what = "held-out R²" if self.held_out else "R² on the calibration rows"
+        return f"{what} {min(shares):.3f}" + (" for the worst output" if len(self.explained) > 1 else "")
+
+    def __repr__(self) -> str:
+        counts = f"{self.rows:,} rows, {len(self.terms)} terms, {self.headline}"
+        shares = [share for share in self.inside if not math.isnan(share)]
+        if self.held_out and shares and abs(min(shares) - min(s for s in self.explained if s == s)) >= 0.0005:
+            counts += (
+                f" ({min(shares):.3f} without the {self.outside_rows:.1%} of the rows held out that lie outside the "
+                "range of those fitted on)"
+            )
+        return "\n".join([f"{counts}.", *describe_findings(self.findings)])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,7 +150,7 @@ class CompiledExplainer:
     strengths: dict[tuple[int, ...], float]
     left_out: tuple[Term, ...] = ()
     spreads: dict[int, Array] = field(default_factory=dict)
-    _measure: Callable[[], dict[int, Array]] | None = field(default=None, init=False, compare=False)
+    _measure: Measure | None = field(default=None, init=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickled with its bands: what measures them holds the calibration rows, and stays here."""
@@ -109,22 +180,29 @@ class CompiledExplainer:
                 float64 arrays are read in place.
             predictions: The network's outputs (logits) for the rows, from which the residual follows. Both are
                 NaN without.
-            threads: How many threads share the rows; one per processor when None. The numbers do not depend
-                on it.
-
-        Raises:
-            ValueError: If columns do not match, or a column holds nothing that can be read.
+            threads: How many threads share the rows; one per processor when None.
         """
+        if threads is None:
+            threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        require_whole_number("threads", threads)
         columns, rows = self.read_columns(X)
-        given = _check_predictions(predictions, rows, len(self.output_names))
+        given = np.full((rows, len(self.output_names)), np.nan)
+        if predictions is not None:
+            found = predictions.detach().cpu().double().numpy() if hasattr(predictions, "detach") else predictions
+            found = np.array(found, dtype=np.float64)
+            if found.size != given.size or found.ndim > 2 or found.shape[:1] != (rows,):
+                raise ValueError(f"predictions must have shape {given.shape}, found {found.shape}.")
+            given = found.reshape(given.shape)
         values, outside = self.read_tables(columns, rows, threads=threads)
-        if given is None:
-            given = np.full((rows, len(self.output_names)), np.nan)
+        return self.account(X, given, values, outside)
+
+    def account(self, X: Any, predictions: Array, values: Array, outside: NDArray[np.bool_]) -> Explanation:
+        """The account of rows whose predictions and contributions are known."""
         return Explanation(
             values=values,
             base_values=self.base_values.copy(),
-            residual=given - self.base_values - values.sum(1),
-            predictions=given,
+            residual=predictions - self.base_values - values.sum(1),
+            predictions=predictions,
             terms=self.terms,
             feature_names=self.feature_names,
             output_names=self.output_names,
@@ -135,23 +213,22 @@ class CompiledExplainer:
         )
 
     def read_tables(
-        self, columns: Mapping[int, NDArray[Any]], rows: int, *, threads: int | None = 1
+        self, columns: Mapping[int, NDArray[Any]], rows: int, *, threads: int = 1
     ) -> tuple[Array, NDArray[np.bool_]]:
-        """Contributions (rows, tables, outputs), and which features lie outside what was calibrated (rows, features).
-
-        Args:
-            columns: The caller's columns that tables stand on, by position; see `read_columns`.
-            rows: How many rows they have.
-            threads: How many threads share the rows.
-        """
-        outputs = len(self.output_names)
-        values = np.empty((rows, len(self.tables), outputs))
+        """Contributions (rows, tables, outputs), and which features lie outside their range (rows, features)."""
+        values = np.empty((rows, len(self.tables), len(self.output_names)))
         outside = np.zeros((rows, len(self.features)), dtype=bool)
 
         def work(start: int) -> None:
             self._read(columns, slice(start, min(start + _CHUNK_ROWS, rows)), values, outside)
 
-        _share_work(work, range(0, rows, _CHUNK_ROWS), _check_threads(threads))
+        starts = range(0, rows, _CHUNK_ROWS)
+        if threads == 1 or len(starts) < 2:
+            for start in starts:
+                work(start)
+        else:
+            with ThreadPoolExecutor(min(threads, len(starts))) as pool:
+                list(pool.map(work, starts))
         return values, outside
 
     def _read(
@@ -181,24 +258,11 @@ class CompiledExplainer:
     @property
     def level_axes(self) -> dict[int, LevelAxis]:
         """Per feature that is a category, its levels."""
-        found: dict[int, LevelAxis] = {}
-        for table in self.tables:
-            for k, axis in zip(table.features, table.axes, strict=False):
-                if isinstance(axis, LevelAxis):
-                    found.setdefault(k, axis)
-        return found
+        pairs = [pair for table in self.tables for pair in zip(table.features, table.axes, strict=False)]
+        return {k: axis for k, axis in reversed(pairs) if isinstance(axis, LevelAxis)}
 
     def function(self, term: str | Sequence[str], *, output: int | str = 0) -> Callable[..., Array]:
-        """The learned function of a feature, or of an interaction, as something to call on values.
-
-        Args:
-            term: Name of a feature, or the names of a compiled interaction's features.
-            output: Which output.
-
-        Returns:
-            A function from values (numbers, levels, or rows of values for a feature of several columns), one
-            argument a feature in the order they were named, to contributions.
-        """
+        """The function of a feature, or of an interaction, as something to call on values; see `NObSP.function`."""
         named = tuple(term) if isinstance(term, tuple | list) else (term,)
         asked = [self.features[self.position(name)] for name in named]
         table = next(
@@ -208,30 +272,22 @@ class CompiledExplainer:
             raise ValueError(f"{term_name(named)} has no table; `terms` names the terms there are.")
         chosen = output_position(output, self.output_names)
 
-        def evaluate(*values: Any) -> Array:
-            if len(values) != len(asked):
-                raise TypeError(f"the function of {term_name(named)} takes {len(asked)} arrays, found {len(values)}.")
-            given = [_value_rows(one, feature) for one, feature in zip(values, asked, strict=True)]
-            lengths = [len(one) for one in given]
-            if len(set(lengths)) > 1:
-                raise ValueError(f"the values of {term_name(named)} must be equally many, found {lengths}.")
-            if lengths[0] == 0:
-                return np.zeros(0)
+        def evaluate(*given: NDArray[Any]) -> Array:
             members = {
                 column: one[:, i]
                 for one, feature in zip(given, asked, strict=True)
                 for i, column in enumerate(feature.columns)
             }
-            chunk = Chunk(self._used(members, [table]), slice(0, lengths[0]))
+            chunk = Chunk(self._used(members, [table]), slice(0, len(given[0])))
             return table(chunk)[:, chosen].copy()
 
-        return evaluate
+        readers = [partial(value_rows, members=len(feature.columns), name=feature.name) for feature in asked]
+        return function_of(named, readers, evaluate)
 
     def position(self, name: str) -> int:
         """Position of a feature, or an error with the close matches."""
         if name not in self.feature_names:
-            close = get_close_matches(str(name), self.feature_names, n=3) or self.feature_names[:8]
-            raise ValueError(f"no feature {name!r}; there are {', '.join(map(repr, close))}.")
+            raise ValueError(f"no feature {name!r}; {suggest(name, self.feature_names)}")
         return self.feature_names.index(name)
 
     def points(self, feature: int) -> tuple[Any, Array]:
@@ -251,36 +307,27 @@ class CompiledExplainer:
 
     def curves(self, points: int = 200, *, level: float = 0.9) -> Any:
         """Every feature's function with its band, as a tidy table; see `NObSP.curves`."""
-        if isinstance(points, bool) or not isinstance(points, int | np.integer) or points < 2:
-            raise ValueError(f"points must be a whole number of at least 2, found {points!r}.")
+        require_whole_number("points", points, least=2)
         if isinstance(level, str) or not 0 < level < 1:
             raise ValueError(f"level must lie between 0 and 1, found {level!r}.")
         spreads = self.with_spreads().spreads
         width = NormalDist().inv_cdf(0.5 + level / 2)
-        columns: dict[str, list[Any]] = {
-            key: [] for key in ("feature", "output", "x", "level", "value", "lower", "upper")
-        }
-        for k, table in ((table.features[0], table) for table in self.tables if len(table.features) == 1):
-            feature, drawn = self.features[k], _drawn_at(self.features[k], table, int(points))
+        found: list[dict[str, Any]] = []
+        for table in self.tables:
+            drawn = _drawn_at(self.features[table.features[0]], table, int(points))
             if drawn is None:
                 continue
-            x, labels, chunk = drawn
+            k, (x, labels, chunk) = table.features[0], drawn
             values = table(chunk)
             away = np.full_like(values, np.nan)
             if k in spreads:
                 away = width * TermTable(table.features, table.axes, spreads[k])(chunk)
             for position, output in enumerate(self.output_names):
-                columns["feature"] += [feature.name] * len(x)
-                columns["output"] += [output] * len(x)
-                columns["x"] += x
-                columns["level"] += labels
-                columns["value"] += values[:, position].tolist()
-                columns["lower"] += (values - away)[:, position].tolist()
-                columns["upper"] += (values + away)[:, position].tolist()
-        text = ("feature", "output", "level")
-        return as_table(
-            {key: np.array(column, dtype=object if key in text else np.float64) for key, column in columns.items()}
-        )
+                value, band = values[:, position], away[:, position]
+                names = [np.full(len(x), name, dtype=object) for name in (self.features[k].name, output)]
+                columns = (*names, np.array(x), np.array(labels, dtype=object), value, value - band, value + band)
+                found.append(dict(zip(_CURVES, columns, strict=True)))
+        return as_table({key: np.concatenate([np.zeros(0), *(part[key] for part in found)]) for key in _CURVES})
 
     def importance(self, kind: Literal["total", "main"] = "total") -> Any:
         """Mean absolute contribution of each feature over calibration rows; see `NObSP.importance`."""
@@ -346,9 +393,9 @@ class CompiledExplainer:
             missing = [name for name in self.column_names if name not in places]
             extra = [name for name in places if name not in set(self.column_names)]
             if missing or extra:
-                lacks = [f"lacks {_listed(missing)}"] if missing else []
-                has = [f"has the unexpected {_listed(extra)}"] if extra else []
-                raise ValueError(f"X {' and '.join(lacks + has)}; expected are {_listed(self.column_names)}.")
+                lacks = [f"lacks {join_names(missing, 12)}"] if missing else []
+                has = [f"has the unexpected {join_names(extra, 12)}"] if extra else []
+                raise ValueError(f"X {' and '.join(lacks + has)}; expected are {join_names(self.column_names, 12)}.")
             order = [places[name] for name in self.column_names]
         needed = {column for feature in self.features for column in feature.columns}
         taken = {i: np.asarray(frame[:, position].to_numpy()) for i, position in enumerate(order) if i in needed}
@@ -372,33 +419,22 @@ class CompiledExplainer:
         try:
             return column.astype(np.float64)
         except (TypeError, ValueError) as failure:
-            raise TypeError(f"X, {self._called(position)}, is not numeric ({failure}).") from failure
+            name = position if self.column_names is None else repr(self.column_names[position])
+            raise TypeError(f"X, column {name}, is not numeric ({failure}).") from failure
 
     def _require_count(self, found: int) -> None:
         if found != self.column_count:
             raise ValueError(f"X has {found} columns but the explainer was calibrated on {self.column_count}.")
 
-    def _called(self, column: int) -> str:
-        return f"column {column}" if self.column_names is None else f"column {self.column_names[column]!r}"
-
     # ------------------------------------------------------------------ files and looks
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes everything to one safetensors file, atomically; docs/compiled-format.md describes it.
-
-        Args:
-            path: Where to; an existing file is replaced.
-        """
+        """Writes everything to one safetensors file, atomically; docs/compiled-format.md describes it."""
         serialization.save(path, self.with_spreads(), kind=KIND, version=VERSION)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads what `save` wrote; needs neither torch nor the model.
-
-        Raises:
-            FileNotFoundError: If there is no such file.
-            ValueError: If the file is damaged, of another kind, or of another version.
-        """
+        """Reads what `save` wrote; needs neither torch nor the model."""
         found = serialization.load(path, kind=KIND, version=VERSION, classes=(cls, *CLASSES), framework="numpy")
         if not isinstance(found, cls):
             raise ValueError(f"path {str(path)!r} is damaged: it does not hold a compiled explainer.")
@@ -420,8 +456,7 @@ class CompiledExplainer:
 
     def __repr__(self) -> str:
         nodes = sum(table.values[..., 0].size for table in self.tables)
-        counts = ((len(self.tables), "term"), (len(self.output_names), "output"), (nodes, "node"))
-        said = [f"{count} {what}" if count == 1 else f"{count} {what}s" for count, what in counts]
+        said = [count(len(self.tables), "term"), count(len(self.output_names), "output"), count(nodes, "node")]
         if self.left_out:
             said.append(f"{len(self.left_out)} terms need the network")
         return f"CompiledExplainer({', '.join(said)}; {self.state.headline})"
@@ -452,47 +487,18 @@ def _drawn_at(feature: Feature, table: TermTable, points: int) -> tuple[list[flo
     return grid.tolist(), [""] * len(grid), Chunk({axis.column: grid}, slice(0, len(grid)))
 
 
-def _share_work(work: Callable[[int], None], starts: Sequence[int], threads: int) -> None:
-    if threads == 1 or len(starts) < 2:
-        for start in starts:
-            work(start)
-        return
-    with ThreadPoolExecutor(min(threads, len(starts))) as pool:
-        for done in [pool.submit(work, start) for start in starts]:
-            done.result()
+def function_of(
+    named: Sequence[str], readers: Sequence[Callable[[Any], Any]], evaluate: Callable[..., Array]
+) -> Callable[..., Array]:
+    """A term's function of its features' values, each read by a reader of its own."""
 
+    def function(*values: Any) -> Array:
+        if len(values) != len(named):
+            raise TypeError(f"the function of {term_name(named)} takes {len(named)} arrays, found {len(values)}.")
+        given = [read(one) for read, one in zip(readers, values, strict=True)]
+        lengths = [len(one) for one in given]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"the values of {term_name(named)} must be equally many, found {lengths}.")
+        return evaluate(*given) if lengths[0] else np.zeros(0)
 
-def _check_threads(threads: int | None) -> int:
-    if threads is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if isinstance(threads, bool) or not isinstance(threads, int | np.integer) or threads < 1:
-        raise ValueError(f"threads must be a whole number of at least 1, found {threads!r}.")
-    return int(threads)
-
-
-def _check_predictions(predictions: Any, rows: int, outputs: int) -> Array | None:
-    if predictions is None:
-        return None
-    given = predictions.detach().cpu().double().numpy() if hasattr(predictions, "detach") else predictions
-    found = np.array(given, dtype=np.float64)
-    if found.ndim == 1 and outputs == 1:
-        found = found[:, None]
-    if found.shape != (rows, outputs):
-        raise ValueError(f"predictions must have shape {(rows, outputs)}, found {found.shape}.")
-    return found
-
-
-def _listed(names: Sequence[str], at_most: int = 12) -> str:
-    shown = ", ".join(map(repr, names[:at_most]))
-    return shown + (f" and {len(names) - at_most} more" if len(names) > at_most else "")
-
-
-def _value_rows(values: Any, feature: Feature) -> NDArray[Any]:
-    """Values of a feature as rows, one column a member."""
-    members = len(feature.columns)
-    given = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
-    if given.ndim < 2 and given.size % members == 0:
-        given = given.reshape(-1, members)
-    if given.ndim != 2 or given.shape[1] != members:
-        raise ValueError(f"values of {feature.name!r} must be rows of {members}, found shape {given.shape}.")
-    return given
+    return function

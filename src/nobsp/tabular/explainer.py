@@ -14,35 +14,22 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from nobsp.base import Explainer
-from nobsp.calibration import Engine, Run, choose_engine
+from nobsp._messages import require_whole_number
+from nobsp.base import Explainer, Finding, Plots, sort_findings
+from nobsp.calibration import Engine, choose_engine
 from nobsp.models import adapt
-from nobsp.network.adapted import Adapted
 from nobsp.network.batches import with_progress
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
 from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.network.summary import Summary
-from nobsp.results import Finding, Plots, sort_findings
 from nobsp.tabular import files
-from nobsp.tabular.algorithm1 import (
-    Accumulator,
-    add_rows,
-    add_rows_and_summarise,
-    join_solutions,
-    room_for_moments,
-    solve,
-    split_plan,
-)
-from nobsp.tabular.columns import Columns, input_values
-from nobsp.tabular.compiled import CompiledExplainer
-from nobsp.tabular.effects import removal_effects, stand_ins
+from nobsp.tabular.columns import find_columns, input_values, read_rows
+from nobsp.tabular.compiled import CompiledExplainer, Health, function_of
 from nobsp.tabular.explanation import Explanation, output_position, term_name
 from nobsp.tabular.files import CHECKPOINTED
-from nobsp.tabular.fitted import Estimate, Fitted, Parts, Published
-from nobsp.tabular.fitting import Facts, Measure, estimate_published, estimate_terms, plan_published
-from nobsp.tabular.health import Health
-from nobsp.tabular.options import Options, checked, find_readout, names_of_outputs, require_alike, spell_options
-from nobsp.tabular.rows import Rows, find_columns, read_ahead, read_rows, require_passes
+from nobsp.tabular.fitted import Fitted, removal_effects, stand_ins
+from nobsp.tabular.fitting import Facts, Options, estimate_terms, find_readout, names_of_outputs
+from nobsp.tabular.published import calibrate_published, estimate_published, published_of
 
 
 class NObSP(Explainer):
@@ -59,7 +46,7 @@ class NObSP(Explainer):
             column or columns, which are then one feature, fitted jointly.
         background: How many calibration rows a feature's effect is averaged over, or the rows themselves; 1 for the
             baseline alone.
-        baseline: The point that `from_baseline` measures from, and what an inactive feature is set to as published:
+        baseline: The point that `from_baseline` measures from; as published, what an inactive feature is set to.
             "mean" (categories: the most frequent level), "zero", "median", "mode", one value per column, or a
             dictionary from feature to one of these.
         reference: "terms" fits all terms at once, each along all the others; "complement" is Algorithm 1 of
@@ -121,13 +108,8 @@ class NObSP(Explainer):
     @classmethod
     def as_published(cls, model: Any, **options: Any) -> Self:
         """The paper's Algorithm 1 to the letter: complement reference, absolute ridge of 1e-4, no interactions."""
-        published: dict[str, Any] = {
-            "reference": "complement",
-            "interactions": 0,
-            "ridge": 1e-4,
-            "ridge_scale": "absolute",
-        }
-        return cls(model, **published | options)
+        published = {"reference": "complement", "interactions": 0, "ridge": 1e-4, "ridge_scale": "absolute"}
+        return cls(model, **{**published, **options})
 
     # ------------------------------------------------------------------ calibration
 
@@ -149,52 +131,47 @@ class NObSP(Explainer):
             X: Array, tensor, pandas or polars frame, DataLoader (labels in its batches are left aside), an iterable
                 of batches, or a `ray.data.Dataset` of numbers (or of arrays, one a row).
             y: Ignored: the network's own outputs are explained.
-            engine: Where rows are added up: `nobsp.Local` in this process, with a checkpoint and a memory limit;
-                `nobsp.Ranks` on all processes of a `torch.distributed` group, each with its own rows;
-                `nobsp.RayCluster` in the workers of a Ray cluster. By default all ranks where there are several,
-                else the cluster of a Ray dataset, else this process.
+            engine: Where rows are added up: `nobsp.Local` in this process, `nobsp.Ranks` on all processes of a
+                `torch.distributed` group, `nobsp.RayCluster` in the workers of a Ray cluster. By default all ranks
+                where there are several, else the cluster of a Ray dataset, else this process.
             progress: Whether to show progress bars on stderr.
             like: As published only: a calibrated explainer of the same model whose baseline, terms and bases are taken
                 over, so that what is calibrated on other rows can be merged with it.
-
-        Returns:
-            The explainer itself.
         """
         with choose_engine(engine, X).start(CHECKPOINTED) as run:
             # In here, so that other processes learn of an error.
-            options = checked(self.get_params(deep=False))
+            options = Options.of(self.get_params(deep=False))
             known = None if like is None else like._fitted
             if like is not None:
-                require_alike(options, checked(like.get_params(deep=False)))
+                options.require_alike(Options.of(like.get_params(deep=False)))
             adapted = adapt(self.model, X)
             expected = adapted.feature_names if known is None else known.columns.names
-            rows = read_rows(run, X, adapted, options, columns=expected)
+            rows = read_rows(run, X, adapted, options.batch_size, columns=expected)
             readout = find_readout(adapted, rows.probe, head=options.head)
             network = Network(readout, readout.device if options.device is None else torch.device(options.device))
             names = names_of_outputs(options.output_names, outputs=readout.outputs, known=adapted.output_names)
-            taken = None if known is None else _published(known, "like").plan.fingerprint()
-            run.require_same(
-                {"the model": readout.fingerprint(), "like": taken}, spell_options(options, readout.head.name)
-            )
+            taken = None if known is None else published_of(known, "like").plan.fingerprint()
+            run.require_same({"the model": readout.fingerprint(), "like": taken}, options.spelled(readout.head.name))
             if known is not None:
                 known.require_same_model(readout)
             columns = find_columns(run, rows, adapted, options.features) if known is None else known.columns
 
+            def facts_of(summary: Summary) -> Facts:
+                return Facts(adapted, columns, summary, network, options, names)
+
             if options.reference == "terms":
                 summary = Summary(columns.features.columns)
                 summary = run.accumulate(rows, summary, Summary.update, name="reading", progress=progress)
-                make = partial(_estimate, adapted, columns, summary, network, options, names, progress=progress)
+                make = partial(estimate_terms, progress=progress)
             else:
-                summary, published, strengths = _calibrate_published(
-                    run, rows, adapted, columns, network, options, known, progress=progress
+                summary, published, strengths = calibrate_published(
+                    run, rows, network, options, columns, known, facts_of, progress=progress
                 )
-                make = partial(
-                    _estimate, adapted, columns, summary, network, options, names, published=(published, strengths)
-                )
+                make = partial(estimate_published, published=published, strengths=strengths)
             if run.size > 1:  # what travels between processes has its bands with it
-                estimate = run.decide(lambda: _with_measure(*make()).with_spreads())
+                estimate = run.decide(lambda: make(facts_of(summary)).with_spreads())
             else:
-                estimate = _with_measure(*make())
+                estimate = make(facts_of(summary))
         self._fit = Fitted(adapted, readout, columns, summary, estimate)
         for finding in estimate.functions.state.findings:
             if finding.severity == "error":
@@ -209,18 +186,22 @@ class NObSP(Explainer):
         """
         mine, theirs = self._fitted, other._fitted
         mine.require_same_model(theirs.readout)
-        options = checked(self.get_params(deep=False))
-        network = Network(mine.readout, mine.readout.device if self.device is None else torch.device(self.device))
-        kept = None
-        if mine.estimate.published is not None:
-            kept = _merge_published(mine.estimate.published, _published(theirs, "merge")), mine.functions.strengths
+        published = mine.estimate.published
+        if published is not None:
+            published = published.merge(published_of(theirs, "merge"))
         elif mine.summary.groups != theirs.summary.groups or theirs.estimate.published is not None:
             raise ValueError("the two calibrations have different features or references; calibrate both alike.")
         elif len(mine.summary.sample) == 0 or len(theirs.summary.sample) == 0:
             raise ValueError("merge needs the calibration rows, which were not saved; save with rows=True.")
+        network = Network(mine.readout, mine.readout.device if self.device is None else torch.device(self.device))
         summary, columns = mine.summary.merge(theirs.summary), mine.columns.merge(theirs.columns)
-        made = _estimate(mine.adapted, columns, summary, network, options, mine.functions.output_names, published=kept)
-        self._fit = replace(mine, columns=columns, summary=summary, estimate=_with_measure(*made))
+        options = Options.of(self.get_params(deep=False))
+        facts = Facts(mine.adapted, columns, summary, network, options, mine.functions.output_names)
+        if published is None:
+            estimate = estimate_terms(facts)
+        else:
+            estimate = estimate_published(facts, published, mine.functions.strengths)
+        self._fit = replace(mine, columns=columns, summary=summary, estimate=estimate)
         return self
 
     # ------------------------------------------------------------------ explaining
@@ -246,21 +227,15 @@ class NObSP(Explainer):
         fitted = self._fitted
         with running_on(fitted.readout, self.device) as represent:
             found = list(fitted.explain(X, represent, batch_size=self.batch_size, progress=progress))
-        functions = fitted.functions
-        values = torch.cat([part.values for part in found if part.values is not None]).numpy()
-        predictions = torch.cat([part.outputs for part in found]).numpy()
-        return Explanation(
-            values=values,
-            base_values=functions.base_values.copy(),
-            residual=predictions - functions.base_values - values.sum(1),
-            predictions=predictions,
+        return replace(
+            fitted.functions.account(
+                X if hasattr(X, "shape") else torch.cat([part.inputs for part in found]).numpy(),
+                torch.cat([part.outputs for part in found]).numpy(),
+                torch.cat([part.values for part in found if part.values is not None]).numpy(),
+                np.concatenate([part.outside for part in found]),
+            ),
             terms=self.terms_,
-            feature_names=functions.feature_names,
-            output_names=functions.output_names,
-            data=X if hasattr(X, "shape") else torch.cat([part.inputs for part in found]).numpy(),
-            outside=np.concatenate([part.outside for part in found]),
             baseline_contributions=fitted.estimate.baseline_contributions.copy(),
-            explainer=functions,
         )
 
     def evidence_source(self) -> EvidenceSource:
@@ -299,25 +274,19 @@ class NObSP(Explainer):
     ) -> NDArray[np.float64]:
         """What each prediction loses when a feature is no longer known, measured on the network itself.
 
-        The prediction less its mean over the values the feature takes in the calibration rows, the other
-        features as they are in the row: the sum of all centred terms that the feature takes part in, of every
-        order. No interaction is missing, whichever were fitted. Each counts for all its features, so removal
-        effects do not add up to the prediction. A feature that the network ignores has none.
+        The prediction less its mean over the values the feature takes in the calibration rows, the other features as
+        they are: the sum of all centred terms that the feature takes part in, of every order, whichever were fitted.
+        Each counts for all its features, so removal effects do not add up to the prediction.
 
         Args:
             X: Rows, of any kind that `fit` takes.
-            values: Most values that take a number's place, one forward pass each. All there are, if no more;
-                otherwise spread evenly over its distribution. Of a category all levels do, up to 256.
-            background: Rows to take values from instead of the calibration rows; needed for an explainer
-                from a file, which holds no rows.
+            values: Most values that take a number's place, one forward pass each, spread evenly over its distribution.
+                Of a category all levels do, up to 256.
+            background: Rows to take values from; needed for an explainer from a file, which holds no rows.
             progress: Whether to show a progress bar on stderr.
 
         Returns:
             Shape (rows, features, outputs).
-
-        Raises:
-            NotFittedError: If `fit` has not been called.
-            ValueError: If columns do not match, a value is not finite, or the calibration rows are not available.
 
         Example:
             >>> import torch
@@ -329,8 +298,7 @@ class NObSP(Explainer):
             (5, 3, 2)
         """
         fitted = self._fitted
-        if isinstance(values, bool) or not isinstance(values, int | np.integer) or values < 2:
-            raise ValueError(f"values must be a whole number of at least 2, found {values!r}.")
+        require_whole_number("values", values, least=2)
         replaced = stand_ins(fitted, int(values), background, batch_size=self.batch_size)
         source = fitted.source(X, batch_size=self.batch_size, strict=True)
         effects = []
@@ -349,17 +317,13 @@ class NObSP(Explainer):
 
         Returns:
             A function from values to contributions, with one argument a feature, in the order they were named:
-            values as the caller writes them (numbers, or levels of a category; rows of values for a feature
-            of several columns).
+            numbers, levels of a category, or rows of values for a feature of several columns.
 
         Example:
             >>> import torch
             >>> from nobsp import NObSP
-            >>> _ = torch.manual_seed(0)
             >>> model = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
             >>> explainer = NObSP(model, features=["a", "b"], interactions=[("a", "b")]).fit(torch.randn(200, 2))
-            >>> explainer.function("a")([0.0, 1.0]).shape
-            (2,)
             >>> explainer.function(("a", "b"))([0.0, 1.0], [2.0, 2.0]).shape
             (2,)
         """
@@ -376,23 +340,13 @@ class NObSP(Explainer):
             return fitted.functions.function(named, output=output)
         chosen = output_position(output, fitted.functions.output_names)
 
-        def evaluate(*values: Any) -> NDArray[np.float64]:
-            if len(values) != len(asked):
-                raise TypeError(f"the function of {term_name(named)} takes {len(asked)} arrays, found {len(values)}.")
-            given = {
-                position: input_values(fitted.columns, fitted.adapted, position, one)
-                for position, one in zip(asked, values, strict=True)
-            }
-            lengths = [len(one) for one in given.values()]
-            if len(set(lengths)) > 1:
-                raise ValueError(f"the values of {term_name(named)} must be equally many, found {lengths}.")
-            if lengths[0] == 0:
-                return np.zeros(0)
+        def evaluate(*given: torch.Tensor) -> NDArray[np.float64]:
+            ordered = [one for _, one in sorted(zip(asked, given, strict=True), key=lambda pair: pair[0])]
             with running_on(fitted.readout, self.device) as represent:
-                found = fitted.term_values(represent, place, [given[k] for k in place], batch_size=self.batch_size)
-            return found[:, chosen].numpy()
+                return fitted.term_values(represent, place, ordered, batch_size=self.batch_size)[:, chosen].numpy()
 
-        return evaluate
+        readers = [partial(input_values, fitted.columns, fitted.adapted, position) for position in asked]
+        return function_of(named, readers, evaluate)
 
     def curves(self, points: int = 200, *, level: float = 0.9) -> Any:
         """Every feature's function with its band, as a tidy table.
@@ -400,8 +354,7 @@ class NObSP(Explainer):
         A curve is the feature's average effect: what the model predicts with the feature at x, averaged over the other
         features' values, less the mean prediction; where features depend on each other and the rows can tell, it is the
         part of that which no other term explains. The band says how far the curve would move had other rows of the
-        same kind been used: other background rows, other averages, another correction. It does not know of the
-        network's own training.
+        same kind been used; it does not know of the network's own training.
 
         Args:
             points: Points along a numeric feature; categories get one row per level.
@@ -409,8 +362,7 @@ class NObSP(Explainer):
 
         Returns:
             Columns feature, output, x (a number, NaN for named levels), level (its name, empty for numbers),
-            value, lower, upper; a pandas frame where pandas is installed. Features made of several numeric columns
-            have no curve and are left out.
+            value, lower, upper. Features made of several numeric columns have no curve.
         """
         return self._fitted.functions.curves(points, level=level)
 
@@ -419,11 +371,8 @@ class NObSP(Explainer):
     def interaction_strengths(self) -> Any:
         """Every screened pair with the share of the outputs' spread that only both together make, strongest first.
 
-        Read off coarse tables over a few background rows, so fitted pairs are somewhat stronger or weaker. Empty where
-        pairs were not screened (`interactions` was 0, or named them).
-
-        Returns:
-            Columns first, second, strength, fitted.
+        Read off coarse tables over a few background rows. Empty where pairs were not screened (`interactions` was 0, or
+        named them). Columns first, second, strength, fitted.
         """
         return self._fitted.functions.interaction_strengths()
 
@@ -472,11 +421,7 @@ class NObSP(Explainer):
         """The functions as they are, to be used without the network and without torch.
 
         Terms without a table (features of several numeric columns, triples) need the network; they are named in
-        `left_out` and their contributions are missing. As published, functions are tabulated along the baseline, and
-        are exact at the knots.
-
-        Raises:
-            NotFittedError: If `fit` has not been called.
+        `left_out` and their contributions are missing. As published, functions are tabulated along the baseline.
         """
         return self._fitted.functions.with_spreads()
 
@@ -488,7 +433,7 @@ class NObSP(Explainer):
         Args:
             path: Where to; an existing file is replaced, atomically.
             rows: Whether to keep what `merge` needs: the sample of calibration rows, or as published the moments.
-                Without, the file is small and holds no row, unless a term without a table needs the background rows.
+                Without, the file holds no row, unless a term without a table needs the background rows.
         """
         files.save(path, self._fitted, self._options(), rows=rows)
 
@@ -550,10 +495,7 @@ class NObSP(Explainer):
 
     @property
     def sample_(self) -> NDArray[Any] | None:
-        """Some of the calibration rows, as plots lay them under curves; None where there are none in your own units.
-
-        Rows are not in files unless they were asked for, and those of a pipeline are kept as the network takes them.
-        """
+        """Some of the calibration rows, as plots lay them under curves; None where there are none in your own units."""
         sample = self._fitted.summary.sample
         return sample.double().numpy() if self._fitted.adapted.encode is None and len(sample) else None
 
@@ -574,105 +516,7 @@ class NObSP(Explainer):
 
     @property
     def _fitted(self) -> Fitted:
-        fitted: Fitted = super()._fitted
+        if not hasattr(self, "_fit"):
+            raise self._not_fitted()
+        fitted: Fitted = self._fit
         return fitted
-
-
-def _estimate(
-    adapted: Adapted,
-    columns: Columns,
-    summary: Summary,
-    network: Network,
-    options: Options,
-    names: tuple[str, ...],
-    *,
-    published: tuple[Published, dict[tuple[int, ...], float]] | None = None,
-    progress: bool = False,
-) -> tuple[Estimate, Measure]:
-    """The estimate of either kind, with what measures its bands."""
-    facts = Facts(adapted, columns, summary, network, options)
-    if published is not None:
-        return estimate_published(facts, *published, names)
-    return estimate_terms(facts, names, progress=progress)
-
-
-def _with_measure(estimate: Estimate, measure: Measure) -> Estimate:
-    object.__setattr__(estimate.functions, "_measure", measure)  # bands take a while, so they wait until asked for
-    return estimate
-
-
-def _calibrate_published(
-    run: Run,
-    rows: Rows,
-    adapted: Adapted,
-    columns: Columns,
-    network: Network,
-    options: Options,
-    known: Fitted | None,
-    *,
-    progress: bool,
-) -> tuple[Summary, Published, dict[tuple[int, ...], float]]:
-    """Algorithm 1: summary, plan, moments, coefficients."""
-    readout, groups = network.readout, columns.features.columns
-    model = run.share(network)
-    ahead = read_ahead(run, rows, columns, options, planned=known is not None)
-    summary = Summary(groups)
-    if ahead:
-        summary = run.accumulate(rows, summary, Summary.update, name="reading", progress=progress)
-    if known is None:
-        seen = summary
-        if not ahead:
-            seen = run.accumulate(rows.peek(), Summary(groups), Summary.update, name="first rows")
-        settle = partial(_plan, adapted, columns, seen, network, options)
-        plan, strengths = run.decide(settle, name="plan")
-    else:
-        plan, strengths = _published(known, "like").plan, known.functions.strengths
-    stages = split_plan(plan, readout, memory=run.memory)
-    if len(stages) > 1:
-        require_passes(run, rows, len(stages))
-    room = room_for_moments(plan, run.memory)
-    solutions, ridge = [], options.ridge_or_published
-    parts: Parts = {}
-    for stage in stages:
-        parts = {}  # the sums of one stage at a time
-        moments = Accumulator.of(stage, readout, rows=rows.rows, memory=room, in_few=run.sends_states)
-        given: dict[str, Any] = {"model": model, "name": "calibrating", "progress": progress}
-        if not summary.rows:  # rows that are read only once
-            add = partial(add_rows_and_summarise, stage, memory=room)
-            summary, moments = run.accumulate(rows, (Summary(groups), moments), add, **given)
-        else:
-            moments = run.accumulate(rows, moments, partial(add_rows, stage, memory=room), **given)
-        parts = moments.parts
-        del moments
-        solutions.append(run.decide(partial(solve, stage, parts, ridge=ridge)))
-    published = Published(plan, parts if len(stages) == 1 else {}, join_solutions(solutions), ridge)
-    return summary, published, strengths
-
-
-def _plan(adapted: Adapted, columns: Columns, summary: Summary, network: Network, options: Options) -> Any:
-    return plan_published(Facts(adapted, columns, summary, network, options))
-
-
-def _published(fitted: Fitted, argument: str) -> Published:
-    found = fitted.estimate.published
-    if found is None:
-        raise ValueError(f'{argument} must be calibrated with reference="complement", as this explainer is.')
-    return found
-
-
-def _merge_published(mine: Published, theirs: Published) -> Published:
-    if not mine.parts or not theirs.parts:
-        raise ValueError(
-            "merge needs the moments, which were not saved, or not held at once; save with rows=True, or calibrate "
-            "with an engine that has more memory, such as nobsp.Local(memory=...)."
-        )
-    if mine.plan.fingerprint() != theirs.plan.fingerprint():
-        raise ValueError(
-            "the two calibrations have different baselines, terms or bases and cannot be added up; calibrate the "
-            "second with fit(X, like=first)."
-        )
-    parts = {
-        name: [a.merge(b) for a, b in zip(blocks, theirs.parts[name], strict=True)]
-        for name, blocks in mine.parts.items()
-    }
-    return replace(mine, parts=parts, solution=solve(mine.plan, parts, ridge=mine.ridge))

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.results import Plots
+from nobsp._messages import count, join_names, require_whole_number, suggest
+from nobsp.base import Plots
 
 Array = NDArray[np.float64]
 Term = tuple[str, ...]
 
 # Nodes of the rule that carries an account over to probabilities; what more would mend is in the residual.
 _MOST_NODES = 256
+# Arrays whose last axis is the outputs.
+_PER_OUTPUT = ("values", "base_values", "residual", "predictions", "baseline_contributions")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Explanation:
     """Predictions written as base + contributions + residual, exactly, row by row and output by output.
 
-    `predictions == base_values + values.sum(1) + residual` holds to float64 rounding. Predictions are the
-    network's logits (or regression outputs), never probabilities. With several classes, logits mean
-    something only up to a shift that all classes share: `contrast` gives the account of one class against
-    another, in which the shift is gone.
+    `predictions == base_values + values.sum(1) + residual` holds to float64 rounding. Predictions are the network's
+    logits (or regression outputs), never probabilities. Logits of several classes mean something only up to a shift
+    that all classes share, which is gone in `contrast`.
 
     Attributes:
         values: Contributions, shape (rows, terms, outputs).
@@ -74,9 +76,13 @@ class Explanation:
 
         A pair counts for both of its features, so totals do not add up to the prediction.
         """
-        member = np.array([[name in term for name in self.feature_names] for term in self.terms], dtype=float)
-        totals: Array = np.einsum("rto,tf->rfo", self.values, member.reshape(-1, len(self.feature_names)))
+        totals: Array = np.einsum("rto,tf->rfo", self.values, self._members())
         return totals
+
+    def _members(self) -> Array:
+        """Which features are in which terms, (terms, features)."""
+        member = np.array([[name in term for name in self.feature_names] for term in self.terms], dtype=float)
+        return member.reshape(len(self.terms), len(self.feature_names))
 
     def from_baseline(self) -> Explanation:
         """The same account measured from the baseline instead of the mean (the paper's Δ-baseline attributions).
@@ -94,26 +100,18 @@ class Explanation:
     def contrast(self, a: int | str, b: int | str) -> Explanation:
         """The account of one output against another: why `a` rather than `b`."""
         first, second = self._output(a), self._output(b)
-
-        def difference(array: Array) -> Array:
-            return array[..., first : first + 1] - array[..., second : second + 1]
-
+        changed = {name: getattr(self, name) for name in _PER_OUTPUT}
         return replace(
             self,
-            values=difference(self.values),
-            base_values=difference(self.base_values),
-            residual=difference(self.residual),
-            predictions=difference(self.predictions),
+            **{name: array[..., [first]] - array[..., [second]] for name, array in changed.items()},
             output_names=(f"{self.output_names[first]} − {self.output_names[second]}",),
-            baseline_contributions=difference(self.baseline_contributions),
         )
 
     def to_probability(self, *, link: str | None = None) -> Explanation:
         """The account on the scale of probabilities (of means, where the link is exp); it still adds up exactly.
 
         Contributions to the outputs are carried over by the link's mean slope on the straight line from the base to the
-        prediction (Aumann and Shapley's rule). Other paths would share out differently; with a softmax, a term that
-        speaks for one class lowers the others. The base is the link of the base, not the mean probability.
+        prediction (Aumann and Shapley's rule). The base is the link of the base, not the mean probability.
 
         Args:
             link: "softmax", "sigmoid" or "exp"; the model's own by default.
@@ -167,9 +165,11 @@ class Explanation:
         counted in the residual, so the account still adds up.
         """
         rows, terms, outputs = _three_axes(key)
-        row_index = _row_positions(rows, len(self))
-        term_index = self._term_positions(terms)
-        output_index = self._output_positions(outputs)
+        if isinstance(terms, tuple) and terms and all(isinstance(name, str) for name in terms):
+            terms = [terms]
+        row_index = _positions(rows, len(self), "rows", partial(_row_position, count=len(self)))
+        term_index = _positions(terms, len(self.terms), "terms", self._term)
+        output_index = _positions(outputs, len(self.output_names), "outputs", self._output)
         values = self.values[row_index][:, :, output_index]
         predictions = self.predictions[row_index][:, output_index]
         base = self.base_values[output_index]
@@ -193,8 +193,7 @@ class Explanation:
 
     def top(self, k: int) -> Explanation:
         """The `k` terms with the largest mean absolute contribution; the others are counted in the residual."""
-        if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 0:
-            raise ValueError(f"k must be a whole number, not negative, found {k!r}.")
+        require_whole_number("k", k, least=0)
         sizes = np.abs(self.values).mean((0, 2)) if len(self) else np.zeros(len(self.terms))
         return self[:, np.sort(np.argsort(-sizes, kind="stable")[:k])]
 
@@ -215,24 +214,21 @@ class Explanation:
         if len(self) != len(other):
             raise ValueError(f"the explanations have {len(self)} and {len(other)} rows; explain the same rows.")
         terms = tuple(dict.fromkeys([*self.terms, *other.terms]))
-
-        def at(ex: Explanation, values: Array, axis: int) -> Array:
-            shape = list(values.shape)
-            shape[axis] = len(terms)
-            wide = np.zeros(shape)
-            wide[(slice(None),) * axis + ([terms.index(term) for term in ex.terms],)] = values
-            return wide
-
-        mine, theirs = self.baseline_contributions, other.baseline_contributions
+        values = np.zeros((len(self), len(terms), len(self.output_names)))
+        at_baseline = np.zeros(values.shape[1:])
+        for ex in (self, other):
+            places = [terms.index(term) for term in ex.terms]
+            values[:, places] += ex.values
+            at_baseline[places] += ex.baseline_contributions
         return replace(
             self,
-            values=at(self, self.values, 1) + at(other, other.values, 1),
+            values=values,
             base_values=self.base_values + other.base_values,
             residual=self.residual + other.residual,
             predictions=self.predictions + other.predictions,
             terms=terms,
             outside=self.outside | other.outside,
-            baseline_contributions=at(self, mine, 0) + at(other, theirs, 0),
+            baseline_contributions=at_baseline,
             explainer=None,
         )
 
@@ -240,8 +236,7 @@ class Explanation:
         """The account of the outputs times a number."""
         if not np.isscalar(factor) or isinstance(factor, str | bytes):
             return NotImplemented
-        names = ("values", "base_values", "residual", "predictions", "baseline_contributions")
-        return replace(self, **{name: getattr(self, name) * factor for name in names}, explainer=None)
+        return replace(self, **{name: getattr(self, name) * factor for name in _PER_OUTPUT}, explainer=None)
 
     __rmul__ = __mul__
 
@@ -261,12 +256,10 @@ class Explanation:
     def to_frame(self, output: int | str | None = None) -> Any:
         """The account as a frame of the caller's kind: base, one column per term, residual, prediction.
 
+        The index of a pandas frame is kept; an array's account is a pandas frame, or else a polars one.
+
         Args:
             output: Which output; may be left out where there is only one.
-
-        Returns:
-            A pandas or polars frame, as the explained rows were, with the index of a pandas frame kept; pandas, or
-            else polars, where they were an array.
         """
         chosen = self._chosen(output)
         names = _column_names(self.terms)
@@ -299,9 +292,7 @@ class Explanation:
         except ImportError as missing:
             raise ImportError("to_shap needs the shap package: pip install shap.") from missing
         chosen = self._chosen(output)
-        shares = np.array([[(name in term) / len(term) for name in self.feature_names] for term in self.terms]).reshape(
-            len(self.terms), len(self.feature_names)
-        )
+        shares = self._members() / np.maximum(self._members().sum(1, keepdims=True), 1)
         values = np.column_stack([self.values[:, :, chosen] @ shares, self.residual[:, chosen]])
         return shap.Explanation(
             values=values,
@@ -318,7 +309,7 @@ class Explanation:
         share = f", {_percent(explained)} of the variance explained" if len(self) > 1 else ""
         strongest = ", ".join(name for name, _ in self._strongest(3))
         sizes = ((len(self), "row"), (len(self.terms), "term"), (len(self.output_names), "output"))
-        counts = ", ".join(_counted(count, what) for count, what in sizes)
+        counts = ", ".join(count(*size) for size in sizes)
         return f"Explanation({counts}{share}{f'; strongest: {strongest}' if strongest else ''})"
 
     def _repr_html_(self) -> str:
@@ -329,7 +320,7 @@ class Explanation:
         explained = _percent(self.explained()) if len(self) > 1 else "–"
         left = np.abs(self.residual).mean() if len(self) else np.nan
         return (
-            f"<table><caption>{_counted(len(self), 'row')}, {html.escape(', '.join(self.output_names[:5]))}: "
+            f"<table><caption>{count(len(self), 'row')}, {html.escape(', '.join(self.output_names[:5]))}: "
             f"{explained} of the variance explained</caption>"
             f"<thead><tr><th>term</th><th>mean |contribution|</th></tr></thead><tbody>{rows}"
             f"<tr><td><i>residual</i></td><td style='text-align:right'>{left:.4g}</td></tr>"
@@ -355,18 +346,6 @@ class Explanation:
             return 0
         return self._output(output)
 
-    def _output_positions(self, outputs: Any) -> list[int]:
-        if isinstance(outputs, slice) or _is_mask(outputs):
-            return _chosen_positions(outputs, len(self.output_names), "outputs")
-        return [self._output(output) for output in _listed(outputs)]
-
-    def _term_positions(self, terms: Any) -> list[int]:
-        if isinstance(terms, slice) or _is_mask(terms):
-            return _chosen_positions(terms, len(self.terms), "terms")
-        if isinstance(terms, str) or (isinstance(terms, tuple) and terms and all(isinstance(t, str) for t in terms)):
-            terms = [terms]
-        return [self._term(term) for term in _listed(terms)]
-
     def _term(self, term: Any) -> int:
         if isinstance(term, int | np.integer) and not isinstance(term, bool):
             if not -len(self.terms) <= term < len(self.terms):
@@ -381,12 +360,7 @@ class Explanation:
         known = _column_names(self.terms)
         if term in known:  # as frames and plots call it
             return known.index(str(term))
-        close = get_close_matches(term_name(wanted), known, n=3)
-        more = f" and {len(known) - 12} more" if len(known) > 12 else ""
-        hint = (
-            f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {', '.join(known[:12])}{more}."
-        )
-        raise ValueError(f"no term {term_name(wanted)!r}; {hint}")
+        raise ValueError(f"no term {term_name(wanted)!r}; {suggest(term_name(wanted), known)}")
 
 
 def term_name(term: Sequence[str]) -> str:
@@ -395,10 +369,10 @@ def term_name(term: Sequence[str]) -> str:
 
 
 def _apply_link(outputs: Array, link: str) -> Array:
-    if link == "exp":
-        return np.asarray(np.exp(outputs))
     if link == "sigmoid":
         return np.asarray(0.5 * (1.0 + np.tanh(0.5 * outputs)))  # overflows nowhere
+    if link == "exp":
+        return np.asarray(np.exp(outputs))
     shifted = np.exp(outputs - outputs.max(1, keepdims=True))
     return np.asarray(shifted / shifted.sum(1, keepdims=True))
 
@@ -439,15 +413,14 @@ def output_position(output: int | str, names: Sequence[str]) -> int:
     """Position of an output given by position or name."""
     if isinstance(output, str):
         if output not in names:
-            shown = get_close_matches(output, names, n=3) or names[:12]
-            more = f" and {len(names) - 12} more" if len(shown) == 12 < len(names) else ""
-            raise ValueError(f"no output {output!r}; there are {', '.join(map(repr, shown))}{more}.")
+            raise ValueError(f"no output {output!r}; {suggest(output, names)}")
         return list(names).index(output)
     if isinstance(output, bool) or not isinstance(output, int | np.integer):
         raise TypeError(f"output must be a position or a name, found {output!r}.")
     if not -len(names) <= output < len(names):
-        shown = ", ".join(map(repr, names[:12]))
-        raise ValueError(f"output is {output}, but the model has {_counted(len(names), 'output')}: {shown}.")
+        raise ValueError(
+            f"output is {output}, but the model has {count(len(names), 'output')}: {join_names(names, 12)}."
+        )
     return int(output) % len(names)
 
 
@@ -488,14 +461,6 @@ def frame_like(data: Any, columns: dict[str, Any]) -> Any:
     raise ImportError("a frame needs pandas or polars: pip install 'nobsp[frames]'.")
 
 
-def _listed(given: Any) -> list[Any]:
-    return [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
 def _three_axes(key: Any) -> list[Any]:
     """Rows, terms and outputs of an index; what is not said is everything."""
     axes = list(key) if isinstance(key, tuple) else [key]
@@ -507,35 +472,29 @@ def _three_axes(key: Any) -> list[Any]:
     return axes + [slice(None)] * (3 - len(axes))
 
 
-def _row_positions(rows: Any, count: int) -> list[int]:
-    """Chosen rows as a list, which keeps the row axis."""
-    if isinstance(rows, int | np.integer) and not isinstance(rows, bool):
-        rows = [rows]
-    if isinstance(rows, str):
-        raise IndexError(f"rows are chosen by position, found {rows!r}; ex[:, {rows!r}] chooses a term.")
-    if not isinstance(rows, slice) and (isinstance(rows, bool) or rows is None):
-        raise IndexError(f"rows are chosen by position, slice or mask, found {rows!r}.")
-    return _chosen_positions(rows, count, "rows")
+def _row_position(row: Any, *, count: int) -> int:
+    if isinstance(row, str):
+        raise IndexError(f"rows are chosen by position, found {row!r}; ex[:, {row!r}] chooses a term.")
+    if isinstance(row, bool) or not isinstance(row, int | np.integer):
+        raise IndexError(f"rows are chosen by position, slice or mask, found {row!r}.")
+    if not -count <= row < count:
+        raise IndexError(f"row {row} is out of range; there are {count} rows.")
+    return int(row) % count
 
 
-def _chosen_positions(chosen: Any, count: int, axis: str) -> list[int]:
-    everything = np.arange(count)
-    if isinstance(chosen, slice):
-        return [int(i) for i in everything[chosen]]
-    asked = np.asarray(chosen)
-    if asked.ndim != 1 or (asked.size and asked.dtype.kind not in "iub"):
-        raise IndexError(f"{axis} are chosen by position, slice or mask, found {chosen!r}.")
-    if asked.dtype.kind == "b" and len(asked) != count:
-        raise IndexError(f"the mask has {len(asked)} entries but there are {count} {axis}.")
-    if asked.dtype.kind in "iu" and asked.size and not (-count <= asked.min() and asked.max() < count):
-        wrong = next(int(i) for i in asked if not -count <= i < count)
-        raise IndexError(f"{axis[:-1]} {wrong} is out of range; there are {count} {axis}.")
-    return [int(i) for i in everything[asked]] if asked.size else []
-
-
-def _is_mask(given: Any) -> bool:
-    entries = list(given) if hasattr(given, "__iter__") and not isinstance(given, str | tuple) else []
-    return bool(entries) and all(isinstance(entry, bool | np.bool_) for entry in entries)
+def _positions(asked: Any, count: int, axis: str, find: Callable[[Any], int]) -> list[int]:
+    """Positions along an axis as a list, which keeps the axis: by slice or mask, or each found by itself."""
+    if isinstance(asked, slice):
+        return list(range(count)[asked])
+    asked = asked.tolist() if hasattr(asked, "tolist") else asked
+    if isinstance(asked, str) or not isinstance(asked, Iterable):
+        return [find(asked)]
+    entries = list(asked)
+    if entries and all(isinstance(entry, bool | np.bool_) for entry in entries):
+        if len(entries) != count:
+            raise IndexError(f"the mask has {len(entries)} entries but there are {count} {axis}.")
+        return np.flatnonzero(entries).tolist()
+    return [find(entry) for entry in entries]
 
 
 def _rows_of(data: Any, rows: list[int]) -> Any:

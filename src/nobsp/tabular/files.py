@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,13 +17,12 @@ from nobsp.network.inputs import Features
 from nobsp.network.readout import Readout, as_model_takes
 from nobsp.network.summary import LevelCounts, Summary
 from nobsp.projection import Ridge
-from nobsp.tabular.algorithm1 import Accumulator, Plan, Solution
+from nobsp.tabular.algorithm1 import Accumulator, Isolation, Plan, Published, Solution
 from nobsp.tabular.columns import Columns, input_values
 from nobsp.tabular.compiled import CLASSES
-from nobsp.tabular.fitted import Estimate, Fitted, Published
-from nobsp.tabular.options import checked, find_readout
-from nobsp.tabular.pieces import DirectTerm
-from nobsp.tabular.representations import Isolation
+from nobsp.tabular.fitted import Estimate, Fitted
+from nobsp.tabular.fitting import Options, find_readout, plain
+from nobsp.tabular.regression import DirectTerm
 
 KIND = "tabular explainer"
 VERSION = 4
@@ -47,29 +46,11 @@ class Stored:
     outputs: Tensor  # what the model makes of the probe
 
 
-_STORED = (
-    Columns,
-    DirectTerm,
-    Estimate,
-    Features,
-    Isolation,
-    Plan,
-    Published,
-    Ridge,
-    Solution,
-    Stored,
-    Summary,
-    LevelCounts,
-    *CLASSES,
-)
+_STORED = (Columns, DirectTerm, Estimate, Published, Ridge, Solution, Stored, *CHECKPOINTED, *CLASSES)
 
 
 def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any], *, rows: bool) -> None:
-    """Writes a calibration; see `NObSP.save`.
-
-    What was seen of the columns is in the file: ranges and means, values and counts of columns with few values or
-    whole numbers, levels of text columns, and one typical value of each column of a pipeline's table.
-    """
+    """Writes a calibration and what was seen of its columns: ranges, means, levels and their counts."""
     estimate = fitted.estimate.with_spreads()
     summary = fitted.summary if rows else replace(fitted.summary, pieces=[])
     published = estimate.published
@@ -100,7 +81,7 @@ def load(path: str | os.PathLike[str]) -> Stored:
 
 def restore(stored: Stored, adapted: Adapted, *, head: str | nn.Module | None) -> Fitted:
     """A calibration brought together with its model again."""
-    checked({"model": None, **stored.options})
+    Options.of({"model": None, **stored.options})
     try:
         _require_same_preprocessing(adapted, stored)
         readout = find_readout(adapted, stored.probe, head=head)
@@ -174,10 +155,4 @@ def _plain(name: str, value: Any, fitted: Fitted) -> Any:
         return str(value)
     if name == "background" and not isinstance(value, int):
         return 32 if fitted.estimate.background is None else len(fitted.estimate.background)
-    if isinstance(value, Mapping):
-        return {str(key): _plain("", inner, fitted) for key, inner in value.items()}
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        return value.item() if isinstance(value, np.generic) else value
-    if hasattr(value, "tolist"):  # arrays, tensors, and the columns and indices of frames
-        return value.tolist()
-    return [_plain("", inner, fitted) for inner in value]
+    return plain(value)

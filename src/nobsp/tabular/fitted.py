@@ -10,30 +10,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from tqdm import tqdm
 
 from nobsp.network.adapted import Adapted
-from nobsp.network.batches import Source, batches_of, with_progress
+from nobsp.network.batches import Source, batches_of
 from nobsp.network.inputs import Subset
 from nobsp.network.readout import Readout, as_model_takes
-from nobsp.network.summary import Summary
-from nobsp.projection import Moments, Ridge
-from nobsp.tabular.algorithm1 import Plan, Solution, contributions
+from nobsp.network.summary import Summary, distinct
+from nobsp.tabular.algorithm1 import Published
 from nobsp.tabular.columns import Columns, input_values
 from nobsp.tabular.compiled import CompiledExplainer
-from nobsp.tabular.pieces import DirectTerm
+from nobsp.tabular.regression import DirectTerm
 from nobsp.tabular.tabulate import Represent, Tabulator
-
-Parts = dict[str, list[Moments]]
-
-
-@dataclass(frozen=True, eq=False)
-class Published:
-    """A calibration as published, term by term along the complement."""
-
-    plan: Plan  # baseline, terms and bases
-    parts: Parts  # moments per block of rows; empty where they were not saved, or not held at once
-    solution: Solution  # coefficients
-    ridge: Ridge  # strength of the regularisation
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,42 +96,42 @@ class Fitted:
         source = self.source(X, batch_size=batch_size)
         finite = torch.zeros(source.columns, dtype=torch.bool)
         seen = 0
-        with_rows = (_Pair(rows, native) for rows, native in source.pairs())
-        for pair in with_progress(with_rows, total=source.rows, enabled=progress, description="explaining"):
-            finite |= pair.rows.isfinite().any(0) if pair.rows.is_floating_point() else torch.ones_like(finite)
-            seen += len(pair)
-            yield self._account(pair, represent, batch_size, values)
+        with tqdm(total=source.rows, desc="explaining", unit=" rows", disable=not progress) as bar:
+            for rows, native in source.pairs():
+                finite |= rows.isfinite().any(0) if rows.is_floating_point() else torch.ones_like(finite)
+                seen += len(rows)
+                yield self._account(rows, native, represent, batch_size, values)
+                bar.update(len(rows))
         if seen and not bool(finite.all()):
             column = int((~finite).nonzero()[0])
             names = self.columns.names if self.adapted.encode is None else None
             called = repr(names[column]) if names else str(column)
             raise ValueError(f"X has no finite value in column {called}; pass a column that has some.")
 
-    def _account(self, pair: _Pair, represent: Represent, batch_size: int, wanted: bool) -> Account:
-        functions, estimate, count = self.functions, self.estimate, len(pair)
+    def _account(self, rows: Tensor, native: Any, represent: Represent, batch_size: int, wanted: bool) -> Account:
+        functions, estimate, count = self.functions, self.estimate, len(rows)
         if self.adapted.encode is None:
-            own: dict[int, NDArray[Any]] = {c: pair.rows[:, c].numpy() for c in range(pair.rows.shape[1])}
+            own: dict[int, NDArray[Any]] = {c: rows[:, c].numpy() for c in range(rows.shape[1])}
         else:
-            own, _ = functions.read_columns(pair.native)
+            own, _ = functions.read_columns(native)
         tables, outside = functions.read_tables(own, count)
-        alike = self._read_alike(own, pair.rows, tables, outside)
-        self._flag_numbers(pair.rows, outside)
-        whole = pair.rows.isfinite().all(1) if pair.rows.is_floating_point() else torch.ones(count, dtype=torch.bool)
-        z, ran = self._run(pair.rows, whole, torch.from_numpy(outside.any(1)), represent)
+        alike = self._read_alike(own, rows, tables, outside)
+        self._flag_numbers(rows, outside)
+        whole = rows.isfinite().all(1) if rows.is_floating_point() else torch.ones(count, dtype=torch.bool)
+        z, ran = self._run(rows, whole, torch.from_numpy(outside.any(1)), represent)
         outputs = torch.full((count, self.readout.outputs), torch.nan, dtype=torch.float64)
         outputs[ran] = self.readout.logits(z[ran]).cpu()
         values = None
         if wanted:
-            inputs = as_model_takes(pair.rows[ran], self.readout)
+            inputs = as_model_takes(rows[ran], self.readout)
             if estimate.published is not None:
-                plan, solution = estimate.published.plan, estimate.published.solution
-                found = contributions(plan, solution, represent, inputs)
+                found = estimate.published.values(represent, inputs)
                 values = torch.full((count, *found.shape[1:]), torch.nan, dtype=torch.float64)
                 values[ran] = found
             else:
                 values = self._assemble(tables, inputs, ran, represent, batch_size)
-                self._add_unseen(values, pair.rows, outside & ~alike, ran, represent, batch_size)
-        return Account(z, outputs, values, outside, pair.rows)
+                self._add_unseen(values, rows, outside & ~alike, ran, represent, batch_size)
+        return Account(z, outputs, values, outside, rows)
 
     def _read_alike(
         self, own: Mapping[int, NDArray[Any]], rows: Tensor, tables: NDArray[np.float64], outside: NDArray[np.bool_]
@@ -248,18 +236,80 @@ class Fitted:
             rows[:, list(self.columns.features.columns[k])] = values
         inputs = as_model_takes(rows, self.readout)
         if self.estimate.published is not None:
-            plan, solution = self.estimate.published.plan, self.estimate.published.solution
-            return contributions(plan, solution, represent, inputs, terms=[term])[:, 0]
+            return self.estimate.published.values(represent, inputs, terms=[term])[:, 0]
         direct = next(one for one in self.estimate.direct if one.term == term)
         return direct(represent, inputs, batch_size=batch_size)
 
 
+# ---------------------------------------------------------------------- removal effects
+# Let terms be centred, so that each has mean zero over the values of any of its features. Then the mean of the output
+# over the values of one feature, the others as they are, is what all terms without the feature add up to, and
+#
+#     f(x) − mean_v f(v, x_others)  =  Σ over all terms S that hold the feature of g_S(x).
+#
+# Nothing is fitted, so interactions that a calibration leaves to its residual are in here.
+
+# Levels of a category that take one another's place; past these, the rarest are left out.
+MOST_LEVELS = 256
+
+
 @dataclass(frozen=True, eq=False)
-class _Pair:
-    """A batch of rows, and the same before encoding."""
+class StandIns:
+    """Values that take the place of a feature's own."""
 
-    rows: Tensor
-    native: Any
+    columns: list[int]  # the feature's columns of the input
+    values: Tensor  # shape (values, columns)
+    weights: Tensor  # how much each counts; they sum to one
 
-    def __len__(self) -> int:
-        return len(self.rows)
+
+def stand_ins(fitted: Fitted, most: int, background: Any, *, batch_size: int) -> list[StandIns]:
+    """For every feature, values that stand for its distribution."""
+    summary = fitted.summary
+    if background is not None:
+        summary = Summary(fitted.columns.features.columns)
+        try:
+            for batch in fitted.source(background, batch_size=batch_size, strict=True):
+                summary.update(batch)
+        except ValueError as error:
+            raise ValueError(f"background: {error}") from None
+    found = []
+    for feature, group in enumerate(fitted.columns.features.columns):
+        columns = list(group)
+        values, counts = torch.zeros(1, 0), torch.ones(1)  # of a column that the preprocessing drops
+        if columns:
+            known = summary.levels_of(feature, columns)
+            if known is None and len(summary.sample) == 0:
+                raise ValueError(
+                    "the file this explainer was loaded from holds no rows to take values from; give some with "
+                    "background=rows."
+                )
+            values, counts = known or distinct(summary.sample[:, columns])
+            if fitted.functions.features[feature].kind == "levels":  # they have no order to be spread over
+                first = counts.argsort(descending=True, stable=True)[:MOST_LEVELS]
+                values, counts = values[first], counts[first]
+            elif len(values) > most:
+                # At equal steps of probability, each the middle of its step; several columns in lexical order.
+                shares = counts.double().cumsum(0) / counts.sum()
+                middles = (torch.arange(most, dtype=torch.float64) + 0.5) / most
+                values, counts = values[torch.searchsorted(shares, middles)], torch.ones(most)
+        found.append(StandIns(columns, values, counts.double() / counts.sum()))
+    return found
+
+
+def removal_effects(
+    represent: Represent, readout: Readout, rows: Tensor, replaced: list[StandIns], batch_size: int
+) -> Tensor:
+    """f(x) − mean_v f(v, x_others) for every feature, shape (rows, features, outputs), float64 on the CPU.
+
+    No forward pass is longer than `batch_size` rows.
+    """
+    effects = readout.logits(represent(rows)).cpu()[:, None].repeat(1, len(replaced), 1)
+    for position, feature in enumerate(replaced):
+        count = len(feature.values)
+        for number in torch.split(torch.arange(len(rows) * count), batch_size):
+            places, chosen = number // count, number % count
+            inputs = rows[places.to(rows.device)]
+            inputs[:, feature.columns] = feature.values[chosen].to(inputs)
+            outputs = readout.logits(represent(inputs)).cpu()
+            effects[:, position].index_add_(0, places, outputs * -feature.weights[chosen][:, None])
+    return effects

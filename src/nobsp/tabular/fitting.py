@@ -1,56 +1,162 @@
-"""From a summary of the rows to an estimate: the functions, their health, and what explaining needs besides."""
+"""From options and a summary of the rows to an estimate: the functions, their health, and what explaining needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from nobsp.base import Finding, sort_findings
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import batches_of
 from nobsp.network.inputs import Features, Subset, resolve_baseline
 from nobsp.network.readout import Network, Readout, as_model_takes
 from nobsp.network.summary import SAMPLE_ROWS, Summary
-from nobsp.results import Finding, sort_findings
-from nobsp.tabular.algorithm1 import Plan, contributions, make_plan, rare_rows, replicates
+from nobsp.projection import Ridge
 from nobsp.tabular.columns import Columns, categories_of, input_baseline
-from nobsp.tabular.compiled import CompiledExplainer
-from nobsp.tabular.domains import Domain, describe
+from nobsp.tabular.compiled import CompiledExplainer, Health, Measure, TermHealth
 from nobsp.tabular.explanation import term_name
-from nobsp.tabular.fitted import Estimate, Published
-from nobsp.tabular.health import Health, TermHealth
-from nobsp.tabular.lookup import Chunk, LevelAxis, TermTable
-from nobsp.tabular.options import Options
-from nobsp.tabular.pieces import Sample, read
-from nobsp.tabular.representations import Isolation, Represent, subsets_of
-from nobsp.tabular.tabulate import Points, Tabulator
-from nobsp.tabular.terms import FULL, PAIR_REACH, Terms, fit_terms, screen_pairs, tabulate_main
-from nobsp.tabular.uncertainty import spread_of_curves
+from nobsp.tabular.fitted import Estimate
+from nobsp.tabular.lookup import TermTable
+from nobsp.tabular.regression import Sample, read, spread_of_curves
+from nobsp.tabular.tabulate import Array, Domain, Represent, describe
+from nobsp.tabular.terms import Terms, fit_terms
 
-Array = NDArray[np.float64]
-Measure = Callable[[], dict[int, Array]]
-
-# Rows on which importances are measured; as published every one of them runs once for every term.
-MEASURED_ROWS, PUBLISHED_ROWS = 2048, 512
-# As published, pairs are taken one by one: those whose spread is at least this share of the outputs', up to so many.
-_PUBLISHED_LEAST, _PUBLISHED_PAIRS = 0.02, 16
+# Rows on which importances are measured, and how many where terms run through the network.
+MEASURED_ROWS, MEASURED_DIRECTLY = 2048, 256
 # Share of an output's variance below which held-out R² is a warning.
 _LOW_SHARE = 0.8
 # Two numbers whose ranks go along like this cannot be told apart by the rows.
 _SAME_RANKS = 0.995
+
+# ---------------------------------------------------------------------- options
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """The options of an explainer, under the names they have there."""
+
+    features: Sequence[str] | Mapping[str, Any] | None
+    background: Any
+    baseline: Any
+    reference: str
+    interactions: Any
+    ridge: Ridge | None  # a strength with its scale; None where it is to be chosen from the rows
+    head: str | nn.Module | None
+    output_names: Sequence[str] | None
+    device: torch.device | str | None
+    batch_size: int
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Options:
+        """An explainer's parameters, or an error that names the one that cannot be meant."""
+        kept = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
+        del kept["model"]
+        reference, wanted, rows = kept["reference"], kept["interactions"], kept["background"]
+        ridge, scale = kept.pop("ridge"), kept.pop("ridge_scale")
+        if reference not in ("terms", "complement"):
+            raise ValueError(f'reference must be "terms" or "complement", found {reference!r}.')
+        if isinstance(wanted, str) and wanted != "auto":
+            raise ValueError(f'interactions must be a number, "auto" or a list of pairs, found {wanted!r}.')
+        if isinstance(wanted, bool) or (isinstance(wanted, int) and wanted < 0):
+            raise ValueError(f"interactions must not be negative or a boolean, found {wanted!r}.")
+        if not isinstance(wanted, int | Iterable):
+            raise TypeError(f'interactions must be a whole number, "auto" or a list of pairs, found {wanted!r}.')
+        if kept["baseline"] is None:
+            raise TypeError('baseline must be "mean", "zero", "median", "mode" or values, found None.')
+        if isinstance(rows, bool | str | float) or rows is None or (isinstance(rows, int) and rows < 1):
+            raise ValueError(f"background must be a positive number of rows, or the rows themselves, found {rows!r}.")
+        if isinstance(ridge, str) and ridge != "auto":
+            raise ValueError(f'ridge must be a number or "auto", found {ridge!r}.')
+        if scale not in ("relative", "absolute"):
+            raise ValueError(f'ridge_scale must be "relative" or "absolute", found {scale!r}.')
+        if scale == "absolute" and (reference == "terms" or ridge == "auto"):
+            raise ValueError(
+                'ridge_scale="absolute" needs reference="complement" and a number for ridge, such as 1e-4; leave it '
+                '"relative" otherwise.'
+            )
+        return cls(**kept, ridge=None if ridge == "auto" else Ridge(ridge, scale))
+
+    def require_alike(self, other: Options) -> None:
+        """An error where an explainer that takes over another's plan was itself asked for something else."""
+        for name in ("features", "background", "baseline", "reference", "interactions", "ridge"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if plain(mine) != plain(theirs):
+                raise ValueError(
+                    f"like was calibrated with {name}={theirs!r}, but this explainer has {name}={mine!r}; make it with "
+                    "sklearn.base.clone(like)."
+                )
+
+    def spelled(self, head: str) -> dict[str, str]:
+        """The options in words, the same for the same options in another process; `head` is the name of the head."""
+        asked = {name: plain(value) for name, value in vars(self).items() if name != "device"}
+        return {f"option {name}": repr(value) for name, value in (asked | {"head": head}).items()}
+
+
+def plain(value: Any) -> Any:
+    """An option as a file can hold it, the same whichever library's array, frame or list it came in."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, Tensor):
+        return value.detach().cpu().tolist()
+    if hasattr(value, "__array__"):
+        return np.asarray(value).tolist()
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return value
+    return [plain(inner) for inner in value]
+
+
+def find_readout(adapted: Adapted, probe: Tensor, *, head: str | nn.Module | None) -> Readout:
+    """The model's linear head, or its outputs, or an error about the columns where the model cannot take them."""
+    try:
+        readout = Readout.find_any(adapted.module, probe, head=head)
+        return replace(readout, embedded_columns=tuple(sorted({*readout.embedded_columns, *adapted.codes})))
+    except (RuntimeError, IndexError) as failure:
+        raise ValueError(
+            f"the model cannot take the {probe.shape[1]} columns of X ({failure}); pass exactly the columns it "
+            "was trained on, in their order, without labels."
+        ) from failure
+
+
+def names_of_outputs(given: Sequence[str] | None, *, outputs: int, known: Sequence[str] | None) -> tuple[str, ...]:
+    """Names for the outputs: those given, those the model knows, or numbers."""
+    if given is not None:
+        if isinstance(given, str):
+            raise TypeError(f"output_names must be a list of names, found the string {given!r}.")
+        named = tuple(str(name) for name in given)
+        if len(named) != outputs:
+            raise ValueError(f"output_names has {len(named)} names but the model has {outputs} outputs.")
+        if len(set(named)) != len(named):
+            twice = next(name for name in named if named.count(name) > 1)
+            raise ValueError(f"output_names has the name {twice!r} twice; names must differ.")
+        return named
+    if known is not None and len(known) == outputs:
+        return tuple(known)
+    return ("output",) if outputs == 1 else tuple(f"output {i}" for i in range(outputs))
+
+
+# ---------------------------------------------------------------------- what is known before anything is estimated
 
 
 class Facts:
     """What is known before anything is estimated: the model, the columns and the rows in memory."""
 
     def __init__(
-        self, adapted: Adapted, columns: Columns, summary: Summary, network: Network, options: Options
+        self,
+        adapted: Adapted,
+        columns: Columns,
+        summary: Summary,
+        network: Network,
+        options: Options,
+        output_names: tuple[str, ...],
     ) -> None:
-        self.adapted, self.columns, self.summary = adapted, columns, summary
+        self.adapted, self.columns, self.summary, self.output_names = adapted, columns, summary, output_names
         self.readout: Readout = network.readout
         self.network, self.options = network, options
         self.categories = categories_of(columns, summary, self.readout.embedded_columns, integer=self.readout.integer)
@@ -79,20 +185,24 @@ class Facts:
         ]
         return Sample(self._own, inputs, torch.cat(outputs))
 
+    def baseline_rows(self) -> Tensor:
+        """The baseline as a row that the model takes."""
+        return as_model_takes(self.baseline[None], self.readout)
+
     def pairs(self) -> Sequence[Subset] | int | None:
         """Interactions as `fit_terms` takes them."""
         wanted = self.options.interactions
         if isinstance(wanted, str):
             return None
-        if isinstance(wanted, int | np.integer):
-            return int(wanted)
+        if isinstance(wanted, int):
+            return wanted
         return named_terms(wanted, self.columns.features)
 
     def background(self) -> int | Tensor:
         """How many background rows, or the rows themselves; one is the baseline."""
         wanted = self.options.background
         if isinstance(wanted, int):
-            return wanted if wanted > 1 else as_model_takes(self.baseline[None], self.readout)
+            return wanted if wanted > 1 else self.baseline_rows()
         source = batches_of(
             wanted if self.adapted.pack is None else self.adapted.pack(wanted),
             batch_size=self.options.batch_size,
@@ -114,15 +224,15 @@ def named_terms(given: Sequence[Sequence[str]], features: Features) -> list[Subs
         positions = tuple(sorted(features.index(name, argument="interactions") for name in term))
         if len(set(positions)) != len(positions):
             raise ValueError(f"interactions has {tuple(term)!r}, which names a feature twice.")
-        found.update(subset for subset in subsets_of(positions) if len(subset) > 1)
+        found |= {positions, *combinations(positions, 2)}
     return sorted(found, key=lambda term: (len(term), term))
 
 
 # ---------------------------------------------------------------------- all terms at once
 
 
-def estimate_terms(facts: Facts, output_names: tuple[str, ...], *, progress: bool) -> tuple[Estimate, Measure]:
-    """Functions over the background, and what measures their bands."""
+def estimate_terms(facts: Facts, *, progress: bool = False) -> Estimate:
+    """Functions over the background."""
     if facts.summary.rows < 2:
         raise ValueError(f"X has {facts.summary.rows} row; calibration needs at least two.")
     options = facts.options
@@ -139,53 +249,48 @@ def estimate_terms(facts: Facts, output_names: tuple[str, ...], *, progress: boo
             batch_size=options.batch_size,
             progress=progress,
         )
-        order = tuple(piece.term for piece in terms.fit.pieces)
-        rows = sample.take(_evenly(len(sample), MEASURED_ROWS if not terms.direct else 256))
-        values = _all_values(facts, terms, order, rows, running.represent)
-        origin = _baseline_sample(facts)
-        at_baseline = _all_values(facts, terms, order, origin, running.represent)[0]
-    estimate = Estimate(
-        functions=_assemble(
+
+        def values_of(rows: Sample) -> Tensor:
+            """Contributions of every term, (rows, terms, outputs)."""
+            chunk = rows.chunk()
+            found = {table.features: read(table, chunk) for table in terms.tables}
+            for direct in terms.direct:
+                found[direct.term] = direct(running.represent, rows.inputs, batch_size=options.batch_size)
+            return torch.stack([found[term] for term in terms.order], 1)
+
+        rows = sample.some(MEASURED_DIRECTLY if terms.direct else MEASURED_ROWS)
+        values, at_baseline = values_of(rows), values_of(_baseline_sample(facts))[0]
+    return Estimate(
+        functions=assemble(
             facts,
             terms.tables,
-            order,
+            terms.order,
             values,
             at_baseline,
-            base=terms.base,
+            base=sample.outputs.mean(0),
             strengths=terms.strengths,
-            output_names=output_names,
-            state=_examine(facts, terms, order, values, rows, output_names),
+            state=_examine(facts, terms, values, rows),
+            measure=lambda: {k: spread.numpy() for k, spread in spread_of_curves(terms.fit, terms.traces).items()},
         ),
-        terms=order,
+        terms=terms.order,
         direct=terms.direct,
         baseline=facts.baseline,
         baseline_contributions=at_baseline.numpy(),
-        alphas=tuple(terms.alphas.tolist()),
+        alphas=tuple(terms.fit.correction.alphas.tolist()),
         background=terms.background,
         offsets=terms.offsets,
     )
-    return estimate, lambda: {k: spread.numpy() for k, spread in spread_of_curves(terms.fit).items()}
-
-
-def _all_values(facts: Facts, terms: Terms, order: Sequence[Subset], rows: Sample, represent: Represent) -> Tensor:
-    """Contributions of every term, (rows, terms, outputs)."""
-    chunk = rows.chunk()
-    found = {table.features: read(table, chunk) for table in terms.tables}
-    for direct in terms.direct:
-        found[direct.term] = direct(represent, rows.inputs, batch_size=facts.options.batch_size)
-    return torch.stack([found[term] for term in order], 1)
 
 
 def _baseline_sample(facts: Facts) -> Sample:
-    """The baseline as a row of one."""
-    row = facts.baseline[None]
+    """The baseline as a sample of one row."""
     own: dict[int, NDArray[np.generic]] = {}
     for domain in facts.domains:
-        own |= domain.own_columns(row)
-    return Sample(own, as_model_takes(row, facts.readout), torch.zeros(1, facts.readout.outputs))
+        own |= domain.own_columns(facts.baseline[None])
+    return Sample(own, facts.baseline_rows(), torch.zeros(1, facts.readout.outputs))
 
 
-def _assemble(
+def assemble(
     facts: Facts,
     tables: tuple[TermTable, ...],
     order: Sequence[Subset],
@@ -194,8 +299,8 @@ def _assemble(
     *,
     base: Tensor,
     strengths: dict[Subset, float],
-    output_names: tuple[str, ...],
     state: Health,
+    measure: Measure,
 ) -> CompiledExplainer:
     """The functions with everything that is known of them."""
     names, columns = facts.names, facts.columns
@@ -204,11 +309,11 @@ def _assemble(
     total = torch.einsum("rto,tf->rfo", values, member)
     kept = {table.features for table in tables}
     origin = _baseline_sample(facts)
-    return CompiledExplainer(
+    functions = CompiledExplainer(
         features=tuple(domain.feature for domain in facts.domains),
         column_names=columns.names,
         column_count=columns.count,
-        output_names=output_names,
+        output_names=facts.output_names,
         tables=tables,
         base_values=base.numpy().copy(),
         baseline_contributions=at_baseline[[order.index(table.features) for table in tables]].numpy(),
@@ -219,6 +324,8 @@ def _assemble(
         strengths=strengths,
         left_out=tuple(tuple(names[k] for k in term) for term in order if term not in kept),
     )
+    functions.__dict__["_measure"] = measure  # bands take a while, so they wait until asked for
+    return functions
 
 
 def _place(domain: Domain, origin: Sample) -> float:
@@ -232,74 +339,65 @@ def _place(domain: Domain, origin: Sample) -> float:
 # ---------------------------------------------------------------------- health
 
 
-def _examine(
-    facts: Facts, terms: Terms, order: Sequence[Subset], values: Tensor, rows: Sample, output_names: Sequence[str]
-) -> Health:
-    explained = tuple(terms.explained.tolist())
-    worst = tuple(torch.fmin(terms.explained, terms.inside).tolist())  # one outlier may carry all of the variance
-    findings = [*_share_findings(worst, output_names), *_feature_findings(facts, order, values, rows)]
+def _examine(facts: Facts, terms: Terms, values: Tensor, rows: Sample) -> Health:
+    fit = terms.fit
+    worst = torch.fmin(fit.explained, fit.inside)  # one outlier may carry all of the variance
+    findings = [*share_findings(worst, facts.output_names), *feature_findings(facts, terms.order, values, rows)]
+
+    def note(code: str, message: str, subject: str = "") -> None:
+        findings.append(Finding("note", code, subject, message))
+
     if terms.economy:
-        findings.append(
-            Finding(
-                "note",
-                "economy",
-                "",
-                f"The model takes many operations a row, so tables are coarse: {terms.forward_rows:,} forward rows in "
-                "all.",
-            )
+        note(
+            "economy",
+            f"The model takes many operations a row, so tables are coarse: {terms.forward_rows:,} forward rows in all.",
         )
     if facts.readout.no_head:
-        message = (
+        note(
+            "no_head",
             "No linear layer that ends the model was found, so its outputs themselves are taken apart: curves are its "
-            "average effects, and rows can only strengthen or weaken them."
+            "average effects, and rows can only strengthen or weaken them.",
         )
-        findings.append(Finding("note", "no_head", "", message))
     thinned = {k: counts for k, counts in terms.thresholds.items() if counts[0] < counts[1]}
     if thinned:
         listed = ", ".join(f"{facts.names[k]} {kept:,} of {count:,}" for k, (kept, count) in list(thinned.items())[:8])
-        message = (
+        note(
+            "thresholds",
             f"The model has more thresholds than tables hold: the strongest are exact steps ({listed}), and curves are "
-            "straight lines across the others."
+            "straight lines across the others.",
         )
-        findings.append(Finding("note", "thresholds", "", message))
     if facts.summary.rows > SAMPLE_ROWS:
-        findings.append(
-            Finding(
-                "note",
-                "sampled",
-                "",
-                f"Functions were fitted on a random sample of {SAMPLE_ROWS:,} of the {facts.summary.rows:,} rows; "
-                "ranges and levels are those of all rows.",
-            )
+        note(
+            "sampled",
+            f"Functions were fitted on a random sample of {SAMPLE_ROWS:,} of the {facts.summary.rows:,} rows; "
+            "ranges and levels are those of all rows.",
         )
-    if terms.direct:
-        named = [term_name([facts.names[k] for k in direct.term]) for direct in terms.direct]
-        listed = ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else "")
-        message = (
-            f"These have no table: every row that is explained takes {sum(direct.cost for direct in terms.direct):,} "
-            "more forward rows, and the compiled explainer leaves them out."
-        )
-        findings.append(Finding("note", "no_table", listed, message))
     costs = {direct.term: direct.cost for direct in terms.direct}
-    ranks = {piece.term: piece.rank for piece in terms.fit.pieces}
-    shares = _unique_shares(values)
+    if costs:
+        named = [term_name([facts.names[k] for k in term]) for term in costs]
+        note(
+            "no_table",
+            f"These have no table: every row that is explained takes {sum(costs.values()):,} more forward rows, and "
+            "the compiled explainer leaves them out.",
+            ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else ""),
+        )
     return Health(
         findings=sort_findings(findings),
         terms=tuple(
-            TermHealth(tuple(facts.names[k] for k in term), ranks[term], share, costs.get(term, 0))
-            for term, share in zip(order, shares, strict=True)
+            TermHealth(tuple(facts.names[k] for k in piece.term), piece.rank, share, costs.get(piece.term, 0))
+            for piece, share in zip(fit.pieces, _unique_shares(values), strict=True)
         ),
-        explained=explained,
-        inside=tuple(terms.inside.tolist()),
-        outside_rows=terms.outside_rows,
+        explained=tuple(fit.explained.tolist()),
+        inside=tuple(fit.inside.tolist()),
+        outside_rows=len(fit.rows.outside) / len(fit.rows.outputs),
         rows=facts.summary.rows,
-        columns=terms.columns,
+        columns=fit.rows.terms.shape[1],
     )
 
 
-def _share_findings(explained: Sequence[float], names: Sequence[str], *, what: str = "Held-out R²") -> list[Finding]:
+def share_findings(explained: Tensor, names: Sequence[str], *, what: str = "Held-out R²") -> list[Finding]:
     """What a low share explained means, for the worst output."""
-    known = [(share, name) for share, name in zip(explained, names, strict=True) if share == share]
+    known = [(share, name) for share, name in zip(explained.tolist(), names, strict=True) if share == share]
     if not known or min(known)[0] >= _LOW_SHARE:
         return []
     share, name = min(known)
@@ -316,7 +414,8 @@ def _share_findings(explained: Sequence[float], names: Sequence[str], *, what: s
     return [Finding("warning", "low_share", name, message)]
 
 
-def _feature_findings(facts: Facts, order: Sequence[Subset], values: Tensor, rows: Sample) -> list[Finding]:
+def feature_findings(facts: Facts, order: Sequence[Subset], values: Tensor, rows: Sample) -> list[Finding]:
+    """Features that do nothing, and those that the rows cannot tell from another one."""
     findings = []
     spread = values.std(0, correction=0)
     scale = float(rows.outputs.std(0, correction=0).max()) if len(rows) > 1 else 0.0
@@ -387,181 +486,3 @@ def _unique_shares(values: Tensor) -> list[float]:
     gram = scaled.T @ scaled + 1e-12 * torch.eye(scaled.shape[1], dtype=torch.float64)
     shares = 1 / torch.linalg.pinv(gram, hermitian=True).diagonal()
     return torch.where(norms > 0, shares.clamp(0, 1), torch.nan).tolist()
-
-
-def _evenly(count: int, most: int) -> NDArray[np.intp]:
-    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.intp))
-
-
-# ---------------------------------------------------------------------- as published
-
-
-def plan_published(facts: Facts) -> tuple[Plan, dict[Subset, float]]:
-    """Baseline, terms and bases of Algorithm 1, and the strengths of pairs where these were screened."""
-    isolation = Isolation(
-        facts.columns.features,
-        facts.baseline,
-        frozenset(facts.summary.levels),
-        facts.categories,
-        facts.options.batch_size,
-    )
-    wanted, strengths = facts.pairs(), {}
-    with facts.network.running() as running:
-        if wanted is None or (isinstance(wanted, int) and wanted > 0):
-            strengths = _screen_published(facts, running.represent)
-            most = _PUBLISHED_PAIRS if wanted is None else int(wanted)
-            least = _PUBLISHED_LEAST if wanted is None else 0.0
-            pairs = [pair for pair, strength in list(strengths.items())[:most] if strength >= least]
-        else:
-            pairs = list(wanted) if isinstance(wanted, Sequence) else []
-        singles: list[Subset] = [(k,) for k in range(len(facts.names))]
-        plan = make_plan(
-            isolation,
-            running.represent,
-            as_model_takes(facts.summary.sample, facts.readout),
-            [*singles, *pairs],
-            rare=as_model_takes(rare_rows(facts.summary, isolation), facts.readout),
-        )
-    return plan, strengths
-
-
-def _screen_published(facts: Facts, represent: Represent) -> dict[Subset, float]:
-    at_baseline = as_model_takes(facts.baseline[None], facts.readout)
-    tabulate = Tabulator(represent, at_baseline, facts.weight, batch_size=facts.options.batch_size)
-    return screen_pairs(tabulate, facts.domains, facts.sample(represent), FULL)
-
-
-def estimate_published(
-    facts: Facts, published: Published, strengths: dict[Subset, float], output_names: tuple[str, ...]
-) -> tuple[Estimate, Measure]:
-    """The functions of Algorithm 1 as tables along the baseline, beside the coefficients themselves."""
-    plan, solution, order = published.plan, published.solution, published.plan.terms
-    options = facts.options
-    facts.baseline = plan.isolation.baseline  # the first calibration's, where the plan was taken over or merged
-    with facts.network.running() as running:
-        represent = running.represent
-        sample = facts.sample(represent)
-        rows = sample.take(_evenly(len(sample), PUBLISHED_ROWS))
-        values = _published_values(published, represent, rows.inputs)
-        at_baseline = _published_values(published, represent, as_model_takes(facts.baseline[None], facts.readout))[0]
-        origin = as_model_takes(facts.baseline[None], facts.readout)
-        tables: dict[Subset, TermTable] = {}
-        points: dict[int, Points] = {}
-        compressed: dict[int, Tensor] = {}
-        for term in order:
-            if not all(facts.domains[k].tabulated for k in term) or len(term) > 2:
-                if len(term) == 1 and not facts.domains[term[0]].columns:
-                    tables[term] = TermTable(term, (), np.zeros((1, facts.readout.outputs)))
-                continue
-            tabulate = Tabulator(represent, origin, solution.matrices[term], batch_size=options.batch_size)
-            if len(term) == 1:
-                k = term[0]
-                points[k], table = tabulate_main(tabulate, facts.domains[k], sample, _spread(sample), FULL)
-                compressed[k] = table.mean @ plan.bases[term]
-                found = table.mean @ solution.matrices[term] - solution.offsets[term]
-                tables[term] = TermTable(term, (points[k].axis,), found.numpy())
-                continue
-            lines = [
-                facts.domains[k].with_missing(
-                    facts.domains[k].points(sample.chunk(), quantiles=17, even=9, reach=PAIR_REACH)
-                )
-                for k in term
-            ]
-            found = tabulate(lines).mean @ solution.matrices[term] - solution.offsets[term]
-            for place, k in enumerate(term):
-                line = _at_points(tables[k,], lines[place])
-                found = found - (line[:, None] if place == 0 else line[None])
-            tables[term] = TermTable(term, tuple(line.axis for line in lines), found.numpy())
-        residual = rows.outputs - solution.base - values.sum(1)
-        state = _examine_published(facts, published, values, rows, residual, output_names)
-    functions = _assemble(
-        facts,
-        tuple(tables[term] for term in order if term in tables),
-        order,
-        values,
-        at_baseline,
-        base=solution.base,
-        strengths=strengths,
-        output_names=output_names,
-        state=state,
-    )
-
-    def measure() -> dict[int, Array]:
-        copies = list(replicates(plan, published.parts, ridge=published.ridge))
-        spreads = {}
-        for k, rows in compressed.items() if copies else ():
-            basis = plan.bases[k,]
-            curves = torch.stack([rows @ (basis.T @ copy.matrices[k,]) - copy.offsets[k,] for copy in copies])
-            spreads[k] = curves.std(0).numpy()
-        return spreads
-
-    estimate = Estimate(
-        functions=functions,
-        terms=order,
-        direct=(),
-        baseline=facts.baseline,
-        baseline_contributions=at_baseline.numpy(),
-        alphas=(published.ridge.value,) * facts.readout.outputs,
-        published=published,
-    )
-    return estimate, measure
-
-
-def _published_values(published: Published, represent: Represent, inputs: Tensor) -> Tensor:
-    return contributions(published.plan, published.solution, represent, inputs)
-
-
-def _spread(sample: Sample) -> Tensor:
-    spread = sample.outputs.std(0, correction=0)
-    return torch.where(spread > 0, spread, torch.ones_like(spread))
-
-
-def _at_points(table: TermTable, points: Points) -> Tensor:
-    """A single feature's table at the points of a grid."""
-    axis = points.axis
-    if isinstance(axis, LevelAxis):
-        return torch.from_numpy(table.values)
-    knots = np.append(axis.knots, np.nan) if axis.missing else axis.knots
-    return read(table, Chunk({axis.column: knots}, slice(0, len(knots))))
-
-
-def _examine_published(
-    facts: Facts, published: Published, values: Tensor, rows: Sample, residual: Tensor, output_names: Sequence[str]
-) -> Health:
-    plan, solution, width = published.plan, published.solution, facts.readout.width
-    total = rows.outputs.var(0, correction=0)
-    varies = total > (rows.outputs.abs().amax(0) * 1e-12).square()  # a mean of equal numbers is rounded
-    explained = torch.where(varies, 1 - residual.var(0, correction=0) / total, torch.nan)
-    findings = [
-        *_share_findings(explained.tolist(), output_names, what="R² on the calibration rows"),
-        *_feature_findings(facts, plan.terms, values, rows),
-    ]
-    if facts.summary.rows <= width:
-        message = (
-            f"Fewer rows ({facts.summary.rows}) than the representation is wide ({width}): the reference can reproduce "
-            'anything and coefficients collapse. Calibrate on more rows, or use reference="terms".'
-        )
-        findings.append(Finding("warning", "few_rows", "", message))
-    named = {term: term_name([facts.names[k] for k in term]) for term in plan.terms}
-    spoken = {finding.subject for finding in findings}
-    for term, note in solution.notes.items():
-        if named[term] not in spoken:
-            findings.append(
-                Finding("note" if plan.bases[term].shape[1] == 0 else "warning", "overlap", named[term], note)
-            )
-    if not published.parts:
-        message = "Moments are not held, so curves have no bands and nothing can be merged."
-        findings.append(Finding("note", "no_moments", "", message))
-    return Health(
-        findings=sort_findings(findings),
-        terms=tuple(
-            TermHealth(tuple(facts.names[k] for k in term), plan.bases[term].shape[1], solution.unique_share[term])
-            for term in plan.terms
-        ),
-        explained=tuple(explained.tolist()),
-        inside=tuple(explained.tolist()),
-        outside_rows=0.0,
-        rows=facts.summary.rows,
-        columns=width,
-        held_out=False,
-    )

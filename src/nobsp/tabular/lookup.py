@@ -1,10 +1,10 @@
-"""Functions as tables: values on a grid of knots and levels, read without a network. Needs numpy only."""
+"""Features, and functions of them as tables: values on knots and levels, read without a network. Needs numpy only."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,25 @@ Level = str | bool | int | float
 _MOST_BUCKETS = 1 << 14
 # With more knots than this in one bucket, halving is faster than stepping from knot to knot.
 _MOST_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature as the caller's table has it."""
+
+    name: str  # what it is called
+    columns: tuple[int, ...]  # positions of its columns in the caller's table
+    # "number" for one column of numbers, "levels" for a category, "numbers" for what has no table (several columns of
+    # numbers at once, or a category of very many levels), "unused" for what the model never sees
+    kind: Literal["number", "levels", "numbers", "unused"] = "number"
+    # per column of numbers, the smallest and the largest calibrated value; empty for categories
+    ranges: tuple[tuple[float, float], ...] = ()
+    labels: tuple[str, ...] = ()  # what the levels of a category are called
+
+    @property
+    def span(self) -> tuple[float, float] | None:
+        """The calibrated range of one number; None for other kinds."""
+        return self.ranges[0] if self.kind == "number" and self.ranges else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,3 +261,17 @@ class Chunk:
         """Whether a row has a level that is not among the axis'."""
         self.places(axis)
         return self._places[id(axis)][1]
+
+
+def value_rows(values: Any, members: int, name: str) -> NDArray[Any]:
+    """Values of one feature as the caller writes them, one row each, a column for each of its members."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    # Objects otherwise, so that numbers beside names stay numbers.
+    given = np.asarray(values) if hasattr(values, "__array__") else np.array(values, dtype=object)
+    if given.ndim < 2 and given.size % members == 0:
+        given = given.reshape(-1, members)
+    if given.ndim != 2 or given.shape[1] != members:
+        expected = "one value per row" if members == 1 else f"rows of {members} values"
+        raise ValueError(f"values of {name!r} must be {expected}, found shape {given.shape}.")
+    return given

@@ -1,16 +1,20 @@
-"""Tables of a network: what it makes of features at points of theirs, averaged over the background rows."""
+"""Where every feature is tabulated, and what the network makes of it there, averaged over the background rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp.tabular.lookup import Axis, LevelAxis, NumberAxis
+from nobsp.network.adapted import Adapted
+from nobsp.network.summary import Summary
+from nobsp.tabular.columns import Columns, input_values, level_labels
+from nobsp.tabular.lookup import Axis, Chunk, Feature, Level, LevelAxis, NumberAxis
 
 Array = NDArray[np.float64]
 Represent = Callable[[Tensor], Tensor]
@@ -20,6 +24,10 @@ Encode = Callable[[Array], Tensor]
 FEW_VALUES = 32
 # Where a segment is cut first to see whether it bends: not in the middle, where a wave crosses its chord.
 _CUT = 0.382
+# Categories with more levels are run through the network row by row, like features of several numbers.
+MOST_LEVELS = 4096
+# Most values of a column on which its encoding is looked up, where rows are known only as the network takes them.
+_DECODED_POINTS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,42 +132,27 @@ def place_knots(
     return inner, np.concatenate([low - beyond, high + beyond])
 
 
-def number_points(
-    knots: Array, *, column: int, columns: tuple[int, ...], encode: Encode, span: tuple[float, float]
-) -> Points:
-    """Increasing knots of a column of numbers as points."""
-    low, high = span
-    held = np.clip(np.searchsorted(knots, np.clip(knots, low, high)), 0, len(knots) - 1)
-    return Points(NumberAxis(column, knots), encode(knots[:, None]), columns, held.astype(np.intp))
-
-
-def level_points(axis: LevelAxis, inputs: Tensor, columns: tuple[int, ...]) -> Points:
-    """Levels of a category as points."""
-    return Points(axis, inputs, columns, np.arange(len(inputs), dtype=np.intp))
-
-
 def refine_knots(
     tabulate: Tabulator,
+    domain: Domain,
     first: Points,
     *,
-    encode: Encode,
-    span: tuple[float, float],
     unit: Tensor,
-    inside: bool = True,
+    inside: bool,
+    most: int,
     tolerance: float = 1e-3,
-    most: int = 192,
 ) -> tuple[Points, Table]:
     """Adds knots where the function is further than `tolerance` of a unit from straight, and tabulates them all.
 
     Without `inside` nothing is read between knots inside the range, and knots are added beyond it only.
     """
     assert isinstance(first.axis, NumberAxis)
-    column, columns = first.axis.column, first.columns
+    assert domain.span is not None
     knots, table = first.axis.knots, tabulate([first])
     mean, outputs = table.mean, table.outputs
     bend = np.full(len(knots) - 1, np.inf)  # per segment, how far from straight what it is a part of was found
     if not inside:
-        bend[(knots[:-1] >= span[0]) & (knots[1:] <= span[1])] = 0.0
+        bend[(knots[:-1] >= domain.span[0]) & (knots[1:] <= domain.span[1])] = 0.0
     cut = _CUT
     while len(knots) < most:
         # Where knots run out, the segments that bend most have them.
@@ -171,7 +164,7 @@ def refine_knots(
         left, middle = left[apart], middle[apart]
         if not len(left):
             break
-        found = tabulate([Points(first.axis, encode(middle[:, None]), columns, left)])
+        found = tabulate([Points(first.axis, domain.encode(middle[:, None]), first.columns, left)])
         straight = mean[left] + cut * (mean[left + 1] - mean[left])
         bend[left] = ((found.mean - straight) @ tabulate.weight / unit).abs().amax(1).numpy()
         order = np.argsort(np.concatenate([knots, middle]), kind="stable")
@@ -180,7 +173,7 @@ def refine_knots(
         mean = torch.cat([mean, found.mean])[order]
         outputs = torch.cat([outputs, found.outputs], 1)[:, order]
         cut = 0.5
-    return number_points(knots, column=column, columns=columns, encode=encode, span=span), Table(mean, outputs)
+    return domain.number_points(knots), Table(mean, outputs)
 
 
 def compress(mean: Tensor, share: Tensor, *, tolerance: float, most: int) -> Tensor:
@@ -198,6 +191,9 @@ def compress(mean: Tensor, share: Tensor, *, tolerance: float, most: int) -> Ten
     return found
 
 
+# ---------------------------------------------------------------------- background
+
+
 # Rows of the table that a choice of background rows is compared with, and how many choices are compared.
 _COMPARED_ROWS = 512
 _CANDIDATES = 64
@@ -213,7 +209,8 @@ def choose_background(rows: Tensor, count: int, numbers: Sequence[int]) -> Tenso
         chosen = rows
     else:
         generator = torch.Generator().manual_seed(0)  # our own: the caller's random numbers stay where they were
-        scaled = _standardise(rows.to(torch.float64))
+        scaled, spread = rows.to(torch.float64), rows.to(torch.float64).std(0, correction=0)
+        scaled = (scaled - scaled.mean(0)) / torch.where(spread > 0, spread, 1.0)
         compared = scaled[torch.randperm(len(rows), generator=generator)[:_COMPARED_ROWS]]
         best, least = torch.arange(count), float("inf")
         for _ in range(_CANDIDATES):
@@ -233,13 +230,220 @@ def choose_background(rows: Tensor, count: int, numbers: Sequence[int]) -> Tenso
     return chosen
 
 
-def _standardise(rows: Tensor) -> Tensor:
-    spread = rows.std(0, correction=0)
-    return (rows - rows.mean(0)) / torch.where(spread > 0, spread, torch.ones_like(spread))
-
-
 def _energy_distance(drawn: Tensor, compared: Tensor) -> float:
     """2 E|a − b| − E|a − a'|, less what does not depend on the draw."""
     count = len(drawn)
     within = torch.cdist(drawn, drawn).sum() / max(count * (count - 1), 1)
     return float(2 * torch.cdist(drawn, compared).mean() - within)
+
+
+# ---------------------------------------------------------------------- features
+
+
+@dataclass(frozen=True, eq=False)
+class Domain:
+    """Where a feature's function is tabulated."""
+
+    feature: Feature  # what the caller sees of it
+    columns: tuple[int, ...]  # columns of the network's input
+    # values in the caller's units, one row each, as the network takes them
+    encode: Callable[[NDArray[np.generic]], Tensor]
+    levels: LevelAxis | None = None  # the category's levels; None for numbers
+    level_inputs: Tensor | None = None  # the levels as the network takes them
+    span: tuple[float, float] | None = None  # the calibrated range of a number; None for others
+    reaches: bool = True  # whether the network is followed beyond the range; not for a number of two values
+    missing: Tensor | None = None  # what the preprocessing makes of a missing number; None where it takes none
+    plain: bool = True  # whether the network takes the caller's own numbers
+    # numbers of the caller's column that follow its distribution, where it passes an encoder
+    seen: Array = field(default_factory=lambda: np.zeros(0))
+    # numbers on either side of each of the model's thresholds, (thresholds, 2), where its functions are steps
+    steps: Array = field(default_factory=lambda: np.zeros((0, 2)))
+
+    @property
+    def tabulated(self) -> bool:
+        """Whether the feature has a table; several numbers at once have none."""
+        return self.levels is not None or self.span is not None
+
+    def points(self, rows: Chunk, *, quantiles: int, even: int, reach: Sequence[float]) -> Points:
+        """Levels, or knots: some that follow the rows, some evenly spaced, some beyond the range."""
+        if self.levels is not None and self.level_inputs is not None:
+            return Points(self.levels, self.level_inputs, self.columns, np.arange(len(self.levels)))
+        assert self.span is not None
+        reach = tuple(reach) if self.reaches else ()
+        x = self.seen if len(self.seen) else rows.numbers(self.feature.columns[0])
+        inner, beyond = place_knots(x, self.span, quantiles=quantiles, even=even, reach=reach)
+        try:
+            self.encode(beyond[:, None])
+        except ValueError:  # the preprocessing does not take them
+            beyond = beyond[:0]
+        return self.number_points(np.unique(np.concatenate([inner, beyond])))
+
+    def number_points(self, knots: Array) -> Points:
+        """Increasing knots as points."""
+        assert self.span is not None
+        held = np.clip(np.searchsorted(knots, np.clip(knots, *self.span)), 0, len(knots) - 1)
+        inputs = self.encode(knots[:, None])
+        if len(knots) == 1:  # a constant: a table needs two knots
+            knots = np.array([knots[0], knots[0] + max(abs(knots[0]), 1.0)])
+            inputs, held = inputs.expand(2, -1), np.zeros(2, dtype=np.intp)
+        return Points(NumberAxis(self.feature.columns[0], knots), inputs, self.columns, held.astype(np.intp))
+
+    def step_points(self, rows: Chunk, steps: Array, *, quantiles: int) -> Points:
+        """Knots on either side of some of the thresholds; in place of the others, knots that follow the rows."""
+        assert self.span is not None
+        low, high = self.span
+        ends = min(low, float(self.steps.min())), max(high, float(self.steps.max()))
+        width = ends[1] - ends[0] or max(abs(low), 1.0)
+        knots = [steps.ravel(), np.array([ends[0] - width, low, high, ends[1] + width])]
+        if len(steps) < len(self.steps):
+            x = rows.numbers(self.feature.columns[0])
+            inner, _ = place_knots(x, self.span, quantiles=quantiles, even=2, reach=())
+            # None next to a threshold, where the two knots of that are.
+            away = np.abs(inner[:, None] - steps.ravel()[None]).min(1, initial=np.inf) > 1e-6 * width
+            knots.append(inner[away])
+        return self.number_points(np.unique(np.concatenate(knots)))
+
+    def with_missing(self, points: Points) -> Points:
+        """The same points and one for missing numbers, where the preprocessing takes them."""
+        if self.missing is None or not isinstance(points.axis, NumberAxis):
+            return points
+        return Points(
+            NumberAxis(points.axis.column, points.axis.knots, missing=True),
+            torch.cat([points.inputs, self.missing]),
+            points.columns,
+            np.append(points.held, len(points)).astype(np.intp),
+        )
+
+    def own_columns(self, rows: Tensor) -> dict[int, NDArray[np.generic]]:
+        """Rows as the network takes them, in the caller's units; what cannot be told is missing."""
+        members, inputs = self.feature.columns, rows[:, list(self.columns)].double()
+        if self.plain:
+            return {member: inputs[:, place].numpy() for place, member in enumerate(members)}
+        if self.levels is not None and self.level_inputs is not None:
+            place, away = _nearest(inputs, self.level_inputs)
+            known, levels = away <= 1e-6, self.levels.levels
+            if isinstance(levels, tuple):
+                named = np.array([*levels, None], dtype=object)  # the last stands for what is no level
+                return {members[0]: named[np.where(known, place, len(levels))]}
+            return {member: np.where(known, levels[place, at], np.nan) for at, member in enumerate(members)}
+        if self.span is None:
+            return {}
+        grid = self.seen if len(self.seen) > 1 else np.linspace(*self.span, 256)
+        grid = grid[np.unique(np.linspace(0, len(grid) - 1, min(len(grid), _DECODED_POINTS)).astype(np.intp))]
+        codes = self.encode(grid[:, None])
+        # Columns that say whether a number is missing are the same for all that are not.
+        way = codes[:, 0].numpy() if bool((codes[:, 1:] == codes[:1, 1:]).all()) else np.zeros(1)
+        if len(way) > 1 and (np.diff(way) > 0).all():
+            found = np.interp(inputs[:, 0].numpy(), way, grid)
+        elif len(way) > 1 and (np.diff(way) < 0).all():
+            found = np.interp(-inputs[:, 0].numpy(), -way, grid)
+        else:
+            found = _spread_over_ties(inputs, codes, grid)
+        if self.missing is not None and not _is_encoded_alike(self.missing, codes):
+            absent = (inputs - self.missing).abs().amax(1) <= 1e-9 * (1 + self.missing.abs().max())
+            found = np.where(absent.numpy(), np.nan, found)
+        return {members[0]: found}
+
+
+def describe(
+    columns: Columns, adapted: Adapted, summary: Summary, categories: frozenset[int]
+) -> tuple[list[Domain], dict[int, NDArray[np.generic]]]:
+    """Every feature's domain, and the sample's rows in the caller's units by column."""
+    domains = [_domain(columns, adapted, summary, categories, feature) for feature in range(len(columns.features))]
+    own: dict[int, NDArray[np.generic]] = {}
+    for domain in domains:
+        own |= domain.own_columns(summary.sample)
+    return domains, own
+
+
+def _domain(columns: Columns, adapted: Adapted, summary: Summary, categories: frozenset[int], k: int) -> Domain:
+    name, members = columns.features.names[k], tuple(columns.members[k])
+    group, plain = tuple(columns.features.columns[k]), adapted.encode is None
+
+    def encode(values: NDArray[np.generic]) -> Tensor:
+        with np.errstate(all="ignore"):  # what is not finite in the end is an error there
+            return input_values(columns, adapted, k, values)
+
+    def levels(known: tuple[Level, ...] | Array, inputs: Tensor, labels: Iterable[str]) -> Domain:
+        feature = Feature(name, members, "levels", labels=tuple(labels))
+        return Domain(feature, group, encode, LevelAxis(members, known), inputs, plain=plain)
+
+    numbers = Domain(Feature(name, members, "numbers"), group, encode, plain=plain)
+    if not group:
+        return replace(numbers, feature=Feature(name, members, "unused"))
+    if k in columns.text_levels:
+        texts = columns.text_levels[k]
+        odd = [level for level in texts if not isinstance(level, Level)]
+        if odd:
+            raise TypeError(f"feature {name!r} has levels of type {type(odd[0]).__name__}; write them as text.")
+        rows = np.empty((len(texts), 1), dtype=object)
+        rows[:, 0] = texts
+        return numbers if len(texts) > MOST_LEVELS else levels(tuple(texts), encode(rows), map(str, texts))
+    if plain:
+        if k in categories:
+            counted = summary.levels_of(k, group)
+            if counted is None or len(counted[0]) > MOST_LEVELS:
+                return numbers
+            return levels(counted[0].numpy(), counted[0], level_labels(columns, k, counted[0]))
+        ranges = tuple((float(summary.minimum[c]), float(summary.maximum[c])) for c in group)
+    else:
+        known = np.array(columns.number_levels.get(k, []), dtype=np.float64)
+        if len(known) and not _takes_values_between(encode, known):
+            if len(known) > MOST_LEVELS:
+                return numbers
+            return levels(known[:, None], encode(known[:, None]), (f"{value:g}" for value in known))
+        ranges = tuple(span for span in (columns.ranges[member] for member in members) if len(span) == 2)
+    if len(members) != 1 or len(ranges) != 1:
+        return replace(numbers, feature=replace(numbers.feature, ranges=ranges))
+    missing = None
+    if not plain:
+        with suppress(ValueError, TypeError):  # where the preprocessing takes none
+            missing = encode(np.array([[np.nan]]))
+    return replace(
+        numbers,
+        feature=Feature(name, members, "number", ranges=ranges),
+        span=ranges[0],
+        reaches=not (plain and k in summary.levels and len(summary.levels[k][0]) <= 2),
+        missing=missing,
+        seen=columns.quantiles.get(k, np.zeros(0)),
+        steps=adapted.steps.get(members[0], np.zeros((0, 2))),
+    )
+
+
+def _takes_values_between(encode: Callable[[NDArray[np.generic]], Tensor], known: Array) -> bool:
+    """Whether a value next to one that occurred is encoded next to it; one-hot encoders know no value in between."""
+    if len(known) < 2:
+        return False
+    try:
+        near, ends = encode((known[:-1] + 1e-6 * np.diff(known))[:, None]), encode(known[:, None])
+    except ValueError:
+        return False
+    range_of_codes = (ends.amax(0) - ends.amin(0)).sum()
+    return bool(((near - ends[:-1]).abs().sum(1) <= 1e-3 * range_of_codes).all())
+
+
+def _is_encoded_alike(missing: Tensor, codes: Tensor) -> bool:
+    """Whether a missing number is encoded as some number is, so that nothing tells the two apart."""
+    if codes.shape[1] == 1:
+        return bool((codes.amin() <= missing).all() and (missing <= codes.amax()).all())
+    return bool(_nearest(missing, codes)[1][0] <= 1e-9)
+
+
+def _spread_over_ties(rows: Tensor, codes: Tensor, grid: Array) -> Array:
+    """Per row a number with its code; rows of one code share the numbers that have it evenly, as bins do."""
+    distinct, owner = torch.unique(codes, dim=0, return_inverse=True)
+    place, found = _nearest(rows, distinct)[0], np.zeros(len(rows))
+    for code in np.unique(place):
+        mine, numbers = np.flatnonzero(place == code), grid[(owner == int(code)).numpy()]
+        found[mine] = numbers[(np.arange(len(mine)) * len(numbers) // max(len(mine), 1)) % len(numbers)]
+    return found
+
+
+def _nearest(rows: Tensor, known: Tensor) -> tuple[NDArray[np.intp], Array]:
+    """Per row the position of the nearest of some known ones, and how far it is, as a share of their size."""
+    if not len(rows):
+        return np.zeros(0, np.intp), np.zeros(0)
+    found = [torch.cdist(part, known).min(1) for part in torch.split(rows, 1024)]
+    place = torch.cat([part.indices for part in found]).numpy().astype(np.intp)
+    size = 1 + float(known.abs().max())
+    return place, torch.cat([part.values for part in found]).numpy() / size

@@ -9,7 +9,7 @@ fitted with a ridge, so that few rows lead back to partial dependence and not to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -20,24 +20,26 @@ from tqdm import tqdm
 
 from nobsp.network.composed import Operations
 from nobsp.network.inputs import Subset
-from nobsp.tabular.correction import ALPHAS, FOLDS, Correction, HeldOut, Rows, fit_correction, judge
-from nobsp.tabular.domains import Domain
 from nobsp.tabular.lookup import Chunk, NumberAxis, TermTable
-from nobsp.tabular.pieces import (
+from nobsp.tabular.regression import (
     DirectPiece,
     DirectTerm,
+    Fit,
     Piece,
     Sample,
     TablePiece,
+    Traces,
     occupancy,
     pure_rows,
     purify,
     read,
+    solve_terms,
     transfer,
 )
 from nobsp.tabular.tabulate import (
     FEW_VALUES,
     Array,
+    Domain,
     Points,
     Represent,
     Table,
@@ -53,30 +55,18 @@ MAIN_REACH = (0.05, 0.25, 1.0, 4.0, 20.0, 100.0)
 PAIR_REACH = (0.25, 2.0, 16.0, 100.0)
 # Pairs whose spread on a coarse table is below this share of the outputs' are not put on trial.
 WORTH_TRYING = 0.005
-# A fitted pair below this share of every output's spread is left out.
-WORTH_FITTING = 0.005
-# Every pair must lower what is unexplained on held-out rows by this share of it, and by this share of the outputs'
-# variance: where features go along with each other, pairs that explain next to nothing bend the main curves.
-WORTH_KEEPING, WORTH_A_TERM = 0.005, 1e-4
-# Unexplained share of the variance on held-out rows at which no further pairs are put in: where features go along with
-# each other, a network's smallest interactions bend the main curves by more than they explain.
-ENOUGH = 0.005
-# Up to so many rows all folds judge how many pairs are put in; of more two are enough.
-ALL_FOLDS = 1000
 # Most nodes of a grid; two categories of very many levels are left to the residual.
 MOST_NODES = 4096
 # Directions of a representation whose variance is below this share of the strongest are left to the prior.
 TOLERANCE, MAIN_RANK, PAIR_RANK = 1e-6, 24, 32
 # Most columns of the regression: past these, factorising takes longer than all forward passes.
 MOST_COLUMNS = 1000
-# Most numbers of the regression held at once, and the fewest rows all the same.
-MOST_NUMBERS, FEWEST_ROWS = 20_000_000, 4096
 # Most thresholds of a model of steps in a feature's table, and how many background rows tell which those are.
 MOST_STEPS, FEW_ROWS = 512, 4
 # Thresholds along the side of a pair's grid: on average over the features, fewest and most.
 PAIR_STEPS, FEWEST_LINES, MOST_LINES = 12, 4, 28
-# Rows and background rows of terms that run through the network row by row.
-DIRECT_ROWS, DIRECT_BACKGROUND = 2048, 8
+# Background rows of terms that run through the network row by row.
+DIRECT_BACKGROUND = 8
 
 
 @dataclass(frozen=True)
@@ -111,47 +101,32 @@ def choose_effort(represent: Represent, inputs: Tensor) -> Effort:
 
 
 @dataclass(frozen=True, eq=False)
-class Traces:
-    """What the background rows give one by one, from which bands are made."""
-
-    mains: dict[int, tuple[Points, Tensor]]  # per feature its points, and outputs (background, points, outputs)
-    lines: dict[int, tuple[Points, Tensor]]  # grid lines, and where on them the background is (background, points)
-    grids: dict[Subset, Tensor]  # outputs (background of pairs, points, points, outputs)
-
-
-@dataclass(frozen=True, eq=False)
 class Terms:
     """Fitted terms."""
 
-    tables: tuple[TermTable, ...]  # single features first
-    direct: tuple[DirectTerm, ...]
-    base: Tensor
-    alphas: Tensor
+    fit: Fit
+    traces: Traces
     strengths: dict[Subset, float]  # per pair the spread that only both together make, as a share of the output's
-    explained: Tensor  # on rows held out, per output
-    inside: Tensor  # the same on rows inside the range of the rows fitted on
-    outside_rows: float
-    columns: int
-    rows: int
     forward_rows: int
     economy: bool  # whether the model takes too many operations a row for full tables
     thresholds: dict[int, tuple[int, int]]  # of a feature's steps: those in its table, and all
     offsets: dict[int, Tensor]  # what a feature's prior part is measured from; for levels that were not seen
     background: Tensor
-    fit: Fit
 
+    @property
+    def order(self) -> tuple[Subset, ...]:
+        """All terms, single features first."""
+        return tuple(piece.term for piece in self.fit.pieces)
 
-@dataclass(frozen=True, eq=False)
-class Fit:
-    """The regression behind fitted terms, as long as the rows are in memory."""
+    @property
+    def tables(self) -> tuple[TermTable, ...]:
+        """The terms that have tables."""
+        return tuple(term for term in self.fit.functions if isinstance(term, TermTable))
 
-    sample: Sample
-    pieces: tuple[Piece, ...]
-    rows: Rows
-    held_out: HeldOut
-    correction: Correction
-    alphas: tuple[float, ...]
-    traces: Traces
+    @property
+    def direct(self) -> tuple[DirectTerm, ...]:
+        """The terms that run through the network row by row."""
+        return tuple(term for term in self.fit.functions if isinstance(term, DirectTerm))
 
 
 def fit_terms(
@@ -182,7 +157,7 @@ def fit_terms(
         return made[count]
 
     tabulate = tabulator(effort.background)
-    chunk, unit = sample.chunk(), _unit(sample.outputs)
+    chunk, unit = sample.chunk(), sample.spread
     with tqdm(desc="tabulating", unit=" terms", disable=not progress) as bar:
         mains = {}
         for k, domain in enumerate(domains):
@@ -205,7 +180,7 @@ def fit_terms(
                 points = domains[k].step_points(chunk, chosen_steps[k], quantiles=effort.pair_quantiles // 2)
                 lines[k] = domains[k].with_missing(points)
             else:
-                lines[k] = _lines(domains[k], sample, effort.pair_quantiles, effort.pair_even, PAIR_REACH)
+                lines[k] = grid_lines(domains[k], sample, effort.pair_quantiles, effort.pair_even, PAIR_REACH)
         means = {k: table.mean for k, (_, table) in mains.items()}
         shares = {k: occupancy(points, chunk) for k, points in lines.items()}
         seen = _background_weights(tabulate.background, domains, lines)
@@ -239,48 +214,22 @@ def fit_terms(
     without = [term for term in named if term not in traces]
     pieces += [_direct_piece(term, domains, sample, tabulator(DIRECT_BACKGROUND)) for term in without]
     pieces = _strongest_columns(pieces, sample)
-    solved = solve_terms(sample, pieces, domains, ridge=ridge, choose=pairs is None)
-    prior_means = {k: occupancy(points, chunk) @ table.mean @ weight for k, (points, table) in mains.items()}
+    fit = solve_terms(sample, pieces, domains, ridge=ridge, choose=pairs is None)
+    kept = {piece.term for piece in fit.pieces}
     return Terms(
-        tables=tuple(term for term in solved.terms if isinstance(term, TermTable)),
-        direct=tuple(term for term in solved.terms if isinstance(term, DirectTerm)),
-        base=sample.outputs.mean(0),
-        alphas=solved.correction.alphas,
+        fit=fit,
+        traces=Traces(
+            {k: (points, table.outputs) for k, (points, table) in mains.items()},
+            {k: (lines[k], seen[k]) for k in lines},
+            {pair: outputs for pair, outputs in traces.items() if pair in kept},
+        ),
         strengths=strengths,
-        explained=solved.explained,
-        inside=solved.inside,
-        outside_rows=len(solved.rows.outside) / len(solved.rows.outputs),
-        columns=solved.rows.terms.shape[1],
-        rows=len(solved.rows.outputs),
         forward_rows=sum(each.forward_rows for each in made.values()),
         economy=effort is ECONOMY,
-        thresholds={
-            k: (min(len(domain.steps), MOST_STEPS), len(domain.steps))
-            for k, domain in enumerate(domains)
-            if len(domain.steps)
-        },
-        offsets=prior_means,
+        thresholds={k: (min(len(d.steps), MOST_STEPS), len(d.steps)) for k, d in enumerate(domains) if len(d.steps)},
+        offsets={k: occupancy(points, chunk) @ table.mean @ weight for k, (points, table) in mains.items()},
         background=tabulate.background,
-        fit=Fit(
-            solved.sample,
-            solved.pieces,
-            solved.rows,
-            solved.held_out,
-            solved.correction,
-            solved.alphas,
-            Traces(
-                {k: (points, table.outputs) for k, (points, table) in mains.items()},
-                {k: (lines[k], seen[k]) for k in lines},
-                {pair: outputs for pair, outputs in traces.items() if pair in {piece.term for piece in solved.pieces}},
-            ),
-        ),
     )
-
-
-def _unit(outputs: Tensor) -> Tensor:
-    """Spread of each output; one where it does not vary."""
-    spread = outputs.std(0, correction=0)
-    return torch.where(spread > 0, spread, torch.ones_like(spread))
 
 
 def _has_grid(term: Subset, domains: Sequence[Domain]) -> bool:
@@ -291,7 +240,7 @@ def _has_grid(term: Subset, domains: Sequence[Domain]) -> bool:
 # ---------------------------------------------------------------------- tables
 
 
-def _lines(domain: Domain, sample: Sample, quantiles: int, even: int, reach: Sequence[float]) -> Points:
+def grid_lines(domain: Domain, sample: Sample, quantiles: int, even: int, reach: Sequence[float]) -> Points:
     """A feature's points for a grid, with missing values where the model takes them."""
     return domain.with_missing(domain.points(sample.chunk(), quantiles=quantiles, even=even, reach=reach))
 
@@ -313,15 +262,13 @@ def tabulate_main(
     first = domain.points(sample.chunk(), quantiles=effort.quantiles, even=effort.even, reach=MAIN_REACH)
     if not isinstance(first.axis, NumberAxis):
         return first, tabulate([first])
-    assert domain.span is not None
     points, table = first, None
     if domain.reaches:
         values = sample.chunk().numbers(first.axis.column)
         points, table = refine_knots(
             tabulate,
+            domain,
             first,
-            encode=domain.encode,
-            span=domain.span,
             unit=unit,
             inside=len(np.unique(values[np.isfinite(values)])) > FEW_VALUES,
             most=effort.most_knots,
@@ -375,11 +322,11 @@ def _background_weights(
 
 def screen_pairs(tabulate: Tabulator, domains: Sequence[Domain], sample: Sample, effort: Effort) -> dict[Subset, float]:
     """Every pair's strength, strongest first, read off coarse tables; of the output in which it is largest."""
-    few = sample.take(np.linspace(0, len(sample) - 1, min(512, len(sample))).astype(np.intp))
-    chunk, spread, lines = few.chunk(), _unit(sample.outputs), effort.screen_lines
+    few = sample.some()
+    chunk, spread, lines = few.chunk(), sample.spread, effort.screen_lines
     features, ordered = [k for k, domain in enumerate(domains) if domain.tabulated], False
     while True:
-        points = {k: _lines(domains[k], few, lines, min(lines, 3), ()) for k in features}
+        points = {k: grid_lines(domains[k], few, lines, min(lines, 3), ()) for k in features}
         sizes = {k: len(points[k]) for k in features}
         grids = np.triu(np.outer(list(sizes.values()), list(sizes.values())), 1)
         nodes = int(grids[grids <= MOST_NODES].sum())
@@ -411,14 +358,14 @@ def _strongest_features(
     for k in features:
         moved, columns = rows.clone(), list(domains[k].columns)
         moved[:, columns] = rows.roll(1, 0)[:, columns]
-        effects[k] = float(((tabulate.run(moved) @ tabulate.weight - before) / _unit(sample.outputs)).square().mean())
+        effects[k] = float(((tabulate.run(moved) @ tabulate.weight - before) / sample.spread).square().mean())
     return sorted(features, key=lambda k: -effects[k])
 
 
 def _direct_piece(term: Subset, domains: Sequence[Domain], sample: Sample, tabulate: Tabulator) -> DirectPiece:
     """A term without a table."""
     columns = tuple(domains[k].columns for k in term)
-    few = sample.take(np.linspace(0, len(sample) - 1, min(512, len(sample))).astype(np.intp))
+    few = sample.some()
     pure = pure_rows(tabulate, columns, few.inputs)
     share = torch.full((len(few),), 1 / len(few), dtype=torch.float64)
     basis = compress(pure - pure.mean(0), share, tolerance=TOLERANCE, most=MAIN_RANK)
@@ -430,138 +377,7 @@ def _strongest_columns(pieces: Sequence[Piece], sample: Sample) -> list[Piece]:
     """The pieces with no more columns in all than a regression can have: the weakest are left to the prior."""
     if sum(piece.rank for piece in pieces) <= MOST_COLUMNS:
         return list(pieces)
-    few = sample.take(np.linspace(0, len(sample) - 1, min(512, len(sample))).astype(np.intp))
+    few = sample.some()
     spreads = [piece.read(few)[0].var(0, correction=0) for piece in pieces]
     least = torch.cat(spreads).sort(descending=True).values[MOST_COLUMNS]
     return [replace(piece, basis=piece.basis[:, spread > least]) for piece, spread in zip(pieces, spreads, strict=True)]
-
-
-# ---------------------------------------------------------------------- the regression
-
-
-@dataclass(frozen=True, eq=False)
-class Solved:
-    """Pieces that stayed, their functions, and the regression."""
-
-    pieces: tuple[Piece, ...]
-    terms: tuple[TermTable | DirectTerm, ...]
-    sample: Sample
-    rows: Rows
-    held_out: HeldOut
-    correction: Correction
-    alphas: tuple[float, ...]
-    explained: Tensor
-    inside: Tensor
-
-
-def solve_terms(
-    sample: Sample, pieces: Sequence[Piece], domains: Sequence[Domain], *, ridge: float | None, choose: bool
-) -> Solved:
-    """Chooses the pairs that pay and the strength on rows held out, and fits the correction on all rows."""
-    columns = sum(piece.rank for piece in pieces)
-    count = min(len(sample), max(MOST_NUMBERS // max(columns, 1), FEWEST_ROWS))
-    if any(isinstance(piece, DirectPiece) for piece in pieces):
-        count = min(count, DIRECT_ROWS)
-    generator = np.random.default_rng(0)
-    few = sample if count == len(sample) else sample.take(np.sort(generator.permutation(len(sample))[:count]))
-    fold = torch.from_numpy(generator.permutation(count) % min(FOLDS, count))
-    parts = [piece.read(few) for piece in pieces]
-    outside, clamped = _hold_outside(few, domains, fold)
-    held = [
-        piece.read(clamped)[0] if isinstance(piece, TablePiece) else part[outside]
-        for piece, (part, _) in zip(pieces, parts, strict=True)
-    ]
-    alphas = ALPHAS if ridge is None else (ridge,)
-    everything = Rows.of(torch.cat([part for part, _ in parts], 1), few.outputs, fold, outside, torch.cat(held, 1))
-    ends = np.cumsum([0, *(piece.rank for piece in pieces)]).tolist()
-
-    def rows_of(kept: Sequence[int]) -> Rows:
-        columns = torch.cat([torch.arange(ends[i], ends[i + 1]) for i in kept])
-        return everything.only(columns, torch.stack([parts[i][1] for i in kept]).sum(0))
-
-    total = _unit(few.outputs).square() * count
-    singles = [i for i, piece in enumerate(pieces) if len(piece.term) == 1]
-    pairs = [i for i, piece in enumerate(pieces) if len(piece.term) > 1]
-    kept = [*singles, *pairs]
-    if choose and pairs and count >= 2 * FOLDS:
-        costs = {}
-        trial = range(FOLDS if count <= ALL_FOLDS else 2)
-        for rung in _rungs(len(pairs)):
-            left = judge(rows_of([*singles, *pairs[:rung]]), alphas[::2], folds=trial)
-            error = float((left.errors.sum(0).amin(0) / total).mean()) * FOLDS / len(trial)
-            costs[rung] = error * (1 + WORTH_KEEPING * rung) + WORTH_A_TERM * rung
-            if error <= ENOUGH:
-                break
-        kept = [*singles, *pairs[: min(costs, key=costs.__getitem__)]]
-    rows, found, fit, deltas = _solve(rows_of(kept), [pieces[i].rank for i in kept], alphas)
-    if choose and len(kept) > len(singles):
-        sizes = [
-            float(((parts[i][1] + parts[i][0] @ delta).std(0, correction=0) / _unit(few.outputs)).max())
-            for i, delta in zip(kept, deltas, strict=True)
-        ]
-        worth = [i for i, size in zip(kept, sizes, strict=True) if len(pieces[i].term) == 1 or size >= WORTH_FITTING]
-        if len(worth) < len(kept):
-            kept = worth
-            rows, found, fit, deltas = _solve(rows_of(kept), [pieces[i].rank for i in kept], alphas)
-    terms = []
-    for i, delta in zip(kept, deltas, strict=True):
-        mean = (parts[i][1] + parts[i][0] @ delta).mean(0)
-        terms.append(pieces[i].finish(delta, mean))
-    residual = found.chosen()
-    inside = torch.ones(count, dtype=torch.bool)
-    inside[outside] = False
-    return Solved(
-        tuple(pieces[i] for i in kept),
-        tuple(terms),
-        few,
-        rows,
-        found,
-        fit,
-        alphas,
-        _share(residual, few.outputs),
-        _share(residual[inside], few.outputs[inside]),
-    )
-
-
-def _solve(rows: Rows, ranks: Sequence[int], alphas: Sequence[float]) -> tuple[Rows, HeldOut, Correction, list[Tensor]]:
-    found = judge(rows, alphas)
-    fit = fit_correction(rows, torch.tensor(alphas, dtype=torch.float64)[found.best])
-    return rows, found, fit, list(torch.split(fit.delta, list(ranks)))
-
-
-def _share(residual: Tensor, outputs: Tensor) -> Tensor:
-    """Share of each output's variance that residuals leave; NaN where it does not vary beyond rounding."""
-    if not len(outputs):
-        return torch.full((outputs.shape[1],), torch.nan, dtype=torch.float64)
-    total = outputs.var(0, correction=0)
-    varies = total > (outputs.abs().amax(0) * 1e-12).square()
-    return torch.where(varies, 1 - residual.square().mean(0) / torch.where(varies, total, 1.0), torch.nan)
-
-
-def _hold_outside(sample: Sample, domains: Sequence[Domain], fold: Tensor) -> tuple[Tensor, Sample]:
-    """Rows outside the range of all other folds' rows, as unseen rows may be, and the same held at that range."""
-    beyond, own = np.zeros(len(sample), dtype=bool), dict(sample.own)
-    for domain in domains:
-        if domain.span is None:
-            continue
-        column = domain.feature.columns[0]
-        x = np.asarray(sample.own[column], dtype=np.float64)
-        held = x.copy()
-        for number in range(int(fold.max()) + 1):
-            mine, others = (fold == number).numpy(), x[(fold != number).numpy()]
-            if len(others):
-                held[mine] = np.clip(x[mine], np.nanmin(others), np.nanmax(others))
-        beyond |= ~((held == x) | np.isnan(x))
-        own[column] = held
-    where = np.flatnonzero(beyond)
-    return torch.from_numpy(where), Sample(own, sample.inputs, sample.outputs).take(where)
-
-
-def _rungs(most: int) -> Iterator[int]:
-    """0, 1, 2, 4, … up to `most`."""
-    yield 0
-    count = 1
-    while count < most:
-        yield count
-        count *= 2
-    yield most

@@ -179,7 +179,7 @@ class NObSPCam(Explainer):
             feature_map = find_map(as_taken(self.model, source.keys), source.first, layer=self.layer, head=self.head)
             empty, names = start_calibration(feature_map, self.coefficients), self._names(feature_map)
             fingerprint = feature_map.fingerprint()
-            if run.size > 1 or run.has_checkpoint:
+            if run.size > 1 or run.checkpoint is not None:
                 options = repr((feature_map.described(), self.coefficients, ridge, names))
                 what = "the layer, coefficients, ridge or output_names asked for"
                 run.require_same({"the model": fingerprint, what: options})

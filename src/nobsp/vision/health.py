@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from nobsp.results import Finding, describe_findings, is_healthy, sort_findings
+from nobsp.base import Finding, describe_findings, is_healthy, sort_findings
 from nobsp.vision.account import POINTS, ChannelAccount, TailAccount
 from nobsp.vision.feature_map import FeatureMap
 

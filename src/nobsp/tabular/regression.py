@@ -1,0 +1,612 @@
+"""The regression behind the functions: terms as columns, the correction of the head, and how far curves may move.
+
+With T the compressed representations of all terms and R = y − prior, for every output
+
+    δ(α) = (TᵀT/n + α s I)⁻¹ TᵀR/n,        s = mean variance of T's columns,
+
+so that α → ∞ leaves the prior, which is partial dependence, and α → 0 is the oblique projection along all other terms.
+T's columns are scaled by `compress`. Strengths and pairs are judged on rows held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nobsp.network.inputs import Subset
+from nobsp.tabular.lookup import Chunk, LevelAxis, NumberAxis, TermTable
+from nobsp.tabular.tabulate import Array, Domain, Points, Tabulator
+
+ALPHAS = (1e-5, 1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0, 100.0, 1e4)
+FOLDS = 5
+# A fitted pair below this share of every output's spread is left out.
+WORTH_FITTING = 0.005
+# Every pair must lower what is unexplained on held-out rows by this share of it, and by this share of the outputs'
+# variance: where features go along with each other, pairs that explain next to nothing bend the main curves.
+WORTH_KEEPING, WORTH_A_TERM = 0.005, 1e-4
+# Unexplained share of the variance on held-out rows at which no further pairs are put in: where features go along with
+# each other, a network's smallest interactions bend the main curves by more than they explain.
+ENOUGH = 0.005
+# Up to so many rows all folds judge how many pairs are put in; of more two are enough.
+ALL_FOLDS = 1000
+# Most numbers of the regression held at once, and the fewest rows all the same.
+MOST_NUMBERS, FEWEST_ROWS = 20_000_000, 4096
+# Rows of a regression with terms that run through the network row by row.
+DIRECT_ROWS = 2048
+# Copies of the calibration that bands are made of, and rows on which their priors are read.
+COPIES, _PRIOR_ROWS = 64, 2048
+
+# ---------------------------------------------------------------------- terms as columns
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Calibration rows in memory."""
+
+    own: Mapping[int, NDArray[Any]]  # the caller's columns that have tables, by position
+    inputs: Tensor  # the same rows as the network takes them
+    outputs: Tensor
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def chunk(self) -> Chunk:
+        """All rows, to be read from tables."""
+        return Chunk(self.own, slice(0, len(self)))
+
+    def shuffled(self) -> Sample:
+        """The same rows in an order that follows from their contents alone: how a table was sorted does not matter."""
+        words = (self.inputs.double() + 0.0).numpy().view(np.uint64)  # −0 becomes 0
+        odd: NDArray[np.uint64] = np.random.default_rng(0).integers(1 << 63, size=(words.shape[1],), dtype=np.uint64)
+        odd = odd * 2 + 1
+        key = (words * odd).sum(1, dtype=np.uint64)  # modulo 2⁶⁴: exact whatever the order
+        return self.take(np.argsort((key ^ (key >> np.uint64(32))) * odd[0], kind="stable"))
+
+    def take(self, rows: NDArray[np.intp]) -> Sample:
+        """Some of the rows."""
+        place = torch.from_numpy(rows)
+        return Sample({k: column[rows] for k, column in self.own.items()}, self.inputs[place], self.outputs[place])
+
+    def some(self, most: int = 512) -> Sample:
+        """At most so many of the rows, at even distances."""
+        return self.take(np.linspace(0, len(self) - 1, min(most, len(self))).astype(np.intp))
+
+    @property
+    def spread(self) -> Tensor:
+        """Spread of each output; one where it does not vary."""
+        spread = self.outputs.std(0, correction=0)
+        return torch.where(spread > 0, spread, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class TablePiece:
+    """A term on its nodes, as the regression sees it."""
+
+    term: Subset
+    points: tuple[Points, ...]
+    prior: Tensor  # the head's share, (nodes, outputs)
+    basis: Tensor  # the compressed representation, (nodes, rank)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Points along each axis."""
+        return tuple(len(points) for points in self.points)
+
+    @property
+    def rank(self) -> int:
+        """Columns of the regression."""
+        return int(self.basis.shape[1])
+
+    def table(self, values: Tensor) -> TermTable:
+        """A table on the term's nodes."""
+        axes = tuple(points.axis for points in self.points)
+        return TermTable(self.term, axes, values.reshape(*self.shape, values.shape[-1]).numpy())
+
+    def held(self) -> Tensor:
+        """Per node, the position of the node it is held at beyond the calibrated range."""
+        if not self.points:  # a feature that the network never sees
+            return torch.zeros(1, dtype=torch.long)
+        grids = np.meshgrid(*(points.held for points in self.points), indexing="ij")
+        return torch.from_numpy(np.atleast_1d(np.ravel_multi_index([grid.ravel() for grid in grids], self.shape)))
+
+    def read(self, rows: Sample) -> tuple[Tensor, Tensor]:
+        """Compressed representation and prior of some rows."""
+        both = read(self.table(torch.cat([self.basis, self.prior], 1)), rows.chunk())
+        return both[:, : self.rank], both[:, self.rank :]
+
+    def finish(self, delta: Tensor, mean: Tensor) -> TermTable:
+        """The term's function: prior and correction, the latter held at the calibrated range, less their mean."""
+        return self.table(self.prior + (self.basis @ delta)[self.held()] - mean)
+
+
+@dataclass(frozen=True, eq=False)
+class DirectTerm:
+    """A term without a table: rows run through the network, once for every background row and subset of features."""
+
+    term: Subset
+    columns: tuple[tuple[int, ...], ...]  # per feature, of the network's input
+    background: Tensor
+    weight: Tensor  # the head's coefficients, (width, outputs)
+    delta: Tensor  # their correction
+    offset: Tensor  # subtracted, so that the mean over the calibration rows is zero
+    low: Tensor  # smallest calibrated value of each of the term's columns
+    high: Tensor
+
+    @property
+    def cost(self) -> int:
+        """Forward rows for every row that is explained."""
+        return len(self.background) * ((1 << len(self.term)) - 1)
+
+    def __call__(self, run: Callable[[Tensor], Tensor], inputs: Tensor, *, batch_size: int) -> Tensor:
+        """Contributions of some rows, (rows, outputs)."""
+        tabulate = Tabulator(run, self.background, self.weight, batch_size=batch_size)
+        pure = pure_rows(tabulate, self.columns, inputs)
+        found = pure @ (self.weight + self.delta)
+        flat = [column for group in self.columns for column in group]
+        held = inputs.clone()
+        held[:, flat] = inputs[:, flat].clamp(self.low.to(inputs.dtype), self.high.to(inputs.dtype))
+        beyond = (held != inputs).any(1).nonzero().flatten()
+        if len(beyond):
+            at_edge = pure_rows(tabulate, self.columns, held[beyond])
+            found[beyond] = pure[beyond] @ self.weight + at_edge @ self.delta
+        return found - self.offset
+
+
+@dataclass(frozen=True, eq=False)
+class DirectPiece:
+    """A term without a table, as the regression sees it."""
+
+    term: Subset
+    columns: tuple[tuple[int, ...], ...]
+    tabulate: Tabulator
+    basis: Tensor  # directions (width, rank) that the representation uses
+    span: tuple[Tensor, Tensor]  # smallest and largest calibrated value of every column of the network's input
+
+    @property
+    def rank(self) -> int:
+        """Columns of the regression."""
+        return int(self.basis.shape[1])
+
+    def read(self, rows: Sample) -> tuple[Tensor, Tensor]:
+        """Compressed representation and prior of some rows."""
+        pure = pure_rows(self.tabulate, self.columns, rows.inputs)
+        return pure @ self.basis, pure @ self.tabulate.weight
+
+    def finish(self, delta: Tensor, mean: Tensor) -> DirectTerm:
+        """The term's function."""
+        low, high = (end[[column for group in self.columns for column in group]] for end in self.span)
+        background, weight = self.tabulate.background, self.tabulate.weight
+        return DirectTerm(self.term, self.columns, background, weight, self.basis @ delta, mean, low, high)
+
+
+Piece = TablePiece | DirectPiece
+
+
+def pure_rows(tabulate: Tabulator, columns: Sequence[Sequence[int]], inputs: Tensor) -> Tensor:
+    """Δ_S of every row by running the network: Σ_{U⊆S} (−1)^{|S|−|U|} z̄_U, the empty set left out as a constant."""
+    parts = []
+    for subset in (subset for size in range(1, len(columns) + 1) for subset in combinations(columns, size)):
+        flat = [column for group in subset for column in group]
+        parts.append(tabulate.rows(flat, inputs[:, flat]) * (-1.0) ** (len(columns) - len(subset)))
+    return sum(parts[1:], parts[0])
+
+
+def read(table: TermTable, rows: Chunk) -> Tensor:
+    """A table at some rows, as a tensor."""
+    return torch.from_numpy(np.ascontiguousarray(table(rows)))
+
+
+def occupancy(points: Points, rows: Chunk, weights: Array | None = None) -> Tensor:
+    """Share of the rows at each point; a row between two knots counts for both by its distance."""
+    size = len(points)
+    share = np.ones(rows.count) if weights is None else weights
+    if isinstance(points.axis, LevelAxis):
+        counts = np.bincount(rows.places(points.axis), share, size + 1)[:size]
+    else:
+        x = rows.numbers(points.axis.column)
+        known = ~np.isnan(x)
+        segment = points.axis.segments(x[known])
+        along, share = points.axis.along(x[known], segment), share[known]
+        counts = np.bincount(segment, (1 - along) * share, size) + np.bincount(segment + 1, along * share, size)
+        if points.axis.missing:
+            counts[-1] = rows.count - known.sum() if weights is None else weights[~known].sum()
+    return torch.from_numpy(counts / max(counts.sum(), 1e-300))
+
+
+def purify(table: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """A grid without its margins: it averages to zero over either feature, by the share of the rows at its points."""
+    of_first = torch.einsum("ij...,j->i...", table, second)
+    of_second = torch.einsum("ij...,i->j...", table, first)
+    return table - of_first[:, None] - of_second[None] + torch.einsum("i...,i->...", of_first, first)
+
+
+def transfer(points: Points, values: Tensor, wanted: Points) -> Tensor:
+    """Values on some points of a feature, read at others."""
+    if isinstance(points.axis, LevelAxis):
+        return values
+    assert isinstance(wanted.axis, NumberAxis)
+    flat = values.reshape(len(values), -1)
+    knots = np.clip(wanted.axis.knots, points.axis.knots[0], points.axis.knots[-1])
+    knots = np.append(knots, np.nan) if wanted.axis.missing else knots
+    table = TermTable((0,), (points.axis,), flat.numpy())
+    found = read(table, Chunk({points.axis.column: knots}, slice(0, len(knots))))
+    return found.reshape(len(knots), *values.shape[1:])
+
+
+# ---------------------------------------------------------------------- the correction
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What the rows give the regression."""
+
+    terms: Tensor  # compressed representations, (rows, columns), centred
+    prior: Tensor  # what the head's own coefficients give, (rows, outputs)
+    outputs: Tensor  # the network's, (rows, outputs)
+    fold: Tensor
+    outside: Tensor  # rows that lie outside the range of all other folds' rows
+    held: Tensor  # their compressed representations held at that range, less the same means
+    products: Tensor  # of the terms by fold, (folds, columns, columns)
+
+    @classmethod
+    def of(cls, terms: Tensor, outputs: Tensor, fold: Tensor, outside: Tensor, held: Tensor) -> Rows:
+        """Rows whose prior is not known yet."""
+        centre = terms.mean(0)
+        terms = terms - centre
+        folds = [terms[fold == number] for number in range(int(fold.max()) + 1)]
+        products = torch.stack([part.T @ part for part in folds])
+        return cls(terms, torch.zeros_like(outputs), outputs, fold, outside, held - centre, products)
+
+    def only(self, columns: Tensor, prior: Tensor) -> Rows:
+        """The same with some of the columns."""
+        products = self.products[:, columns][:, :, columns]
+        return replace(self, terms=self.terms[:, columns], prior=prior, held=self.held[:, columns], products=products)
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """What fits on other rows leave of every row, for every strength."""
+
+    residual: Tensor  # (strengths, rows, outputs)
+    errors: Tensor  # squared residuals summed by fold, (folds, strengths, outputs)
+    best: Tensor  # per output the position of the strength that is taken
+
+    def chosen(self) -> Tensor:
+        """Residuals at each output's own strength, (rows, outputs)."""
+        return torch.stack([self.residual[place, :, output] for output, place in enumerate(self.best.tolist())], 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Correction:
+    """The fitted correction."""
+
+    delta: Tensor  # coefficients on the compressed representations, (columns, outputs)
+    ridge: Tensor  # λ per output, in units of the products' mean
+    alphas: Tensor  # the relative strength per output
+
+
+def scale_of(rows: Rows) -> float:
+    """Mean variance of the columns: what α is relative to."""
+    columns = rows.terms.shape[1]
+    return float(rows.products.diagonal(dim1=1, dim2=2).sum()) / (len(rows.terms) * columns) if columns else 0.0
+
+
+def judge(rows: Rows, alphas: Sequence[float], *, folds: Sequence[int] | None = None) -> HeldOut:
+    """Fits on all folds but one and predicts that one, for every strength."""
+    count, columns = rows.terms.shape
+    target, scale = rows.outputs - rows.prior, scale_of(rows)
+    chosen = list(range(len(rows.products))) if folds is None else list(folds)
+    residual = torch.full((len(alphas), count, target.shape[1]), torch.nan, dtype=torch.float64)
+    total, cross = rows.products.sum(0), rows.terms.T @ target
+    place = torch.full((count,), -1, dtype=torch.long)
+    place[rows.outside] = torch.arange(len(rows.outside))
+    for fold in chosen:
+        test, train = (rows.fold == fold).nonzero().flatten(), (rows.fold != fold).nonzero().flatten()
+        here, left = rows.terms[test], max(len(train), 1)
+        mean, goal = -here.sum(0) / left, target[train].sum(0) / left
+        wanted = here.clone()
+        away = place[test] >= 0
+        wanted[away] = rows.held[place[test[away]]]
+        wanted -= mean
+        if columns > len(train):  # as many unknowns as rows are enough
+            others = rows.terms[train] - mean
+            system, right, seen = others @ others.T / left, target[train] - goal, wanted @ others.T / left
+        else:
+            system = (total - rows.products[fold]) / left - mean.outer(mean)
+            right, seen = (cross - here.T @ target[test]) / left - mean.outer(goal), wanted
+        # One product for all strengths.
+        found = torch.stack([solve_ridge(system, right, alpha * scale) for alpha in alphas], 1)
+        said = (seen @ found.flatten(1)).view(len(test), *found.shape[1:]).movedim(1, 0)
+        residual[:, test] = target[test] - goal - said
+    errors = torch.stack([residual[:, rows.fold == fold].square().sum(1) for fold in chosen])
+    return HeldOut(residual, errors, choose_strength(errors))
+
+
+def level_strengths(errors: Tensor) -> Tensor:
+    """Which strengths the folds cannot tell from the best: within one standard error of it, (strengths, outputs)."""
+    folds, _, outputs = errors.shape
+    best = errors.sum(0).argmin(0)
+    worse = errors - errors.gather(1, best.expand(folds, 1, outputs))
+    level: Tensor = worse.mean(0) <= worse.std(0, correction=0) / max(folds - 1, 1) ** 0.5
+    return level
+
+
+def choose_strength(errors: Tensor) -> Tensor:
+    """Per output the strongest ridge that the folds cannot tell from the best one.
+
+    Where features go along with each other, a weaker ridge moves pieces from one curve to another and hardly changes
+    their sum: what rows held out cannot tell apart is decided for the prior.
+    """
+    level = level_strengths(errors)
+    places = torch.arange(len(level))[:, None].expand_as(level)
+    return torch.where(level, places, -1).amax(0)
+
+
+def fit_correction(rows: Rows, alphas: Tensor) -> Correction:
+    """The correction from all rows, with one strength per output."""
+    target, count = rows.outputs - rows.prior, len(rows.terms)
+    ridge = alphas * scale_of(rows)
+    gram, cross = rows.products.sum(0) / count, rows.terms.T @ (target - target.mean(0)) / count
+    delta = torch.zeros_like(cross)
+    for strength in sorted(set(ridge.tolist())):
+        mine = ridge == strength
+        delta[:, mine] = solve_ridge(gram, cross[:, mine], strength)
+    return Correction(delta, ridge, alphas)
+
+
+def solve_ridge(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
+    """(G + λI)⁻¹ c; the least-norm solution where λ is too small to make it definite."""
+    system = gram + ridge * torch.eye(len(gram), dtype=gram.dtype)
+    factor, failed = torch.linalg.cholesky_ex(system)
+    if not int(failed):
+        return torch.cholesky_solve(cross, factor)
+    least: Tensor = torch.linalg.pinv(system, hermitian=True) @ cross
+    return least
+
+
+# ---------------------------------------------------------------------- pairs that pay, and the strength
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """Pieces that stayed, their functions, and the regression behind them, as long as the rows are in memory."""
+
+    pieces: tuple[Piece, ...]
+    functions: tuple[TermTable | DirectTerm, ...]
+    sample: Sample
+    rows: Rows
+    alphas: tuple[float, ...]  # the strengths that were tried
+    held_out: HeldOut
+    correction: Correction
+    explained: Tensor  # on rows held out, per output
+    inside: Tensor  # the same on rows inside the range of the rows fitted on
+
+
+def solve_terms(
+    sample: Sample, pieces: Sequence[Piece], domains: Sequence[Domain], *, ridge: float | None, choose: bool
+) -> Fit:
+    """Chooses the pairs that pay and the strength on rows held out, and fits the correction on all rows."""
+    columns = sum(piece.rank for piece in pieces)
+    count = min(len(sample), max(MOST_NUMBERS // max(columns, 1), FEWEST_ROWS))
+    if any(isinstance(piece, DirectPiece) for piece in pieces):
+        count = min(count, DIRECT_ROWS)
+    generator = np.random.default_rng(0)
+    few = sample if count == len(sample) else sample.take(np.sort(generator.permutation(len(sample))[:count]))
+    fold = torch.from_numpy(generator.permutation(count) % min(FOLDS, count))
+    parts = [piece.read(few) for piece in pieces]
+    outside, clamped = _hold_outside(few, domains, fold)
+    held = [
+        piece.read(clamped)[0] if isinstance(piece, TablePiece) else part[outside]
+        for piece, (part, _) in zip(pieces, parts, strict=True)
+    ]
+    alphas = ALPHAS if ridge is None else (ridge,)
+    everything = Rows.of(torch.cat([part for part, _ in parts], 1), few.outputs, fold, outside, torch.cat(held, 1))
+    places = torch.split(torch.arange(columns), [piece.rank for piece in pieces])
+
+    def rows_of(kept: Sequence[int]) -> Rows:
+        prior = torch.stack([parts[i][1] for i in kept]).sum(0)
+        return everything.only(torch.cat([places[i] for i in kept]), prior)
+
+    def solve(kept: Sequence[int]) -> tuple[Rows, HeldOut, Correction, dict[int, Tensor]]:
+        rows = rows_of(kept)
+        found = judge(rows, alphas)
+        fit = fit_correction(rows, torch.tensor(alphas, dtype=torch.float64)[found.best])
+        deltas = torch.split(fit.delta, [pieces[i].rank for i in kept])
+        values = {i: parts[i][1] + parts[i][0] @ delta for i, delta in zip(kept, deltas, strict=True)}
+        return rows, found, fit, values
+
+    unit = few.spread
+    singles = [i for i, piece in enumerate(pieces) if len(piece.term) == 1]
+    pairs = [i for i, piece in enumerate(pieces) if len(piece.term) > 1]
+    if choose and pairs and count >= 2 * FOLDS:
+        costs = {}
+        trial = range(FOLDS if count <= ALL_FOLDS else 2)
+        for rung in [0, *(1 << k for k in range(20) if 1 << k < len(pairs)), len(pairs)]:
+            left = judge(rows_of([*singles, *pairs[:rung]]), alphas[::2], folds=trial)
+            error = float((left.errors.sum(0).amin(0) / (unit.square() * count)).mean()) * FOLDS / len(trial)
+            costs[rung] = error * (1 + WORTH_KEEPING * rung) + WORTH_A_TERM * rung
+            if error <= ENOUGH:
+                break
+        pairs = pairs[: min(costs, key=costs.__getitem__)]
+    kept = [*singles, *pairs]
+    rows, found, fit, values = solve(kept)
+    if choose and pairs:
+        sizes = {i: float((values[i].std(0, correction=0) / unit).max()) for i in pairs}
+        worth = [*singles, *(i for i in pairs if sizes[i] >= WORTH_FITTING)]
+        if len(worth) < len(kept):
+            kept = worth
+            rows, found, fit, values = solve(kept)
+    deltas = torch.split(fit.delta, [pieces[i].rank for i in kept])
+    residual = found.chosen()
+    inside = torch.ones(count, dtype=torch.bool)
+    inside[outside] = False
+    return Fit(
+        tuple(pieces[i] for i in kept),
+        tuple(pieces[i].finish(delta, values[i].mean(0)) for i, delta in zip(kept, deltas, strict=True)),
+        few,
+        rows,
+        alphas,
+        found,
+        fit,
+        share_explained(residual, few.outputs),
+        share_explained(residual[inside], few.outputs[inside]),
+    )
+
+
+def share_explained(residual: Tensor, outputs: Tensor) -> Tensor:
+    """Share of each output's variance that residuals leave; NaN where it does not vary beyond rounding."""
+    if not len(outputs):
+        return torch.full((outputs.shape[1],), torch.nan, dtype=torch.float64)
+    total = outputs.var(0, correction=0)
+    varies = total > (outputs.abs().amax(0) * 1e-12).square()
+    return torch.where(varies, 1 - residual.square().mean(0) / torch.where(varies, total, 1.0), torch.nan)
+
+
+def _hold_outside(sample: Sample, domains: Sequence[Domain], fold: Tensor) -> tuple[Tensor, Sample]:
+    """Rows outside the range of all other folds' rows, as unseen rows may be, and the same held at that range."""
+    beyond, own = np.zeros(len(sample), dtype=bool), dict(sample.own)
+    for domain in domains:
+        if domain.span is None:
+            continue
+        column = domain.feature.columns[0]
+        x = np.asarray(sample.own[column], dtype=np.float64)
+        held = x.copy()
+        for number in range(int(fold.max()) + 1):
+            mine, others = (fold == number).numpy(), x[(fold != number).numpy()]
+            if len(others):
+                held[mine] = np.clip(x[mine], np.nanmin(others), np.nanmax(others))
+        beyond |= ~((held == x) | np.isnan(x))
+        own[column] = held
+    where = np.flatnonzero(beyond)
+    return torch.from_numpy(where), Sample(own, sample.inputs, sample.outputs).take(where)
+
+
+# ---------------------------------------------------------------------- bands
+
+
+@dataclass(frozen=True, eq=False)
+class Traces:
+    """What the background rows give one by one, from which bands are made."""
+
+    mains: dict[int, tuple[Points, Tensor]]  # per feature its points, and outputs (background, points, outputs)
+    lines: dict[int, tuple[Points, Tensor]]  # grid lines, and where on them the background is (background, points)
+    grids: dict[Subset, Tensor]  # outputs (background of pairs, points, points, outputs)
+
+
+def spread_of_curves(fit: Fit, traces: Traces, *, copies: int = COPIES, seed: int = 0) -> dict[int, Tensor]:
+    """Per feature how far its curve moves from calibration to calibration, (points, outputs).
+
+    Every copy draws the calibration rows and the background rows anew, with replacement. Prior and margins are made
+    again from what each background row gave; the correction follows to first order from the influence of the rows,
+
+        δ_w − δ = (TᵀT/n + λI)⁻¹ [ Σ_i (w_i − 1) t_i e_i + Σ_i t_i (prior − prior_w)_i ] / n,
+
+    with e_i the residual of row i in a fit without its fold, and a strength λ that the folds cannot tell from the best.
+    What the ridge pulls a curve towards partial dependence, λ (TᵀT/n + λI)⁻¹ δ, counts too.
+    """
+    if not traces.mains:
+        return {}
+    generator = np.random.default_rng(seed)
+    count = len(fit.sample)
+    draws = generator.multinomial(count, np.full(count, 1 / count), size=copies).astype(np.float64)
+    chunk = fit.sample.chunk()
+    priors = _copy_priors(traces, chunk, draws, generator)
+    values, vectors = torch.linalg.eigh(fit.rows.products.sum(0) / len(fit.rows.terms))
+    values = values.clamp_min(0)
+    delta = _copy_corrections(fit, draws, priors, values, vectors, generator)
+    ridge = fit.correction.ridge[None]
+    turned = vectors.T @ fit.correction.delta
+    bias = vectors @ (turned * ridge / (values[:, None] + ridge).clamp_min(1e-300))
+    found, start = {}, 0
+    for piece in fit.pieces:
+        stop = start + piece.rank
+        if isinstance(piece, TablePiece) and len(piece.term) == 1 and piece.points:
+            held = piece.basis[piece.held()]
+            curves = priors[piece.term] + torch.einsum("pr,cro->cpo", held, delta[:, start:stop])
+            share = torch.stack([occupancy(piece.points[0], chunk, draw) for draw in draws])
+            curves = curves - torch.einsum("cp,cpo->co", share, curves)[:, None]
+            pull = held @ bias[start:stop]
+            pull = pull - occupancy(piece.points[0], chunk) @ pull
+            found[piece.term[0]] = (curves.var(0, correction=1) + pull.square()).sqrt()
+        start = stop
+    return found
+
+
+def _copy_priors(traces: Traces, chunk: Chunk, draws: Array, generator: np.random.Generator) -> dict[Subset, Tensor]:
+    """Every table's prior in every copy: other background rows, and margins over other rows."""
+    copies = len(draws)
+
+    def weights(count: int) -> Tensor:
+        drawn = generator.multinomial(count, np.full(count, 1 / count), size=copies)
+        return torch.from_numpy(drawn / count).to(torch.float32)
+
+    def mean(outputs: Tensor, drawn: Tensor) -> Tensor:
+        return torch.einsum("ck,k...->c...", drawn, outputs).double()
+
+    of_mains = weights(next(iter(traces.mains.values()))[1].shape[0])
+    found: dict[Subset, Tensor] = {(k,): mean(outputs, of_mains) for k, (_, outputs) in traces.mains.items()}
+    if not traces.grids:
+        return found
+    of_pairs = weights(next(iter(traces.grids.values())).shape[0])
+    shares = {
+        k: torch.stack([occupancy(points, chunk, draw) for draw in draws]) for k, (points, _) in traces.lines.items()
+    }
+    seen = {k: of_mains.double() @ rows for k, (_, rows) in traces.lines.items()}
+    for (a, b), outputs in traces.grids.items():
+        table = mean(outputs, of_pairs)
+        pure = torch.stack([purify(table[c], shares[a][c], shares[b][c]) for c in range(copies)])
+        found[a, b] = pure.flatten(1, 2)
+        of_first, of_second = torch.einsum("cijo,cj->cio", pure, seen[b]), torch.einsum("cijo,ci->cjo", pure, seen[a])
+        for k, margin in ((a, of_first), (b, of_second)):
+            moved = transfer(traces.lines[k][0], margin.movedim(0, 1), traces.mains[k][0])
+            found[k,] = found[k,] - moved.movedim(1, 0)
+    return found
+
+
+def _copy_corrections(
+    fit: Fit,
+    draws: Array,
+    priors: dict[Subset, Tensor],
+    values: Tensor,
+    vectors: Tensor,
+    generator: np.random.Generator,
+) -> Tensor:
+    """The correction in every copy, (copies, columns, outputs)."""
+    rows, copies = fit.rows, len(draws)
+    count, outputs = rows.terms.shape[0], rows.outputs.shape[1]
+    residual = fit.held_out.chosen()
+    drawn = torch.from_numpy(draws) - 1
+    # One output at a time: copies × rows × columns would not fit.
+    change = torch.stack([drawn @ (rows.terms * residual[:, [o]]) for o in range(outputs)], 2) / count
+    change = change + _moved_priors(fit, priors)
+    target = rows.outputs - rows.prior
+    cross = rows.terms.T @ (target - target.mean(0)) / count
+    # Any strength that the folds cannot tell from the best.
+    level = level_strengths(fit.held_out.errors).numpy()
+    chosen = [generator.choice(np.flatnonzero(level[:, output]), size=copies) for output in range(outputs)]
+    ridge = torch.tensor(fit.alphas, dtype=torch.float64)[torch.from_numpy(np.stack(chosen, 1))] * scale_of(rows)
+    turned = torch.einsum("pk,cpo->cko", vectors, change + cross)
+    shrunk = turned / (values[None, :, None] + ridge[:, None]).clamp_min(1e-300)
+    return torch.einsum("pk,cko->cpo", vectors, shrunk)
+
+
+def _moved_priors(fit: Fit, priors: dict[Subset, Tensor]) -> Tensor:
+    """Σ t (prior − prior of the copy) / n, read on some of the rows."""
+    count = len(fit.sample)
+    few = np.linspace(0, count - 1, min(count, _PRIOR_ROWS)).astype(np.intp)
+    chunk, here = fit.sample.take(few).chunk(), fit.rows.terms[torch.from_numpy(few)]
+    copies, outputs = len(next(iter(priors.values()))), fit.rows.outputs.shape[1]
+    moved = torch.zeros(len(few), copies * outputs, dtype=torch.float64)
+    for piece in fit.pieces:
+        if isinstance(piece, TablePiece) and piece.term in priors:
+            change = piece.prior[None] - priors[piece.term]
+            moved += read(piece.table(change.movedim(0, 1).flatten(1)), chunk)
+    moved = (moved - moved.mean(0)).reshape(len(few), copies, outputs)
+    return torch.einsum("rp,rco->cpo", here - here.mean(0), moved) / len(few)
