@@ -17,7 +17,7 @@ from nobsp.metrics.arrays import (
     as_images,
     name_features,
     pearson,
-    require_same_shape,
+    require_shape,
     running,
     spearman,
     targets_of,
@@ -76,7 +76,7 @@ def removal_effects(
         >>> removal_effects(lambda X: X @ np.array([2.0, -1.0]), np.ones((1, 2)), baseline=0.0)
         array([[ 2., -1.]])
     """
-    rows = as_array(X, "X", ndim=2)
+    rows = as_array(X, "X", ndim=(2,))
     columns = rows.shape[1]
     reference = as_array(baseline, "baseline", ndim=(0, 1))
     if reference.ndim and len(reference) != columns:
@@ -121,14 +121,12 @@ def attribution_faithfulness(
         >>> attribution_faithfulness([[3.0, -2.0, 0.1]], [[2.5, -2.2, 0.3]])
         Faithfulness(correlation=1.000, 3 features)
     """
-    given, change = as_array(attributions, "attributions", ndim=2), as_array(effects, "effects", ndim=2)
+    given, change = as_array(attributions, "attributions", ndim=(2,)), as_array(effects, "effects", ndim=(2,))
     if groups is not None:
         features = resolve_features(groups, columns=given.shape[1], names=None)
         given = np.column_stack([given[:, list(members)].sum(axis=1) for members in features.columns])
         feature_names = features.names if feature_names is None else feature_names
-    require_same_shape(
-        given, "attributions" if groups is None else "attributions added up by groups", change, "effects"
-    )
+    require_shape(given, f"attributions{' added up by groups' if groups else ''}", like=change, called="effects")
     if given.shape[1] < 2:
         raise ValueError("there is one feature, but ranking features needs at least two.")
     importance, effect = np.abs(given).mean(axis=0), np.abs(change).mean(axis=0)

@@ -8,16 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nobsp.metrics.arrays import (
-    Array,
-    as_array,
-    is_constant,
-    mean_of_known,
-    name_features,
-    require_same_shape,
-    require_two_rows,
-    undefined,
-)
+from nobsp.metrics.arrays import Array, as_array, is_constant, mean_of_known, name_features, require_shape, undefined
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,9 +81,8 @@ def function_reproduction(
         >>> function_reproduction(truth + 5.0, truth, outputs=truth.sum(axis=1)).mean_r2
         1.0
     """
-    found, true = as_array(contributions, "contributions", ndim=2), as_array(truth, "truth", ndim=2)
-    require_same_shape(found, "contributions", true, "truth")
-    require_two_rows(found, "contributions")
+    found, true = as_array(contributions, "contributions", ndim=(2,)), as_array(truth, "truth", ndim=(2,))
+    require_shape(found, "contributions", rows=2, like=true, called="truth")
     found, null = found - found.mean(axis=0), is_constant(true.T)
     true = true - true.mean(axis=0)
     if null.all():
