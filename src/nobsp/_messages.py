@@ -29,6 +29,15 @@ def count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
+def number_outputs(outputs: int) -> tuple[str, ...]:
+    """Names of outputs that have none.
+
+    >>> number_outputs(1), number_outputs(2)
+    (('output',), ('output 0', 'output 1'))
+    """
+    return ("output",) if outputs == 1 else tuple(f"output {position}" for position in range(outputs))
+
+
 def percent(share: float) -> str:
     """A share in percent: a decimal where it is below ten, or close to a hundred.
 

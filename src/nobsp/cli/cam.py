@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from cyclopts import Parameter
 
-from nobsp._messages import count, suggest
+from nobsp._messages import count, number_outputs, suggest
 from nobsp.cli.console import Console, UsageError
 from nobsp.cli.inputs import Pictures, find_pictures, write_csv
 from nobsp.cli.models import Loaded, add_hint, load_model
@@ -135,7 +135,7 @@ def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, con
         console.step(f"classes are named after the folders, in their order: {listed}")
     if given is not None and len(given) != outputs:
         raise ValueError(f"--output-names has {len(given)} names but the model has {outputs} classes.")
-    return module, given or [f"class {number}" for number in range(outputs)]
+    return module, given or list(number_outputs(outputs))
 
 
 def fit_cam(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import count
-from nobsp.reporting.packing import Packed, packed, packed_codes
+from nobsp.reporting.packing import packed, packed_codes
 from nobsp.results import Finding, sort_findings
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation
@@ -28,9 +28,8 @@ def list_facts(
     explanation: Explanation, explainer: Any, functions: CompiledExplainer, link: str, *, dropped: int
 ) -> list[Fact]:
     """Model, data and what is explained, in words."""
-    terms = [*functions.terms, *functions.left_out]
-    pairs = sum(len(term) > 1 for term in terms) + dropped
-    mains = sum(len(term) == 1 for term in terms)
+    sizes = [len(term) for term in (*functions.terms, *functions.left_out)]
+    mains, pairs = sizes.count(1), len(sizes) - sizes.count(1) + dropped
     facts = [("Model", describe_model(explainer.model))] if hasattr(explainer, "model") else []
     facts.append(("Data", f"{count(len(explanation), 'row')}, {count(len(explanation.feature_names), 'feature')}"))
     facts.append(("Calibrated on", count(functions.state.rows, "row")))
@@ -60,8 +59,7 @@ def list_findings(
     explanation: Explanation, functions: CompiledExplainer, values: NDArray[np.float64], *, dropped: int
 ) -> list[dict[str, str]]:
     """What is worth knowing before the page is believed, errors first; equal messages about several subjects once."""
-    rows = len(explanation)
-    found = list(functions.state.findings)
+    rows, found = len(explanation), list(functions.state.findings)
 
     def add(severity: str, code: str, message: str, subject: str = "") -> None:
         found.append(Finding(severity, code, subject, message))
@@ -69,18 +67,16 @@ def list_findings(
     outside = explanation.outside.sum(0)
     if outside.any():
         order = [k for k in np.argsort(-outside, kind="stable").tolist() if outside[k]]
-        some = _join([f"{explanation.feature_names[k]} ({outside[k]:,})" for k in order])
         those = count(int(explanation.outside.any(1).sum()), "row")
         message = (
             f"{those} of {rows:,} lie outside what was calibrated: a number out of range (its function is "
             "extrapolated), a missing value, or a level not seen (it contributes nothing in this page). Calibrate on "
             "rows that cover them."
         )
-        add("warning", "outside", message, some)
-    unknown = int((~np.isfinite(values)).any((1, 2)).sum())
-    if unknown:
-        message = f"{count(unknown, 'row')} of {rows:,} have missing values for which no contribution is known."
-        add("warning", "missing", message)
+        add("warning", "outside", message, _join([f"{explanation.feature_names[k]} ({outside[k]:,})" for k in order]))
+    if unknown := int((~np.isfinite(values)).any((1, 2)).sum()):
+        missing = f"{count(unknown, 'row')} of {rows:,} have missing values for which no contribution is known."
+        add("warning", "missing", missing)
     if dropped:
         message = (
             f"The weakest {count(dropped, 'interaction')} would make this page too large. Their grids are left out, "
@@ -90,12 +86,9 @@ def list_findings(
     if functions.left_out and len(explanation.terms) == len(functions.terms) + dropped:
         message = "They have no table and the model was not run here: what they contribute is part of the residual."
         add("note", "not_run", message, _join([" × ".join(term) for term in functions.left_out]))
-    run = int(np.isfinite(explanation.predictions).all(1).sum())
-    if run == 0:
-        add("note", "no_predictions", "The model was not run here, so the residuals are not known.")
-    elif run < rows:
-        message = f"The model could not be run on {count(rows - run, 'row')}: predictions and residuals are not known."
-        add("note", "no_predictions", message)
+    if not_run := rows - int(np.isfinite(explanation.predictions).all(1).sum()):
+        where = "" if not_run == rows else f" on {count(not_run, 'row')}"
+        add("note", "no_predictions", f"The model was not run{where}: predictions and residuals are not known there.")
     subjects: dict[tuple[str, str, str], list[str]] = {}
     for finding in sort_findings(found):
         subjects.setdefault((finding.severity, finding.code, finding.message), []).append(finding.subject)
@@ -112,28 +105,22 @@ def _join(names: list[str], most: int = 5) -> str:
 # ---------------------------------------------------------------------- labels and links
 
 
-LINKS = ("identity", "softmax", "sigmoid", "exp")
-
-
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """One true value per row: positions among names of classes, or numbers."""
+    """One true value per row: positions among names of classes, or numbers where there are no names."""
 
-    codes: NDArray[np.int64] | None
-    names: tuple[str, ...]
-    values: NDArray[np.float64] | None
+    values: NDArray[Any]
+    names: tuple[str, ...] = ()
 
     def pack(self, kept: NDArray[np.intp]) -> dict[str, Any]:
         """For the page, some rows of it."""
-        if self.codes is not None:
-            held: Packed = packed_codes(self.codes[kept])
-            return {"names": self.names, "codes": held}
-        assert self.values is not None
+        if self.names:
+            return {"names": self.names, "codes": packed_codes(self.values[kept])}
         return {"values": packed(self.values[kept])}
 
 
-def read_labels(labels: Any, *, rows: int, names: Sequence[str], classes: bool | None) -> Labels | None:
-    """Labels as codes of known names, or as numbers; `classes` says which they are, None to find out."""
+def read_labels(labels: Any, *, rows: int, names: Sequence[str], classes: bool) -> Labels | None:
+    """Labels as positions among names, or as numbers where they are no such positions; `classes` forbids that."""
     if labels is None:
         return None
     given = labels.detach().cpu().numpy() if hasattr(labels, "detach") else labels
@@ -144,36 +131,21 @@ def read_labels(labels: Any, *, rows: int, names: Sequence[str], classes: bool |
         raise ValueError(f"labels must be one per row, shape ({rows},), found {given.shape}.")
     if given.dtype.kind in "biuf":
         numbers = given.astype(np.float64)
-        whole = bool((numbers == np.rint(numbers)).all()) and given.size > 0
-        fits = whole and numbers.min() >= 0 and numbers.max() < max(len(names), 2)
-        if classes is False or not fits:
-            if classes:
-                raise ValueError(
-                    f"labels must be class numbers from 0 to {len(names) - 1}, or names; found {_some(given)}."
-                )
-            return Labels(None, (), numbers)
-        shown = tuple(names) or ("0", "1")
-        return Labels(numbers.astype(np.int64), shown, None)
+        if given.size and np.isin(numbers, np.arange(max(len(names), 2))).all():
+            return Labels(numbers.astype(np.int64), tuple(names) or ("0", "1"))
+        if classes:
+            some = ", ".join(map(str, np.unique(given)[:5].tolist()))
+            raise ValueError(f"labels must be class numbers from 0 to {len(names) - 1}, or names; found {some}.")
+        return Labels(numbers)
     texts = [str(value) for value in given.tolist()]
     # Names the model does not know are put behind its own, so that every label can be shown.
     shown = tuple(dict.fromkeys([*names, *sorted(set(texts))]))
     place = {name: code for code, name in enumerate(shown)}
-    return Labels(np.array([place[text] for text in texts], dtype=np.int64), shown, None)
+    return Labels(np.array([place[text] for text in texts], dtype=np.int64), shown)
 
 
-def choose_link(link: str | None, own: str, *, outputs: int, classes: bool) -> str:
-    """The link given, else the model's own, else the usual one where labels are classes."""
-    if link is not None:
-        if link not in LINKS:
-            raise ValueError(f"link must be one of {', '.join(map(repr, LINKS))}, found {link!r}.")
-        if link == "softmax" and outputs == 1:
-            raise ValueError('link is "softmax" but the model has one output; use "sigmoid".')
-        return link
-    own = {"log_softmax": "softmax"}.get(own, own)
+def choose_link(own: str, *, outputs: int, classes: bool) -> str:
+    """The model's own link, else the usual one where labels are classes."""
     if own != "identity" or not classes:
-        return own
+        return {"log_softmax": "softmax"}.get(own, own)
     return "softmax" if outputs > 1 else "sigmoid"
-
-
-def _some(values: NDArray[Any]) -> str:
-    return ", ".join(map(str, np.unique(values)[:5].tolist()))

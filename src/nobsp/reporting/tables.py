@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 
 # Bytes a page can hold beside plotly and stay under 8 MB: base64 makes a third more of them.
 ROOM = 2_250_000
+MOST_ROWS = 5000
 _TRUTH_POINTS = 201
 
 
@@ -58,29 +59,24 @@ def table_data(
     explainer: Any,
     labels: Any,
     class_names: Sequence[str] | None,
-    link: str | None,
     truth: Mapping[str, Callable[[Any], Any]] | None,
     hits: Any,
     names: Sequence[str] | None,
-    rows: int,
 ) -> dict[str, Any]:
     """Everything the page shows of an explanation."""
     functions = explanation.explainer if explainer is None else getattr(explainer, "functions_", explainer)
     _require_whole(explanation, functions)
     classes_shown = _class_names(class_names, explainer, explanation.output_names)
-    given = read_labels(
-        labels, rows=len(explanation), names=classes_shown, classes=True if class_names is not None else None
-    )
-    classes = (given is not None and given.codes is not None) or getattr(hits, "classes", None) is not None
-    link = choose_link(link, functions.link, outputs=len(explanation.output_names), classes=classes)
-    if given is not None and given.codes is not None:
+    given = read_labels(labels, rows=len(explanation), names=classes_shown, classes=class_names is not None)
+    classes = (given is not None and bool(given.names)) or getattr(hits, "classes", None) is not None
+    link = choose_link(functions.link, outputs=len(explanation.output_names), classes=classes)
+    if given is not None and given.names:
         classes_shown = given.names
     elif link not in ("softmax", "sigmoid"):
         classes_shown = ()
     shown = _shown(explanation, functions)
     functions, health = shown.functions, functions.state
-    most = min(rows, len(explanation), max(1, (ROOM - shown.size) // shown.row_size))
-    kept = evenly(len(explanation), most)
+    kept = evenly(len(explanation), min(MOST_ROWS, max(1, (ROOM - shown.size) // shown.row_size)))
     sizes = [_mean_size(part) for part in (shown.values, shown.direct) if part is not None]
     unknown = np.full((len(functions.left_out) if shown.direct is None else 0, len(functions.output_names)), np.nan)
     return {
@@ -95,8 +91,7 @@ def table_data(
             "outside_rows": health.outside_rows,
             "held_out": health.held_out,
         },
-        "ledger": ledger(shown),
-        "residuals": residuals(shown),
+        **account_for_variance(shown),
         "hits": None if hits is None else hits_for_page(hits, kept, rows=len(explanation), names=classes_shown),
         "base": known(functions.base_values),
         "features": features_for_page(functions),
@@ -149,10 +144,8 @@ def _require_whole(explanation: Explanation, functions: Any) -> None:
         raise ValueError("subject does not know its functions (it was made by hand); pass its explainer as explainer=.")
     everything = {frozenset(term) for term in (*functions.terms, *functions.left_out)}
     terms = {frozenset(term) for term in explanation.terms}
-    if (
-        terms not in (everything, {frozenset(term) for term in functions.terms})
-        or explanation.output_names != functions.output_names
-    ):
+    whole = terms in (everything, {frozenset(term) for term in functions.terms})
+    if not whole or explanation.output_names != functions.output_names:
         raise ValueError(
             "subject holds only some of its explainer's terms or outputs, or a contrast of them; pass the whole "
             "explanation, as explainer(X) gives it. Rows may be chosen: explainer(X)[:100]."
@@ -175,41 +168,33 @@ def _class_names(given: Sequence[str] | None, explainer: Any, outputs: Sequence[
     return (f"not {outputs[0]}", outputs[0])
 
 
-def ledger(shown: Shown) -> dict[str, list[float | None]]:
-    """Shares of each output's variance over these rows: main effects, what interactions add, and what is left over.
+def account_for_variance(shown: Shown) -> dict[str, Any]:
+    """What is accounted for over these rows, per output; None where it does not vary, or is not known.
 
-    They add up to one. None where an output does not vary, or is not known.
+    The ledger has shares of the variance that add up to one: main effects, what interactions add, what is left over.
+    Residuals are how far the sum of the terms is from the model, beside how far predictions are spread.
     """
-    terms = shown.functions.terms
-    single = [i for i, term in enumerate(terms) if len(term) == 1]
-    alone = shown.values[:, single].sum(1)
+    alone = shown.values[:, [len(term) == 1 for term in shown.functions.terms]].sum(1)
     if shown.direct is not None:
         alone = alone + shown.direct[:, [len(term) == 1 for term in shown.functions.left_out]].sum(1)
     rows = np.isfinite(shown.residual).all(1)
+    residual, predictions, alone = shown.residual[rows], shown.predictions[rows], alone[rows]
     if not rows.any():
-        nothing: list[float | None] = [None] * shown.predictions.shape[1]
-        return {"singles": nothing, "interactions": nothing, "left": nothing}
-    predictions = shown.predictions[rows]
-    total = predictions.var(0)
+        residual = predictions = alone = np.full((1, shown.predictions.shape[1]), np.nan)
+    sizes, total = np.abs(residual), predictions.var(0)
     varies = np.ptp(predictions, axis=0) > 100 * np.finfo(float).eps * np.abs(predictions).max(0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        left = np.where(varies, shown.residual[rows].var(0) / total, np.nan)
-        first = np.where(varies, 1 - (predictions - alone[rows]).var(0) / total, np.nan)
-    return {"singles": known(first), "interactions": known(1 - left - first), "left": known(left)}
-
-
-def residuals(shown: Shown) -> dict[str, Any]:
-    """How far the sum of the terms is from the model, per output, beside how far predictions are spread."""
-    rows = np.isfinite(shown.residual).all(1)
-    sizes, predictions = np.abs(shown.residual[rows]), shown.predictions[rows]
-    if not rows.any():
-        sizes = predictions = np.full((1, shown.predictions.shape[1]), np.nan)
+        left = np.where(varies, residual.var(0) / total, np.nan)
+        first = np.where(varies, 1 - (predictions - alone).var(0) / total, np.nan)
     return {
-        "rows": int(rows.sum()),
-        "median": known(np.median(sizes, 0)),
-        "most": known(np.quantile(sizes, 0.95, axis=0)),
-        "largest": known(sizes.max(0)),
-        "spread": known(predictions.std(0)),
+        "ledger": {"singles": known(first), "interactions": known(1 - left - first), "left": known(left)},
+        "residuals": {
+            "rows": int(rows.sum()),
+            "median": known(np.median(sizes, 0)),
+            "most": known(np.quantile(sizes, 0.95, axis=0)),
+            "largest": known(sizes.max(0)),
+            "spread": known(predictions.std(0)),
+        },
     }
 
 
@@ -281,14 +266,14 @@ def drop_weakest(functions: CompiledExplainer, strengths: Array, room: int) -> t
 
 def features_for_page(functions: CompiledExplainer) -> list[dict[str, Any]]:
     """What the page must know of each feature to offer a slider or a list of levels for it."""
-    found = []
+    found: list[dict[str, Any]] = []
     for feature in functions.features:
-        about: dict[str, Any] = {"name": feature.name, "columns": []}
+        about: dict[str, Any] = {"columns": []}
         if feature.kind == "levels":
-            about = {"name": feature.name, "levels": feature.labels}
+            about = {"levels": feature.labels}
         elif feature.kind == "number":
             about["columns"] = [{"column": feature.columns[0], "name": feature.name, "range": feature.ranges[0]}]
-        found.append(about | {"kind": feature.kind, "width": len(feature.columns)})
+        found.append({"name": feature.name, **about, "kind": feature.kind, "width": len(feature.columns)})
     return found
 
 
@@ -307,20 +292,14 @@ def tables_for_page(functions: CompiledExplainer) -> dict[str, Any]:
                 axes.append({"feature": table.features[position], "size": len(axis)})
         return places[id(axis)]
 
+    nothing: dict[str, Any] = {"axes": [], "values": None, "spread": None}
     terms: list[dict[str, Any]] = []
     for table in functions.tables:
         spread = functions.spreads.get(table.features[0]) if len(table.features) == 1 and table.axes else None
-        terms.append(
-            {
-                "features": table.features,
-                "axes": [place(table, position) for position in range(len(table.axes))],
-                "values": packed(table.values),
-                "spread": None if spread is None else packed(spread, "f4"),
-            }
-        )
-    for term in functions.left_out:
-        features = [functions.position(name) for name in term]
-        terms.append({"features": features, "axes": [], "values": None, "spread": None})
+        grid = {"axes": [place(table, position) for position in range(len(table.axes))], "values": packed(table.values)}
+        band = None if spread is None else packed(spread, "f4")
+        terms.append({"features": table.features, **grid, "spread": band})
+    terms += [nothing | {"features": [functions.position(name) for name in term]} for term in functions.left_out]
     return {"axes": axes, "terms": terms}
 
 

@@ -217,7 +217,7 @@ class NObSP(Explainer):
         elif mine.summary.groups != theirs.summary.groups or theirs.estimate.published is not None:
             raise ValueError("the two calibrations have different features or references; calibrate both alike.")
         elif len(mine.summary.sample) == 0 or len(theirs.summary.sample) == 0:
-            raise ValueError("merge needs the calibration rows, which were not saved; save with rows=True.")
+            raise ValueError("merge needs the calibration rows, which were not saved; save with mergeable=True.")
         summary, columns = mine.summary.merge(theirs.summary), mine.columns.merge(theirs.columns)
         made = _estimate(mine.adapted, columns, summary, network, options, mine.functions.output_names, published=kept)
         self._fit = replace(mine, columns=columns, summary=summary, estimate=_with_measure(*made))
@@ -482,15 +482,15 @@ class NObSP(Explainer):
 
     # ------------------------------------------------------------------ files
 
-    def save(self, path: str | os.PathLike[str], *, rows: bool = False) -> None:
+    def save(self, path: str | os.PathLike[str], *, mergeable: bool = False) -> None:
         """Writes the calibration to one safetensors file; the model itself is not in it.
 
         Args:
             path: Where to; an existing file is replaced, atomically.
-            rows: Whether to keep what `merge` needs: the sample of calibration rows, or as published the moments.
+            mergeable: Whether to keep what `merge` needs: the sample of calibration rows, or as published the moments.
                 Without, the file is small and holds no row, unless a term without a table needs the background rows.
         """
-        files.save(path, self._fitted, self._options(), rows=rows)
+        files.save(path, self._fitted, self._options(), rows=mergeable)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Any) -> Self:
@@ -663,7 +663,7 @@ def _published(fitted: Fitted, argument: str) -> Published:
 def _merge_published(mine: Published, theirs: Published) -> Published:
     if not mine.parts or not theirs.parts:
         raise ValueError(
-            "merge needs the moments, which were not saved, or not held at once; save with rows=True, or calibrate "
+            "merge needs the moments, which were not saved or not held at once; save with mergeable=True, or calibrate "
             "with an engine that has more memory, such as nobsp.Local(memory=...)."
         )
     if mine.plan.fingerprint() != theirs.plan.fingerprint():

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nobsp._messages import number_outputs
 from nobsp.network.adapted import Adapted
 from nobsp.network.readout import Readout
 from nobsp.projection import Ridge
@@ -137,4 +138,4 @@ def names_of_outputs(given: Sequence[str] | None, *, outputs: int, known: Sequen
         return named
     if known is not None and len(known) == outputs:
         return tuple(known)
-    return ("output",) if outputs == 1 else tuple(f"output {i}" for i in range(outputs))
+    return number_outputs(outputs)
