@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,9 @@ from nobsp.metrics import function_reproduction
 from nobsp.neighbors import ContributionIndex, audit
 from nobsp.reporting import report
 from nobsp.tabular import NObSP
-from nobsp.vision import ActivationMaps, NObSPCam
+from nobsp.vision import NObSPCam
 
 Array = NDArray[np.float64]
-Picture = NDArray[np.float32]  # (height, width, 3), from 0 to 1
 
 
 @contextmanager
@@ -62,33 +60,20 @@ FORMULAS = {"x1": "|x₁|", "x2": "x₂³", "x3": "exp x₃", "x4": "sin 2x₄",
 SAMPLES, TRAINING, NOISE = 1000, 800, 0.01
 
 
-@dataclass(frozen=True, eq=False)
-class Functions:
-    """What was found about the network that was trained on a sum of known functions."""
+def explain_functions(page: Path, *, epochs: int) -> tuple[dict[str, Any], dict[str, tuple[Array, Array, Array]]]:
+    """Trains, explains, scores against the truth, and writes the page.
 
-    accuracy: float
-    recovered: dict[str, float]  # R² of each function that plays a part
-    mean: float
-    null: float
-    held_out: float
-    explained: float
-    curves: dict[str, tuple[Array, Array, Array]]  # where, what was learned there, and what is true
-
-
-def explain_functions(page: Path, *, epochs: int) -> Functions:
-    """Trains, explains, scores against the truth, and writes the page."""
+    Returns numbers, and per function a curve: where, what was learned there, and what is true.
+    """
     rng = np.random.default_rng(0)
     x = rng.uniform(-2.0, 2.0, size=(SAMPLES, len(FUNCTIONS)))
     true = np.column_stack([function(x[:, k]) for k, function in enumerate(FUNCTIONS.values())])
     y = true.sum(1) + NOISE * rng.normal(size=SAMPLES)
     rows, targets = torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)[:, None]
     with seeded(0):
-        network = nn.Sequential(
-            nn.Linear(len(FUNCTIONS), 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1)
-        )
-        train(
-            network, rows[:TRAINING], targets[:TRAINING], nn.functional.mse_loss, epochs=epochs, rate=3e-3, decay=1e-4
-        )
+        network = nn.Sequential(nn.Linear(5, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1))
+        seen, known, loss = rows[:TRAINING], targets[:TRAINING], nn.functional.mse_loss
+        train(network, seen, known, loss, epochs=epochs, rate=3e-3, decay=1e-4)
     explainer = NObSP(network, features=list(FUNCTIONS), output_names=["y"]).fit(rows[:TRAINING])
     fresh, truth = x[TRAINING:], y[TRAINING:]
     explanation = explainer(fresh)
@@ -109,30 +94,18 @@ def explain_functions(page: Path, *, epochs: int) -> Functions:
     for k, (name, function) in enumerate(FUNCTIONS.items()):
         learned = explainer.function(name)
         curves[name] = (grid, *(one(grid) - one(fresh[:, k]).mean() for one in (learned, function)))
-    return Functions(
-        accuracy=1.0 - float(np.mean((outputs - truth) ** 2) / np.var(truth)),
-        recovered={name: float(r2) for name, r2 in zip(FUNCTIONS, scores.r2, strict=True) if np.isfinite(r2)},
-        mean=scores.mean_r2,
-        null=scores.mean_null_attribution / float(outputs.std()),
-        held_out=float(explainer.explained_[0]),
-        explained=float(explanation.explained()[0]),
-        curves=curves,
-    )
+    numbers = {
+        "network_r2": 1.0 - float(np.mean((outputs - truth) ** 2) / np.var(truth)),
+        "functions_r2": {name: float(r2) for name, r2 in zip(FUNCTIONS, scores.r2, strict=True) if np.isfinite(r2)},
+        "mean_r2": scores.mean_r2,
+        "idle_share": scores.mean_null_attribution / float(outputs.std()),
+        "held_out_r2": float(explainer.explained_[0]),
+        "fresh_r2": float(explanation.explained()[0]),
+    }
+    return numbers, curves
 
 
 # ---------------------------------------------------------------------- breast cancer cells
-
-
-@dataclass(frozen=True, eq=False)
-class Cells:
-    """What was found about the network that calls cells malignant."""
-
-    accuracy: float
-    fresh: int
-    held_out: float
-    explained: float
-    pairs: int
-    strongest: tuple[tuple[str, float], ...]
 
 
 class Standardised(nn.Module):
@@ -151,7 +124,7 @@ class Standardised(nn.Module):
         return (x - self.mean) / self.spread
 
 
-def explain_cells(page: Path, *, epochs: int) -> Cells:
+def explain_cells(page: Path, *, epochs: int) -> dict[str, Any]:
     """Trains, explains fresh cells, finds their neighbours, and writes the page."""
     data = load_breast_cancer(as_frame=False)
     names = [str(name) for name in data.feature_names]
@@ -178,14 +151,14 @@ def explain_cells(page: Path, *, epochs: int) -> Cells:
         hits=ContributionIndex(explainer, task="classification").fit(x, y).query(fresh, k=8),
     )
     sizes = np.abs(explanation.total()[:, :, 0]).mean(0)
-    return Cells(
-        accuracy=float(((explanation.predictions[:, 0] > 0) == (truth == 1)).mean()),
-        fresh=len(fresh),
-        held_out=float(explainer.explained_[0]),
-        explained=float(explanation.explained()[0]),
-        pairs=sum(len(term) > 1 for term in explainer.terms_),
-        strongest=tuple((names[k], float(sizes[k])) for k in np.argsort(-sizes)[:6]),
-    )
+    return {
+        "accuracy": float(((explanation.predictions[:, 0] > 0) == (truth == 1)).mean()),
+        "fresh": len(fresh),
+        "held_out_r2": float(explainer.explained_[0]),
+        "fresh_r2": float(explanation.explained()[0]),
+        "pairs": sum(len(term) > 1 for term in explainer.terms_),
+        "strongest": {names[k]: float(sizes[k]) for k in np.argsort(-sizes)[:6]},
+    }
 
 
 # ---------------------------------------------------------------------- handwritten digits
@@ -194,22 +167,12 @@ PLANTED = 24
 _SHOWN = 60
 
 
-@dataclass(frozen=True, eq=False)
-class Digits:
-    """What was found about the network that reads digits."""
+def explain_digits(page: Path, *, epochs: int) -> tuple[dict[str, Any], list[Any], list[Any]]:
+    """Trains, makes maps, audits labels of which some were planted wrong, and writes the page.
 
-    accuracy: float
-    fresh: int
-    gap: float  # the largest distance of map and residual from the class's centred logit
-    planted: int
-    suspected: int
-    caught: int
-    examples: list[tuple[int, Picture, Picture]]  # a digit, its image, and its map laid over it
-    suspects: list[tuple[int, int, Picture]]  # the label given, the one that the neighbours have, and the image
-
-
-def explain_digits(page: Path, *, epochs: int) -> Digits:
-    """Trains, makes maps, audits labels of which some were planted wrong, and writes the page."""
+    Returns numbers; digits with their image and the map laid over it; and labels that were planted and found, with
+    the one that the neighbours have and the image.
+    """
     data = load_digits()
     images = (data.images / 16.0).astype(np.float32)[:, None]
     split = train_test_split(images, data.target, test_size=1 / 3, random_state=0, stratify=data.target)
@@ -249,23 +212,17 @@ def explain_digits(page: Path, *, epochs: int) -> Digits:
     )
     centred = maps.logits[np.arange(len(maps)), maps.target] - maps.base_values[maps.target]
     pictures = np.repeat(fresh.numpy().transpose(0, 2, 3, 1), 3, axis=3)
-    return Digits(
-        accuracy=float(right.mean()),
-        fresh=len(fresh),
-        gap=float(np.abs(maps.account.mean((1, 2)) - centred).max()),
-        planted=PLANTED,
-        suspected=len(suspected),
-        caught=len(caught),
-        examples=_examples(maps, fresh, pictures, truth),
-        suspects=[(int(given[row]), int(audited.suggested[row]), pictures[row]) for row in caught[:12]],
-    )
-
-
-def _examples(
-    maps: ActivationMaps, images: Tensor, pictures: Picture, truth: NDArray[np.int64]
-) -> list[tuple[int, Picture, Picture]]:
-    """The surest of each digit among those that are right."""
-    overlays = maps.overlay(images, opacity=0.85)
-    own = [np.flatnonzero((maps.target == digit) & (truth == digit)) for digit in range(10)]
-    surest = {digit: rows[np.argmax(maps.confidence[rows])] for digit, rows in enumerate(own) if len(rows)}
-    return [(digit, pictures[row], overlays[row]) for digit, row in surest.items()]
+    numbers = {
+        "accuracy": float(right.mean()),
+        "fresh": len(fresh),
+        # The largest distance of map and residual from the class's centred logit.
+        "gap": float(np.abs(maps.account.mean((1, 2)) - centred).max()),
+        "planted": PLANTED,
+        "suspected": len(suspected),
+        "caught": len(caught),
+    }
+    # The surest of each digit among those that are right.
+    overlays = maps.overlay(fresh, opacity=0.85)
+    surest = [max(rows, key=maps.confidence.__getitem__) for rows in each if len(rows)]
+    examples = [(int(truth[row]), pictures[row], overlays[row]) for row in surest]
+    return numbers, examples, [(int(given[row]), int(audited.suggested[row]), pictures[row]) for row in caught[:12]]

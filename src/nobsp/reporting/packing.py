@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 
 Packed = dict[str, Any]
 
-# What page.js can read, smallest first where whole numbers are concerned.
-_WHOLE = (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32)
-
 
 def packed(values: Any, kind: str = "f8") -> Packed:
     """Numbers as they are, in one of the kinds "f8", "f4", "u1", "i1", "u2", "i2", "u4", "i4"."""
@@ -25,10 +22,8 @@ def packed_codes(codes: Any) -> Packed:
     """Whole numbers in the smallest kind that holds them."""
     array = np.asarray(codes, dtype=np.int64)
     low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
-    for kind in _WHOLE:
-        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
-            return packed(array, np.dtype(kind).str[1:])
-    return packed(array, "f8")
+    kind = np.min_scalar_type(high if low >= 0 else min(low, -high - 1))
+    return packed(array, kind.str[1:] if kind.itemsize <= 4 else "f8")
 
 
 def packed_column(values: NDArray[Any]) -> Packed:
@@ -56,7 +51,7 @@ def embedded(data: Any) -> str:
 
 def known(values: Any) -> list[Any]:
     """Numbers as a (nested) list in which what is not finite is None, as JSON has no word for it."""
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim > 1:
-        return [known(part) for part in array]
-    return [float(value) if np.isfinite(value) else None for value in array.tolist()]
+    numbers = np.asarray(values, dtype=np.float64)
+    found: Any = numbers.astype(object)
+    found[~np.isfinite(numbers)] = None
+    return list(found.tolist())
