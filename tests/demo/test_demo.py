@@ -12,8 +12,7 @@ import torch
 
 from nobsp import demo as room
 from nobsp.cli import main
-from nobsp.demo import Findings, image_url
-from nobsp.demo.networks import explain_functions, seeded
+from nobsp.demo import Findings, explain_functions, image_url, seeded
 
 
 def test_it_says_what_it_found_in_five_lines_and_where_the_pages_are(demo: Any) -> None:

@@ -189,12 +189,6 @@ def delta_agreement(attributions: Any, outputs: Any, pairs: Pairs) -> DeltaAgree
         outputs: What the model says, for the class both rows of a pair are predicted to be, shape (rows,).
         pairs: What `find_pairs` gives for the same rows.
 
-    Returns:
-        Correlation and error over all pairs and feature by feature.
-
-    Warns:
-        UndefinedScoreWarning: If there are no pairs, or all deltas are the same.
-
     Example:
         >>> import numpy as np
         >>> from nobsp.metrics import delta_agreement, find_pairs

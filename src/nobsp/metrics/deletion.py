@@ -77,9 +77,6 @@ def region_deletion_auc(
         batch_size: Images a forward pass.
         insert: Whether to start from the baseline and uncover regions instead; see `region_insertion_auc`.
 
-    Returns:
-        Areas and curves, image by image.
-
     Example:
         >>> import numpy as np
         >>> from nobsp.metrics import region_deletion_auc

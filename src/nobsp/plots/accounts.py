@@ -40,10 +40,6 @@ def waterfall(
         max_display: Most bars of terms, the one that holds the rest among them.
         ax: Axes to draw on; a new figure when None.
 
-    Raises:
-        IndexError: If there is no such position.
-        ValueError: If there is no such label, or several rows have it.
-
     Example:
         >>> import torch
         >>> from nobsp import NObSP, plots
@@ -113,9 +109,6 @@ def ledger(ex: Explanation, *, output: int | str | None = None, max_display: int
         output: Position or name of the output; all when None.
         max_display: Most outputs; those with the largest residual are shown.
         ax: Axes to draw on; a new figure when None.
-
-    Raises:
-        ValueError: If there is no such output, the residual is not known, or no output varies.
 
     Example:
         >>> import torch

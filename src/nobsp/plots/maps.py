@@ -61,9 +61,6 @@ def cam_grid(
     Returns:
         The axes, shape (rows, 1 + kinds).
 
-    Raises:
-        ValueError: If images and maps do not belong together, or there is no such kind.
-
     Example:
         >>> import torch
         >>> from torch import nn
@@ -197,9 +194,6 @@ def signal(maps: ActivationMaps, signals: Any, *, row: int = 0, channel: int = 0
         channel: Which of its channels is drawn.
         ax: Axes to draw on; those of a new figure when None.
 
-    Returns:
-        The axes.
-
     Example:
         >>> import torch
         >>> from torch import nn
@@ -243,9 +237,6 @@ def words(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0, ax: Any 
         tokens: The tokens of one text, as many as there are locations, or fewer where the rest is padding.
         row: Which text.
         ax: Axes to draw on; those of a new figure when None.
-
-    Returns:
-        The axes.
     """
     places, line, column = [], 0, 0
     tinted = _tinted(maps, tokens, row)

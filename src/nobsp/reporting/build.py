@@ -62,19 +62,13 @@ def report(
     Raises:
         ImportError: If the extra "report" is not installed.
         OSError: If the file cannot be written there.
-        TypeError: If the subject is of another kind.
-        ValueError: If arguments do not fit the subject.
 
     Example:
-        >>> import tempfile, torch
-        >>> from nobsp import NObSP
-        >>> from nobsp.reporting import report
-        >>> _ = torch.manual_seed(0)
+        >>> import tempfile, torch, nobsp
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
         >>> X = torch.randn(200, 2)
-        >>> explanation = NObSP(model, features=["age", "income"]).fit(X)(X)
-        >>> folder = tempfile.mkdtemp()
-        >>> report(explanation, f"{folder}/report.html", title="Loans").name
+        >>> explanation = nobsp.NObSP(model, features=["age", "income"]).fit(X)(X)
+        >>> nobsp.report(explanation, f"{tempfile.mkdtemp()}/report.html", title="Loans").name
         'report.html'
     """
     target = check_path(path)

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from nobsp._messages import count as counted
 from nobsp.reporting.audits import hits_for_page
-from nobsp.reporting.models import Fact, describe_model, read_labels
-from nobsp.reporting.packing import evenly, known, packed
+from nobsp.reporting.packing import Fact, describe_model, evenly, known, packed, read_labels
 
 # A photograph of 160 pixels a side takes about 60 kB; sixty of them, and their neighbours, fit into 8 MB.
 MOST_IMAGES = 60

@@ -9,10 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import suggest
+from nobsp._messages import count, suggest
 from nobsp.reporting.audits import hits_for_page
-from nobsp.reporting.models import Labels, choose_link, list_facts, list_findings, read_labels
-from nobsp.reporting.packing import evenly, known, packed, packed_codes, packed_column
+from nobsp.reporting.packing import (
+    Fact,
+    Labels,
+    describe_model,
+    evenly,
+    known,
+    packed,
+    packed_codes,
+    packed_column,
+    read_labels,
+)
+from nobsp.results import Finding, sort_findings
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.lookup import NumberAxis, TermTable
@@ -23,6 +33,12 @@ Array = NDArray[np.float64]
 ROOM = 2_250_000
 MOST_ROWS = 5000
 _TRUTH_POINTS = 201
+_LINKS = {
+    "softmax": "logits, before the softmax",
+    "sigmoid": "log-odds, before the sigmoid",
+    "exp": "logarithms, before the exponential",
+    "identity": "the model's output",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,3 +342,75 @@ def truth_for_page(
         values = (np.asarray(function(x), dtype=np.float64) - at_rows.mean(0)).reshape(len(x), -1) + np.array(learned)
         drawn[k] = {"x": packed(x), "value": known(values)}
     return drawn
+
+
+# ---------------------------------------------------------------------- in words
+
+
+def list_facts(
+    explanation: Explanation, explainer: Any, functions: CompiledExplainer, link: str, *, dropped: int
+) -> list[Fact]:
+    """Model, data and what is explained, in words."""
+    sizes = [len(term) for term in (*functions.terms, *functions.left_out)]
+    mains, pairs = sizes.count(1), len(sizes) - sizes.count(1) + dropped
+    facts = [("Model", describe_model(explainer.model))] if hasattr(explainer, "model") else []
+    facts.append(("Data", f"{count(len(explanation), 'row')}, {count(len(explanation.feature_names), 'feature')}"))
+    facts.append(("Calibrated on", count(functions.state.rows, "row")))
+    shown = ", ".join(explanation.output_names[:4]) + (", …" if len(explanation.output_names) > 4 else "")
+    facts.append(("Explained", f"{shown} ({_LINKS[link]})"))
+    facts.append(("Found", count(mains, "main effect") + (f" and {count(pairs, 'interaction')}" if pairs else "")))
+    return facts
+
+
+def list_findings(
+    explanation: Explanation, functions: CompiledExplainer, values: NDArray[np.float64], *, dropped: int
+) -> list[dict[str, str]]:
+    """What is worth knowing before the page is believed, errors first; equal messages about several subjects once."""
+    rows, found = len(explanation), list(functions.state.findings)
+
+    def add(severity: str, code: str, message: str, subject: str = "") -> None:
+        found.append(Finding(severity, code, subject, message))
+
+    outside = explanation.outside.sum(0)
+    if outside.any():
+        order = [k for k in np.argsort(-outside, kind="stable").tolist() if outside[k]]
+        those = count(int(explanation.outside.any(1).sum()), "row")
+        message = (
+            f"{those} of {rows:,} lie outside what was calibrated: a number out of range (its function is "
+            "extrapolated), a missing value, or a level not seen (it contributes nothing in this page). Calibrate on "
+            "rows that cover them."
+        )
+        add("warning", "outside", message, _join([f"{explanation.feature_names[k]} ({outside[k]:,})" for k in order]))
+    if unknown := int((~np.isfinite(values)).any((1, 2)).sum()):
+        missing = f"{count(unknown, 'row')} of {rows:,} have missing values for which no contribution is known."
+        add("warning", "missing", missing)
+    if dropped:
+        message = (
+            f"The weakest {count(dropped, 'interaction')} would make this page too large. Their grids are left out, "
+            "and what they contribute is part of the residual shown."
+        )
+        add("note", "pairs_left_out", message)
+    if functions.left_out and len(explanation.terms) == len(functions.terms) + dropped:
+        message = "They have no table and the model was not run here: what they contribute is part of the residual."
+        add("note", "not_run", message, _join([" × ".join(term) for term in functions.left_out]))
+    if not_run := rows - int(np.isfinite(explanation.predictions).all(1).sum()):
+        where = "" if not_run == rows else f" on {count(not_run, 'row')}"
+        add("note", "no_predictions", f"The model was not run{where}: predictions and residuals are not known there.")
+    subjects: dict[tuple[str, str, str], list[str]] = {}
+    for finding in sort_findings(found):
+        subjects.setdefault((finding.severity, finding.code, finding.message), []).append(finding.subject)
+    return [
+        {"severity": severity, "code": code, "subject": _join(named), "message": message}
+        for (severity, code, message), named in subjects.items()
+    ]
+
+
+def _join(names: list[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def choose_link(own: str, *, outputs: int, classes: bool) -> str:
+    """The model's own link, else the usual one where labels are classes."""
+    if own != "identity" or not classes:
+        return {"log_softmax": "softmax"}.get(own, own)
+    return "softmax" if outputs > 1 else "sigmoid"
