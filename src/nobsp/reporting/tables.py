@@ -58,15 +58,13 @@ class Shown:
     dropped: int
     size: int
 
-    def __len__(self) -> int:
-        return len(self.values)
-
     @property
-    def row_size(self) -> int:
-        """Bytes of one row."""
+    def most_rows(self) -> int:
+        """How many rows fit beside the tables."""
         direct = 0 if self.direct is None else self.direct.shape[1]
         numbers = len(self.columns) + (2 + direct) * int(self.predictions.shape[1])
-        return 8 * numbers + int(4 * self.outside.sum() / len(self)) + 8
+        bytes_of_row = 8 * numbers + int(4 * self.outside.sum() / len(self.values)) + 8
+        return min(MOST_ROWS, max(1, (ROOM - self.size) // bytes_of_row))
 
 
 def table_data(
@@ -92,7 +90,7 @@ def table_data(
         classes_shown = ()
     shown = _shown(explanation, functions)
     functions, health = shown.functions, functions.state
-    kept = evenly(len(explanation), min(MOST_ROWS, max(1, (ROOM - shown.size) // shown.row_size)))
+    kept = evenly(len(explanation), shown.most_rows)
     sizes = [_mean_size(part) for part in (shown.values, shown.direct) if part is not None]
     unknown = np.full((len(functions.left_out) if shown.direct is None else 0, len(functions.output_names)), np.nan)
     return {
@@ -133,24 +131,15 @@ def _shown(explanation: Explanation, functions: CompiledExplainer) -> Shown:
     if functions.left_out and len(explanation.terms) > len(functions.terms):
         direct = explanation.values[:, [explanation.terms.index(term) for term in functions.left_out]]
     total = functions.base_values + values.sum(1) + (0.0 if direct is None else direct.sum(1))
-    return Shown(
-        functions=kept,
-        columns=columns,
-        values=values,
-        direct=direct,
-        predictions=explanation.predictions,
-        residual=explanation.predictions - total,
-        outside=explanation.outside,
-        dropped=len(functions.tables) - len(kept.tables),
-        size=size,
-    )
+    predictions, dropped = explanation.predictions, len(functions.tables) - len(kept.tables)
+    residual, outside = predictions - total, explanation.outside
+    return Shown(kept, columns, values, direct, predictions, residual, outside, dropped, size)
 
 
 def _mean_size(values: Array) -> Array:
     """Mean absolute contribution over the rows where it is known, (terms, outputs)."""
     there = np.isfinite(values)
-    sizes: Array = np.where(there, np.abs(values), 0.0).sum(0) / np.maximum(there.sum(0), 1)
-    return sizes
+    return np.asarray(np.where(there, np.abs(values), 0.0).sum(0) / np.maximum(there.sum(0), 1))
 
 
 def _require_whole(explanation: Explanation, functions: Any) -> None:
@@ -232,7 +221,7 @@ def _rows(
     outside = shown.outside[kept]
     return {
         "count": len(kept),
-        "total": len(shown),
+        "total": len(shown.values),
         "names": _row_names(data, kept) if names is None else [names[row] for row in kept],
         "columns": {str(c): packed_column(columns[c][kept]) for c in sorted(numbers) if c in columns},
         "levels": {
