@@ -32,7 +32,6 @@ class Pairs:
     rows: int
 
     def __len__(self) -> int:
-        """How many pairs."""
         return len(self.feature)
 
     def per_feature(self) -> dict[str, int]:
