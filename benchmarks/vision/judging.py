@@ -16,10 +16,11 @@ from benchmarks.kept import FOLDER, Kept, fingerprint, package, rooms
 from benchmarks.report import progress
 from benchmarks.vision import candidates, networks, rivals, scenes, timing
 from benchmarks.vision.candidates import BATCH, CANDIDATES, resized
+from benchmarks.vision.masking import pixel_faithfulness
 from benchmarks.vision.rivals import RIVALS
 from benchmarks.vision.scenes import Effort, Scene, Split
 from benchmarks.vision.transfer import NETWORKS, ten_way, with_head
-from nobsp.metrics import deletion, gini_sparseness, pixel_faithfulness, region_deletion_auc, sparseness
+from nobsp.metrics import deletion, gini_sparseness, region_deletion_auc, sparseness
 
 Array = NDArray[np.float64]
 

@@ -47,40 +47,27 @@ __all__ = [
     "report",
 ]
 
-# Where each lazy name lives: "module" for a room of the package, "module:name" for something inside one.
+# The rooms that public names live in.
 _HOMES = {
-    "ActivationMaps": "nobsp.vision:ActivationMaps",
-    "Audit": "nobsp.neighbors:Audit",
-    "CompiledExplainer": "nobsp.tabular:CompiledExplainer",
-    "ContributionIndex": "nobsp.neighbors:ContributionIndex",
-    "Explanation": "nobsp.tabular:Explanation",
-    "Local": "nobsp.calibration:Local",
-    "NObSP": "nobsp.tabular:NObSP",
-    "NObSPCam": "nobsp.vision:NObSPCam",
-    "Neighbors": "nobsp.neighbors:Neighbors",
-    "Ranks": "nobsp.calibration:Ranks",
-    "RayCluster": "nobsp.calibration:RayCluster",
-    "as_module": "nobsp.network.exported:as_module",
-    "audit": "nobsp.neighbors:audit",
-    "confusions": "nobsp.vision:confusions",
-    "explain_images": "nobsp.vision:explain_images",
-    "metrics": "nobsp.metrics",
-    "plots": "nobsp.plots",
-    "report": "nobsp.reporting:report",
+    "calibration": ("Local", "Ranks", "RayCluster"),
+    "neighbors": ("Audit", "ContributionIndex", "Neighbors", "audit"),
+    "network.exported": ("as_module",),
+    "reporting": ("report",),
+    "tabular": ("CompiledExplainer", "Explanation", "NObSP"),
+    "vision": ("ActivationMaps", "NObSPCam", "confusions", "explain_images"),
 }
 
 # Type checkers read the imports above; hiding this from them keeps misspelt names an error.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        if name not in _HOMES:
-            raise AttributeError(f"module 'nobsp' has no attribute {name!r}")
-        module, _, member = _HOMES[name].partition(":")
-        value = import_module(module)
-        if member:
-            value = getattr(value, member)
-        globals()[name] = value
-        return value
+        if name in ("metrics", "plots"):
+            return import_module(f"nobsp.{name}")
+        for room, names in _HOMES.items():
+            if name in names:
+                globals()[name] = value = getattr(import_module(f"nobsp.{room}"), name)
+                return value
+        raise AttributeError(f"module 'nobsp' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

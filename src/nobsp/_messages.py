@@ -10,31 +10,24 @@ import numpy as np
 
 
 def join_names(names: Iterable[Any], most: int = 8) -> str:
-    """Names as Python writes them, the first of them where there are many.
-
-    >>> join_names(["a", "b", "c"], most=2)
-    "'a', 'b' and 1 more"
-    """
+    """Names as Python writes them, the first of them where there are many."""
     known = [name.item() if isinstance(name, np.generic) else name for name in names]
     more = f" and {len(known) - most} more" if len(known) > most else ""
     return ", ".join(map(repr, known[:most])) + more
 
 
 def count(number: int, what: str) -> str:
-    """A number of things.
-
-    >>> count(1, "row"), count(1200, "row")
-    ('1 row', '1,200 rows')
-    """
+    """A number of things."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
-def percent(share: float) -> str:
-    """A share in percent: a decimal where it is below ten, or close to a hundred.
+def number_outputs(outputs: int) -> tuple[str, ...]:
+    """Names of outputs that have none."""
+    return ("output",) if outputs == 1 else tuple(f"output {position}" for position in range(outputs))
 
-    >>> percent(0.123), percent(0.0432), percent(0.9987), percent(-0.02), percent(0.0002)
-    ('12%', '4.3%', '99.9%', '−2.0%', '<0.1%')
-    """
+
+def percent(share: float) -> str:
+    """A share in percent: a decimal where it is below ten, or close to a hundred."""
     if 0 < share < 0.0005:
         return "<0.1%"
     fine = abs(share) < 0.0995 or 0.985 < share < 0.9995
@@ -42,11 +35,7 @@ def percent(share: float) -> str:
 
 
 def suggest(name: Any, known: Iterable[Any]) -> str:
-    """The last clause of an error about an unknown name: the closest matches, or what there is.
-
-    >>> suggest("agee", ["age", "income"]), suggest("x", ["age", "income"])
-    ("did you mean 'age'?", "there are 'age', 'income'.")
-    """
+    """The last clause of an error about an unknown name: the closest matches, or what there is."""
     names = list(known)
     close = difflib.get_close_matches(str(name), [str(other) for other in names[:10_000]], n=3)
     return f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {join_names(names, 12)}."

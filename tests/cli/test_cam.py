@@ -99,7 +99,7 @@ def test_a_class_may_be_asked_for_by_name_or_number(nobsp: Run, gallery: Path, t
         (("--size", "0"), 2, "--size takes a side"),
         (("--limit", "0"), 2, "--limit must be at least 1"),
         (("--normalise", "imagent"), 2, "did you mean 'imagenet'?"),
-        (("--normalise", "imagenet"), 2, "one for each of the 1 channels; imagenet has three channels"),
+        (("--normalise", "imagenet"), 2, "one for each of the 1 channels; found 3 (imagenet has three channels)"),
         (("--std", "0"), 2, "--std must be above zero"),
         (("--channels", "3"), 1, "cannot be run on input of shape"),
         (("--channels", "3"), 1, "Images of 3 channels, 12×12, were given; --channels 1 and --size give others."),

@@ -1,11 +1,20 @@
 """Names and numbers in a plot."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import cbook
 
-from nobsp.plots.labels import clean, shorten, shorten_all, term_labels
+from nobsp.plots.labels import (
+    clean,
+    decimals_for,
+    format_number,
+    format_value,
+    shorten,
+    shorten_all,
+    term_labels,
+)
 
 NAMES = st.text(min_size=1, max_size=60)
 
@@ -53,3 +62,19 @@ def test_terms_are_told_apart_among_all_features():
     [short] = term_labels([(names[51],)], 24, names=names)
     assert "051" in short
     assert term_labels([("a", "b")]) == ["a × b"]
+
+
+def test_names_are_cut_in_the_middle_or_where_they_begin_to_differ():
+    assert shorten("mean of the worst concave points of the nucleus", 20) == "mean of th…e nucleus"
+    sites = [f"the reading at site {number} in the morning" for number in (1, 2)]
+    assert shorten_all(sites, 16) == ["the…ite 1 in th…", "the…ite 2 in th…"]
+
+
+def test_numbers_have_a_wide_minus_and_three_digits():
+    assert [format_number(-1234.5, 1), format_number(0.25, 2, "+")] == ["−1,234.5", "+0.25"]
+    assert [decimals_for([0.012, 0.4]), decimals_for([1234.0]), decimals_for([])] == [3, 0, 2]
+
+
+def test_values_are_written_with_four_digits_and_names_as_they_are():
+    values = {np.float32(0.1): "0.1", 1234567.0: "1.235e+06", "Rome": "Rome", True: "True"}
+    assert [format_value(value) for value in values] == list(values.values())

@@ -138,7 +138,7 @@ def test_an_explainer_that_is_not_calibrated_is_an_error(name):
 
 @pytest.mark.parametrize("plot", [plots.waterfall, plots.beeswarm, plots.ledger])
 def test_plots_of_rows_ask_for_an_explanation(plot, known):
-    with pytest.raises(TypeError, match=r"found the explainer itself; pass explainer\(X\)"):
+    with pytest.raises(TypeError, match=r"found NObSP; pass explainer\(X\)"):
         plot(known)
     with pytest.raises(TypeError, match="found list"):
         plot([1, 2])

@@ -46,10 +46,10 @@ def test_fifty_features_and_five_thousand_rows_stay_under_eight_megabytes(tmp_pa
     assert path.stat().st_size < 8 * MEGABYTES
 
 
-def test_wide_tables_keep_fewer_rows_and_say_so(tmp_path):
-    explainer, X = small(features=4, rows=500)
-    text = report(explainer(X), tmp_path / "page.html", rows=50).read_text(encoding="utf-8")
-    assert '"count":50,"total":500' in text
+def test_long_tables_keep_fewer_rows_and_say_so(tmp_path):
+    explainer, X = small(features=2, rows=5200)
+    text = report(explainer(X), tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '"count":5000,"total":5200' in text
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,10 @@ def test_an_unwritable_folder_is_a_clear_error(tmp_path, monkeypatch):
         report(explainer(X), tmp_path / "page.html")
 
 
-def test_an_existing_file_is_replaced_unless_that_is_forbidden(tmp_path):
+def test_an_existing_file_is_replaced(tmp_path):
     explainer, X = small()
     path = tmp_path / "page.html"
     path.write_text("old")
-    with pytest.raises(FileExistsError, match="overwrite=True"):
-        report(explainer(X), path, overwrite=False)
-    assert path.read_text() == "old"
     assert report(explainer(X), str(path)) == path
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
 
@@ -157,10 +154,7 @@ def test_only_the_whole_account_of_its_explainer_makes_a_page(tmp_path, part):
     [
         ({"labels": [1, 2]}, "labels must be one per row"),
         ({"labels": ["a"] * 99}, "labels must be one per row"),
-        ({"link": "probit"}, "link must be one of"),
-        ({"link": "softmax"}, "one output"),
         ({"truth": {"nobody": np.sin}}, "no feature"),
-        ({"rows": 0}, "rows must be"),
         ({"hits": type("H", (), {"indices": np.zeros((3, 2), int), "distances": np.zeros((3, 2))})()}, "hits are of 3"),
     ],
 )
@@ -171,14 +165,8 @@ def test_arguments_that_do_not_fit_are_refused_and_nothing_is_written(tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_option_is_refused_with_the_close_ones(tmp_path):
-    with pytest.raises(TypeError, match="did you mean 'class_names'"):
-        report(None, tmp_path / "page.html", class_name=["a"])
-    assert not list(tmp_path.iterdir())
-
-
 def test_another_subject_is_refused_with_what_to_pass(tmp_path):
-    with pytest.raises(TypeError, match="found ndarray; pass explainer"):
+    with pytest.raises(TypeError, match=r"subject must be explainer.*found ndarray"):
         report(np.zeros((3, 3)), tmp_path / "page.html")
 
 
@@ -227,8 +215,8 @@ def test_the_weakest_interactions_stay_out_of_a_page_that_would_be_too_large(mon
 
 def table_of(explanation):
     """What a page is told of an explanation."""
-    options = dict.fromkeys(("explainer", "labels", "class_names", "link", "truth", "hits", "names"))
-    return tables_module.table_data(explanation, rows=5000, **options)
+    options = dict.fromkeys(("explainer", "labels", "class_names", "truth", "hits", "names"))
+    return tables_module.table_data(explanation, **options)
 
 
 def test_a_column_that_the_preprocessing_drops_has_no_slider(tmp_path):

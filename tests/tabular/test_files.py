@@ -41,7 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
 def test_a_loaded_explainer_has_every_bit(case: str, rows: bool, tmp_path: Path) -> None:
     model, X = net("silu", outputs=2), table("silu", 300)
     explainer = NObSP(model, **CASES[case]).fit(X)
-    explainer.save(tmp_path / "file", rows=rows)
+    explainer.save(tmp_path / "file", mergeable=rows)
     loaded = NObSP.load(tmp_path / "file", model)
     np.testing.assert_array_equal(loaded.functions_(X).values, explainer.functions_(X).values)
     # What has no table runs through the network again.
@@ -59,7 +59,7 @@ def test_by_default_a_file_is_small_and_holds_no_row(tmp_path: Path) -> None:
     model, X = net("silu", columns=8, width=64), table("silu", 3000, columns=8)
     explainer = NObSP(model, interactions=16).fit(X)
     explainer.save(tmp_path / "small")
-    explainer.save(tmp_path / "rows", rows=True)
+    explainer.save(tmp_path / "rows", mergeable=True)
     small, large = ((tmp_path / name).read_bytes() for name in ("small", "rows"))
     assert len(small) < 1_000_000
     assert not any(row in small for dtype in (np.float64, np.float32) for row in bits(X[:500], dtype))
@@ -72,10 +72,10 @@ def test_with_its_rows_a_file_can_be_merged_and_without_not(tmp_path: Path) -> N
     model, X = net("silu"), table("silu", 400)
     parts = [NObSP(model, interactions=0).fit(part) for part in (X[:250], X[250:])]
     for rows in (True, False):
-        parts[0].save(tmp_path / f"{rows}", rows=rows)
+        parts[0].save(tmp_path / f"{rows}", mergeable=rows)
     loaded = NObSP.load(tmp_path / "True", model).merge(parts[1])
     assert_same(loaded, NObSP(model, interactions=0).fit(X))
-    with pytest.raises(ValueError, match="rows=True"):
+    with pytest.raises(ValueError, match="mergeable=True"):
         NObSP.load(tmp_path / "False", model).merge(parts[1])
 
 

@@ -297,7 +297,7 @@ def test_against_something_unknown_is_named() -> None:
 @pytest.mark.parametrize("target", [2, [0, 2, 1], [[0, 2], [1, 2], [1, 0]]])
 def test_a_class_against_itself_is_refused(target: Any) -> None:
     cam = NObSPCam(averaged()).fit(images(30))
-    with pytest.raises(ValueError, match="against and target are both 'class 2'"):
+    with pytest.raises(ValueError, match="against and target are both 'output 2'"):
         cam(images(3), target=target, against=2)
 
 

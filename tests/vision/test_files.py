@@ -100,7 +100,7 @@ def test_merging_shards_equals_one_pass(name: str, coefficients: Any) -> None:
 def test_saved_moments_can_be_merged(name: str, tmp_path: Path) -> None:
     model, x = MODELS[name](), images(60)
     whole = NObSPCam(model).fit(x)(x[:4])
-    NObSPCam(model).fit(x[:30]).save(tmp_path / "cam", moments=True)
+    NObSPCam(model).fit(x[:30]).save(tmp_path / "cam", mergeable=True)
     found = NObSPCam.load(tmp_path / "cam", model).merge(NObSPCam(model).fit(x[30:]))(x[:4])
     np.testing.assert_allclose(found.account, whole.account, rtol=0, atol=1e-8 * np.abs(whole.account).max())
 
@@ -108,7 +108,7 @@ def test_saved_moments_can_be_merged(name: str, tmp_path: Path) -> None:
 def test_without_moments_nothing_can_be_merged(tmp_path: Path) -> None:
     model = averaged()
     NObSPCam(model).fit(images(30)).save(tmp_path / "cam")
-    with pytest.raises(ValueError, match="save with moments=True"):
+    with pytest.raises(ValueError, match="save with mergeable=True"):
         NObSPCam.load(tmp_path / "cam", model).merge(NObSPCam(model).fit(images(30)))
 
 

@@ -154,6 +154,6 @@ def test_several_targets_have_no_overlay() -> None:
 
 
 def test_maps_say_what_they_are(maps: ActivationMaps) -> None:
-    for word in ("5 images", "8×8 locations", "layer='body'", "target='class 3'", "against=None", "scale='logit'"):
+    for word in ("5 images", "8×8 locations", "layer='body'", "target='output 3'", "against=None", "scale='logit'"):
         assert word in repr(maps)
     assert len(maps) == 5

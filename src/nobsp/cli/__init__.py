@@ -18,12 +18,10 @@ import traceback
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib import metadata
 from inspect import BoundArguments
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter, UnknownCommandError
 from rich.console import Console as Terminal
@@ -63,25 +61,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code; see the module.
     """
-    try:
-        with _terminate_cleanly():
-            return _run(list(sys.argv[1:] if argv is None else argv))
-    except KeyboardInterrupt:
-        Console().error("nobsp: interrupted; nothing was written.")
-        return INTERRUPTED
-    except _TerminatedError:
-        return TERMINATED
-
-
-def _run(argv: list[str]) -> int:
     console = Console()
     try:
-        command, bound = _parse(argv)
-        console = next((one for one in bound.arguments.values() if isinstance(one, Console)), console)
-        with console.note_warnings():
-            code = command(*bound.args, **bound.kwargs)
-        sys.stdout.flush()
-        return code if isinstance(code, int) else SUCCESS
+        with _terminate_cleanly():
+            command, bound = _parse(list(sys.argv[1:] if argv is None else argv))
+            console = next((one for one in bound.arguments.values() if isinstance(one, Console)), console)
+            with console.note_warnings():
+                code = command(*bound.args, **bound.kwargs)
+            sys.stdout.flush()
+            return code if isinstance(code, int) else SUCCESS
+    except KeyboardInterrupt:
+        console.error("nobsp: interrupted; nothing was written.")
+        return INTERRUPTED
     except BrokenPipeError:
         _detach_stdout()
         return CLOSED
@@ -132,21 +123,13 @@ def _parse(argv: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
         raise UsageError(f"{one_line(str(misuse))} (see nobsp {argv[0]} --help)") from misuse
 
 
-class _TerminatedError(BaseException):
-    """SIGTERM; like KeyboardInterrupt, it passes every handler so that files are cleaned up."""
-
-
 @contextmanager
 def _terminate_cleanly() -> Iterator[None]:
-    """SIGTERM cleans up like Ctrl-C does; the handler is restored when the command is done."""
-
-    def terminate(_: int, __: FrameType | None) -> NoReturn:
-        raise _TerminatedError
-
+    """SIGTERM ends the process as an exception does, so that files are cleaned up; the handler is restored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, terminate)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         yield
     finally:
@@ -159,20 +142,13 @@ def _detach_stdout() -> None:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
-@Parameter(name="*", group=OUTPUT)
-@dataclass(frozen=True, kw_only=True)
-class DemoOptions:
-    """Where the pages go."""
-
-    out: Path = Path("nobsp-demo")
-    """Folder for the pages."""
-    force: Flag = False
-    """Replace pages that are there already."""
-    open_: Annotated[Flag, Parameter(name="--open")] = False
-    """Open the first page in a browser."""
-
-
-def demo(*, options: DemoOptions = DemoOptions(), console: Console = Console()) -> None:
+def demo(
+    *,
+    out: Annotated[Path, Parameter(group=OUTPUT, help="Folder for the pages.")] = Path("nobsp-demo"),
+    force: Annotated[Flag, Parameter(group=OUTPUT, help="Replace pages that are there already.")] = False,
+    open_: Annotated[Flag, Parameter("--open", group=OUTPUT, help="Open the first page in a browser.")] = False,
+    console: Console = Console(),
+) -> None:
     """Try it on data that is included.
 
     Trains small networks on known functions, breast cancer cells and handwritten digits, explains and audits them, and
@@ -182,13 +158,13 @@ def demo(*, options: DemoOptions = DemoOptions(), console: Console = Console()) 
 
     require_report()
     started = time.monotonic()
-    with write_folder(options.out, room.PAGES, force=options.force) as folder:
+    with write_folder(out, room.PAGES, force=force) as folder:
         findings = room.run(folder, say=console.step)
-    first = (options.out / room.PAGES[0]).resolve()
+    first = (out / room.PAGES[0]).resolve()
     seconds = time.monotonic() - started
-    summary = {**findings.numbers, "seconds": seconds, "pages": [str(options.out / name) for name in room.PAGES]}
+    summary = {**findings.numbers, "seconds": seconds, "pages": [str(out / name) for name in room.PAGES]}
     console.show(summary, lambda _: [*findings.lines, f"Done in {seconds:.0f} s. Open {first}"])
-    if options.open_:
+    if open_:
         webbrowser.open(first.as_uri())
 
 

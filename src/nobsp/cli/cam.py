@@ -6,14 +6,14 @@ import shlex
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from cyclopts import Parameter
 
-from nobsp._messages import count, suggest
+from nobsp._messages import count, join_names, number_outputs, suggest
 from nobsp.cli.console import Console, UsageError
 from nobsp.cli.inputs import Pictures, find_pictures, write_csv
 from nobsp.cli.models import Loaded, add_hint, load_model
@@ -131,11 +131,10 @@ def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, con
     given = split_names(options.output_names)
     if given is None and len(images.classes) == outputs > 1:
         given = list(images.classes)
-        listed = f"{', '.join(given[:5])}{' …' if len(given) > 5 else ''}"
-        console.step(f"classes are named after the folders, in their order: {listed}")
+        console.step(f"classes are named after the folders, in their order: {join_names(given, 5)}")
     if given is not None and len(given) != outputs:
         raise ValueError(f"--output-names has {len(given)} names but the model has {outputs} classes.")
-    return module, given or [f"class {number}" for number in range(outputs)]
+    return module, given or list(number_outputs(outputs))
 
 
 def fit_cam(
@@ -281,9 +280,7 @@ def _summarise(
         "layer": explainer.layer_,
         "warning": warning,
         "accuracy": sum(label == found for label, found in labelled) / len(labelled) if known else None,
-        "health": [
-            {"severity": one.severity, "code": one.code, "message": one.message} for one in explainer.health().findings
-        ],
+        "health": [asdict(one) for one in explainer.health().findings],
         "files": output.paths(FILES),
     }
 

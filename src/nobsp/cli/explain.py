@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -101,9 +101,8 @@ def explain(
             same = "the same rows" if others is rows else f"{count(len(others.rows), 'row')} of {others.path.name}"
             about = f"{loaded.name} ({loaded.origin}) on {count(len(rows.rows), 'row')} of {data.name}, calibrated on "
             about += f"{same}. {_describe_score(found['predicts'])}".strip()
-            title, labels = output.title or f"What {loaded.name} has learned", rows.labels
-            labels = None if labels is None else labels.to_numpy()
-            report(explanation, folder / "report.html", title=title, about=about, labels=labels)
+            title = output.title or f"What {loaded.name} has learned"
+            report(explanation, folder / "report.html", title=title, about=about, labels=rows.labels)
     console.show(found, _describe)
 
 
@@ -112,10 +111,10 @@ def read_tables(
 ) -> tuple[Data, Data]:
     """The rows to explain and those to calibrate on, which may be the same."""
     assert options.data is not None
-    known = loaded.feature_names
-    rows = read_table(options.data, options, option="--data", known=known)
+    rows = read_table(options.data, options, option="--data", known=loaded.feature_names)
     if calibrate is None:
         return rows, rows
+    known = loaded.feature_names
     return rows, read_table(calibrate, options, option="--calibrate", known=known, need_target=need_target)
 
 
@@ -190,19 +189,20 @@ def score_predictions(
     texts = np.array([_as_text(value) for value in values.tolist()])
     classes, names = set(texts.tolist()), [str(name) for name in output_names]
     numbers = [str(number) for number in range(len(names))]
-    scores: list[tuple[str, float, bool, str]] = []  # with whether, and which, constant would do as well
+    scores: list[tuple[str, float, str]] = []  # with the constant that would do as well, if one does
 
     def compare_classes(truth: NDArray[Any], predicted: NDArray[Any]) -> None:
         if len(truth):
             value = float((truth == predicted).mean())
             usual = np.unique(truth, return_counts=True)[1].max() / len(truth)
-            scores.append(("accuracy", value, value <= usual < 1, f"always predicting one class ({usual:.1%})"))
+            constant = f"always predicting one class ({usual:.1%})" if value <= usual < 1 else ""
+            scores.append(("accuracy", value, constant))
 
     def compare_values(predicted: NDArray[np.float64]) -> None:
         truth = values.astype(np.float64)
         if len(truth) > 1 and np.ptp(truth) > 0:
             value = float(r2_score(truth, predicted))
-            scores.append(("r2", value, value <= 0, "its mean"))
+            scores.append(("r2", value, "its mean" if value <= 0 else ""))
 
     if len(names) > 1:
         called = names if classes <= set(names) else numbers if numeric and classes <= set(numbers) else None
@@ -218,10 +218,10 @@ def score_predictions(
             compare_classes(texts == positive, logits[:, 0] > 0)
         if numeric and link != "sigmoid":
             compare_values(np.exp(logits[:, 0]) if link == "exp" else logits[:, 0])
-    none = (None, None, False, "")
-    measure, value, poor, constant = next((one for one in scores if not one[2]), scores[0] if scores else none)
+    first = scores[0] if scores else (None, None, "")
+    measure, value, constant = next((one for one in scores if not one[2]), first)
     found = {"target": target, "measure": measure, "value": value, "warning": None}
-    if poor:
+    if constant:
         score = _describe_score(found).rstrip(".")
         found["warning"] = f"{score}, no better than {constant}; is the order of the columns right?"
     return found
@@ -275,7 +275,7 @@ def _summarise(
             "rows": int(explanation.outside.any(1).sum()),
             "features": {name: number for name, number in outside if number},
         },
-        "health": [{k: getattr(one, k) for k in ("severity", "code", "subject", "message")} for one in state.findings],
+        "health": [asdict(one) for one in state.findings],
         "files": output.paths(FILES),
     }
 

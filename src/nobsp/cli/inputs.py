@@ -208,8 +208,7 @@ class Pictures:
     def preparation(self) -> str:
         """Size and normalisation in words: a preparation the network was not trained with shows here first."""
         size = "own size" if self.size is None else f"{self.size[0]}×{self.size[1]}"
-        mean, std = (", ".join(f"{number:g}" for number in numbers) for numbers in (self.mean, self.std))
-        return f"{size}, mean {mean}, std {std}"
+        return f"{size}, mean {', '.join(map(str, self.mean))}, std {', '.join(map(str, self.std))}"
 
     def shown(self, batch: Tensor) -> Tensor:
         """A batch as it looks: from 0 to 1."""
@@ -282,9 +281,7 @@ def _normalisation(options: ImageOptions) -> tuple[tuple[float, ...], tuple[floa
     mean, std = options.mean or _PRESETS[named][0], options.std or _PRESETS[named][1]
     for option, numbers in (("--mean", mean), ("--std", std)):
         if len(numbers) not in (1, channels):
-            found = (
-                "imagenet has three channels" if numbers in _PRESETS["imagenet"] else f"found {len(numbers)} numbers"
-            )
+            found = f"found {len(numbers)} (imagenet has three channels)"
             raise UsageError(f"{option} takes one number, or one for each of the {channels} channels; {found}.")
     if min(std) <= 0:
         raise UsageError(f"--std must be above zero, found {min(std):g}.")

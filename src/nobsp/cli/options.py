@@ -61,14 +61,11 @@ class ModelOptions:
             torch.set_num_threads(before)
 
 
-@Parameter(name="*", group=MODEL)
 @dataclass(frozen=True, kw_only=True)
 class OptionalModel(ModelOptions):
     """Which model, and how to run it, where there is work to do without one."""
 
     model: str = ""
-    """A torch.export file (.pt2), a scikit-learn pipeline in a skops file, or a function that returns the model:
-    package.module:function or file.py:function."""
 
 
 @Parameter(name="*", group=TABLE)
@@ -86,13 +83,11 @@ class TableOptions:
     """Columns that are one feature, such as city=oslo,rome; or a JSON file with {"city": ["oslo", "rome"]}."""
 
 
-@Parameter(name="*", group=TABLE)
 @dataclass(frozen=True, kw_only=True)
 class RequiredTable(TableOptions):
     """The same, where there is nothing else to look at."""
 
     data: Path = field()
-    """Rows to look at: CSV, Parquet or Arrow."""
 
 
 @Parameter(name="*", group=IMAGES)
@@ -118,13 +113,11 @@ class ImageOptions:
     """Use the first images only."""
 
 
-@Parameter(name="*", group=IMAGES)
 @dataclass(frozen=True, kw_only=True)
 class RequiredImages(ImageOptions):
     """The same, where there is nothing else to look at."""
 
     images: Path = field()
-    """Folder of images; the folders in it are taken for their classes."""
 
 
 @Parameter(name="*", group=OUTPUT)

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor, nn
 
 from nobsp import __version__
-
-if TYPE_CHECKING:
-    from nobsp.demo.networks import Cells, Digits, Functions
+from nobsp.metrics import function_reproduction
+from nobsp.neighbors import ContributionIndex, audit
+from nobsp.reporting import report
+from nobsp.reporting.build import fill_template
+from nobsp.reporting.pictures import png
+from nobsp.tabular import NObSP
+from nobsp.vision import NObSPCam
 
 __all__ = ["PAGES", "Findings", "run"]
 
@@ -34,106 +43,64 @@ class Findings:
 
 
 def run(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> Findings:
-    """Trains three networks, explains and audits them, and writes a page for each and one that links to them.
-
-    Args:
-        folder: Where the pages go; it must exist.
-        say: Called with what is being done.
-
-    Returns:
-        What was found.
-
-    Raises:
-        ImportError: If the extra "report" is not installed.
-    """
-    import torch
-
-    from nobsp.demo.networks import explain_cells, explain_digits, explain_functions
-
+    """Trains three networks, explains and audits them, and writes a page for each and one that links to them."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # these networks are too small for a second thread to pay its way
     try:
         say("1 of 3: training a network on known functions, and taking it apart")
-        functions = explain_functions(folder / PAGES[1], epochs=300)
+        functions, curves = explain_functions(folder / PAGES[1], epochs=300)
         say("2 of 3: breast cancer cells")
         cells = explain_cells(folder / PAGES[2], epochs=40)
         say("3 of 3: handwritten digits")
-        images = explain_digits(folder / PAGES[3], epochs=12)
+        digits, examples, suspects = explain_digits(folder / PAGES[3], epochs=12)
     finally:
         torch.set_num_threads(threads)
-    (folder / PAGES[0]).write_text(_index(functions, cells, images), encoding="utf-8")
-    return _findings(functions, cells, images)
-
-
-def _findings(functions: Functions, cells: Cells, images: Digits) -> Findings:
-    strongest = ", ".join(name for name, _ in cells.strongest[:3])
-    kept = {0: "no interaction", 1: "one interaction"}.get(cells.pairs, f"{cells.pairs} interactions")
-    lines = (
-        f"Known functions: the network's own R² on fresh rows is {functions.accuracy:.4f}; taken apart, it gives back "
-        f"the four functions it was trained on with a mean R² of {functions.mean:.4f} (held-out R² of the account: "
-        f"{functions.held_out:.4f}).",
-        f"The column that plays no part gets {functions.null:.2%} of the output's spread.",
-        f"Breast cancer: {cells.accuracy:.1%} of {cells.fresh} fresh cells are right; functions and {kept} explain its "
-        f"log-odds with a held-out R² of {cells.held_out:.3f}, on the fresh cells {cells.explained:.3f}. Strongest: "
-        f"{strongest}.",
-        f"Digits: {images.accuracy:.1%} of {images.fresh} fresh ones are right; every map and its residual add up to "
-        f"the logit, to {images.gap:.0e}.",
-        f"Audit: of {images.planted} labels that were made wrong on purpose, {images.caught} are among the "
-        f"{images.suspected} it suspects.",
-    )
-    numbers = {
-        "known functions": {
-            "network R²": functions.accuracy,
-            "mean R² of functions": functions.mean,
-            "R² of functions": functions.recovered,
-            "share of the idle column": functions.null,
-            "held-out R²": functions.held_out,
-            "R² on fresh rows": functions.explained,
-        },
-        "breast cancer": {
-            "accuracy": cells.accuracy,
-            "held-out R²": cells.held_out,
-            "R² on fresh rows": cells.explained,
-            "interactions": cells.pairs,
-            "strongest": [name for name, _ in cells.strongest],
-        },
-        "digits": {"accuracy": images.accuracy, "gap of the account": images.gap},
-        "audit": {"planted": images.planted, "suspected": images.suspected, "caught": images.caught},
-    }
-    return Findings(lines, numbers)
-
-
-def _index(functions: Functions, cells: Cells, images: Digits) -> str:
-    import jinja2
-
-    from nobsp.demo.networks import FORMULAS
-
-    every = [curve for name in functions.recovered for curve in functions.curves[name][1:]]
-    curves = []
-    for name, (grid, learned, true) in functions.curves.items():
-        # What plays no part is drawn to the scale of the others.
-        scale = [learned, true] if name in functions.recovered else every
-        paths = {"learned": _path(grid, learned, scale), "true": _path(grid, true, scale)}
-        curves.append({**paths, "formula": FORMULAS[name], "r2": functions.recovered.get(name)})
-    largest = max(size for _, size in cells.strongest)
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string((resources.files("nobsp.demo") / "index.html.j2").read_text(encoding="utf-8"))
-    return template.render(
+    recovered, largest = functions["functions_r2"], max(cells["strongest"].values())
+    # What plays no part is drawn to the scale of the others.
+    every = [curve for name in recovered for curve in curves[name][1:]]
+    index = fill_template(
+        resources.files("nobsp.demo") / "index.html.j2",
         version=__version__,
         pages=PAGES,
         functions=functions,
-        curves=curves,
+        curves=[
+            {
+                "learned": draw_path(grid, learned, [learned, true] if name in recovered else every),
+                "true": draw_path(grid, true, [learned, true] if name in recovered else every),
+                "formula": FORMULAS[name],
+                "r2": recovered.get(name),
+            }
+            for name, (grid, learned, true) in curves.items()
+        ],
         cells=cells,
-        bars=[{"name": name, "size": size, "share": size / largest} for name, size in cells.strongest],
-        images=images,
-        examples=[{"digit": d, "image": image_url(i), "overlay": image_url(o)} for d, i, o in images.examples],
-        suspects=[{"given": g, "suggested": s, "image": image_url(i)} for g, s, i in images.suspects],
+        bars=[{"name": name, "size": size, "share": size / largest} for name, size in cells["strongest"].items()],
+        images=digits,
+        examples=[{"digit": d, "image": image_url(i), "overlay": image_url(o)} for d, i, o in examples],
+        suspects=[{"given": g, "suggested": s, "image": image_url(i)} for g, s, i in suspects],
+    )
+    (folder / PAGES[0]).write_text(index, encoding="utf-8")
+    numbers = {"known functions": functions, "breast cancer": cells, "digits": digits}
+    return Findings(_describe(functions, cells, digits), numbers)
+
+
+def _describe(functions: Mapping[str, Any], cells: Mapping[str, Any], digits: Mapping[str, Any]) -> tuple[str, ...]:
+    kept = {0: "no interaction", 1: "one interaction"}.get(cells["pairs"], f"{cells['pairs']} interactions")
+    return (
+        f"Known functions: the network's own R² on fresh rows is {functions['network_r2']:.4f}; taken apart, it gives "
+        f"back the four functions it was trained on with a mean R² of {functions['mean_r2']:.4f} (held-out R² of the "
+        f"account: {functions['held_out_r2']:.4f}).",
+        f"The column that plays no part gets {functions['idle_share']:.2%} of the output's spread.",
+        f"Breast cancer: {cells['accuracy']:.1%} of {cells['fresh']} fresh cells are right; functions and {kept} "
+        f"explain its log-odds with a held-out R² of {cells['held_out_r2']:.3f}, on the fresh cells "
+        f"{cells['fresh_r2']:.3f}. Strongest: {', '.join([*cells['strongest']][:3])}.",
+        f"Digits: {digits['accuracy']:.1%} of {digits['fresh']} fresh ones are right; every map and its residual add "
+        f"up to the logit, to {digits['gap']:.0e}.",
+        f"Audit: of {digits['planted']} labels that were made wrong on purpose, {digits['caught']} are among the "
+        f"{digits['suspected']} it suspects.",
     )
 
 
-def _path(x: Array, y: Array, scale: Sequence[Array]) -> str:
+def draw_path(x: Array, y: Array, scale: Sequence[Array]) -> str:
     """An SVG path through points, in a drawing that holds all curves of `scale` with some room."""
     low, high = min(float(curve.min()) for curve in scale), max(float(curve.max()) for curve in scale)
     room = 0.1 * (high - low)
@@ -144,6 +111,212 @@ def _path(x: Array, y: Array, scale: Sequence[Array]) -> str:
 
 def image_url(picture: NDArray[np.float32]) -> str:
     """An image (height, width, 3) from 0 to 1 as a data URL."""
-    from nobsp.reporting.pictures import png
-
     return f"data:image/png;base64,{base64.b64encode(png(np.clip(picture, 0.0, 1.0))).decode('ascii')}"
+
+
+# ---------------------------------------------------------------------- networks
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Random numbers that repeat themselves; the caller's own go on as if nothing had been drawn."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def train(
+    network: nn.Module, inputs: Tensor, targets: Tensor, loss: Any, *, epochs: int, rate: float, decay: float
+) -> None:
+    """Trains in place; the learning rate rises and falls to zero, so that the end does not depend on the last batch."""
+    optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=decay, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=epochs * -(-len(inputs) // 64))
+    network.train()
+    for _ in range(epochs):
+        for batch in torch.split(torch.randperm(len(inputs)), 64):
+            optimizer.zero_grad()
+            loss(network(inputs[batch]), targets[batch]).backward()
+            optimizer.step()
+            schedule.step()
+    network.eval()
+
+
+# ---------------------------------------------------------------------- known functions
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "x1": np.abs,
+    "x2": lambda x: x**3,
+    "x3": np.exp,
+    "x4": lambda x: np.sin(2 * x),
+    "x5": lambda x: 0.0 * x,
+}
+FORMULAS = {"x1": "|x₁|", "x2": "x₂³", "x3": "exp x₃", "x4": "sin 2x₄", "x5": "nothing"}
+SAMPLES, TRAINING, NOISE = 1000, 800, 0.01
+
+
+def explain_functions(page: Path, *, epochs: int) -> tuple[dict[str, Any], dict[str, tuple[Array, Array, Array]]]:
+    """Trains, explains, scores against the truth, and writes the page.
+
+    Returns numbers, and per function a curve: where, what was learned there, and what is true.
+    """
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-2.0, 2.0, size=(SAMPLES, len(FUNCTIONS)))
+    true = np.column_stack([function(x[:, k]) for k, function in enumerate(FUNCTIONS.values())])
+    y = true.sum(1) + NOISE * rng.normal(size=SAMPLES)
+    rows, targets = torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)[:, None]
+    with seeded(0):
+        network = nn.Sequential(nn.Linear(5, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1))
+        seen, known, loss = rows[:TRAINING], targets[:TRAINING], nn.functional.mse_loss
+        train(network, seen, known, loss, epochs=epochs, rate=3e-3, decay=1e-4)
+    explainer = NObSP(network, features=list(FUNCTIONS), output_names=["y"]).fit(rows[:TRAINING])
+    fresh, truth = x[TRAINING:], y[TRAINING:]
+    explanation = explainer(fresh)
+    outputs = explanation.predictions[:, 0]
+    single = explanation.values[:, : len(FUNCTIONS), 0]
+    scores = function_reproduction(single, true[TRAINING:], outputs=outputs, feature_names=FUNCTIONS)
+    report(
+        explanation,
+        page,
+        title="Known functions, recovered from a network",
+        about=f"A network with two hidden layers saw {TRAINING} samples of y = |x1| + x2³ + exp x3 + sin 2x4 + noise, "
+        "and a fifth column that plays no part. Dashed lines are the functions that made the data; the network was "
+        "never told them.",
+        labels=truth,
+        truth=FUNCTIONS,
+    )
+    grid, curves = np.linspace(-2.0, 2.0, 81), {}
+    for k, (name, function) in enumerate(FUNCTIONS.items()):
+        learned = explainer.function(name)
+        curves[name] = (grid, *(one(grid) - one(fresh[:, k]).mean() for one in (learned, function)))
+    numbers = {
+        "network_r2": 1.0 - float(np.mean((outputs - truth) ** 2) / np.var(truth)),
+        "functions_r2": {name: float(r2) for name, r2 in zip(FUNCTIONS, scores.r2, strict=True) if np.isfinite(r2)},
+        "mean_r2": scores.mean_r2,
+        "idle_share": scores.mean_null_attribution / float(outputs.std()),
+        "held_out_r2": float(explainer.explained_[0]),
+        "fresh_r2": float(explanation.explained()[0]),
+    }
+    return numbers, curves
+
+
+# ---------------------------------------------------------------------- breast cancer cells
+
+
+class Standardised(nn.Module):
+    """Takes columns in their own units and brings them to mean zero and spread one."""
+
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, rows: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", rows.mean(0))
+        self.register_buffer("spread", rows.std(0).clamp_min(1e-12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The rows in units of their spread."""
+        return (x - self.mean) / self.spread
+
+
+def explain_cells(page: Path, *, epochs: int) -> dict[str, Any]:
+    """Trains, explains fresh cells, finds their neighbours, and writes the page."""
+    data = load_breast_cancer(as_frame=False)
+    names = [str(name) for name in data.feature_names]
+    malignant = (data.target == 0).astype(np.int64)
+    x, fresh, y, truth = train_test_split(data.data, malignant, test_size=0.3, random_state=0, stratify=malignant)
+    rows, targets = torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)[:, None]
+    with seeded(0):
+        network = nn.Sequential(
+            Standardised(rows), nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1)
+        )
+        loss = nn.functional.binary_cross_entropy_with_logits
+        train(network, rows, targets, loss, epochs=epochs, rate=2e-3, decay=1.0)
+    explainer = NObSP(network, features=names, output_names=["malignant"]).fit(x)
+    explanation = explainer(fresh)
+    report(
+        explanation,
+        page,
+        title="What makes a cell look malignant",
+        about=f"A network with two hidden layers, trained on {len(x)} cells of the Wisconsin breast cancer data and "
+        f"explained on the {len(fresh)} others. Positive contributions speak for malignant. What is explained is the "
+        "network, not the disease.",
+        labels=truth,
+        class_names=["benign", "malignant"],
+        hits=ContributionIndex(explainer, task="classification").fit(x, y).query(fresh, k=8),
+    )
+    sizes = np.abs(explanation.total()[:, :, 0]).mean(0)
+    return {
+        "accuracy": float(((explanation.predictions[:, 0] > 0) == (truth == 1)).mean()),
+        "fresh": len(fresh),
+        "held_out_r2": float(explainer.explained_[0]),
+        "fresh_r2": float(explanation.explained()[0]),
+        "pairs": sum(len(term) > 1 for term in explainer.terms_),
+        "strongest": {names[k]: float(sizes[k]) for k in np.argsort(-sizes)[:6]},
+    }
+
+
+# ---------------------------------------------------------------------- handwritten digits
+
+PLANTED = 24
+_SHOWN = 60
+
+
+def explain_digits(page: Path, *, epochs: int) -> tuple[dict[str, Any], list[Any], list[Any]]:
+    """Trains, makes maps, audits labels of which some were planted wrong, and writes the page.
+
+    Returns numbers; digits with their image and the map laid over it; and labels that were planted and found, with
+    the one that the neighbours have and the image.
+    """
+    data = load_digits()
+    images = (data.images / 16.0).astype(np.float32)[:, None]
+    split = train_test_split(images, data.target, test_size=1 / 3, random_state=0, stratify=data.target)
+    x, fresh, y, labels = (torch.from_numpy(part) for part in split)
+    layers: list[nn.Module] = []
+    with seeded(0):
+        for before, after in ((1, 16), (16, 32), (32, 64)):
+            layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
+        network = nn.Sequential(nn.Sequential(*layers), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+        train(network, x, y, nn.functional.cross_entropy, epochs=epochs, rate=5e-3, decay=1e-2)
+    cam = NObSPCam(network, output_names=[str(digit) for digit in range(10)]).fit(x)
+    index, maps, truth = ContributionIndex(cam).fit(x, y), cam(fresh), labels.numpy()
+    right = maps.logits.argmax(1) == truth
+    rng = np.random.default_rng(0)
+    planted = rng.choice(len(truth), PLANTED, replace=False)
+    given = truth.copy()
+    given[planted] = (given[planted] + rng.integers(1, 10, PLANTED)) % 10
+    audited = audit(index, fresh, given)
+    assert audited.mislabels is not None  # labels were given
+    suspected = np.flatnonzero(audited.mislabels)
+    caught = suspected[np.isin(suspected, planted)]
+    # What the network gets wrong, and then some of every digit.
+    each = [np.flatnonzero(right & (truth == digit)) for digit in range(10)]
+    rest = [ones[turn] for turn in range(_SHOWN) for ones in each if turn < len(ones)]
+    shown = [int(row) for row in [*np.flatnonzero(~right), *rest]][:_SHOWN]
+    report(
+        cam(fresh[shown], np.argsort(-maps.logits[shown], axis=1)[:, :3]),
+        page,
+        title="Where a network reads digits",
+        about=f"A small convolutional network, trained on {len(x):,} of scikit-learn's handwritten digits and "
+        "explained on digits it has not seen. Those it gets wrong come first.",
+        explainer=cam,
+        images=fresh[shown],
+        labels=truth[shown],
+        hits=index.query(fresh[shown], k=8),
+        gallery=x,
+    )
+    centred = maps.logits[np.arange(len(maps)), maps.target] - maps.base_values[maps.target]
+    pictures = np.repeat(fresh.numpy().transpose(0, 2, 3, 1), 3, axis=3)
+    numbers = {
+        "accuracy": float(right.mean()),
+        "fresh": len(fresh),
+        # The largest distance of map and residual from the class's centred logit.
+        "gap": float(np.abs(maps.account.mean((1, 2)) - centred).max()),
+        "planted": PLANTED,
+        "suspected": len(suspected),
+        "caught": len(caught),
+    }
+    # The surest of each digit among those that are right.
+    overlays = maps.overlay(fresh, opacity=0.85)
+    surest = [max(rows, key=maps.confidence.__getitem__) for rows in each if len(rows)]
+    examples = [(int(truth[row]), pictures[row], overlays[row]) for row in surest]
+    return numbers, examples, [(int(given[row]), int(audited.suggested[row]), pictures[row]) for row in caught[:12]]

@@ -7,8 +7,15 @@ that is not defined, of a constant vector say, is nan and comes with an `Undefin
 from nobsp.metrics.agreement import DeltaAgreement, Pairs, delta_agreement, find_pairs
 from nobsp.metrics.arrays import UndefinedScoreWarning, at_target
 from nobsp.metrics.deletion import RegionCurves, region_deletion_auc, region_insertion_auc
-from nobsp.metrics.faithfulness import Faithfulness, attribution_faithfulness, pixel_faithfulness, removal_effects
-from nobsp.metrics.scores import FunctionReproduction, function_reproduction, gini_sparseness, sparseness
+from nobsp.metrics.scores import (
+    Faithfulness,
+    FunctionReproduction,
+    attribution_faithfulness,
+    function_reproduction,
+    gini_sparseness,
+    removal_effects,
+    sparseness,
+)
 
 __all__ = [
     "DeltaAgreement",
@@ -23,7 +30,6 @@ __all__ = [
     "find_pairs",
     "function_reproduction",
     "gini_sparseness",
-    "pixel_faithfulness",
     "region_deletion_auc",
     "region_insertion_auc",
     "removal_effects",

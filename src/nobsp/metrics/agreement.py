@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import require_whole_number
-from nobsp.metrics.arrays import Array, as_array, is_constant, mean_of_known, pearson, require_two_rows, undefined
+from nobsp.metrics.arrays import Array, as_array, is_constant, mean_of_known, pearson, require_shape, undefined
 from nobsp.network.inputs import resolve_features
 
 
@@ -115,8 +115,8 @@ def find_pairs(
         >>> find_pairs(X).per_feature()
         {'x0': 1, 'x1': 1}
     """
-    rows = as_array(X, "X", ndim=2)
-    require_two_rows(rows, "X")
+    rows = as_array(X, "X", ndim=(2,))
+    require_shape(rows, "X", rows=2)
     features = resolve_features(groups, columns=rows.shape[1], names=None)
     require_whole_number("max_pairs", max_pairs)
     require_whole_number("max_rows", max_rows, least=2)
@@ -188,12 +188,6 @@ def delta_agreement(attributions: Any, outputs: Any, pairs: Pairs) -> DeltaAgree
         outputs: What the model says, for the class both rows of a pair are predicted to be, shape (rows,).
         pairs: What `find_pairs` gives for the same rows.
 
-    Returns:
-        Correlation and error over all pairs and feature by feature.
-
-    Warns:
-        UndefinedScoreWarning: If there are no pairs, or all deltas are the same.
-
     Example:
         >>> import numpy as np
         >>> from nobsp.metrics import delta_agreement, find_pairs
@@ -203,8 +197,8 @@ def delta_agreement(attributions: Any, outputs: Any, pairs: Pairs) -> DeltaAgree
         >>> delta_agreement(parts, parts.sum(axis=1), pairs).pearson > 0.99
         True
     """
-    given = as_array(attributions, "attributions", ndim=2)
-    said = as_array(outputs, "outputs", ndim=1)
+    given = as_array(attributions, "attributions", ndim=(2,))
+    said = as_array(outputs, "outputs", ndim=(1,))
     features = len(pairs.feature_names)
     if given.shape != (pairs.rows, features) or len(said) != pairs.rows:
         raise ValueError(

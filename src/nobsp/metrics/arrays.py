@@ -29,25 +29,23 @@ def undefined(message: str, *, depth: int = 1) -> None:
     warnings.warn(message, UndefinedScoreWarning, stacklevel=2 + depth)
 
 
-def as_array(values: Any, name: str, *, ndim: int | tuple[int, ...] | None = None) -> Array:
-    """A float64 array of finite numbers from anything numpy understands, or a torch tensor on any device."""
-    array = np.asarray(_on_host(values), dtype=np.float64)
-    allowed = (ndim,) if isinstance(ndim, int) else ndim
-    if allowed is not None and array.ndim not in allowed:
-        wanted = " or ".join(str(one) for one in allowed)
+def as_array(values: Any, name: str, *, ndim: tuple[int, ...] = (), dtype: Any = np.float64) -> NDArray[Any]:
+    """An array of finite numbers from anything numpy understands, or a torch tensor on any device."""
+    array = np.asarray(_on_host(values), dtype=dtype)
+    if ndim and array.ndim not in ndim:
+        wanted = " or ".join(map(str, ndim))
         raise ValueError(f"{name} should have {wanted} dimensions, found the shape {array.shape}.")
-    _require_finite(array, name)
+    if array.size == 0:
+        raise ValueError(f"{name} is empty: its shape is {array.shape}.")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} has {int((~np.isfinite(array)).sum())} values that are nan or infinite; remove them.")
     return array
 
 
 def as_images(values: Any) -> NDArray[Any]:
-    """Finite images of shape (images, channels, height, width), floating numbers in the precision they came in."""
-    array = np.asarray(_on_host(values))
-    array = array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
-    if array.ndim != 4:
-        raise ValueError(f"images should have the shape (images, channels, height, width), found {array.shape}.")
-    _require_finite(array, "images")
-    return array
+    """Images, floating numbers in the precision they came in."""
+    array = as_array(values, "images (images, channels, height, width)", ndim=(4,), dtype=None)
+    return array if array.dtype == np.float32 else array.astype(np.float64)
 
 
 def _on_host(values: Any) -> Any:
@@ -57,25 +55,12 @@ def _on_host(values: Any) -> Any:
     return values.float() if values.dtype == torch.bfloat16 else values  # numpy knows no bfloat16
 
 
-def _require_finite(array: NDArray[Any], name: str) -> None:
-    if array.size == 0:
-        raise ValueError(f"{name} is empty: its shape is {array.shape}.")
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name} has {int((~np.isfinite(array)).sum())} values that are nan or infinite; remove them.")
-
-
-def require_same_shape(first: Array, first_name: str, second: Array, second_name: str) -> None:
-    """Raises a ValueError if two arrays do not have the same shape."""
-    if first.shape != second.shape:
-        raise ValueError(
-            f"{first_name} has the shape {first.shape} but {second_name} has {second.shape}; they must be the same."
-        )
-
-
-def require_two_rows(array: Array, name: str) -> None:
-    """Raises a ValueError if there is nothing to compare."""
-    if len(array) < 2:
-        raise ValueError(f"{name} has {len(array)} rows, and comparing rows needs at least 2.")
+def require_shape(values: Array, name: str, *, rows: int = 1, like: Array | None = None, called: str = "") -> None:
+    """Raises a ValueError where there are too few rows to compare, or the shape is not that of another array."""
+    if like is not None and values.shape != like.shape:
+        raise ValueError(f"{name} has the shape {values.shape} but {called} has {like.shape}; they must be the same.")
+    if len(values) < rows:
+        raise ValueError(f"{name} has {len(values)} rows, and comparing rows needs at least {rows}.")
 
 
 def at_target(values: Any, target: Any) -> Array:
@@ -94,8 +79,7 @@ def at_target(values: Any, target: Any) -> Array:
         array([0.9, 0.8])
     """
     array = as_array(values, "values", ndim=(2, 3))
-    chosen = targets_of(target, array)
-    return np.asarray(array[np.arange(len(array)), ..., chosen], dtype=np.float64)
+    return np.asarray(array[np.arange(len(array)), ..., targets_of(target, array)])
 
 
 def targets_of(target: Any, outputs: Array) -> NDArray[np.int64]:
@@ -153,23 +137,25 @@ def running(model: Model, *, batch_size: int) -> Iterator[Callable[[NDArray[Any]
     left as it was. Any other function gets arrays and may return an array or a tensor.
     """
     require_whole_number("batch_size", batch_size)
+    if not callable(model):
+        raise TypeError(f"model should be a torch module or a function, found {type(model).__name__}.")
 
-    def in_batches(run: Callable[[Any], Any], rows: NDArray[Any]) -> Array:
+    def run(rows: NDArray[Any]) -> Array:
         found = []
         for start in range(0, len(rows), batch_size):
             batch = rows[start : start + batch_size]
-            outputs = as_array(run(batch), "what the model returned", ndim=(1, 2))
+            outputs = as_array(call(batch), "what the model returned", ndim=(1, 2))
             if len(outputs) != len(batch):
                 raise ValueError(f"the model returned {len(outputs)} outputs for {len(batch)} rows.")
             found.append(outputs.reshape(len(batch), -1))
         return np.concatenate(found)
 
-    if isinstance(model, nn.Module):
-        module = unwrap(model)
-        device, dtype = device_and_dtype(module)
-        with evaluation_mode(module) as run:
-            yield lambda rows: in_batches(lambda batch: run(torch.as_tensor(batch, dtype=dtype, device=device)), rows)
-    elif callable(model):
-        yield lambda rows: in_batches(model, rows)
-    else:
-        raise TypeError(f"model should be a torch module or a function, found {type(model).__name__}.")
+    call: Callable[[Any], Any] = model
+    if not isinstance(model, nn.Module):
+        yield run
+        return
+    module = unwrap(model)
+    device, dtype = device_and_dtype(module)
+    with evaluation_mode(module) as forward:
+        call = lambda batch: forward(torch.as_tensor(batch, dtype=dtype, device=device))  # noqa: E731
+        yield run

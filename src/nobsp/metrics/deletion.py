@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.integrate import trapezoid
+from scipy.special import softmax
 
 from nobsp._messages import require_whole_number
 from nobsp.metrics.arrays import Array, Model, as_array, as_images, running, targets_of
@@ -54,6 +56,7 @@ def region_deletion_auc(
     steps: int = 10,
     baseline: Any = 0.0,
     batch_size: int = 64,
+    insert: bool = False,
 ) -> RegionCurves:
     """Masks the regions a map ranks highest and integrates the drop of the target's probability.
 
@@ -72,9 +75,7 @@ def region_deletion_auc(
         steps: How many steps from nothing to everything.
         baseline: What masked pixels become: a number, one a channel, or images.
         batch_size: Images a forward pass.
-
-    Returns:
-        Areas and curves, image by image.
+        insert: Whether to start from the baseline and uncover regions instead; see `region_insertion_auc`.
 
     Example:
         >>> import numpy as np
@@ -86,45 +87,7 @@ def region_deletion_auc(
         >>> good.mean > bad.mean
         True
     """
-    return _region_curves(model, images, maps, target, outputs, patch, steps, baseline, batch_size, insert=False)
-
-
-def region_insertion_auc(
-    model: Model,
-    images: Any,
-    maps: Any,
-    *,
-    target: Any = None,
-    outputs: Literal["logits", "probabilities"] = "logits",
-    patch: int | None = None,
-    steps: int = 10,
-    baseline: Any = 0.0,
-    batch_size: int = 64,
-) -> RegionCurves:
-    """The counterpart of deletion: starts from the baseline and uncovers the highest-ranked regions first.
-
-    The curve is the target's probability as a share of that of the whole image, integrated over the uncovered share:
-    higher is better, and more than 1 is possible where parts of the image speak against the target.
-
-    Arguments, results and errors are those of `region_deletion_auc`.
-    """
-    return _region_curves(model, images, maps, target, outputs, patch, steps, baseline, batch_size, insert=True)
-
-
-def _region_curves(
-    model: Model,
-    images: Any,
-    maps: Any,
-    target: Any,
-    outputs: str,
-    patch: int | None,
-    steps: int,
-    baseline: Any,
-    batch_size: int,
-    *,
-    insert: bool,
-) -> RegionCurves:
-    values, heat = as_images(images), as_array(maps, "maps", ndim=3)
+    values, heat = as_images(images), as_array(maps, "maps", ndim=(3,))
     if heat.shape != (len(values), *values.shape[2:]):
         raise ValueError(
             f"maps have the shape {heat.shape} but images have {values.shape}; pass one map an image, resized to it."
@@ -154,8 +117,18 @@ def _region_curves(
     share = curves / np.maximum(start, np.finfo(np.float64).tiny)[:, None]
     curves = share if insert else 1.0 - share
     fractions = taken / regions
-    auc = ((curves[:, 1:] + curves[:, :-1]) / 2 * np.diff(fractions)).sum(axis=1)
-    return RegionCurves(auc, curves, fractions, chosen, side)
+    return RegionCurves(trapezoid(curves, fractions, axis=1), curves, fractions, chosen, side)
+
+
+def region_insertion_auc(model: Model, images: Any, maps: Any, **options: Any) -> RegionCurves:
+    """The counterpart of deletion: starts from the baseline and uncovers the highest-ranked regions first.
+
+    The curve is the target's probability as a share of that of the whole image, integrated over the uncovered share:
+    higher is better, and more than 1 is possible where parts of the image speak against the target.
+
+    Arguments, results and errors are those of `region_deletion_auc`.
+    """
+    return region_deletion_auc(model, images, maps, insert=True, **options)
 
 
 def _patch_for(shape: tuple[int, ...], patch: int | None) -> int:
@@ -196,5 +169,4 @@ def _probabilities(outputs: Array, kind: str) -> Array:
         return outputs
     if outputs.shape[1] < 2:
         raise ValueError("the model returned one output an image; a softmax needs at least two classes.")
-    shifted = np.exp(outputs - outputs.max(axis=1, keepdims=True))
-    return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
+    return np.asarray(softmax(outputs, axis=1))

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from nobsp._messages import number_outputs
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, read_activations, sign_coefficients
 from nobsp.tabular import CompiledExplainer, NObSP
 from nobsp.tabular.explanation import output_position
@@ -33,7 +34,7 @@ def find_evidence(explainer: Any) -> EvidenceSource:
         if explainer.bias is not None:
             bias = explainer.bias.detach().to("cpu", torch.float64)
         return EvidenceSource(
-            output_names=tuple(f"class {number}" for number in range(len(weight))),
+            output_names=number_outputs(len(weight)),
             link="identity",
             about=f"head {tuple(weight.shape)}",
             hash_model=str,  # its weights are in the signature, and there is nothing else to the model

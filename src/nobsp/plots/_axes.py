@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nobsp._messages import count
 from nobsp.plots.colours import FAINT, MUTED
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure
+else:
+    Axes = Any
 
 SMALL, NORMAL, LARGE = 8.0, 9.0, 10.5
 
@@ -38,10 +41,17 @@ def as_axes(ax: Any, panels: int, what: str) -> list[Axes]:
     if wrong is not None:
         raise TypeError(f"ax must be matplotlib axes, found {type(wrong).__name__}; pass ax=figure.add_subplot().")
     if len(given) != panels:
-        raise ValueError(
-            f"ax has {len(given)} axes but {what} has {count(panels, 'panel')}; pass as many, or leave ax out."
-        )
+        wanted = f"{what} has {count(panels, 'panel')}; pass as many, or leave ax out"
+        raise ValueError(f"ax has {len(given)} axes but {wanted}.")
     return given
+
+
+def get_grid(ax: Any, down: int, across: int, size: tuple[float, float]) -> NDArray[Any]:
+    """The caller's axes, or those of a new figure, in rows and columns."""
+    if ax is None:
+        figure = new_figure(size)
+        ax = [figure.add_subplot(down, across, place + 1) for place in range(down * across)]
+    return np.array(as_axes(ax, down * across, "this grid"), dtype=object).reshape(down, across)
 
 
 def tidy(ax: Axes, *, grid: bool = False) -> None:

@@ -20,8 +20,6 @@ Array = NDArray[np.float64]
 def require_explanation(given: Any, plot: str) -> Explanation:
     """An explanation of at least one row."""
     if not isinstance(given, Explanation):
-        if isinstance(given, CompiledExplainer) or hasattr(type(given), "functions_"):
-            raise TypeError(f"{plot} draws the account of rows, found the explainer itself; pass explainer(X).")
         raise TypeError(f"{plot} draws an Explanation, found {type(given).__name__}; pass explainer(X).")
     if len(given) == 0:
         raise ValueError(f"the explanation has no rows, so {plot} has nothing to draw.")
@@ -33,8 +31,7 @@ def known_rows(given: Explanation, *, residual: str = "") -> Explanation:
     known = np.isfinite(given.values).all((1, 2))
     ran = known & np.isfinite(given.residual).all(1)
     if residual and not ran.any():
-        how = "which a compiled explainer does not know; pass the network's outputs, compiled(X, predictions=...)"
-        raise ValueError(f"{residual} needs the residual, {how}.")
+        raise ValueError(f"{residual} needs the residual; pass the model's outputs, compiled(X, predictions=...).")
     kept = ran if ran.any() else known
     return given if kept.all() else given[kept]
 
@@ -168,8 +165,8 @@ def feature_values(ex: Explanation) -> dict[str, NDArray[Any] | None]:
     found: dict[str, NDArray[Any] | None] = dict.fromkeys(ex.feature_names)
     if ex.explainer is None:
         columns = columns_of(ex.data) or {}
-        if len(columns) == len(ex.feature_names) and not set(columns) & set(ex.feature_names):
-            columns = dict(zip(ex.feature_names, columns.values(), strict=True))
+        if len(columns) == len(found) and not columns.keys() & found.keys():
+            columns = dict(zip(found, columns.values(), strict=True))
         return found | {name: column for name, column in columns.items() if name in found}
     for k, places in row_places(ex.explainer, ex.data).items():
         feature = ex.explainer.features[k]

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import count, percent, require_whole_number
-from nobsp.plots import _lookup, colours
-from nobsp.plots._axes import (
-    LARGE,
-    NORMAL,
-    SMALL,
-    add_note,
-    bars,
-    get_axes,
-    label_rows,
-    text_colour,
-    tidy,
-    write_beside,
-)
+from nobsp.plots import _axes, _lookup, colours
+from nobsp.plots._axes import Axes
 from nobsp.plots.labels import decimals_for, format_number, format_value, shorten, shorten_all, term_labels
 from nobsp.tabular.explanation import Explanation
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Array = NDArray[np.float64]
 
@@ -55,24 +40,17 @@ def waterfall(
         max_display: Most bars of terms, the one that holds the rest among them.
         ax: Axes to draw on; a new figure when None.
 
-    Raises:
-        IndexError: If there is no such position.
-        ValueError: If there is no such label, or several rows have it.
-
     Example:
         >>> import torch
         >>> from nobsp import NObSP, plots
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
         >>> X = torch.randn(300, 3)
-        >>> ex = NObSP(model, features=["a", "b", "c"], interactions=0).fit(X)(X)
-        >>> ax = plots.waterfall(ex, row=7)
-        >>> [label.get_text().partition(" ")[0] for label in ax.get_yticklabels()][-2:]
-        ['residual', 'prediction']
+        >>> plots.waterfall(NObSP(model).fit(X)(X), row=7).get_title(loc="left")
+        'row 7'
     """
     require_whole_number("max_display", max_display)
-    _lookup.require_explanation(ex, "waterfall")
+    position = _lookup.row_position(row, _lookup.require_explanation(ex, "waterfall"))
     chosen = _lookup.one_output(output, ex.output_names)
-    position = _lookup.row_position(row, ex)
     one = ex[position]
     terms, base, residual = one.values[0, :, chosen], float(one.base_values[chosen]), float(one.residual[0, chosen])
     order = np.argsort(-np.abs(terms), kind="stable")
@@ -89,31 +67,32 @@ def waterfall(
     ends = np.cumsum([base, *steps, residual if known else 0.0])
     decimals = decimals_for(np.diff(ends))
     last = len(ends)
-    ax = get_axes(ax, (7.4, 0.36 * (last + 1) + 1.1))
-    tidy(ax, grid=True)
+    ax = _axes.get_axes(ax, (7.4, 0.36 * (last + 1) + 1.1))
+    _axes.tidy(ax, grid=True)
     for place, (start, value) in enumerate(zip(ends, [*steps, residual], strict=False), start=1):
         kind = "residual" if place == last - 1 else "for" if value >= 0 else "against"
         if kind == "residual" and not known:
-            ax.text(start, place, "  not known", va="center", fontsize=SMALL, color=colours.MUTED)
+            ax.text(start, place, "  not known", va="center", fontsize=_axes.SMALL, color=colours.MUTED)
             break
         look = {"for": _FOR, "against": _AGAINST, "residual": _RESIDUAL}[kind]
-        bars(ax, place, value, left=start, look=look, gid=kind)
-        write_beside(ax, format_number(value, decimals, "+"), start + value, place, points=4 if value >= 0 else -4)
+        _axes.bars(ax, place, value, left=start, look=look, gid=kind)
+        text = format_number(value, decimals, "+")
+        _axes.write_beside(ax, text, start + value, place, points=4 if value >= 0 else -4)
     for place, end in enumerate(ends):  # from each bar's end down to the next bar's beginning
         ax.plot([end, end], [place, place + 1], color=colours.MUTED, linewidth=0.8, zorder=1)
     ax.plot(base, 0, marker="o", markersize=6, color=colours.MUTED, zorder=3)
-    ax.plot(ends[-1], last, marker="D", markersize=7, color=text_colour(ax), zorder=3)
+    ax.plot(ends[-1], last, marker="D", markersize=7, color=_axes.text_colour(ax), zorder=3)
     total = f"{'prediction' if known else 'base and terms'} = {format_number(ends[-1], decimals)}"
-    label_rows(ax, [f"base = {format_number(base, decimals)}", *names, "residual", total])
+    _axes.label_rows(ax, [f"base = {format_number(base, decimals)}", *names, "residual", total])
     ax.get_yticklabels()[-1].set_fontweight("bold")
     low, high = float(ends.min()), float(ends.max())
     room = 0.14 * ((high - low) or 1.0)  # for the numbers beside bars
     ax.set_xlim(low - room, high + room)
-    ax.set_xlabel(shorten(one.output_names[chosen], 60), fontsize=NORMAL)
+    ax.set_xlabel(shorten(one.output_names[chosen], 60), fontsize=_axes.NORMAL)
     called = position if isinstance(row, int | np.integer) else shorten(str(row), 40)
-    ax.set_title(f"row {called}", loc="left", fontsize=LARGE)
+    ax.set_title(f"row {called}", loc="left", fontsize=_axes.LARGE)
     if one.outside.any():
-        add_note(ax, "* outside the calibrated range")
+        _axes.add_note(ax, "* outside the calibrated range")
     return ax
 
 
@@ -131,16 +110,12 @@ def ledger(ex: Explanation, *, output: int | str | None = None, max_display: int
         max_display: Most outputs; those with the largest residual are shown.
         ax: Axes to draw on; a new figure when None.
 
-    Raises:
-        ValueError: If there is no such output, the residual is not known, or no output varies.
-
     Example:
         >>> import torch
         >>> from nobsp import NObSP, plots
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
         >>> X = torch.randn(300, 3)
-        >>> ax = plots.ledger(NObSP(model).fit(X)(X))
-        >>> ax.get_xlabel()
+        >>> plots.ledger(NObSP(model).fit(X)(X)).get_xlabel()
         'share of the variance of each output'
     """
     require_whole_number("max_display", max_display)
@@ -151,33 +126,32 @@ def ledger(ex: Explanation, *, output: int | str | None = None, max_display: int
     if not varying.any():
         raise ValueError("no output varies over these rows, so there is no variance to account for; pass more rows.")
     kept = np.flatnonzero(varying)
-    if len(kept) > max_display:
-        kept = np.sort(kept[np.argsort(-shares[-1, kept], kind="stable")[:max_display]])
+    kept = np.sort(kept[np.argsort(-shares[-1, kept], kind="stable")[:max_display]])
     shares, names = shares[:, kept], [ex.output_names[k] for k in outputs[kept]]
     kinds = [k for k in range(4) if k in (0, 3) or any(min(len(term), 3) == k + 1 for term in ex.terms)]
     shares = shares[kinds]
-    ax = get_axes(ax, (7.4, 0.46 * len(names) + 1.5))
-    tidy(ax)
+    ax = _axes.get_axes(ax, (7.4, 0.46 * len(names) + 1.5))
+    _axes.tidy(ax)
     above, below = np.zeros(len(names)), np.zeros(len(names))
     for share, (label, look) in zip(shares, [_KINDS[k] for k in kinds], strict=True):
         left = np.where(share >= 0, above, below)
-        bars(ax, range(len(names)), share, left=left, look=look, label=label, gid=label)
+        _axes.bars(ax, range(len(names)), share, left=left, look=look, label=label, gid=label)
         for place, (begin, value) in enumerate(zip(left, share, strict=True)):
             if abs(value) >= 0.09:
-                text = ax.text(begin + value / 2, place, percent(value), ha="center", va="center", fontsize=NORMAL)
-                text.set(color="white", fontweight="bold")
+                text = ax.text(begin + value / 2, place, percent(value), ha="center", va="center")
+                text.set(color="white", fontweight="bold", fontsize=_axes.NORMAL)
                 text.set_bbox({"facecolor": look[0], "edgecolor": "none", "pad": 1.5})
         above += np.maximum(share, 0.0)
         below += np.minimum(share, 0.0)
     for place, (end, left_over) in enumerate(zip(above, shares[-1], strict=True)):
-        write_beside(ax, f"residual {percent(left_over)}", end, place)
-    label_rows(ax, shorten_all(names, 30))
+        _axes.write_beside(ax, f"residual {percent(left_over)}", end, place)
+    _axes.label_rows(ax, shorten_all(names, 30))
     ax.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}".replace("-", "−"))
     ax.set_xlim(min(float(below.min()) * 1.08, 0.0), float(above.max()) * 1.17)
-    ax.set_xlabel("share of the variance of each output", fontsize=NORMAL)
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(kinds), frameon=False, fontsize=SMALL)
+    ax.set_xlabel("share of the variance of each output", fontsize=_axes.NORMAL)
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(kinds), frameon=False, fontsize=_axes.SMALL)
     if len(kept) < varying.sum():
-        add_note(ax, f"{len(kept)} of {count(int(varying.sum()), 'output')}")
+        _axes.add_note(ax, f"{len(kept)} of {count(int(varying.sum()), 'output')}")
     return ax
 
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import count, join_names, require_whole_number
 from nobsp.plots import _lookup, colours
-from nobsp.plots._axes import NORMAL, SMALL, as_axes, legend_label, new_figure, text_colour, tidy, turn_labels
+from nobsp.plots._axes import NORMAL, SMALL, Axes, as_axes, legend_label, new_figure, text_colour, tidy, turn_labels
 from nobsp.plots.labels import short_labels, shorten, shorten_all
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.lookup import Feature
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Array = NDArray[np.float64]
 Truth = Callable[[Any], Any]
@@ -116,12 +113,8 @@ def curves(
         >>> import torch
         >>> from nobsp import NObSP, plots
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-        >>> explainer = NObSP(model, features=["a", "b", "c"]).fit(torch.randn(300, 3))
-        >>> axes = plots.curves(explainer)
-        >>> len(axes)
+        >>> len(plots.curves(NObSP(model).fit(torch.randn(300, 3))))
         3
-        >>> plots.curves(explainer, "a").get_xlabel()
-        'a'
     """
     require_whole_number("max_display", max_display)
     what = _lookup.find_drawn(explainer, "curves")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import count, percent, require_whole_number
+from nobsp._messages import count, number_outputs, percent, require_whole_number
 from nobsp.plots import colours
-from nobsp.plots._axes import NORMAL, SMALL, get_axes, label_rows, tidy, write_beside
+from nobsp.plots._axes import NORMAL, SMALL, Axes, get_axes, label_rows, tidy, write_beside
 from nobsp.plots.labels import clean, escape, shorten_all, term_labels
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Array = NDArray[np.float64]
 
@@ -41,9 +38,7 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
         >>> import torch
         >>> from nobsp import NObSP, plots
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-        >>> explainer = NObSP(model, features=["a", "b", "c"]).fit(torch.randn(300, 3))
-        >>> ax = plots.health(explainer)
-        >>> ax.get_title(loc="left").partition(" ")[0]
+        >>> plots.health(NObSP(model).fit(torch.randn(300, 3))).get_title(loc="left").partition(" ")[0]
         '300'
     """
     require_whole_number("max_display", max_display)
@@ -52,7 +47,7 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
         raise TypeError(f"health draws an explainer or its health(), found {type(what).__name__}.")
     explained = np.array(state.explained, dtype=np.float64)
     named = next((getattr(what, name) for name in ("output_names_", "output_names") if hasattr(what, name)), None)
-    outputs = shorten_all(named or [f"output {position}" for position in range(len(explained))], 26)
+    outputs = shorten_all(named or number_outputs(len(explained)), 26)
     worst, left_out = _least(explained, max_display)
     terms = getattr(state, "terms", ())
     own = np.array([term.unique_share for term in terms], dtype=np.float64)
@@ -83,8 +78,7 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
     axis = "R² of each output" + (", in bold; share of each term's spread that is its own" if len(least) else "")
     axis += "".join(f"; {n} more {what}" for n, what in ((left_out, "outputs"), (more_left_out, "terms")) if n)
     ax.set_xlabel(f"{axis}\n\n{words}", fontsize=SMALL)
-    ax.xaxis.label.set_horizontalalignment("left")
-    ax.xaxis.label.set_x(0.0)
+    ax.xaxis.label.set(horizontalalignment="left", x=0.0)
     ax.set_title(_headline(state), loc="left", fontsize=NORMAL)
     return ax
 

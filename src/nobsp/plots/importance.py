@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import count, require_whole_number
-from nobsp.plots import _lookup, colours
-from nobsp.plots._axes import (
-    NORMAL,
-    SMALL,
-    add_note,
-    bars,
-    colour_bar,
-    get_axes,
-    label_rows,
-    legend_label,
-    text_colour,
-    tidy,
-)
+from nobsp.plots import _axes, _lookup, colours
+from nobsp.plots._axes import Axes
 from nobsp.plots.labels import short_labels, shorten, term_labels
 from nobsp.tabular.explanation import Explanation
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Array = NDArray[np.float64]
 
@@ -51,8 +37,7 @@ def importance(what: Any, *, output: int | str | None = None, max_display: int =
         >>> import torch
         >>> from nobsp import NObSP, plots
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-        >>> explainer = NObSP(model, features=["a", "b", "c"]).fit(torch.randn(300, 3))
-        >>> ax = plots.importance(explainer)
+        >>> ax = plots.importance(NObSP(model).fit(torch.randn(300, 3)))
         >>> len(ax.get_yticklabels())
         3
     """
@@ -74,41 +59,38 @@ def importance(what: Any, *, output: int | str | None = None, max_display: int =
     main, total, residual = main[:, chosen], total[:, chosen], residual[chosen]
     names = [outputs[k] for k in chosen]
     if len(chosen) > len(colours.SERIES):
-        total, residual, names = (
-            total.sum(1, keepdims=True),
-            residual.sum(keepdims=True),
-            [count(len(chosen), "output")],
-        )
+        total, residual = total.sum(1, keepdims=True), residual.sum(keepdims=True)
+        names = [count(len(chosen), "output")]
     order = np.argsort(-total.sum(1), kind="stable")[:max_display]
     has_residual = not np.isnan(residual).any()
     places = np.arange(len(order))
-    ax = get_axes(ax, (6.6, 0.3 * (len(order) + has_residual) + 1.2))
-    tidy(ax, grid=True)
+    ax = _axes.get_axes(ax, (6.6, 0.3 * (len(order) + has_residual) + 1.2))
+    _axes.tidy(ax, grid=True)
     start, below = np.zeros(len(order)), 0.0
     for number, name in enumerate(names):
-        label = legend_label(shorten(name, 24) if len(names) > 1 else "with its interactions")
+        label = _axes.legend_label(shorten(name, 24) if len(names) > 1 else "with its interactions")
         look = (colours.SERIES[number], colours.HATCHES[number])
-        bars(ax, places, total[order, number], left=start, look=look, label=label)
+        _axes.bars(ax, places, total[order, number], left=start, look=look, label=label)
         start = start + total[order, number]
         if has_residual:
             look = (colours.RESIDUAL, colours.RESIDUAL_HATCH)
-            bars(ax, len(order), residual[number], left=below, look=look, gid="residual")
+            _axes.bars(ax, len(order), residual[number], left=below, look=look, gid="residual")
             below += float(residual[number])
     alone = main.sum(1)[order]
     if not np.allclose(alone, start, rtol=1e-9, atol=0.0):
         ax.hlines(places, np.minimum(start, alone), np.maximum(start, alone), color=colours.MUTED, zorder=3)
-        [marks] = ax.plot(alone, places, "D", color=text_colour(ax), zorder=4, label="main effect alone", gid="main")
-        marks.set(markersize=5.5, markerfacecolor="white", markeredgewidth=1.3)
+        [marks] = ax.plot(alone, places, "D", zorder=4, label="main effect alone", gid="main")
+        marks.set(color=_axes.text_colour(ax), markersize=5.5, markerfacecolor="white", markeredgewidth=1.3)
     if len(ax.get_legend_handles_labels()[1]) > 1:
-        ax.legend(loc="lower right", frameon=False, fontsize=SMALL)
+        ax.legend(loc="lower right", frameon=False, fontsize=_axes.SMALL)
     short = short_labels(features, 34)
     rows = [short[features[k]] for k in order]
-    label_rows(ax, rows + [_residual_label(rows)] * has_residual)
+    _axes.label_rows(ax, rows + [_residual_label(rows)] * has_residual)
     ax.set_xlim(0.0, max(float(start.max()), float(alone.max()), below) * 1.06 or 1.0)
     single = f" to {shorten(names[0], 24)}" if len(names) == 1 else ", summed over outputs"
-    ax.set_xlabel(f"mean |contribution|{single}", fontsize=NORMAL)
+    ax.set_xlabel(f"mean |contribution|{single}", fontsize=_axes.NORMAL)
     if len(order) < len(features):
-        add_note(ax, f"the {len(order)} strongest of {count(len(features), 'feature')}")
+        _axes.add_note(ax, f"the {len(order)} strongest of {count(len(features), 'feature')}")
     return ax
 
 
@@ -132,9 +114,7 @@ def beeswarm(
         >>> from nobsp import NObSP, plots
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
         >>> X = torch.randn(300, 3)
-        >>> ex = NObSP(model, features=["a", "b", "c"], interactions=0).fit(X)(X)
-        >>> ax = plots.beeswarm(ex)
-        >>> ax.get_yticklabels()[-1].get_text()
+        >>> plots.beeswarm(NObSP(model).fit(X)(X)).get_yticklabels()[-1].get_text()
         'residual'
     """
     require_whole_number("max_display", max_display)
@@ -149,8 +129,8 @@ def beeswarm(
     ranks = [_ranks(every[ex.terms[k][0]], rows) if len(ex.terms[k]) == 1 else None for k in order]
     if not np.isnan(residual).any():
         swarms, names, ranks = [*swarms, residual[rows]], [*names, _residual_label(names)], [*ranks, None]
-    ax = get_axes(ax, (7.4, 0.42 * len(names) + 1.2))
-    tidy(ax)
+    ax = _axes.get_axes(ax, (7.4, 0.42 * len(names) + 1.2))
+    _axes.tidy(ax)
     ax.axvline(0.0, color=colours.MUTED, linewidth=0.8, zorder=0)
     reach = max((float(np.abs(swarm).max()) for swarm in swarms), default=1.0) or 1.0
     size = float(np.clip(4000.0 / len(rows), 5.0, 18.0))
@@ -163,15 +143,15 @@ def beeswarm(
             ax.scatter(swarm, y, color=colours.RESIDUAL, **style)
         else:
             shades = ax.scatter(swarm, y, c=rank, cmap=colours.blend(colours.LOW_TO_HIGH), vmin=0.0, vmax=1.0, **style)
-    label_rows(ax, names)
-    ax.set_xlabel(f"contribution to {shorten(ex.output_names[chosen], 40)}", fontsize=NORMAL)
+    _axes.label_rows(ax, names)
+    ax.set_xlabel(f"contribution to {shorten(ex.output_names[chosen], 40)}", fontsize=_axes.NORMAL)
     if shades is not None:
-        bar = colour_bar(ax, shades, "", ticks=[0.0, 1.0])
+        bar = _axes.colour_bar(ax, shades, "", ticks=[0.0, 1.0])
         bar.ax.set_yticklabels(["low", "high"])
-        bar.set_label("value of the feature", fontsize=SMALL, labelpad=-12)
+        bar.set_label("value of the feature", fontsize=_axes.SMALL, labelpad=-12)
     fewer = f"the {len(order)} strongest of {count(len(ex.terms), 'term')}" if len(order) < len(ex.terms) else ""
     sample = f"{len(rows):,} of {count(len(ex), 'row')}" if len(rows) < len(ex) else ""
-    add_note(ax, ", ".join(filter(None, [fewer, sample])))
+    _axes.add_note(ax, ", ".join(filter(None, [fewer, sample])))
     return ax
 
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations, product
-from typing import TYPE_CHECKING, Any
+from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import count, require_whole_number
 from nobsp.plots import _lookup, colours
-from nobsp.plots._axes import NORMAL, SMALL, add_note, colour_bar, get_axes, tidy, turn_labels
+from nobsp.plots._axes import NORMAL, SMALL, Axes, add_note, colour_bar, get_axes, tidy, turn_labels
 from nobsp.plots.labels import decimals_for, format_number, short_labels, shorten, shorten_all
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.lookup import Feature, LevelAxis
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -77,11 +74,9 @@ def interaction(
         >>> import torch
         >>> from nobsp import NObSP, plots
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-        >>> X = torch.randn(300, 3)
-        >>> explainer = NObSP(model, features=["a", "b", "c"], interactions=[("a", "b")]).fit(X)
-        >>> ax = plots.interaction(explainer, ("b", "a"))
-        >>> ax.get_xlabel(), ax.get_ylabel()
-        ('b', 'a')
+        >>> explainer = NObSP(model, features=list("abc"), interactions=[("a", "b")]).fit(torch.randn(300, 3))
+        >>> plots.interaction(explainer, ("b", "a")).get_xlabel()
+        'b'
     """
     require_whole_number("points", points, least=2)
     what = _lookup.find_drawn(explainer, "interaction")
@@ -133,17 +128,15 @@ def _side(feature: Feature, axis: LevelAxis | None, rows: Array, points: int) ->
 
 def _near(across: _Side, up: _Side) -> Mask:
     """Which cells have a row in them or nearby."""
+    from scipy.ndimage import distance_transform_edt
+
     known = np.isfinite(across.rows) & np.isfinite(up.rows)
     held = np.histogram2d(up.rows[known], across.rows[known], bins=[up.edges, across.edges])[0] > 0
-    result = np.zeros_like(held)
-
-    def shifted(step: int) -> slice:
-        return slice(max(step, 0), min(step, 0) or None)
-
-    for down, right in product(*(range(-int(side.reach), int(side.reach) + 1) for side in (up, across))):
-        if (down / (up.reach or 1.0)) ** 2 + (right / (across.reach or 1.0)) ** 2 <= 1.0:
-            result[shifted(down), shifted(right)] |= held[shifted(-down), shifted(-right)]
-    return result
+    if not held.any():
+        return held
+    # In units of how far a row reaches; from one level to another it does not.
+    units = [1.0 / (side.reach or 1e-6) for side in (up, across)]
+    return np.asarray(distance_transform_edt(~held, sampling=units) <= 1.0)
 
 
 def _draw_surface(ax: Axes, across: _Side, up: _Side, surface: Any, output: str) -> None:
@@ -155,13 +148,9 @@ def _draw_surface(ax: Axes, across: _Side, up: _Side, surface: Any, output: str)
     ground.set(linewidth=0, zorder=0, gid="no rows")
     ax.add_patch(ground)
     largest = (float(np.abs(surface).max()) if surface.count() else 0.0) or 1.0
-    style: dict[str, Any] = {
-        "cmap": colours.blend(colours.AGAINST_TO_FOR),
-        "vmin": -largest,
-        "vmax": largest,
-        "rasterized": True,
-    }
-    mesh = ax.pcolormesh(across.edges, up.edges, surface, zorder=1, gid="surface", **style)
+    shades = colours.blend(colours.AGAINST_TO_FOR)
+    mesh = ax.pcolormesh(across.edges, up.edges, surface, cmap=shades, vmin=-largest, vmax=largest, zorder=1)
+    mesh.set(rasterized=True, gid="surface")
     colour_bar(ax, mesh, f"joint effect on {output}")
     for side, line in ((across, ax.axvline), (up, ax.axhline)):
         for edge in side.edges[1:-1] if side.axis is not None else ():
@@ -229,9 +218,7 @@ def interaction_matrix(
         >>> import torch
         >>> from nobsp import NObSP, plots
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-        >>> explainer = NObSP(model, features=["a", "b", "c"]).fit(torch.randn(300, 3))
-        >>> ax = plots.interaction_matrix(explainer)
-        >>> len(ax.get_xticklabels())
+        >>> len(plots.interaction_matrix(NObSP(model).fit(torch.randn(300, 3))).get_xticklabels())
         2
     """
     from matplotlib.patches import Rectangle

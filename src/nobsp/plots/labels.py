@@ -21,20 +21,12 @@ def escape(text: str) -> str:
 
 
 def shorten(name: Any, width: int = 28) -> str:
-    r"""A name on one line, shortened in the middle, in which a dollar sign is a dollar sign.
-
-    >>> shorten("mean of the worst concave points of the nucleus", 20)
-    'mean of th…e nucleus'
-    """
+    """A name on one line, shortened in the middle, in which a dollar sign is a dollar sign."""
     return escape(_cut(clean(name), width, width // 2))
 
 
 def shorten_all(names: Iterable[Any], width: int = 28) -> list[str]:
-    """Several names, shortened so that those that differ still do: cut where they begin to differ, or else numbered.
-
-    >>> shorten_all(["the reading at site 1 in the morning", "the reading at site 2 in the morning"], 16)
-    ['the…ite 1 in th…', 'the…ite 2 in th…']
-    """
+    """Several names, shortened so that those that differ still do: cut where they begin to differ, or else numbered."""
     whole = [clean(name) for name in names]
     short = [_cut(name, width, width // 2) for name in whole]
     for text in [text for text, times in Counter(short).items() if times > 1]:
@@ -68,42 +60,26 @@ def short_labels(names: Sequence[str], width: int = 28) -> dict[str, str]:
 def term_labels(
     terms: Sequence[Sequence[str]], width: int = 34, *, names: Sequence[str] = (), after: dict[str, str] | None = None
 ) -> list[str]:
-    """Terms in words, each short enough, their features distinct among all `names`, with what comes after each.
-
-    >>> term_labels([("age",), ("age", "income")])
-    ['age', 'age × income']
-    """
+    """Terms in words, each short enough, their features distinct among all `names`, with what comes after each."""
     every = names or list(dict.fromkeys(name for term in terms for name in term))
     labels = {size: short_labels(every, max(width // size, 8)) for size in {len(term) for term in terms}}
     return [" × ".join(labels[len(term)][name] + (after or {}).get(name, "") for name in term) for term in terms]
 
 
 def format_number(value: float, decimals: int, sign: str = "") -> str:
-    """A number, with a minus as wide as a plus, and with a plus where `sign` is one.
-
-    >>> format_number(-1234.5, 1), format_number(0.25, 2, "+"), format_number(-0.001, 2)
-    ('−1,234.5', '+0.25', '−0.00')
-    """
+    """A number, with a minus as wide as a plus, and with a plus where `sign` is one."""
     return f"{value:{sign}{f',.{decimals}f' if abs(value) < 1e9 else '.2e'}}".replace("-", "−")
 
 
 def decimals_for(values: Any) -> int:
-    """Decimals with which the largest of some numbers has three digits.
-
-    >>> decimals_for([0.012, 0.4]), decimals_for([1234.0]), decimals_for([])
-    (3, 0, 2)
-    """
+    """Decimals with which the largest of some numbers has three digits."""
     known = np.abs(np.asarray(values, dtype=np.float64).ravel())
     largest = float(known[np.isfinite(known)].max(initial=0.0))
     return min(max(2 - math.floor(math.log10(largest)), 0), 9) if largest > 0 else 2
 
 
 def format_value(value: Any, width: int = 14) -> str:
-    """A value of a feature: a number with four digits, anything else as a short name.
-
-    >>> format_value(np.float32(0.1)), format_value(1234567.0), format_value("Rome"), format_value(True)
-    ('0.1', '1.235e+06', 'Rome', 'True')
-    """
+    """A value of a feature: a number with four digits, anything else as a short name."""
     return escape(_cut(format_label(value), width, width // 2))
 
 

@@ -12,18 +12,14 @@ from numpy.typing import NDArray
 
 from nobsp._messages import percent, require_whole_number
 from nobsp.plots import colours
-from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, get_axes, new_figure, tidy
+from nobsp.plots._axes import NORMAL, SMALL, Axes, bare, get_axes, get_grid, tidy
 from nobsp.plots.labels import shorten
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from nobsp.vision import ActivationMaps, Confusions
 
 Array = NDArray[np.float64]
 
-# How light red, green and blue look.
-_LIGHT = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 # Letters in a line of a text.
 _COLUMNS = 72
 _KINDS = ("contrast", "account", "positive", "negative", "signed")
@@ -65,9 +61,6 @@ def cam_grid(
     Returns:
         The axes, shape (rows, 1 + kinds).
 
-    Raises:
-        ValueError: If images and maps do not belong together, or there is no such kind.
-
     Example:
         >>> import torch
         >>> from torch import nn
@@ -78,6 +71,8 @@ def cam_grid(
         >>> plots.cam_grid(cam(images), images).shape
         (2, 3)
     """
+    from nobsp.vision.maps import LIGHT
+
     require_whole_number("max_display", max_display)
     if not hasattr(maps, "overlay"):
         raise TypeError(f"maps must be ActivationMaps, found {type(maps).__name__}; pass cam(images).")
@@ -96,16 +91,12 @@ def cam_grid(
     true = _names_of(labels, maps)
     height, width = pictures.shape[1:3]
     columns = 1 + len(kinds)
-    if ax is None:
-        figure = new_figure((1.75 * columns + 1.3, (1.75 * height / width + 0.15) * len(rows) + 0.4))
-        axes = [figure.add_subplot(len(rows), columns, place + 1) for place in range(len(rows) * columns)]
-    else:
-        axes = as_axes(ax, len(rows) * columns, "this grid")
-    grid = np.array(axes, dtype=object).reshape(len(rows), columns)
+    size = (1.75 * columns + 1.3, (1.75 * height / width + 0.15) * len(rows) + 0.4)
+    grid = get_grid(ax, len(rows), columns, size)
     for place, (image, one) in enumerate(rows):
         large = one.resize((height, width))
         both = max(_peak(large.positive[image]), _peak(large.negative[image]))
-        grey = np.broadcast_to((pictures[image] @ _LIGHT)[..., None], pictures[image].shape)
+        grey = np.broadcast_to((pictures[image] @ np.array(LIGHT, np.float32))[..., None], pictures[image].shape)
         for panel, kind in zip(grid[place], ["image", *kinds], strict=True):
             bare(panel)
             panel.imshow(pictures[image] if kind == "image" else grey)
@@ -140,10 +131,7 @@ def confusions(
     shown = found.pairs[:max_display]
     if not shown:
         raise ValueError("found has no pairs: no image was taken for another class.")
-    if ax is None:
-        figure = new_figure((5.2, 2.1 * len(shown) + 0.4))
-        ax = [figure.add_subplot(len(shown), 2, place + 1) for place in range(2 * len(shown))]
-    grid = np.array(as_axes(ax, 2 * len(shown), "this grid"), dtype=object).reshape(len(shown), 2)
+    grid = get_grid(ax, len(shown), 2, (5.2, 2.1 * len(shown) + 0.4))
     for axes, pair in zip(grid, shown, strict=True):
         true = [pair.truth] * len(pair.maps)
         cam_grid(pair.maps, pair.images, kinds="account", labels=true, mean=mean, std=std, max_display=1, ax=axes)
@@ -206,9 +194,6 @@ def signal(maps: ActivationMaps, signals: Any, *, row: int = 0, channel: int = 0
         channel: Which of its channels is drawn.
         ax: Axes to draw on; those of a new figure when None.
 
-    Returns:
-        The axes.
-
     Example:
         >>> import torch
         >>> from torch import nn
@@ -252,9 +237,6 @@ def words(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0, ax: Any 
         tokens: The tokens of one text, as many as there are locations, or fewer where the rest is padding.
         row: Which text.
         ax: Axes to draw on; those of a new figure when None.
-
-    Returns:
-        The axes.
     """
     places, line, column = [], 0, 0
     tinted = _tinted(maps, tokens, row)
@@ -269,16 +251,8 @@ def words(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0, ax: Any 
     axes.set_ylim(line + 0.7, -0.7)
     for (column, line), (token, _, colour) in zip(places, tinted, strict=True):
         box = {"facecolor": colour, "edgecolor": "none", "boxstyle": "round,pad=0.15"}
-        axes.text(
-            column,
-            line,
-            token.replace("$", r"\$"),
-            family="monospace",
-            fontsize=SMALL,
-            va="center",
-            color="black",
-            bbox=box,
-        )
+        text = axes.text(column, line, token.replace("$", r"\$"), family="monospace", fontsize=SMALL, bbox=box)
+        text.set(va="center", color="black")
     axes.set_xlabel(f"{shorten(str(maps.target_names[row]), 24)}: {maps.caption()}", fontsize=NORMAL)
     return axes
 

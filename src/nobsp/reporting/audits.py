@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import count
-from nobsp.reporting.models import Fact
-from nobsp.reporting.packing import known, packed, packed_codes
+from nobsp.reporting.packing import Fact, known, packed, packed_codes
 
 # By how much they ask for a look; a row that is of several kinds stands with the first of them.
 KINDS = {

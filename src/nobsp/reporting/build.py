@@ -9,53 +9,15 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import nobsp
 from nobsp._messages import count as count_of
-from nobsp._messages import require_whole_number, suggest
 from nobsp.reporting.audits import audit_for_page, is_audit
 from nobsp.reporting.packing import embedded
 
-_SCRIPTS = (
-    "numbers",
-    "functions",
-    "charts",
-    "account",
-    "overview",
-    "curves",
-    "whatif",
-    "rows",
-    "pictures",
-    "audit",
-    "page",
-)
-
-
-class ReportOptions(TypedDict, total=False):
-    """Options of a report that are rarely needed.
-
-    Attributes:
-        explainer: The explainer the subject is from, which names the model. An explanation knows its own functions; for
-            maps it tells of the calibration.
-        class_names: Names of classes 0, 1, …; the outputs' names when missing.
-        link: "identity", "softmax", "sigmoid" or "exp": how outputs become probabilities. The model's own when missing,
-            or the usual one where labels are classes.
-        truth: Known functions by feature, drawn over the learned ones.
-        gallery: The images the index was fitted on, for panels of what was found.
-        names: Names of the rows or images, e.g. those of files; positions when missing.
-        rows: Most rows that can be browsed in the page, 5000; fewer are kept where a table is wide. Statistics use all.
-        overwrite: Whether a file that is there is replaced; it is.
-    """
-
-    explainer: Any
-    class_names: Sequence[str] | None
-    link: str | None
-    truth: Mapping[str, Callable[[Any], Any]] | None
-    gallery: Any
-    names: Sequence[str] | None
-    rows: int
-    overwrite: bool
+_BASIC = ("numbers", "functions", "charts", "account")
+_SCRIPTS = (*_BASIC, "overview", "curves", "whatif", "rows", "pictures", "audit", "page")
 
 
 def report(
@@ -65,10 +27,14 @@ def report(
     title: str | None = None,
     about: str | None = None,
     labels: Any = None,
-    images: Any = None,
+    class_names: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
     hits: Any = None,
     audit: Any = None,
-    **options: Unpack[ReportOptions],
+    images: Any = None,
+    gallery: Any = None,
+    explainer: Any = None,
+    truth: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> Path:
     """Writes one HTML file that shows what a network has learned, and lets people try it without Python.
 
@@ -77,14 +43,18 @@ def report(
 
     Args:
         subject: An `Explanation`, `ActivationMaps`, the neighbours that an index found, or an `Audit`.
-        path: The file; its folder must be there. Writing is atomic.
+        path: The file; its folder must be there. One that exists is replaced, atomically.
         title: Heading of the page.
         about: A sentence or two on model and data, shown below it.
         labels: What the rows or images truly are: class numbers, names, or numbers of a regression.
-        images: The images that maps or neighbours are about, (n, channels, height, width) or channels last.
+        class_names: Names of classes 0, 1, …; the outputs' names when None.
+        names: Names of the rows or images, e.g. those of files; positions when None.
         hits: Neighbours of the same rows or images, as an index finds them.
         audit: What an audit of the same rows or images found, for a section of its own.
-        options: What is rarely needed, by name; see `ReportOptions`.
+        images: The images that maps or neighbours are about, (n, channels, height, width) or channels last.
+        gallery: The images the index was fitted on, for panels of what was found.
+        explainer: What made the subject, to name the model; for maps it also tells of the calibration.
+        truth: Known functions by feature, drawn over the learned ones.
 
     Returns:
         Where the page is.
@@ -92,73 +62,36 @@ def report(
     Raises:
         ImportError: If the extra "report" is not installed.
         OSError: If the file cannot be written there.
-        TypeError: If the subject is of another kind.
-        ValueError: If arguments do not fit the subject.
 
     Example:
-        >>> import tempfile, torch
-        >>> from nobsp import NObSP
-        >>> from nobsp.reporting import report
-        >>> _ = torch.manual_seed(0)
+        >>> import tempfile, torch, nobsp
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
         >>> X = torch.randn(200, 2)
-        >>> explanation = NObSP(model, features=["age", "income"]).fit(X)(X)
-        >>> folder = tempfile.mkdtemp()
-        >>> report(explanation, f"{folder}/report.html", title="Loans").name
+        >>> explanation = nobsp.NObSP(model, features=["age", "income"]).fit(X)(X)
+        >>> nobsp.report(explanation, f"{tempfile.mkdtemp()}/report.html", title="Loans").name
         'report.html'
     """
-    unknown = [name for name in options if name not in ReportOptions.__annotations__]
-    if unknown:
-        raise TypeError(f"report has no option {unknown[0]!r}; {suggest(unknown[0], ReportOptions.__annotations__)}")
-    target = check_path(path, overwrite=options.get("overwrite", True))
-    rows, names, class_names = options.get("rows", 5000), options.get("names"), options.get("class_names")
-    require_whole_number("rows", rows)
-    data: dict[str, Any] = {
-        "title": title,
-        "about": about or "",
-        "version": nobsp.__version__,
-        "table": None,
-        "pictures": None,
-        "audit": None,
-    }
+    target = check_path(path)
     kind = _kind_of(subject)
     count = len(subject.predicted if kind == "audit" else subject.indices if kind == "neighbours" else subject)
     if names is not None:
         names = [str(name) for name in names]
         if len(names) != count:
             raise ValueError(f"names must be one per row, {count}, found {len(names)}.")
+    data: dict[str, Any] = {"about": about or "", "version": nobsp.__version__, "table": None, "pictures": None}
+    shared: dict[str, Any] = {"labels": labels, "class_names": class_names, "names": names, "explainer": explainer}
     if kind == "table":
         from nobsp.reporting.tables import table_data
 
-        data["table"] = table_data(
-            subject,
-            explainer=options.get("explainer"),
-            labels=labels,
-            class_names=class_names,
-            link=options.get("link"),
-            truth=options.get("truth"),
-            hits=hits,
-            names=names,
-            rows=rows,
-        )
+        data["table"] = table_data(subject, hits=hits, truth=truth, **shared)
     elif kind != "audit":
         from nobsp.reporting.pictures import pictures_data
 
-        data["pictures"] = pictures_data(
-            subject if kind == "images" else None,
-            hits=hits if kind == "images" else subject,
-            images=images,
-            gallery=options.get("gallery"),
-            explainer=options.get("explainer"),
-            labels=labels,
-            class_names=class_names,
-            names=names,
-            rows=rows,
-        )
+        maps, hits = (subject, hits) if kind == "images" else (None, subject)
+        data["pictures"] = pictures_data(maps, hits=hits, images=images, gallery=gallery, **shared)
     audit = subject if kind == "audit" else audit
-    if audit is not None:
-        classes = class_names or (data["table"] or data["pictures"] or {}).get("classes", ())
-        data["audit"] = audit_for_page(audit, rows=count, names=names, classes=classes)
+    classes = class_names or (data["table"] or data["pictures"] or {}).get("classes", ())
+    data["audit"] = None if audit is None else audit_for_page(audit, rows=count, names=names, classes=classes)
     data["title"] = title or _usual_title(data)
     write_text(target, render(data))
     return target
@@ -175,8 +108,7 @@ def _kind_of(subject: Any) -> str:
     if is_audit(subject):
         return "audit"
     raise TypeError(
-        "subject must be an Explanation, ActivationMaps, what an index found, or an Audit, "
-        f"found {type(subject).__name__}; pass explainer(X), cam(images), index.query(X) or audit(index)."
+        f"subject must be explainer(X), cam(images), index.query(X) or audit(index), found {type(subject).__name__}."
     )
 
 
@@ -192,7 +124,7 @@ def _usual_title(data: dict[str, Any]) -> str:
 def render(data: dict[str, Any]) -> str:
     """The whole page."""
     try:
-        import jinja2
+        import jinja2  # noqa: F401 - here, so that what is missing is named
         from plotly.offline import get_plotlyjs
     except ImportError as missing:
         raise ImportError("a report needs jinja2 and plotly: pip install 'nobsp[report]'.") from missing
@@ -202,17 +134,23 @@ def render(data: dict[str, Any]) -> str:
     scripts.append(f'(() => {{\n"use strict";\n{own}\n}})();')
     scripts += [get_plotlyjs()] if data["table"] else []
     scripts = [_as_parsed(script) for script in scripts]
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string((here / "page.html.j2").read_text(encoding="utf-8"))
-    return template.render(
+    return fill_template(
+        here / "page.html.j2",
         data=data,
         embedded=embedded(data),
         style=(here / "page.css").read_text(encoding="utf-8"),
         scripts=scripts,
-        hashes=[_hash(script) for script in scripts],
+        hashes=[base64.b64encode(hashlib.sha256(one.encode("utf-8")).digest()).decode("ascii") for one in scripts],
     )
+
+
+def fill_template(template: Any, **values: Any) -> str:
+    """A template, a file or resource, with values in it."""
+    import jinja2
+
+    options: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, **options)
+    return environment.from_string(template.read_text(encoding="utf-8")).render(**values)
 
 
 def _as_parsed(script: str) -> str:
@@ -220,11 +158,7 @@ def _as_parsed(script: str) -> str:
     return script.replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script")
 
 
-def _hash(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
-
-
-def check_path(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
+def check_path(path: str | os.PathLike[str]) -> Path:
     """The file to write, or an error before any work is done for it."""
     target = Path(path)
     folder = target.parent
@@ -232,8 +166,6 @@ def check_path(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
         raise FileNotFoundError(f"path is in {str(folder)!r}, which is not a folder; create it first.")
     if target.is_dir():
         raise IsADirectoryError(f"path {str(target)!r} is a folder; pass the name of a file.")
-    if target.exists() and not overwrite:
-        raise FileExistsError(f"path {str(target)!r} is there already; pass another, or overwrite=True.")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(f"path is in {str(folder)!r}, which cannot be written to; choose another folder.")
     return target

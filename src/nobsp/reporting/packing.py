@@ -1,18 +1,20 @@
-"""Numbers on their way into a page: little-endian bytes in base64, exact, and as small as that allows."""
+"""What goes into pages of every kind: numbers as little-endian bytes in base64, exact; labels; a model in words."""
 
 from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Packed = dict[str, Any]
+from nobsp._messages import count
 
-# What page.js can read, smallest first where whole numbers are concerned.
-_WHOLE = (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32)
+Packed = dict[str, Any]
+Fact = tuple[str, str]
 
 
 def packed(values: Any, kind: str = "f8") -> Packed:
@@ -25,10 +27,8 @@ def packed_codes(codes: Any) -> Packed:
     """Whole numbers in the smallest kind that holds them."""
     array = np.asarray(codes, dtype=np.int64)
     low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
-    for kind in _WHOLE:
-        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
-            return packed(array, np.dtype(kind).str[1:])
-    return packed(array, "f8")
+    kind = np.min_scalar_type(high if low >= 0 else min(low, -high - 1))
+    return packed(array, kind.str[1:] if kind.itemsize <= 4 else "f8")
 
 
 def packed_column(values: NDArray[Any]) -> Packed:
@@ -43,9 +43,9 @@ def packed_column(values: NDArray[Any]) -> Packed:
     return packed(numbers, "f4" if single else "f8")
 
 
-def evenly(count: int, most: int) -> NDArray[np.intp]:
+def evenly(rows: int, most: int) -> NDArray[np.intp]:
     """Positions of at most so many rows, spread evenly."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.intp))
+    return np.unique(np.linspace(0, rows - 1, min(rows, most)).astype(np.intp))
 
 
 def embedded(data: Any) -> str:
@@ -56,7 +56,57 @@ def embedded(data: Any) -> str:
 
 def known(values: Any) -> list[Any]:
     """Numbers as a (nested) list in which what is not finite is None, as JSON has no word for it."""
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim > 1:
-        return [known(part) for part in array]
-    return [float(value) if np.isfinite(value) else None for value in array.tolist()]
+    numbers = np.asarray(values, dtype=np.float64)
+    found: Any = numbers.astype(object)
+    found[~np.isfinite(numbers)] = None
+    return list(found.tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """One true value per row: positions among names of classes, or numbers where there are no names."""
+
+    values: NDArray[Any]
+    names: tuple[str, ...] = ()
+
+    def pack(self, kept: NDArray[np.intp]) -> dict[str, Any]:
+        """For the page, some rows of it."""
+        if self.names:
+            return {"names": self.names, "codes": packed_codes(self.values[kept])}
+        return {"values": packed(self.values[kept])}
+
+
+def read_labels(labels: Any, *, rows: int, names: Sequence[str], classes: bool) -> Labels | None:
+    """Labels as positions among names, or as numbers where they are no such positions; `classes` forbids that."""
+    if labels is None:
+        return None
+    given = labels.detach().cpu().numpy() if hasattr(labels, "detach") else labels
+    given = np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else given)
+    if given.ndim == 2 and given.shape[1] == 1:
+        given = given[:, 0]
+    if given.shape != (rows,):
+        raise ValueError(f"labels must be one per row, shape ({rows},), found {given.shape}.")
+    if given.dtype.kind in "biuf":
+        numbers = given.astype(np.float64)
+        if given.size and np.isin(numbers, np.arange(max(len(names), 2))).all():
+            return Labels(numbers.astype(np.int64), tuple(names) or ("0", "1"))
+        if classes:
+            some = ", ".join(map(str, np.unique(given)[:5].tolist()))
+            raise ValueError(f"labels must be class numbers from 0 to {len(names) - 1}, or names; found {some}.")
+        return Labels(numbers)
+    texts = [str(value) for value in given.tolist()]
+    # Names the model does not know are put behind its own, so that every label can be shown.
+    shown = tuple(dict.fromkeys([*names, *sorted(set(texts))]))
+    place = {name: code for code, name in enumerate(shown)}
+    return Labels(np.array([place[text] for text in texts], dtype=np.int64), shown)
+
+
+def describe_model(model: Any) -> str:
+    """A model in a few words: Sequential with 41 parameters."""
+    if hasattr(model, "parameters"):
+        inner = getattr(model, "module", model)
+        return f"{type(inner).__name__} with {count(sum(p.numel() for p in model.parameters()), 'parameter')}"
+    steps = [step for _, step in model.steps] if hasattr(model, "steps") else [model]
+    sizes = sum(w.size for w in [*getattr(steps[-1], "coefs_", []), *getattr(steps[-1], "intercepts_", [])])
+    chain = " → ".join(type(step).__name__ for step in steps)
+    return f"{chain} with {count(int(sizes), 'parameter')}" if sizes else chain

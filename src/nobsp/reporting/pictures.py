@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,7 @@ from numpy.typing import NDArray
 
 from nobsp._messages import count as counted
 from nobsp.reporting.audits import hits_for_page
-from nobsp.reporting.models import Fact, describe_model, read_labels
-from nobsp.reporting.packing import evenly, known, packed
+from nobsp.reporting.packing import Fact, describe_model, evenly, known, packed, read_labels
 
 # A photograph of 160 pixels a side takes about 60 kB; sixty of them, and their neighbours, fit into 8 MB.
 MOST_IMAGES = 60
@@ -32,7 +32,6 @@ def pictures_data(
     labels: Any,
     class_names: Sequence[str] | None,
     names: Sequence[str] | None,
-    rows: int,
 ) -> dict[str, Any]:
     """Everything the page shows of maps, of neighbours, or of both."""
     count = len(maps) if maps is not None else len(hits.indices)
@@ -40,15 +39,15 @@ def pictures_data(
         raise ValueError("subject has no images; explain some first.")
     classes = tuple(str(n) for n in class_names) if class_names is not None else getattr(maps, "output_names", ())
     noun = "row" if maps is None and images is None and gallery is None else "image"
-    kept = evenly(count, min(rows, MOST_IMAGES))
-    given = read_labels(labels, rows=count, names=classes, classes=True if classes else None)
+    kept = evenly(count, MOST_IMAGES)
+    given = read_labels(labels, rows=count, names=classes, classes=bool(classes))
     data: dict[str, Any] = {
         "count": len(kept),
         "total": count,
         "positions": kept.tolist(),
         "noun": noun,
         "names": None if names is None else [names[row] for row in kept],
-        "classes": given.names if given is not None and given.codes is not None else classes,
+        "classes": given.names if given is not None and given.names else classes,
         "labels": None if given is None else given.pack(kept),
         "images": None if images is None else _uris(_chosen(images, kept, count, "images"), _SIDE),
         # Pictures of few pixels are shown as pixels.
@@ -69,10 +68,7 @@ def pictures_data(
         data["gallery"] = {str(index): uri for index, uri in zip(found.tolist(), pictures, strict=True)}
     if explainer is not None and hasattr(explainer, "health"):
         health = explainer.health()
-        data["findings"] = [
-            {"severity": finding.severity, "code": finding.code, "subject": "", "message": finding.message}
-            for finding in health.findings
-        ]
+        data["findings"] = [asdict(finding) | {"subject": ""} for finding in health.findings]
         data["explained"] = known(health.explained)
     return data
 
@@ -105,11 +101,11 @@ def _maps(maps: Any, kept: NDArray[np.intp]) -> dict[str, Any]:
             f"maps has {len(maps.locations)} axes of locations; pages show maps of images. Draw signals with "
             "nobsp.plots.signal and texts with nobsp.plots.words."
         )
-    several = maps.target.ndim == 2
+    height, width = maps.positive.shape[-2:]
     target = np.asarray(maps.target)[kept].reshape(len(kept), -1)
     data: dict[str, Any] = {
-        "height": maps.positive.shape[-2],
-        "width": maps.positive.shape[-1],
+        "height": height,
+        "width": width,
         "targets": target.tolist(),
         "confidence": known(np.asarray(maps.confidence)[kept].reshape(len(kept), -1)),
         "residual": known(np.asarray(maps.residual)[kept].reshape(len(kept), -1)),
@@ -117,7 +113,7 @@ def _maps(maps: Any, kept: NDArray[np.intp]) -> dict[str, Any]:
         "logits": packed(np.asarray(maps.logits)[kept], "f4"),
         "base": known(maps.base_values),
         "outputs": list(maps.output_names),
-        "several": several,
+        "several": maps.target.ndim == 2,
         "kinds": kinds,
         "captions": [maps.caption(kind) for kind in kinds],
         "against": maps.against,
@@ -125,9 +121,7 @@ def _maps(maps: Any, kept: NDArray[np.intp]) -> dict[str, Any]:
         "class_token": known(np.asarray(maps.class_token)[kept].reshape(len(kept), -1)),
     }
     for kind in kinds:
-        values = np.asarray(getattr(maps, kind), dtype=np.float64)[kept].reshape(
-            *target.shape, *maps.positive.shape[-2:]
-        )
+        values = np.asarray(getattr(maps, kind), dtype=np.float64)[kept].reshape(*target.shape, height, width)
         largest = np.abs(values).max((2, 3))
         steps = np.rint(127 * values / np.where(largest > 0, largest, 1.0)[:, :, None, None])
         data[kind] = {"steps": packed(steps, "i1"), "largest": known(largest)}

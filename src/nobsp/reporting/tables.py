@@ -9,10 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import suggest
+from nobsp._messages import count, suggest
+from nobsp.base import Finding, sort_findings
 from nobsp.reporting.audits import hits_for_page
-from nobsp.reporting.models import Labels, choose_link, list_facts, list_findings, read_labels
-from nobsp.reporting.packing import evenly, known, packed, packed_codes, packed_column
+from nobsp.reporting.packing import (
+    Fact,
+    Labels,
+    describe_model,
+    evenly,
+    known,
+    packed,
+    packed_codes,
+    packed_column,
+    read_labels,
+)
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.lookup import NumberAxis, TermTable
@@ -21,7 +31,14 @@ Array = NDArray[np.float64]
 
 # Bytes a page can hold beside plotly and stay under 8 MB: base64 makes a third more of them.
 ROOM = 2_250_000
+MOST_ROWS = 5000
 _TRUTH_POINTS = 201
+_LINKS = {
+    "softmax": "logits, before the softmax",
+    "sigmoid": "log-odds, before the sigmoid",
+    "exp": "logarithms, before the exponential",
+    "identity": "the model's output",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,15 +58,13 @@ class Shown:
     dropped: int
     size: int
 
-    def __len__(self) -> int:
-        return len(self.values)
-
     @property
-    def row_size(self) -> int:
-        """Bytes of one row."""
+    def most_rows(self) -> int:
+        """How many rows fit beside the tables."""
         direct = 0 if self.direct is None else self.direct.shape[1]
         numbers = len(self.columns) + (2 + direct) * int(self.predictions.shape[1])
-        return 8 * numbers + int(4 * self.outside.sum() / len(self)) + 8
+        bytes_of_row = 8 * numbers + int(4 * self.outside.sum() / len(self.values)) + 8
+        return min(MOST_ROWS, max(1, (ROOM - self.size) // bytes_of_row))
 
 
 def table_data(
@@ -58,29 +73,24 @@ def table_data(
     explainer: Any,
     labels: Any,
     class_names: Sequence[str] | None,
-    link: str | None,
     truth: Mapping[str, Callable[[Any], Any]] | None,
     hits: Any,
     names: Sequence[str] | None,
-    rows: int,
 ) -> dict[str, Any]:
     """Everything the page shows of an explanation."""
     functions = explanation.explainer if explainer is None else getattr(explainer, "functions_", explainer)
     _require_whole(explanation, functions)
     classes_shown = _class_names(class_names, explainer, explanation.output_names)
-    given = read_labels(
-        labels, rows=len(explanation), names=classes_shown, classes=True if class_names is not None else None
-    )
-    classes = (given is not None and given.codes is not None) or getattr(hits, "classes", None) is not None
-    link = choose_link(link, functions.link, outputs=len(explanation.output_names), classes=classes)
-    if given is not None and given.codes is not None:
+    given = read_labels(labels, rows=len(explanation), names=classes_shown, classes=class_names is not None)
+    classes = (given is not None and bool(given.names)) or getattr(hits, "classes", None) is not None
+    link = choose_link(functions.link, outputs=len(explanation.output_names), classes=classes)
+    if given is not None and given.names:
         classes_shown = given.names
     elif link not in ("softmax", "sigmoid"):
         classes_shown = ()
     shown = _shown(explanation, functions)
     functions, health = shown.functions, functions.state
-    most = min(rows, len(explanation), max(1, (ROOM - shown.size) // shown.row_size))
-    kept = evenly(len(explanation), most)
+    kept = evenly(len(explanation), shown.most_rows)
     sizes = [_mean_size(part) for part in (shown.values, shown.direct) if part is not None]
     unknown = np.full((len(functions.left_out) if shown.direct is None else 0, len(functions.output_names)), np.nan)
     return {
@@ -95,8 +105,7 @@ def table_data(
             "outside_rows": health.outside_rows,
             "held_out": health.held_out,
         },
-        "ledger": ledger(shown),
-        "residuals": residuals(shown),
+        **account_for_variance(shown),
         "hits": None if hits is None else hits_for_page(hits, kept, rows=len(explanation), names=classes_shown),
         "base": known(functions.base_values),
         "features": features_for_page(functions),
@@ -122,24 +131,15 @@ def _shown(explanation: Explanation, functions: CompiledExplainer) -> Shown:
     if functions.left_out and len(explanation.terms) > len(functions.terms):
         direct = explanation.values[:, [explanation.terms.index(term) for term in functions.left_out]]
     total = functions.base_values + values.sum(1) + (0.0 if direct is None else direct.sum(1))
-    return Shown(
-        functions=kept,
-        columns=columns,
-        values=values,
-        direct=direct,
-        predictions=explanation.predictions,
-        residual=explanation.predictions - total,
-        outside=explanation.outside,
-        dropped=len(functions.tables) - len(kept.tables),
-        size=size,
-    )
+    predictions, dropped = explanation.predictions, len(functions.tables) - len(kept.tables)
+    residual, outside = predictions - total, explanation.outside
+    return Shown(kept, columns, values, direct, predictions, residual, outside, dropped, size)
 
 
 def _mean_size(values: Array) -> Array:
     """Mean absolute contribution over the rows where it is known, (terms, outputs)."""
     there = np.isfinite(values)
-    sizes: Array = np.where(there, np.abs(values), 0.0).sum(0) / np.maximum(there.sum(0), 1)
-    return sizes
+    return np.asarray(np.where(there, np.abs(values), 0.0).sum(0) / np.maximum(there.sum(0), 1))
 
 
 def _require_whole(explanation: Explanation, functions: Any) -> None:
@@ -149,10 +149,8 @@ def _require_whole(explanation: Explanation, functions: Any) -> None:
         raise ValueError("subject does not know its functions (it was made by hand); pass its explainer as explainer=.")
     everything = {frozenset(term) for term in (*functions.terms, *functions.left_out)}
     terms = {frozenset(term) for term in explanation.terms}
-    if (
-        terms not in (everything, {frozenset(term) for term in functions.terms})
-        or explanation.output_names != functions.output_names
-    ):
+    whole = terms in (everything, {frozenset(term) for term in functions.terms})
+    if not whole or explanation.output_names != functions.output_names:
         raise ValueError(
             "subject holds only some of its explainer's terms or outputs, or a contrast of them; pass the whole "
             "explanation, as explainer(X) gives it. Rows may be chosen: explainer(X)[:100]."
@@ -175,41 +173,33 @@ def _class_names(given: Sequence[str] | None, explainer: Any, outputs: Sequence[
     return (f"not {outputs[0]}", outputs[0])
 
 
-def ledger(shown: Shown) -> dict[str, list[float | None]]:
-    """Shares of each output's variance over these rows: main effects, what interactions add, and what is left over.
+def account_for_variance(shown: Shown) -> dict[str, Any]:
+    """What is accounted for over these rows, per output; None where it does not vary, or is not known.
 
-    They add up to one. None where an output does not vary, or is not known.
+    The ledger has shares of the variance that add up to one: main effects, what interactions add, what is left over.
+    Residuals are how far the sum of the terms is from the model, beside how far predictions are spread.
     """
-    terms = shown.functions.terms
-    single = [i for i, term in enumerate(terms) if len(term) == 1]
-    alone = shown.values[:, single].sum(1)
+    alone = shown.values[:, [len(term) == 1 for term in shown.functions.terms]].sum(1)
     if shown.direct is not None:
         alone = alone + shown.direct[:, [len(term) == 1 for term in shown.functions.left_out]].sum(1)
     rows = np.isfinite(shown.residual).all(1)
+    residual, predictions, alone = shown.residual[rows], shown.predictions[rows], alone[rows]
     if not rows.any():
-        nothing: list[float | None] = [None] * shown.predictions.shape[1]
-        return {"singles": nothing, "interactions": nothing, "left": nothing}
-    predictions = shown.predictions[rows]
-    total = predictions.var(0)
+        residual = predictions = alone = np.full((1, shown.predictions.shape[1]), np.nan)
+    sizes, total = np.abs(residual), predictions.var(0)
     varies = np.ptp(predictions, axis=0) > 100 * np.finfo(float).eps * np.abs(predictions).max(0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        left = np.where(varies, shown.residual[rows].var(0) / total, np.nan)
-        first = np.where(varies, 1 - (predictions - alone[rows]).var(0) / total, np.nan)
-    return {"singles": known(first), "interactions": known(1 - left - first), "left": known(left)}
-
-
-def residuals(shown: Shown) -> dict[str, Any]:
-    """How far the sum of the terms is from the model, per output, beside how far predictions are spread."""
-    rows = np.isfinite(shown.residual).all(1)
-    sizes, predictions = np.abs(shown.residual[rows]), shown.predictions[rows]
-    if not rows.any():
-        sizes = predictions = np.full((1, shown.predictions.shape[1]), np.nan)
+        left = np.where(varies, residual.var(0) / total, np.nan)
+        first = np.where(varies, 1 - (predictions - alone).var(0) / total, np.nan)
     return {
-        "rows": int(rows.sum()),
-        "median": known(np.median(sizes, 0)),
-        "most": known(np.quantile(sizes, 0.95, axis=0)),
-        "largest": known(sizes.max(0)),
-        "spread": known(predictions.std(0)),
+        "ledger": {"singles": known(first), "interactions": known(1 - left - first), "left": known(left)},
+        "residuals": {
+            "rows": int(rows.sum()),
+            "median": known(np.median(sizes, 0)),
+            "most": known(np.quantile(sizes, 0.95, axis=0)),
+            "largest": known(sizes.max(0)),
+            "spread": known(predictions.std(0)),
+        },
     }
 
 
@@ -231,7 +221,7 @@ def _rows(
     outside = shown.outside[kept]
     return {
         "count": len(kept),
-        "total": len(shown),
+        "total": len(shown.values),
         "names": _row_names(data, kept) if names is None else [names[row] for row in kept],
         "columns": {str(c): packed_column(columns[c][kept]) for c in sorted(numbers) if c in columns},
         "levels": {
@@ -281,14 +271,14 @@ def drop_weakest(functions: CompiledExplainer, strengths: Array, room: int) -> t
 
 def features_for_page(functions: CompiledExplainer) -> list[dict[str, Any]]:
     """What the page must know of each feature to offer a slider or a list of levels for it."""
-    found = []
+    found: list[dict[str, Any]] = []
     for feature in functions.features:
-        about: dict[str, Any] = {"name": feature.name, "columns": []}
+        about: dict[str, Any] = {"columns": []}
         if feature.kind == "levels":
-            about = {"name": feature.name, "levels": feature.labels}
+            about = {"levels": feature.labels}
         elif feature.kind == "number":
             about["columns"] = [{"column": feature.columns[0], "name": feature.name, "range": feature.ranges[0]}]
-        found.append(about | {"kind": feature.kind, "width": len(feature.columns)})
+        found.append({"name": feature.name, **about, "kind": feature.kind, "width": len(feature.columns)})
     return found
 
 
@@ -307,20 +297,14 @@ def tables_for_page(functions: CompiledExplainer) -> dict[str, Any]:
                 axes.append({"feature": table.features[position], "size": len(axis)})
         return places[id(axis)]
 
+    nothing: dict[str, Any] = {"axes": [], "values": None, "spread": None}
     terms: list[dict[str, Any]] = []
     for table in functions.tables:
         spread = functions.spreads.get(table.features[0]) if len(table.features) == 1 and table.axes else None
-        terms.append(
-            {
-                "features": table.features,
-                "axes": [place(table, position) for position in range(len(table.axes))],
-                "values": packed(table.values),
-                "spread": None if spread is None else packed(spread, "f4"),
-            }
-        )
-    for term in functions.left_out:
-        features = [functions.position(name) for name in term]
-        terms.append({"features": features, "axes": [], "values": None, "spread": None})
+        grid = {"axes": [place(table, position) for position in range(len(table.axes))], "values": packed(table.values)}
+        band = None if spread is None else packed(spread, "f4")
+        terms.append({"features": table.features, **grid, "spread": band})
+    terms += [nothing | {"features": [functions.position(name) for name in term]} for term in functions.left_out]
     return {"axes": axes, "terms": terms}
 
 
@@ -347,3 +331,75 @@ def truth_for_page(
         values = (np.asarray(function(x), dtype=np.float64) - at_rows.mean(0)).reshape(len(x), -1) + np.array(learned)
         drawn[k] = {"x": packed(x), "value": known(values)}
     return drawn
+
+
+# ---------------------------------------------------------------------- in words
+
+
+def list_facts(
+    explanation: Explanation, explainer: Any, functions: CompiledExplainer, link: str, *, dropped: int
+) -> list[Fact]:
+    """Model, data and what is explained, in words."""
+    sizes = [len(term) for term in (*functions.terms, *functions.left_out)]
+    mains, pairs = sizes.count(1), len(sizes) - sizes.count(1) + dropped
+    facts = [("Model", describe_model(explainer.model))] if hasattr(explainer, "model") else []
+    facts.append(("Data", f"{count(len(explanation), 'row')}, {count(len(explanation.feature_names), 'feature')}"))
+    facts.append(("Calibrated on", count(functions.state.rows, "row")))
+    shown = ", ".join(explanation.output_names[:4]) + (", …" if len(explanation.output_names) > 4 else "")
+    facts.append(("Explained", f"{shown} ({_LINKS[link]})"))
+    facts.append(("Found", count(mains, "main effect") + (f" and {count(pairs, 'interaction')}" if pairs else "")))
+    return facts
+
+
+def list_findings(
+    explanation: Explanation, functions: CompiledExplainer, values: NDArray[np.float64], *, dropped: int
+) -> list[dict[str, str]]:
+    """What is worth knowing before the page is believed, errors first; equal messages about several subjects once."""
+    rows, found = len(explanation), list(functions.state.findings)
+
+    def add(severity: str, code: str, message: str, subject: str = "") -> None:
+        found.append(Finding(severity, code, subject, message))
+
+    outside = explanation.outside.sum(0)
+    if outside.any():
+        order = [k for k in np.argsort(-outside, kind="stable").tolist() if outside[k]]
+        those = count(int(explanation.outside.any(1).sum()), "row")
+        message = (
+            f"{those} of {rows:,} lie outside what was calibrated: a number out of range (its function is "
+            "extrapolated), a missing value, or a level not seen (it contributes nothing in this page). Calibrate on "
+            "rows that cover them."
+        )
+        add("warning", "outside", message, _join([f"{explanation.feature_names[k]} ({outside[k]:,})" for k in order]))
+    if unknown := int((~np.isfinite(values)).any((1, 2)).sum()):
+        missing = f"{count(unknown, 'row')} of {rows:,} have missing values for which no contribution is known."
+        add("warning", "missing", missing)
+    if dropped:
+        message = (
+            f"The weakest {count(dropped, 'interaction')} would make this page too large. Their grids are left out, "
+            "and what they contribute is part of the residual shown."
+        )
+        add("note", "pairs_left_out", message)
+    if functions.left_out and len(explanation.terms) == len(functions.terms) + dropped:
+        message = "They have no table and the model was not run here: what they contribute is part of the residual."
+        add("note", "not_run", message, _join([" × ".join(term) for term in functions.left_out]))
+    if not_run := rows - int(np.isfinite(explanation.predictions).all(1).sum()):
+        where = "" if not_run == rows else f" on {count(not_run, 'row')}"
+        add("note", "no_predictions", f"The model was not run{where}: predictions and residuals are not known there.")
+    subjects: dict[tuple[str, str, str], list[str]] = {}
+    for finding in sort_findings(found):
+        subjects.setdefault((finding.severity, finding.code, finding.message), []).append(finding.subject)
+    return [
+        {"severity": severity, "code": code, "subject": _join(named), "message": message}
+        for (severity, code, message), named in subjects.items()
+    ]
+
+
+def _join(names: list[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def choose_link(own: str, *, outputs: int, classes: bool) -> str:
+    """The model's own link, else the usual one where labels are classes."""
+    if own != "identity" or not classes:
+        return {"log_softmax": "softmax"}.get(own, own)
+    return "softmax" if outputs > 1 else "sigmoid"

@@ -192,7 +192,7 @@ class NObSP(Explainer):
         elif mine.summary.groups != theirs.summary.groups or theirs.estimate.published is not None:
             raise ValueError("the two calibrations have different features or references; calibrate both alike.")
         elif len(mine.summary.sample) == 0 or len(theirs.summary.sample) == 0:
-            raise ValueError("merge needs the calibration rows, which were not saved; save with rows=True.")
+            raise ValueError("merge needs the calibration rows, which were not saved; save with mergeable=True.")
         network = Network(mine.readout, mine.readout.device if self.device is None else torch.device(self.device))
         summary, columns = mine.summary.merge(theirs.summary), mine.columns.merge(theirs.columns)
         options = Options.of(self.get_params(deep=False))
@@ -427,15 +427,15 @@ class NObSP(Explainer):
 
     # ------------------------------------------------------------------ files
 
-    def save(self, path: str | os.PathLike[str], *, rows: bool = False) -> None:
+    def save(self, path: str | os.PathLike[str], *, mergeable: bool = False) -> None:
         """Writes the calibration to one safetensors file; the model itself is not in it.
 
         Args:
             path: Where to; an existing file is replaced, atomically.
-            rows: Whether to keep what `merge` needs: the sample of calibration rows, or as published the moments.
-                Without, the file holds no row, unless a term without a table needs the background rows.
+            mergeable: Whether to keep what `merge` needs: the sample of calibration rows, or as published the moments.
+                Without, the file is small and holds no row, unless a term without a table needs the background rows.
         """
-        files.save(path, self._fitted, self._options(), rows=rows)
+        files.save(path, self._fitted, self._options(), rows=mergeable)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Any) -> Self:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from nobsp._messages import number_outputs
 from nobsp.base import Finding, sort_findings
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import batches_of
@@ -138,7 +139,7 @@ def names_of_outputs(given: Sequence[str] | None, *, outputs: int, known: Sequen
         return named
     if known is not None and len(known) == outputs:
         return tuple(known)
-    return ("output",) if outputs == 1 else tuple(f"output {i}" for i in range(outputs))
+    return number_outputs(outputs)
 
 
 # ---------------------------------------------------------------------- what is known before anything is estimated

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nobsp import serialization
-from nobsp._messages import require_whole_number
+from nobsp._messages import number_outputs, require_whole_number
 from nobsp.base import Explainer
 from nobsp.calibration import Engine, choose_engine
 from nobsp.network.batches import with_progress
@@ -208,7 +208,7 @@ class NObSPCam(Explainer):
         mine, theirs = self._fitted, other._fitted
         if mine.calibration is None or theirs.calibration is None:
             raise ValueError(
-                "a calibration that was saved without its moments cannot be merged; save with moments=True."
+                "a calibration that was saved without its moments cannot be merged; save with mergeable=True."
             )
         same = (
             mine.feature_map.described() == theirs.feature_map.described() and self.coefficients == other.coefficients
@@ -234,7 +234,7 @@ class NObSPCam(Explainer):
 
     def _names(self, feature_map: FeatureMap) -> tuple[str, ...]:
         if self.output_names is None:
-            return tuple(f"class {number}" for number in range(feature_map.outputs))
+            return number_outputs(feature_map.outputs)
         if len(self.output_names) != feature_map.outputs:
             raise ValueError(
                 f"output_names has {len(self.output_names)} names but the model has {feature_map.outputs} classes."
@@ -486,7 +486,7 @@ class NObSPCam(Explainer):
 
     # ------------------------------------------------------------------ files
 
-    def save(self, path: str | os.PathLike[str], *, moments: bool = False) -> None:
+    def save(self, path: str | os.PathLike[str], *, mergeable: bool = False) -> None:
         """Writes the calibration to one safetensors file; the model itself and the images are not in it.
 
         Coefficients of channels are kept in single precision, so maps of a loaded explainer differ by less than a
@@ -494,12 +494,12 @@ class NObSPCam(Explainer):
 
         Args:
             path: Where to; an existing file is replaced, atomically.
-            moments: Whether to keep what `merge` needs, for calibrated coefficients the products of all channels with
+            mergeable: Whether to keep what `merge` needs, for calibrated coefficients the products of all channels with
                 all others. Without them the file is small.
         """
         fitted = self._fitted
-        if moments and fitted.calibration is None:
-            raise ValueError("this explainer was loaded from a file without moments, so it has none to save.")
+        if mergeable and fitted.calibration is None:
+            raise ValueError("mergeable: this explainer was loaded from a file without what merge needs; pass False.")
         stored = _Stored(
             options=self._stored_options(),
             fingerprint=fitted.fingerprint,
@@ -508,7 +508,7 @@ class NObSPCam(Explainer):
             text=fitted.feature_map.text,
             keys=fitted.feature_map.keys,
             account=fitted.account.cast(torch.float32),
-            calibration=fitted.calibration if moments else None,
+            calibration=fitted.calibration if mergeable else None,
             rows=fitted.rows,
             output_names=fitted.output_names,
         )
