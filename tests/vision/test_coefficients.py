@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nobsp.vision import NObSPCam
 from nobsp.vision.account import MapMeans
-from nobsp.vision.grid import pooled
+from nobsp.vision.feature_map import pooled
 from tests.projection.oracles import algorithm_1
 from tests.tolerances import CONTRIBUTIONS, PASS, SUMS
 from tests.vision.networks import Functional, averaged, images, made, through_layers

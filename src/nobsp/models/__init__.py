@@ -93,8 +93,8 @@ def _mixes(adapted: Adapted, X: Any) -> bool:
     import narwhals as nw
     import numpy as np
 
+    from nobsp.network.adapted import MixedColumnsError, grouping_rows
     from nobsp.network.batches import matched
-    from nobsp.network.preprocessing import MixedColumnsError, grouping_rows
 
     try:
         frame = nw.from_native(X, eager_only=True, pass_through=True)

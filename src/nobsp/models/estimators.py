@@ -13,8 +13,7 @@ from torch import nn
 from nobsp.models.coded import Coded
 from nobsp.models.running import Array, Runs, linear, log_odds, numbers_of
 from nobsp.models.trees import Trees, read_trees
-from nobsp.network.adapted import Adapted
-from nobsp.network.preprocessing import encoder_of, framed
+from nobsp.network.adapted import Adapted, encoder_of, framed
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "identity": nn.Identity,

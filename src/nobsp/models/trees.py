@@ -371,7 +371,7 @@ def _boosting(model: Any) -> Trees:
 
 
 def _zeros(model: Any) -> Any:
-    from nobsp.network.preprocessing import framed
+    from nobsp.network.adapted import framed
 
     return framed(np.zeros((1, model.n_features_in_)), model.feature_names_in_)
 

@@ -17,10 +17,9 @@ from nobsp.calibration import Run
 from nobsp.calibration.local import is_ray
 from nobsp.calibration.ray import RayRows, RayRun, first_batch
 from nobsp.calibration.state import Fold
-from nobsp.network.adapted import Adapted
+from nobsp.network.adapted import Adapted, grouping_rows, stacked
 from nobsp.network.batches import NoRowsError, Source, batches_of
 from nobsp.network.inputs import needs_data
-from nobsp.network.preprocessing import grouping_rows, stacked
 from nobsp.network.readout import PROBE_ROWS
 from nobsp.network.summary import SAMPLE_ROWS
 from nobsp.tabular.columns import Columns, columns_of, whole_table

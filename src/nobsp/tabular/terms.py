@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from nobsp.network.composed import Operations
+from nobsp.network.inference import Operations
 from nobsp.network.inputs import Subset
 from nobsp.tabular.correction import ALPHAS, FOLDS, Correction, HeldOut, Rows, fit_correction, judge
 from nobsp.tabular.domains import Domain

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from nobsp.projection import Moments, Ridge, channel_coefficients
-from nobsp.vision.feature_map import FeatureMap, ForwardPass
-from nobsp.vision.grid import per_channel, spread
+from nobsp.vision.feature_map import FeatureMap, ForwardPass, per_channel, spread
 from nobsp.vision.targets import Question, Targets
 
 Coefficients = Literal["head", "calibrated"]

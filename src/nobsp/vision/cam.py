@@ -32,9 +32,8 @@ from nobsp.vision.account import (
     answer,
     start_calibration,
 )
-from nobsp.vision.feature_map import PACKED, FeatureMap, ForwardPass, as_taken
+from nobsp.vision.feature_map import PACKED, FeatureMap, ForwardPass, as_taken, pooled
 from nobsp.vision.find_map import PROBE_IMAGES, find_map
-from nobsp.vision.grid import pooled
 from nobsp.vision.health import CamHealth, examine
 from nobsp.vision.images import Images, images_of, read_images
 from nobsp.vision.maps import KINDS, ActivationMaps, Kind, join

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from nobsp.vision.feature_map import FeatureMap, ForwardPass
-from nobsp.vision.grid import spread
+from nobsp.vision.feature_map import FeatureMap, ForwardPass, spread
 from nobsp.vision.maps import lay_over, resize_maps
 
 Array = NDArray[np.float64]
