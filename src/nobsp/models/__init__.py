@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import narwhals as nw
+import numpy as np
 import torch
 from torch import nn
 
-from nobsp.network.adapted import Adapted
+from nobsp.network.adapted import Adapted, MixedColumnsError, grouping_rows
+from nobsp.network.batches import matched
 
 __all__ = ["adapt"]
 
@@ -46,7 +49,11 @@ def adapt(model: Any, X: Any = None, *, layout: Mapping[str, Any] | None = None)
     """
     room = type(model).__module__.partition(".")[0]
     if room == "skorch":
-        found = adapt(_skorch_module(model), X, layout=layout)
+        if not getattr(model, "initialized_", False):
+            from sklearn.exceptions import NotFittedError
+
+            raise NotFittedError(f"model is a {type(model).__name__} that has not been fitted; call its fit first.")
+        found = adapt(model.module_, X, layout=layout)
         names = getattr(model, "classes_", None)
         return replace(found, output_names=None if names is None else tuple(map(str, names)))
     if isinstance(model, nn.Module):
@@ -55,7 +62,7 @@ def adapt(model: Any, X: Any = None, *, layout: Mapping[str, Any] | None = None)
         return adapt_module(model, X, layout)
     if isinstance(model, torch.export.ExportedProgram | str | os.PathLike | Mapping | type):
         raise TypeError(_refusal(model))
-    from nobsp.models.coded import Coded
+    from nobsp.models.coded import Coded, Runs
 
     coded, whole = None, False
     if layout is not None:
@@ -77,12 +84,6 @@ def adapt(model: Any, X: Any = None, *, layout: Mapping[str, Any] | None = None)
             return whole_pipeline(model, coded) if mixed else estimator
     if not callable(model):
         raise TypeError(_refusal(model))
-    return _adapt_callable(model, coded)
-
-
-def _adapt_callable(model: Callable[..., Any], coded: Any) -> Adapted:
-    from nobsp.models.running import Runs
-
     if coded is None:
         return Adapted(Runs(model))
     return Adapted(Runs(lambda x: model(coded.back(x))), encode=coded, layout=coded.layout)
@@ -90,12 +91,6 @@ def _adapt_callable(model: Callable[..., Any], coded: Any) -> Adapted:
 
 def _mixes(adapted: Adapted, X: Any) -> bool:
     """Whether the preprocessing makes one column of several, so that only the whole can be explained."""
-    import narwhals as nw
-    import numpy as np
-
-    from nobsp.network.adapted import MixedColumnsError, grouping_rows
-    from nobsp.network.batches import matched
-
     try:
         frame = nw.from_native(X, eager_only=True, pass_through=True)
         if isinstance(frame, nw.DataFrame):
@@ -110,26 +105,15 @@ def _mixes(adapted: Adapted, X: Any) -> bool:
     return False
 
 
-def _skorch_module(model: Any) -> nn.Module:
-    if not getattr(model, "initialized_", False):
-        from sklearn.exceptions import NotFittedError
-
-        raise NotFittedError(f"model is a {type(model).__name__} that has not been fitted; call its fit first.")
-    module: nn.Module = model.module_
-    return module
-
-
 def _refusal(model: Any) -> str:
-    found, hint = type(model).__name__, ""
-    if isinstance(model, torch.export.ExportedProgram):
-        hint = f" Pass {_OPENED}, with some rows as the model takes them."
-    elif isinstance(model, str | os.PathLike):
-        hint = f" Pass {_OPENED} for a file of torch.export; load any other first."
+    hint = ""
+    if isinstance(model, torch.export.ExportedProgram | str | os.PathLike):
+        hint = f" Pass {_OPENED} for a model or file of torch.export, with some rows; load any other first."
     elif isinstance(model, type):
         hint = " That is a class: pass a fitted model of it."
     elif isinstance(model, Mapping):
         hint = " Weights alone do not tell what is computed: load them into the model, model.load_state_dict(...)."
     return (
         "model must be a torch.nn.Module, a fitted model of scikit-learn, XGBoost, LightGBM, CatBoost, interpret or "
-        f"skorch, an onnxruntime session, or a function from an array to an array; found {found}.{hint}"
+        f"skorch, an onnxruntime session, or a function from an array to an array; found {type(model).__name__}.{hint}"
     )

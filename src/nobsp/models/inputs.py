@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nobsp.models.coded import Coded
-from nobsp.models.running import linear
+from nobsp.models.coded import Coded, linear
 from nobsp.network.adapted import Adapted
 from nobsp.network.inference import unwrap
 
@@ -28,8 +27,9 @@ def adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) -> 
         return Adapted(module, encode=Coded.from_layout(layout), layout=dict(layout))
     parts = None if X is None else _parts(unwrap(model), X)
     if parts is not None:
-        return _packed(module, Packing.of(parts, kind="kwargs" if isinstance(parts, Mapping) else "args"))
-    if isinstance(X, Tensor) and not X.is_floating_point() and X.ndim == 2 and _takes_tokens(unwrap(model)):
+        return _packed(module, Packing.of(parts))
+    whole = isinstance(X, Tensor) and not X.is_floating_point() and X.ndim == 2
+    if whole and _TOKENS in inspect.signature(unwrap(model).forward).parameters:
         raise ValueError(_tokens(X.shape[1]))
     coded = None if X is None else Coded.of(X, missing=False, text=False)
     if coded is None:
@@ -63,15 +63,14 @@ class Packing:
         }
 
     @classmethod
-    def of(cls, parts: Mapping[str, Any] | Sequence[tuple[str, Any]], *, kind: str) -> Packing:
+    def of(cls, parts: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> Packing:
         """What some rows of several inputs need."""
-        named = list(parts.items()) if isinstance(parts, Mapping) else list(parts)
-        tensors = [(name, torch.as_tensor(part)) for name, part in named]
-        lengths = {len(part) for _, part in tensors}
-        if len(lengths) > 1:
-            raise ValueError(f"X has inputs of different lengths: { ({name: len(part) for name, part in tensors}) }.")
-        inputs = [Input(name, tuple(part.shape[1:]), str(part.dtype).removeprefix("torch.")) for name, part in tensors]
-        return cls(inputs, kind)
+        tensors = {name: torch.as_tensor(part) for name, part in dict(parts).items()}
+        lengths = {name: len(part) for name, part in tensors.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"X has inputs of different lengths: {lengths}.")
+        inputs = [Input(k, tuple(x.shape[1:]), str(x.dtype).removeprefix("torch.")) for k, x in tensors.items()]
+        return cls(inputs, "kwargs" if isinstance(parts, Mapping) else "args")
 
     @property
     def layout(self) -> dict[str, Any]:
@@ -103,27 +102,19 @@ class Packing:
         """Rows of all inputs as a matrix; a loader as one of such matrices."""
         if isinstance(X, Tensor | np.ndarray) or hasattr(X, "columns"):
             raise TypeError(f"X is one table, but the model takes the inputs {[one.name for one in self.inputs]}.")
-        if isinstance(X, Mapping) or (isinstance(X, tuple) and self._fits(X)):
-            return self._matrix(X)
+        shapes = [tuple(part.shape[1:]) if hasattr(part, "shape") else None for part in X] if type(X) is tuple else []
+        if isinstance(X, Mapping) or shapes[: len(self.inputs)] == [one.shape for one in self.inputs]:
+            return self.matrix(X)
         return _Stream(X, self)
 
-    def _fits(self, X: Sequence[Any]) -> bool:
-        return len(X) >= len(self.inputs) and all(
-            hasattr(part, "shape") and tuple(part.shape[1:]) == one.shape
-            for part, one in zip(X, self.inputs, strict=False)
-        )
-
-    def _matrix(self, X: Any) -> Tensor:
-        if isinstance(X, Mapping):
-            lacking = [one.name for one in self.inputs if one.name not in X]
-            if lacking:
-                raise ValueError(f"X lacks the input {lacking[0]!r}; it has {list(X)}.")
-            parts = [X[one.name] for one in self.inputs]
-        else:
-            parts = list(X)[: len(self.inputs)]
+    def matrix(self, X: Any) -> Tensor:
+        """Rows of all inputs side by side; labels after them are left aside."""
+        parts = X if isinstance(X, Mapping) else dict(zip((one.name for one in self.inputs), X, strict=False))
         columns = []
-        for one, part in zip(self.inputs, parts, strict=True):
-            tensor = torch.as_tensor(part).detach().cpu()
+        for one in self.inputs:
+            if one.name not in parts:
+                raise ValueError(f"X lacks the input {one.name!r}; it has {list(parts)}.")
+            tensor = torch.as_tensor(parts[one.name]).detach().cpu()
             if tuple(tensor.shape[1:]) != one.shape:
                 raise ValueError(
                     f"X has input {one.name!r} of shape {tuple(tensor.shape)}; expected {('rows', *one.shape)}."
@@ -131,20 +122,13 @@ class Packing:
             columns.append(tensor.reshape(len(tensor), -1).to(torch.float64))
         return torch.cat(columns, 1)
 
-    def batch(self, batch: Any) -> Tensor:
-        """A loader's batch as a matrix; labels are left aside."""
-        if isinstance(batch, tuple | list) and len(batch) and isinstance(batch[0], Mapping | tuple | list):
-            batch = batch[0]
-        return self._matrix(batch)
-
     def unpack(self, matrix: Tensor) -> list[Tensor]:
         """The inputs of some rows of the matrix, each of its own shape and kind."""
         found = []
         for one in self.inputs:
             part = matrix[:, torch.from_numpy(self._columns[one.name].reshape(-1))]
             dtype: torch.dtype = getattr(torch, one.dtype)
-            part = part.round() if not dtype.is_floating_point else part
-            part = part.to(matrix.dtype if dtype.is_floating_point else dtype)
+            part = part if dtype.is_floating_point else part.round().to(dtype)
             found.append(part.reshape(len(matrix), *one.shape))
         return found
 
@@ -169,18 +153,15 @@ class Packing:
         return found
 
     def _slice(self, name: Any, given: Any) -> list[int]:
-        if isinstance(given, str) and given in self._columns:
-            return [int(column) for column in self._columns[given].ravel()]
-        if isinstance(given, tuple) and given and isinstance(given[0], str) and given[0] in self._columns:
-            place = given[1] if len(given) == 2 else given[1:]
+        name_of, *place = given if isinstance(given, tuple) and given else (given,)
+        if isinstance(name_of, str) and name_of in self._columns:
             try:
-                chosen = self._columns[given[0]][place]
+                chosen = self._columns[name_of][place[0] if len(place) == 1 else tuple(place)]
             except IndexError as failure:
                 raise ValueError(f"features[{name!r}] is {given!r}, but {failure}.") from failure
             return [int(column) for column in np.atleast_1d(chosen).ravel()]
-        names = self.names
-        if isinstance(given, str) and given in names:
-            return [names.index(given)]
+        if isinstance(given, str) and given in self.names:
+            return [self.names.index(given)]
         raise ValueError(
             f"features[{name!r}] is {given!r}; pass the name of an input, or (input, column or slice). The inputs are "
             f"{list(self._columns)}."
@@ -188,13 +169,15 @@ class Packing:
 
 
 class _Stream:
-    """A loader's batches as matrices; it starts anew as often as the loader does."""
+    """A loader's batches as matrices, labels left aside; it starts anew as often as the loader does."""
 
     def __init__(self, X: Iterable[Any], packing: Packing) -> None:
         self._X, self._packing = X, packing
 
     def __iter__(self) -> Iterator[Tensor]:
-        return (self._packing.batch(batch) for batch in self._X)
+        for batch in self._X:
+            nested = isinstance(batch, tuple | list) and len(batch) and isinstance(batch[0], Mapping | tuple | list)
+            yield self._packing.matrix(batch[0] if nested else batch)
 
 
 class Unpacks(nn.Module):
@@ -244,26 +227,17 @@ def _parts(module: nn.Module, X: Any) -> Mapping[str, Any] | list[tuple[str, Any
     if isinstance(X, Mapping):
         return _known(module, X)
     if isinstance(X, tuple):
-        return _by_position(module, X, least=2) if all(_is_array(part) for part in X) else None
+        return _by_position(module, X)
     if isinstance(X, torch.utils.data.DataLoader):
         with torch.random.fork_rng(devices=[]):  # looking must not move the caller's random numbers
             batch = next(iter(X), None)
-    elif isinstance(X, list) and X and isinstance(X[0], Mapping | tuple | list):
-        batch = X[0]
     else:
-        return None
-    if isinstance(batch, Mapping):
-        return _known(module, batch)
-    if not isinstance(batch, tuple | list) or not len(batch):
-        return None
-    if isinstance(batch[0], Mapping):
-        return _known(module, batch[0])
-    if isinstance(batch[0], tuple | list) and all(_is_array(part) for part in batch[0]):
-        return _by_position(module, batch[0], least=2)
-    required = [p for p in _parameters(module) if p.default is p.empty]
-    if len(required) >= 2 and all(_is_array(part) for part in batch[: len(required)]):
-        return _by_position(module, batch[: len(required)], least=2)
-    return None
+        batch = X[0] if isinstance(X, list) and X else None
+    if isinstance(batch, tuple | list) and len(batch) and isinstance(batch[0], Mapping | tuple | list):
+        batch = batch[0]
+    elif isinstance(batch, tuple | list):
+        batch = batch[: sum(p.default is p.empty for p in _parameters(module))]  # labels come after
+    return _known(module, batch) if isinstance(batch, Mapping) else _by_position(module, batch)
 
 
 def _parameters(module: nn.Module) -> list[inspect.Parameter]:
@@ -284,19 +258,13 @@ def _known(module: nn.Module, parts: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _by_position(module: nn.Module, parts: Sequence[Any], *, least: int) -> list[tuple[str, Any]] | None:
+def _by_position(module: nn.Module, parts: Any) -> list[tuple[str, Any]] | None:
     parameters = _parameters(module)
-    if len(parts) < least or len(parameters) < len(parts):
+    if not isinstance(parts, tuple | list) or not 2 <= len(parts) <= len(parameters):
+        return None
+    if not all(isinstance(part, Tensor | np.ndarray) and part.ndim > 0 for part in parts):
         return None
     return [(p.name, part) for p, part in zip(parameters, parts, strict=False)]
-
-
-def _is_array(part: Any) -> bool:
-    return isinstance(part, Tensor | np.ndarray) and part.ndim > 0
-
-
-def _takes_tokens(module: nn.Module) -> bool:
-    return _TOKENS in inspect.signature(module.forward).parameters
 
 
 def _tokens(positions: int) -> str:

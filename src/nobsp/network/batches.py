@@ -130,9 +130,9 @@ def count_ahead(X: Any) -> int | None:
             return None
         rows = len(X.sampler)
         return rows - rows % X.batch_size if X.drop_last else rows
-    if isinstance(X, list | tuple) and not any(isinstance(batch, Mapping) for batch in X):
-        return sum(len(batch[0]) if isinstance(batch, tuple | list) else len(batch) for batch in X)
-    return None
+    batches = X if isinstance(X, list | tuple) else ()
+    rows_of = [batch[0] if isinstance(batch, tuple | list) and batch else batch for batch in batches]
+    return sum(map(len, rows_of)) if rows_of and all(hasattr(rows, "shape") for rows in rows_of) else None
 
 
 def _stream_source(X: Any, reader: _Reader) -> Source:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from nobsp.projection import Moments, Ridge, channel_coefficients
+from nobsp.results import Finding, describe_findings, is_healthy
 from nobsp.vision.feature_map import FeatureMap, ForwardPass, per_channel, spread
 from nobsp.vision.targets import Question, Targets
 
@@ -33,6 +34,8 @@ CHANNELS, OUTPUTS = "channels", "outputs"
 POINTS, POINTS_OF_POOLED, TOLERANCE = (8, 32), (16, 64), 2e-3
 # Numbers of units that are put into the layers behind the map at once.
 _AT_ONCE = 2**22
+# A mean of fewer images says little about what is usual; an integral that carries less is not to be relied on.
+FEW_IMAGES, LEAST_CARRIED = 16, 0.99
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,9 +73,8 @@ def answer(
     if pooling == "flatten":
         evidence_map = spread(maps - torch.unflatten(mean[:size], 0, maps.shape[1:]), own, pooling)
     else:
-        evidence_map = spread(maps, own, pooling) - (own @ mean[:size]).reshape(
-            *own.shape[:2], *(1 for _ in maps.shape[2:])
-        )
+        reference = own @ mean[:size]
+        evidence_map = spread(maps, own, pooling) - reference.reshape(*reference.shape, *(1 for _ in maps.shape[2:]))
     evidence = own * centred[:, None]
     both = torch.cat([evidence.clamp_min(0.0), (-evidence).clamp_min(0.0)], dim=1)
     positive, negative = torch.split(spread(maps, both, pooling), own.shape[1], dim=1)
@@ -103,9 +105,8 @@ class ChannelAccount:
     def cast(self, dtype: torch.dtype) -> ChannelAccount:
         """The same with what there is much of in another precision: in single, maps move by less than a millionth."""
         share = None if self.unique_share is None else self.unique_share.to(dtype)
-        return replace(
-            self, coefficients=self.coefficients.to(dtype), explained=self.explained.to(dtype), unique_share=share
-        )
+        coefficients, explained = self.coefficients.to(dtype), self.explained.to(dtype)
+        return replace(self, coefficients=coefficients, explained=explained, unique_share=share)
 
 
 # ---------------------------------------------------------------------- any layers behind the map
@@ -134,12 +135,7 @@ class TailAccount:
 
 
 def integrate(
-    tail: Tail,
-    start: Tensor,
-    stop: Tensor,
-    logits: Tensor,
-    question: Question,
-    points: Sequence[int] = POINTS,
+    tail: Tail, start: Tensor, stop: Tensor, logits: Tensor, question: Question, points: Sequence[int] = POINTS
 ) -> Tensor:
     """Mean gradients (n, targets, units) on the line from `start` to `stop`; more points for rows that miss much."""
     change = stop - start
@@ -259,8 +255,8 @@ def _slopes_by_differences(feature_map: FeatureMap, tail: Tail, start: Tensor) -
     """Weights (units, outputs) of layers that are linear but for rounding, unit by unit on both sides of the mean."""
     if feature_map.reach == "full":
         raise ValueError(
-            f"the layers behind the map of {feature_map.layer!r} give no gradients (quantised ones, say), so nothing "
-            "can be integrated through them; pass the model in floating point."
+            f"the layers behind {feature_map.layer!r} give no gradients (quantised ones, say); pass the model in "
+            "floating point."
         )
     step = start.abs().max().clamp_min(1e-6)
     parts = []
@@ -342,3 +338,112 @@ def explained_share(moments: Moments, coefficients: Tensor) -> Tensor:
     carried = (coefficients * (gram @ coefficients)).sum(0)
     left = total - 2 * (coefficients * cross).sum(0) + carried
     return torch.where(total > 0, 1 - left / total, torch.nan)
+
+
+# ---------------------------------------------------------------------- health
+
+
+@dataclass(frozen=True, repr=False)
+class CamHealth:
+    """The state of a calibration.
+
+    Attributes:
+        findings: What is worth knowing, warnings first; empty when all is well.
+        rows: Calibration images.
+        channels: Units that have a coefficient each.
+        dead: Channels that never varied over the calibration images.
+        explained: Share of each logit's variance that the contributions carry over the calibration images; NaN for a
+            logit that does not vary. Where layers stand between map and head, what the integral carried of the
+            predicted classes' logits on the first images, for every output alike.
+        layer: Where the map is.
+        direct: Whether the pooled map is what the linear head sees; else layers stand between.
+    """
+
+    findings: tuple[Finding, ...]
+    rows: int
+    channels: int
+    dead: int
+    explained: tuple[float, ...]
+    layer: str
+    direct: bool
+
+    @property
+    def healthy(self) -> bool:
+        """Whether there is no warning."""
+        return is_healthy(self.findings)
+
+    def __repr__(self) -> str:
+        known = [share for share in self.explained if share == share]
+        carried = f"{max(min(known), 0.0):.1%}" if known else "–"
+        first = f"{self.rows} images, {self.channels} channels of {self.layer!r}; {carried} or more of each logit."
+        return "\n".join([first, *describe_findings(self.findings)])
+
+
+def examine(feature_map: FeatureMap, account: ChannelAccount | TailAccount, *, rows: int) -> CamHealth:
+    """Collects everything that is worth knowing about a calibration, warnings first."""
+    findings: list[Finding] = []
+
+    def add(severity: str, code: str, message: str) -> None:
+        findings.append(Finding(severity, code, "", message))
+
+    layer = feature_map.layer
+    known = account.explained[~account.explained.isnan()]
+    least = float(known.min()) if len(known) else 1.0
+    integral = isinstance(account, TailAccount)
+    if account.note:
+        add("warning", "coefficients", account.note)
+    elif integral and least < LEAST_CARRIED:
+        add(
+            "warning",
+            "quadrature",
+            f"The integral through the layers behind {layer!r} misses much of the logits of the first images (it "
+            f"carries {max(least, 0.0):.1%} of their squares) with up to {POINTS[-1]} points; read maps.residual along "
+            "with the maps, or choose a later layer.",
+        )
+    elif not integral and least < 0.8:
+        add(
+            "warning",
+            "weak",
+            f"The coefficients carry only {least:.1%} of a logit's variance: the ridge is too strong for these "
+            'channels, or the images are too few. Use a smaller ridge, more images, or coefficients="head".',
+        )
+    if integral:
+        apart = account.base - account.mean_logits
+        largest = int(apart.abs().argmax())
+        parts = "all of it" if feature_map.reach == "full" else "only its means"
+        add(
+            "note",
+            "integral",
+            f"Layers stand between {layer!r} and the output, which see {parts}: gradients are integrated through them, "
+            "and maps.residual is the integral's error. Accounts start from the output at the mean map, which is up to "
+            f"{abs(float(apart[largest])):.3g} away from the mean output (output {largest}), a constant.",
+        )
+    if integral and feature_map.head is None:
+        add("note", "no_head", "No linear layer makes the model's output, so the output is explained as it is.")
+    if integral and feature_map.reach == "full" and feature_map.grid.prefix:
+        add(
+            "note",
+            "class_token",
+            f"{feature_map.grid.prefix} tokens of {layer!r} have no place in the image; what they carry is in "
+            "maps.class_token. An earlier layer leaves them less, and costs more.",
+        )
+    dead = 0 if account.unique_share is None else int((account.unique_share == 0).sum())
+    if dead:
+        add(
+            "note",
+            "dead",
+            f"{dead} channels never varied over the calibration images, so nothing is known of them and they "
+            "contribute nothing; more varied images may wake them.",
+        )
+    if rows < FEW_IMAGES:
+        add(
+            "note",
+            "few_images",
+            f"The reference is a mean of {rows} images only: what all of them have in common is in no account. More "
+            "varied images give a reference that means more.",
+        )
+    if max(feature_map.shape) < 4:
+        size, inputs = ("×".join(map(str, one)) for one in (feature_map.shape, feature_map.image_shape[1:]))
+        add("note", "coarse", f"The map has only {size} locations for inputs of {inputs}; larger ones give finer maps.")
+    explained = tuple(account.explained.double().tolist())
+    return CamHealth(tuple(findings), rows, feature_map.units, dead, explained, layer, feature_map.direct)

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from nobsp.network.inference import device_and_dtype
 from nobsp.network.readout import checked
 from nobsp.projection import Ridge
 from nobsp.vision.account import (
+    CamHealth,
     ChannelAccount,
     ChannelMoments,
     Coefficients,
@@ -30,22 +32,14 @@ from nobsp.vision.account import (
     Means,
     TailAccount,
     answer,
+    examine,
     start_calibration,
 )
 from nobsp.vision.feature_map import PACKED, FeatureMap, ForwardPass, as_taken, pooled
 from nobsp.vision.find_map import PROBE_IMAGES, find_map
-from nobsp.vision.health import CamHealth, examine
 from nobsp.vision.images import Images, images_of, read_images
 from nobsp.vision.maps import KINDS, ActivationMaps, Kind, join
-from nobsp.vision.removal import (
-    Removal,
-    ThoroughMaps,
-    average_regions,
-    log_odds,
-    remove_locations,
-    standardise,
-    without_regions,
-)
+from nobsp.vision.removal import Removal, ThoroughMaps, average_regions, lose_regions, remove_locations, standardise
 from nobsp.vision.targets import Against, Question, Scale, Targets
 
 T = TypeVar("T")
@@ -192,8 +186,8 @@ class NObSPCam(Explainer):
             # what the first one found: processors differ in their last digits.
             solved = calibration.solve(feature_map, ridge, probe)
             account: Account = run.decide(lambda: solved)
-        state = _state_of(feature_map.module)
-        self._fit = _Fitted(feature_map, account, calibration, calibration.rows, names, probe, fingerprint, state)
+        self._fit = _Fitted(feature_map, account, calibration, calibration.rows, names, probe, fingerprint)
+        self._remember_state()
         for finding in self.health().findings:
             if finding.severity == "warning":
                 warnings.warn(finding.message, stacklevel=2)
@@ -206,16 +200,10 @@ class NObSPCam(Explainer):
         """
         mine, theirs = self._fitted, other._fitted
         if mine.calibration is None or theirs.calibration is None:
-            raise ValueError(
-                "a calibration that was saved without its moments cannot be merged; save with moments=True."
-            )
-        same = (
-            mine.feature_map.described() == theirs.feature_map.described() and self.coefficients == other.coefficients
-        )
-        if not same or mine.fingerprint != theirs.fingerprint:
-            raise ValueError(
-                "the two calibrations are of different models, layers or kinds of coefficients and cannot be added up."
-            )
+            raise ValueError("a calibration saved without its moments cannot be merged; save with moments=True.")
+        one, two = ((fit.feature_map.described(), fit.fingerprint) for fit in (mine, theirs))
+        if one != two or self.coefficients != other.coefficients:
+            raise ValueError("the two calibrations are of different models, layers or kinds of coefficients.")
         calibration: Calibration = mine.calibration.merge(theirs.calibration)  # type: ignore[arg-type]  # same kind
         with self._running():
             account = calibration.solve(mine.feature_map.on_current_device(), self._checked_ridge(), mine.probe)
@@ -223,12 +211,11 @@ class NObSPCam(Explainer):
         return self
 
     def _checked_ridge(self) -> Ridge:
-        if self.coefficients not in ("calibrated", "head"):
-            raise ValueError(f'coefficients must be "head" or "calibrated", found {self.coefficients!r}.')
-        if self.link not in (None, "softmax", "sigmoid"):
-            raise ValueError(f'link must be None, "softmax" or "sigmoid", found {self.link!r}.')
-        if self.kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, found {self.kind!r}.")
+        known = {"coefficients": ("head", "calibrated"), "link": (None, "softmax", "sigmoid"), "kind": KINDS}
+        for name, values in known.items():
+            if getattr(self, name) not in values:
+                said = ", ".join("None" if value is None else f'"{value}"' for value in values)
+                raise ValueError(f"{name} must be one of {said}, found {getattr(self, name)!r}.")
         return Ridge(self.ridge, self.ridge_scale)
 
     def _names(self, feature_map: FeatureMap) -> tuple[str, ...]:
@@ -270,12 +257,8 @@ class NObSPCam(Explainer):
             ValueError: If a target is out of range, or images have another shape or values that are not finite, or the
                 model's weights have changed since `fit`.
         """
-        targets = self._targets(target, against, scale)
-        fitted = self._fitted
-
-        def part_of(feature_map: FeatureMap, view: ForwardPass, question: Question) -> dict[str, Tensor]:
-            return self._part(feature_map, view, question, contrast=targets.has_contrast)
-
+        targets, fitted = self._targets(target, against, scale), self._fitted
+        part_of = partial(self._part, contrast=targets.has_contrast)
         parts = self._each(images, targets, part_of, description="explaining", progress=progress)
         return join(
             parts,
@@ -309,15 +292,12 @@ class NObSPCam(Explainer):
             ValueError: If several targets per image are given, or if the logits are no sum over locations: where layers
                 stand between map and head, where the map is pooled by its maximum, or for a layer further down.
         """
-        targets = self._targets(target, None, "logit")
-        fitted = self._fitted.feature_map
-        if not fitted.direct or fitted.pooling not in ("mean", "flatten"):
+        targets, found = self._one_target(target), self._fitted.feature_map
+        if not found.direct or found.pooling not in ("mean", "flatten"):
             raise ValueError(
-                f"the logits are no sum over the locations of {fitted.layer!r}: layers come between, "
-                "or a maximum, so none can be taken out exactly; use the account instead, cam(images).account."
+                f"the logits are no sum over the locations of {found.layer!r}: layers come between, or a maximum; use "
+                "the account instead, cam(images).account."
             )
-        if targets.several:
-            raise ValueError("target has several classes per image; ask for one at a time.")
 
         def remove(feature_map: FeatureMap, view: ForwardPass, question: Question) -> tuple[Tensor, ...]:
             own = question.target[:, 0]
@@ -325,7 +305,7 @@ class NObSPCam(Explainer):
 
         parts = self._each(images, targets, remove, description="removing", progress=progress)
         order, probability, own = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-        return Removal(order, probability, own, self._fitted.output_names, self._fitted.feature_map.layer)
+        return Removal(order, probability, own, self._fitted.output_names, found.layer)
 
     def thorough(
         self, images: Any, target: Any = None, *, regions: int = 7, most: int | None = None, progress: bool = False
@@ -346,33 +326,32 @@ class NObSPCam(Explainer):
         Raises:
             ValueError: If several targets per image are given, or the images are texts.
         """
-        fitted, targets = self._fitted, self._targets(target, None, "logit")
-        if targets.several:
-            raise ValueError("target has several classes per image; ask for one at a time.")
+        targets, fitted = self._one_target(target), self._fitted
         if fitted.feature_map.text:
             raise ValueError("texts have no regions to blur away; use cam(texts).account.")
         require_whole_number("regions", regions)
-        every = regions ** len(fitted.feature_map.shape)
+        count = every = regions ** len(fitted.feature_map.shape)
         if most is not None:
             require_whole_number("most", most)
-        count = every if most is None else min(most, every)
+            count = min(most, every)
 
         def remove(feature_map: FeatureMap, view: ForwardPass, question: Question) -> tuple[Tensor, ...]:
             account = average_regions(self._part(feature_map, view, question, contrast=False)["account"], regions)[:, 0]
             tried = account.flatten(1).topk(count, dim=1).indices
             own = question.target[:, 0]
-            before = log_odds(view.logits, own, sigmoid=targets.sigmoid)
-            lost = torch.zeros_like(account).flatten(1)
-            with feature_map.running() as forward:
-                for rows, places, changed in without_regions(view.images, regions, tried, self.batch_size):
-                    after = log_odds(forward(changed).logits, own[rows], sigmoid=targets.sigmoid)
-                    lost[rows, places] = before[rows] - after
+            lost = lose_regions(feature_map, view, own, regions, tried, self.batch_size, sigmoid=targets.sigmoid)
             return account.cpu(), lost.reshape(account.shape).cpu(), own.cpu()
 
         parts = self._each(images, targets, remove, description="removing", progress=progress)
         account, lost, own = (torch.cat(part) for part in zip(*parts, strict=True))
         both = (standardise(account) + standardise(lost)).numpy()
         return ThoroughMaps(both, account.numpy(), lost.numpy(), 1 + count, own.numpy(), fitted.output_names)
+
+    def _one_target(self, target: Any) -> Targets:
+        targets = self._targets(target, None, "logit")
+        if targets.several:
+            raise ValueError("target has several classes per image; ask for one at a time.")
+        return targets
 
     def _targets(self, target: Any, against: Against, scale: Scale) -> Targets:
         feature_map, names = self._fitted.feature_map, self._fitted.output_names
@@ -412,8 +391,7 @@ class NObSPCam(Explainer):
                 for batch in with_progress(source, total=source.rows, enabled=progress, description=description):
                     yield feature_map, forward(batch)
         if self.device is not None:
-            # The model has been away and back, the very same.
-            self._fit = dataclasses.replace(self._fitted, state=_state_of(feature_map.module))
+            self._remember_state()  # the model has been away and back, the very same
 
     def _part(
         self, feature_map: FeatureMap, view: ForwardPass, question: Question, *, contrast: bool
@@ -441,11 +419,10 @@ class NObSPCam(Explainer):
         channels = account if isinstance(account, ChannelAccount) else None
         head = feature_map.head if feature_map.direct else None
         signed = account.mean[:, None] if channels is None else channels.coefficients
-        # A single output of a network that is explained class by class is a logit.
-        link = "sigmoid" if feature_map.outputs == 1 else self.link or feature_map.link
         return EvidenceSource(
             output_names=self._fitted.output_names,
-            link=link,
+            # A single output of a network that is explained class by class is a logit.
+            link="sigmoid" if feature_map.outputs == 1 else self.link or feature_map.link,
             about=f"cam {sorted(feature_map.described().items())}",
             hash_model=feature_map.fingerprint,
             signature=sign_coefficients(signed, account.base),
@@ -461,10 +438,7 @@ class NObSPCam(Explainer):
         head = fitted.feature_map.head if fitted.feature_map.direct else None
         if isinstance(X, Tensor | np.ndarray) and X.ndim == 2:
             if head is None:
-                raise ValueError(
-                    f"X has shape {tuple(X.shape)}, but the logits do not follow from the pooled channels of this "
-                    "network: layers stand between map and head; pass the images."
-                )
+                raise ValueError("layers stand between map and head, so pooled channels do not do; pass X as images.")
             yield from read_activations(X, head.weight, head.bias, progress=progress)
             return
         source = images_of(X, batch_size=self.batch_size, argument="X")
@@ -499,17 +473,15 @@ class NObSPCam(Explainer):
         fitted = self._fitted
         if moments and fitted.calibration is None:
             raise ValueError("this explainer was loaded from a file without moments, so it has none to save.")
+        found = fitted.feature_map
         stored = _Stored(
-            options=self._stored_options(),
-            fingerprint=fitted.fingerprint,
-            feature_map=fitted.feature_map.described(),
-            image_shape=fitted.feature_map.image_shape,
-            text=fitted.feature_map.text,
-            keys=fitted.feature_map.keys,
-            account=fitted.account.cast(torch.float32),
-            calibration=fitted.calibration if moments else None,
-            rows=fitted.rows,
-            output_names=fitted.output_names,
+            self._stored_options(),
+            fitted.fingerprint,
+            *(found.described(), found.image_shape, found.text, found.keys),
+            fitted.account.cast(torch.float32),
+            fitted.calibration if moments else None,
+            fitted.rows,
+            fitted.output_names,
         )
         serialization.save(path, stored, kind=KIND, version=VERSION)
 
@@ -544,22 +516,20 @@ class NObSPCam(Explainer):
         if found != known:
             different = [name for name in known if found[name] != known[name]]
             raise ValueError(f"the model's map is not where it was when this explainer was calibrated: {different}.")
-        account, state = stored.account.cast(torch.float64), _state_of(feature_map.module)
-        known_by = (stored.calibration, stored.rows, stored.output_names, probe, stored.fingerprint, state)
-        cam._fit = _Fitted(feature_map, account, *known_by)
+        account, about = stored.account.cast(torch.float64), (stored.output_names, probe, stored.fingerprint)
+        cam._fit = _Fitted(feature_map, account, stored.calibration, stored.rows, *about)
+        cam._remember_state()
         return cam
 
     def _stored_options(self) -> dict[str, Any]:
-        fitted = self._fitted
-        inside = PACKED if fitted.feature_map.keys else ""
-        layer = None if self.layer is None else fitted.feature_map.place.name.removeprefix(inside)
-        found = fitted.feature_map.head
-        head = None if self.head is None or found is None else found.name.removeprefix(inside)
-        given = {name: value for name, value in self.get_params(deep=False).items() if name != "model"}
+        fitted, found = self._fitted, self._fitted.feature_map
+        inside = PACKED if found.keys else ""
+        layer = None if self.layer is None else found.place.name.removeprefix(inside)
+        head = None if self.head is None or found.head is None else found.head.name.removeprefix(inside)
         names = None if self.output_names is None else list(fitted.output_names)
         device = None if self.device is None else str(self.device)
         stored = {"layer": layer, "head": head, "output_names": names, "device": device}
-        return given | stored | {"batch_size": int(self.batch_size)}
+        return self._options() | stored | {"batch_size": int(self.batch_size)}
 
     # ------------------------------------------------------------------ what was found
 
@@ -573,9 +543,7 @@ class NObSPCam(Explainer):
         """One coefficient per unit and class, shape (units, outputs); only where contributions are linear in units."""
         account = self._fitted.account
         if not isinstance(account, ChannelAccount):
-            raise AttributeError(
-                "layers stand between map and output, so contributions are integrals and have no coefficients."
-            )
+            raise AttributeError("layers stand between map and output, so contributions have no coefficients.")
         return account.coefficients.numpy().copy()
 
     @property
@@ -601,13 +569,15 @@ class NObSPCam(Explainer):
     def _require_same_weights(self) -> _Fitted:
         """The calibration; an error where the model has been trained on, or loaded anew, since."""
         fitted = self._fitted
-        state = _state_of(fitted.feature_map.module)
-        if state != fitted.state:
+        if _state_of(fitted.feature_map.module) != fitted.state:
             # Tensors also move with their model, so that only their values count.
             if fitted.feature_map.fingerprint() != fitted.fingerprint:
                 raise ValueError("the model's weights have changed since fit; call fit(images) again.")
-            fitted = self._fit = dataclasses.replace(fitted, state=state)
-        return fitted
+            self._remember_state()
+        return self._fitted
+
+    def _remember_state(self) -> None:
+        self._fit = dataclasses.replace(self._fitted, state=_state_of(self._fitted.feature_map.module))
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -637,7 +607,7 @@ class _Fitted:
     output_names: tuple[str, ...]
     probe: Tensor
     fingerprint: str
-    state: tuple[Any, ...]
+    state: tuple[Any, ...] = ()  # of the model's tensors
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,28 +142,40 @@ class ThoroughMaps:
         return lay_over(self.thorough, images, kind="signed", opacity=opacity, mean=mean, std=std)
 
 
-def without_regions(
-    images: Tensor, regions: int, tried: Tensor, batch_size: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Images each without one of the regions to try (n, tries): their rows, the regions, and the images, in batches.
+def lose_regions(
+    feature_map: FeatureMap,
+    seen: ForwardPass,
+    target: Tensor,
+    regions: int,
+    tried: Tensor,
+    batch_size: int,
+    *,
+    sigmoid: bool,
+) -> Tensor:
+    """By how much log-odds fall without each of the regions to try (n, tries); 0 for others, shape (n, regions).
 
     A region becomes what the image is there when blurred to one value a region, so that its surroundings go on.
     """
+    images = seen.images
     space = images.shape[2:]
     number = torch.zeros(space, dtype=torch.int64, device=images.device)
     for axis, size in enumerate(space):
         along = torch.arange(size, device=images.device) * regions // size
         number = number * regions + along.reshape([size if at == axis else 1 for at in range(len(space))])
     blurred = resize_maps(average_regions(images, regions), space)
-    every = torch.arange(tried.numel(), device=images.device)
-    for some in torch.split(every, batch_size):
-        rows, region = some // tried.shape[1], tried.to(images.device).flatten()[some]
-        gone = number == region.reshape(-1, *(1 for _ in space))
-        yield rows.to(tried.device), region.to(tried.device), torch.where(gone[:, None], blurred[rows], images[rows])
+    before = _log_odds(seen.logits, target, sigmoid=sigmoid)
+    lost = before.new_zeros(len(before), regions ** len(space))
+    with feature_map.running() as forward:
+        for some in torch.split(torch.arange(tried.numel(), device=tried.device), batch_size):
+            rows, region = some // tried.shape[1], tried.flatten()[some]
+            here, gone = rows.to(images.device), region.to(images.device)
+            gone = number == gone.reshape(-1, *(1 for _ in space))
+            changed = torch.where(gone[:, None], blurred[here], images[here])
+            lost[rows, region] = before[rows] - _log_odds(forward(changed).logits, target[rows], sigmoid=sigmoid)
+    return lost
 
 
-def log_odds(logits: Tensor, target: Tensor, *, sigmoid: bool) -> Tensor:
-    """Log-odds of the target, shape (n,)."""
+def _log_odds(logits: Tensor, target: Tensor, *, sigmoid: bool) -> Tensor:
     own = logits.gather(1, target[:, None])[:, 0]
     return own if sigmoid else own - logits.scatter(1, target[:, None], -torch.inf).logsumexp(1)
 
