@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nobsp.network.inputs import Subset
+from nobsp.network.inputs import Subset, Summary, among
 from nobsp.network.readout import Network, Readout
-from nobsp.network.summary import Summary, among
 from nobsp.projection import Moments, Ridge, Spectrum, merge_all, partial_coefficients, spectrum
 from nobsp.projection.ridge import EPSILON
 from nobsp.tabular.representations import Isolation, Represent, subsets_of, through

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import matched
-from nobsp.network.inputs import Features, resolve_features
-from nobsp.network.summary import MOST_CODES, MOST_LEVELS, Summary
+from nobsp.network.inputs import MOST_CODES, MOST_LEVELS, Features, Summary, resolve_features
 
 # Distinct numbers of a column that are kept, for encoders that know no others; a one-hot group is seldom wider.
 _MOST_NUMBERS = 4096

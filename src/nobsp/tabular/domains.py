@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp.network.adapted import Adapted
-from nobsp.network.summary import Summary
+from nobsp.network.inputs import Summary
 from nobsp.tabular.columns import Columns, input_values, level_labels
 from nobsp.tabular.features import Feature
 from nobsp.tabular.lookup import Chunk, Level, LevelAxis, NumberAxis

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nobsp.network.inputs import Summary, distinct
 from nobsp.network.readout import Readout
-from nobsp.network.summary import Summary, distinct
 from nobsp.tabular.fitted import Fitted
 from nobsp.tabular.representations import Represent
 

@@ -20,8 +20,8 @@ from nobsp.models import adapt
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import with_progress
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
+from nobsp.network.inputs import Summary
 from nobsp.network.readout import Network, as_model_takes, running_on
-from nobsp.network.summary import Summary
 from nobsp.results import Finding, Plots, sort_findings
 from nobsp.tabular import files
 from nobsp.tabular.algorithm1 import (

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import Source, batches_of, with_progress
-from nobsp.network.inputs import Subset
+from nobsp.network.inputs import Subset, Summary
 from nobsp.network.readout import Readout, as_model_takes
-from nobsp.network.summary import Summary
 from nobsp.projection import Moments, Ridge
 from nobsp.tabular.algorithm1 import Plan, Solution, contributions
 from nobsp.tabular.columns import Columns, input_values

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import batches_of
-from nobsp.network.inputs import Features, Subset, resolve_baseline
+from nobsp.network.inputs import SAMPLE_ROWS, Features, Subset, Summary, resolve_baseline
 from nobsp.network.readout import Network, Readout, as_model_takes
-from nobsp.network.summary import SAMPLE_ROWS, Summary
 from nobsp.results import Finding, sort_findings
 from nobsp.tabular.algorithm1 import Plan, contributions, make_plan, rare_rows, replicates
 from nobsp.tabular.columns import Columns, categories_of, input_baseline

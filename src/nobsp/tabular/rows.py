@@ -19,9 +19,8 @@ from nobsp.calibration.ray import RayRows, RayRun, first_batch
 from nobsp.calibration.state import Fold
 from nobsp.network.adapted import Adapted, grouping_rows, stacked
 from nobsp.network.batches import NoRowsError, Source, batches_of
-from nobsp.network.inputs import needs_data
+from nobsp.network.inputs import SAMPLE_ROWS, needs_data
 from nobsp.network.readout import PROBE_ROWS
-from nobsp.network.summary import SAMPLE_ROWS
 from nobsp.tabular.columns import Columns, columns_of, whole_table
 from nobsp.tabular.options import Options
 

@@ -60,20 +60,17 @@ class NObSPCam(Explainer):
     What an account then rests on depends on the network:
 
     - The map is pooled straight into a linear head (ResNet, MobileNetV2, EfficientNet, RegNet, DenseNet, Swin): the
-      head's weights, exactly; two images suffice. Maximum pooling, both side by side, and flattened maps go the same
-      way: a maximum belongs to the location where it was found, a flattened entry to its own. A map of the classes
-      themselves that is averaged (SqueezeNet) has the identity as head.
+      head's weights, exactly; two images suffice. A maximum belongs to the location where it was found, an entry of a
+      flattened map to its own. A map of the classes that is averaged (SqueezeNet) has the identity as head.
     - Anything else between map and output (LayerNorm in ConvNeXt, fully connected layers in VGG, attention pooling, the
       last blocks of a transformer with a class token, a head that is no layer): the gradient of those layers alone,
       integrated on the straight line from the calibration mean of the map to the map. `maps.residual` is the error of
       the integral, `maps.class_token` the share of tokens that have no place in the image.
 
-    A layer can be named; everything must pass through it.
-
     Args:
         model: A torch module that takes images (n, channels, height, width). It is only run, never changed.
-        layer: Module whose output is the map, or its name. When None, the last map that is pooled into the head, or
-            else the last on whose locations the output depends.
+        layer: Module whose output is the map, or its name; everything must pass through it. When None, the last map
+            that is pooled into the head, or else the last on whose locations the output depends.
         head: The last linear layer or its name; found when None.
         coefficients: "head" for the head's own weights, or "calibrated" by the paper's Algorithm 1, which needs more
             images than channels and a map that is pooled straight into the head.
@@ -133,38 +130,26 @@ class NObSPCam(Explainer):
     @classmethod
     def as_published(cls, model: nn.Module, **options: Any) -> Self:
         """The paper's maps: coefficients by Algorithm 1 with an absolute ridge of 1e-4, and the positive map."""
-        published: dict[str, Any] = {"coefficients": "calibrated", "kind": "positive"}
-        published |= {"ridge": 1e-4, "ridge_scale": "absolute"}
-        return cls(model, **published | options)
+        published = {"coefficients": "calibrated", "kind": "positive", "ridge": 1e-4, "ridge_scale": "absolute"}
+        return cls(model, **{**published, **options})
 
     # ------------------------------------------------------------------ calibration
 
-    def fit(
-        self,
-        images: Any,
-        y: Any = None,  # noqa: ARG002 - as scikit-learn calls it
-        *,
-        engine: Engine | None = None,
-        progress: bool = False,
-    ) -> Self:
+    def fit(self, images: Any, y: Any = None, *, engine: Engine | None = None, progress: bool = False) -> Self:  # noqa: ARG002
         """Calibrates on images; a former calibration is replaced. Memory does not grow with their number.
 
-        On several ranks or in the workers of a Ray cluster, the calibration is the one a single process would reach,
-        but for rounding. What makes the maps doubtful is a warning; `health` has the whole list.
+        What makes the maps doubtful is a warning; `health` has the whole list.
 
         Args:
             images: Tensor or array (n, channels, height, width), DataLoader (labels in its batches are left aside), an
                 iterable of batches, or a `ray.data.Dataset` with a column of images; preprocessed the way the model
                 was trained. Data that can be read only once is read once.
             y: Ignored: the network's own outputs are explained.
-            engine: Where images are run: `nobsp.Local` in this process, with a checkpoint; `nobsp.Ranks` on all
-                processes of a `torch.distributed` group, each with its own images, which may be uneven or none;
-                `nobsp.RayCluster` in the workers of a Ray cluster. By default all ranks where there are several, else
-                the cluster of a Ray dataset, else this process.
+            engine: Where images are run, to the same result but for rounding: `nobsp.Local` in this process, with a
+                checkpoint; `nobsp.Ranks` on all processes of a `torch.distributed` group, each with its own images,
+                which may be uneven or none; `nobsp.RayCluster` in the workers of a Ray cluster. By default all ranks
+                where there are several, else the cluster of a Ray dataset, else this process.
             progress: Whether to show a progress bar on stderr.
-
-        Returns:
-            The explainer itself.
         """
         with choose_engine(engine, images).start(CHECKPOINTED) as run, self._running():
             ridge = self._checked_ridge()
@@ -279,8 +264,7 @@ class NObSPCam(Explainer):
         """In which order locations have to go for the target to go fastest, with one forward pass an image.
 
         A location that goes falls silent: all its channels are zero. At each step that one goes whose going lowers the
-        target's probability most, exactly, given those gone before. Time grows with the square of the number of
-        locations.
+        target's probability most, exactly, given those gone before. Time grows with the square of their number.
 
         Args:
             images: Images of any kind that a call takes.
@@ -288,7 +272,6 @@ class NObSPCam(Explainer):
             progress: Whether to show a progress bar on stderr.
 
         Raises:
-            NotFittedError: If `fit` has not been called.
             ValueError: If several targets per image are given, or if the logits are no sum over locations: where layers
                 stand between map and head, where the map is pooled by its maximum, or for a layer further down.
         """
@@ -462,13 +445,11 @@ class NObSPCam(Explainer):
     def save(self, path: str | os.PathLike[str], *, moments: bool = False) -> None:
         """Writes the calibration to one safetensors file; the model itself and the images are not in it.
 
-        Coefficients of channels are kept in single precision, so maps of a loaded explainer differ by less than a
-        millionth of their largest value.
+        Coefficients are kept in single precision: maps of a loaded explainer differ by less than a millionth.
 
         Args:
             path: Where to; an existing file is replaced, atomically.
-            moments: Whether to keep what `merge` needs, for calibrated coefficients the products of all channels with
-                all others. Without them the file is small.
+            moments: Whether to keep what `merge` needs; without, the file is small.
         """
         fitted = self._fitted
         if moments and fitted.calibration is None:
@@ -510,8 +491,7 @@ class NObSPCam(Explainer):
         found, known = feature_map.described(), stored.feature_map
         if feature_map.fingerprint() != stored.fingerprint or found["outputs"] != known["outputs"]:
             raise ValueError(
-                "model is not the one this explainer was calibrated on (its weights differ); pass that model, or "
-                "calibrate anew."
+                "model is not the one this explainer was calibrated on: its weights differ; pass that one."
             )
         if found != known:
             different = [name for name in known if found[name] != known[name]]
@@ -627,7 +607,6 @@ class _Stored:
 
 
 def _add_images(calibration: Calibration, images: Tensor, forward: Callable[[Tensor], ForwardPass]) -> None:
-    """Runs a batch and adds it to a calibration."""
     calibration.update(forward(images))
 
 
@@ -653,8 +632,8 @@ def explain_images(
     Args:
         model: A torch module that takes images (n, channels, height, width).
         images: At least two, of any kind that `NObSPCam.fit` takes.
-        target: None for the predicted class; a class number or name; one per image; or several per image.
-        against: A class, "runner-up", "others", "mean" or None, as a call of `NObSPCam` takes it.
+        target: As a call of `NObSPCam` takes it, and so are the next two.
+        against: A class, "runner-up", "others", "mean" or None.
         scale: "logit" or "probability".
         options: Of `NObSPCam`, such as layer, link and output_names.
 
