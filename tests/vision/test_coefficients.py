@@ -73,7 +73,7 @@ def test_the_weights_of_the_head_need_only_means() -> None:
     state = cam._fitted.calibration
     assert isinstance(state, MapMeans)
     units, _ = units_and_logits(cam, images(60))
-    torch.testing.assert_close(state.units.mean, units.mean(0), rtol=SUMS, atol=PASS)
+    torch.testing.assert_close(state.units, units.mean(0), rtol=SUMS, atol=PASS)
     np.testing.assert_array_equal(cam.coefficients_, model.head.weight.detach().numpy().T)
 
 

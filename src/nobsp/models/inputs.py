@@ -259,10 +259,10 @@ def _known(module: nn.Module, parts: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _by_position(module: nn.Module, parts: Any) -> list[tuple[str, Any]] | None:
-    parameters = _parameters(module)
-    if not isinstance(parts, tuple | list) or not 2 <= len(parts) <= len(parameters):
-        return None
-    if not all(isinstance(part, Tensor | np.ndarray) and part.ndim > 0 for part in parts):
+    arrays = isinstance(parts, tuple | list) and all(
+        isinstance(part, Tensor | np.ndarray) and part.ndim for part in parts
+    )
+    if not arrays or not 2 <= len(parts) <= len(parameters := _parameters(module)):
         return None
     return [(p.name, part) for p, part in zip(parameters, parts, strict=False)]
 

@@ -24,13 +24,11 @@ from nobsp.network.inference import device_and_dtype
 from nobsp.network.readout import checked
 from nobsp.projection import Ridge
 from nobsp.vision.account import (
+    Account,
     CamHealth,
-    ChannelAccount,
     ChannelMoments,
     Coefficients,
     MapMeans,
-    Means,
-    TailAccount,
     answer,
     examine,
     start_calibration,
@@ -45,12 +43,11 @@ from nobsp.vision.targets import Against, Question, Scale, Targets
 T = TypeVar("T")
 
 Calibration = MapMeans | ChannelMoments
-Account = ChannelAccount | TailAccount
 
 KIND = "class activation maps"
-VERSION = 4
+VERSION = 5
 # What a checkpoint of a calibration holds.
-CHECKPOINTED = (MapMeans, ChannelMoments, Means)
+CHECKPOINTED = (MapMeans, ChannelMoments)
 
 
 class NObSPCam(Explainer):
@@ -399,9 +396,8 @@ class NObSPCam(Explainer):
     def evidence_source(self) -> EvidenceSource:
         """What an index of neighbours needs of an explainer."""
         feature_map, account = self._fitted.feature_map, self._fitted.account
-        channels = account if isinstance(account, ChannelAccount) else None
         head = feature_map.head if feature_map.direct else None
-        signed = account.mean[:, None] if channels is None else channels.coefficients
+        signed = account.mean[:, None] if account.coefficients is None else account.coefficients
         return EvidenceSource(
             output_names=self._fitted.output_names,
             # A single output of a network that is explained class by class is a logit.
@@ -411,8 +407,8 @@ class NObSPCam(Explainer):
             signature=sign_coefficients(signed, account.base),
             read=self._read_evidence,
             head=None if head is None else (head.weight, head.bias),
-            coefficients=None if channels is None else channels.coefficients,
-            mean=None if channels is None else channels.mean,
+            coefficients=account.coefficients,
+            mean=None if account.coefficients is None else account.mean,
         )
 
     def _read_evidence(self, X: Any, *, wanted: Wanted, progress: bool) -> Iterator[EvidenceBatch]:
@@ -474,7 +470,7 @@ class NObSPCam(Explainer):
             path: The file.
             model: The very model it was calibrated on; another one is an error.
         """
-        classes = (*CHECKPOINTED, ChannelAccount, TailAccount, _Stored)
+        classes = (*CHECKPOINTED, Account, _Stored)
         stored = serialization.load(path, kind=KIND, version=VERSION, classes=classes)
         if not isinstance(stored, _Stored):
             raise ValueError(f"path {str(path)!r} is damaged: it does not hold an explainer.")
@@ -521,10 +517,10 @@ class NObSPCam(Explainer):
     @property
     def coefficients_(self) -> Any:
         """One coefficient per unit and class, shape (units, outputs); only where contributions are linear in units."""
-        account = self._fitted.account
-        if not isinstance(account, ChannelAccount):
+        coefficients = self._fitted.account.coefficients
+        if coefficients is None:
             raise AttributeError("layers stand between map and output, so contributions have no coefficients.")
-        return account.coefficients.numpy().copy()
+        return coefficients.numpy().copy()
 
     @property
     def output_names_(self) -> tuple[str, ...]:

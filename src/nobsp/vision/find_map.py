@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,16 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.network.batches import first_non_finite
-from nobsp.network.inference import (
-    Place,
-    Side,
-    catching,
-    device_and_dtype,
-    evaluation_mode,
-    find_part,
-    hooked,
-    plain,
-)
+from nobsp.network.inference import Place, Side, catching, device_and_dtype, evaluation_mode, find_part, hooked, plain
 from nobsp.network.readout import Head, Readout, checked, outputs_of, tensors_in
 from nobsp.vision.feature_map import (
     PACKED,
@@ -118,7 +110,13 @@ def find_map(
     try:
         with evaluation_mode(module) as run:
             result = run(probe.to(device, dtype_in, copy=True))
-        _refuse_class_maps(result, len(probe))
+        shapes = [tuple(output.shape) for output in tensors_in(result).values()]
+        for shape in shapes:
+            if len(shape) > 2 and shape[0] == len(probe) and math.prod(shape[2:]) > 1:
+                raise ValueError(
+                    f"the model returns a map per class, of shape {shape[1:]}, not one number; wrap it so that it "
+                    "averages them over the region to explain, e.g. model(x).mean((2, 3))."
+                )
         try:
             readout = Readout.find(module, probe, head=head)
         except ValueError:
@@ -134,16 +132,7 @@ def find_map(
     keep = None if chosen is None else chosen[1]
     seen, observed, counts = _observe(module, probe.to(device, dtype_in, copy=True), readout, keep)
     search = _Search(module, readout, probe, seen, observed, counts, device, dtype)
-    return search.automatic() if chosen is None else search.chosen(*chosen)
-
-
-def _refuse_class_maps(result: Any, rows: int) -> None:
-    for output in tensors_in(result).values():
-        if output.ndim > 2 and len(output) == rows and output[0, 0].numel() > 1:
-            raise ValueError(
-                f"the model returns a map per class, of shape {tuple(output.shape[1:])}, not one number; wrap it so "
-                "that it averages them over the region to explain, e.g. model(x).mean((2, 3))."
-            )
+    return search.ready(search.automatic() if chosen is None else search.chosen(*chosen))
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,45 +152,60 @@ class _Search:
 
     def automatic(self) -> FeatureMap:
         """The last map that is pooled into the head, or else the last on whose locations the output depends."""
-        match = _best(self.seen, self.observed, self.dtype)
-        if match is not None:
-            return self.ready(self.feature_map(*match, "head"))
+        match = self.best(self.seen)
         pointless, passed_on = "", 0
-        for views in self.latest():
+        for views in () if match is not None else self.latest():
             if id(views[0].raw) == passed_on:
                 continue
             found = self.behind(views)
             if isinstance(found, FeatureMap):
-                return self.ready(found)
+                return found
             if found:
                 pointless, passed_on = pointless or found, id(views[0].raw)
-        raise ValueError(_no_map(pointless, self.seen))
+        if match is not None:
+            return match
+        if pointless:
+            raise ValueError(
+                f"the output depends on no location of {pointless!r}, only on its first tokens, and no earlier layer "
+                "passes everything on; name a layer with layer=..., e.g. the block before the last."
+            )
+        if not self.seen:
+            raise ValueError(
+                "no layer of the model gives a map with more than one location, so there is nothing to show evidence "
+                "on. Maps need a convolutional network or a transformer, or larger images."
+            )
+        raise ValueError(
+            "no map of the model makes its output by itself: other paths lead there too. Wrap the model so that one "
+            "layer passes everything on, and name it with layer=..."
+        )
 
     def chosen(self, name: str, part: nn.Module) -> FeatureMap:
         """The map of a layer that the caller named."""
-        own = [seen for seen in self.seen if seen.module is part and seen.side == "output"]
-        own = own or [seen for seen in self.seen if seen.module is part]
+        own = [seen for seen in self.seen if seen.module is part]
+        own = [seen for seen in own if seen.side == "output"] or own
         if not own:
             raise ValueError(
                 f"layer {name!r} ({type(part).__name__}) gives no map with more than one location for images of shape "
                 f"{tuple(self.probe.shape[1:])}; choose an earlier layer."
             )
-        match = _best(own, self.observed, self.dtype)
-        if match is not None:
-            return self.ready(self.feature_map(*match, "head"))
-        last = max(seen.order for seen in own)
-        found = self.behind([seen for seen in own if seen.order == last])
+        found = self.best(own) or self.behind([seen for seen in own if seen.order == own[-1].order])
         if isinstance(found, FeatureMap):
-            return self.ready(found)
+            return found
         if found:
             raise ValueError(
                 f"the output depends on no location of layer {name!r}, only on its first tokens; choose an earlier "
                 "layer, or layer=None for the last that has one."
             )
         raise ValueError(
-            f"the output depends on more than layer {name!r}: another path leads around it, so its map is no account "
-            "of the output; choose a layer through which everything passes, or layer=None."
+            f"the output depends on more than layer {name!r}: another path leads around it; choose a layer through "
+            "which everything passes, or layer=None."
         )
+
+    def best(self, seen: list[_Seen]) -> FeatureMap | None:
+        """The last map that is pooled into the head: a module's own output before something derived from it."""
+        hits = [(s, pooling) for s in seen for pooling in POOLINGS if s.matches(pooling, self.observed, self.dtype)]
+        rank = lambda hit: (hit[0].side == "output", not hit[0].relu, hit[0].order, -POOLINGS.index(hit[1]))  # noqa: E731
+        return self.feature_map(*max(hits, key=rank), "head") if hits else None
 
     def feature_map(self, seen: _Seen, pooling: Pooling, reach: Reach, *, fixed_batch: bool = False) -> FeatureMap:
         calls = self.counts[seen.name]
@@ -304,13 +308,6 @@ class _Search:
         return found.shape == expected.shape and bool(((found - expected).abs() <= tolerance * scale).all())
 
 
-def _best(seen: list[_Seen], z: Tensor, dtype: torch.dtype) -> tuple[_Seen, Pooling] | None:
-    """The last map that is pooled into `z`: a module's own output before something derived from it."""
-    hits = [(one, pooling) for one in seen for pooling in POOLINGS if one.matches(pooling, z, dtype)]
-    rank = lambda hit: (hit[0].side == "output", not hit[0].relu, hit[0].order, -POOLINGS.index(hit[1]))  # noqa: E731
-    return max(hits, key=rank, default=None)
-
-
 # ---------------------------------------------------------------------- watching a forward pass
 
 
@@ -386,23 +383,6 @@ def _other_tokens(tokens: Tensor) -> Tensor:
         inner = torch.nonzero((row != row[0]) & (row != row[-1]))[:, 0]
         row[inner] = row[inner.flip(0)]
     return other
-
-
-def _no_map(pointless: str, seen: list[_Seen]) -> str:
-    if pointless:
-        return (
-            f"the output depends on no location of {pointless!r}, only on its first tokens, and no earlier layer "
-            "passes everything on; name a layer with layer=..., e.g. the block before the last."
-        )
-    if not seen:
-        return (
-            "no layer of the model gives a map with more than one location, so there is nothing to show evidence on. "
-            "Maps need a convolutional network or a transformer, or larger images."
-        )
-    return (
-        "no map of the model makes its output by itself: other paths lead there too. Wrap the model so that one layer "
-        "passes everything on, and name it with layer=..."
-    )
 
 
 def _refuse_non_finite_state(module: nn.Module) -> None:

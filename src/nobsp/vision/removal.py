@@ -27,9 +27,8 @@ _MOST = 300.0
 class Removal:
     """In which order locations have to go for a class to go fastest, and what is left of its probability.
 
-    The account says what a location brings while all others stay. Here each step counts what the steps before have
-    left: once a face is gone, what matters is what tells the animal from the class that leads then. The head is linear
-    in the pooled map, so every step is exact, and no further pass through the network is needed.
+    The account says what a location brings while all others stay; here each step counts what those before have left.
+    The head is linear in the pooled map, so every step is exact, and no further pass through the network is needed.
 
     Attributes:
         order: Per location its step, 1 for the first to go, shape (n, *locations).
@@ -66,10 +65,8 @@ def remove_locations(
     assert feature_map.head is not None
     weight = feature_map.head.weight.to(seen.maps.device)
     locations = seen.maps[0, 0].numel()
-    at_once = max(1, _AT_ONCE // (len(weight) * locations))
     parts = []
-    for first in range(0, len(target), at_once):
-        here = slice(first, first + at_once)
+    for here in torch.split(torch.arange(len(target)), max(1, _AT_ONCE // (len(weight) * locations))):
         maps = seen.maps[here]
         evidence = spread(maps, weight.expand(len(maps), -1, -1), feature_map.pooling).flatten(2) / locations
         parts.append(remove_one_by_one(seen.logits[here], evidence, target[here], sigmoid=sigmoid))
