@@ -47,10 +47,7 @@ class Adapted:
     layout: dict[str, Any] | None = None
 
     def groups(self, X: Any) -> dict[str, list[int]]:
-        """Which encoded columns each of the caller's columns goes into, found by running the preprocessing.
-
-        One column at a time is shuffled in the rows of `X`; the encoded columns that change are its own.
-        """
+        """Which encoded columns each of the caller's goes into: those that change when it is shuffled in the rows."""
         columns = _Columns(X, self.feature_names)
         if self.encode is None:
             return {name: [position] for position, name in enumerate(columns.names)}
@@ -160,10 +157,7 @@ class _Columns:
         return _Columns(self.native[chosen], self._given)
 
     def shuffled(self, position: int) -> Any:
-        """The rows with one column moved on by one row.
-
-        A function of this column alone changes somewhere in that cycle unless it is constant on these rows.
-        """
+        """The rows with one column moved on by one: what depends on it changes there, unless constant on these rows."""
         turned = np.roll(np.arange(len(self.native)), 1)
         if not self._is_frame:
             moved = self.native.copy()

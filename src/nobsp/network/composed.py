@@ -43,8 +43,7 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.found: list[Product] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        aten = torch.ops.aten
-        if func in (aten.mm.default, aten.addmm.default):
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
             z, weight = args[-2:]
             if z.shape[0] == self.rows and z.is_floating_point():
                 if self.places is None or self.count in self.places:
@@ -77,8 +76,7 @@ class Composed(nn.Module):
                 self.model(x)
             if len(seen.found) != len(self.places):
                 raise RuntimeError(
-                    "the model made fewer products of its rows with matrices than on the probe; pass a model whose "
-                    "forward pass does not depend on the data."
+                    "the model made fewer products with matrices than on the probe; it must not depend on x."
                 )
             z = torch.cat([product.z.double() for product in seen.found], 1)
         return torch.as_tensor(self.head(z.to(self.head.weight.device)))
@@ -105,11 +103,7 @@ def compose(module: nn.Module, run: Callable[[Tensor], Any], x: Tensor, dtype: t
 
 def _links(output: Tensor) -> Iterator[Link]:
     """Links that an output may have come through, each with its inverse."""
-
-    def same(values: Tensor) -> Tensor:
-        return values
-
-    yield "identity", same, same
+    yield "identity", lambda values: values, lambda values: values
     low, high = output.min(), output.max()
     if _is_simplex(output):
         yield "softmax", _centred_logs, lambda values: values.softmax(1)
@@ -118,10 +112,9 @@ def _links(output: Tensor) -> Iterator[Link]:
     if low >= 0:
         yield "exp", torch.log, torch.exp
         yield "softplus", lambda values: values + torch.log(-torch.expm1(-values)), nn.functional.softplus
-    ends = [float(end) for end in (low, high) if int((output == end).sum()) > max(output.shape[1], 2)]
-    if ends:
-        least = float(low) if float(low) in ends else -torch.inf
-        most = float(high) if float(high) in ends else torch.inf
+    often = [int((output == end).sum()) > max(output.shape[1], 2) for end in (low, high)]
+    if any(often):
+        least, most = float(low) if often[0] else -torch.inf, float(high) if often[1] else torch.inf
         inside = lambda values: torch.where((values > least) & (values < most), values, torch.nan)  # noqa: E731
         yield "clamp", inside, lambda values: values.clamp(least, most)
 
@@ -182,11 +175,10 @@ def _solve(
     expected = bias + sum(part @ mix.T for part, mix in zip(logits, mixes, strict=True))
     size = bias.abs() + sum(part @ mix.abs().T for part, mix in zip(sizes, mixes, strict=True))
     allowed = _ROUNDING * eps * size
-    around = torch.maximum(
-        (apply(expected + allowed) - apply(expected)).abs(), (apply(expected) - apply(expected - allowed)).abs()
-    )
     if softmax:
         around = allowed.amax(1, keepdim=True) * output
+    else:
+        around = torch.maximum(*((apply(expected + way * allowed) - apply(expected)).abs() for way in (1, -1)))
     near = (apply(expected) - output).abs() <= around + _ROUNDING * eps * output.abs() + 8 * eps * bool(softmax)
     if not bool(near.all()):
         return None

@@ -9,6 +9,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any, Literal
 
 import numpy as np
@@ -153,10 +154,6 @@ class Step(nn.Module):
         """The operation's result."""
         library, name, overload = self.name.split(".")
         return getattr(getattr(getattr(torch.ops, library), name), overload)(*args, **options)
-
-    def extra_repr(self) -> str:
-        """The operation's name."""
-        return self.name
 
 
 class _Rewriter:
@@ -304,9 +301,8 @@ def _place(home: nn.Module, name: str, part: nn.Module) -> str:
     """Puts a module under a dotted name, and hands back the name it got."""
     first, _, rest = name.partition(".")
     if not rest:
-        number, wanted = 0, first
-        while hasattr(home, wanted):
-            number, wanted = number + 1, f"{first}_{number + 1}"
+        free = (f"{first}_{number}" if number else first for number in count())
+        wanted = next(name for name in free if not hasattr(home, name))
         home.add_module(wanted, part)
         return wanted
     if first not in home._modules:

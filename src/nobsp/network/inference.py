@@ -47,37 +47,24 @@ class _Stay:
     buffers: dict[str, tuple[Tensor | None, Tensor | None]]  # name -> the tensor itself, a copy of its values
     visitors: int = 0
 
-
-# By identity and only while somebody visits; a stay keeps its module alive, so ids are not reused.
-_stays: dict[int, _Stay] = {}
-_door = threading.Lock()
-
-
-def _arrive(parts: list[nn.Module]) -> None:
-    for part in parts:
-        if id(part) not in _stays:
-            kept = {name: (one, None if one is None else one.detach().clone()) for name, one in part._buffers.items()}
-            _stays[id(part)] = _Stay(part, part.training, kept)
-        _stays[id(part)].visitors += 1
-        # Not part.eval(): user code may override train() with side effects (merging adapters, say).
-        part.training = False
-
-
-def _leave(parts: list[nn.Module]) -> None:
-    for part in parts:
-        stay = _stays[id(part)]
-        stay.visitors -= 1
-        if stay.visitors:
-            continue
-        del _stays[id(part)]
-        part.training = stay.training
-        for name in part._buffers.keys() - stay.buffers.keys():
+    def leave(self) -> None:
+        self.visitors -= 1
+        if self.visitors:
+            return
+        part = _stays.pop(id(self.part)).part
+        part.training = self.training
+        for name in part._buffers.keys() - self.buffers.keys():
             del part._buffers[name]
-        for name, (tensor, values) in stay.buffers.items():
+        for name, (tensor, values) in self.buffers.items():
             part._buffers[name] = tensor
             if tensor is not None and values is not None and not torch.equal(tensor, values):
                 with torch.no_grad():
                     tensor.copy_(values)
+
+
+# By identity and only while somebody visits; a stay keeps its module alive, so ids are not reused.
+_stays: dict[int, _Stay] = {}
+_door = threading.Lock()
 
 
 @contextmanager
@@ -90,7 +77,14 @@ def evaluation_mode(module: nn.Module, *, gradients: bool = False) -> Iterator[C
     parts = list(module.modules())
     compiled = any(is_compiled(part) or part._compiled_call_impl is not None for part in parts)
     with _door:
-        _arrive(parts)
+        for part in parts:
+            if id(part) not in _stays:
+                own = part._buffers.items()
+                kept = {name: (one, None if one is None else one.detach().clone()) for name, one in own}
+                _stays[id(part)] = _Stay(part, part.training, kept)
+            _stays[id(part)].visitors += 1
+            # Not part.eval(): user code may override train() with side effects (merging adapters, say).
+            part.training = False
 
     def run(x: Tensor) -> Any:
         with ExitStack() as stack:
@@ -108,7 +102,8 @@ def evaluation_mode(module: nn.Module, *, gradients: bool = False) -> Iterator[C
         yield run
     finally:
         with _door:
-            _leave(parts)
+            for part in parts:
+                _stays[id(part)].leave()
 
 
 @contextmanager

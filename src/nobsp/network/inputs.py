@@ -321,7 +321,10 @@ class Summary:
 
     def some_rows(self, count: int) -> Tensor:
         """At most `count` rows of the sample, evenly spaced: the table may be sorted."""
-        return _spaced(self.sample, count)
+        rows = self.sample
+        if len(rows) <= count:
+            return rows
+        return rows[torch.linspace(0, len(rows) - 1, count, dtype=torch.float64).long()]
 
 
 def _within_ends(minimum: Tensor, maximum: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -330,18 +333,12 @@ def _within_ends(minimum: Tensor, maximum: Tensor, low: Tensor, high: Tensor) ->
     return ((ends == ends.amin(0)) | (ends == ends.amax(0))).all(0)
 
 
-def _spaced(rows: Tensor, count: int) -> Tensor:
-    if len(rows) <= count:
-        return rows
-    return rows[torch.linspace(0, len(rows) - 1, count, dtype=torch.float64).long()]
-
-
 def _joint_sample(first: Summary, second: Summary) -> list[Tensor]:
     if len(first.sample) + len(second.sample) <= SAMPLE_ROWS:
         return [torch.cat([first.sample, second.sample])]
     share = round(SAMPLE_ROWS * first.rows / (first.rows + second.rows))
     share = min(max(share, SAMPLE_ROWS - len(second.sample)), len(first.sample))
-    return [torch.cat([_spaced(first.sample, share), _spaced(second.sample, SAMPLE_ROWS - share)])]
+    return [torch.cat([first.some_rows(share), second.some_rows(SAMPLE_ROWS - share)])]
 
 
 @dataclass(eq=False)

@@ -29,6 +29,7 @@ from nobsp.network.inference import (
 )
 
 PROBE_ROWS = 256
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 _OPEN = "open it with nobsp.as_module(model, rows)"
 
 # From the simplest to the most involved: the order in which explanations of an output are preferred.
@@ -120,9 +121,7 @@ class Readout:
             head: Name of the head, or the layer itself, for models with several; a container means the head inside it.
 
         Raises:
-            TypeError: If `model` is no module, or cannot be hooked, or its precision cannot be run here.
-            ValueError: If the model cannot take the probe's columns, if its output is not finite or is not
-                `W z + b` for any layer, if it is so for several, or if `head` names no layer.
+            ValueError: If the output is not finite, or is `W z + b` for no layer or for several.
         """
         module = checked(model)
         if not isinstance(probe, Tensor) or probe.ndim == 0 or len(probe) == 0:
@@ -139,15 +138,10 @@ class Readout:
 
     @classmethod
     def find_any(cls, model: nn.Module, probe: Tensor, *, head: str | nn.Module | None = None) -> Readout:
-        """The same for any model that can be run.
+        """The same for any model of one tensor that can be run.
 
         Where no single layer is the head, the output is looked for among sums, means and scaled versions of several
         linear maps; where it is none, the outputs themselves are the representation and `no_head` is set.
-
-        Args:
-            model: Any module of one tensor.
-            probe: A few rows of typical input; the first 256 are used.
-            head: Name of the head, or the layer itself; only that is then looked at.
         """
         try:
             return cls.find(model, probe, head=head)
@@ -180,11 +174,8 @@ class Readout:
     def running(self) -> Iterator[Callable[[Tensor], Tensor]]:
         """Hold the model in evaluation mode and hand out `represent`; the model is restored at the end.
 
-        Cheaper than `Readout.represent` for many batches. Several threads may do this on one model at once.
-
-        Yields:
-            `represent(x)`: the representation of the rows of `x`, shape (rows, width), in the model's dtype
-            and on its device, without gradient.
+        `represent(x)` gives the representation of the rows of `x`, shape (rows, width), in the model's dtype and on its
+        device, without gradient. Several threads may do this on one model at once.
         """
         with evaluation_mode(self.module) as run, self.listening() as heard:
 
@@ -202,10 +193,7 @@ class Readout:
 
     @contextmanager
     def listening(self) -> Iterator[Callable[[Callable[[], object], int], Tensor]]:
-        """Hand out `heard(work, rows)`: the representation of the rows that `work` sends through the head.
-
-        For callers that run the model themselves; `running` is this with the run included.
-        """
+        """Hand out `heard(work, rows)`: the representation of rows that `work` sends through the head."""
         layer = self._place.module
         with catching(self._place) as catch:
 
@@ -235,10 +223,7 @@ class Readout:
         return self.head.logits(z)
 
     def fingerprint(self) -> str:
-        """SHA-256 over names, shapes, dtypes and bytes of the model's state, and the head's name.
-
-        The same for a model and its compiled or parallel wrapper, and on every device.
-        """
+        """SHA-256 over the model's state and the head's name; the same for its wrappers, and on every device."""
         return fingerprint_of(self.module, self.head.name)
 
 
@@ -351,10 +336,7 @@ def _probing(module: nn.Module, probe: Tensor) -> Iterator[tuple[Any, ...]]:
 
 
 def _prepared(x: Tensor, device: torch.device, dtype: torch.dtype, integer: bool, *, copy: bool) -> Tensor:
-    """Rows on the model's device, in its floating dtype, or as integers where the model takes those.
-
-    A copy where the model writes into its input (a first layer that works in place), else shared if possible.
-    """
+    """Rows as the model takes them; a copy where it writes into its input (a first layer that works in place)."""
     x = x.detach()
     if not integer:
         return x.to(device, dtype, copy=copy)
@@ -384,7 +366,7 @@ def _linear_layers(module: nn.Module) -> dict[str, nn.Module]:
     """Linear layers and 1x1 convolutions, whose output is W z + b at every position, compiled ones by plain names."""
     found = {}
     for name, part in module.named_modules():
-        pointwise = _is_convolution(part) and all(size == 1 for size in part.kernel_size) and part.groups == 1
+        pointwise = isinstance(part, _CONVOLUTIONS) and all(size == 1 for size in part.kernel_size) and part.groups == 1
         if pointwise or isinstance(part, nn.Linear):
             found[plain(name)] = part
     return found
@@ -419,7 +401,21 @@ def _find_head(
     rows = len(x)
     # A first run tells what sizes to look for. The model may write into its input, so each run has a copy.
     sizes = {flat.shape[1] for flat in outputs_of(run(x.clone()), rows).values()}
-    calls, outputs = _record_calls(lambda: run(x.clone()), layers, rows, sizes)
+    calls: list[_Call] = []
+    counts: Counter[str] = Counter()
+
+    def see(name: str, layer: nn.Module, source: Tensor) -> None:
+        source = source.detach()
+        positions = _positions(layer, source, rows)
+        seen_whole = positions > 0 if isinstance(layer, _CONVOLUTIONS) else positions == 1
+        usable = seen_whole and len(torch.as_tensor(layer.weight)) in sizes
+        z = _rows_entering(layer, source, rows).clone() if usable else None
+        calls.append(_Call(name, layer, counts[name], z, source if usable else source.new_empty(0), positions))
+        counts[name] += 1
+
+    with hooked(layers, "input", see) as here:
+        here.on = True
+        outputs = outputs_of(run(x.clone()), rows)
     best: dict[str, tuple[int, int]] = {}  # per output the simplest link, then the last call as a negative number
     near: list[tuple[float, str]] = []
     heads: dict[str, Head] = {}
@@ -457,41 +453,15 @@ def _find_head(
     rank, order = min(best.values())
     chosen = calls[-order]
     assert chosen.z is not None
-    last = chosen.index == sum(call.name == chosen.name for call in calls) - 1
+    last = chosen.index == counts[chosen.name] - 1
     overwritten = not torch.equal(chosen.z, _rows_entering(chosen.layer, chosen.source, rows))
     place = Place(chosen.name, chosen.layer, -1 if last else chosen.index, "input", overwritten=overwritten)
     return heads[chosen.name], list(LINKS)[rank], place
 
 
-def _record_calls(
-    work: Callable[[], Any], layers: Mapping[str, nn.Module], rows: int, sizes: set[int]
-) -> tuple[list[_Call], dict[str, Tensor]]:
-    """Every call of the layers while this thread works, and the outputs."""
-    calls: list[_Call] = []
-    counts: Counter[str] = Counter()
-
-    def see(name: str, layer: nn.Module, source: Tensor) -> None:
-        source = source.detach()
-        positions = _positions(layer, source, rows)
-        seen_whole = positions > 0 if _is_convolution(layer) else positions == 1
-        usable = seen_whole and len(torch.as_tensor(layer.weight)) in sizes
-        z = _rows_entering(layer, source, rows).clone() if usable else None
-        calls.append(_Call(name, layer, counts[name], z, source if usable else source.new_empty(0), positions))
-        counts[name] += 1
-
-    with hooked(layers, "input", see) as here:
-        here.on = True
-        outputs = outputs_of(work(), rows)
-    return calls, outputs
-
-
-def _is_convolution(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Conv1d | nn.Conv2d)
-
-
 def _positions(layer: nn.Module, source: Tensor, rows: int) -> int:
     """At how many positions of every row a layer was applied; 0 if its input has other rows."""
-    channels = source.shape[1 if _is_convolution(layer) else -1]
+    channels = source.shape[1 if isinstance(layer, _CONVOLUTIONS) else -1]
     per_row = source.numel() // channels if channels else 0
     lined_up = rows > 0 and per_row % rows == 0 and (source.shape[0] == rows or rows == 1)
     return per_row // rows if lined_up else 0
@@ -502,7 +472,7 @@ def _rows_entering(layer: nn.Module, source: Tensor, rows: int) -> Tensor:
 
     A 1x1 convolution followed by global average pooling is linear in the pooled input: mean(W z + b) = W mean(z) + b.
     """
-    return source.flatten(2).mean(dim=2) if _is_convolution(layer) else source.reshape(rows, -1)
+    return source.flatten(2).mean(dim=2) if isinstance(layer, _CONVOLUTIONS) else source.reshape(rows, -1)
 
 
 def _why_none(

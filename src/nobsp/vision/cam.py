@@ -176,10 +176,7 @@ class NObSPCam(Explainer):
         return self
 
     def merge(self, other: NObSPCam) -> Self:
-        """Adds another calibration's images to this one: to rounding, as if both had been read in one pass.
-
-        Both must be of the same model, layer and kind of coefficients.
-        """
+        """Adds another calibration's images to this one, of the same model and layer: as if read in one pass."""
         mine, theirs = self._fitted, other._fitted
         if mine.calibration is None or theirs.calibration is None:
             raise ValueError("a calibration saved without its moments cannot be merged; save with moments=True.")
@@ -204,9 +201,8 @@ class NObSPCam(Explainer):
         if self.output_names is None:
             return tuple(f"class {number}" for number in range(feature_map.outputs))
         if len(self.output_names) != feature_map.outputs:
-            raise ValueError(
-                f"output_names has {len(self.output_names)} names but the model has {feature_map.outputs} classes."
-            )
+            found, outputs = len(self.output_names), feature_map.outputs
+            raise ValueError(f"output_names has {found} names but the model has {outputs} classes.")
         return tuple(str(name) for name in self.output_names)
 
     # ------------------------------------------------------------------ explaining
@@ -236,8 +232,7 @@ class NObSPCam(Explainer):
 
         Raises:
             NotFittedError: If `fit` has not been called.
-            ValueError: If a target is out of range, or images have another shape or values that are not finite, or the
-                model's weights have changed since `fit`.
+            ValueError: If a target is out of range, an image is not finite, or the model's weights have changed.
         """
         targets, fitted = self._targets(target, against, scale), self._fitted
         part_of = partial(self._part, contrast=targets.has_contrast)
@@ -302,9 +297,6 @@ class NObSPCam(Explainer):
             regions: How many regions along each axis.
             most: Of how many regions to try the removal, those the account ranks highest; all when None.
             progress: Whether to show a progress bar on stderr.
-
-        Raises:
-            ValueError: If several targets per image are given, or the images are texts.
         """
         targets, fitted = self._one_target(target), self._fitted
         if fitted.feature_map.text:
@@ -379,14 +371,11 @@ class NObSPCam(Explainer):
         account, targets = self._fitted.account, question.target.shape[1]
         both = question.with_contrast(view.logits) if contrast else question
         found = answer(account, feature_map, view, both, self._fitted.probe[:1])
-        return {
-            "positive": found.positive[:, :targets],
-            "negative": found.negative[:, :targets],
-            "signed": (found.positive - found.negative)[:, :targets],
-            "account": found.account[:, :targets],
+        names = ("positive", "negative", "account", "contributions", "class_token")
+        parts = {name: getattr(found, name)[:, :targets] for name in names}
+        return parts | {
+            "signed": parts["positive"] - parts["negative"],
             "contrast": found.account[:, -targets:],
-            "contributions": found.contributions[:, :targets],
-            "class_token": found.class_token[:, :targets],
             "target": question.target,
             "logits": view.logits,
             "residual": question.whole - found.carried[:, :targets],
@@ -476,12 +465,12 @@ class NObSPCam(Explainer):
             raise ValueError(f"path {str(path)!r} is damaged: it does not hold an explainer.")
         cam = cls(model, **stored.options)
         # Any images show where the map is; these are the same every time.
-        generator = torch.Generator().manual_seed(0)
-        probe = torch.randn(2, *stored.image_shape, generator=generator)
-        if stored.text:
-            probe = torch.randint(1, 4, (2, *stored.image_shape), generator=generator)
-            for place, key in enumerate(stored.keys[1:], start=1):
-                probe[:, place] = int(key == "attention_mask")
+        generator, shape = torch.Generator().manual_seed(0), (2, *stored.image_shape)
+        probe = (
+            torch.randint(1, 4, shape, generator=generator) if stored.text else torch.randn(shape, generator=generator)
+        )
+        for place, key in enumerate(stored.keys[1:], start=1):
+            probe[:, place] = int(key == "attention_mask")
         with cam._running():
             feature_map = find_map(as_taken(model, stored.keys), probe, layer=cam.layer, head=cam.head)
         found, known = feature_map.described(), stored.feature_map

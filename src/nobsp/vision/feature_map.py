@@ -126,14 +126,12 @@ def spread(maps: Tensor, weights: Tensor, pooling: Pooling) -> Tensor:
     if pooling == "flatten":
         result = locations * torch.einsum("ntcp,ncp->ntp", torch.unflatten(weights, 2, flat.shape[1:]), flat)
     else:
-        parts = [flat if part == "mean" else _peaks(flat) for part in pooling.split("+")]
+        if "max" in pooling:
+            top = flat == flat.amax(2, keepdim=True)
+            peaks = flat * top * (locations / top.sum(2, keepdim=True))
+        parts = [flat if part == "mean" else peaks for part in pooling.split("+")]
         result = torch.bmm(weights, parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
     return torch.unflatten(result, 2, maps.shape[2:])
-
-
-def _peaks(flat: Tensor) -> Tensor:
-    top = flat == flat.amax(2, keepdim=True)
-    return flat * top * (flat.shape[2] / top.sum(2, keepdim=True))
 
 
 def per_channel(values: Tensor, channels: int, pooling: Pooling) -> Tensor:
@@ -171,7 +169,7 @@ class ForwardPass:
     typical: Tensor | None = None  # of tokens, the mean over those that are no padding, shape (n, channels)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class FeatureMap:
     """Where a model's spatial map is and how its output depends on it."""
 
@@ -220,25 +218,13 @@ class FeatureMap:
         name = name if self.place.side == "output" else f"input of {name}"
         return f"relu({name})" if self.relu else name
 
-    def __repr__(self) -> str:
-        size = "×".join(map(str, (self.channels, *self.shape)))
-        return f"FeatureMap(layer={self.layer!r}, map={size}, pooling={self.pooling!r}, reach={self.reach!r})"
-
     def described(self) -> dict[str, Any]:
         """Everything that must be the same for a calibration to apply, as JSON can hold it."""
-        return {
-            "layer": self.place.name,
-            "call": self.place.call,
-            "side": self.place.side,
-            "layout": self.grid.layout,
-            "prefix": self.grid.prefix,
-            "relu": self.relu,
-            "pooling": self.pooling,
-            "reach": self.reach,
-            "head": None if self.head is None else self.head.name,
-            "channels": self.channels,
-            "outputs": self.outputs,
-        }
+        place, grid = self.place, self.grid
+        found = {"layer": place.name, "call": place.call, "side": place.side, "layout": grid.layout}
+        found |= {"prefix": grid.prefix, "relu": self.relu, "pooling": self.pooling, "reach": self.reach}
+        head = None if self.head is None else self.head.name
+        return found | {"head": head, "channels": self.channels, "outputs": self.outputs}
 
     def fingerprint(self) -> str:
         """SHA-256 over the model's state and the name of its head."""
@@ -263,10 +249,7 @@ class FeatureMap:
 
     @contextmanager
     def running(self) -> Iterator[Callable[[Tensor], ForwardPass]]:
-        """Hold the model in evaluation mode and hand out `forward(images)`: one forward pass, maps and logits.
-
-        Hooks are gone and the model is as before at the end, whatever happened.
-        """
+        """Hold the model in evaluation mode and hand out `forward(images)`: one forward pass, maps and logits."""
         with torch.no_grad(), evaluation_mode(self.module) as run, catching(self.place) as catch:
             watched = nullcontext(lambda x, _: run(x)) if self.direct else self._observing_logits(run)
             with watched as logits_of:

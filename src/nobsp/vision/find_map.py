@@ -131,24 +131,33 @@ def find_map(
         ) from failure
     keep = None if chosen is None else chosen[1]
     seen, observed, counts = _observe(module, probe.to(device, dtype_in, copy=True), readout, keep)
-    search = _Search(module, readout, probe, seen, observed, counts, device, dtype)
+    logits = observed if readout is None else readout.logits(observed)
+    found = FeatureMap(
+        *(module, Place("", module, -1, "output"), Grid("first"), False, "flatten", "full"),
+        fixed_batch=False,
+        head=None if readout is None else readout.head,
+        link="identity" if readout is None else readout.link,
+        readout=readout,
+        outputs=int(logits.shape[1]),
+        channels=0,
+        shape=(),
+        text=not probe.is_floating_point(),
+        image_shape=tuple(probe.shape[1:]),
+        device=device,
+        dtype=dtype,
+    )
+    search = _Search(found, probe, seen, observed, logits, counts)
     return search.ready(search.automatic() if chosen is None else search.chosen(*chosen))
 
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    module: nn.Module
-    readout: Readout | None
+    about: FeatureMap  # what is the same of all that are tried
     probe: Tensor
     seen: list[_Seen]
     observed: Tensor  # the representation that enters the head, or the output
+    logits: Tensor
     counts: Counter[str]
-    device: torch.device
-    dtype: torch.dtype
-
-    @property
-    def logits(self) -> Tensor:
-        return self.observed if self.readout is None else self.readout.logits(self.observed)
 
     def automatic(self) -> FeatureMap:
         """The last map that is pooled into the head, or else the last on whose locations the output depends."""
@@ -203,45 +212,29 @@ class _Search:
 
     def best(self, seen: list[_Seen]) -> FeatureMap | None:
         """The last map that is pooled into the head: a module's own output before something derived from it."""
-        hits = [(s, pooling) for s in seen for pooling in POOLINGS if s.matches(pooling, self.observed, self.dtype)]
+        hits = [
+            (s, pooling) for s in seen for pooling in POOLINGS if s.matches(pooling, self.observed, self.about.dtype)
+        ]
         rank = lambda hit: (hit[0].side == "output", not hit[0].relu, hit[0].order, -POOLINGS.index(hit[1]))  # noqa: E731
         return self.feature_map(*max(hits, key=rank), "head") if hits else None
 
     def feature_map(self, seen: _Seen, pooling: Pooling, reach: Reach, *, fixed_batch: bool = False) -> FeatureMap:
         calls = self.counts[seen.name]
-        call = -1 if seen.call == calls - 1 else seen.call
-        place = Place(seen.name, seen.module, call, seen.side, calls)
-        outputs = int(self.logits.shape[1])
-        head = None if self.readout is None else self.readout.head
+        place = Place(seen.name, seen.module, -1 if seen.call == calls - 1 else seen.call, seen.side, calls)
+        found = dataclasses.replace(self.about, place=place, grid=seen.grid, relu=seen.relu, shape=seen.shape)
+        head = found.head
         if head is None and reach == "head":
-            eye = torch.eye(outputs, dtype=torch.float64)
-            head = Head(eye, eye.new_zeros(outputs), name=seen.name)
-        return FeatureMap(
-            self.module,
-            place,
-            seen.grid,
-            seen.relu,
-            pooling,
-            reach,
-            fixed_batch=fixed_batch,
-            head=head,
-            link="identity" if self.readout is None else self.readout.link,
-            readout=self.readout,
-            outputs=outputs,
-            channels=int(seen.mean.shape[1]),
-            shape=seen.shape,
-            text=not self.probe.is_floating_point(),
-            image_shape=tuple(self.probe.shape[1:]),
-            device=self.device,
-            dtype=self.dtype,
-        )
+            eye = torch.eye(found.outputs, dtype=torch.float64)
+            head = Head(eye, eye.new_zeros(found.outputs), name=seen.name)
+        how: dict[str, Any] = {"pooling": pooling, "reach": reach, "fixed_batch": fixed_batch, "head": head}
+        return dataclasses.replace(found, channels=int(seen.mean.shape[1]), **how)
 
     def ready(self, found: FeatureMap) -> FeatureMap:
         """The same, noting whether the tensor has other values at the end of a pass than when it was made."""
         place = dataclasses.replace(found.place, overwritten=True)
-        dtype = self.dtype if self.probe.is_floating_point() else self.probe.dtype
-        x = self.probe[:1].to(self.device, dtype, copy=True)
-        with evaluation_mode(self.module) as run, catching(found.place) as live, catching(place) as copied:
+        dtype = self.about.dtype if self.probe.is_floating_point() else self.probe.dtype
+        x = self.probe[:1].to(self.about.device, dtype, copy=True)
+        with evaluation_mode(self.about.module) as run, catching(found.place) as live, catching(place) as copied:
             (_, before), after = live(lambda: copied(lambda: run(x)))
             overwritten = not torch.equal(before, after)
         return dataclasses.replace(found, place=place) if overwritten else found
@@ -296,15 +289,14 @@ class _Search:
     def agrees(self, trial: FeatureMap, units: Tensor) -> bool | None:
         """Whether units of the probe, put into a pass over another image, give its logits; None for an error."""
         other = 0.5 * self.probe[:1].flip(-1) if self.probe.is_floating_point() else _other_tokens(self.probe)
-        every = torch.arange(len(units), device=self.device)
+        every = torch.arange(len(units), device=self.about.device)
         try:
             with trial.behind(other) as tail, torch.no_grad():
-                found = tail(units.to(self.device), every).detach().to("cpu", torch.float64)
+                found = tail(units.to(self.about.device), every).detach().to("cpu", torch.float64)
         except (RuntimeError, ValueError, IndexError, AssertionError):
             return None
-        expected = self.logits
-        scale = expected.abs().amax(1, keepdim=True)
-        tolerance = min(256 * torch.finfo(self.dtype).eps, 0.05)
+        expected, scale = self.logits, self.logits.abs().amax(1, keepdim=True)
+        tolerance = min(256 * torch.finfo(self.about.dtype).eps, 0.05)
         return found.shape == expected.shape and bool(((found - expected).abs() <= tolerance * scale).all())
 
 

@@ -94,13 +94,11 @@ class Targets:
         sigmoid: bool = False,
     ) -> None:
         self._outputs, self._names, self.sigmoid = outputs, list(names), sigmoid
+        self._classes = f"the model has {outputs} classes, numbered from 0"
         if scale not in ("logit", "probability"):
             raise ValueError(f'scale must be "logit" or "probability", found {scale!r}.')
         if scale == "probability" and against is not None:
-            raise ValueError(
-                f'scale="probability" has all other classes in it already; leave against={against!r} out, or use '
-                'scale="logit".'
-            )
+            raise ValueError(f'scale="probability" has all other classes in it; leave against={against!r} out.')
         self._probability = scale == "probability"
         self._against = self._checked_against(against)
         # What is the same for every image, or one or more for each; else what each image is taken for.
@@ -174,26 +172,25 @@ class Targets:
                 raise ValueError(f"against={against!r} needs at least two classes, but the model has one output.")
             if against == "others" and self.sigmoid:
                 raise ValueError(
-                    'against="others" weighs classes that exclude each other, but those of this model have a sigmoid '
-                    'each; name a class, or use against="mean".'
+                    'against="others" is for a softmax, but these classes have a sigmoid each; use "mean".'
                 )
             return against
         if isinstance(against, str) and against not in self._names:
             known = 'None, "runner-up", "others", "mean", or a class'
-            raise ValueError(f"against must be {known}, found {against!r}; {self._classes()}.")
+            raise ValueError(f"against must be {known}, found {against!r}; {self._classes}.")
         return self._class(against, "against")
 
     def _class(self, given: Any, argument: str) -> int:
         if isinstance(given, str):
             if given not in self._names:
-                raise ValueError(f"{argument}={given!r} is not a class; {self._classes()}.")
+                raise ValueError(f"{argument}={given!r} is not a class; {self._classes}.")
             return self._names.index(given)
         if isinstance(given, Tensor | np.ndarray):
             given = given.item()
         if isinstance(given, bool | np.bool_) or not isinstance(given, int | np.integer):
             raise TypeError(f"{argument} must be a class number or name, found {type(given).__name__}.")
         if not 0 <= given < self._outputs:
-            raise ValueError(f"{argument}={given} is out of range; {self._classes()}.")
+            raise ValueError(f"{argument}={given} is out of range; {self._classes}.")
         return int(given)
 
     def _rows(self, given: Any) -> Tensor:
@@ -208,16 +205,11 @@ class Targets:
         if array.dtype.kind not in "iu":
             raise TypeError(f"target must hold class numbers, found {array.dtype}.")
         if array.ndim > 2 or array.size == 0:
-            raise ValueError(
-                f"target has shape {array.shape}; pass one class, one per image (n,), or several per image (n, k)."
-            )
+            raise ValueError(f"target has shape {array.shape}; pass one class, one per image (n,), or several (n, k).")
         bad = array[(array < 0) | (array >= self._outputs)]
         if bad.size:
-            raise ValueError(f"target holds {bad[0]}, which is out of range; {self._classes()}.")
+            raise ValueError(f"target holds {bad[0]}, which is out of range; {self._classes}.")
         return torch.from_numpy(array.astype(np.int64))
-
-    def _classes(self) -> str:
-        return f"the model has {self._outputs} classes, numbered from 0"
 
 
 def chances_of(logits: Tensor, *, sigmoid: bool) -> Tensor:
