@@ -43,11 +43,10 @@ class Coded:
             if not (isinstance(X, np.ndarray) and X.ndim == 2):
                 return None
             columns = [X[:, k] for k in range(X.shape[1])]
-            named = {
-                k: sorted({v for v in x.tolist() if isinstance(v, str)})
-                for k, x in enumerate(columns)
-                if x.dtype.kind in "OU" and any(isinstance(v, str) for v in x.tolist())
+            words = {
+                k: {v for v in x.tolist() if isinstance(v, str)} for k, x in enumerate(columns) if x.dtype.kind in "OU"
             }
+            named = {k: sorted(found) for k, found in words.items() if found}
             if named and not text:
                 return None
             absent = [k for k, x in enumerate(columns) if missing and k not in named and np.isnan(_floats(x)).any()]
@@ -71,20 +70,14 @@ class Coded:
     @property
     def layout(self) -> dict[str, Any]:
         """What `Coded.from_layout` makes the same again from."""
-        return {
-            "columns": self.columns,
-            "names": None if self.names is None else list(self.names),
-            "levels": {str(k): list(found) for k, found in self.levels.items()},
-            "kinds": {str(k): kind for k, kind in self.kinds.items()},
-            "absent": list(self.absent),
-        }
+        levels = {k: list(found) for k, found in self.levels.items()}
+        about = {"columns": self.columns, "names": self.names, "kinds": self.kinds, "absent": self.absent}
+        return {**about, "levels": levels}
 
     @classmethod
     def from_layout(cls, layout: Mapping[str, Any]) -> Coded:
         """The same as the one whose layout it is."""
-        levels = {int(k): found for k, found in layout["levels"].items()}
-        kinds = {int(k): kind for k, kind in layout["kinds"].items()}
-        return cls(layout["columns"], layout["names"], levels, kinds, layout["absent"])
+        return cls(*(layout[name] for name in ("columns", "names", "levels", "kinds", "absent")))
 
     def __call__(self, X: Any) -> Array:
         """Rows as a matrix of finite numbers: the columns, then for those that may be missing whether they are."""
@@ -125,15 +118,13 @@ class Coded:
 
     def _codes(self, k: int, column: NDArray[Any]) -> Array:
         places, levels = self._places[k], self.levels[k]
-        codes = np.empty(len(column))
+        codes = np.full(len(column), -1.0)
         for row, value in enumerate(column.tolist()):
-            if value is None or value != value:
-                codes[row] = -1
-                continue
-            if value not in places:  # the model itself knows what to make of it
-                places[value] = len(levels)
-                levels.append(value)
-            codes[row] = places[value]
+            if value is not None and value == value:
+                if value not in places:  # the model itself knows what to make of it
+                    places[value] = len(levels)
+                    levels.append(value)
+                codes[row] = places[value]
         return codes
 
 
@@ -190,14 +181,9 @@ def numbers_of(found: Any, rows: int) -> Array:
     try:
         values = np.asarray(found, dtype=np.float64)
     except (TypeError, ValueError) as failure:
-        raise TypeError(
-            f"the model returned a {type(found).__name__} that is not numbers ({failure}); pass a function that "
-            "returns one row of numbers for every row."
-        ) from failure
+        raise TypeError(f"the model returned a {type(found).__name__} that is not numbers ({failure}).") from failure
     if values.ndim == 0 or len(values) != rows:
-        raise ValueError(
-            f"the model returned shape {values.shape} for {rows} rows; it must return one row of numbers for each."
-        )
+        raise ValueError(f"the model returned shape {values.shape} for {rows} rows; it must return one for each.")
     return values.reshape(rows, -1)
 
 

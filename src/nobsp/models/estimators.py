@@ -153,17 +153,14 @@ _KINDS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int
 def adapt_session(session: Any) -> Adapted:
     """An onnxruntime session with one matrix as input: its output, or log-odds where it has probabilities."""
     inputs = session.get_inputs()
-    if len(inputs) != 1:
-        raise TypeError(
-            f"model is an onnxruntime session with the inputs {[one.name for one in inputs]}; pass a function of one "
-            "matrix that runs it, such as lambda X: session.run(None, {...})[0]."
-        )
     kind = _KINDS.get(inputs[0].type)
-    if kind is None:
-        raise TypeError(f"model is an onnxruntime session that takes {inputs[0].type}; pass a function that runs it.")
     floats = [one for one in session.get_outputs() if one.type in ("tensor(float)", "tensor(double)")]
-    if not floats:
-        raise TypeError("model is an onnxruntime session without an output of floats; pass a function that runs it.")
+    if len(inputs) != 1 or kind is None or not floats:
+        raise TypeError(
+            f"model is an onnxruntime session with the inputs {[(one.name, one.type) for one in inputs]} and "
+            f"{len(floats)} outputs of floats; pass a function of one matrix that runs it, such as lambda X: "
+            "session.run(None, {...})[0]."
+        )
     chosen = next((one for one in floats if "prob" in one.name.lower()), floats[0])
     classes = chosen.shape[-1] if "prob" in chosen.name.lower() and isinstance(chosen.shape[-1], int) else 1
 

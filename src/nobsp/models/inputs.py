@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nobsp.models.coded import Coded, linear
@@ -32,23 +32,15 @@ def adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) -> 
     if whole and _TOKENS in inspect.signature(unwrap(model).forward).parameters:
         raise ValueError(_tokens(X.shape[1]))
     coded = None if X is None else Coded.of(X, missing=False, text=False)
-    if coded is None:
-        return Adapted(module)
-    return Adapted(module, encode=coded, layout=coded.layout)
+    return Adapted(module) if coded is None else Adapted(module, encode=coded, layout=coded.layout)
 
 
-@dataclass(frozen=True)
-class Input:
+class Input(NamedTuple):
     """One of several inputs: its name, and shape and kind of one row."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-
-    @property
-    def columns(self) -> int:
-        """How many numbers a row of it has."""
-        return int(np.prod(self.shape))
 
 
 class Packing:
@@ -56,11 +48,12 @@ class Packing:
 
     def __init__(self, inputs: Sequence[Input], kind: str) -> None:
         self.inputs, self.kind = tuple(inputs), kind
-        starts = np.concatenate([[0], np.cumsum([one.columns for one in inputs])]).tolist()
-        self._columns = {
-            one.name: np.arange(start, stop).reshape(one.shape)
-            for one, start, stop in zip(self.inputs, starts[:-1], starts[1:], strict=True)
-        }
+        self._columns: dict[str, NDArray[np.intp]] = {}
+        start = 0
+        for one in inputs:
+            stop = start + int(np.prod(one.shape))
+            self._columns[one.name] = np.arange(start, stop).reshape(one.shape)
+            start = stop
 
     @classmethod
     def of(cls, parts: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> Packing:
@@ -75,13 +68,12 @@ class Packing:
     @property
     def layout(self) -> dict[str, Any]:
         """What `Packing.from_layout` makes the same again from."""
-        return {"inputs": [[one.name, list(one.shape), one.dtype] for one in self.inputs], "kind": self.kind}
+        return {"inputs": [list(one) for one in self.inputs], "kind": self.kind}
 
     @classmethod
     def from_layout(cls, layout: Mapping[str, Any]) -> Packing:
         """The same as the one whose layout it is."""
-        inputs = [Input(str(name), tuple(int(n) for n in shape), str(dtype)) for name, shape, dtype in layout["inputs"]]
-        return cls(inputs, str(layout["kind"]))
+        return cls([Input(name, tuple(shape), dtype) for name, shape, dtype in layout["inputs"]], layout["kind"])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,9 +108,8 @@ class Packing:
                 raise ValueError(f"X lacks the input {one.name!r}; it has {list(parts)}.")
             tensor = torch.as_tensor(parts[one.name]).detach().cpu()
             if tuple(tensor.shape[1:]) != one.shape:
-                raise ValueError(
-                    f"X has input {one.name!r} of shape {tuple(tensor.shape)}; expected {('rows', *one.shape)}."
-                )
+                expected = ("rows", *one.shape)
+                raise ValueError(f"X has input {one.name!r} of shape {tuple(tensor.shape)}; expected {expected}.")
             columns.append(tensor.reshape(len(tensor), -1).to(torch.float64))
         return torch.cat(columns, 1)
 
@@ -212,14 +203,8 @@ class Members(nn.Module):
 
 
 def _packed(module: nn.Module, packing: Packing) -> Adapted:
-    return Adapted(
-        Unpacks(module, packing),
-        feature_names=packing.names,
-        codes=packing.codes,
-        pack=packing.pack,
-        resolve=packing.resolve,
-        layout=packing.layout,
-    )
+    how: dict[str, Any] = {"pack": packing.pack, "resolve": packing.resolve, "layout": packing.layout}
+    return Adapted(Unpacks(module, packing), feature_names=packing.names, codes=packing.codes, **how)
 
 
 def _parts(module: nn.Module, X: Any) -> Mapping[str, Any] | list[tuple[str, Any]] | None:

@@ -191,9 +191,9 @@ class MapMeans:
                 units = start.clone().requires_grad_()
                 logits = tail(units, torch.zeros(1, dtype=torch.int64))
             base = logits[0].detach().cpu()
-            # Quantised layers give none.
-            slopes = None
-            if not logits.requires_grad or torch.autograd.grad(logits.sum(), units, allow_unused=True)[0] is None:
+            slopes, ones = None, torch.ones_like(logits)
+            # Quantised layers give no gradient.
+            if not logits.requires_grad or torch.autograd.grad(logits, units, ones, allow_unused=True)[0] is None:
                 slopes = _slopes_by_differences(feature_map, tail, start).cpu()
         account = Account(slopes, mean, base, mean_logits, every)
         with feature_map.running() as forward:
@@ -340,55 +340,40 @@ def examine(feature_map: FeatureMap, account: Account, *, rows: int) -> CamHealt
     if account.note:
         add("warning", "coefficients", account.note)
     elif integral and least < LEAST_CARRIED:
-        add(
-            "warning",
-            "quadrature",
+        message = (
             f"The integral through the layers behind {layer!r} misses much of the logits of the first images (it "
             f"carries {max(least, 0.0):.1%} of their squares) with up to {POINTS[-1]} points; read maps.residual along "
-            "with the maps, or choose a later layer.",
+            "with the maps, or choose a later layer."
         )
+        add("warning", "quadrature", message)
     elif not integral and least < 0.8:
-        add(
-            "warning",
-            "weak",
+        message = (
             f"The coefficients carry only {least:.1%} of a logit's variance: the ridge is too strong for these "
-            'channels, or the images are too few. Use a smaller ridge, more images, or coefficients="head".',
+            'channels, or the images are too few. Use a smaller ridge, more images, or coefficients="head".'
         )
+        add("warning", "weak", message)
     if integral:
         apart = account.base - account.mean_logits
         largest = int(apart.abs().argmax())
         parts = "all of it" if feature_map.reach == "full" else "only its means"
-        add(
-            "note",
-            "integral",
+        message = (
             f"Layers stand between {layer!r} and the output, which see {parts}: gradients are integrated through them, "
             "and maps.residual is the integral's error. Accounts start from the output at the mean map, which is up to "
-            f"{abs(float(apart[largest])):.3g} away from the mean output (output {largest}), a constant.",
+            f"{abs(float(apart[largest])):.3g} away from the mean output (output {largest}), a constant."
         )
+        add("note", "integral", message)
     if integral and feature_map.head is None:
         add("note", "no_head", "No linear layer makes the model's output, so the output is explained as it is.")
     if integral and feature_map.reach == "full" and feature_map.grid.prefix:
-        add(
-            "note",
-            "class_token",
-            f"{feature_map.grid.prefix} tokens of {layer!r} have no place in the image; what they carry is in "
-            "maps.class_token. An earlier layer leaves them less, and costs more.",
-        )
+        message = f"{feature_map.grid.prefix} tokens of {layer!r} have no place in the image: see maps.class_token."
+        add("note", "class_token", message)
     dead = 0 if account.unique_share is None else int((account.unique_share == 0).sum())
     if dead:
-        add(
-            "note",
-            "dead",
-            f"{dead} channels never varied over the calibration images, so nothing is known of them and they "
-            "contribute nothing; more varied images may wake them.",
-        )
+        message = f"{dead} channels never varied over the calibration images and contribute nothing; vary the images."
+        add("note", "dead", message)
     if rows < FEW_IMAGES:
-        add(
-            "note",
-            "few_images",
-            f"The reference is a mean of {rows} images only: what all of them have in common is in no account. More "
-            "varied images give a reference that means more.",
-        )
+        message = f"The reference is a mean of {rows} images only: what all have in common is in no account. Use more."
+        add("note", "few_images", message)
     if max(feature_map.shape) < 4:
         size, inputs = ("×".join(map(str, one)) for one in (feature_map.shape, feature_map.image_shape[1:]))
         add("note", "coarse", f"The map has only {size} locations for inputs of {inputs}; larger ones give finer maps.")
