@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from tqdm import tqdm
 
-from nobsp._messages import join_names, require_whole_number
+from nobsp._messages import join_names
 
 Batch = TypeVar("Batch", bound=Any)
 Encode = Callable[[Any], "np.ndarray[Any, Any]"]
@@ -54,10 +54,10 @@ def batches_of(
     strict: bool = True,
 ) -> Source:
     """Read any kind of table in batches."""
-    require_whole_number("batch_size", batch_size)
+    size = check_batch_size(batch_size)
     if isinstance(X, list | tuple) and X and isinstance(X[0], list | tuple) and X[0] and all(map(np.isscalar, X[0])):
         X = np.asarray(X)  # a list of lists of numbers is a matrix, not a list of batches
-    reader = _Reader(int(batch_size), encode, argument, columns, strict)
+    reader = _Reader(size, encode, argument, columns, strict)
     table = reader.table_of(X, argument, columns)
     if table is None:
         return _stream_source(X, reader)
@@ -67,6 +67,13 @@ def batches_of(
     begun = reader.cut(table, 0, 0 if encode is None else 1)
     whole = encode is None and not begun.is_floating_point()
     return Source(table.names, table.rows, True, whole, begun.shape[1], lambda: reader.rows_of(table, first_row=0))
+
+
+def check_batch_size(size: Any) -> int:
+    """The size, where it is one."""
+    if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+        raise ValueError(f"batch_size must be a positive whole number, found {size!r}.")
+    return int(size)
 
 
 def with_progress(iterable: Iterable[Batch], *, total: int | None, enabled: bool, description: str) -> Iterator[Batch]:

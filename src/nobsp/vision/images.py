@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nobsp._messages import require_whole_number
 from nobsp.calibration import Run
 from nobsp.calibration.local import is_ray
 from nobsp.calibration.ray import RayRows, RayRun, first_batch
-from nobsp.network.batches import NoRowsError, count_ahead, first_non_finite, open_stream
+from nobsp.network.batches import NoRowsError, check_batch_size, count_ahead, first_non_finite, open_stream
 from nobsp.vision.find_map import PROBE_IMAGES
 
 # Images of a Ray dataset whose sums are sent at a time.
@@ -101,9 +100,7 @@ def _read_block(
 
 def images_of(images: Any, *, batch_size: int, argument: str = "images") -> Images:
     """Read images of any kind in batches."""
-    require_whole_number("batch_size", batch_size)
-    size = int(batch_size)
-    keys = _keys(images)
+    size, keys = check_batch_size(batch_size), _keys(images)
     if isinstance(images, Tensor | np.ndarray) or keys:
         whole = _batch(images, argument, 0) if keys else _checked(images, argument)
         if len(whole) == 0:

@@ -65,11 +65,11 @@ def remove_locations(
     assert feature_map.head is not None
     weight = feature_map.head.weight.to(seen.maps.device)
     locations = seen.maps[0, 0].numel()
+    at_once = max(1, _AT_ONCE // (len(weight) * locations))
     parts = []
-    for here in torch.split(torch.arange(len(target)), max(1, _AT_ONCE // (len(weight) * locations))):
-        maps = seen.maps[here]
+    for maps, logits, own in zip(*(torch.split(one, at_once) for one in (seen.maps, seen.logits, target)), strict=True):
         evidence = spread(maps, weight.expand(len(maps), -1, -1), feature_map.pooling).flatten(2) / locations
-        parts.append(remove_one_by_one(seen.logits[here], evidence, target[here], sigmoid=sigmoid))
+        parts.append(remove_one_by_one(logits, evidence, own, sigmoid=sigmoid))
     order, chances = (torch.cat(part) for part in zip(*parts, strict=True))
     return torch.unflatten(order, 1, seen.maps.shape[2:]), chances
 
