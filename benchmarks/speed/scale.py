@@ -30,8 +30,8 @@ from benchmarks.report import Column, Report, Table, options, progress, publish
 from nobsp import Local, NObSP
 from nobsp.calibration.local import parse_bytes
 from nobsp.calibration.ray import MOST_ROWS, rows_at_once
+from nobsp.network.inputs import SAMPLE_ROWS, Summary
 from nobsp.network.readout import Network
-from nobsp.network.summary import SAMPLE_ROWS, Summary
 from nobsp.tabular.algorithm1 import (
     Accumulator,
     add_rows,

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from nobsp.vision import NObSPCam
-from nobsp.vision.account import ChannelAccount
 
 Maps = NDArray[np.float64]
 # What a location is compared with: the calibration mean, nothing, what the network sees in a blank image there, or what
@@ -80,7 +79,7 @@ def seen_by(
 ) -> Iterator[Seen]:
     """Batches of images as a network that pools its map straight into the head sees them."""
     feature_map, account = cam._fitted.feature_map, cam._fitted.account
-    assert isinstance(account, ChannelAccount)
+    assert account.coefficients is not None
     assert feature_map.head is not None
     with torch.no_grad(), feature_map.running() as forward:
         blank = forward(torch.zeros_like(images[:1])).maps[0]

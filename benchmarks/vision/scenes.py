@@ -20,12 +20,12 @@ from benchmarks.kept import fingerprint, rooms
 from benchmarks.report import progress
 from benchmarks.vision.candidates import BATCH, Seen, seen_by
 from benchmarks.vision.networks import Setting
-from nobsp.vision import NObSPCam, account, feature_map, grid, images
+from nobsp.vision import NObSPCam, account, feature_map, images
 from nobsp.vision.account import Coefficients
 
 SEED = 0
 # The code that decides what is seen of an image, and what a calibration finds in it.
-EVIDENCE = fingerprint(feature_map, account, grid, images)
+EVIDENCE = fingerprint(feature_map, account, images)
 
 Split = Literal["train", "val"]
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from nobsp import Local, NObSP, Ranks
 from nobsp.calibration.local import Run
+from nobsp.network.inputs import Summary
 from nobsp.network.readout import Network
-from nobsp.network.summary import Summary
 from nobsp.projection import merge_all
 from nobsp.tabular.algorithm1 import Accumulator, add_rows
 from nobsp.tabular.files import CHECKPOINTED

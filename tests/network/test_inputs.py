@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from nobsp.network.inputs import (
     Features,
+    Summary,
     isolated,
     needs_data,
     reference,
     resolve_baseline,
     resolve_features,
 )
-from nobsp.network.summary import Summary
 from tests.tolerances import assert_same_to_rounding
 
 NAMES = ["age", "oslo", "rome"]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nobsp.network.summary import MOST_LEVELS, SAMPLE_ROWS, Summary
+from nobsp.network.inputs import MOST_LEVELS, SAMPLE_ROWS, Summary
 from tests.tolerances import SUMS, assert_same_to_rounding
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import safetensors.torch
 
 from nobsp import Local, NObSP
-from nobsp.network.summary import Summary
+from nobsp.network.inputs import Summary
 from nobsp.tabular.algorithm1 import Accumulator
 from tests.tabular.nets import net, table
 from tests.tabular.ranks import numbers

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nobsp.vision import NObSPCam
 from nobsp.vision.account import MapMeans
-from nobsp.vision.grid import pooled
+from nobsp.vision.feature_map import pooled
 from tests.projection.oracles import algorithm_1
 from tests.tolerances import CONTRIBUTIONS, PASS, SUMS
 from tests.vision.networks import Functional, averaged, images, made, through_layers
@@ -73,7 +73,7 @@ def test_the_weights_of_the_head_need_only_means() -> None:
     state = cam._fitted.calibration
     assert isinstance(state, MapMeans)
     units, _ = units_and_logits(cam, images(60))
-    torch.testing.assert_close(state.units.mean, units.mean(0), rtol=SUMS, atol=PASS)
+    torch.testing.assert_close(state.units, units.mean(0), rtol=SUMS, atol=PASS)
     np.testing.assert_array_equal(cam.coefficients_, model.head.weight.detach().numpy().T)
 
 

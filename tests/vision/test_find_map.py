@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from nobsp.vision.feature_map import pooled
 from nobsp.vision.find_map import find_map
-from nobsp.vision.grid import pooled
 from tests.tolerances import assert_same_to_rounding
 from tests.vision.networks import ClassMaps, Functional, Skipping, Tokens, averaged, body, images, made, through_layers
 

@@ -61,7 +61,7 @@ def test_a_list_can_be_read_again() -> None:
         (X[:0], ValueError, "images is empty"),
         ([], ValueError, "images has no batches"),
         ([X[:0]], ValueError, "batch 0 of images is empty"),
-        ([()], ValueError, "empty tuple"),
+        ([()], TypeError, "batch 0 of images is a tuple"),
         ((X * 255).byte(), TypeError, r"of uint8; convert to floating point and normalise"),
         ([X[:2].long()], TypeError, "batch 0 of images is of int64"),
         (TensorDataset(X), TypeError, "is a Dataset; pass torch.utils.data.DataLoader"),

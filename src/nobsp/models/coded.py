@@ -1,15 +1,19 @@
-"""Frames with categories and missing numbers as matrices of finite numbers, and back."""
+"""Functions of numpy rows as torch modules; frames with categories and missing numbers as matrices, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import narwhals as nw
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 Array = NDArray[np.float64]
+Function = Callable[[Array], Any]
 
 
 class Coded:
@@ -39,11 +43,10 @@ class Coded:
             if not (isinstance(X, np.ndarray) and X.ndim == 2):
                 return None
             columns = [X[:, k] for k in range(X.shape[1])]
-            named = {
-                k: sorted({v for v in x.tolist() if isinstance(v, str)})
-                for k, x in enumerate(columns)
-                if x.dtype.kind in "OU" and any(isinstance(v, str) for v in x.tolist())
+            words = {
+                k: {v for v in x.tolist() if isinstance(v, str)} for k, x in enumerate(columns) if x.dtype.kind in "OU"
             }
+            named = {k: sorted(found) for k, found in words.items() if found}
             if named and not text:
                 return None
             absent = [k for k, x in enumerate(columns) if missing and k not in named and np.isnan(_floats(x)).any()]
@@ -67,20 +70,14 @@ class Coded:
     @property
     def layout(self) -> dict[str, Any]:
         """What `Coded.from_layout` makes the same again from."""
-        return {
-            "columns": self.columns,
-            "names": None if self.names is None else list(self.names),
-            "levels": {str(k): list(found) for k, found in self.levels.items()},
-            "kinds": {str(k): kind for k, kind in self.kinds.items()},
-            "absent": list(self.absent),
-        }
+        levels = {k: list(found) for k, found in self.levels.items()}
+        about = {"columns": self.columns, "names": self.names, "kinds": self.kinds, "absent": self.absent}
+        return {**about, "levels": levels}
 
     @classmethod
     def from_layout(cls, layout: Mapping[str, Any]) -> Coded:
         """The same as the one whose layout it is."""
-        levels = {int(k): found for k, found in layout["levels"].items()}
-        kinds = {int(k): kind for k, kind in layout["kinds"].items()}
-        return cls(layout["columns"], layout["names"], levels, kinds, layout["absent"])
+        return cls(*(layout[name] for name in ("columns", "names", "levels", "kinds", "absent")))
 
     def __call__(self, X: Any) -> Array:
         """Rows as a matrix of finite numbers: the columns, then for those that may be missing whether they are."""
@@ -106,32 +103,28 @@ class Coded:
         columns: dict[int, Any] = {k: matrix[:, k] for k in range(self.columns)}
         for place, k in enumerate(self.absent):
             columns[k] = np.where(matrix[:, self.columns + place] > 0.5, np.nan, columns[k])
-        codes = {k: matrix[:, k].round().astype(np.intp) for k in self.levels}
-        if self.names is None:
-            rows = np.column_stack([columns[k] for k in range(self.columns)]).astype(object if codes else np.float64)
-            for k, code in codes.items():
-                rows[:, k] = np.array([*self.levels[k], None], dtype=object)[code]
-            return rows
-        import pandas as pd
-
-        for k, code in codes.items():
-            if self.kinds[k] == "category":
-                columns[k] = pd.Categorical.from_codes(code, categories=self.levels[k])
+        if self.names is not None:
+            import pandas as pd
+        for k, found in self.levels.items():
+            code = matrix[:, k].round().astype(np.intp)
+            if self.names is not None and self.kinds[k] == "category":
+                columns[k] = pd.Categorical.from_codes(code, categories=found)
             else:
-                columns[k] = np.array([*self.levels[k], None], dtype=object)[code]
-        return pd.DataFrame({name: columns[k] for k, name in enumerate(self.names)})
+                columns[k] = np.array([*found, None], dtype=object)[code]
+        if self.names is not None:
+            return pd.DataFrame({name: columns[k] for k, name in enumerate(self.names)})
+        kind = object if self.levels else np.float64
+        return np.column_stack([np.asarray(columns[k], dtype=kind) for k in range(self.columns)])
 
     def _codes(self, k: int, column: NDArray[Any]) -> Array:
         places, levels = self._places[k], self.levels[k]
-        codes = np.empty(len(column))
+        codes = np.full(len(column), -1.0)
         for row, value in enumerate(column.tolist()):
-            if value is None or value != value:
-                codes[row] = -1
-                continue
-            if value not in places:  # the model itself knows what to make of it
-                places[value] = len(levels)
-                levels.append(value)
-            codes[row] = places[value]
+            if value is not None and value == value:
+                if value not in places:  # the model itself knows what to make of it
+                    places[value] = len(levels)
+                    levels.append(value)
+                codes[row] = places[value]
         return codes
 
 
@@ -149,3 +142,55 @@ def _floats(column: NDArray[Any]) -> Array:
     if column.dtype.kind == "O":
         column = np.array([np.nan if value is None else value for value in column.tolist()], dtype=np.float64)
     return column.astype(np.float64)
+
+
+class Runs(nn.Module):
+    """Runs a function on float64 rows; with `weight` its values enter a linear head, without they are the outputs."""
+
+    def __init__(
+        self, function: Function, *, weight: Array | None = None, bias: Array | None = None, about: bytes = b""
+    ) -> None:
+        super().__init__()
+        self.function = function
+        self.head = None if weight is None else linear(weight, bias)
+        digest = np.frombuffer(hashlib.sha256(about).digest(), dtype=np.uint8).copy()
+        self.register_buffer("digest", torch.from_numpy(digest))
+        # Rows are given in the precision of the first floating tensor: whole double numbers.
+        self.register_buffer("precision", torch.zeros(0, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Values, or what the head makes of them."""
+        found = self.function(np.ascontiguousarray(x.detach().cpu().numpy()))
+        values = torch.from_numpy(np.array(numbers_of(found, len(x)), dtype=np.float64))
+        return values if self.head is None else self.head(values)
+
+
+def linear(weight: Array, bias: Array | None = None) -> nn.Linear:
+    """A linear layer with given weights in float64, without drawing random numbers."""
+    outputs, width = weight.shape
+    layer = nn.Linear(width, outputs, dtype=torch.float64, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(np.array(weight, dtype=np.float64)))
+        layer.bias.copy_(torch.from_numpy(np.zeros(outputs) if bias is None else np.array(bias, dtype=np.float64)))
+    return layer
+
+
+def numbers_of(found: Any, rows: int) -> Array:
+    """What a function returned as (rows, outputs), or an error that says what it was."""
+    found = found.detach().cpu().numpy() if isinstance(found, Tensor) else found
+    try:
+        values = np.asarray(found, dtype=np.float64)
+    except (TypeError, ValueError) as failure:
+        raise TypeError(f"the model returned a {type(found).__name__} that is not numbers ({failure}).") from failure
+    if values.ndim == 0 or len(values) != rows:
+        raise ValueError(f"the model returned shape {values.shape} for {rows} rows; it must return one for each.")
+    return values.reshape(rows, -1)
+
+
+def log_odds(probabilities: Array) -> Array:
+    """Log-odds of the second of two classes, or centred logarithms; probabilities of 0 are taken as 1e-12."""
+    logs = np.log(np.clip(probabilities, 1e-12, None))
+    if probabilities.shape[1] == 2:
+        return logs[:, 1:] - logs[:, :1]
+    centred: Array = logs - logs.mean(1, keepdims=True)
+    return centred

@@ -10,18 +10,11 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from nobsp.models.coded import Coded
-from nobsp.models.running import Array, Runs, linear, log_odds, numbers_of
+from nobsp.models.coded import Array, Coded, Runs, linear, log_odds, numbers_of
 from nobsp.models.trees import Trees, read_trees
-from nobsp.network.adapted import Adapted
-from nobsp.network.preprocessing import encoder_of, framed
+from nobsp.network.adapted import Adapted, encoder_of, framed
 
-_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "identity": nn.Identity,
-    "logistic": nn.Sigmoid,
-    "tanh": nn.Tanh,
-    "relu": nn.ReLU,
-}
+_ACTIVATIONS = {"identity": nn.Identity, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 def adapt_estimator(model: Any, coded: Coded | None) -> Adapted | None:
@@ -48,18 +41,13 @@ def adapt_estimator(model: Any, coded: Coded | None) -> Adapted | None:
     if trees is None and not hasattr(last, "predict"):
         return None
     preprocessing = [step for step in steps if len(step)]
+    own = None if preprocessing else coded
     if network:
-        found = Adapted(
-            module_of(last),
-            output_names=_output_names(last),
-            link={"logistic": "sigmoid"}.get(last.out_activation_, last.out_activation_),
-        )
-        if coded is not None and not preprocessing:
-            found = replace(found, encode=coded, layout=coded.layout)
-    elif trees is not None:
-        found = _adapt_trees(trees, None if preprocessing else coded)
+        link = {"logistic": "sigmoid"}.get(last.out_activation_, last.out_activation_)
+        names = _output_names(last, single=last.n_outputs_ == 1)
+        found = Adapted(_module_of(last), output_names=names, link=link, **_encoding(own))
     else:
-        found = _adapt_function(last, None if preprocessing else coded)
+        found = _adapt_function(last, own) if trees is None else _adapt_trees(trees, own)
     if preprocessing:
         # Thresholds and codes of the last step are of columns that the caller does not see.
         found = replace(found, encode=encoder_of(preprocessing), steps={}, codes=(), layout=None)
@@ -68,8 +56,12 @@ def adapt_estimator(model: Any, coded: Coded | None) -> Adapted | None:
 
 def whole_pipeline(model: Any, coded: Coded | None) -> Adapted:
     """A pipeline as one function of the caller's columns, for those whose preprocessing mixes columns."""
-    layout = {"whole": True, **({} if coded is None else coded.layout)}
-    return replace(_adapt_function(model, coded), feature_names=_names_of(model), layout=layout)
+    found = _adapt_function(model, coded)
+    return replace(found, feature_names=_names_of(model), layout={"whole": True, **(found.layout or {})})
+
+
+def _encoding(coded: Coded | None) -> dict[str, Any]:
+    return {} if coded is None else {"encode": coded, "layout": coded.layout}
 
 
 def _rows_for(coded: Coded | None, names: Sequence[str] | None) -> Callable[[Array], Any]:
@@ -84,42 +76,29 @@ def _rows_for(coded: Coded | None, names: Sequence[str] | None) -> Callable[[Arr
 def _adapt_trees(trees: Trees, coded: Coded | None) -> Adapted:
     rows = _rows_for(coded, trees.names if trees.frame else None)
     module = Runs(lambda x: trees.function(rows(x)), weight=trees.weight, bias=trees.base, about=trees.about)
-    return Adapted(
-        module,
-        encode=coded,
-        feature_names=trees.names,
-        output_names=trees.classes,
-        link=trees.link,
-        steps=trees.steps,
-        codes=trees.codes if coded is None else (),
-        layout=None if coded is None else coded.layout,
-    )
+    found = Adapted(module, None, trees.names, trees.classes, trees.link, trees.steps, trees.codes)
+    return found if coded is None else replace(found, codes=(), **_encoding(coded))
 
 
 def _adapt_function(model: Any, coded: Coded | None) -> Adapted:
     """Margins where they are log-odds, log-odds of probabilities, or predictions."""
     rows = _rows_for(coded, _names_of(model))
-    names = link = None
+    names = _output_names(model, single=len(getattr(model, "classes_", ())) == 2)
+    link = "identity"
     function: Callable[[Array], Any] = lambda x: model.predict(rows(x))  # noqa: E731
-    classes = getattr(model, "classes_", None)
-    if classes is not None and not isinstance(classes, list):
-        names = tuple(str(name) for name in classes)
-        names = names[1:] if len(names) == 2 else names
-        if hasattr(model, "predict_proba"):
-            link = "sigmoid" if len(names) == 1 else "softmax"
-            function = lambda x: log_odds(np.asarray(model.predict_proba(rows(x))))  # noqa: E731
-        elif hasattr(model, "decision_function"):
-            function, link = (lambda x: model.decision_function(rows(x))), "identity"
-        else:
-            raise TypeError(
-                f"model is a {type(model).__name__}, which only names classes; pass one with predict_proba or "
-                "decision_function, or a function that returns numbers."
-            )
+    if names is not None and hasattr(model, "predict_proba"):
+        link = "sigmoid" if len(names) == 1 else "softmax"
+        function = lambda x: log_odds(np.asarray(model.predict_proba(rows(x))))  # noqa: E731
+    elif names is not None and hasattr(model, "decision_function"):
+        function = lambda x: model.decision_function(rows(x))  # noqa: E731
+    elif names is not None:
+        raise TypeError(
+            f"model is a {type(model).__name__}, which only names classes; pass one with predict_proba or "
+            "decision_function, or a function that returns numbers."
+        )
     elif hasattr(model, "score_samples"):
         function = lambda x: model.score_samples(rows(x))  # noqa: E731
-    module = Runs(function, about=_bytes_of(model))
-    layout = None if coded is None else coded.layout
-    return Adapted(module, encode=coded, output_names=names, link=link or "identity", layout=layout)
+    return Adapted(Runs(function, about=_bytes_of(model)), output_names=names, link=link, **_encoding(coded))
 
 
 def _transformed_target(model: Any, coded: Coded | None) -> Adapted | None:
@@ -137,7 +116,7 @@ def _transformed_target(model: Any, coded: Coded | None) -> Adapted | None:
     return whole_pipeline(model, coded)
 
 
-def module_of(network: Any) -> nn.Sequential:
+def _module_of(network: Any) -> nn.Sequential:
     """The same network in torch, float64, without its output activation: it returns logits."""
     layers: list[nn.Module] = []
     for weight, bias in zip(network.coefs_, network.intercepts_, strict=True):
@@ -160,12 +139,12 @@ def _names_of(model: Any) -> tuple[str, ...] | None:
     return None if names is None else tuple(str(name) for name in names)
 
 
-def _output_names(network: Any) -> tuple[str, ...] | None:
-    classes = getattr(network, "classes_", None)
-    if classes is None:
+def _output_names(model: Any, *, single: bool) -> tuple[str, ...] | None:
+    """Names of the classes; only the second where there are two with a single output."""
+    classes = getattr(model, "classes_", None)
+    if classes is None or isinstance(classes, list):
         return None
-    names = tuple(str(name) for name in classes)
-    return names[1:] if network.n_outputs_ == 1 else names
+    return tuple(str(name) for name in classes)[1 if single else 0 :]
 
 
 _KINDS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64}
@@ -174,17 +153,14 @@ _KINDS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int
 def adapt_session(session: Any) -> Adapted:
     """An onnxruntime session with one matrix as input: its output, or log-odds where it has probabilities."""
     inputs = session.get_inputs()
-    if len(inputs) != 1:
-        raise TypeError(
-            f"model is an onnxruntime session with the inputs {[one.name for one in inputs]}; pass a function of one "
-            "matrix that runs it, such as lambda X: session.run(None, {...})[0]."
-        )
     kind = _KINDS.get(inputs[0].type)
-    if kind is None:
-        raise TypeError(f"model is an onnxruntime session that takes {inputs[0].type}; pass a function that runs it.")
     floats = [one for one in session.get_outputs() if one.type in ("tensor(float)", "tensor(double)")]
-    if not floats:
-        raise TypeError("model is an onnxruntime session without an output of floats; pass a function that runs it.")
+    if len(inputs) != 1 or kind is None or not floats:
+        raise TypeError(
+            f"model is an onnxruntime session with the inputs {[(one.name, one.type) for one in inputs]} and "
+            f"{len(floats)} outputs of floats; pass a function of one matrix that runs it, such as lambda X: "
+            "session.run(None, {...})[0]."
+        )
     chosen = next((one for one in floats if "prob" in one.name.lower()), floats[0])
     classes = chosen.shape[-1] if "prob" in chosen.name.lower() and isinstance(chosen.shape[-1], int) else 1
 

@@ -1,25 +1,119 @@
-"""Torch modules that take several inputs, as modules of one matrix; and frames with categories for torch modules."""
+"""Any model as one torch module of one matrix: of other libraries, functions, and torch modules of several inputs."""
 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+import narwhals as nw
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nobsp.models.coded import Coded
-from nobsp.models.running import linear
-from nobsp.network.adapted import Adapted
+from nobsp.models.coded import Coded, Runs, linear
+from nobsp.network.adapted import Adapted, MixedColumnsError, grouping_rows
+from nobsp.network.batches import matched
 from nobsp.network.inference import unwrap
 
+_OPENED = "nobsp.as_module(model, rows)"
 _TOKENS = "input_ids"
 
 
-def adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) -> Adapted:
+def adapt(model: Any, X: Any = None, *, layout: Mapping[str, Any] | None = None) -> Adapted:
+    """Accepts a torch module, a fitted model of another library, or any function of rows.
+
+    Args:
+        model: A torch module; a fitted scikit-learn estimator, pipeline or search; a model of XGBoost, LightGBM,
+            CatBoost, interpret or skorch; an onnxruntime session; or a function from a float64 array to an array.
+        X: The rows it is to be run on, where there are any yet: they tell of names of levels, missing numbers and
+            several inputs.
+        layout: The layout of an earlier `adapt`, instead of the rows.
+
+    Example:
+        >>> import numpy as np
+        >>> from sklearn.neural_network import MLPRegressor
+        >>> from nobsp.models import adapt
+        >>> X = np.random.default_rng(0).normal(size=(50, 2))
+        >>> network = MLPRegressor(hidden_layer_sizes=(4,), max_iter=2000, tol=0.1).fit(X, X[:, 0])
+        >>> adapt(network).module[2]
+        Linear(in_features=4, out_features=1, bias=True)
+    """
+    room = type(model).__module__.partition(".")[0]
+    if room == "skorch":
+        if not getattr(model, "initialized_", False):
+            from sklearn.exceptions import NotFittedError
+
+            raise NotFittedError(f"model is a {type(model).__name__} that has not been fitted; call its fit first.")
+        found = adapt(model.module_, X, layout=layout)
+        names = getattr(model, "classes_", None)
+        return replace(found, output_names=None if names is None else tuple(map(str, names)))
+    if isinstance(model, nn.Module):
+        return _adapt_module(model, X, layout)
+    if isinstance(model, torch.export.ExportedProgram | str | os.PathLike | Mapping | type):
+        raise TypeError(_refusal(model))
+    coded, whole = None, False
+    if layout is not None:
+        whole = bool(layout.get("whole"))
+        coded = Coded.from_layout(layout) if "levels" in layout else None
+    elif X is not None:
+        coded = Coded.of(X, missing=True)
+    if room == "onnxruntime":
+        from nobsp.models.estimators import adapt_session
+
+        return adapt_session(model)
+    if room in ("xgboost", "lightgbm", "catboost", "interpret") or hasattr(model, "get_params"):
+        from nobsp.models.estimators import adapt_estimator, whole_pipeline
+
+        estimator = adapt_estimator(model, coded)
+        if estimator is not None:
+            own = estimator.encode is not None and estimator.encode is not coded
+            mixed = whole or (own and _mixes(estimator, X))
+            return whole_pipeline(model, coded) if mixed else estimator
+    if not callable(model):
+        raise TypeError(_refusal(model))
+    if coded is None:
+        return Adapted(Runs(model))
+    return Adapted(Runs(lambda x: model(coded.back(x))), encode=coded, layout=coded.layout)
+
+
+def _mixes(adapted: Adapted, X: Any) -> bool:
+    """Whether the preprocessing makes one column of several, so that only the whole can be explained."""
+    try:
+        frame = nw.from_native(X, eager_only=True, pass_through=True)
+        if isinstance(frame, nw.DataFrame):
+            X = matched(frame, argument="X", columns=adapted.feature_names).to_native()
+        elif not isinstance(X, np.ndarray) or X.ndim != 2:
+            return False
+        adapted.groups(grouping_rows(X))
+    except MixedColumnsError:
+        return True
+    except (ValueError, TypeError):
+        return False  # whatever is wrong with the rows is said where they are read
+    return False
+
+
+def _refusal(model: Any) -> str:
+    hint = ""
+    if isinstance(model, torch.export.ExportedProgram | str | os.PathLike):
+        hint = f" Pass {_OPENED} for a model or file of torch.export, with some rows; load any other first."
+    elif isinstance(model, type):
+        hint = " That is a class: pass a fitted model of it."
+    elif isinstance(model, Mapping):
+        hint = " Weights alone do not tell what is computed: load them into the model, model.load_state_dict(...)."
+    return (
+        "model must be a torch.nn.Module, a fitted model of scikit-learn, XGBoost, LightGBM, CatBoost, interpret or "
+        f"skorch, an onnxruntime session, or a function from an array to an array; found {type(model).__name__}.{hint}"
+    )
+
+
+# ---------------------------------------------------------------------- torch modules
+
+
+def _adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) -> Adapted:
     """A torch module, with its inputs side by side in one matrix where there are several."""
     module = Members(model) if type(unwrap(model)).__module__.partition(".")[0] == "tabm" else model
     if layout is not None and "inputs" in layout:
@@ -28,27 +122,20 @@ def adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) -> 
         return Adapted(module, encode=Coded.from_layout(layout), layout=dict(layout))
     parts = None if X is None else _parts(unwrap(model), X)
     if parts is not None:
-        return _packed(module, Packing.of(parts, kind="kwargs" if isinstance(parts, Mapping) else "args"))
-    if isinstance(X, Tensor) and not X.is_floating_point() and X.ndim == 2 and _takes_tokens(unwrap(model)):
+        return _packed(module, Packing.of(parts))
+    whole = isinstance(X, Tensor) and not X.is_floating_point() and X.ndim == 2
+    if whole and _TOKENS in inspect.signature(unwrap(model).forward).parameters:
         raise ValueError(_tokens(X.shape[1]))
-    coded = None if X is None else Coded.of(X, missing=False, text=False)
-    if coded is None:
-        return Adapted(module)
-    return Adapted(module, encode=coded, layout=coded.layout)
+    coded = None if X is None or isinstance(X, Tensor) else Coded.of(X, missing=False, text=False)
+    return Adapted(module) if coded is None else Adapted(module, encode=coded, layout=coded.layout)
 
 
-@dataclass(frozen=True)
-class Input:
+class Input(NamedTuple):
     """One of several inputs: its name, and shape and kind of one row."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-
-    @property
-    def columns(self) -> int:
-        """How many numbers a row of it has."""
-        return int(np.prod(self.shape))
 
 
 class Packing:
@@ -56,33 +143,32 @@ class Packing:
 
     def __init__(self, inputs: Sequence[Input], kind: str) -> None:
         self.inputs, self.kind = tuple(inputs), kind
-        starts = np.concatenate([[0], np.cumsum([one.columns for one in inputs])]).tolist()
-        self._columns = {
-            one.name: np.arange(start, stop).reshape(one.shape)
-            for one, start, stop in zip(self.inputs, starts[:-1], starts[1:], strict=True)
-        }
+        self._columns: dict[str, NDArray[np.intp]] = {}
+        start = 0
+        for one in inputs:
+            stop = start + int(np.prod(one.shape))
+            self._columns[one.name] = np.arange(start, stop).reshape(one.shape)
+            start = stop
 
     @classmethod
-    def of(cls, parts: Mapping[str, Any] | Sequence[tuple[str, Any]], *, kind: str) -> Packing:
+    def of(cls, parts: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> Packing:
         """What some rows of several inputs need."""
-        named = list(parts.items()) if isinstance(parts, Mapping) else list(parts)
-        tensors = [(name, torch.as_tensor(part)) for name, part in named]
-        lengths = {len(part) for _, part in tensors}
-        if len(lengths) > 1:
-            raise ValueError(f"X has inputs of different lengths: { ({name: len(part) for name, part in tensors}) }.")
-        inputs = [Input(name, tuple(part.shape[1:]), str(part.dtype).removeprefix("torch.")) for name, part in tensors]
-        return cls(inputs, kind)
+        tensors = {name: torch.as_tensor(part) for name, part in dict(parts).items()}
+        lengths = {name: len(part) for name, part in tensors.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"X has inputs of different lengths: {lengths}.")
+        inputs = [Input(k, tuple(x.shape[1:]), str(x.dtype).removeprefix("torch.")) for k, x in tensors.items()]
+        return cls(inputs, "kwargs" if isinstance(parts, Mapping) else "args")
 
     @property
     def layout(self) -> dict[str, Any]:
         """What `Packing.from_layout` makes the same again from."""
-        return {"inputs": [[one.name, list(one.shape), one.dtype] for one in self.inputs], "kind": self.kind}
+        return {"inputs": [list(one) for one in self.inputs], "kind": self.kind}
 
     @classmethod
     def from_layout(cls, layout: Mapping[str, Any]) -> Packing:
         """The same as the one whose layout it is."""
-        inputs = [Input(str(name), tuple(int(n) for n in shape), str(dtype)) for name, shape, dtype in layout["inputs"]]
-        return cls(inputs, str(layout["kind"]))
+        return cls([Input(name, tuple(shape), dtype) for name, shape, dtype in layout["inputs"]], layout["kind"])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -103,39 +189,24 @@ class Packing:
         """Rows of all inputs as a matrix; a loader as one of such matrices."""
         if isinstance(X, Tensor | np.ndarray) or hasattr(X, "columns"):
             raise TypeError(f"X is one table, but the model takes the inputs {[one.name for one in self.inputs]}.")
-        if isinstance(X, Mapping) or (isinstance(X, tuple) and self._fits(X)):
-            return self._matrix(X)
+        shapes = [tuple(part.shape[1:]) if hasattr(part, "shape") else None for part in X] if type(X) is tuple else []
+        if isinstance(X, Mapping) or shapes[: len(self.inputs)] == [one.shape for one in self.inputs]:
+            return self.matrix(X)
         return _Stream(X, self)
 
-    def _fits(self, X: Sequence[Any]) -> bool:
-        return len(X) >= len(self.inputs) and all(
-            hasattr(part, "shape") and tuple(part.shape[1:]) == one.shape
-            for part, one in zip(X, self.inputs, strict=False)
-        )
-
-    def _matrix(self, X: Any) -> Tensor:
-        if isinstance(X, Mapping):
-            lacking = [one.name for one in self.inputs if one.name not in X]
-            if lacking:
-                raise ValueError(f"X lacks the input {lacking[0]!r}; it has {list(X)}.")
-            parts = [X[one.name] for one in self.inputs]
-        else:
-            parts = list(X)[: len(self.inputs)]
+    def matrix(self, X: Any) -> Tensor:
+        """Rows of all inputs side by side; labels after them are left aside."""
+        parts = X if isinstance(X, Mapping) else dict(zip((one.name for one in self.inputs), X, strict=False))
         columns = []
-        for one, part in zip(self.inputs, parts, strict=True):
-            tensor = torch.as_tensor(part).detach().cpu()
+        for one in self.inputs:
+            if one.name not in parts:
+                raise ValueError(f"X lacks the input {one.name!r}; it has {list(parts)}.")
+            tensor = torch.as_tensor(parts[one.name]).detach().cpu()
             if tuple(tensor.shape[1:]) != one.shape:
-                raise ValueError(
-                    f"X has input {one.name!r} of shape {tuple(tensor.shape)}; expected {('rows', *one.shape)}."
-                )
+                expected = ("rows", *one.shape)
+                raise ValueError(f"X has input {one.name!r} of shape {tuple(tensor.shape)}; expected {expected}.")
             columns.append(tensor.reshape(len(tensor), -1).to(torch.float64))
         return torch.cat(columns, 1)
-
-    def batch(self, batch: Any) -> Tensor:
-        """A loader's batch as a matrix; labels are left aside."""
-        if isinstance(batch, tuple | list) and len(batch) and isinstance(batch[0], Mapping | tuple | list):
-            batch = batch[0]
-        return self._matrix(batch)
 
     def unpack(self, matrix: Tensor) -> list[Tensor]:
         """The inputs of some rows of the matrix, each of its own shape and kind."""
@@ -143,8 +214,7 @@ class Packing:
         for one in self.inputs:
             part = matrix[:, torch.from_numpy(self._columns[one.name].reshape(-1))]
             dtype: torch.dtype = getattr(torch, one.dtype)
-            part = part.round() if not dtype.is_floating_point else part
-            part = part.to(matrix.dtype if dtype.is_floating_point else dtype)
+            part = part if dtype.is_floating_point else part.round().to(dtype)
             found.append(part.reshape(len(matrix), *one.shape))
         return found
 
@@ -169,18 +239,15 @@ class Packing:
         return found
 
     def _slice(self, name: Any, given: Any) -> list[int]:
-        if isinstance(given, str) and given in self._columns:
-            return [int(column) for column in self._columns[given].ravel()]
-        if isinstance(given, tuple) and given and isinstance(given[0], str) and given[0] in self._columns:
-            place = given[1] if len(given) == 2 else given[1:]
+        name_of, *place = given if isinstance(given, tuple) and given else (given,)
+        if isinstance(name_of, str) and name_of in self._columns:
             try:
-                chosen = self._columns[given[0]][place]
+                chosen = self._columns[name_of][place[0] if len(place) == 1 else tuple(place)]
             except IndexError as failure:
                 raise ValueError(f"features[{name!r}] is {given!r}, but {failure}.") from failure
             return [int(column) for column in np.atleast_1d(chosen).ravel()]
-        names = self.names
-        if isinstance(given, str) and given in names:
-            return [names.index(given)]
+        if isinstance(given, str) and given in self.names:
+            return [self.names.index(given)]
         raise ValueError(
             f"features[{name!r}] is {given!r}; pass the name of an input, or (input, column or slice). The inputs are "
             f"{list(self._columns)}."
@@ -188,13 +255,15 @@ class Packing:
 
 
 class _Stream:
-    """A loader's batches as matrices; it starts anew as often as the loader does."""
+    """A loader's batches as matrices, labels left aside; it starts anew as often as the loader does."""
 
     def __init__(self, X: Iterable[Any], packing: Packing) -> None:
         self._X, self._packing = X, packing
 
     def __iter__(self) -> Iterator[Tensor]:
-        return (self._packing.batch(batch) for batch in self._X)
+        for batch in self._X:
+            nested = isinstance(batch, tuple | list) and len(batch) and isinstance(batch[0], Mapping | tuple | list)
+            yield self._packing.matrix(batch[0] if nested else batch)
 
 
 class Unpacks(nn.Module):
@@ -229,14 +298,8 @@ class Members(nn.Module):
 
 
 def _packed(module: nn.Module, packing: Packing) -> Adapted:
-    return Adapted(
-        Unpacks(module, packing),
-        feature_names=packing.names,
-        codes=packing.codes,
-        pack=packing.pack,
-        resolve=packing.resolve,
-        layout=packing.layout,
-    )
+    how: dict[str, Any] = {"pack": packing.pack, "resolve": packing.resolve, "layout": packing.layout}
+    return Adapted(Unpacks(module, packing), feature_names=packing.names, codes=packing.codes, **how)
 
 
 def _parts(module: nn.Module, X: Any) -> Mapping[str, Any] | list[tuple[str, Any]] | None:
@@ -244,26 +307,17 @@ def _parts(module: nn.Module, X: Any) -> Mapping[str, Any] | list[tuple[str, Any
     if isinstance(X, Mapping):
         return _known(module, X)
     if isinstance(X, tuple):
-        return _by_position(module, X, least=2) if all(_is_array(part) for part in X) else None
+        return _by_position(module, X)
     if isinstance(X, torch.utils.data.DataLoader):
         with torch.random.fork_rng(devices=[]):  # looking must not move the caller's random numbers
             batch = next(iter(X), None)
-    elif isinstance(X, list) and X and isinstance(X[0], Mapping | tuple | list):
-        batch = X[0]
     else:
-        return None
-    if isinstance(batch, Mapping):
-        return _known(module, batch)
-    if not isinstance(batch, tuple | list) or not len(batch):
-        return None
-    if isinstance(batch[0], Mapping):
-        return _known(module, batch[0])
-    if isinstance(batch[0], tuple | list) and all(_is_array(part) for part in batch[0]):
-        return _by_position(module, batch[0], least=2)
-    required = [p for p in _parameters(module) if p.default is p.empty]
-    if len(required) >= 2 and all(_is_array(part) for part in batch[: len(required)]):
-        return _by_position(module, batch[: len(required)], least=2)
-    return None
+        batch = X[0] if isinstance(X, list) and X else None
+    if isinstance(batch, tuple | list) and len(batch) and isinstance(batch[0], Mapping | tuple | list):
+        batch = batch[0]
+    elif isinstance(batch, tuple | list):
+        batch = batch[: sum(p.default is p.empty for p in _parameters(module))]  # labels come after
+    return _known(module, batch) if isinstance(batch, Mapping) else _by_position(module, batch)
 
 
 def _parameters(module: nn.Module) -> list[inspect.Parameter]:
@@ -284,19 +338,13 @@ def _known(module: nn.Module, parts: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _by_position(module: nn.Module, parts: Sequence[Any], *, least: int) -> list[tuple[str, Any]] | None:
-    parameters = _parameters(module)
-    if len(parts) < least or len(parameters) < len(parts):
+def _by_position(module: nn.Module, parts: Any) -> list[tuple[str, Any]] | None:
+    arrays = isinstance(parts, tuple | list) and all(
+        isinstance(part, Tensor | np.ndarray) and part.ndim for part in parts
+    )
+    if not arrays or not 2 <= len(parts) <= len(parameters := _parameters(module)):
         return None
     return [(p.name, part) for p, part in zip(parameters, parts, strict=False)]
-
-
-def _is_array(part: Any) -> bool:
-    return isinstance(part, Tensor | np.ndarray) and part.ndim > 0
-
-
-def _takes_tokens(module: nn.Module) -> bool:
-    return _TOKENS in inspect.signature(module.forward).parameters
 
 
 def _tokens(positions: int) -> str:

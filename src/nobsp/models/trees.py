@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from nobsp.network.adapted import framed
 
 Array = NDArray[np.float64]
 
@@ -30,34 +32,31 @@ class Trees:
     function: Callable[[Any], Array]  # rows, as the library takes them, to what groups of trees answer, (rows, width)
     weight: Array  # which groups belong to which output, (outputs, width)
     base: Array  # what each output has besides the trees
-    link: str  # what follows the margin
+    link: str  # what follows the margin; "" for what follows that of a classifier, where it is one
     steps: Mapping[int, Array]  # by column, numbers on either side of each threshold
     about: bytes  # bytes that are equal for the same model only
     codes: tuple[int, ...] = ()  # columns that hold codes of categories
-    classes: tuple[str, ...] | None = None  # names of classes
     names: tuple[str, ...] | None = None  # names of the columns it was fitted on
     frame: bool = False  # whether it takes rows only by these names
+    classes: tuple[str, ...] | None = None  # names of classes; of two the second
 
 
 def read_trees(model: Any) -> Trees | None:
     """A model of XGBoost, LightGBM, CatBoost, scikit-learn or interpret as blocks of trees; None for any other."""
-    room = type(model).__module__.partition(".")[0]
-    if room == "xgboost":
-        return _xgboost(model)
-    if room == "lightgbm":
-        return _lightgbm(model)
-    if room == "catboost":
-        return _catboost(model)
-    if room == "interpret":
-        return _interpret(model)
-    kind = type(model).__name__
-    if room == "sklearn" and kind.startswith("HistGradientBoosting"):
-        return _hist(model)
-    if room == "sklearn" and kind.startswith("GradientBoosting"):
-        return _boosting(model)
-    if room == "sklearn" and kind.startswith(("RandomForest", "ExtraTrees", "DecisionTree", "ExtraTree")):
-        return _forest(model)
-    return None
+    room, kind = type(model).__module__.partition(".")[0], type(model).__name__
+    read = {"xgboost": _xgboost, "lightgbm": _lightgbm, "catboost": _catboost, "interpret": _interpret}.get(room)
+    if room == "sklearn" and kind.startswith(("HistGradientBoosting", "GradientBoosting")):
+        read = _boosting if kind.startswith("Gradient") else _hist
+    elif room == "sklearn" and kind.startswith(("RandomForest", "ExtraTrees", "DecisionTree", "ExtraTree")):
+        read = _forest
+    trees = None if read is None else read(model)
+    if trees is None:
+        return None
+    outputs, known = len(trees.base), getattr(model, "classes_", ())
+    names = tuple(str(name) for name in known) if len(known) else None
+    link = "identity" if names is None else "softmax" if outputs > 1 else "sigmoid"
+    names = names[1:] if names is not None and outputs == 1 and len(names) == 2 else names
+    return replace(trees, link=trees.link or link, classes=names)
 
 
 # ---------------------------------------------------------------------- thresholds
@@ -138,18 +137,6 @@ def _grouped(
     return function, np.tile(np.eye(outputs), (1, int(group[-1]) + 1))
 
 
-def _link(outputs: int, *, classes: bool) -> str:
-    return ("softmax" if outputs > 1 else "sigmoid") if classes else "identity"
-
-
-def _classes(model: Any, outputs: int) -> tuple[str, ...] | None:
-    known = getattr(model, "classes_", None)
-    if known is None or not len(known):
-        return None
-    names = tuple(str(name) for name in known)
-    return names[1:] if outputs == 1 and len(names) == 2 else names
-
-
 # ---------------------------------------------------------------------- libraries
 
 
@@ -177,9 +164,8 @@ def _xgboost(model: Any) -> Trees | None:
 
     def margin(X: Any, first: int, last: int) -> Any:
         if isinstance(X, np.ndarray) and not codes:
-            return booster.inplace_predict(
-                X, iteration_range=(first, last), predict_type="margin", validate_features=False
-            )
+            given = {"predict_type": "margin", "validate_features": False}
+            return booster.inplace_predict(X, iteration_range=(first, last), **given)
         given = {"feature_names": names, "feature_types": types} if isinstance(X, np.ndarray) else {}
         data = xgb.DMatrix(X, enable_categorical=True, **given)
         return booster.predict(data, output_margin=True, iteration_range=(first, last))
@@ -188,19 +174,12 @@ def _xgboost(model: Any) -> Trees | None:
     if found is None:
         return None
     objective = json.loads(booster.save_config())["learner"]["objective"]["name"]
-    link = {"binary": "sigmoid", "multi": "softmax", "count": "exp"}.get(objective.partition(":")[0], "identity")
-    link = {"reg:logistic": "sigmoid", "reg:gamma": "exp", "reg:tweedie": "exp", "binary:hinge": "identity"}.get(
-        objective, link
-    )
-    return Trees(
-        *found,
-        link,
-        _steps(pairs, single=True, below=True),
-        bytes(booster.save_raw("ubj")),
-        tuple(sorted(codes)),
-        _classes(model, len(found[2])),
-        None if names is None else tuple(names),
-    )
+    links = {"reg:logistic": "sigmoid", "reg:gamma": "exp", "reg:tweedie": "exp", "binary:hinge": "identity"}
+    links |= {"binary": "sigmoid", "multi": "softmax", "count": "exp"}
+    link = links.get(objective) or links.get(objective.partition(":")[0], "identity")
+    steps = _steps(pairs, single=True, below=True)
+    known = None if names is None else tuple(names)
+    return Trees(*found, link, steps, bytes(booster.save_raw("ubj")), tuple(sorted(codes)), known)
 
 
 def _some_rows(columns: int, pairs: Sequence[tuple[int, float]]) -> Array:
@@ -243,27 +222,18 @@ def _lightgbm(model: Any) -> Trees | None:
             probe[names[k]] = pd.Categorical.from_codes(np.arange(len(probe)) % len(levels), categories=levels)
 
     def margin(X: Any, first: int, last: int) -> Any:
-        return booster.predict(
-            X, raw_score=True, start_iteration=first, num_iteration=last - first, validate_features=False
-        )
+        given = {"raw_score": True, "validate_features": False}
+        return booster.predict(X, start_iteration=first, num_iteration=last - first, **given)
 
     found = _in_ranges(margin, rounds, probe)
     if found is None:
         return None
     objective = dump.get("objective", "").partition(" ")[0]
-    link = {"binary": "sigmoid", "cross_entropy": "sigmoid", "multiclass": "softmax", "multiclassova": "sigmoid"}.get(
-        objective, "exp" if objective in ("poisson", "gamma", "tweedie") else "identity"
-    )
-    return Trees(
-        *found,
-        link,
-        _steps(pairs, single=False, below=False),
-        booster.model_to_string().encode(),
-        tuple(sorted(codes)),
-        _classes(model, len(found[2])),
-        None if names == tuple(f"Column_{k}" for k in range(width)) else names,
-        frame=bool(known),
-    )
+    links = {"binary": "sigmoid", "cross_entropy": "sigmoid", "multiclass": "softmax", "multiclassova": "sigmoid"}
+    link = links.get(objective, "exp" if objective in ("poisson", "gamma", "tweedie") else "identity")
+    steps, about = _steps(pairs, single=False, below=False), booster.model_to_string().encode()
+    given = None if names == tuple(f"Column_{k}" for k in range(width)) else names
+    return Trees(*found, link, steps, about, tuple(sorted(codes)), given, frame=bool(known))
 
 
 def _catboost(model: Any) -> Trees | None:
@@ -281,31 +251,20 @@ def _catboost(model: Any) -> Trees | None:
     found = _in_ranges(margin, int(model.tree_count_), probe)
     if found is None:
         return None
-    outputs = len(found[2])
-    classes = _classes(model, outputs)
-    loss = str(model.get_all_params().get("loss_function", ""))
-    return Trees(
-        *found,
-        "exp" if loss.startswith(("Poisson", "Tweedie")) else _link(outputs, classes=classes is not None),
-        {k: both_sides(np.asarray(cuts, dtype=np.float32), single=True, below=False) for k, cuts in borders.items()},
-        bytes(model._serialize_model()),
-        codes,
-        classes,
-        names if names != tuple(map(str, range(len(names)))) else None,
-    )
+    link = "exp" if str(model.get_all_params().get("loss_function", "")).startswith(("Poisson", "Tweedie")) else ""
+    steps = {k: both_sides(np.asarray(cuts, np.float32), single=True, below=False) for k, cuts in borders.items()}
+    given = names if names != tuple(map(str, range(len(names)))) else None
+    return Trees(*found, link, steps, bytes(model._serialize_model()), codes, given)
 
 
-def _tree_pairs(trees: Iterable[Any]) -> list[tuple[int, float]]:
-    """Columns and thresholds of scikit-learn's trees."""
-    found: list[tuple[int, float]] = []
+def _sklearn_trees(trees: Sequence[Any]) -> tuple[dict[int, Array], bytes]:
+    """Thresholds of scikit-learn's trees, and their bytes."""
+    pairs: list[tuple[int, float]] = []
     for tree in trees:
         splits = tree.feature >= 0
-        found += zip(tree.feature[splits].tolist(), tree.threshold[splits].tolist(), strict=True)
-    return found
-
-
-def _tree_bytes(trees: Iterable[Any]) -> bytes:
-    return b"".join(part.tobytes() for tree in trees for part in (tree.feature, tree.threshold, tree.value))
+        pairs += zip(tree.feature[splits].tolist(), tree.threshold[splits].tolist(), strict=True)
+    about = b"".join(part.tobytes() for tree in trees for part in (tree.feature, tree.threshold, tree.value))
+    return _steps(pairs, single=True, below=False), about
 
 
 def _forest(model: Any) -> Trees | None:
@@ -324,17 +283,8 @@ def _forest(model: Any) -> Trees | None:
                 values = values / values.sum(1, keepdims=True)
             yield (values[:, 1:] if count == 2 else values) / len(trees)
 
-    function, weight = _grouped(answers, len(trees), outputs)
-    return Trees(
-        function,
-        weight,
-        np.zeros(outputs),
-        "identity",
-        _steps(_tree_pairs(trees), single=True, below=False),
-        _tree_bytes(trees),
-        classes=_classes(model, outputs),
-        names=_names(model),
-    )
+    grouped = _grouped(answers, len(trees), outputs)
+    return Trees(*grouped, np.zeros(outputs), "identity", *_sklearn_trees(trees), names=_names(model))
 
 
 def _staged(staged: Callable[[Any], Iterable[Any]], outputs: int, rounds: int) -> tuple[Callable[[Any], Array], Array]:
@@ -351,29 +301,13 @@ def _staged(staged: Callable[[Any], Iterable[Any]], outputs: int, rounds: int) -
 
 
 def _boosting(model: Any) -> Trees:
-    trees = [member.tree_ for member in model.estimators_.ravel()]
-    classifier = hasattr(model, "classes_")
     rounds, outputs = model.estimators_.shape
-    staged = model.staged_decision_function if classifier else model.staged_predict
+    staged = model.staged_decision_function if hasattr(model, "classes_") else model.staged_predict
     function, weight = _staged(staged, outputs, rounds)
-    probe = function(np.zeros((1, model.n_features_in_)) if _names(model) is None else _zeros(model))
-    return Trees(
-        function,
-        weight,
-        np.zeros(outputs),
-        _link(outputs, classes=classifier),
-        _steps(_tree_pairs(trees), single=True, below=False),
-        _tree_bytes(trees) + probe.tobytes(),  # what boosting begins with is in no tree
-        classes=_classes(model, outputs),
-        names=_names(model),
-        frame=_names(model) is not None,
-    )
-
-
-def _zeros(model: Any) -> Any:
-    from nobsp.network.preprocessing import framed
-
-    return framed(np.zeros((1, model.n_features_in_)), model.feature_names_in_)
+    names, zeros = _names(model), np.zeros((1, model.n_features_in_))
+    begun = function(zeros if names is None else framed(zeros, names)).tobytes()  # what it begins with is in no tree
+    steps, about = _sklearn_trees([member.tree_ for member in model.estimators_.ravel()])
+    return Trees(function, weight, np.zeros(outputs), "", steps, about + begun, (), names, names is not None)
 
 
 def _hist(model: Any) -> Trees:
@@ -394,19 +328,12 @@ def _hist(model: Any) -> Trees:
         return (np.log(stage) for stage in stages) if log_scale else stages
 
     outputs = int(model.n_trees_per_iteration_)
-    function, weight = _staged(staged, outputs, model.n_iter_)
-    return Trees(
-        function,
-        weight,
-        np.zeros(outputs),
-        "exp" if log_scale else _link(outputs, classes=classifier),
-        _steps(pairs, single=False, below=False),
-        b"".join(part.tobytes() for part in nodes) + np.asarray(model._baseline_prediction).tobytes(),
-        () if categorical is None else tuple(int(k) for k in np.flatnonzero(categorical)),
-        _classes(model, outputs),
-        _names(model),
-        _names(model) is not None,
-    )
+    steps, names = _steps(pairs, single=False, below=False), _names(model)
+    about = b"".join(part.tobytes() for part in nodes) + np.asarray(model._baseline_prediction).tobytes()
+    codes = () if categorical is None else tuple(np.flatnonzero(categorical).tolist())
+    grouped = _staged(staged, outputs, model.n_iter_)
+    link = "exp" if log_scale else ""
+    return Trees(*grouped, np.zeros(outputs), link, steps, about, codes, names, names is not None)
 
 
 def _interpret(model: Any) -> Trees | None:
@@ -426,21 +353,12 @@ def _interpret(model: Any) -> Trees | None:
         found = np.asarray(model.eval_terms(X), dtype=np.float64)
         return found.reshape(len(found), -1)
 
-    classifier = hasattr(model, "classes_")
-    log_scale = not classifier and model.link_ == "log"
-    if not classifier and model.link_ not in ("log", "identity"):
+    link = "" if hasattr(model, "classes_") else {"log": "exp", "identity": "identity"}.get(model.link_)
+    if link is None:
         return None
-    return Trees(
-        terms,
-        np.tile(np.eye(outputs), (1, len(model.term_scores_))),
-        base,
-        "exp" if log_scale else _link(outputs, classes=classifier),
-        steps,
-        b"".join(np.asarray(score, dtype=np.float64).tobytes() for score in [base, *model.term_scores_]),
-        tuple(codes),
-        _classes(model, outputs),
-        _names(model),
-    )
+    weight = np.tile(np.eye(outputs), (1, len(model.term_scores_)))
+    about = b"".join(np.asarray(score, dtype=np.float64).tobytes() for score in [base, *model.term_scores_])
+    return Trees(terms, weight, base, link, steps, about, tuple(codes), _names(model))
 
 
 def _names(model: Any) -> tuple[str, ...] | None:

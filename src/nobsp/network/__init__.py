@@ -2,7 +2,6 @@
 
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import Source, batches_of, with_progress
-from nobsp.network.find_head import Head
-from nobsp.network.readout import Readout
+from nobsp.network.readout import Head, Readout
 
 __all__ = ["Adapted", "Head", "Readout", "Source", "batches_of", "with_progress"]

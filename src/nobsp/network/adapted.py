@@ -1,17 +1,24 @@
-"""A model ready to be run, with what is known of its inputs and outputs."""
+"""A model ready to be run, with its preprocessing as a function, and which columns that makes of which."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import narwhals as nw
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from nobsp.network.batches import Encode
-from nobsp.network.preprocessing import groups_by_running
+from nobsp._messages import join_names
+from nobsp.network.batches import Encode, is_frame
+
+GROUPING_ROWS = 2000
+_LEVELS_KEPT = 1000
+
+Matrix = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +47,139 @@ class Adapted:
     layout: dict[str, Any] | None = None
 
     def groups(self, X: Any) -> dict[str, list[int]]:
-        """Which encoded columns each of the caller's columns goes into, found by running the preprocessing.
+        """Which encoded columns each of the caller's goes into: those that change when it is shuffled in the rows."""
+        columns = _Columns(X, self.feature_names)
+        if self.encode is None:
+            return {name: [position] for position, name in enumerate(columns.names)}
+        columns = columns.sample()
+        before = self.encode(columns.native)
+        changed = np.zeros((len(columns.names), before.shape[1]), dtype=bool)
+        for position in range(len(columns.names)):
+            after = self.encode(columns.shuffled(position))
+            changed[position] = ~((after == before) | (np.isnan(after) & np.isnan(before))).all(axis=0)
+        shared = changed.sum(axis=0) > 1
+        if shared.any():
+            mixed = [name for name, row in zip(columns.names, changed[:, shared], strict=True) if row.any()]
+            raise MixedColumnsError(
+                f"the preprocessing mixes the columns {', '.join(map(repr, mixed))}: {shared.sum()} of its "
+                f"{changed.shape[1]} outputs depend on several of them, so no output belongs to one column. Pass the "
+                "network itself and the transformed matrix: model[-1] and model[:-1].transform(X)."
+            )
+        found = zip(columns.names, changed, strict=True)
+        return {name: np.flatnonzero(row).tolist() for name, row in found if row.any()}
 
-        One column at a time is shuffled in the rows of `X`; the encoded columns that change are its own.
-        """
-        return groups_by_running(X, self.encode, self.feature_names)
+
+class MixedColumnsError(ValueError):
+    """A preprocessing makes one column of several."""
+
+
+def encoder_of(steps: Sequence[Any]) -> Encode:
+    """A function from rows, in a frame or an array, to the float64 matrix that enters the network."""
+    names = getattr(steps[0], "feature_names_in_", None)
+
+    def transform(X: Any) -> Matrix:
+        for step in steps:
+            X = step.transform(X)
+        dense = X.toarray() if hasattr(X, "toarray") else X
+        return np.asarray(dense, dtype=np.float64)
+
+    def encode(X: Any) -> Matrix:
+        if names is not None and isinstance(X, np.ndarray):
+            return transform(framed(X, names))
+        if names is None and is_frame(X):
+            return transform(nw.from_native(X, eager_only=True).to_numpy())  # fitted without names: they would warn
+        try:
+            return transform(X)
+        except (TypeError, ValueError, AttributeError, NotImplementedError):
+            if type(X).__module__.partition(".")[0] != "polars" or importlib.util.find_spec("pandas") is None:
+                raise
+        # Steps fitted on pandas may know only pandas; what is really wrong fails again, and is seen.
+        import pandas as pd
+
+        frame = nw.from_native(X, eager_only=True)
+        return transform(pd.DataFrame({name: frame[name].to_numpy() for name in frame.columns}))
+
+    return encode
+
+
+def framed(X: Matrix, names: Sequence[str]) -> Any:
+    """An array given to steps that were fitted on a frame: its columns get the names of the frame's."""
+    if X.shape[1] != len(names):
+        raise ValueError(
+            f"X has {X.shape[1]} columns but the model was fitted on {len(names)}: {join_names(map(str, names))}."
+        )
+    if importlib.util.find_spec("pandas") is None:
+        raise TypeError("the model was fitted on a frame; pass a frame with the same column names.")
+    import pandas as pd
+
+    return pd.DataFrame(X, columns=list(names)).infer_objects()
+
+
+def grouping_rows(X: Any) -> Any:
+    """The rows of a frame or array that tell which columns its preprocessing makes of which."""
+    return _Columns(X, None).sample().native
+
+
+def stacked(tables: Sequence[Any]) -> Any:
+    """Frames of one kind, or arrays, as one."""
+    if not is_frame(tables[0]):
+        return np.concatenate(tables)
+    return nw.concat([nw.from_native(table, eager_only=True) for table in tables]).to_native()
+
+
+class _Columns:
+    """A frame or an array whose columns can be shuffled one at a time."""
+
+    def __init__(self, X: Any, names: Sequence[str] | None) -> None:
+        self._frame = nw.from_native(X, eager_only=True, pass_through=True)
+        self._is_frame = isinstance(self._frame, nw.DataFrame)
+        if not self._is_frame and not (isinstance(X, np.ndarray) and X.ndim == 2):
+            raise TypeError(f"X must be a frame or a 2-D array to group its columns, found {type(X).__name__}.")
+        if self._is_frame:
+            names = self._frame.columns
+        self._given = names
+        self.names = [str(n) for n in names] if names is not None else [f"x{j}" for j in range(X.shape[1])]
+        self.native = X
+
+    def sample(self) -> _Columns:
+        """At most some thousands of rows, among them the first row of every level of a column with few."""
+        rows = len(self.native)
+        if rows <= GROUPING_ROWS:
+            return self
+        kept = [np.linspace(0, rows - 1, GROUPING_ROWS).astype(np.int64)]
+        for position in range(len(self.names)):
+            firsts = _first_rows(self._frame[:, position] if self._is_frame else self.native[:, position])
+            if firsts is not None:
+                kept.append(firsts)
+        chosen = np.unique(np.concatenate(kept))
+        if self._is_frame:
+            return _Columns(self._frame[chosen.tolist(), :].to_native(), None)
+        return _Columns(self.native[chosen], self._given)
+
+    def shuffled(self, position: int) -> Any:
+        """The rows with one column moved on by one: what depends on it changes there, unless constant on these rows."""
+        turned = np.roll(np.arange(len(self.native)), 1)
+        if not self._is_frame:
+            moved = self.native.copy()
+            moved[:, position] = moved[turned, position]
+            return moved
+        name = self._frame.columns[position]
+        return self._frame.with_columns(self._frame[name][turned.tolist()].alias(name)).to_native()
+
+
+def _first_rows(series: nw.Series[Any] | Matrix) -> Matrix | None:
+    """The first row in which each distinct value occurs; None where these are more than are kept."""
+    if not isinstance(series, np.ndarray):
+        if series.dtype != nw.Object:
+            firsts = np.flatnonzero(series.is_first_distinct().to_numpy())
+            return firsts if len(firsts) <= _LEVELS_KEPT else None
+        series = np.asarray(series.to_numpy(), dtype=object)
+    if series.dtype.kind != "O":
+        firsts = np.unique(series, return_index=True)[1]
+        return firsts if len(firsts) <= _LEVELS_KEPT else None
+    found: dict[Any, int] = {}
+    for row, value in enumerate(series):
+        found.setdefault(value, row)
+        if len(found) > _LEVELS_KEPT:
+            return None
+    return np.fromiter(found.values(), dtype=np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import chain
 from typing import Any, TypeVar
 
 import narwhals as nw
@@ -14,7 +15,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from tqdm import tqdm
 
+from nobsp._messages import join_names
+
 Batch = TypeVar("Batch", bound=Any)
+Encode = Callable[[Any], "np.ndarray[Any, Any]"]
 
 
 class NoRowsError(ValueError):
@@ -33,14 +37,11 @@ class Source:
     reiterable: bool  # whether the rows can be read more than once
     integer: bool  # whether every value is an integer, so that batches are int64
     columns: int  # number of columns of every batch, after encoding
-    _open: Callable[[], Iterator[tuple[Tensor, Any]]] = field(repr=False)
+    # every batch, and the same rows before encoding, in the caller's own kind; None without an encoder
+    pairs: Callable[[], Iterator[tuple[Tensor, Any]]] = field(repr=False)
 
     def __iter__(self) -> Iterator[Tensor]:
-        return (rows for rows, _ in self._open())
-
-    def pairs(self) -> Iterator[tuple[Tensor, Any]]:
-        """Every batch, and the same rows before encoding, in the caller's own kind; None without an encoder."""
-        return self._open()
+        return (rows for rows, _ in self.pairs())
 
 
 def batches_of(
@@ -53,17 +54,26 @@ def batches_of(
     strict: bool = True,
 ) -> Source:
     """Read any kind of table in batches."""
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
-        raise ValueError(f"batch_size must be a positive whole number, found {batch_size!r}.")
-    X = _matrix_if_nested(X)
-    table = table_of(X, argument=argument, columns=columns, numeric=encode is None, strict=strict)
-    reader = _Reader(int(batch_size), encode, argument, columns, strict)
-    if table is not None:
-        if table.rows == 0:
-            raise NoRowsError(f"{argument} has no rows.")
-        return _table_source(table, reader)
-    _refuse(X, argument)
-    return _stream_source(X, reader)
+    size = check_batch_size(batch_size)
+    if isinstance(X, list | tuple) and X and isinstance(X[0], list | tuple) and X[0] and all(map(np.isscalar, X[0])):
+        X = np.asarray(X)  # a list of lists of numbers is a matrix, not a list of batches
+    reader = _Reader(size, encode, argument, columns, strict)
+    table = reader.table_of(X, argument, columns)
+    if table is None:
+        return _stream_source(X, reader)
+    if table.rows == 0:
+        raise NoRowsError(f"{argument} has no rows.")
+    # An empty cut still knows its dtype, and is not checked for missing values.
+    begun = reader.cut(table, 0, 0 if encode is None else 1)
+    whole = encode is None and not begun.is_floating_point()
+    return Source(table.names, table.rows, True, whole, begun.shape[1], lambda: reader.rows_of(table, first_row=0))
+
+
+def check_batch_size(size: Any) -> int:
+    """The size, where it is one."""
+    if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+        raise ValueError(f"batch_size must be a positive whole number, found {size!r}.")
+    return int(size)
 
 
 def with_progress(iterable: Iterable[Batch], *, total: int | None, enabled: bool, description: str) -> Iterator[Batch]:
@@ -77,6 +87,113 @@ def with_progress(iterable: Iterable[Batch], *, total: int | None, enabled: bool
             bar.update(len(batch))
 
 
+def first_non_finite(values: Tensor) -> tuple[int, ...] | None:
+    """Where the first NaN or infinity is; None without any."""
+    # One sum is the cheapest pass that sees every value; it may also overflow, hence the second look.
+    if not values.is_floating_point() or bool(values.sum().isfinite()):
+        return None
+    bad = (~values.isfinite()).nonzero()
+    return tuple(bad[0].tolist()) if len(bad) else None
+
+
+# ---------------------------------------------------------------------- streams
+
+
+def open_stream(X: Any, argument: str) -> tuple[Any, Callable[[], Iterator[Any]], bool]:
+    """The first batch of an iterable, what reads all of them, and whether it can do so more than once.
+
+    The first one is looked at now and not lost, nor is the iterable opened twice for it.
+    """
+    if isinstance(X, Dataset) and not isinstance(X, IterableDataset):
+        raise TypeError(f"{argument} is a Dataset; pass torch.utils.data.DataLoader({argument}, batch_size=...).")
+    if isinstance(X, str | bytes | Mapping) or type(X).__name__ == "Series" or not hasattr(X, "__iter__"):
+        raise TypeError(
+            f"{argument} is a {type(X).__name__}; expected an array or tensor, a pandas or polars frame of rows, a "
+            "DataLoader, or an iterable of batches."
+        )
+    opened = iter(X)
+    try:
+        first = next(opened)
+    except StopIteration:
+        raise NoRowsError(f"{argument} has no batches.") from None
+    waiting = [chain([first], opened)]
+
+    def read() -> Iterator[Any]:
+        if not waiting and opened is X:
+            raise ValueError(
+                f"{argument} is an iterator that can be read only once and it has been; pass a list of batches, a "
+                "DataLoader, or an object whose __iter__ starts anew."
+            )
+        return waiting.pop() if waiting else iter(X)
+
+    return first, read, opened is not X
+
+
+def count_ahead(X: Any) -> int | None:
+    """How many rows an iterable will give, where that is certain."""
+    if isinstance(X, DataLoader):
+        certain = X.collate_fn is default_collate and not isinstance(X.dataset, IterableDataset)
+        if not certain or X.batch_size is None or not isinstance(X.sampler, Sized):
+            return None
+        rows = len(X.sampler)
+        return rows - rows % X.batch_size if X.drop_last else rows
+    batches = X if isinstance(X, list | tuple) else ()
+    rows_of = [batch[0] if isinstance(batch, tuple | list) and batch else batch for batch in batches]
+    return sum(map(len, rows_of)) if rows_of and all(hasattr(rows, "shape") for rows in rows_of) else None
+
+
+def _stream_source(X: Any, reader: _Reader) -> Source:
+    kind, argument = type(X).__name__, reader.argument
+    if type(X).__module__.partition(".")[0] == "ray":
+        raise TypeError(
+            f"{argument} is a Ray {kind}; only `fit` takes it whole. Work on its batches where they are, with "
+            f"{argument}.map_batches(..., batch_format='pandas')."
+        )
+    if (hasattr(X, "collect") and "Lazy" in kind) or hasattr(X, "toarray"):
+        method = "toarray" if hasattr(X, "toarray") else "collect"
+        raise TypeError(f"{argument} is a {kind}; pass {argument}.{method}().")
+    first, batches, again = open_stream(X, argument)
+    head = reader.batch_table(first, 0, reader.columns)
+    if head.rows == 0:
+        raise ValueError(f"batch 0 of {argument} has no rows.")
+    peeked = reader.cut(head, 0, 1)
+    integer = reader.encode is None and not peeked.is_floating_point()
+
+    def read() -> Iterator[tuple[Tensor, Any]]:
+        seen = 0
+        for number, batch in enumerate(batches()):
+            table = reader.batch_table(batch, number, reader.columns or head.names)
+            if table.columns != head.columns:
+                raise ValueError(
+                    f"batch {number} of {argument} has {table.columns} columns but batch 0 had {head.columns}; every "
+                    "batch needs the same columns."
+                )
+            for rows, native in reader.rows_of(table, first_row=seen):
+                # Whole numbers in a stream that began with floats are floats that happened to be whole.
+                yield rows if integer or rows.is_floating_point() else rows.to(peeked.dtype), native
+            seen += table.rows
+        if seen == 0:
+            raise ValueError(f"{argument} gave no rows when it was read again; its __iter__ must start anew.")
+
+    return Source(head.names, count_ahead(X), again, integer, peeked.shape[1], read)
+
+
+# ---------------------------------------------------------------------- tables
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """A table that can be cut into tensors of rows."""
+
+    names: tuple[str, ...] | None  # column names of a frame; None for arrays and tensors
+    rows: int  # how many rows it has
+    columns: int  # how many columns, before any encoding
+    # `cut(start, stop)`, the rows in between as a 2-D tensor on the CPU. May share memory with the caller's data: never
+    # write into it
+    cut: Callable[[int, int], Tensor]
+    native: Callable[[int, int], Any]  # `native(start, stop)`, the same rows in the caller's own kind
+
+
 @dataclass(frozen=True, eq=False)
 class _Reader:
     """Cuts tables into checked batches."""
@@ -87,17 +204,51 @@ class _Reader:
     columns: Sequence[str] | None
     strict: bool
 
-    def rows_of(self, table: Table, *, first_row: int, argument: str) -> Iterator[tuple[Tensor, Any]]:
+    def table_of(self, X: Any, argument: str, columns: Sequence[str] | None) -> _Table | None:
+        """`X` as a table, or None if it is not one."""
+        numeric = self.encode is None
+        if isinstance(X, Tensor | np.ndarray):
+            _check_shape(X.shape, argument=argument, columns=columns)
+            return _tensor_table(X, argument) if isinstance(X, Tensor) else _array_table(X, argument, numeric=numeric)
+        try:
+            frame = nw.from_native(X, eager_only=True, pass_through=True)
+        except nw.exceptions.DuplicateError as duplicate:
+            raise ValueError(f"{argument} has two columns of the same name; rename one ({duplicate}).") from duplicate
+        if isinstance(frame, nw.DataFrame):
+            frame = matched(frame, argument=argument, columns=columns)
+            return _frame_table(frame, argument, numeric=numeric, strict=self.strict)
+        return None
+
+    def batch_table(self, batch: Any, number: int, columns: Sequence[str] | None) -> _Table:
+        """The rows of one batch of a stream, labels left aside."""
+        argument = f"batch {number} of {self.argument}"
+        if isinstance(batch, Mapping):
+            raise TypeError(
+                f"{argument} is a dictionary with {list(batch)}; pass batches of rows, e.g. "
+                f"(batch[{next(iter(batch), 'x')!r}] for batch in loader)."
+            )
+        rows = batch[0] if isinstance(batch, tuple | list) and len(batch) else batch
+        table = self.table_of(rows, argument, columns)
+        if table is None:
+            raise TypeError(f"{argument} is a {type(rows).__name__}; expected an array, a tensor or a frame of rows.")
+        return table
+
+    def rows_of(self, table: _Table, *, first_row: int) -> Iterator[tuple[Tensor, Any]]:
+        """Batches of rows, and the same before encoding."""
+        encoded = self.encode is not None
         for start in range(0, table.rows, self.batch_size):
             stop = min(start + self.batch_size, table.rows)
             rows = self.cut(table, start, stop)
-            names = table.names if self.encode is None else None
-            said = argument if self.encode is None else f"the encoded {argument}"
-            if self.strict:
-                check_finite(rows, argument=said, first_row=first_row + start, names=names)
-            yield rows, None if self.encode is None else table.native(start, stop)
+            bad = first_non_finite(rows) if self.strict else None
+            if bad is not None:
+                value = "NaN" if bool(rows[bad].isnan()) else "infinite"
+                said = f"the encoded {self.argument}" if encoded else self.argument
+                column = bad[1] if encoded or table.names is None else table.names[bad[1]]
+                raise ValueError(_missing(said, value, first_row + start + bad[0], column))
+            yield rows, table.native(start, stop) if encoded else None
 
-    def cut(self, table: Table, start: int, stop: int) -> Tensor:
+    def cut(self, table: _Table, start: int, stop: int) -> Tensor:
+        """Some rows as the model takes them."""
         if self.encode is None:
             return table.cut(start, stop)
         try:
@@ -109,7 +260,7 @@ class _Reader:
             raise kind(f"{self.argument} does not pass the model's preprocessing: {failure}") from failure
         return torch.from_numpy(encoded if encoded.flags.writeable else encoded.copy())
 
-    def _cut_apart(self, table: Table, start: int, stop: int, failure: Exception) -> Tensor:
+    def _cut_apart(self, table: _Table, start: int, stop: int, failure: Exception) -> Tensor:
         """Rows that the encoder refuses together: those that it refuses alone become NaN."""
         halves: list[Tensor | int] = []
         middle = (start + stop) // 2
@@ -124,284 +275,94 @@ class _Reader:
         empty = torch.full((1, width), torch.nan, dtype=torch.float64)
         return torch.cat([half if isinstance(half, Tensor) else empty.expand(half, -1) for half in halves])
 
-    def table(self, batch: Any, *, number: int, columns: Sequence[str] | None) -> Table:
-        """The rows of one batch of a stream, labels left aside."""
-        argument = f"batch {number} of {self.argument}"
-        if isinstance(batch, Mapping):
-            raise TypeError(
-                f"{argument} is a dictionary with {list(batch)}; pass batches of rows, e.g. "
-                f"(batch[{next(iter(batch), 'x')!r}] for batch in loader)."
-            )
-        rows = batch[0] if isinstance(batch, tuple | list) and len(batch) else batch
-        table = table_of(rows, argument=argument, columns=columns, numeric=self.encode is None, strict=self.strict)
-        if table is None:
-            raise TypeError(
-                f"{argument} is a {type(rows).__name__}; expected an array, a tensor, a frame, or a pair "
-                "(x, y) starting with one."
-            )
-        return table
-
-
-def _table_source(table: Table, reader: _Reader) -> Source:
-    first = reader.cut(table, 0, 1) if reader.encode is not None else None
-
-    def read() -> Iterator[tuple[Tensor, Any]]:
-        return reader.rows_of(table, first_row=0, argument=reader.argument)
-
-    # An empty cut still knows its dtype, and is not checked for missing values.
-    integer = first is None and not table.cut(0, 0).is_floating_point()
-    width = table.columns if first is None else first.shape[1]
-    return Source(table.names, table.rows, True, integer, width, read)
-
-
-def _stream_source(X: Any, reader: _Reader) -> Source:
-    """Batches from an iterable; the first is looked at now and not lost, nor is the iterable opened twice."""
-    opened = iter(X)
-    once = opened is X
-    try:
-        first = next(opened)
-    except StopIteration:
-        raise NoRowsError(f"{reader.argument} has no batches.") from None
-    head = reader.table(first, number=0, columns=reader.columns)
-    if head.rows == 0:
-        raise ValueError(f"batch 0 of {reader.argument} has no rows.")
-    expected = reader.columns or head.names
-    peeked = reader.cut(head, 0, 1)
-    waiting: list[tuple[Any, Iterator[Any]]] = [(first, opened)]
-
-    def raw() -> Iterator[Any]:
-        if waiting:
-            begun, rest = waiting.pop()
-            yield begun
-            yield from rest
-        elif once:
-            raise ValueError(
-                f"{reader.argument} is an iterator that can be read only once and it has been; pass a list "
-                "of batches, a DataLoader, or an object whose __iter__ starts anew."
-            )
-        else:
-            yield from X
-
-    def read() -> Iterator[tuple[Tensor, Any]]:
-        seen = 0
-        for number, batch in enumerate(raw()):
-            table = reader.table(batch, number=number, columns=expected)
-            if table.columns != head.columns:
-                raise ValueError(
-                    f"batch {number} of {reader.argument} has {table.columns} columns but batch 0 had "
-                    f"{head.columns}; every batch needs the same columns."
-                )
-            for rows, native in reader.rows_of(table, first_row=seen, argument=reader.argument):
-                # Whole numbers in a stream that began with floats are floats that happened to be whole.
-                yield rows if integer or rows.is_floating_point() else rows.to(peeked.dtype), native
-            seen += table.rows
-        if seen == 0:
-            raise ValueError(
-                f"{reader.argument} gave no rows when it was read again; pass an object whose __iter__ starts anew."
-            )
-
-    integer = reader.encode is None and not peeked.is_floating_point()
-    return Source(head.names, _rows_ahead(X), not once, integer, peeked.shape[1], read)
-
-
-def _rows_ahead(X: Any) -> int | None:
-    """How many rows an iterable will give, where that is certain."""
-    if isinstance(X, DataLoader):
-        certain = X.collate_fn is default_collate and not isinstance(X.dataset, IterableDataset)
-        if not certain or X.batch_size is None or not isinstance(X.sampler, Sized):
-            return None
-        rows = len(X.sampler)
-        return rows - rows % X.batch_size if X.drop_last else rows
-    if isinstance(X, list | tuple):
-        return sum(len(batch[0]) if isinstance(batch, tuple | list) else len(batch) for batch in X)
-    return None
-
-
-def _matrix_if_nested(X: Any) -> Any:
-    """A list of lists of numbers is a matrix, not a list of batches."""
-    nested = isinstance(X, list | tuple) and X and isinstance(X[0], list | tuple) and X[0]
-    return np.asarray(X) if nested and all(np.isscalar(value) for value in X[0]) else X
-
-
-def _refuse(X: Any, argument: str) -> None:
-    """Errors for things that are iterable, or look like data, but are no batches."""
-    kind = type(X).__name__
-    if isinstance(X, Dataset) and not isinstance(X, IterableDataset):
-        raise TypeError(f"{argument} is a Dataset; pass torch.utils.data.DataLoader({argument}, batch_size=...).")
-    if type(X).__module__.partition(".")[0] == "ray":
-        raise TypeError(
-            f"{argument} is a Ray {kind}; only `fit` takes it whole. Work on its batches where they are, with "
-            f"{argument}.map_batches(..., batch_format='pandas')."
-        )
-    if hasattr(X, "collect") and "Lazy" in kind:
-        raise TypeError(f"{argument} is a {kind}; pass {argument}.collect().")
-    if hasattr(X, "toarray"):
-        raise TypeError(f"{argument} is a sparse matrix; pass {argument}.toarray().")
-    if isinstance(X, str | bytes | Mapping) or kind == "Series" or not hasattr(X, "__iter__"):
-        raise TypeError(
-            f"{argument} is a {kind}; expected a 2-D array or tensor, a pandas or polars frame, a "
-            "DataLoader, or an iterable of batches."
-        )
-
-
-Encode = Callable[[Any], "np.ndarray[Any, Any]"]
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """A table that can be cut into tensors of rows."""
-
-    names: tuple[str, ...] | None  # column names of a frame; None for arrays and tensors
-    rows: int  # how many rows it has
-    columns: int  # how many columns, before any encoding
-    # `cut(start, stop)`, the rows in between as a 2-D tensor on the CPU. May share memory with the caller's data: never
-    # write into it
-    cut: Callable[[int, int], Tensor]
-    native: Callable[[int, int], Any]  # `native(start, stop)`, the same rows in the caller's own kind
-
 
 def is_frame(X: Any) -> bool:
     """Whether `X` is a pandas, polars or other eager frame."""
     return isinstance(nw.from_native(X, eager_only=True, pass_through=True), nw.DataFrame)
 
 
-def table_of(
-    X: Any, *, argument: str, columns: Sequence[str] | None, numeric: bool, strict: bool = True
-) -> Table | None:
-    """`X` as a table, or None if it is not one."""
-    if isinstance(X, Tensor):
-        return _tensor_table(X, argument=argument, columns=columns)
-    if isinstance(X, np.ndarray):
-        return _array_table(X, argument=argument, columns=columns, numeric=numeric)
-    try:
-        frame = nw.from_native(X, eager_only=True, pass_through=True)
-    except nw.exceptions.DuplicateError as duplicate:
-        raise ValueError(f"{argument} has two columns of the same name; rename one ({duplicate}).") from duplicate
-    if isinstance(frame, nw.DataFrame):
-        return _frame_table(frame, argument=argument, columns=columns, numeric=numeric, strict=strict)
-    return None
-
-
 def _check_shape(shape: Sequence[int], *, argument: str, columns: Sequence[str] | None) -> None:
     if len(shape) != 2:
-        hint = (
-            f"pass {argument}.reshape(-1, 1) for one column or {argument}.reshape(1, -1) for one row"
-            if len(shape) == 1
-            else "pass one row per sample and one column per feature"
-        )
+        hint = "pass one row per sample and one column per feature"
+        if len(shape) == 1:
+            hint = f"pass {argument}.reshape(-1, 1) for one column or {argument}.reshape(1, -1) for one row"
         raise ValueError(f"{argument} must have two dimensions, found shape {tuple(shape)}; {hint}.")
     if columns is not None and shape[1] != len(columns):
         raise ValueError(
-            f"{argument} has {shape[1]} columns but {len(columns)} are expected: {_listed(columns)}; "
-            "pass the same columns in the same order."
+            f"{argument} has {shape[1]} columns but {len(columns)} are expected: {join_names(columns, 12)}; pass the "
+            "same columns in the same order."
         )
     if shape[1] == 0:
         raise ValueError(f"{argument} has no columns.")
 
 
-def _tensor_table(X: Tensor, *, argument: str, columns: Sequence[str] | None) -> Table:
-    _check_shape(X.shape, argument=argument, columns=columns)
+def _tensor_table(X: Tensor, argument: str) -> _Table:
     if X.layout != torch.strided or X.is_complex() or X.is_quantized:
         raise TypeError(f"{argument} must be a dense real tensor, found {X.dtype} with layout {X.layout}.")
+    # float64, float32 and integers keep their kind; half precision and booleans become float32.
+    dtype = torch.float32 if X.is_floating_point() or X.dtype == torch.bool else torch.int64
+    dtype = torch.float64 if X.dtype == torch.float64 else dtype
 
     def cut(start: int, stop: int) -> Tensor:
-        return _settled(X[start:stop].detach().cpu())
+        return X[start:stop].detach().cpu().to(dtype)
 
-    return Table(None, len(X), X.shape[1], cut, lambda start, stop: cut(start, stop).numpy())
-
-
-def _settled(rows: Tensor) -> Tensor:
-    """float64, float32 and integers keep their kind; half precision and booleans become float32."""
-    if rows.dtype in (torch.float64, torch.float32):
-        return rows
-    if rows.is_floating_point() or rows.dtype == torch.bool:
-        return rows.to(torch.float32)
-    return rows.to(torch.int64)
+    return _Table(None, len(X), X.shape[1], cut, lambda start, stop: cut(start, stop).numpy())
 
 
-def _array_table(X: np.ndarray[Any, Any], *, argument: str, columns: Sequence[str] | None, numeric: bool) -> Table:
-    _check_shape(X.shape, argument=argument, columns=columns)
-    if numeric and X.dtype.kind not in "fiub":
-        if X.dtype.kind != "O":
-            raise TypeError(f"{argument} must be numeric, found dtype {X.dtype}; encode it to numbers first.")
-        for column in range(X.shape[1]):
-            _numbers(X[:, column], where=f"{argument}[:, {column}]")
+def _array_table(X: np.ndarray[Any, Any], argument: str, *, numeric: bool) -> _Table:
+    if numeric and X.dtype.kind not in "fiubO":
+        raise TypeError(f"{argument} must be numeric, found dtype {X.dtype}; encode it to numbers first.")
+    for column in range(X.shape[1]) if numeric and X.dtype.kind == "O" else ():
+        try:
+            X[:, column].astype(np.float64)
+        except (TypeError, ValueError) as failure:
+            raise TypeError(f"{argument}[:, {column}] is not numeric ({failure}); encode it first.") from failure
+    kind = np.float32 if X.dtype.kind == "b" or (X.dtype.kind == "f" and X.dtype.itemsize <= 4) else np.float64
 
     def cut(start: int, stop: int) -> Tensor:
-        rows = X[start:stop]
-        kind = np.dtype(np.float64) if rows.dtype.kind == "O" else _numpy_kind(rows.dtype)
-        rows = np.ascontiguousarray(rows, dtype=kind)
+        rows = np.ascontiguousarray(X[start:stop], dtype=np.int64 if X.dtype.kind in "iu" else kind)
         # torch warns about memory it could write to but must not.
         return torch.from_numpy(rows if rows.flags.writeable else rows.copy())
 
-    return Table(None, len(X), X.shape[1], cut, lambda start, stop: X[start:stop])
+    return _Table(None, len(X), X.shape[1], cut, lambda start, stop: X[start:stop])
 
 
-def _numbers(column: np.ndarray[Any, Any], *, where: str) -> np.ndarray[Any, Any]:
-    try:
-        return column.astype(np.float64)
-    except (TypeError, ValueError) as failure:
-        raise TypeError(f"{where} is not numeric ({failure}); encode it to numbers first.") from failure
-
-
-def _numpy_kind(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    if dtype.kind in "iu":
-        return np.dtype(np.int64)
-    if dtype.kind == "b" or (dtype.kind == "f" and dtype.itemsize <= 4):
-        return np.dtype(np.float32)
-    return np.dtype(np.float64)
-
-
-def _frame_table(
-    frame: nw.DataFrame[Any], *, argument: str, columns: Sequence[str] | None, numeric: bool, strict: bool
-) -> Table:
-    frame = matched(frame, argument=argument, columns=columns)
+def _frame_table(frame: nw.DataFrame[Any], argument: str, *, numeric: bool, strict: bool) -> _Table:
     names = tuple(str(name) for name in frame.columns)
     if not names:
         raise ValueError(f"{argument} has no columns.")
     schema = [frame[:, position].dtype for position in range(len(names))]
-    if numeric:
-        for name, dtype in zip(names, schema, strict=True):
-            if not (dtype.is_numeric() or isinstance(dtype, nw.Boolean)):
-                raise TypeError(
-                    f"{argument} column {name!r} holds {dtype}, not numbers; encode it first, or pass a "
-                    "scikit-learn Pipeline that does so together with its network."
-                )
-    kind = _frame_kind(schema)
-    if not strict and kind == np.int64 and any(frame[:, place].null_count() for place in range(len(names))):
-        kind = np.dtype(np.float64)
+    for name, dtype in zip(names, schema, strict=True) if numeric else ():
+        if not (dtype.is_numeric() or isinstance(dtype, nw.Boolean)):
+            raise TypeError(
+                f"{argument} column {name!r} holds {dtype}, not numbers; encode it first, or pass a scikit-learn "
+                "Pipeline that does so together with its network."
+            )
+    # One dtype for all columns: integers if all are, float32 where that loses nothing, else float64.
+    kind: type[np.number[Any]] = np.float64
+    if all(isinstance(dtype, nw.Float32 | nw.Boolean) for dtype in schema):
+        kind = np.float32
+    elif all(dtype.is_integer() or isinstance(dtype, nw.Boolean) for dtype in schema) and (
+        strict or not any(frame[:, place].null_count() for place in range(len(names)))
+    ):
+        kind = np.int64
 
     def cut(start: int, stop: int) -> Tensor:
         piece = frame[start:stop]
         rows = np.empty((len(piece), len(names)), dtype=kind)
         for position, name in enumerate(names):
             series = piece[:, position]
-            if series.null_count() and not strict:
-                missing = series.is_null().to_numpy()
-                rows[:, position] = (
-                    np.where(
-                        missing, np.nan, series.fill_null(strategy="forward").fill_null(strategy="backward").to_numpy()
-                    )
-                    if not missing.all()
-                    else np.nan
-                )
+            missing = series.is_null().to_numpy() if series.null_count() else None
+            if missing is None:
+                rows[:, position] = series.to_numpy()
                 continue
-            if series.null_count():
-                row = start + int(series.is_null().arg_true()[0])
-                raise ValueError(_missing(argument, "missing", row, name))
-            rows[:, position] = series.to_numpy()
+            if strict:
+                raise ValueError(_missing(argument, "missing", start + int(missing.argmax()), name))
+            rows[missing, position] = np.nan
+            rows[~missing, position] = series.drop_nulls().to_numpy()
         return torch.from_numpy(rows)
 
-    return Table(names, len(frame), len(names), cut, lambda start, stop: frame[start:stop].to_native())
-
-
-def _frame_kind(schema: Sequence[Any]) -> np.dtype[Any]:
-    """One dtype for all columns: integers if all are, float32 where that loses nothing, else float64."""
-    if all(dtype.is_integer() or isinstance(dtype, nw.Boolean) for dtype in schema):
-        return np.dtype(np.int64 if any(dtype.is_integer() for dtype in schema) else np.float32)
-    if all(isinstance(dtype, nw.Float32 | nw.Boolean) for dtype in schema):
-        return np.dtype(np.float32)
-    return np.dtype(np.float64)
+    return _Table(names, len(frame), len(names), cut, lambda start, stop: frame[start:stop].to_native())
 
 
 def matched(frame: nw.DataFrame[Any], *, argument: str, columns: Sequence[str] | None) -> nw.DataFrame[Any]:
@@ -412,34 +373,14 @@ def matched(frame: nw.DataFrame[Any], *, argument: str, columns: Sequence[str] |
     missing = [name for name in columns if name not in places]
     unexpected = [name for name in places if name not in set(columns)]
     if missing or unexpected:
-        said = []
-        if missing:
-            said.append(f"lacks {_listed(missing)}")
-        if unexpected:
-            said.append(f"has the unexpected {_listed(unexpected)}")
+        said = [f"lacks {join_names(missing, 12)}"] if missing else []
+        said += [f"has the unexpected {join_names(unexpected, 12)}"] if unexpected else []
         close = [f"{near[0]!r} for {name!r}" for name in missing if (near := get_close_matches(name, unexpected, n=1))]
         hint = f" Is {', '.join(close)}?" if close else ""
-        raise ValueError(f"{argument} {' and '.join(said)}; expected are {_listed(columns)}.{hint}")
+        raise ValueError(f"{argument} {' and '.join(said)}; expected are {join_names(columns, 12)}.{hint}")
     order = [places[name] for name in columns]
     return frame if order == sorted(order) else frame[:, order]
 
 
 def _missing(argument: str, value: str, row: int, column: str | int) -> str:
-    place = f"column {column!r}" if isinstance(column, str) else f"column {column}"
-    return f"{argument} is {value} in row {row}, {place}; remove or impute such values first."
-
-
-def check_finite(rows: Tensor, *, argument: str, first_row: int, names: Sequence[str] | None) -> None:
-    """Raise for the first NaN or infinity, naming its row and column."""
-    if not rows.is_floating_point() or bool(rows.sum().isfinite()):
-        return  # one sum is much cheaper than a mask; an overflowing sum is sorted out below
-    bad = (~rows.isfinite()).nonzero()
-    if len(bad):
-        row, column = (int(place) for place in bad[0])
-        value = "NaN" if bool(rows[row, column].isnan()) else "infinite"
-        raise ValueError(_missing(argument, value, first_row + row, names[column] if names else column))
-
-
-def _listed(names: Sequence[str], at_most: int = 12) -> str:
-    shown = ", ".join(repr(str(name)) for name in names[:at_most])
-    return shown + (f" and {len(names) - at_most} more" if len(names) > at_most else "")
+    return f"{argument} is {value} in row {row}, column {column!r}; remove or impute such values first."

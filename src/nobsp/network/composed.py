@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nobsp.network.find_head import as_rows, tensors_in
+from nobsp.network.readout import outputs_of, refuse_non_finite
 
 # Most products of a combination, counted from the end, and most columns of their inputs taken side by side.
 _MOST_PRODUCTS, _MOST_WIDTH = 64, 4096
@@ -43,32 +43,13 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.found: list[Product] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        aten = torch.ops.aten
-        if func in (aten.mm.default, aten.addmm.default):
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
             z, weight = args[-2:]
             if z.shape[0] == self.rows and z.is_floating_point():
                 if self.places is None or self.count in self.places:
                     self.found.append(Product(self.count, z.detach().clone(), weight.detach()))
                 self.count += 1
         return func(*args, **(kwargs or {}))
-
-
-class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts multiplications and additions; without the hooks on modules that torch's own counter puts."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from torch.utils.flop_counter import flop_registry
-
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        count = flop_registry.get(func._overloadpacket)
-        if count is not None:
-            self.total += int(count(*args, **kwargs, out_val=result))
-        return result
 
 
 class Composed(nn.Module):
@@ -88,16 +69,14 @@ class Composed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
         if self.places is None:
-            found = as_rows(tensors_in(self.model(x))[self.path], len(x))
-            assert found is not None
-            z = _centred_logs(found) if self.centre else found
+            z = outputs_of(self.model(x), len(x))[self.path]
+            z = _centred_logs(z) if self.centre else z
         else:
             with Products(len(x), self.places) as seen:
                 self.model(x)
             if len(seen.found) != len(self.places):
                 raise RuntimeError(
-                    "the model made fewer products of its rows with matrices than on the probe; pass a model whose "
-                    "forward pass does not depend on the data."
+                    "the model made fewer products with matrices than on the probe; it must not depend on x."
                 )
             z = torch.cat([product.z.double() for product in seen.found], 1)
         return torch.as_tensor(self.head(z.to(self.head.weight.device)))
@@ -106,23 +85,12 @@ class Composed(nn.Module):
 def compose(module: nn.Module, run: Callable[[Tensor], Any], x: Tensor, dtype: torch.dtype) -> tuple[Composed, str]:
     """The model with a head of its own, and the link that follows it."""
     with Products(len(x)) as seen:
-        result = run(x.clone())
-    found = {path: as_rows(tensor, len(x)) for path, tensor in tensors_in(result).items()}
-    outputs = {path: tensor for path, tensor in found.items() if tensor is not None}
-    if not outputs:
-        raise ValueError(f"model returned no tensor with one entry for each of the {len(x)} rows of the probe.")
-    eps = torch.finfo(dtype).eps
+        outputs = outputs_of(run(x.clone()), len(x))
     for path, output in outputs.items():
-        bad = (~output.isfinite()).nonzero()
-        if len(bad):
-            row, column = (int(place) for place in bad[0])
-            raise ValueError(
-                f"the model's output{path} is {float(output[row, column])} in row {row} of the probe "
-                f"(output {column}); only finite outputs can be explained, so check the input's scale."
-            )
+        refuse_non_finite({path: output})
         for link, undo, apply in _links(output):
             for chosen in _choices(seen.found, output.shape[1]):
-                solved = _solve(chosen, output, undo, apply, eps, softmax=link == "softmax")
+                solved = _solve(chosen, output, undo, apply, torch.finfo(dtype).eps, softmax=link == "softmax")
                 if solved is not None:
                     places = [product.order for product in chosen]
                     return Composed(module, places, *solved, path, centre=False), link
@@ -135,11 +103,7 @@ def compose(module: nn.Module, run: Callable[[Tensor], Any], x: Tensor, dtype: t
 
 def _links(output: Tensor) -> Iterator[Link]:
     """Links that an output may have come through, each with its inverse."""
-
-    def same(values: Tensor) -> Tensor:
-        return values
-
-    yield "identity", same, same
+    yield "identity", lambda values: values, lambda values: values
     low, high = output.min(), output.max()
     if _is_simplex(output):
         yield "softmax", _centred_logs, lambda values: values.softmax(1)
@@ -148,10 +112,9 @@ def _links(output: Tensor) -> Iterator[Link]:
     if low >= 0:
         yield "exp", torch.log, torch.exp
         yield "softplus", lambda values: values + torch.log(-torch.expm1(-values)), nn.functional.softplus
-    ends = [float(end) for end in (low, high) if int((output == end).sum()) > max(output.shape[1], 2)]
-    if ends:
-        least = float(low) if float(low) in ends else -torch.inf
-        most = float(high) if float(high) in ends else torch.inf
+    often = [int((output == end).sum()) > max(output.shape[1], 2) for end in (low, high)]
+    if any(often):
+        least, most = float(low) if often[0] else -torch.inf, float(high) if often[1] else torch.inf
         inside = lambda values: torch.where((values > least) & (values < most), values, torch.nan)  # noqa: E731
         yield "clamp", inside, lambda values: values.clamp(least, most)
 
@@ -185,50 +148,41 @@ def _solve(
     logits = [z @ weight for z, weight in zip(inputs, weights, strict=True)]
     sizes = [z.abs() @ weight.abs() for z, weight in zip(inputs, weights, strict=True)]
     count, aligned = output.shape[1], all(part.shape[1] == output.shape[1] for part in logits)
-    rows, bias = [], torch.zeros(count, dtype=torch.float64)
+    if softmax and not aligned:
+        return None
     if softmax:
-        if not aligned:
-            return None
         # Softmax does not see what all logits share: one factor for all outputs.
         columns = torch.stack([(part - part.mean(1, keepdim=True)).flatten() for part in logits], 1)
         free = torch.cat([columns, torch.eye(count, dtype=torch.float64).repeat(len(output), 1)], 1)
         found = _least_squares(free, target.flatten())
         if found is None:
             return None
-        bias = found[len(logits) :]
-        rows = [found[: len(logits)]] * count
+        factors, bias = found[: len(logits)].expand(count, -1), found[len(logits) :]
     else:
+        rows = []
         for j in range(count):
             parts = [part[:, j : j + 1] for part in logits] if aligned else logits
             free = torch.cat([*parts, torch.ones(len(output), 1, dtype=torch.float64)], 1)
             found = _least_squares(free, target[:, j])
             if found is None:
                 return None
-            bias[j] = found[-1]
-            rows.append(found[:-1])
-    factors = torch.stack(rows)  # (outputs, products or their columns)
+            rows.append(found)
+        factors, bias = torch.stack(rows)[:, :-1], torch.stack(rows)[:, -1]
     # Rounding leaves a little of what plays no part.
     factors = torch.where(factors.abs() > 1e-5 * factors.abs().max(), factors, 0.0)
-    expected, size = bias.expand(len(output), -1).clone(), bias.abs().expand(len(output), -1).clone()
-    weight = []
-    start = 0
-    for part, spread, matrix in zip(logits, sizes, weights, strict=True):
-        width = 1 if aligned else part.shape[1]
-        mine = factors[:, start : start + width]
-        start += width
-        expected += part * mine[:, 0] if aligned else part @ mine.T
-        size += spread * mine[:, 0].abs() if aligned else spread @ mine.abs().T
-        weight.append(matrix.T * mine if aligned else mine @ matrix.T)
+    widths = [part.shape[1] for part in logits]
+    mixes = [torch.diag(column) for column in factors.T] if aligned else torch.split(factors, widths, 1)
+    expected = bias + sum(part @ mix.T for part, mix in zip(logits, mixes, strict=True))
+    size = bias.abs() + sum(part @ mix.abs().T for part, mix in zip(sizes, mixes, strict=True))
     allowed = _ROUNDING * eps * size
-    around = torch.maximum(
-        (apply(expected + allowed) - apply(expected)).abs(), (apply(expected) - apply(expected - allowed)).abs()
-    )
     if softmax:
         around = allowed.amax(1, keepdim=True) * output
+    else:
+        around = torch.maximum(*((apply(expected + way * allowed) - apply(expected)).abs() for way in (1, -1)))
     near = (apply(expected) - output).abs() <= around + _ROUNDING * eps * output.abs() + 8 * eps * bool(softmax)
     if not bool(near.all()):
         return None
-    return torch.cat(weight, 1), bias
+    return torch.cat([mix @ weight.T for mix, weight in zip(mixes, weights, strict=True)], 1), bias
 
 
 def _least_squares(columns: Tensor, target: Tensor) -> Tensor | None:

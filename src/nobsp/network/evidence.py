@@ -70,8 +70,8 @@ def read_activations(
     weight: Tensor,
     bias: Tensor,
     *,
-    wanted: Wanted = "every",  # noqa: ARG001 - evidence follows from activations
     progress: bool,
+    wanted: Wanted = "every",  # noqa: ARG001 - it follows
 ) -> Iterator[EvidenceBatch]:
     """Activations as they are given, and their logits."""
     source = batches_of(X, batch_size=_AT_ONCE)

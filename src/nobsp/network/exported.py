@@ -9,6 +9,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any, Literal
 
 import numpy as np
@@ -71,9 +72,8 @@ def as_module(model: ExportedProgram | GraphModule | str | os.PathLike[str], exa
     """An exported program as a module whose layers can be observed, so that it can be explained.
 
     Such programs run without calling any module, so nothing tells what enters their layers. Here every operation on
-    rows gets a module of its own: a product with one of the model's matrices is an `nn.Linear` with that matrix, a
-    lookup an `nn.Embedding`, a convolution of kernel size 1 an `nn.Conv1d` or `nn.Conv2d`, everything else a `Step`.
-    Modules are named after the weights they use.
+    rows gets a module of its own: an `nn.Linear`, `nn.Embedding` or pointwise convolution with the model's own weights
+    and named after them, or a `Step`.
 
     Args:
         model: An exported program, its module, or a file that holds one.
@@ -107,30 +107,27 @@ def as_module(model: ExportedProgram | GraphModule | str | os.PathLike[str], exa
         raise TypeError(f"model is a TorchScript module, whose layers cannot be observed; export it: {RECIPE}.")
     program = model.module(check_guards=False) if isinstance(model, ExportedProgram) else model
     assert isinstance(program, GraphModule)
-    module, example = _Rewriter(program).module, _rows_of(example)
-    floating = next((t.dtype for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()), None)
-    as_floats = example if floating is None else example.to(floating)
+    module = _Rewriter(program).module
+    if not isinstance(example, Tensor) and getattr(example, "ndim", 2) > 2:
+        example = torch.as_tensor(np.asarray(example))  # images
+    elif not isinstance(example, Tensor):
+        example = next(iter(batches_of(example, batch_size=_EXAMPLES, argument="example")))
     # Whole numbers may be codes that a model looks up, or measurements; the model itself gives the answer.
     if not example.is_floating_point():
         try:
             return _checked(module, example)
         except ValueError:
             pass
-    return _checked(module, as_floats)
-
-
-def _rows_of(example: Any) -> Tensor:
-    """Rows of any kind as a tensor; a batch of images is one already, or an array."""
-    if isinstance(example, Tensor):
-        return example
-    if getattr(example, "ndim", 2) > 2:
-        return torch.as_tensor(np.asarray(example))
-    return next(iter(batches_of(example, batch_size=_EXAMPLES, argument="example")))
+    tensors = (*module.parameters(), *module.buffers())
+    floating = next((one.dtype for one in tensors if one.is_floating_point()), None)
+    return _checked(module, example if floating is None else example.to(floating))
 
 
 def _checked(module: GraphModule, example: Tensor) -> GraphModule:
     """The module, where it can be run on the rows, however many there are at a time."""
-    rows = _fixed_rows(module.graph)
+    made_for = next(node for node in module.graph.nodes if node.op == "placeholder").meta.get("val")
+    rows = made_for.shape[0] if isinstance(made_for, Tensor) and made_for.ndim else None
+    rows = rows if isinstance(rows, int) else None  # else any number will do
     fixed = (
         f"the model was exported for exactly {rows} row{'s' if rows != 1 else ''} at a time and cannot take others; "
         f"export it with a dynamic first dimension: {RECIPE}."
@@ -139,20 +136,11 @@ def _checked(module: GraphModule, example: Tensor) -> GraphModule:
         with torch.no_grad():
             module(example)
     except (RuntimeError, IndexError, TypeError) as failure:
-        said = str(failure).strip().splitlines() or [type(failure).__name__]
-        shape = tuple(example.shape)
-        reason = fixed if rows is not None else f"the model cannot be run on input of shape {shape}: {said[-1]}"
-        raise ValueError(reason) from failure
+        reason = f"the model cannot be run on input of shape {tuple(example.shape)}: {_said(failure)}"
+        raise ValueError(reason if rows is None else fixed) from failure
     if rows is not None and not _same_rows(module, example[: 8 * rows], rows):
         raise ValueError(fixed)
     return module
-
-
-def _fixed_rows(graph: Graph) -> int | None:
-    """How many rows a program was exported for; None where any number will do."""
-    example = next(node for node in graph.nodes if node.op == "placeholder").meta.get("val")
-    first = example.shape[0] if isinstance(example, Tensor) and example.ndim else None
-    return first if isinstance(first, int) else None
 
 
 class Step(nn.Module):
@@ -167,16 +155,11 @@ class Step(nn.Module):
         library, name, overload = self.name.split(".")
         return getattr(getattr(getattr(torch.ops, library), name), overload)(*args, **options)
 
-    def extra_repr(self) -> str:
-        """The operation's name."""
-        return self.name
-
 
 class _Rewriter:
-    """Rewrites the graph of an exported program so that every operation on rows calls a module.
+    """Rewrites the graph of an exported program so that every operation on rows calls a module; `module` is the result.
 
-    Attributes:
-        module: The result. It shares the program's weights, and checks neither shapes nor types.
+    It shares the program's weights, and checks neither shapes nor types.
     """
 
     def __init__(self, program: GraphModule) -> None:
@@ -213,23 +196,20 @@ class _Rewriter:
         kind, given = node.target, list(node.args)
         if node.kwargs:
             return None
-        if kind in (_aten.linear.default, _aten.addmm.default, _aten.mm.default):
-            entering, matrix, bias = _product(kind, given)
-            weight, shift = self.weight(matrix), self.weight(bias)
-            if weight is None or (bias is not None and shift is None):
-                return None
-            return self.call(
-                ("linear", weight, shift), entering, lambda: _linear(self.tensor(weight), self.tensor(shift))
-            )
         if kind is _aten.embedding.default and (table := self.weight(given[0])) is not None:
             return self.call(("embedding", table), given[1], lambda: _lookup(self.tensor(table)))
-        if kind in _CONVOLUTIONS and (kernel := self.weight(given[1])) is not None:
-            bias = given[2] if len(given) > 2 else None
-            shift = self.weight(bias)
-            if (bias is None or shift is not None) and _is_pointwise(kind, self.tensor(kernel), given[3:]):
-                key = ("convolution", kernel, shift)
-                return self.call(key, given[0], lambda: _pointwise(self.tensor(kernel), self.tensor(shift)))
-        return None
+        if kind in (_aten.linear.default, _aten.addmm.default, _aten.mm.default):
+            name, (entering, matrix, bias) = "linear", _product(kind, given)
+        elif kind in _CONVOLUTIONS:
+            name, entering, matrix, bias = "convolution", given[0], given[1], given[2] if len(given) > 2 else None
+        else:
+            return None
+        weight, shift = self.weight(matrix), self.weight(bias)
+        if weight is None or (bias is not None and shift is None):
+            return None
+        if name == "convolution" and not _is_pointwise(kind, self.tensor(weight), given[3:]):
+            return None
+        return self.call((name, weight, shift), entering, lambda: _linear(self.tensor(weight), self.tensor(shift)))
 
     def step(self, node: Node) -> Node:
         """A call of a step."""
@@ -289,25 +269,21 @@ def _product(kind: Any, args: Sequence[Any]) -> tuple[Any, Any, Any]:
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """A linear layer, or a pointwise convolution, that holds these very tensors."""
+    outputs, width = weight.shape[:2]
     # Without initial values: drawing them would move the caller's random number generator.
-    return _holding(nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta"), weight, bias)
+    layer: nn.Module = nn.Linear(width, outputs, bias=bias is not None, device="meta")
+    if weight.ndim > 2:
+        layer = (nn.Conv1d if weight.ndim == 3 else nn.Conv2d)(width, outputs, 1, bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    return layer
 
 
 def _lookup(table: Tensor) -> nn.Module:
     made: nn.Module = nn.Embedding.from_pretrained(table.detach())  # type: ignore[no-untyped-call]
     return made
-
-
-def _pointwise(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    kind = nn.Conv1d if weight.ndim == 3 else nn.Conv2d
-    return _holding(kind(weight.shape[1], weight.shape[0], 1, bias=bias is not None, device="meta"), weight, bias)
-
-
-def _holding(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
-    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
-    return layer
 
 
 def _is_pointwise(kind: Any, weight: Tensor, options: Sequence[Any]) -> bool:
@@ -325,9 +301,8 @@ def _place(home: nn.Module, name: str, part: nn.Module) -> str:
     """Puts a module under a dotted name, and hands back the name it got."""
     first, _, rest = name.partition(".")
     if not rest:
-        number, wanted = 0, first
-        while hasattr(home, wanted):
-            number, wanted = number + 1, f"{first}_{number + 1}"
+        free = (f"{first}_{number}" if number else first for number in count())
+        wanted = next(name for name in free if not hasattr(home, name))
         home.add_module(wanted, part)
         return wanted
     if first not in home._modules:
@@ -337,19 +312,16 @@ def _place(home: nn.Module, name: str, part: nn.Module) -> str:
 
 def _same_rows(closed: nn.Module, example: Tensor, rows: int) -> bool:
     """Whether a model makes the same of rows given at once and given as many at a time as it was exported for."""
-    whole = len(example) // rows * rows
-    if whole < 2 * rows:  # too few to tell
+    if len(example) < 2 * rows:  # too few to tell
         example = example.repeat((2 * rows // len(example) + 1, *([1] * (example.ndim - 1))))
-        whole = 2 * rows
+    whole = len(example) // rows * rows
     try:
         with torch.no_grad():
-            parts = [closed(example[start : start + rows]) for start in range(0, whole, rows)]
+            apart = torch.cat([closed(example[start : start + rows]) for start in range(0, whole, rows)])
             together = closed(example[:whole])
-            apart = torch.cat(parts)
     except (RuntimeError, TypeError, IndexError):
         return False
-    scale = float(apart.abs().max())
-    return together.shape == apart.shape and bool((together - apart).abs().max() <= 1e-4 * scale)
+    return together.shape == apart.shape and bool((together - apart).abs().max() <= 1e-4 * apart.abs().max())
 
 
 def _code_in(archive: zipfile.ZipFile) -> Iterator[str]:
@@ -384,10 +356,9 @@ def _targets(node: Any) -> Iterator[str]:
 
 def _is_plain(pickled: bytes) -> bool:
     """Whether a file of torch.save holds tensors and plain containers alone."""
-    if not pickled:
-        return True
     try:
-        torch.load(io.BytesIO(pickled), weights_only=True)
+        if pickled:
+            torch.load(io.BytesIO(pickled), weights_only=True)
     except Exception:  # noqa: BLE001 - whatever is wrong with it, it is not plain
         return False
     return True

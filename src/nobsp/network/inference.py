@@ -1,19 +1,24 @@
-"""Runs a model in evaluation mode and leaves it exactly as it came; says what its failures mean."""
+"""Runs a model in evaluation mode, watches its layers, and leaves it exactly as it came; says what failures mean."""
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from threading import local
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
-_WRAPPERS = (DataParallel, DistributedDataParallel)
+from nobsp._messages import suggest
+
+T = TypeVar("T")
 
 
 def is_compiled(part: nn.Module) -> bool:
@@ -23,15 +28,11 @@ def is_compiled(part: nn.Module) -> bool:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside `torch.compile`, `DataParallel` and `DistributedDataParallel` wrappers.
-
-    Replicas and compiled graphs do not run the hooks of the original, and their parameters are the same
-    objects anyway, so the original is what we run.
-    """
+    """The module inside `torch.compile` and parallel wrappers: those do not run the hooks of the original."""
     while True:
         if is_compiled(model):
             model = cast(nn.Module, model._orig_mod)
-        elif isinstance(model, _WRAPPERS):
+        elif isinstance(model, DataParallel | DistributedDataParallel):
             model = model.module
         else:
             return model
@@ -41,63 +42,49 @@ def unwrap(model: nn.Module) -> nn.Module:
 class _Stay:
     """What has to be put back once the last visitor of a submodule has gone."""
 
-    visitors: int
+    part: nn.Module
     training: bool
     buffers: dict[str, tuple[Tensor | None, Tensor | None]]  # name -> the tensor itself, a copy of its values
+    visitors: int = 0
+
+    def leave(self) -> None:
+        self.visitors -= 1
+        if self.visitors:
+            return
+        part = _stays.pop(id(self.part)).part
+        part.training = self.training
+        for name in part._buffers.keys() - self.buffers.keys():
+            del part._buffers[name]
+        for name, (tensor, values) in self.buffers.items():
+            part._buffers[name] = tensor
+            if tensor is not None and values is not None and not torch.equal(tensor, values):
+                with torch.no_grad():
+                    tensor.copy_(values)
 
 
-# Keyed by identity and only while somebody visits; the value keeps the module alive, so ids are not reused.
-_stays: dict[int, tuple[nn.Module, _Stay]] = {}
+# By identity and only while somebody visits; a stay keeps its module alive, so ids are not reused.
+_stays: dict[int, _Stay] = {}
 _door = threading.Lock()
-
-
-def _arrive(parts: list[nn.Module]) -> None:
-    for part in parts:
-        _, stay = _stays.setdefault(id(part), (part, _Stay(0, part.training, _buffers_of(part))))
-        stay.visitors += 1
-        # Not part.eval(): user code may override train() with side effects (merging adapters, say).
-        part.training = False
-
-
-def _leave(parts: list[nn.Module]) -> None:
-    for part in parts:
-        _, stay = _stays[id(part)]
-        stay.visitors -= 1
-        if stay.visitors == 0:
-            del _stays[id(part)]
-            part.training = stay.training
-            _restore_buffers(part, stay.buffers)
-
-
-def _buffers_of(part: nn.Module) -> dict[str, tuple[Tensor | None, Tensor | None]]:
-    return {
-        name: (tensor, None if tensor is None else tensor.detach().clone()) for name, tensor in part._buffers.items()
-    }
-
-
-def _restore_buffers(part: nn.Module, buffers: dict[str, tuple[Tensor | None, Tensor | None]]) -> None:
-    for name in part._buffers.keys() - buffers.keys():
-        del part._buffers[name]
-    for name, (tensor, values) in buffers.items():
-        part._buffers[name] = tensor
-        if tensor is not None and values is not None and not torch.equal(tensor, values):
-            with torch.no_grad():
-                tensor.copy_(values)
 
 
 @contextmanager
 def evaluation_mode(module: nn.Module, *, gradients: bool = False) -> Iterator[Callable[[Tensor], Any]]:
-    """Evaluation mode for the duration; every submodule gets its own flag and buffers back.
+    """Hands out what runs the model in evaluation mode; every submodule gets its own flag and buffers back.
 
-    Visits may nest and may overlap in several threads: the first visitor notes the state, the last one
-    restores it.
-
+    Visits may nest and may overlap in several threads: the first visitor notes the state, the last one restores it.
     With `gradients`, runs build a graph, for gradients in what a hook puts in.
     """
     parts = list(module.modules())
     compiled = any(is_compiled(part) or part._compiled_call_impl is not None for part in parts)
     with _door:
-        _arrive(parts)
+        for part in parts:
+            if id(part) not in _stays:
+                own = part._buffers.items()
+                kept = {name: (one, None if one is None else one.detach().clone()) for name, one in own}
+                _stays[id(part)] = _Stay(part, part.training, kept)
+            _stays[id(part)].visitors += 1
+            # Not part.eval(): user code may override train() with side effects (merging adapters, say).
+            part.training = False
 
     def run(x: Tensor) -> Any:
         with ExitStack() as stack:
@@ -115,7 +102,8 @@ def evaluation_mode(module: nn.Module, *, gradients: bool = False) -> Iterator[C
         yield run
     finally:
         with _door:
-            _leave(parts)
+            for part in parts:
+                _stays[id(part)].leave()
 
 
 @contextmanager
@@ -141,8 +129,14 @@ def device_and_dtype(module: nn.Module) -> tuple[torch.device, torch.dtype]:
     return (tensors[0].device if tensors else torch.device("cpu")), torch.get_default_dtype()
 
 
-# What torch and oneDNN say when a processor lacks a precision.
-_NO_SUCH_PRECISION = ("not implemented for", "could not create a primitive")
+def portable(model: T, module: nn.Module) -> T:
+    """What holds a module, with that on the CPU, in a copy where it is elsewhere: a worker may not have that GPU."""
+    if all(tensor.device.type == "cpu" for tensor in (*module.parameters(), *module.buffers())):
+        return model
+    memo: dict[int, Any] = {}
+    other = copy.deepcopy(model, memo)
+    memo[id(module)].to("cpu")
+    return other
 
 
 def explain_failure(
@@ -150,7 +144,9 @@ def explain_failure(
 ) -> None:
     """Raise an error that says what to do, if `failure` is one of the known kinds; else return."""
     said = str(failure)
-    if dtype in (torch.float16, torch.bfloat16) and any(words in said for words in _NO_SUCH_PRECISION):
+    # What torch and oneDNN say when a processor lacks a precision.
+    lacks = "not implemented for" in said or "could not create a primitive" in said
+    if dtype in (torch.float16, torch.bfloat16) and lacks:
         raise TypeError(
             f"model is {str(dtype).removeprefix('torch.')} and {device.type} cannot run it in that precision "
             f"({said}); pass copy.deepcopy(model).float(), or move the model to a device that can."
@@ -165,3 +161,149 @@ def explain_failure(
         raise ValueError(
             f"the rows hold a code outside the range of an embedding{found}; use the codes the model was trained on."
         ) from failure
+
+
+# ---------------------------------------------------------------------- hooks
+
+Side = Literal["output", "input"]
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where to look in a model."""
+
+    name: str  # the module's name in the model; empty for the model itself
+    module: nn.Module  # the module
+    call: int  # which of its calls in a forward pass; -1 for the last
+    side: Side  # whether it is what the module returns or what it is given
+    calls: int = 1  # how many calls it gets in a forward pass
+    overwritten: bool = (
+        False  # whether the model changes the tensor in place later, so that it has to be copied at once
+    )
+
+
+@contextmanager
+def hooked(parts: Mapping[str, nn.Module], side: Side, see: Callable[[str, nn.Module, Any], Any]) -> Iterator[local]:
+    """Shows `see` what modules are given or return, in threads that set `.on`; what it returns takes its place."""
+    here = local()
+
+    def hook_for(name: str) -> Any:
+        def before(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+            # Another thread, whose forward pass meets this hook half registered, may call it without kwargs.
+            if not getattr(here, "on", False) or kwargs is None:
+                return None
+            first = None if args else next(iter(kwargs), None)
+            value = see(name, part, args[0] if args else kwargs.get(first or ""))
+            if value is None:
+                return None
+            return ((value, *args[1:]), kwargs) if first is None else (args, {**kwargs, first: value})
+
+        def after(part: nn.Module, _: Any, result: Any) -> Any:
+            return see(name, part, result) if getattr(here, "on", False) else None
+
+        return before if side == "input" else after
+
+    handles = []
+    try:
+        for name, part in parts.items():
+            if side == "input":
+                handles.append(part.register_forward_pre_hook(hook_for(name), with_kwargs=True))
+            else:
+                handles.append(part.register_forward_hook(hook_for(name)))
+        yield here
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def catching(place: Place) -> Iterator[Callable[[Callable[[], Any]], tuple[Any, Tensor]]]:
+    """Hands out `catch(work)`: what `work` returns, and the tensor that passes the place in this thread meanwhile."""
+
+    def see(_: str, __: nn.Module, found: Any) -> None:
+        if isinstance(found, Tensor):
+            found = found if torch.is_grad_enabled() else found.detach()
+            here.caught.append(found.clone() if place.overwritten else found)
+
+    with hooked({place.name: place.module}, place.side, see) as here:
+
+        def catch(work: Callable[[], Any]) -> tuple[Any, Tensor]:
+            here.on, here.caught = True, []
+            try:
+                result, caught = work(), here.caught
+            finally:
+                here.on, here.caught = False, []
+            if len(caught) <= max(place.call, 0):
+                raise RuntimeError(
+                    f"{place.name!r} was called {len(caught)} times for this batch, fewer than on the probe; call this "
+                    "inside its with block, and pass a model whose forward pass does not depend on the data."
+                )
+            return result, caught[place.call]
+
+        yield catch
+
+
+@contextmanager
+def replacing(place: Place) -> Iterator[Callable[[Tensor, Callable[[], Any]], Any]]:
+    """Hands out `put(value, work)`: what `work` returns with a value in the place of what passes there."""
+    chosen = place.call if place.call >= 0 else place.calls - 1
+
+    def see(*_: Any) -> Tensor | None:
+        here.calls += 1
+        return here.value if here.calls - 1 == chosen else None
+
+    with hooked({place.name: place.module}, place.side, see) as here:
+
+        def put(value: Tensor, work: Callable[[], Any]) -> Any:
+            here.on, here.value, here.calls = True, value, 0
+            try:
+                return work()
+            finally:
+                here.on, here.value = False, None
+
+        yield put
+
+
+def plain(name: str) -> str:
+    """A module's name without what `torch.compile` puts into it."""
+    return (name + ".").replace("_orig_mod.", "").rstrip(".")
+
+
+def find_part(
+    module: nn.Module, given: str | nn.Module, *, argument: str, offer: Iterable[str] = ()
+) -> tuple[str, nn.Module]:
+    """A module of the model that the caller named or passed, with its name; an error offers the likely ones."""
+    parts = {plain(name): part for name, part in module.named_modules(remove_duplicate=False)}
+    if isinstance(given, nn.Module):
+        wanted = unwrap(given)
+        name = next((name for name, part in parts.items() if unwrap(part) is wanted), None)
+        if name is None:
+            raise ValueError(f"{argument} is a {type(wanted).__name__} that is not part of the model.")
+        return name, parts[name]
+    if not isinstance(given, str):
+        raise TypeError(f"{argument} must be a layer's name or the layer itself, found {type(given).__name__}.")
+    name = plain(given)
+    # As a DataParallel wrapper gives it, `module.fc` means `fc`.
+    name = name if name in parts else name.removeprefix("module.")
+    if name not in parts:
+        known = dict.fromkeys([*offer, *filter(None, parts)])
+        raise ValueError(f"{argument}={given!r} is not in the model; {suggest(name, known)}")
+    return name, parts[name]
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts multiplications and additions; without the hooks on modules that torch's own counter puts."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from torch.utils.flop_counter import flop_registry
+
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            self.total += int(count(*args, **kwargs, out_val=result))
+        return result

@@ -1,18 +1,30 @@
-"""Features, groups and baselines, and the isolated and reference inputs made from them."""
+"""Columns of a table: features, groups and baselines, and what the columns look like, read in one pass."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nobsp.network.summary import Summary, distinct
+from nobsp._messages import suggest
 
+SAMPLE_ROWS = 16384
+# Batches of the sample that are held apart: putting each to the others at once would copy all of them every time.
+_MOST_PIECES = 64
+# Distinct values that are counted of a feature that may well be a number.
+MOST_LEVELS = 256
+# The span of whole numbers that are counted one by one: they may be codes of a category.
+MOST_CODES = 100_000
+# Columns of a one-hot group whose levels are counted jointly: their table has as many rows, which is 128 MB.
+_MOST_ONE_HOT = 4096
+# Rows that tell a column with few values from one with many without sorting them all.
+_LOOK = 4 * MOST_LEVELS
+
+Counted = tuple[Tensor, Tensor]
 Subset = tuple[int, ...]
 
 
@@ -30,10 +42,8 @@ class Features:
         """Position of a feature, or an error with the close matches that names the argument it came from."""
         if name in self.names:
             return self.names.index(name)
-        close = get_close_matches(str(name), self.names, n=3)
-        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {_listed(self.names)}."
         found = f"{argument} names {name!r}, but there is no such feature" if argument else f"no feature {name!r}"
-        raise ValueError(f"{found}; {hint}")
+        raise ValueError(f"{found}; {suggest(name, self.names)}")
 
     def columns_of(self, subset: Subset) -> list[int]:
         """All columns of some features."""
@@ -47,41 +57,39 @@ def resolve_features(
     if features is None:
         found = tuple(names) if names is not None else tuple(f"x{i}" for i in range(columns))
         return Features(found, tuple((i,) for i in range(columns)))
-    if isinstance(features, str):
-        raise TypeError(f"features must be a list of names or a dictionary, found the string {features!r}.")
-    if not isinstance(features, Iterable):
-        raise TypeError(f"features must be a list of names or a dictionary, found {features!r}.")
+    if isinstance(features, str) or not isinstance(features, Iterable):
+        what = "the string " if isinstance(features, str) else ""
+        raise TypeError(f"features must be a list of names or a dictionary, found {what}{features!r}.")
     if not isinstance(features, Mapping):
         listed = tuple(str(name) for name in features)
         if len(listed) != columns:
             raise ValueError(
-                f"features has {len(listed)} names but the data has {columns} columns; pass one name per "
-                "column, or a dictionary of names and their columns to group them."
+                f"features has {len(listed)} names but the data has {columns} columns; pass one name per column, or a "
+                "dictionary of names and their columns to group them."
             )
-        if len(set(listed)) != len(listed):
-            twice = next(name for name in listed if listed.count(name) > 1)
-            raise ValueError(f"features has the name {twice!r} twice; names must differ.")
+        twice = [name for name in listed if listed.count(name) > 1]
+        if twice:
+            raise ValueError(f"features has the name {twice[0]!r} twice; names must differ.")
         return Features(listed, tuple((i,) for i in range(columns)))
     groups: dict[str, tuple[int, ...]] = {}
     for key, given in features.items():
         if str(key) in groups:
             raise ValueError(f"features has the name {str(key)!r} twice, as text and as {key!r}; names must differ.")
         groups[str(key)] = _columns(key, given, columns, names)
+    called = [str(column) for column in range(columns)] if names is None else [repr(name) for name in names]
     owner: dict[int, str] = {}
     for name, group in groups.items():
         for column in group:
             if column in owner:
                 raise ValueError(
-                    f"features puts column {_called(column, names)} into both {owner[column]!r} and {name!r}; "
-                    "a column belongs to one feature."
+                    f"features puts column {called[column]} into both {owner[column]!r} and {name!r}; a column belongs "
+                    "to one feature."
                 )
             owner[column] = name
-    left = [column for column in range(columns) if column not in owner]
+    left = [called[column] for column in range(columns) if column not in owner]
     if left:
-        raise ValueError(
-            f"features leaves out column {', '.join(_called(column, names) for column in left[:5])}"
-            f"{' and others' if len(left) > 5 else ''}; every column must belong to a feature."
-        )
+        more = " and others" if len(left) > 5 else ""
+        raise ValueError(f"features leaves out column {', '.join(left[:5])}{more}; every column must belong to one.")
     return Features(tuple(groups), tuple(groups.values()))
 
 
@@ -135,16 +143,14 @@ def _feature_baseline(
 ) -> Tensor:
     if isinstance(kind, str):
         if kind not in ("mean", "zero", "median", "mode"):
-            raise ValueError(
-                f'baseline for {name!r} must be "mean", "zero", "median", "mode" or numbers, found {kind!r}.'
-            )
+            known = '"mean", "zero", "median", "mode" or numbers'
+            raise ValueError(f"baseline for {name!r} must be {known}, found {kind!r}.")
         if kind == "zero":
             return torch.zeros(len(group), dtype=torch.float64)
-        if kind == "mode" and not category and _repeats_nothing(summary, position, group):
-            raise ValueError(
-                f'baseline for {name!r} is "mode", but no value occurs twice, so none is the most frequent; pass '
-                '"mean", "median" or a value.'
-            )
+        if kind == "mode" and not category:
+            _, counts = summary.levels_of(position, group) or distinct(summary.sample[:, group])
+            if len(counts) > 2 and int(counts.max()) == 1:
+                raise ValueError(f'baseline for {name!r} is "mode", but no value occurs twice; pass "mean" or a value.')
         if kind == "mode" or category:
             return summary.mode(position, group)
         return summary.mean[group] if kind == "mean" else summary.median(group)
@@ -152,12 +158,6 @@ def _feature_baseline(
     if vector.numel() not in (1, len(group)):
         raise ValueError(f"baseline for {name!r} has {vector.numel()} values but the feature has {len(group)} columns.")
     return vector.expand(len(group)) if vector.numel() == 1 else vector
-
-
-def _repeats_nothing(summary: Summary, position: int, group: list[int]) -> bool:
-    """Whether a number takes every value once, as amounts do."""
-    _, counts = summary.levels_of(position, group) or distinct(summary.sample[:, group])
-    return len(counts) > 2 and int(counts.max()) == 1
 
 
 def _numbers(argument: str, given: Any) -> Tensor:
@@ -173,34 +173,309 @@ def _numbers(argument: str, given: Any) -> Tensor:
 
 
 def _columns(name: Any, given: Any, columns: int, names: Sequence[str] | None) -> tuple[int, ...]:
+    """Columns of one feature, given by position or name."""
+    where = f"features[{name!r}]"
     if not isinstance(given, str | int | np.integer | Iterable):
-        raise TypeError(f"features[{name!r}] must be a column or a list of columns, found {given!r}.")
+        raise TypeError(f"{where} must be a column or a list of columns, found {given!r}.")
     members = [given] if isinstance(given, str | int | np.integer) else list(given)
     if not members:
-        raise ValueError(f"features[{name!r}] has no columns.")
-    return tuple(_column(name, member, columns, names) for member in members)
+        raise ValueError(f"{where} has no columns.")
+    found = []
+    for member in members:
+        if isinstance(member, str):
+            if names is None:
+                raise ValueError(f"{where} names column {member!r}, but the data has no column names.")
+            if member not in names:
+                raise ValueError(f"{where} names column {member!r}, which is not in the data; {suggest(member, names)}")
+            found.append(list(names).index(member))
+        elif isinstance(member, bool) or not isinstance(member, int | np.integer):
+            raise TypeError(f"{where} must list columns by position or name, found {member!r}.")
+        elif not 0 <= member < columns:
+            raise ValueError(f"{where} names column {member}, but the data has columns 0 to {columns - 1}.")
+        else:
+            found.append(int(member))
+    return tuple(found)
 
 
-def _column(name: Any, member: Any, columns: int, names: Sequence[str] | None) -> int:
-    if isinstance(member, str):
-        if names is None:
-            raise ValueError(f"features[{name!r}] names column {member!r}, but the data has no column names.")
-        if member not in names:
-            close = get_close_matches(member, names, n=3)
-            hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
-            raise ValueError(f"features[{name!r}] names column {member!r}, which the data does not have{hint}")
-        return list(names).index(member)
-    if isinstance(member, bool) or not isinstance(member, int | np.integer):
-        raise TypeError(f"features[{name!r}] must list columns by position or name, found {member!r}.")
-    if not 0 <= member < columns:
-        raise ValueError(f"features[{name!r}] names column {member}, but the data has columns 0 to {columns - 1}.")
-    return int(member)
+# ---------------------------------------------------------------------- columns at a glance
 
 
-def _called(column: int, names: Sequence[str] | None) -> str:
-    return str(column) if names is None else repr(names[column])
+def _nothing() -> Tensor:
+    return torch.zeros(0, dtype=torch.float64)
 
 
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:8]))
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
+@dataclass(eq=False)
+class Summary:
+    """Columns at a glance, of rows that are added batch by batch, in memory that does not grow with them."""
+
+    groups: Sequence[Sequence[int]]  # columns of each feature; levels are counted per feature
+    rows: int = 0  # how many rows were read
+    mean: Tensor = field(default_factory=_nothing)  # mean of each column
+    minimum: Tensor = field(default_factory=_nothing)  # smallest value of each column
+    maximum: Tensor = field(default_factory=_nothing)  # largest value of each column
+    two_valued: Tensor = field(default_factory=lambda: _nothing().bool())  # which columns have at most two values
+    tallies: list[LevelCounts] = field(default_factory=list)  # per feature, how often each of its values occurred
+    pieces: list[Tensor] = field(default_factory=list)  # the rows of `sample`, as they came
+
+    def __post_init__(self) -> None:
+        self.groups = tuple(tuple(group) for group in self.groups)
+        self.tallies = self.tallies or [LevelCounts() for _ in self.groups]
+
+    # ------------------------------------------------------------------ adding rows
+
+    def update(self, batch: Tensor) -> None:
+        """Adds rows."""
+        low, high = (ends.to(torch.float64) for ends in torch.aminmax(batch, dim=0))
+        mean = batch.mean(0, dtype=torch.float64)
+        # Most columns of numbers are known to have many values after the first batch, and need not be looked at again.
+        two_valued = self.two_valued if self.rows else torch.ones(len(low), dtype=torch.bool)
+        if self.rows:
+            two_valued = two_valued & _within_ends(self.minimum, self.maximum, low, high)
+        if two_valued.any():
+            asked = batch[:, two_valued].to(torch.float64)
+            two_valued = two_valued.clone()
+            two_valued[two_valued.clone()] = ((asked == low[two_valued]) | (asked == high[two_valued])).all(0)
+        if self.rows:
+            mean = self.mean + (mean - self.mean) * (len(batch) / (self.rows + len(batch)))
+            low, high = torch.minimum(self.minimum, low), torch.maximum(self.maximum, high)
+        self.mean, self.minimum, self.maximum, self.two_valued = mean, low, high, two_valued
+        for tally, group in zip(self.tallies, self.groups, strict=True):
+            if not tally.over:
+                tally.add(batch[:, list(group)].to(torch.float64))
+        self._keep_some(batch)
+        self.rows += len(batch)
+
+    def merge(self, other: Summary) -> Summary:
+        """Both tables together; where both samples are too many rows, each gives its table's share."""
+        if not self.rows or not other.rows:
+            one = self if self.rows else other
+            pieces = [one.sample.clone()] if one.rows else []
+            return replace(one, tallies=[tally.copy() for tally in one.tallies], pieces=pieces)
+        tallies = [mine.merge(theirs) for mine, theirs in zip(self.tallies, other.tallies, strict=True)]
+        same = _within_ends(self.minimum, self.maximum, other.minimum, other.maximum)
+        total = self.rows + other.rows
+        mean = self.mean + (other.mean - self.mean) * (other.rows / total)
+        low, high = torch.minimum(self.minimum, other.minimum), torch.maximum(self.maximum, other.maximum)
+        two_valued = self.two_valued & other.two_valued & same
+        return Summary(self.groups, total, mean, low, high, two_valued, tallies, _joint_sample(self, other))
+
+    def thin(self, total: int) -> Summary:
+        """The same with its share of a sample of `total` rows; rounded down, so that all shares fit."""
+        if total <= SAMPLE_ROWS:
+            return self
+        return replace(self, pieces=[self.some_rows(SAMPLE_ROWS * self.rows // total)])
+
+    def _keep_some(self, rows: Tensor) -> None:
+        """Reservoir sampling: every row seen so far is equally likely to be held."""
+        room = max(SAMPLE_ROWS - self.rows, 0)
+        if room:
+            self.pieces.append(rows[:room].to(torch.float64, copy=True))
+            if len(self.pieces) > _MOST_PIECES:
+                self.pieces = [self.sample]
+        rest = rows[room:]
+        if len(rest) == 0:
+            return
+        sample = self.sample
+        # A generator of our own, so that the caller's random numbers stay where they were; made anew from the number
+        # of rows, so that a summary needs nothing but itself to be resumed.
+        generator = torch.Generator().manual_seed(self.rows)
+        seen = self.rows + room + torch.arange(1, len(rest) + 1, dtype=torch.float64)
+        slots = (torch.rand(len(rest), generator=generator, dtype=torch.float64) * seen).long()
+        taken = torch.nonzero(slots < len(sample)).flatten()
+        # Through numpy, where of several rows for one slot the last one stays.
+        sample.numpy()[slots[taken].numpy()] = rest[taken].to(torch.float64).numpy()
+
+    # ------------------------------------------------------------------ reading
+
+    @property
+    def sample(self) -> Tensor:
+        """All rows, or a uniform sample of 16,384 where there are more, as float64."""
+        if len(self.pieces) > 1:
+            self.pieces = [torch.cat(self.pieces)]
+        return self.pieces[0] if self.pieces else torch.zeros(0, len(self.mean), dtype=torch.float64)
+
+    @property
+    def levels(self) -> dict[int, Counted]:
+        """Per feature with few distinct values, those (levels, columns of the feature), and how often each occurred."""
+        joint = {k: tally.joint for k, tally in enumerate(self.tallies) if tally.joint is not None}
+        return {k: counted for k, counted in joint.items() if len(counted[0]) <= MOST_LEVELS}
+
+    @property
+    def codes(self) -> dict[int, dict[int, Counted]]:
+        """By feature and place in it, values and counts of columns of whole numbers, of all other features."""
+        return {k: dict(tally.codes) for k, tally in enumerate(self.tallies) if tally.codes}
+
+    def levels_of(self, feature: int, columns: Sequence[int]) -> Counted | None:
+        """Every level of a category, however many, and how often each occurred; None where they are not known."""
+        tally = self.tallies[feature]
+        return tally.joint if tally.joint is not None else tally.codes.get(0) if len(columns) == 1 else None
+
+    def mode(self, feature: int, columns: Sequence[int]) -> Tensor:
+        """Most frequent level of a feature; among equals the smallest."""
+        values, counts = self.levels_of(feature, columns) or distinct(self.sample[:, list(columns)])
+        return values[int(counts.argmax())]
+
+    def median(self, columns: Sequence[int]) -> Tensor:
+        """Median of each column; of the sample where there are more rows than it holds."""
+        return self.sample[:, list(columns)].quantile(0.5, dim=0)
+
+    def some_rows(self, count: int) -> Tensor:
+        """At most `count` rows of the sample, evenly spaced: the table may be sorted."""
+        rows = self.sample
+        if len(rows) <= count:
+            return rows
+        return rows[torch.linspace(0, len(rows) - 1, count, dtype=torch.float64).long()]
+
+
+def _within_ends(minimum: Tensor, maximum: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Which columns have no more than two values at the ends of two tables."""
+    ends = torch.stack([minimum, maximum, low, high])
+    return ((ends == ends.amin(0)) | (ends == ends.amax(0))).all(0)
+
+
+def _joint_sample(first: Summary, second: Summary) -> list[Tensor]:
+    if len(first.sample) + len(second.sample) <= SAMPLE_ROWS:
+        return [torch.cat([first.sample, second.sample])]
+    share = round(SAMPLE_ROWS * first.rows / (first.rows + second.rows))
+    share = min(max(share, SAMPLE_ROWS - len(second.sample)), len(first.sample))
+    return [torch.cat([first.some_rows(share), second.some_rows(SAMPLE_ROWS - share)])]
+
+
+@dataclass(eq=False)
+class LevelCounts:
+    """Values of one feature, counted batch by batch in memory that does not grow with the rows.
+
+    Values are counted jointly as long as they are at most 256, or no more than a one-hot group of so many columns can
+    have. A column of whole numbers with more values may hold the codes of a category, and is then counted on its own
+    as long as its numbers span no more than 100,000.
+    """
+
+    # distinct rows (levels, columns) and how often each occurred; None once they are too many
+    joint: Counted | None = None
+    # by place in the feature, whole numbers (levels, 1) and how often each occurred; empty before that
+    codes: dict[int, Counted] = field(default_factory=dict)
+    begun: bool = False
+
+    def copy(self) -> LevelCounts:
+        """One that goes on by itself."""
+        return replace(self, codes=dict(self.codes))
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to count."""
+        return self.begun and self.joint is None and not self.codes
+
+    def add(self, values: Tensor) -> None:
+        """Counts rows (rows, columns of the feature)."""
+        if self.joint is not None or not self.begun:
+            look = distinct(values[:_LOOK])
+            if len(look[0]) <= _limit(look[0]):
+                self._join(distinct(values))
+                return
+            self._part(values.shape[1])
+        self._add_codes({place: (values[:, place], None) for place in self.codes})
+
+    def merge(self, other: LevelCounts) -> LevelCounts:
+        """What both have counted."""
+        if not self.begun or not other.begun:
+            return (self if self.begun else other).copy()
+        mine, theirs = self.copy(), other.copy()
+        if mine.joint is not None and theirs.joint is not None:
+            mine._join(theirs.joint)
+            return mine
+        for tally in (mine, theirs):
+            if tally.joint is not None:
+                tally._part(tally.joint[0].shape[1])
+        mine.codes = {place: code for place, code in mine.codes.items() if place in theirs.codes}
+        mine._add_codes({place: (theirs.codes[place][0][:, 0], theirs.codes[place][1]) for place in mine.codes})
+        return mine
+
+    def _join(self, found: Counted) -> None:
+        self.joint = found if self.joint is None else _joined(self.joint, found)
+        self.begun = True
+        if len(self.joint[0]) > _limit(self.joint[0]):
+            self._part(self.joint[0].shape[1])
+
+    def _part(self, columns: int) -> None:
+        """Gives joint levels up and goes on with codes, of columns that so far hold such."""
+        nothing = torch.zeros(0, columns, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
+        levels, counts = self.joint or nothing
+        self.joint, self.begun = None, True
+        self.codes = dict.fromkeys(range(columns), (nothing[0][:, :1], nothing[1]))
+        self._add_codes({place: (levels[:, place], counts) for place in range(columns)})
+
+    def _add_codes(self, found: dict[int, tuple[Tensor, Tensor | None]]) -> None:
+        for place, (values, counts) in found.items():
+            joined = _joined_codes(self.codes[place], values, counts)
+            if joined is None:
+                del self.codes[place]
+            else:
+                self.codes[place] = joined
+
+
+def distinct(values: Tensor) -> Counted:
+    """Distinct rows in order and how often each occurs; a feature of no columns has one level, the empty one."""
+    if values.shape[1] == 0:
+        return values[:1], torch.tensor([len(values)])
+    if values.shape[1] == 1:  # sorting numbers is many times faster than sorting rows
+        levels, counts = torch.unique(values[:, 0], return_counts=True)
+        return levels[:, None], counts
+    if len(values) and bool(two_valued(values).all()):
+        # Two values a column are one bit; bytes of bits sort as the rows do.
+        bits = np.packbits((values == values.amax(0)).numpy(), axis=1)
+        keys = np.ascontiguousarray(bits).view(np.dtype((np.void, bits.shape[1])))[:, 0]
+        _, first, times = np.unique(keys, return_index=True, return_counts=True)
+        return values[torch.from_numpy(first)], torch.from_numpy(times)
+    levels, counts = torch.unique(values, dim=0, return_counts=True)
+    return levels, counts
+
+
+def two_valued(values: Tensor) -> Tensor:
+    """Which columns have at most two distinct values."""
+    if len(values) == 0:
+        return torch.ones(values.shape[1], dtype=torch.bool)
+    return ((values == values.amin(0)) | (values == values.amax(0))).all(0)
+
+
+def among(rows: Tensor, levels: Tensor) -> Tensor:
+    """Whether each row is one of the levels."""
+    if rows.shape[1] == 1:
+        known = levels[:, 0].sort().values
+        if len(known) == 0:
+            return torch.zeros(len(rows), dtype=torch.bool)
+        place = torch.searchsorted(known, rows[:, 0].contiguous()).clamp_max(len(known) - 1)
+        return known[place] == rows[:, 0]
+    # Adding nothing turns −0 into 0, so that equal rows have equal bytes.
+    known_rows = {row.tobytes() for row in (levels + 0).numpy()}
+    return torch.tensor([row.tobytes() in known_rows for row in (rows + 0).numpy()], dtype=torch.bool)
+
+
+def _limit(levels: Tensor) -> int:
+    """Most levels to count: a one-hot group has one per column, and the one in which all are off."""
+    if MOST_LEVELS <= levels.shape[1] <= _MOST_ONE_HOT and bool(two_valued(levels).all()):
+        return levels.shape[1] + 1
+    return MOST_LEVELS
+
+
+def _joined(first: Counted, second: Counted) -> Counted:
+    if torch.equal(first[0], second[0]):  # two of no columns too
+        return first[0], first[1] + second[1]
+    values, place = torch.unique(torch.cat([first[0], second[0]]), dim=0, return_inverse=True)
+    counts = torch.zeros(len(values), dtype=torch.int64)
+    return values, counts.index_add_(0, place, torch.cat([first[1], second[1]]))
+
+
+def _joined_codes(held: Counted, values: Tensor, counts: Tensor | None) -> Counted | None:
+    """Whole numbers counted together with others; None where there are fractions, or the span is too wide."""
+    if len(values) == 0:
+        return held
+    low, high = float(values.min()), float(values.max())
+    if len(held[0]):
+        low, high = min(low, float(held[0][0])), max(high, float(held[0][-1]))
+    if not high - low < MOST_CODES or not torch.equal(values, values.round()):
+        return None
+    weights = None if counts is None else counts.double()
+    times = torch.bincount((values - low).long(), weights=weights, minlength=int(high - low) + 1).long()
+    times[(held[0][:, 0] - low).long()] += held[1]
+    present = times.nonzero()[:, 0]
+    return (present + low)[:, None].to(torch.float64), times[present]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,13 +14,61 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nobsp.network.composed import compose
-from nobsp.network.find_head import Head, NoHeadError, chosen_layers, find_head
-from nobsp.network.hooks import embedded_columns, plain, positions_of, record_inputs, rows_entering
-from nobsp.network.inference import device_and_dtype, evaluation_mode, explain_failure, unwrap
+from nobsp._messages import join_names
+from nobsp.network.inference import (
+    Place,
+    catching,
+    device_and_dtype,
+    evaluation_mode,
+    explain_failure,
+    find_part,
+    hooked,
+    plain,
+    portable,
+    unwrap,
+)
 
 PROBE_ROWS = 256
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 _OPEN = "open it with nobsp.as_module(model, rows)"
+
+# From the simplest to the most involved: the order in which explanations of an output are preferred.
+LINKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda logits: logits,
+    "log_softmax": lambda logits: torch.log_softmax(logits, dim=-1),
+    "softmax": lambda logits: torch.softmax(logits, dim=-1),
+    "sigmoid": torch.sigmoid,
+}
+
+
+class NoHeadError(ValueError):
+    """The model's output is W z + b of no linear layer."""
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """The last linear layer: `outputs = weight @ z + bias`."""
+
+    weight: Tensor  # shape (outputs, width), float64 on the CPU
+    bias: Tensor  # shape (outputs,), float64; zeros for a layer without bias
+    name: str  # the layer's name in the model
+
+    @classmethod
+    def of(cls, layer: nn.Module, name: str) -> Head:
+        """The head that a linear layer is."""
+        weight = torch.as_tensor(layer.weight).detach().to("cpu", torch.float64, copy=True).flatten(1)
+        bias = weight.new_zeros(len(weight)) if layer.bias is None else torch.as_tensor(layer.bias).detach()
+        return cls(weight, bias.to("cpu", torch.float64, copy=True), name)
+
+    def logits(self, z: Tensor) -> Tensor:
+        """`W z + b` in float64, shape (rows, outputs), on the device of `z` where that has float64."""
+        z = exact(z)
+        return z @ self.weight.to(z.device).T + self.bias.to(z.device)
+
+
+def exact(tensor: Tensor) -> Tensor:
+    """Float64, on the CPU where the device has none."""
+    return tensor.to("cpu" if tensor.device.type == "mps" else tensor.device, torch.float64)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,9 +106,7 @@ class Readout:
     device: torch.device
     dtype: torch.dtype
     integer: bool
-    _layer: nn.Module
-    _call: int
-    _overwrites_z: bool
+    _place: Place  # where the representation passes
     _overwrites_x: bool
     no_head: bool = False  # whether the outputs themselves stand for a representation
 
@@ -68,75 +115,44 @@ class Readout:
         """Run the model on `probe` and find the layer whose `W z + b` is the model's output.
 
         Args:
-            model: Any module that takes one tensor and ends in a linear layer, possibly followed by a
-                softmax, log-softmax, sigmoid, squeeze or reshape.
+            model: Any module that takes one tensor and ends in a linear layer, possibly followed by a softmax,
+                log-softmax, sigmoid, squeeze or reshape.
             probe: A few rows of typical input; the first 256 are used.
-            head: Name of the head, or the layer itself, for models with several. A name of a container means
-                the head inside it.
+            head: Name of the head, or the layer itself, for models with several; a container means the head inside it.
 
         Raises:
-            TypeError: If `model` is no module, or cannot be hooked, or its precision cannot be run here.
-            ValueError: If the model cannot take the probe's columns, if its output is not finite or is not
-                `W z + b` for any layer, if it is so for several, or if `head` names no layer.
+            ValueError: If the output is not finite, or is `W z + b` for no layer or for several.
         """
         module = checked(model)
         if not isinstance(probe, Tensor) or probe.ndim == 0 or len(probe) == 0:
-            raise ValueError(f"probe must be a tensor with at least one row, found {_shape_of(probe)}.")
-        probe = probe.detach()[:PROBE_ROWS]
-        device, dtype = device_and_dtype(module)
-        layers = chosen_layers(module, head)
-        with evaluation_mode(module) as run:
-            integer = _takes_integers(run, probe, device)
-
-            def prepare(x: Tensor) -> Tensor:
-                return _prepared(x, device, dtype, integer, copy=True)
-
-            try:
-                given = prepare(probe)
-                run(given)
-                overwrites_x = not torch.equal(given, prepare(probe))
-                found = find_head(run, prepare(probe), layers, dtype=dtype, given=head is not None)
-                columns = embedded_columns(module, run, probe, prepare)
-            except (RuntimeError, IndexError) as failure:
-                explain_failure(failure, probe, dtype=dtype, device=device)
-                raise
-        return cls(
-            module=module,
-            head=found.head,
-            link=found.link,
-            embedded_columns=columns,
-            device=device,
-            dtype=dtype,
-            integer=integer,
-            _layer=found.layer,
-            _call=found.call,
-            _overwrites_z=found.overwritten,
-            _overwrites_x=overwrites_x,
-        )
+            found = f"shape {tuple(probe.shape)}" if isinstance(probe, Tensor) else type(probe).__name__
+            raise ValueError(f"probe must be a tensor with at least one row, found {found}.")
+        layers = _choose_layers(module, head)
+        with _probing(module, probe) as (run, prepare, rows, (device, dtype, integer)):
+            given = prepare(rows)
+            run(given)
+            overwrites = not torch.equal(given, prepare(rows))
+            found_head, link, place = _find_head(run, prepare(rows), layers, dtype, given=head is not None)
+            columns = _embedded_columns(module, run, rows, prepare)
+        return cls(module, found_head, link, columns, device, dtype, integer, place, overwrites)
 
     @classmethod
     def find_any(cls, model: nn.Module, probe: Tensor, *, head: str | nn.Module | None = None) -> Readout:
-        """The same for any model that can be run.
+        """The same for any model of one tensor that can be run.
 
         Where no single layer is the head, the output is looked for among sums, means and scaled versions of several
         linear maps; where it is none, the outputs themselves are the representation and `no_head` is set.
-
-        Args:
-            model: Any module of one tensor.
-            probe: A few rows of typical input; the first 256 are used.
-            head: Name of the head, or the layer itself; only that is then looked at.
         """
         try:
             return cls.find(model, probe, head=head)
         except NoHeadError:
             if head is not None:
                 raise
+        from nobsp.network.composed import compose
+
         module = checked(model)
-        device, dtype = device_and_dtype(module)
-        probe = probe.detach()[:PROBE_ROWS]
-        with evaluation_mode(module) as run:
-            integer = _takes_integers(run, probe, device)
-            composed, link = compose(module, run, _prepared(probe, device, dtype, integer, copy=True), dtype)
+        with _probing(module, probe) as (run, prepare, rows, (_, dtype, _)):
+            composed, link = compose(module, run, prepare(rows), dtype)
         found = cls.find(composed, probe, head="head")
         return replace(found, link=link, no_head=composed.places is None)
 
@@ -158,11 +174,8 @@ class Readout:
     def running(self) -> Iterator[Callable[[Tensor], Tensor]]:
         """Hold the model in evaluation mode and hand out `represent`; the model is restored at the end.
 
-        Cheaper than `Readout.represent` for many batches. Several threads may do this on one model at once.
-
-        Yields:
-            `represent(x)`: the representation of the rows of `x`, shape (rows, width), in the model's dtype
-            and on its device, without gradient.
+        `represent(x)` gives the representation of the rows of `x`, shape (rows, width), in the model's dtype and on its
+        device, without gradient. Several threads may do this on one model at once.
         """
         with evaluation_mode(self.module) as run, self.listening() as heard:
 
@@ -180,42 +193,25 @@ class Readout:
 
     @contextmanager
     def listening(self) -> Iterator[Callable[[Callable[[], object], int], Tensor]]:
-        """Hand out `heard(work, rows)`: the representation of the rows that `work` sends through the head.
-
-        For callers that run the model themselves; `running` is this with the run included.
-        """
-        with record_inputs(self._layer, copy=self._overwrites_z) as here:
+        """Hand out `heard(work, rows)`: the representation of rows that `work` sends through the head."""
+        layer = self._place.module
+        with catching(self._place) as catch:
 
             def heard(work: Callable[[], object], rows: int) -> Tensor:
-                here.caught = []
-                try:
-                    work()
-                    caught: list[Tensor] = here.caught
-                finally:
-                    del here.caught
-                return self._rows_of(caught, rows)
+                source = catch(work)[1]
+                positions = _positions(layer, source, rows)
+                if positions == 0 or (isinstance(layer, nn.Linear) and positions != 1):
+                    raise ValueError(
+                        f"the head {self.head.name!r} received an input of shape {tuple(source.shape)} for {rows} "
+                        "rows; the model must treat every row by itself."
+                    )
+                return _rows_entering(layer, source, rows)
 
             yield heard
 
     def ready(self, x: Tensor) -> Tensor:
         """Rows as the model takes them: its device and dtype, copied where the model writes into its input."""
         return _prepared(x, self.device, self.dtype, self.integer, copy=self._overwrites_x)
-
-    def _rows_of(self, caught: list[Tensor], rows: int) -> Tensor:
-        if len(caught) <= max(self._call, 0):
-            raise RuntimeError(
-                f"the head {self.head.name!r} was called {len(caught)} times for this batch, fewer than on "
-                "the probe; call represent inside its with block, and pass a model whose forward pass does "
-                "not depend on the data."
-            )
-        source = caught[self._call]
-        positions = positions_of(self._layer, source, rows)
-        if positions == 0 or (isinstance(self._layer, nn.Linear) and positions != 1):
-            raise ValueError(
-                f"the head {self.head.name!r} received an input of shape {tuple(source.shape)} for {rows} "
-                "rows; the model must treat every row by itself."
-            )
-        return rows_entering(self._layer, source, rows)
 
     def represent(self, x: Tensor) -> Tensor:
         """The representation of the rows of `x`: one call of `running`."""
@@ -224,15 +220,10 @@ class Readout:
 
     def logits(self, z: Tensor) -> Tensor:
         """`W z + b` in float64, shape (rows, outputs), on the device of `z` where that has float64."""
-        device = torch.device("cpu") if z.device.type == "mps" else z.device
-        weight, bias = self.head.weight.to(device), self.head.bias.to(device)
-        return z.to(device, torch.float64) @ weight.T + bias
+        return self.head.logits(z)
 
     def fingerprint(self) -> str:
-        """SHA-256 over names, shapes, dtypes and bytes of the model's state, and the head's name.
-
-        The same for a model and its compiled or parallel wrapper, and on every device.
-        """
+        """SHA-256 over the model's state and the head's name; the same for its wrappers, and on every device."""
         return fingerprint_of(self.module, self.head.name)
 
 
@@ -260,13 +251,8 @@ class Network:
         return rows, self.represent, self.readout.logits(self.represent(rows)).cpu()
 
     def portable(self) -> Network:
-        """The same with the model on the CPU, in a copy where it is elsewhere: a worker may not have that GPU."""
-        module = self.readout.module
-        if all(tensor.device.type == "cpu" for tensor in (*module.parameters(), *module.buffers())):
-            return self
-        readout = copy.deepcopy(self.readout)
-        readout.module.to("cpu")
-        return replace(self, readout=readout)
+        """The same with the model on the CPU, in a copy where it is elsewhere."""
+        return portable(self, self.readout.module)
 
     def moved(self) -> Network:
         """The same with the model on its device for good, in a process of its own."""
@@ -278,16 +264,14 @@ class Network:
 def running_on(readout: Readout, device: torch.device | str | None) -> Iterator[Callable[[Tensor], Tensor]]:
     """Hands out the model's `represent`, run on another device where one is asked for, and brings it back."""
     away = readout.device if device is None else torch.device(device)
-    if away == readout.device:
-        with readout.running() as represent:
-            yield represent
-        return
-    readout.module.to(away)
+    if away != readout.device:
+        readout.module.to(away)
     try:
         with replace(readout, device=away).running() as represent:
             yield represent
     finally:
-        readout.module.to(readout.device)
+        if away != readout.device:
+            readout.module.to(readout.device)
 
 
 def as_model_takes(rows: Tensor, readout: Readout) -> Tensor:
@@ -308,15 +292,16 @@ def fingerprint_of(module: nn.Module, head: str) -> str:
         value = state[name]
         if isinstance(value, Tensor):
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
-            digest.update(_bytes_of(value))
+            dense = value.detach().cpu()
+            dense = dense if dense.layout == torch.strided else dense.to_dense()
+            digest.update(dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
 def checked(model: nn.Module) -> nn.Module:
     """The module to run, without wrappers; an error where its layers cannot be observed."""
     if not isinstance(model, nn.Module):
-        closed = isinstance(model, torch.export.ExportedProgram | str | os.PathLike)
-        hint = f"; {_OPEN}" if closed else ""
+        hint = f"; {_OPEN}" if isinstance(model, torch.export.ExportedProgram | str | os.PathLike) else ""
         raise TypeError(f"model must be a torch.nn.Module, found {type(model).__name__}{hint}.")
     module = unwrap(model)
     if isinstance(module, torch.jit.ScriptModule):
@@ -326,25 +311,32 @@ def checked(model: nn.Module) -> nn.Module:
         )
     lazy = [name for name, tensor in module.named_parameters() if torch.nn.parameter.is_lazy(tensor)]
     if lazy:
-        raise ValueError(
-            f"model has parameters that are not initialised yet ({lazy[0]!r}); run it once on your data first."
-        )
+        raise ValueError(f"model has parameters that are not initialised yet ({lazy[0]!r}); run it once on your data.")
     return module
 
 
-def _shape_of(probe: Any) -> str:
-    return f"shape {tuple(probe.shape)}" if isinstance(probe, Tensor) else type(probe).__name__
-
-
-def _is_integer(x: Tensor) -> bool:
-    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+@contextmanager
+def _probing(module: nn.Module, probe: Tensor) -> Iterator[tuple[Any, ...]]:
+    """Hands out what runs the model, what makes rows ready for it, some rows, and its device, dtype and integers."""
+    device, dtype = device_and_dtype(module)
+    probe = probe.detach()[:PROBE_ROWS]
+    with evaluation_mode(module) as run:
+        integer = not (probe.is_floating_point() or probe.is_complex() or probe.dtype == torch.bool)
+        if integer:
+            # Embeddings refuse floats and linear layers refuse integers, so the model itself gives the answer.
+            try:
+                run(probe.to(device, copy=True))
+            except (RuntimeError, TypeError, NotImplementedError):
+                integer = False
+        try:
+            yield run, lambda x: _prepared(x, device, dtype, integer, copy=True), probe, (device, dtype, integer)
+        except (RuntimeError, IndexError) as failure:
+            explain_failure(failure, probe, dtype=dtype, device=device)
+            raise
 
 
 def _prepared(x: Tensor, device: torch.device, dtype: torch.dtype, integer: bool, *, copy: bool) -> Tensor:
-    """Rows on the model's device, in its floating dtype, or as integers where the model takes those.
-
-    A copy where the model writes into its input (a first layer that works in place), else shared if possible.
-    """
+    """Rows as the model takes them; a copy where it writes into its input (a first layer that works in place)."""
     x = x.detach()
     if not integer:
         return x.to(device, dtype, copy=copy)
@@ -355,20 +347,280 @@ def _prepared(x: Tensor, device: torch.device, dtype: torch.dtype, integer: bool
     return x.to(device, copy=copy)
 
 
-def _takes_integers(run: Callable[[Tensor], Any], probe: Tensor, device: torch.device) -> bool:
-    """Whether an integer probe can be given as it is; whole numbers may also be meant for a float model."""
-    if not _is_integer(probe):
-        return False
-    try:
-        run(probe.to(device, copy=True))
-    except (RuntimeError, TypeError, NotImplementedError):
-        # Embeddings refuse floats and linear layers refuse integers, so the model itself gives the answer.
-        return False
-    return True
+# ---------------------------------------------------------------------- finding the head
 
 
-def _bytes_of(tensor: Tensor) -> bytes:
-    dense = tensor.detach().cpu()
-    if dense.layout != torch.strided:
-        dense = dense.to_dense()
-    return dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """One call of a linear layer: its input rows, where they line up with the model's rows."""
+
+    name: str
+    layer: nn.Module
+    index: int  # how many times this layer had been called before
+    z: Tensor | None  # (rows, width), a copy
+    source: Tensor  # the very tensor the layer was given, to see whether it is overwritten later
+    positions: int  # at how many positions of each row the layer was applied
+
+
+def _linear_layers(module: nn.Module) -> dict[str, nn.Module]:
+    """Linear layers and 1x1 convolutions, whose output is W z + b at every position, compiled ones by plain names."""
+    found = {}
+    for name, part in module.named_modules():
+        pointwise = isinstance(part, _CONVOLUTIONS) and all(size == 1 for size in part.kernel_size) and part.groups == 1
+        if pointwise or isinstance(part, nn.Linear):
+            found[plain(name)] = part
+    return found
+
+
+def _choose_layers(module: nn.Module, head: str | nn.Module | None) -> dict[str, nn.Module]:
+    """Linear layers among which to look: all of them, or the one (or those inside the container) named."""
+    layers = _linear_layers(module)
+    if not layers:
+        # What ExportedProgram.module() gives: its layers have become operations of a graph.
+        exported = isinstance(module, torch.fx.GraphModule)
+        hint = " If torch.export made it, pass nobsp.as_module(model, rows)." if exported else ""
+        raise (ValueError if exported else NoHeadError)(
+            "model has no linear layer (nn.Linear, or nn.Conv1d/nn.Conv2d with kernel size 1); only models that end in "
+            f"one can be explained.{hint}"
+        )
+    if head is None:
+        return layers
+    name, part = find_part(module, head, argument="head", offer=layers)
+    inside = {f"{name}.{inner}".strip("."): layer for inner, layer in _linear_layers(unwrap(part)).items()}
+    if not inside:
+        raise ValueError(
+            f"head {name!r} is a {type(part).__name__} without a linear layer; the model's are {join_names(layers)}."
+        )
+    return inside
+
+
+def _find_head(
+    run: Callable[[Tensor], Any], x: Tensor, layers: dict[str, nn.Module], dtype: torch.dtype, *, given: bool
+) -> tuple[Head, str, Place]:
+    """The layer whose W z + b is in the model's output, the link, and where its input passes."""
+    rows = len(x)
+    # A first run tells what sizes to look for. The model may write into its input, so each run has a copy.
+    sizes = {flat.shape[1] for flat in outputs_of(run(x.clone()), rows).values()}
+    calls: list[_Call] = []
+    counts: Counter[str] = Counter()
+
+    def see(name: str, layer: nn.Module, source: Tensor) -> None:
+        source = source.detach()
+        positions = _positions(layer, source, rows)
+        seen_whole = positions > 0 if isinstance(layer, _CONVOLUTIONS) else positions == 1
+        usable = seen_whole and len(torch.as_tensor(layer.weight)) in sizes
+        z = _rows_entering(layer, source, rows).clone() if usable else None
+        calls.append(_Call(name, layer, counts[name], z, source if usable else source.new_empty(0), positions))
+        counts[name] += 1
+
+    with hooked(layers, "input", see) as here:
+        here.on = True
+        outputs = outputs_of(run(x.clone()), rows)
+    best: dict[str, tuple[int, int]] = {}  # per output the simplest link, then the last call as a negative number
+    near: list[tuple[float, str]] = []
+    heads: dict[str, Head] = {}
+    for order, call in enumerate(calls):
+        if call.z is None:
+            continue
+        head = heads.setdefault(call.name, Head.of(call.layer, call.name))
+        z = call.z.to("cpu", torch.float64)
+        logits, allowed = head.logits(z), _allowance(z, head, dtype, x.device)
+        for path, output in outputs.items():
+            if output.shape != logits.shape:
+                continue
+            for rank, link in enumerate(LINKS):
+                if "softmax" in link and logits.shape[1] == 1:
+                    continue  # the softmax of a single logit is always one
+                same, difference = _compare(logits, output, allowed, link, dtype)
+                if same:
+                    best[path] = min(best.get(path, (rank, -order)), (rank, -order))
+                    break
+                if link == "identity":
+                    near.append((difference, call.name))
+    if not best:
+        refuse_non_finite(outputs)
+        raise _why_none(outputs, calls, near, layers)
+    found = [calls[-order] for _, order in best.values()]
+    names = [name for name in layers if any(call.name == name for call in found)]
+    if len(names) > 1:
+        asked = "head names a container with" if given else "the model's output holds"
+        raise ValueError(f"{asked} {len(names)} heads: {join_names(names)}; choose one, e.g. head={names[0]!r}.")
+    if len({call.index for call in found}) > 1:
+        raise ValueError(
+            f"the head {names[0]!r} is called several times and more than one of its results is returned; "
+            "wrap the model so that it returns only the result to explain."
+        )
+    rank, order = min(best.values())
+    chosen = calls[-order]
+    assert chosen.z is not None
+    last = chosen.index == counts[chosen.name] - 1
+    overwritten = not torch.equal(chosen.z, _rows_entering(chosen.layer, chosen.source, rows))
+    place = Place(chosen.name, chosen.layer, -1 if last else chosen.index, "input", overwritten=overwritten)
+    return heads[chosen.name], list(LINKS)[rank], place
+
+
+def _positions(layer: nn.Module, source: Tensor, rows: int) -> int:
+    """At how many positions of every row a layer was applied; 0 if its input has other rows."""
+    channels = source.shape[1 if isinstance(layer, _CONVOLUTIONS) else -1]
+    per_row = source.numel() // channels if channels else 0
+    lined_up = rows > 0 and per_row % rows == 0 and (source.shape[0] == rows or rows == 1)
+    return per_row // rows if lined_up else 0
+
+
+def _rows_entering(layer: nn.Module, source: Tensor, rows: int) -> Tensor:
+    """The layer's input as (rows, width); a convolution's input is averaged over its positions.
+
+    A 1x1 convolution followed by global average pooling is linear in the pooled input: mean(W z + b) = W mean(z) + b.
+    """
+    return source.flatten(2).mean(dim=2) if isinstance(layer, _CONVOLUTIONS) else source.reshape(rows, -1)
+
+
+def _why_none(
+    outputs: dict[str, Tensor], calls: list[_Call], near: list[tuple[float, str]], layers: dict[str, nn.Module]
+) -> ValueError:
+    sizes = {output.shape[1] for output in outputs.values()}
+    for call in calls:
+        width = len(torch.as_tensor(call.layer.weight))
+        if call.positions > 1 and call.z is None and {width, width * call.positions} & sizes:
+            return NoHeadError(
+                f"the linear layer {call.name!r} is applied at each of {call.positions} positions of every row; only "
+                "heads that see one vector per row can be explained. Wrap the model so that it pools the positions, or "
+                "picks one, before this layer."
+            )
+    if near:
+        difference, name = min(near)
+        return NoHeadError(
+            f"the model's output is not W z + b of any linear layer: the closest is {name!r}, with a largest "
+            f"difference of {difference:.3g}. Something else follows that layer; pass a model that returns its result "
+            "(a softmax, log_softmax, sigmoid and reshapes are recognised)."
+        )
+    called = {call.name for call in calls}
+    silent = [name for name in layers if name not in called]
+    unused = f" (never called as a module: {join_names(silent)})" if silent else ""
+    return NoHeadError(
+        f"the model's output of shape {', '.join(str(tuple(output.shape)) for output in outputs.values())} comes from "
+        f"no linear layer that sees one vector per row{unused}. Name the right one with head=..., or pass a model that "
+        "ends in a linear layer."
+    )
+
+
+def tensors_in(result: Any, path: str = "") -> dict[str, Tensor]:
+    """Tensors of a model's result by path; only `logits` where the result has such an entry."""
+    if isinstance(result, Tensor):
+        return {path: result}
+    parts: dict[str, Any] = {}
+    if isinstance(result, Mapping):
+        keys = ["logits"] if result.get("logits") is not None else list(result)
+        parts = {f"[{key!r}]": result[key] for key in keys}
+    elif getattr(result, "logits", None) is not None:
+        parts = {".logits": result.logits}
+    elif isinstance(result, tuple | list):
+        parts = {f"[{position}]": part for position, part in enumerate(result)}
+    elif dataclasses.is_dataclass(result) and not isinstance(result, type):
+        parts = {f".{field.name}": getattr(result, field.name) for field in dataclasses.fields(result)}
+    return {where: found for step, part in parts.items() for where, found in tensors_in(part, path + step).items()}
+
+
+def outputs_of(result: Any, rows: int) -> dict[str, Tensor]:
+    """Outputs by path as (rows, outputs) in float64 on the CPU, reshapes undone; an error where there is none."""
+    found = {}
+    for path, output in tensors_in(result).items():
+        per_row = output.ndim > 0 and output.shape[0] == rows
+        if (per_row or rows == 1) and output.numel() and not output.is_complex():
+            found[path] = output.detach().to("cpu", torch.float64).reshape(rows, -1)
+    if not found:
+        raise ValueError(f"model returned no tensor with one entry for each of the {rows} rows of the probe.")
+    return found
+
+
+def refuse_non_finite(outputs: Mapping[str, Tensor]) -> None:
+    """An error that names the first output that is no number."""
+    for path, output in outputs.items():
+        bad = (~output.isfinite()).nonzero()
+        if len(bad):
+            row, column = (int(place) for place in bad[0])
+            raise ValueError(
+                f"the model's output{path} is {float(output[row, column])} in row {row} of the probe (output {column});"
+                " only finite outputs can be explained, so check the input's scale."
+            )
+
+
+def _allowance(z: Tensor, head: Head, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """How far a model's own rounding may carry its logits from W z + b in float64, elementwise.
+
+    Two parts: products summed in the working precision, bounded through |z| |W|ᵀ; and the stored result,
+    rounded to `dtype`. Half precisions are summed in float32, so only their results are coarse.
+    """
+    stored = torch.finfo(dtype).eps
+    summed = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+    tf32 = device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+    if dtype == torch.float32 and (tf32 or torch.get_float32_matmul_precision() != "highest"):
+        summed = 2.0**-8
+    bias = head.bias.abs()
+    size = z.abs() @ head.weight.abs().T
+    return 4 * stored * ((z @ head.weight.T).abs() + bias) + 16 * summed * (size + bias) + 1e-300
+
+
+def _compare(logits: Tensor, output: Tensor, allowed: Tensor, link: str, dtype: torch.dtype) -> tuple[bool, float]:
+    """Whether `output` is `link(logits)` within rounding, and the largest difference."""
+    expected = LINKS[link](logits)
+    difference = (expected - output).abs()
+    coarse = 8 * torch.finfo(dtype).eps
+    worst, largest = allowed.amax(dim=-1, keepdim=True), logits.abs().amax(dim=-1, keepdim=True)
+    tolerance = allowed
+    if link == "log_softmax":
+        tolerance = 2 * worst + coarse * (expected.abs() + largest)
+    elif link == "softmax":
+        tolerance = expected * (2 * worst + coarse * (1 + largest)) + coarse
+    elif link == "sigmoid":
+        tolerance = expected * (1 - expected) * allowed + coarse
+    return bool((difference <= tolerance).all()), float(difference.max())
+
+
+# ---------------------------------------------------------------------- columns that are looked up
+
+
+def _embedded_columns(
+    module: nn.Module, run: Callable[[Tensor], Any], probe: Tensor, prepare: Callable[[Tensor], Tensor]
+) -> tuple[int, ...]:
+    """Columns of `probe` whose integer part, up to a constant shift, is looked up in an embedding.
+
+    Columns that equal a lookup in every row of the probe but could do so by chance (constant columns, two columns with
+    the same codes) are decided by changing that column and looking again.
+    """
+    layers = {n: part for n, part in module.named_modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)}
+    if not layers or probe.ndim != 2:
+        return ()
+
+    def lookups_of(rows: Tensor) -> list[tuple[Tensor, int]]:
+        """Index vectors looked up during a forward pass, one value per row, each with its number of levels."""
+        lookups: list[tuple[Tensor, int]] = []
+
+        def see(_: str, layer: nn.Module, indices: Tensor) -> None:
+            if indices.ndim and indices.shape[0] == len(rows):
+                levels = len(torch.as_tensor(layer.weight))
+                each = indices.detach().to("cpu", torch.int64).reshape(len(rows), -1).T
+                lookups.extend((position.clone(), levels) for position in each)
+
+        with hooked(layers, "input", see) as here:
+            here.on = True
+            run(prepare(rows))
+        return lookups
+
+    codes = probe.detach().to("cpu", torch.float64).trunc()
+    before = lookups_of(probe)
+    found: set[int] = set()
+    for number, (looked_up, levels) in enumerate(before):
+        shift = looked_up[:, None].to(torch.float64) - codes
+        columns = (shift == shift[:1]).all(dim=0).nonzero().flatten().tolist()
+        if len(columns) == 1 and bool((looked_up != looked_up[0]).any()):
+            found.add(columns[0])
+            continue
+        for column in set(columns) - found:
+            # Moved to the next valid code, so that no lookup leaves the embedding.
+            changed = probe.detach().clone()
+            changed[:, column] += ((looked_up + 1) % levels - looked_up).to(changed.device, changed.dtype)
+            after = lookups_of(changed)
+            if len(after) != len(before) or not torch.equal(after[number][0], looked_up):
+                found.add(column)
+    return tuple(sorted(found))

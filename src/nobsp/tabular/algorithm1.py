@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nobsp.network.inputs import Features, Subset, isolated, reference
+from nobsp.network.inputs import Features, Subset, Summary, among, isolated, reference
 from nobsp.network.readout import Network, Readout
-from nobsp.network.summary import Summary, among
 from nobsp.projection import Moments, Ridge, merge_all, partial_coefficients, spectrum
 from nobsp.projection.partial import EPSILON
 from nobsp.tabular.tabulate import Represent

@@ -20,12 +20,10 @@ from nobsp._messages import suggest
 from nobsp.calibration import Run
 from nobsp.calibration.local import Fold, is_ray
 from nobsp.calibration.ray import RayRows, RayRun, first_batch
-from nobsp.network.adapted import Adapted
+from nobsp.network.adapted import Adapted, grouping_rows, stacked
 from nobsp.network.batches import NoRowsError, Source, batches_of, matched
-from nobsp.network.inputs import Features, needs_data, resolve_features
-from nobsp.network.preprocessing import grouping_rows, stacked
+from nobsp.network.inputs import MOST_CODES, MOST_LEVELS, SAMPLE_ROWS, Features, Summary, needs_data, resolve_features
 from nobsp.network.readout import PROBE_ROWS
-from nobsp.network.summary import MOST_CODES, MOST_LEVELS, SAMPLE_ROWS, Summary
 from nobsp.tabular.lookup import value_rows
 
 # Distinct numbers of a column that are kept, for encoders that know no others; a one-hot group is seldom wider.

@@ -20,8 +20,8 @@ from nobsp.calibration import Engine, choose_engine
 from nobsp.models import adapt
 from nobsp.network.batches import with_progress
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
+from nobsp.network.inputs import Summary
 from nobsp.network.readout import Network, as_model_takes, running_on
-from nobsp.network.summary import Summary
 from nobsp.tabular import files
 from nobsp.tabular.columns import find_columns, input_values, read_rows
 from nobsp.tabular.compiled import CompiledExplainer, Health, function_of

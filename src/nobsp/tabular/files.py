@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from nobsp import serialization
 from nobsp.network.adapted import Adapted
-from nobsp.network.inputs import Features
+from nobsp.network.inputs import Features, LevelCounts, Summary
 from nobsp.network.readout import Readout, as_model_takes
-from nobsp.network.summary import LevelCounts, Summary
 from nobsp.projection import Ridge
 from nobsp.tabular.algorithm1 import Accumulator, Isolation, Plan, Published, Solution
 from nobsp.tabular.columns import Columns, input_values

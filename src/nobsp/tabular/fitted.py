@@ -14,9 +14,8 @@ from tqdm import tqdm
 
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import Source, batches_of
-from nobsp.network.inputs import Subset
+from nobsp.network.inputs import Subset, Summary, distinct
 from nobsp.network.readout import Readout, as_model_takes
-from nobsp.network.summary import Summary, distinct
 from nobsp.tabular.algorithm1 import Published
 from nobsp.tabular.columns import Columns, input_values
 from nobsp.tabular.compiled import CompiledExplainer

@@ -16,9 +16,8 @@ from nobsp._messages import number_outputs
 from nobsp.base import Finding, sort_findings
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import batches_of
-from nobsp.network.inputs import Features, Subset, resolve_baseline
+from nobsp.network.inputs import SAMPLE_ROWS, Features, Subset, Summary, resolve_baseline
 from nobsp.network.readout import Network, Readout, as_model_takes
-from nobsp.network.summary import SAMPLE_ROWS, Summary
 from nobsp.projection import Ridge
 from nobsp.tabular.columns import Columns, categories_of, input_baseline
 from nobsp.tabular.compiled import CompiledExplainer, Health, Measure, TermHealth

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from nobsp.base import Finding, sort_findings
 from nobsp.calibration import Run
-from nobsp.network.inputs import Subset
+from nobsp.network.inputs import Subset, Summary
 from nobsp.network.readout import Network, as_model_takes
-from nobsp.network.summary import Summary
 from nobsp.projection import Ridge
 from nobsp.tabular.algorithm1 import (
     Accumulator,

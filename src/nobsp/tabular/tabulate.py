@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp.network.adapted import Adapted
-from nobsp.network.summary import Summary
+from nobsp.network.inputs import Summary
 from nobsp.tabular.columns import Columns, input_values, level_labels
 from nobsp.tabular.lookup import Axis, Chunk, Feature, Level, LevelAxis, NumberAxis
 

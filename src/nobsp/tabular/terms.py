@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from nobsp.network.composed import Operations
+from nobsp.network.inference import Operations
 from nobsp.network.inputs import Subset
 from nobsp.tabular.lookup import Chunk, NumberAxis, TermTable
 from nobsp.tabular.regression import (

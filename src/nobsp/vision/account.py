@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nobsp.base import Finding, describe_findings, is_healthy
 from nobsp.projection import Moments, Ridge, channel_coefficients
-from nobsp.vision.feature_map import FeatureMap, ForwardPass
-from nobsp.vision.grid import per_channel, spread
+from nobsp.vision.feature_map import FeatureMap, ForwardPass, per_channel, spread
 from nobsp.vision.targets import Question, Targets
 
 Coefficients = Literal["head", "calibrated"]
@@ -34,6 +34,8 @@ CHANNELS, OUTPUTS = "channels", "outputs"
 POINTS, POINTS_OF_POOLED, TOLERANCE = (8, 32), (16, 64), 2e-3
 # Numbers of units that are put into the layers behind the map at once.
 _AT_ONCE = 2**22
+# A mean of fewer images says little about what is usual; an integral that carries less is not to be relied on.
+FEW_IMAGES, LEAST_CARRIED = 16, 0.99
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,9 +54,7 @@ class Answer:
         return self.account.flatten(2).mean(2) + self.class_token
 
 
-def answer(
-    account: ChannelAccount | TailAccount, feature_map: FeatureMap, seen: ForwardPass, question: Question, image: Tensor
-) -> Answer:
+def answer(account: Account, feature_map: FeatureMap, seen: ForwardPass, question: Question, image: Tensor) -> Answer:
     """Units times their slopes, put back where they came from; `image` is any."""
     maps, pooling, size = seen.maps, feature_map.pooling, feature_map.map_units
     mean = account.mean.to(maps.device)
@@ -71,9 +71,8 @@ def answer(
     if pooling == "flatten":
         evidence_map = spread(maps - torch.unflatten(mean[:size], 0, maps.shape[1:]), own, pooling)
     else:
-        evidence_map = spread(maps, own, pooling) - (own @ mean[:size]).reshape(
-            *own.shape[:2], *(1 for _ in maps.shape[2:])
-        )
+        reference = own @ mean[:size]
+        evidence_map = spread(maps, own, pooling) - reference.reshape(*reference.shape, *(1 for _ in maps.shape[2:]))
     evidence = own * centred[:, None]
     both = torch.cat([evidence.clamp_min(0.0), (-evidence).clamp_min(0.0)], dim=1)
     positive, negative = torch.split(spread(maps, both, pooling), own.shape[1], dim=1)
@@ -82,65 +81,38 @@ def answer(
     return Answer(positive, negative, evidence_map, contributions, tokens + shift)
 
 
-# ---------------------------------------------------------------------- the pooled map enters the linear head
-
-
 @dataclass(frozen=True, eq=False)
-class ChannelAccount:
-    """Contributions g_k = β_k (z_k − z̄_k) of pooled channels."""
+class Account:
+    """Contributions g_k = β_k (t_k − t̄_k) of units, or integrated gradients of the layers behind the map."""
 
-    coefficients: Tensor  # β, shape (units, outputs)
-    mean: Tensor  # z̄, shape (units,)
-    base: Tensor  # logits at the mean, which are the mean logits of the calibration images, shape (outputs,)
-    mean_logits: Tensor  # the same
-    explained: Tensor  # share of each logit's variance that the contributions carry; NaN where it is not known
-    unique_share: Tensor | None  # per unit, the share of its spread that the others cannot reproduce
-    note: str  # what is wrong with the calibration; empty when all is well
-
-    def slopes(self, feature_map: FeatureMap, seen: ForwardPass, question: Question, image: Tensor) -> Tensor:  # noqa: ARG002
-        """β of what is asked for, shape (n, targets, units)."""
-        return question.columns(self.coefficients.to(seen.maps.device), seen.logits)
-
-    def cast(self, dtype: torch.dtype) -> ChannelAccount:
-        """The same with what there is much of in another precision: in single, maps move by less than a millionth."""
-        share = None if self.unique_share is None else self.unique_share.to(dtype)
-        return replace(
-            self, coefficients=self.coefficients.to(dtype), explained=self.explained.to(dtype), unique_share=share
-        )
-
-
-# ---------------------------------------------------------------------- any layers behind the map
-
-
-@dataclass(frozen=True, eq=False)
-class TailAccount:
-    """Contributions by integrated gradients of the layers behind the map."""
-
+    coefficients: Tensor | None  # β, shape (units, outputs); None where layers stand between that are not linear
     mean: Tensor  # t̄, shape (units,)
     base: Tensor  # logits at the mean map, shape (outputs,)
-    mean_logits: Tensor  # mean logits of the calibration images
-    explained: Tensor  # share of the logits that the integral carried on some images, one and the same for every output
-    unique_share: None  # none; as other accounts have it
-    note: str  # what is wrong with the calibration; empty when all is well
+    mean_logits: Tensor  # mean logits of the calibration images; the same where all is linear
+    # share of each logit's variance that contributions carry, NaN where it is not known; of integrals the share of the
+    # logits that they carried on some images, one and the same for every output
+    explained: Tensor
+    unique_share: Tensor | None = None  # per unit, the share of its spread that the others cannot reproduce
+    note: str = ""  # what is wrong with the calibration; empty when all is well
 
     def slopes(self, feature_map: FeatureMap, seen: ForwardPass, question: Question, image: Tensor) -> Tensor:
-        """Mean gradients of what is asked for, shape (n, targets, units)."""
+        """β or mean gradients of what is asked for, shape (n, targets, units)."""
+        if self.coefficients is not None:
+            return question.columns(self.coefficients.to(seen.maps.device), seen.logits)
         with feature_map.behind(image if seen.typical is None else seen.images) as tail:
             points = POINTS if feature_map.reach == "full" else POINTS_OF_POOLED
             return integrate(tail, self.mean.to(seen.maps.device), seen.units, seen.logits, question, points)
 
-    def cast(self, dtype: torch.dtype) -> TailAccount:  # noqa: ARG002 - as other accounts
-        """The same: there is not much of it."""
-        return self
+    def cast(self, dtype: torch.dtype) -> Account:
+        """The same with what there is much of in another precision: in single, maps move by less than a millionth."""
+        much = (self.coefficients, self.explained, self.unique_share)
+        coefficients, explained, share = (None if one is None else one.to(dtype) for one in much)
+        assert explained is not None
+        return replace(self, coefficients=coefficients, explained=explained, unique_share=share)
 
 
 def integrate(
-    tail: Tail,
-    start: Tensor,
-    stop: Tensor,
-    logits: Tensor,
-    question: Question,
-    points: Sequence[int] = POINTS,
+    tail: Tail, start: Tensor, stop: Tensor, logits: Tensor, question: Question, points: Sequence[int] = POINTS
 ) -> Tensor:
     """Mean gradients (n, targets, units) on the line from `start` to `stop`; more points for rows that miss much."""
     change = stop - start
@@ -179,64 +151,51 @@ def _mean_gradients(tail: Tail, start: Tensor, change: Tensor, question: Questio
 
 
 @dataclass(eq=False)
-class Means:
-    """Running means of rows, in float64."""
-
-    mean: Tensor  # shape (width,); zeros before the first row
-    rows: int = 0  # how many rows were added
-
-    def update(self, rows: Tensor) -> None:
-        """Adds rows."""
-        self.rows += len(rows)
-        mean = self.mean.to(torch.float64)
-        self.mean = mean + (rows.to(mean) - mean).sum(0) / self.rows
-
-    def merge(self, other: Means) -> Means:
-        """Both together."""
-        rows = self.rows + other.rows
-        return Means(self.mean + (other.mean - self.mean) * (other.rows / max(rows, 1)), rows)
-
-
-@dataclass(eq=False)
 class MapMeans:
     """Means of the units and of the logits: all that the head's own weights, or an integral, need."""
 
-    units: Means  # of the map's units
-    logits: Means  # of the logits
-
-    @property
-    def rows(self) -> int:
-        """Images seen."""
-        return self.units.rows
+    units: Tensor  # means of the map's units, float64; zeros before the first image
+    logits: Tensor  # means of the logits
+    rows: int = 0  # images seen
 
     def update(self, seen: ForwardPass) -> None:
         """Adds a batch."""
-        self.units.update((seen.units if seen.typical is None else seen.typical).cpu())
-        self.logits.update(seen.logits.cpu())
+        self.rows += len(seen.logits)
+        units = (seen.units if seen.typical is None else seen.typical).cpu()
+        self.units = self.units + (units - self.units).sum(0) / self.rows
+        self.logits = self.logits + (seen.logits.cpu() - self.logits).sum(0) / self.rows
 
     def merge(self, other: MapMeans) -> MapMeans:
         """Both calibrations together."""
-        return MapMeans(self.units.merge(other.units), self.logits.merge(other.logits))
+        rows = self.rows + other.rows
+        share = other.rows / max(rows, 1)
+        units, logits = (
+            self.units + (other.units - self.units) * share,
+            self.logits + (other.logits - self.logits) * share,
+        )
+        return MapMeans(units, logits, rows)
 
-    def solve(self, feature_map: FeatureMap, ridge: Ridge, images: Tensor) -> ChannelAccount | TailAccount:  # noqa: ARG002
+    def solve(self, feature_map: FeatureMap, ridge: Ridge, images: Tensor) -> Account:  # noqa: ARG002
         """The head's weights, or where to integrate from; tried out on some images."""
-        mean, mean_logits = self.units.mean, self.logits.mean
+        mean, mean_logits = self.units, self.logits
         if len(mean) < feature_map.units:  # one mean for all tokens
             mean = mean.repeat_interleave(feature_map.units // len(mean))
         every = torch.ones(feature_map.outputs, dtype=torch.float64)
         if feature_map.direct:
             assert feature_map.head is not None
             weight, bias = feature_map.head.weight, feature_map.head.bias
-            return ChannelAccount(weight.T.clone(), mean, weight @ mean + bias, mean_logits, every, None, "")
-        account: ChannelAccount | TailAccount
+            return Account(weight.T.clone(), mean, weight @ mean + bias, mean_logits, every)
         with feature_map.behind(images[:1]) as tail:
             start = mean[None].to(feature_map.device)
-            base = tail(start, torch.zeros(1, dtype=torch.int64))[0].detach().cpu()
-            if _has_gradient(tail, start):
-                account = TailAccount(mean, base, mean_logits, every, None, "")
-            else:
+            with torch.enable_grad():
+                units = start.clone().requires_grad_()
+                logits = tail(units, torch.zeros(1, dtype=torch.int64))
+            base = logits[0].detach().cpu()
+            slopes, ones = None, torch.ones_like(logits)
+            # Quantised layers give no gradient.
+            if not logits.requires_grad or torch.autograd.grad(logits, units, ones, allow_unused=True)[0] is None:
                 slopes = _slopes_by_differences(feature_map, tail, start).cpu()
-                account = ChannelAccount(slopes, mean, base, mean_logits, every, None, "")
+        account = Account(slopes, mean, base, mean_logits, every)
         with feature_map.running() as forward:
             seen = forward(images)
         question = Targets(None, None, outputs=feature_map.outputs, names=()).question(seen.logits, 0, base)
@@ -246,22 +205,12 @@ class MapMeans:
         return replace(account, explained=every * share)
 
 
-def _has_gradient(tail: Tail, units: Tensor) -> bool:
-    """Whether the layers behind the map can be differentiated; quantised ones cannot."""
-    with torch.enable_grad():
-        units = units.clone().requires_grad_()
-        logits = tail(units, torch.arange(len(units)))
-    if not logits.requires_grad:
-        return False
-    return torch.autograd.grad(logits, units, torch.ones_like(logits), allow_unused=True)[0] is not None
-
-
 def _slopes_by_differences(feature_map: FeatureMap, tail: Tail, start: Tensor) -> Tensor:
     """Weights (units, outputs) of layers that are linear but for rounding, unit by unit on both sides of the mean."""
     if feature_map.reach == "full":
         raise ValueError(
-            f"the layers behind the map of {feature_map.layer!r} give no gradients (quantised ones, say), so nothing "
-            "can be integrated through them; pass the model in floating point."
+            f"the layers behind {feature_map.layer!r} give no gradients (quantised ones, say); pass the model in "
+            "floating point."
         )
     step = start.abs().max().clamp_min(1e-6)
     parts = []
@@ -294,7 +243,7 @@ class ChannelMoments:
         """Makes these the moments of all ranks' images."""
         self.moments = reduce(self.moments)
 
-    def solve(self, feature_map: FeatureMap, ridge: Ridge, images: Tensor) -> ChannelAccount:  # noqa: ARG002
+    def solve(self, feature_map: FeatureMap, ridge: Ridge, images: Tensor) -> Account:  # noqa: ARG002
         """The coefficients, by Algorithm 1 in closed form."""
         assert feature_map.head is not None
         weight = feature_map.head.weight
@@ -303,37 +252,31 @@ class ChannelMoments:
         mean = moments.mean(CHANNELS)
         base = weight @ mean + feature_map.head.bias
         explained = explained_share(moments, fit.coefficients)
-        return ChannelAccount(fit.coefficients, mean, base, base, explained, fit.unique_share, fit.note)
+        return Account(fit.coefficients, mean, base, base, explained, fit.unique_share, fit.note)
 
 
 def start_calibration(feature_map: FeatureMap, coefficients: Coefficients) -> MapMeans | ChannelMoments:
     """A calibration that has seen no image."""
     if coefficients == "head":
         width = feature_map.channels if feature_map.text and feature_map.reach == "full" else feature_map.units
-        units, logits = (Means(torch.zeros(n, dtype=torch.float64)) for n in (width, feature_map.outputs))
+        units, logits = (torch.zeros(n, dtype=torch.float64) for n in (width, feature_map.outputs))
         return MapMeans(units, logits)
     if not feature_map.direct:
         raise ValueError(
-            f"layers stand between the map of {feature_map.layer!r} and the output, so no coefficients of its channels "
-            'can be calibrated; leave coefficients="head", which integrates through those layers.'
+            f"layers stand between {feature_map.layer!r} and the output, so no coefficients of its channels can be "
+            'calibrated; leave coefficients="head", which integrates through them.'
         )
     return ChannelMoments(Moments({CHANNELS: feature_map.units}))
 
 
 def with_outputs(moments: Moments, weight: Tensor) -> Moments:
     """Moments of [z | W z] from those of z alone: the head is linear, so its outputs need not be gathered."""
-    weight = weight.to(torch.float64)
     state = moments.state()
-    gram = state["products"]
-    cross = gram @ weight.T
-    products = torch.cat([torch.cat([gram, cross], dim=1), torch.cat([cross.T, weight @ cross], dim=1)])
-    extended: dict[str, Any] = {
-        **state,
-        "origin": torch.cat([state["origin"], weight @ state["origin"]]),
-        "offset": torch.cat([state["offset"], weight @ state["offset"]]),
-        "products": products,
-    }
-    return Moments.from_state({CHANNELS: len(gram), OUTPUTS: len(weight)}, extended)
+    cross = state["products"] @ weight.T
+    products = torch.cat([torch.cat([state["products"], cross], 1), torch.cat([cross.T, weight @ cross], 1)])
+    extended: dict[str, Any] = {**state, "products": products}
+    extended |= {name: torch.cat([state[name], weight @ state[name]]) for name in ("origin", "offset")}
+    return Moments.from_state({CHANNELS: weight.shape[1], OUTPUTS: len(weight)}, extended)
 
 
 def explained_share(moments: Moments, coefficients: Tensor) -> Tensor:
@@ -343,3 +286,96 @@ def explained_share(moments: Moments, coefficients: Tensor) -> Tensor:
     carried = (coefficients * (gram @ coefficients)).sum(0)
     left = total - 2 * (coefficients * cross).sum(0) + carried
     return torch.where(total > 0, 1 - left / total, torch.nan)
+
+
+# ---------------------------------------------------------------------- health
+
+
+@dataclass(frozen=True, repr=False)
+class CamHealth:
+    """The state of a calibration.
+
+    Attributes:
+        findings: What is worth knowing, warnings first; empty when all is well.
+        rows: Calibration images.
+        channels: Units that have a coefficient each.
+        dead: Channels that never varied over the calibration images.
+        explained: Share of each logit's variance that the contributions carry; NaN for a logit that does not vary.
+            Where layers stand between map and head, what the integral carried of the first images, for all alike.
+        layer: Where the map is.
+        direct: Whether the pooled map is what the linear head sees; else layers stand between.
+    """
+
+    findings: tuple[Finding, ...]
+    rows: int
+    channels: int
+    dead: int
+    explained: tuple[float, ...]
+    layer: str
+    direct: bool
+
+    @property
+    def healthy(self) -> bool:
+        """Whether there is no warning."""
+        return is_healthy(self.findings)
+
+    def __repr__(self) -> str:
+        known = [share for share in self.explained if share == share]
+        carried = f"{max(min(known), 0.0):.1%}" if known else "–"
+        first = f"{self.rows} images, {self.channels} channels of {self.layer!r}; {carried} or more of each logit."
+        return "\n".join([first, *describe_findings(self.findings)])
+
+
+def examine(feature_map: FeatureMap, account: Account, *, rows: int) -> CamHealth:
+    """Collects everything that is worth knowing about a calibration, warnings first."""
+    findings: list[Finding] = []
+
+    def add(severity: str, code: str, message: str) -> None:
+        findings.append(Finding(severity, code, "", message))
+
+    layer = feature_map.layer
+    known = account.explained[~account.explained.isnan()]
+    least = float(known.min()) if len(known) else 1.0
+    integral = account.coefficients is None
+    if account.note:
+        add("warning", "coefficients", account.note)
+    elif integral and least < LEAST_CARRIED:
+        message = (
+            f"The integral through the layers behind {layer!r} misses much of the logits of the first images (it "
+            f"carries {max(least, 0.0):.1%} of their squares) with up to {POINTS[-1]} points; read maps.residual along "
+            "with the maps, or choose a later layer."
+        )
+        add("warning", "quadrature", message)
+    elif not integral and least < 0.8:
+        message = (
+            f"The coefficients carry only {least:.1%} of a logit's variance: the ridge is too strong for these "
+            'channels, or the images are too few. Use a smaller ridge, more images, or coefficients="head".'
+        )
+        add("warning", "weak", message)
+    if integral:
+        apart = account.base - account.mean_logits
+        largest = int(apart.abs().argmax())
+        parts = "all of it" if feature_map.reach == "full" else "only its means"
+        message = (
+            f"Layers stand between {layer!r} and the output, which see {parts}: gradients are integrated through them, "
+            "and maps.residual is the integral's error. Accounts start from the output at the mean map, which is up to "
+            f"{abs(float(apart[largest])):.3g} away from the mean output (output {largest}), a constant."
+        )
+        add("note", "integral", message)
+    if integral and feature_map.head is None:
+        add("note", "no_head", "No linear layer makes the model's output, so the output is explained as it is.")
+    if integral and feature_map.reach == "full" and feature_map.grid.prefix:
+        message = f"{feature_map.grid.prefix} tokens of {layer!r} have no place in the image: see maps.class_token."
+        add("note", "class_token", message)
+    dead = 0 if account.unique_share is None else int((account.unique_share == 0).sum())
+    if dead:
+        message = f"{dead} channels never varied over the calibration images and contribute nothing; vary the images."
+        add("note", "dead", message)
+    if rows < FEW_IMAGES:
+        message = f"The reference is a mean of {rows} images only: what all have in common is in no account. Use more."
+        add("note", "few_images", message)
+    if max(feature_map.shape) < 4:
+        size, inputs = ("×".join(map(str, one)) for one in (feature_map.shape, feature_map.image_shape[1:]))
+        add("note", "coarse", f"The map has only {size} locations for inputs of {inputs}; larger ones give finer maps.")
+    explained = tuple(account.explained.double().tolist())
+    return CamHealth(tuple(findings), rows, feature_map.units, dead, explained, layer, feature_map.direct)

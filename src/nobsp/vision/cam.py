@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -23,41 +24,30 @@ from nobsp.network.inference import device_and_dtype
 from nobsp.network.readout import checked
 from nobsp.projection import Ridge
 from nobsp.vision.account import (
-    ChannelAccount,
+    Account,
+    CamHealth,
     ChannelMoments,
     Coefficients,
     MapMeans,
-    Means,
-    TailAccount,
     answer,
+    examine,
     start_calibration,
 )
-from nobsp.vision.feature_map import PACKED, FeatureMap, ForwardPass, as_taken
+from nobsp.vision.feature_map import PACKED, FeatureMap, ForwardPass, as_taken, pooled
 from nobsp.vision.find_map import PROBE_IMAGES, find_map
-from nobsp.vision.grid import pooled
-from nobsp.vision.health import CamHealth, examine
 from nobsp.vision.images import Images, images_of, read_images
 from nobsp.vision.maps import KINDS, ActivationMaps, Kind, join
-from nobsp.vision.removal import (
-    Removal,
-    ThoroughMaps,
-    average_regions,
-    log_odds,
-    remove_locations,
-    standardise,
-    without_regions,
-)
+from nobsp.vision.removal import Removal, ThoroughMaps, average_regions, lose_regions, remove_locations, standardise
 from nobsp.vision.targets import Against, Question, Scale, Targets
 
 T = TypeVar("T")
 
 Calibration = MapMeans | ChannelMoments
-Account = ChannelAccount | TailAccount
 
 KIND = "class activation maps"
-VERSION = 4
+VERSION = 5
 # What a checkpoint of a calibration holds.
-CHECKPOINTED = (MapMeans, ChannelMoments, Means)
+CHECKPOINTED = (MapMeans, ChannelMoments)
 
 
 class NObSPCam(Explainer):
@@ -67,20 +57,17 @@ class NObSPCam(Explainer):
     What an account then rests on depends on the network:
 
     - The map is pooled straight into a linear head (ResNet, MobileNetV2, EfficientNet, RegNet, DenseNet, Swin): the
-      head's weights, exactly; two images suffice. Maximum pooling, both side by side, and flattened maps go the same
-      way: a maximum belongs to the location where it was found, a flattened entry to its own. A map of the classes
-      themselves that is averaged (SqueezeNet) has the identity as head.
+      head's weights, exactly; two images suffice. A maximum belongs to the location where it was found, an entry of a
+      flattened map to its own. A map of the classes that is averaged (SqueezeNet) has the identity as head.
     - Anything else between map and output (LayerNorm in ConvNeXt, fully connected layers in VGG, attention pooling, the
       last blocks of a transformer with a class token, a head that is no layer): the gradient of those layers alone,
       integrated on the straight line from the calibration mean of the map to the map. `maps.residual` is the error of
       the integral, `maps.class_token` the share of tokens that have no place in the image.
 
-    A layer can be named; everything must pass through it.
-
     Args:
         model: A torch module that takes images (n, channels, height, width). It is only run, never changed.
-        layer: Module whose output is the map, or its name. When None, the last map that is pooled into the head, or
-            else the last on whose locations the output depends.
+        layer: Module whose output is the map, or its name; everything must pass through it. When None, the last map
+            that is pooled into the head, or else the last on whose locations the output depends.
         head: The last linear layer or its name; found when None.
         coefficients: "head" for the head's own weights, or "calibrated" by the paper's Algorithm 1, which needs more
             images than channels and a map that is pooled straight into the head.
@@ -140,38 +127,26 @@ class NObSPCam(Explainer):
     @classmethod
     def as_published(cls, model: nn.Module, **options: Any) -> Self:
         """The paper's maps: coefficients by Algorithm 1 with an absolute ridge of 1e-4, and the positive map."""
-        published: dict[str, Any] = {"coefficients": "calibrated", "kind": "positive"}
-        published |= {"ridge": 1e-4, "ridge_scale": "absolute"}
-        return cls(model, **published | options)
+        published = {"coefficients": "calibrated", "kind": "positive", "ridge": 1e-4, "ridge_scale": "absolute"}
+        return cls(model, **{**published, **options})
 
     # ------------------------------------------------------------------ calibration
 
-    def fit(
-        self,
-        images: Any,
-        y: Any = None,  # noqa: ARG002 - as scikit-learn calls it
-        *,
-        engine: Engine | None = None,
-        progress: bool = False,
-    ) -> Self:
+    def fit(self, images: Any, y: Any = None, *, engine: Engine | None = None, progress: bool = False) -> Self:  # noqa: ARG002
         """Calibrates on images; a former calibration is replaced. Memory does not grow with their number.
 
-        On several ranks or in the workers of a Ray cluster, the calibration is the one a single process would reach,
-        but for rounding. What makes the maps doubtful is a warning; `health` has the whole list.
+        What makes the maps doubtful is a warning; `health` has the whole list.
 
         Args:
             images: Tensor or array (n, channels, height, width), DataLoader (labels in its batches are left aside), an
                 iterable of batches, or a `ray.data.Dataset` with a column of images; preprocessed the way the model
                 was trained. Data that can be read only once is read once.
             y: Ignored: the network's own outputs are explained.
-            engine: Where images are run: `nobsp.Local` in this process, with a checkpoint; `nobsp.Ranks` on all
-                processes of a `torch.distributed` group, each with its own images, which may be uneven or none;
-                `nobsp.RayCluster` in the workers of a Ray cluster. By default all ranks where there are several, else
-                the cluster of a Ray dataset, else this process.
+            engine: Where images are run, to the same result but for rounding: `nobsp.Local` in this process, with a
+                checkpoint; `nobsp.Ranks` on all processes of a `torch.distributed` group, each with its own images,
+                which may be uneven or none; `nobsp.RayCluster` in the workers of a Ray cluster. By default all ranks
+                where there are several, else the cluster of a Ray dataset, else this process.
             progress: Whether to show a progress bar on stderr.
-
-        Returns:
-            The explainer itself.
         """
         with choose_engine(engine, images).start(CHECKPOINTED) as run, self._running():
             ridge = self._checked_ridge()
@@ -193,30 +168,21 @@ class NObSPCam(Explainer):
             # what the first one found: processors differ in their last digits.
             solved = calibration.solve(feature_map, ridge, probe)
             account: Account = run.decide(lambda: solved)
-        state = _state_of(feature_map.module)
-        self._fit = _Fitted(feature_map, account, calibration, calibration.rows, names, probe, fingerprint, state)
+        self._fit = _Fitted(feature_map, account, calibration, calibration.rows, names, probe, fingerprint)
+        self._remember_state()
         for finding in self.health().findings:
             if finding.severity == "warning":
                 warnings.warn(finding.message, stacklevel=2)
         return self
 
     def merge(self, other: NObSPCam) -> Self:
-        """Adds another calibration's images to this one: to rounding, as if both had been read in one pass.
-
-        Both must be of the same model, layer and kind of coefficients.
-        """
+        """Adds another calibration's images to this one, of the same model and layer: as if read in one pass."""
         mine, theirs = self._fitted, other._fitted
         if mine.calibration is None or theirs.calibration is None:
-            raise ValueError(
-                "a calibration that was saved without its moments cannot be merged; save with mergeable=True."
-            )
-        same = (
-            mine.feature_map.described() == theirs.feature_map.described() and self.coefficients == other.coefficients
-        )
-        if not same or mine.fingerprint != theirs.fingerprint:
-            raise ValueError(
-                "the two calibrations are of different models, layers or kinds of coefficients and cannot be added up."
-            )
+            raise ValueError("a calibration saved without its moments cannot be merged; save with mergeable=True.")
+        one, two = ((fit.feature_map.described(), fit.fingerprint) for fit in (mine, theirs))
+        if one != two or self.coefficients != other.coefficients:
+            raise ValueError("the two calibrations are of different models, layers or kinds of coefficients.")
         calibration: Calibration = mine.calibration.merge(theirs.calibration)  # type: ignore[arg-type]  # same kind
         with self._running():
             account = calibration.solve(mine.feature_map.on_current_device(), self._checked_ridge(), mine.probe)
@@ -224,21 +190,19 @@ class NObSPCam(Explainer):
         return self
 
     def _checked_ridge(self) -> Ridge:
-        if self.coefficients not in ("calibrated", "head"):
-            raise ValueError(f'coefficients must be "head" or "calibrated", found {self.coefficients!r}.')
-        if self.link not in (None, "softmax", "sigmoid"):
-            raise ValueError(f'link must be None, "softmax" or "sigmoid", found {self.link!r}.')
-        if self.kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, found {self.kind!r}.")
+        known = {"coefficients": ("head", "calibrated"), "link": (None, "softmax", "sigmoid"), "kind": KINDS}
+        for name, values in known.items():
+            if getattr(self, name) not in values:
+                said = ", ".join("None" if value is None else f'"{value}"' for value in values)
+                raise ValueError(f"{name} must be one of {said}, found {getattr(self, name)!r}.")
         return Ridge(self.ridge, self.ridge_scale)
 
     def _names(self, feature_map: FeatureMap) -> tuple[str, ...]:
         if self.output_names is None:
             return number_outputs(feature_map.outputs)
         if len(self.output_names) != feature_map.outputs:
-            raise ValueError(
-                f"output_names has {len(self.output_names)} names but the model has {feature_map.outputs} classes."
-            )
+            found, outputs = len(self.output_names), feature_map.outputs
+            raise ValueError(f"output_names has {found} names but the model has {outputs} classes.")
         return tuple(str(name) for name in self.output_names)
 
     # ------------------------------------------------------------------ explaining
@@ -268,15 +232,10 @@ class NObSPCam(Explainer):
 
         Raises:
             NotFittedError: If `fit` has not been called.
-            ValueError: If a target is out of range, or images have another shape or values that are not finite, or the
-                model's weights have changed since `fit`.
+            ValueError: If a target is out of range, an image is not finite, or the model's weights have changed.
         """
-        targets = self._targets(target, against, scale)
-        fitted = self._fitted
-
-        def part_of(feature_map: FeatureMap, view: ForwardPass, question: Question) -> dict[str, Tensor]:
-            return self._part(feature_map, view, question, contrast=targets.has_contrast)
-
+        targets, fitted = self._targets(target, against, scale), self._fitted
+        part_of = partial(self._part, contrast=targets.has_contrast)
         parts = self._each(images, targets, part_of, description="explaining", progress=progress)
         return join(
             parts,
@@ -297,8 +256,7 @@ class NObSPCam(Explainer):
         """In which order locations have to go for the target to go fastest, with one forward pass an image.
 
         A location that goes falls silent: all its channels are zero. At each step that one goes whose going lowers the
-        target's probability most, exactly, given those gone before. Time grows with the square of the number of
-        locations.
+        target's probability most, exactly, given those gone before. Time grows with the square of their number.
 
         Args:
             images: Images of any kind that a call takes.
@@ -306,19 +264,15 @@ class NObSPCam(Explainer):
             progress: Whether to show a progress bar on stderr.
 
         Raises:
-            NotFittedError: If `fit` has not been called.
             ValueError: If several targets per image are given, or if the logits are no sum over locations: where layers
                 stand between map and head, where the map is pooled by its maximum, or for a layer further down.
         """
-        targets = self._targets(target, None, "logit")
-        fitted = self._fitted.feature_map
-        if not fitted.direct or fitted.pooling not in ("mean", "flatten"):
+        targets, found = self._one_target(target), self._fitted.feature_map
+        if not found.direct or found.pooling not in ("mean", "flatten"):
             raise ValueError(
-                f"the logits are no sum over the locations of {fitted.layer!r}: layers come between, "
-                "or a maximum, so none can be taken out exactly; use the account instead, cam(images).account."
+                f"the logits are no sum over the locations of {found.layer!r}: layers come between, or a maximum; use "
+                "the account instead, cam(images).account."
             )
-        if targets.several:
-            raise ValueError("target has several classes per image; ask for one at a time.")
 
         def remove(feature_map: FeatureMap, view: ForwardPass, question: Question) -> tuple[Tensor, ...]:
             own = question.target[:, 0]
@@ -326,7 +280,7 @@ class NObSPCam(Explainer):
 
         parts = self._each(images, targets, remove, description="removing", progress=progress)
         order, probability, own = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-        return Removal(order, probability, own, self._fitted.output_names, self._fitted.feature_map.layer)
+        return Removal(order, probability, own, self._fitted.output_names, found.layer)
 
     def thorough(
         self, images: Any, target: Any = None, *, regions: int = 7, most: int | None = None, progress: bool = False
@@ -343,37 +297,33 @@ class NObSPCam(Explainer):
             regions: How many regions along each axis.
             most: Of how many regions to try the removal, those the account ranks highest; all when None.
             progress: Whether to show a progress bar on stderr.
-
-        Raises:
-            ValueError: If several targets per image are given, or the images are texts.
         """
-        fitted, targets = self._fitted, self._targets(target, None, "logit")
-        if targets.several:
-            raise ValueError("target has several classes per image; ask for one at a time.")
+        targets, fitted = self._one_target(target), self._fitted
         if fitted.feature_map.text:
             raise ValueError("texts have no regions to blur away; use cam(texts).account.")
         require_whole_number("regions", regions)
-        every = regions ** len(fitted.feature_map.shape)
+        count = every = regions ** len(fitted.feature_map.shape)
         if most is not None:
             require_whole_number("most", most)
-        count = every if most is None else min(most, every)
+            count = min(most, every)
 
         def remove(feature_map: FeatureMap, view: ForwardPass, question: Question) -> tuple[Tensor, ...]:
             account = average_regions(self._part(feature_map, view, question, contrast=False)["account"], regions)[:, 0]
             tried = account.flatten(1).topk(count, dim=1).indices
             own = question.target[:, 0]
-            before = log_odds(view.logits, own, sigmoid=targets.sigmoid)
-            lost = torch.zeros_like(account).flatten(1)
-            with feature_map.running() as forward:
-                for rows, places, changed in without_regions(view.images, regions, tried, self.batch_size):
-                    after = log_odds(forward(changed).logits, own[rows], sigmoid=targets.sigmoid)
-                    lost[rows, places] = before[rows] - after
+            lost = lose_regions(feature_map, view, own, regions, tried, self.batch_size, sigmoid=targets.sigmoid)
             return account.cpu(), lost.reshape(account.shape).cpu(), own.cpu()
 
         parts = self._each(images, targets, remove, description="removing", progress=progress)
         account, lost, own = (torch.cat(part) for part in zip(*parts, strict=True))
         both = (standardise(account) + standardise(lost)).numpy()
         return ThoroughMaps(both, account.numpy(), lost.numpy(), 1 + count, own.numpy(), fitted.output_names)
+
+    def _one_target(self, target: Any) -> Targets:
+        targets = self._targets(target, None, "logit")
+        if targets.several:
+            raise ValueError("target has several classes per image; ask for one at a time.")
+        return targets
 
     def _targets(self, target: Any, against: Against, scale: Scale) -> Targets:
         feature_map, names = self._fitted.feature_map, self._fitted.output_names
@@ -413,8 +363,7 @@ class NObSPCam(Explainer):
                 for batch in with_progress(source, total=source.rows, enabled=progress, description=description):
                     yield feature_map, forward(batch)
         if self.device is not None:
-            # The model has been away and back, the very same.
-            self._fit = dataclasses.replace(self._fitted, state=_state_of(feature_map.module))
+            self._remember_state()  # the model has been away and back, the very same
 
     def _part(
         self, feature_map: FeatureMap, view: ForwardPass, question: Question, *, contrast: bool
@@ -422,14 +371,11 @@ class NObSPCam(Explainer):
         account, targets = self._fitted.account, question.target.shape[1]
         both = question.with_contrast(view.logits) if contrast else question
         found = answer(account, feature_map, view, both, self._fitted.probe[:1])
-        return {
-            "positive": found.positive[:, :targets],
-            "negative": found.negative[:, :targets],
-            "signed": (found.positive - found.negative)[:, :targets],
-            "account": found.account[:, :targets],
+        names = ("positive", "negative", "account", "contributions", "class_token")
+        parts = {name: getattr(found, name)[:, :targets] for name in names}
+        return parts | {
+            "signed": parts["positive"] - parts["negative"],
             "contrast": found.account[:, -targets:],
-            "contributions": found.contributions[:, :targets],
-            "class_token": found.class_token[:, :targets],
             "target": question.target,
             "logits": view.logits,
             "residual": question.whole - found.carried[:, :targets],
@@ -439,21 +385,19 @@ class NObSPCam(Explainer):
     def evidence_source(self) -> EvidenceSource:
         """What an index of neighbours needs of an explainer."""
         feature_map, account = self._fitted.feature_map, self._fitted.account
-        channels = account if isinstance(account, ChannelAccount) else None
         head = feature_map.head if feature_map.direct else None
-        signed = account.mean[:, None] if channels is None else channels.coefficients
-        # A single output of a network that is explained class by class is a logit.
-        link = "sigmoid" if feature_map.outputs == 1 else self.link or feature_map.link
+        signed = account.mean[:, None] if account.coefficients is None else account.coefficients
         return EvidenceSource(
             output_names=self._fitted.output_names,
-            link=link,
+            # A single output of a network that is explained class by class is a logit.
+            link="sigmoid" if feature_map.outputs == 1 else self.link or feature_map.link,
             about=f"cam {sorted(feature_map.described().items())}",
             hash_model=feature_map.fingerprint,
             signature=sign_coefficients(signed, account.base),
             read=self._read_evidence,
             head=None if head is None else (head.weight, head.bias),
-            coefficients=None if channels is None else channels.coefficients,
-            mean=None if channels is None else channels.mean,
+            coefficients=account.coefficients,
+            mean=None if account.coefficients is None else account.mean,
         )
 
     def _read_evidence(self, X: Any, *, wanted: Wanted, progress: bool) -> Iterator[EvidenceBatch]:
@@ -462,10 +406,7 @@ class NObSPCam(Explainer):
         head = fitted.feature_map.head if fitted.feature_map.direct else None
         if isinstance(X, Tensor | np.ndarray) and X.ndim == 2:
             if head is None:
-                raise ValueError(
-                    f"X has shape {tuple(X.shape)}, but the logits do not follow from the pooled channels of this "
-                    "network: layers stand between map and head; pass the images."
-                )
+                raise ValueError("layers stand between map and head, so pooled channels do not do; pass X as images.")
             yield from read_activations(X, head.weight, head.bias, progress=progress)
             return
         source = images_of(X, batch_size=self.batch_size, argument="X")
@@ -489,28 +430,24 @@ class NObSPCam(Explainer):
     def save(self, path: str | os.PathLike[str], *, mergeable: bool = False) -> None:
         """Writes the calibration to one safetensors file; the model itself and the images are not in it.
 
-        Coefficients of channels are kept in single precision, so maps of a loaded explainer differ by less than a
-        millionth of their largest value.
+        Coefficients are kept in single precision: maps of a loaded explainer differ by less than a millionth.
 
         Args:
             path: Where to; an existing file is replaced, atomically.
-            mergeable: Whether to keep what `merge` needs, for calibrated coefficients the products of all channels with
-                all others. Without them the file is small.
+            mergeable: Whether to keep what `merge` needs; without, the file is small.
         """
         fitted = self._fitted
         if mergeable and fitted.calibration is None:
             raise ValueError("mergeable: this explainer was loaded from a file without what merge needs; pass False.")
+        found = fitted.feature_map
         stored = _Stored(
-            options=self._stored_options(),
-            fingerprint=fitted.fingerprint,
-            feature_map=fitted.feature_map.described(),
-            image_shape=fitted.feature_map.image_shape,
-            text=fitted.feature_map.text,
-            keys=fitted.feature_map.keys,
-            account=fitted.account.cast(torch.float32),
-            calibration=fitted.calibration if mergeable else None,
-            rows=fitted.rows,
-            output_names=fitted.output_names,
+            self._stored_options(),
+            fitted.fingerprint,
+            *(found.described(), found.image_shape, found.text, found.keys),
+            fitted.account.cast(torch.float32),
+            fitted.calibration if mergeable else None,
+            fitted.rows,
+            fitted.output_names,
         )
         serialization.save(path, stored, kind=KIND, version=VERSION)
 
@@ -522,45 +459,42 @@ class NObSPCam(Explainer):
             path: The file.
             model: The very model it was calibrated on; another one is an error.
         """
-        classes = (*CHECKPOINTED, ChannelAccount, TailAccount, _Stored)
+        classes = (*CHECKPOINTED, Account, _Stored)
         stored = serialization.load(path, kind=KIND, version=VERSION, classes=classes)
         if not isinstance(stored, _Stored):
             raise ValueError(f"path {str(path)!r} is damaged: it does not hold an explainer.")
         cam = cls(model, **stored.options)
         # Any images show where the map is; these are the same every time.
-        generator = torch.Generator().manual_seed(0)
-        probe = torch.randn(2, *stored.image_shape, generator=generator)
-        if stored.text:
-            probe = torch.randint(1, 4, (2, *stored.image_shape), generator=generator)
-            for place, key in enumerate(stored.keys[1:], start=1):
-                probe[:, place] = int(key == "attention_mask")
+        generator, shape = torch.Generator().manual_seed(0), (2, *stored.image_shape)
+        probe = (
+            torch.randint(1, 4, shape, generator=generator) if stored.text else torch.randn(shape, generator=generator)
+        )
+        for place, key in enumerate(stored.keys[1:], start=1):
+            probe[:, place] = int(key == "attention_mask")
         with cam._running():
             feature_map = find_map(as_taken(model, stored.keys), probe, layer=cam.layer, head=cam.head)
         found, known = feature_map.described(), stored.feature_map
         if feature_map.fingerprint() != stored.fingerprint or found["outputs"] != known["outputs"]:
             raise ValueError(
-                "model is not the one this explainer was calibrated on (its weights differ); pass that model, or "
-                "calibrate anew."
+                "model is not the one this explainer was calibrated on: its weights differ; pass that one."
             )
         if found != known:
             different = [name for name in known if found[name] != known[name]]
             raise ValueError(f"the model's map is not where it was when this explainer was calibrated: {different}.")
-        account, state = stored.account.cast(torch.float64), _state_of(feature_map.module)
-        known_by = (stored.calibration, stored.rows, stored.output_names, probe, stored.fingerprint, state)
-        cam._fit = _Fitted(feature_map, account, *known_by)
+        account, about = stored.account.cast(torch.float64), (stored.output_names, probe, stored.fingerprint)
+        cam._fit = _Fitted(feature_map, account, stored.calibration, stored.rows, *about)
+        cam._remember_state()
         return cam
 
     def _stored_options(self) -> dict[str, Any]:
-        fitted = self._fitted
-        inside = PACKED if fitted.feature_map.keys else ""
-        layer = None if self.layer is None else fitted.feature_map.place.name.removeprefix(inside)
-        found = fitted.feature_map.head
-        head = None if self.head is None or found is None else found.name.removeprefix(inside)
-        given = {name: value for name, value in self.get_params(deep=False).items() if name != "model"}
+        fitted, found = self._fitted, self._fitted.feature_map
+        inside = PACKED if found.keys else ""
+        layer = None if self.layer is None else found.place.name.removeprefix(inside)
+        head = None if self.head is None or found.head is None else found.head.name.removeprefix(inside)
         names = None if self.output_names is None else list(fitted.output_names)
         device = None if self.device is None else str(self.device)
         stored = {"layer": layer, "head": head, "output_names": names, "device": device}
-        return given | stored | {"batch_size": int(self.batch_size)}
+        return self._options() | stored | {"batch_size": int(self.batch_size)}
 
     # ------------------------------------------------------------------ what was found
 
@@ -572,12 +506,10 @@ class NObSPCam(Explainer):
     @property
     def coefficients_(self) -> Any:
         """One coefficient per unit and class, shape (units, outputs); only where contributions are linear in units."""
-        account = self._fitted.account
-        if not isinstance(account, ChannelAccount):
-            raise AttributeError(
-                "layers stand between map and output, so contributions are integrals and have no coefficients."
-            )
-        return account.coefficients.numpy().copy()
+        coefficients = self._fitted.account.coefficients
+        if coefficients is None:
+            raise AttributeError("layers stand between map and output, so contributions have no coefficients.")
+        return coefficients.numpy().copy()
 
     @property
     def output_names_(self) -> tuple[str, ...]:
@@ -602,13 +534,15 @@ class NObSPCam(Explainer):
     def _require_same_weights(self) -> _Fitted:
         """The calibration; an error where the model has been trained on, or loaded anew, since."""
         fitted = self._fitted
-        state = _state_of(fitted.feature_map.module)
-        if state != fitted.state:
+        if _state_of(fitted.feature_map.module) != fitted.state:
             # Tensors also move with their model, so that only their values count.
             if fitted.feature_map.fingerprint() != fitted.fingerprint:
                 raise ValueError("the model's weights have changed since fit; call fit(images) again.")
-            fitted = self._fit = dataclasses.replace(fitted, state=state)
-        return fitted
+            self._remember_state()
+        return self._fitted
+
+    def _remember_state(self) -> None:
+        self._fit = dataclasses.replace(self._fitted, state=_state_of(self._fitted.feature_map.module))
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -638,7 +572,7 @@ class _Fitted:
     output_names: tuple[str, ...]
     probe: Tensor
     fingerprint: str
-    state: tuple[Any, ...]
+    state: tuple[Any, ...] = ()  # of the model's tensors
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -658,7 +592,6 @@ class _Stored:
 
 
 def _add_images(calibration: Calibration, images: Tensor, forward: Callable[[Tensor], ForwardPass]) -> None:
-    """Runs a batch and adds it to a calibration."""
     calibration.update(forward(images))
 
 
@@ -684,8 +617,8 @@ def explain_images(
     Args:
         model: A torch module that takes images (n, channels, height, width).
         images: At least two, of any kind that `NObSPCam.fit` takes.
-        target: None for the predicted class; a class number or name; one per image; or several per image.
-        against: A class, "runner-up", "others", "mean" or None, as a call of `NObSPCam` takes it.
+        target: As a call of `NObSPCam` takes it, and so are the next two.
+        against: A class, "runner-up", "others", "mean" or None.
         scale: "logit" or "probability".
         options: Of `NObSPCam`, such as layer, link and output_names.
 

@@ -79,9 +79,6 @@ def confusions(cam: NObSPCam, images: Any, labels: Any = None, *, pairs: int = 1
         pairs: Of how many pairs of classes to keep examples.
         examples: Most images of a pair that are explained: the first ones.
 
-    Raises:
-        ValueError: If there are not as many labels as images, or a label is no class of the model.
-
     Example:
         >>> import nobsp, torch
         >>> from torch import nn

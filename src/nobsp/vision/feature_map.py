@@ -2,31 +2,143 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from nobsp.network.find_head import Head, tensors_in
-from nobsp.network.hooks import Place, record_tensor, replace_tensor
-from nobsp.network.inference import device_and_dtype, evaluation_mode, explain_failure
-from nobsp.network.readout import Readout, checked, fingerprint_of
-from nobsp.vision.grid import Grid, Pooling, Space, pooled, space_of
+from nobsp.network.batches import first_non_finite
+from nobsp.network.inference import (
+    Place,
+    catching,
+    device_and_dtype,
+    evaluation_mode,
+    explain_failure,
+    portable,
+    replacing,
+)
+from nobsp.network.readout import Head, Readout, checked, exact, fingerprint_of, tensors_in
 
+Layout = Literal["first", "last", "tokens"]
+Space = tuple[int, ...]
+Pooling = Literal["mean", "max", "mean+max", "max+mean", "flatten"]
 # What of the map the layers behind it depend on. "head": its pooled units, which enter the linear head as they are.
 # "point" and "constant": the channels' means, put in as a map of one location or as a constant map. "full": all of it,
 # tokens without a place included.
 Reach = Literal["head", "point", "constant", "full"]
 
-
+POOLINGS: tuple[Pooling, ...] = ("mean", "max", "mean+max", "max+mean", "flatten")
+# Class, distillation and register tokens that may stand before the patches.
+_MOST_PREFIX = 8
 # Under which name a model that takes tokens by keywords is part of what runs it.
 PACKED = "model."
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where channels and locations are in a tensor."""
+
+    layout: Layout  # channels "first", channels "last", or "tokens" for (n, tokens, channels)
+    prefix: int = 0  # tokens that come before the patches and have no place in the image
+
+    def maps(self, tensor: Tensor, space: Space) -> Tensor:
+        """The tensor as (n, channels, *locations) of an input with the extent `space`, sharing memory."""
+        if self.layout == "first":
+            return tensor
+        if self.layout == "last":
+            return tensor.movedim(-1, 1)
+        patches = tensor[:, self.prefix :]
+        shape = grid_shape(patches.shape[1], space)
+        if shape is None:
+            raise ValueError(f"{patches.shape[1]} tokens do not fill a grid of the input's shape.")
+        return torch.unflatten(patches.permute(0, 2, 1), 2, shape)
+
+    def prefix_tokens(self, tensor: Tensor) -> Tensor:
+        """Tokens without a place in the image, shape (n, prefix, channels)."""
+        if self.layout == "tokens":
+            return tensor[:, : self.prefix]
+        return tensor.new_empty(len(tensor), 0, tensor.shape[1 if self.layout == "first" else -1])
+
+    def tensor(self, maps: Tensor, prefix_tokens: Tensor) -> Tensor:
+        """A tensor of the model's layout that holds `maps` and tokens before them."""
+        if self.layout == "first":
+            return maps
+        if self.layout == "last":
+            return maps.movedim(1, -1)
+        return torch.cat([prefix_tokens, maps.flatten(2).permute(0, 2, 1)], dim=1)
+
+
+def space_of(images: Tensor) -> Space:
+    """Extent of an input: height and width, time, depth too, or the number of tokens."""
+    return tuple(images.shape[2:] if images.ndim > 2 else images.shape[1:])
+
+
+def grid_shape(locations: int, space: Space) -> Space | None:
+    """Shape of a grid with so many cells and the input's proportions; None where there is none."""
+    if len(space) != 2:
+        return (locations,) if len(space) == 1 else None
+    aspect = space[0] / space[1]
+    guess = round((locations * aspect) ** 0.5)
+    for height in (guess, guess - 1, guess + 1):
+        if height > 0 and locations % height == 0:
+            width = locations // height
+            # One more row or column than the image's proportions ask for is rounding; more is another grid.
+            if abs(height - aspect * width) < max(1.0, aspect):
+                return height, width
+    return None
+
+
+def grids_of(tensor: Tensor, space: Space, *, prefixes: int = _MOST_PREFIX) -> Iterator[Grid]:
+    """Every way to see a tensor as channels over more than one location."""
+    # (n, c, 1, 1) and (n, 1, 1, c) are pooled vectors and no maps of one channel.
+    if tensor.ndim == len(space) + 2 and tensor[0, 0].numel() > 1 and tensor[0, ..., 0].numel() > 1:
+        yield Grid("first")
+        if len(space) > 1:
+            yield Grid("last")
+    if tensor.ndim == 3 and tensor.shape[2] > 1:
+        for prefix in range(min(prefixes, tensor.shape[1] - 1)):
+            if tensor.shape[1] - prefix > 1 and grid_shape(tensor.shape[1] - prefix, space) is not None:
+                yield Grid("tokens", prefix)
+
+
+def pooled(maps: Tensor, pooling: Pooling) -> Tensor:
+    """What a pooling makes of maps, shape (n, units): the representation, where that is what it is."""
+    flat = maps.flatten(2)
+    if pooling == "flatten":
+        return flat.flatten(1)
+    return torch.cat([flat.mean(2) if part == "mean" else flat.amax(2) for part in pooling.split("+")], dim=1)
+
+
+def spread(maps: Tensor, weights: Tensor, pooling: Pooling) -> Tensor:
+    """Σ_k weight_k u_k(h, w): weighted units put back where they came from.
+
+    u_k(h, w) are the maps behind unit k of the representation z; averaged over the locations they give z_k. For a
+    mean-pooled channel that is the channel's map itself. A maximum sits, times the number of locations, where it was
+    found (equal maxima share), and an entry of a flattened map at its own location.
+    """
+    flat = maps.flatten(2)
+    locations = flat.shape[2]
+    if pooling == "flatten":
+        result = locations * torch.einsum("ntcp,ncp->ntp", torch.unflatten(weights, 2, flat.shape[1:]), flat)
+    else:
+        if "max" in pooling:
+            top = flat == flat.amax(2, keepdim=True)
+            peaks = flat * top * (locations / top.sum(2, keepdim=True))
+        parts = [flat if part == "mean" else peaks for part in pooling.split("+")]
+        result = torch.bmm(weights, parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
+    return torch.unflatten(result, 2, maps.shape[2:])
+
+
+def per_channel(values: Tensor, channels: int, pooling: Pooling) -> Tensor:
+    """Values of the units (..., units) summed to those of the channels they came from (..., channels)."""
+    if pooling == "flatten":
+        return torch.unflatten(values, -1, (channels, -1)).sum(-1)
+    return torch.unflatten(values, -1, (-1, channels)).sum(-2)
 
 
 class TokenModel(nn.Module):
@@ -57,7 +169,7 @@ class ForwardPass:
     typical: Tensor | None = None  # of tokens, the mean over those that are no padding, shape (n, channels)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class FeatureMap:
     """Where a model's spatial map is and how its output depends on it."""
 
@@ -92,8 +204,7 @@ class FeatureMap:
     @property
     def map_units(self) -> int:
         """How many numbers the pooling makes of the map."""
-        factor = {"flatten": math.prod(self.shape), "mean+max": 2, "max+mean": 2}.get(self.pooling, 1)
-        return self.channels * factor
+        return self.channels * (math.prod(self.shape) if self.pooling == "flatten" else len(self.pooling.split("+")))
 
     @property
     def units(self) -> int:
@@ -107,25 +218,13 @@ class FeatureMap:
         name = name if self.place.side == "output" else f"input of {name}"
         return f"relu({name})" if self.relu else name
 
-    def __repr__(self) -> str:
-        size = "×".join(map(str, (self.channels, *self.shape)))
-        return f"FeatureMap(layer={self.layer!r}, map={size}, pooling={self.pooling!r}, reach={self.reach!r})"
-
     def described(self) -> dict[str, Any]:
         """Everything that must be the same for a calibration to apply, as JSON can hold it."""
-        return {
-            "layer": self.place.name,
-            "call": self.place.call,
-            "side": self.place.side,
-            "layout": self.grid.layout,
-            "prefix": self.grid.prefix,
-            "relu": self.relu,
-            "pooling": self.pooling,
-            "reach": self.reach,
-            "head": None if self.head is None else self.head.name,
-            "channels": self.channels,
-            "outputs": self.outputs,
-        }
+        place, grid = self.place, self.grid
+        found = {"layer": place.name, "call": place.call, "side": place.side, "layout": grid.layout}
+        found |= {"prefix": grid.prefix, "relu": self.relu, "pooling": self.pooling, "reach": self.reach}
+        head = None if self.head is None else self.head.name
+        return found | {"head": head, "channels": self.channels, "outputs": self.outputs}
 
     def fingerprint(self) -> str:
         """SHA-256 over the model's state and the name of its head."""
@@ -140,12 +239,8 @@ class FeatureMap:
         return dataclasses.replace(self, device=device, dtype=dtype, readout=readout)
 
     def portable(self) -> FeatureMap:
-        """The same with the model on the CPU, in a copy where it is elsewhere: a worker may not have that GPU."""
-        if all(tensor.device.type == "cpu" for tensor in (*self.module.parameters(), *self.module.buffers())):
-            return self
-        other = copy.deepcopy(self)
-        other.module.to("cpu")
-        return other
+        """The same with the model on the CPU, in a copy where it is elsewhere."""
+        return portable(self, self.module)
 
     def moved(self) -> FeatureMap:
         """The same with the model on its device for good, in a process of its own."""
@@ -154,43 +249,33 @@ class FeatureMap:
 
     @contextmanager
     def running(self) -> Iterator[Callable[[Tensor], ForwardPass]]:
-        """Hold the model in evaluation mode and hand out `forward(images)`: one forward pass, maps and logits.
+        """Hold the model in evaluation mode and hand out `forward(images)`: one forward pass, maps and logits."""
+        with torch.no_grad(), evaluation_mode(self.module) as run, catching(self.place) as catch:
+            watched = nullcontext(lambda x, _: run(x)) if self.direct else self._observing_logits(run)
+            with watched as logits_of:
 
-        Hooks are gone and the model is as before at the end, whatever happened.
-        """
-        with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            run = stack.enter_context(evaluation_mode(self.module))
-            here = stack.enter_context(record_tensor(self.place))
-            logits_of = None if self.direct else stack.enter_context(self._observing_logits(run))
-
-            def forward(images: Tensor) -> ForwardPass:
-                here.caught = []
-                try:
-                    x = self._ready(images)
-                    logits = run(x) if logits_of is None else logits_of(x, len(x))
-                    caught: list[Tensor] = here.caught
-                except (RuntimeError, IndexError) as failure:
-                    explain_failure(failure, images, dtype=self.dtype, device=self.device)
-                    if tuple(images.shape[1:]) != self.image_shape:
+                def forward(images: Tensor) -> ForwardPass:
+                    try:
+                        logits, tensor = catch(lambda: logits_of(self._ready(images), len(images)))
+                    except (RuntimeError, IndexError) as failure:
+                        explain_failure(failure, images, dtype=self.dtype, device=self.device)
+                        if tuple(images.shape[1:]) == self.image_shape:
+                            raise
                         raise ValueError(
                             f"the model cannot take images of shape {tuple(images.shape[1:])} ({failure}); it was "
                             f"calibrated on images of shape {self.image_shape}."
                         ) from failure
-                    raise
-                finally:
-                    del here.caught
-                maps, tokens = self._maps(caught, images)
-                units = pooled(maps, self.pooling)
-                if logits_of is None:
-                    assert self.head is not None
-                    logits = units @ self.head.weight.to(maps.device).T + self.head.bias.to(maps.device)
-                if tokens.numel():
-                    units = torch.cat([units, tokens.flatten(1)], dim=1)
-                typical = self._typical(maps, images) if self.text and self.reach == "full" else None
-                return ForwardPass(maps, logits, units, images, typical)
+                    maps, tokens = self._maps(tensor, images)
+                    units = pooled(maps, self.pooling)
+                    if self.direct:
+                        assert self.head is not None
+                        logits = self.head.logits(units)
+                    if tokens.numel():
+                        units = torch.cat([units, tokens.flatten(1)], dim=1)
+                    typical = self._typical(maps, images) if self.text and self.reach == "full" else None
+                    return ForwardPass(maps, logits, units, images, typical)
 
-            yield forward
+                yield forward
 
     @contextmanager
     def behind(self, images: Tensor) -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
@@ -199,11 +284,12 @@ class FeatureMap:
         The model is run on one image, whatever the number of rows, and the units are put in on the way. Of tokens it is
         run on those of `images` that `rows` name, since masks and lengths reach the layers behind the map too.
         """
-        with ExitStack() as stack:
-            run = stack.enter_context(evaluation_mode(self.module, gradients=True))
-            there = stack.enter_context(replace_tensor(self.place))
-            logits_of = stack.enter_context(self._observing_logits(run))
-            shape = tuple(1 for _ in self.shape) if self.reach == "point" else self.shape
+        shape = tuple(1 for _ in self.shape) if self.reach == "point" else self.shape
+        with (
+            evaluation_mode(self.module, gradients=True) as run,
+            replacing(self.place) as put,
+            self._observing_logits(run) as logits_of,
+        ):
 
             def tail(units: Tensor, which: Tensor) -> Tensor:
                 rows = len(units)
@@ -216,13 +302,11 @@ class FeatureMap:
                     tokens = units.new_zeros(rows, self.grid.prefix, self.channels)
                 # A clone, since the next layer may work in place and leaves of a graph must not change.
                 put_in = self.grid.tensor(maps, tokens).to(self.device, self.dtype)
-                there.value, there.calls = put_in.clone(memory_format=torch.contiguous_format), 0
-                try:
-                    carrier = images[:1].expand(rows, *images.shape[1:]) if self.fixed_batch else images[:1]
-                    carrier = carrier if images.is_floating_point() else images[which.to(images.device)]
-                    return logits_of(self._ready(carrier), rows)
-                finally:
-                    del there.value
+                put_in = put_in.clone(memory_format=torch.contiguous_format)
+                carrier = images[:1].expand(rows, *images.shape[1:]) if self.fixed_batch else images[:1]
+                carrier = carrier if images.is_floating_point() else images[which.to(images.device)]
+                logits: Tensor = put(put_in, lambda: logits_of(self._ready(carrier), rows))
+                return logits
 
             yield tail
 
@@ -238,34 +322,19 @@ class FeatureMap:
     def _observing_logits(self, run: Callable[[Tensor], Any]) -> Iterator[Callable[[Tensor, int], Tensor]]:
         """Hand out what runs the model and gives its logits in float64: W z + b, or the output itself."""
         if self.readout is None:
-
-            def outputs_of(x: Tensor, rows: int) -> Tensor:
-                output = next(iter(tensors_in(run(x)).values()))
-                return _exact(output).reshape(rows, -1)
-
-            yield outputs_of
+            yield lambda x, rows: exact(next(iter(tensors_in(run(x)).values()))).reshape(rows, -1)
             return
-        with self.readout.listening() as heard:
-            head = self.readout.head
-
-            def logits_of(x: Tensor, rows: int) -> Tensor:
-                z = _exact(heard(lambda: run(x), rows))
-                return z @ head.weight.to(z.device).T + head.bias.to(z.device)
-
-            yield logits_of
+        readout = self.readout
+        with readout.listening() as heard:
+            yield lambda x, rows: readout.logits(heard(lambda: run(x), rows))
 
     def _ready(self, images: Tensor) -> Tensor:
         if self.readout is not None:
             return self.readout.ready(images)
         return images.to(self.device, self.dtype if images.is_floating_point() else images.dtype, copy=True)
 
-    def _maps(self, caught: list[Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
-        if len(caught) <= max(self.place.call, 0):
-            raise RuntimeError(
-                f"the layer {self.place.name!r} was called {len(caught)} times for these images, fewer than when the "
-                "map was found; pass a model whose forward pass does not depend on the images."
-            )
-        tensor = caught[self.place.call]
+    def _maps(self, tensor: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The map, checked, and tokens without a place."""
         maps = self.grid.maps(tensor, space_of(images))
         if len(maps) != len(images) or maps.shape[1] != self.channels:
             raise ValueError(
@@ -275,21 +344,14 @@ class FeatureMap:
         if self.pooling == "flatten" and tuple(maps.shape[2:]) != self.shape:
             raise ValueError(
                 f"images of shape {tuple(images.shape[1:])} give a map of {tuple(maps.shape[2:])} locations, but the "
-                f"layers behind it see every location by itself and were calibrated on {self.shape}; use images of "
-                "one size."
+                f"layers behind it were calibrated on {self.shape}; use images of one size."
             )
-        maps = _exact(maps)
-        # One sum is the cheapest pass that sees every value; it may also overflow, hence the second look.
-        if not bool(torch.isfinite(maps.sum())) and not bool(torch.isfinite(maps).all()):
-            bad = int(torch.nonzero(~torch.isfinite(maps))[0, 0])
+        maps = exact(maps)
+        bad = first_non_finite(maps)
+        if bad is not None:
             raise ValueError(
-                f"the map of layer {self.place.name!r} is not finite for image {bad} of the batch; check the scale of "
-                "the images and the precision of the model."
+                f"the map of layer {self.place.name!r} is not finite for image {bad[0]} of the batch; check the scale "
+                "of the images and the precision of the model."
             )
         tokens = self.grid.prefix_tokens(tensor) if self.reach == "full" else tensor.new_empty(len(tensor), 0, 1)
-        return (maps.clamp_min(0.0) if self.relu else maps), _exact(tokens)
-
-
-def _exact(tensor: Tensor) -> Tensor:
-    """Float64, on the CPU where the device has none."""
-    return tensor.to("cpu" if tensor.device.type == "mps" else tensor.device, torch.float64)
+        return (maps.clamp_min(0.0) if self.relu else maps), exact(tokens)

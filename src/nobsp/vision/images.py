@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from nobsp.calibration import Run
 from nobsp.calibration.local import is_ray
 from nobsp.calibration.ray import RayRows, RayRun, first_batch
-from nobsp.network.batches import NoRowsError
+from nobsp.network.batches import NoRowsError, check_batch_size, count_ahead, first_non_finite, open_stream
 from nobsp.vision.find_map import PROBE_IMAGES
 
 # Images of a Ray dataset whose sums are sent at a time.
@@ -54,9 +53,8 @@ def read_images(run: Run, images: Any, *, batch_size: int) -> Images | DatasetIm
         return _dataset_images(images, batch_size)
     if is_ray(images):
         raise ValueError(
-            f"images is a Ray dataset, which its own workers read, but the engine has {run.size} processes that read "
-            "images themselves; call fit in one process with engine=nobsp.RayCluster(), or pass each its share as an "
-            "iterable of batches."
+            f"images is a Ray dataset, but the engine has {run.size} processes that read images themselves; call fit "
+            "in one process with engine=nobsp.RayCluster(), or pass each its share as an iterable of batches."
         )
     try:
         found = images_of(images, batch_size=batch_size)
@@ -75,24 +73,19 @@ def read_images(run: Run, images: Any, *, batch_size: int) -> Images | DatasetIm
 def _dataset_images(images: Any, batch_size: int) -> DatasetImages:
     if not is_ray(images):
         raise TypeError(
-            f"engine is RayCluster, but images is a {type(images).__name__}; pass a ray.data.Dataset, or leave engine "
-            "out."
+            f"engine is RayCluster, but images is a {type(images).__name__}; pass a ray.data.Dataset, or no engine."
         )
     batch = first_batch(images, PROBE_IMAGES, argument="images", batch_format="numpy")
-    first = images_of(_column(batch, "images"), batch_size=batch_size).first
+    first = _read_block(batch, batch_size=batch_size, argument="images").first
     read = partial(_read_block, batch_size=batch_size)
     size = first[0].numel() * first.element_size()
     return DatasetImages(images, read, batch_size, size, batch_format="numpy", most_rows=AT_ONCE, first=first)
 
 
-def _read_block(block: Mapping[str, Any], *, batch_size: int) -> Images:
+def _read_block(
+    block: Mapping[str, Any], *, batch_size: int, argument: str = "images (in one of its batches)"
+) -> Images:
     """The images of a dataset's block, in one of its workers."""
-    said = "images (in one of its batches)"
-    return images_of(_column(block, said), batch_size=batch_size, argument=said)
-
-
-def _column(block: Mapping[str, Any], argument: str) -> Any:
-    """The column of a block that holds images."""
     keys = list(block) if len(block) == 1 else [key for key in KEYS if key in block]
     if not keys:
         raise TypeError(
@@ -102,54 +95,31 @@ def _column(block: Mapping[str, Any], argument: str) -> Any:
     if column.dtype == object:
         shapes = sorted({np.shape(image) for image in column}, key=str)
         raise ValueError(f"{argument} has images of the shapes {shapes[:4]}; bring them to one size first.")
-    return column.copy()  # it is Ray's, and not to be written to
+    return images_of(column.copy(), batch_size=batch_size, argument=argument)  # it is Ray's, not to be written to
 
 
 def images_of(images: Any, *, batch_size: int, argument: str = "images") -> Images:
     """Read images of any kind in batches."""
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
-        raise ValueError(f"batch_size must be a positive whole number, found {batch_size!r}.")
-    size = int(batch_size)
-    keys = _keys(images)
+    size, keys = check_batch_size(batch_size), _keys(images)
     if isinstance(images, Tensor | np.ndarray) or keys:
         whole = _batch(images, argument, 0) if keys else _checked(images, argument)
         if len(whole) == 0:
             raise NoRowsError(f"{argument} is empty.")
         first = next(_pieces(whole, size, argument, 0))
         return Images(len(whole), first, lambda: _pieces(whole, size, argument, 0), keys)
-    _refuse(images, argument)
-    return _stream(images, size, argument)
-
-
-def _stream(images: Any, size: int, argument: str) -> Images:
-    opened = iter(images)
-    once = opened is images
-    try:
-        given = next(opened)
-        begun, keys = _batch(given, argument, 0), _keys(given)
-    except StopIteration:
-        raise NoRowsError(f"{argument} has no batches.") from None
+    given, batches, _ = open_stream(images, argument)
+    begun = _batch(given, argument, 0)
     if len(begun) == 0:
         raise ValueError(f"batch 0 of {argument} is empty.")
-    waiting: list[Iterator[Any]] = [opened]
 
     def read() -> Iterator[Tensor]:
-        if waiting:
-            rest, number, seen = waiting.pop(), 1, len(begun)
-            yield from _pieces(begun, size, argument, 0)
-        elif once:
-            raise ValueError(
-                f"{argument} is an iterator that can be read only once and it has been; pass a list of batches, a "
-                "DataLoader, or an object whose __iter__ starts anew."
-            )
-        else:
-            rest, number, seen = iter(images), 0, 0
-        for index, given in enumerate(rest, start=number):
-            batch = _batch(given, argument, index)
+        seen = 0
+        for number, given in enumerate(batches()):
+            batch = _batch(given, argument, number)
             yield from _pieces(batch, size, argument, seen)
             seen += len(batch)
 
-    return Images(_count(images), next(_pieces(begun, size, argument, 0)), read, keys)
+    return Images(count_ahead(images), next(_pieces(begun, size, argument, 0)), read, _keys(given))
 
 
 def _keys(given: Any) -> tuple[str, ...]:
@@ -166,9 +136,7 @@ def _batch(given: Any, argument: str, number: int) -> Tensor:
         if not keys:
             raise TypeError(f"{where} is a dictionary with {sorted(map(str, given))}; expected one of {list(KEYS)}.")
         given = given[keys[0]]
-    elif isinstance(given, tuple | list):
-        if not given:
-            raise ValueError(f"{where} is an empty {type(given).__name__}.")
+    elif isinstance(given, tuple | list) and given:
         given = given[0]
     return _checked(given, where)
 
@@ -194,27 +162,8 @@ def _checked(batch: Any, argument: str) -> Tensor:
 def _pieces(batch: Tensor, size: int, argument: str, seen: int) -> Iterator[Tensor]:
     for start in range(0, len(batch), size):
         piece = batch[start : start + size]
-        # One sum is the cheapest pass that sees every value; it may also overflow, hence the second look.
-        if not bool(torch.isfinite(piece.sum())) and not bool(torch.isfinite(piece).all()):
-            bad = int(torch.nonzero(~torch.isfinite(piece))[0, 0]) + start + seen
-            raise ValueError(f"image {bad} of {argument} has a value that is not finite; leave it out or repair it.")
+        bad = first_non_finite(piece)
+        if bad is not None:
+            number = bad[0] + start + seen
+            raise ValueError(f"image {number} of {argument} has a value that is not finite; leave it out or repair it.")
         yield piece
-
-
-def _count(images: Any) -> int | None:
-    if not isinstance(images, DataLoader) or isinstance(images.dataset, IterableDataset):
-        return None
-    if images.batch_size is None or not isinstance(images.sampler, Sized):
-        return None
-    count = len(images.sampler)
-    return count - count % images.batch_size if images.drop_last else count
-
-
-def _refuse(images: Any, argument: str) -> None:
-    if isinstance(images, Dataset) and not isinstance(images, IterableDataset):
-        raise TypeError(f"{argument} is a Dataset; pass torch.utils.data.DataLoader({argument}, batch_size=...).")
-    if isinstance(images, str | bytes | Mapping) or not hasattr(images, "__iter__"):
-        raise TypeError(
-            f"{argument} is a {type(images).__name__}; expected a tensor or array (n, channels, height, width), a "
-            "DataLoader, or an iterable of batches."
-        )

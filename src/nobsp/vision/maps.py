@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from nobsp._messages import require_whole_number
+
 Array = NDArray[np.float64]
 Kind = Literal["contrast", "account", "positive", "negative", "signed"]
 KINDS = ("contrast", "account", "positive", "negative", "signed")
@@ -34,19 +36,16 @@ class ActivationMaps:
       classes apart best. The same as `account` where `against` or a probability is asked for, or classes do not exclude
       each other.
     - `positive`: Σ_c F_c(h, w) · max(g_c, 0), the paper's map: where the channels that speak for the class are active,
-      g_c being the contribution of channel c.
+      g_c being the contribution of channel c. It can be below zero where activations are (SiLU, GELU).
     - `negative`: Σ_c F_c(h, w) · max(−g_c, 0), where the channels that speak against it are active.
     - `signed`: their difference, Σ_c F_c(h, w) · g_c.
 
     With scale="probability" the account is of the target's probability p instead of its logit, by the integral of its
     gradient on the straight line from the calibration mean of the map: its mean is p less p at that mean.
 
-    Networks whose activation function goes below zero (SiLU, GELU) have maps F that do so too, and `positive` and
-    `negative` then can have small negative values.
-
     Attributes:
         positive: Shape (n, h, w), as are the next four; (n, t) for signals and tokens, (n, d, h, w) for volumes.
-        negative: Evidence against, not negative where activations are not.
+        negative: Evidence against.
         signed: Positive less negative.
         account: Evidence per location, in logits or in probability.
         contrast: Evidence per location against the other classes.
@@ -56,8 +55,7 @@ class ActivationMaps:
         target: Class each map is about, shape (n,).
         logits: What the model says, shape (n, outputs).
         base_values: Logits at the calibration mean of the map, shape (outputs,).
-        mean_values: Mean logits over the calibration images; a constant away from `base_values` where layers follow the
-            map that are not linear.
+        mean_values: Mean logits over the calibration images; not `base_values` where layers follow that are not linear.
         residual: What the account misses, shape (n,).
         confidence: The model's probability of the target, shape (n,).
         output_names: Names of the classes.
@@ -106,11 +104,7 @@ class ActivationMaps:
         return self.account.shape[self.target.ndim :]
 
     def caption(self, kind: str | None = None) -> str:
-        """What a map shows, in a few words.
-
-        Args:
-            kind: Which map; the one that is shown where none is named when None.
-        """
+        """What a map shows, in a few words; of that which is shown where none is named when `kind` is None."""
         kind = kind or self.kind
         if kind == "contrast" and self.against is None and self.scale == "logit":
             return "account against the other classes"
@@ -126,16 +120,18 @@ class ActivationMaps:
         return np.array(self.output_names, dtype=np.str_)[self.target]
 
     def resize(self, size: int | tuple[int, ...]) -> ActivationMaps:
-        """The same with every map interpolated linearly along each axis to another size.
-
-        The mean of an interpolated map is near that of the original but not equal to it, so sums belong to the
-        original.
+        """The same with every map interpolated linearly along each axis; sums belong to the original.
 
         Args:
             size: Height and width, or one number for all axes.
         """
-        shape = _checked_size(size, len(self.locations))
-        larger: dict[str, Any] = {kind: _resized(getattr(self, kind), shape) for kind in KINDS}
+        axes = len(self.locations)
+        shape: Any = (size,) * axes if isinstance(size, int | np.integer) else size
+        if len(shape) != axes:
+            raise ValueError(f"size must be one or {axes} positive whole numbers, found {size!r}.")
+        for side in shape:
+            require_whole_number("size", side)
+        larger: dict[str, Any] = {kind: _resized(getattr(self, kind), tuple(shape)) for kind in KINDS}
         return replace(self, **larger)
 
     def overlay(
@@ -155,9 +151,6 @@ class ActivationMaps:
 
         Returns:
             Shape (n, height, width, 3), red, green and blue from 0 to 1.
-
-        Raises:
-            ValueError: If the images are of another number or shape, or the maps are for several targets per image.
         """
         kind = kind or self.kind
         if kind not in KINDS:
@@ -178,9 +171,7 @@ def join(parts: list[dict[str, Tensor]], *, several: bool, **about: Any) -> Acti
     """Maps of all batches as arrays; the axis of targets is kept only where images have several."""
     shapes = {tuple(part["positive"].shape[2:]) for part in parts}
     if len(shapes) > 1:
-        raise ValueError(
-            f"the images have maps of different sizes {sorted(shapes)}; explain images of one size a call."
-        )
+        raise ValueError(f"the images have maps of different sizes {sorted(shapes)}; pass images of one size a call.")
     arrays: dict[str, Any] = {}
     for name in parts[0]:
         whole = torch.cat([part[name].cpu() for part in parts])
@@ -194,8 +185,8 @@ def lay_over(maps: Array, images: Any, *, kind: str, opacity: float, mean: Any, 
         raise ValueError(f"opacity must lie between 0 and 1, found {opacity!r}.")
     if maps.ndim != 3:
         raise ValueError(
-            f"these maps have {maps.ndim - 1} axes of locations, so they lie over no image; draw signals and words "
-            "with nobsp.plots.signal and nobsp.plots.words, and volumes slice by slice from maps.account."
+            f"these maps have {maps.ndim - 1} axes of locations, so they lie over no image; use nobsp.plots.signal or "
+            "nobsp.plots.words, or slices of maps.account."
         )
     pictures = pictures_of(images, len(maps), mean=mean, std=std)
     colour, strength = colour_maps(_resized(maps, (pictures.shape[1], pictures.shape[2])), kind=kind)
@@ -215,13 +206,6 @@ def _resized(maps: Array, size: tuple[int, ...]) -> Array:
     return result
 
 
-def _checked_size(size: Any, axes: int) -> tuple[int, ...]:
-    sides = (size,) * axes if isinstance(size, int | np.integer) and not isinstance(size, bool) else tuple(size)
-    if len(sides) != axes or not all(isinstance(side, int | np.integer) and side > 0 for side in sides):
-        raise ValueError(f"size must be one or {axes} positive whole numbers, found {size!r}.")
-    return tuple(int(side) for side in sides)
-
-
 def colour_maps(maps: Array, *, kind: str) -> tuple[Array, Array]:
     """Colours of maps (n, h, w), shape (n, h, w, 3), and how strongly to show them, 0 to 1, shape (n, h, w)."""
     shown = np.maximum(maps, 0.0) if kind in ("positive", "negative") else maps
@@ -234,9 +218,9 @@ def colour_maps(maps: Array, *, kind: str) -> tuple[Array, Array]:
 
 def pictures_of(images: Any, count: int, *, mean: Any = None, std: Any = None) -> Array:
     """Images as (n, height, width, 3) from 0 to 1, their normalisation undone where it is given."""
-    array = images.detach().cpu() if isinstance(images, Tensor) else np.asarray(images)
-    # numpy has no bfloat16
-    array = np.asarray(array.double() if isinstance(array, Tensor) and array.is_floating_point() else array)
+    if isinstance(images, Tensor):
+        images = images.detach().cpu().double() if images.is_floating_point() else images.cpu()  # numpy has no bfloat16
+    array = np.asarray(images)
     if array.ndim != 4 or len(array) != count:
         raise ValueError(f"images has shape {array.shape}; expected {count} images, (n, channels, height, width).")
     if array.shape[1] in (1, 3) or array.shape[3] not in (1, 3):
@@ -245,8 +229,8 @@ def pictures_of(images: Any, count: int, *, mean: Any = None, std: Any = None) -
         raise ValueError(f"images has {array.shape[3]} channels; expected one or three.")
     scaled = array.astype(np.float64) / (255.0 if array.dtype.kind in "iu" else 1.0)
     if mean is not None or std is not None:
-        shift, factor = (_per_channel(given, array.shape[3], name) for given, name in ((mean, "mean"), (std, "std")))
-        scaled = np.clip(scaled * (1.0 if std is None else factor) + (0.0 if mean is None else shift), 0.0, 1.0)
+        shift, factor = _per_channel(mean, 0.0, array.shape[3], "mean"), _per_channel(std, 1.0, array.shape[3], "std")
+        scaled = np.clip(scaled * factor + shift, 0.0, 1.0)
     low, high = scaled.min((1, 2, 3), keepdims=True), scaled.max((1, 2, 3), keepdims=True)
     outside = (low < 0) | (high > 1)
     stretched = (scaled - low) / np.where(high > low, high - low, 1.0)
@@ -254,8 +238,8 @@ def pictures_of(images: Any, count: int, *, mean: Any = None, std: Any = None) -
     return result
 
 
-def _per_channel(given: Any, channels: int, name: str) -> Array:
-    values = np.atleast_1d(np.zeros(1) if given is None else np.asarray(given, dtype=np.float64)).ravel()
+def _per_channel(given: Any, usual: float, channels: int, name: str) -> Array:
+    values = np.asarray(usual if given is None else given, dtype=np.float64).ravel()
     if len(values) not in (1, channels):
         raise ValueError(
             f"{name} has {len(values)} values, but the images have {channels} channels; pass one for each."

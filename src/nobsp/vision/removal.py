@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from nobsp.vision.feature_map import FeatureMap, ForwardPass
-from nobsp.vision.grid import spread
+from nobsp.vision.feature_map import FeatureMap, ForwardPass, spread
 from nobsp.vision.maps import lay_over, resize_maps
 
 Array = NDArray[np.float64]
@@ -29,9 +27,8 @@ _MOST = 300.0
 class Removal:
     """In which order locations have to go for a class to go fastest, and what is left of its probability.
 
-    The account says what a location brings while all others stay. Here each step counts what the steps before have
-    left: once a face is gone, what matters is what tells the animal from the class that leads then. The head is linear
-    in the pooled map, so every step is exact, and no further pass through the network is needed.
+    The account says what a location brings while all others stay; here each step counts what those before have left.
+    The head is linear in the pooled map, so every step is exact, and no further pass through the network is needed.
 
     Attributes:
         order: Per location its step, 1 for the first to go, shape (n, *locations).
@@ -70,11 +67,9 @@ def remove_locations(
     locations = seen.maps[0, 0].numel()
     at_once = max(1, _AT_ONCE // (len(weight) * locations))
     parts = []
-    for first in range(0, len(target), at_once):
-        here = slice(first, first + at_once)
-        maps = seen.maps[here]
+    for maps, logits, own in zip(*(torch.split(one, at_once) for one in (seen.maps, seen.logits, target)), strict=True):
         evidence = spread(maps, weight.expand(len(maps), -1, -1), feature_map.pooling).flatten(2) / locations
-        parts.append(remove_one_by_one(seen.logits[here], evidence, target[here], sigmoid=sigmoid))
+        parts.append(remove_one_by_one(logits, evidence, own, sigmoid=sigmoid))
     order, chances = (torch.cat(part) for part in zip(*parts, strict=True))
     return torch.unflatten(order, 1, seen.maps.shape[2:]), chances
 
@@ -144,28 +139,40 @@ class ThoroughMaps:
         return lay_over(self.thorough, images, kind="signed", opacity=opacity, mean=mean, std=std)
 
 
-def without_regions(
-    images: Tensor, regions: int, tried: Tensor, batch_size: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Images each without one of the regions to try (n, tries): their rows, the regions, and the images, in batches.
+def lose_regions(
+    feature_map: FeatureMap,
+    seen: ForwardPass,
+    target: Tensor,
+    regions: int,
+    tried: Tensor,
+    batch_size: int,
+    *,
+    sigmoid: bool,
+) -> Tensor:
+    """By how much log-odds fall without each of the regions to try (n, tries); 0 for others, shape (n, regions).
 
     A region becomes what the image is there when blurred to one value a region, so that its surroundings go on.
     """
+    images = seen.images
     space = images.shape[2:]
     number = torch.zeros(space, dtype=torch.int64, device=images.device)
     for axis, size in enumerate(space):
         along = torch.arange(size, device=images.device) * regions // size
         number = number * regions + along.reshape([size if at == axis else 1 for at in range(len(space))])
     blurred = resize_maps(average_regions(images, regions), space)
-    every = torch.arange(tried.numel(), device=images.device)
-    for some in torch.split(every, batch_size):
-        rows, region = some // tried.shape[1], tried.to(images.device).flatten()[some]
-        gone = number == region.reshape(-1, *(1 for _ in space))
-        yield rows.to(tried.device), region.to(tried.device), torch.where(gone[:, None], blurred[rows], images[rows])
+    before = _log_odds(seen.logits, target, sigmoid=sigmoid)
+    lost = before.new_zeros(len(before), regions ** len(space))
+    with feature_map.running() as forward:
+        for some in torch.split(torch.arange(tried.numel(), device=tried.device), batch_size):
+            rows, region = some // tried.shape[1], tried.flatten()[some]
+            here, gone = rows.to(images.device), region.to(images.device)
+            gone = number == gone.reshape(-1, *(1 for _ in space))
+            changed = torch.where(gone[:, None], blurred[here], images[here])
+            lost[rows, region] = before[rows] - _log_odds(forward(changed).logits, target[rows], sigmoid=sigmoid)
+    return lost
 
 
-def log_odds(logits: Tensor, target: Tensor, *, sigmoid: bool) -> Tensor:
-    """Log-odds of the target, shape (n,)."""
+def _log_odds(logits: Tensor, target: Tensor, *, sigmoid: bool) -> Tensor:
     own = logits.gather(1, target[:, None])[:, 0]
     return own if sigmoid else own - logits.scatter(1, target[:, None], -torch.inf).logsumexp(1)
 

@@ -34,8 +34,7 @@ class Question:
     def rows(self, rows: Tensor) -> Question:
         """The same about some of the images."""
         rival = None if self.rival is None else self.rival[rows]
-        target, whole, confidence = self.target[rows], self.whole[rows], self.confidence[rows]
-        return replace(self, target=target, rival=rival, whole=whole, confidence=confidence)
+        return replace(self, target=self.target[rows], rival=rival, whole=self.whole[rows])
 
     def weights(self, logits: Tensor, target: int) -> Tensor:
         """Gradient in the logits, where these are, of what is accounted for of one target, shape (n, outputs)."""
@@ -48,8 +47,7 @@ class Question:
     def columns(self, matrix: Tensor, logits: Tensor) -> Tensor:
         """Columns per class (units, outputs) as those of what is accounted for, (n, targets, units)."""
         if self.probability:
-            weights = probability_weights(self.base, logits, self.target, sigmoid=self.sigmoid)
-            return weights @ matrix.T
+            return probability_weights(self.base, logits, self.target, sigmoid=self.sigmoid) @ matrix.T
         own = matrix.T[self.target]
         return own if self.rival is None else own - self.rival @ matrix.T
 
@@ -72,15 +70,13 @@ class Question:
     def with_contrast(self, logits: Tensor) -> Question:
         """The same twice: as it is, and each target against the other classes in proportion to their softmax."""
         others = _others(logits, self.target)
-        departure = logits - self.base
-        whole = departure.gather(1, self.target) - torch.einsum("ntq,nq->nt", others, departure)
+        alone = replace(self, rival=others)
         mine = torch.zeros_like(others) if self.rival is None else self.rival
         return replace(
             self,
             target=torch.cat([self.target, self.target], 1),
             rival=torch.cat([mine, others], 1),
-            whole=torch.cat([self.whole, whole], 1),
-            confidence=torch.cat([self.confidence, self.confidence], 1),
+            whole=torch.cat([self.whole, alone.change(self.base.expand_as(logits), logits)], 1),
         )
 
 
@@ -94,20 +90,25 @@ class Targets:
         *,
         outputs: int,
         names: Sequence[str],
-        scale: Scale = "logit",
+        scale: str = "logit",
         sigmoid: bool = False,
     ) -> None:
-        self._outputs, self._names = outputs, list(names)
-        self._probability, self.sigmoid = self._checked_scale(scale, against), sigmoid
-        self._fixed: Tensor | None = None
-        self._single: int | None = None
+        self._outputs, self._names, self.sigmoid = outputs, list(names), sigmoid
+        self._classes = f"the model has {outputs} classes, numbered from 0"
+        if scale not in ("logit", "probability"):
+            raise ValueError(f'scale must be "logit" or "probability", found {scale!r}.')
+        if scale == "probability" and against is not None:
+            raise ValueError(f'scale="probability" has all other classes in it; leave against={against!r} out.')
+        self._probability = scale == "probability"
         self._against = self._checked_against(against)
-        if given is None:
-            return
-        if not isinstance(given, Sequence | Tensor | np.ndarray) or isinstance(given, str) or _is_scalar(given):
+        # What is the same for every image, or one or more for each; else what each image is taken for.
+        self._single: int | None = None
+        self._fixed: Tensor | None = None
+        many = isinstance(given, Sequence | Tensor | np.ndarray) and not isinstance(given, str)
+        if many and getattr(given, "ndim", 1) > 0:
+            self._fixed = self._rows(given)
+        elif given is not None:
             self._single = self._class(given, "target")
-            return
-        self._fixed = self._rows(given)
 
     @property
     def several(self) -> bool:
@@ -128,9 +129,7 @@ class Targets:
             target = logits.argmax(1, keepdim=True)
         else:
             if start + count > len(self._fixed):
-                raise ValueError(
-                    f"target has {len(self._fixed)} entries but there are more images; pass one per image."
-                )
+                raise ValueError(f"target has {len(self._fixed)} entries but there are more images; pass one for each.")
             target = self._fixed[start : start + count].to(logits.device)
             target = target if target.ndim == 2 else target[:, None]
         base = base.to(logits)
@@ -154,12 +153,9 @@ class Targets:
             return None
         weights = logits.new_zeros(*target.shape, self._outputs)
         if isinstance(self._against, int):
-            same = torch.nonzero(target == self._against)
-            if len(same):
-                raise ValueError(
-                    f"against and target are both {self._names[self._against]!r} for image {int(same[0, 0])} of the "
-                    "batch; a class has no evidence against itself, so name another."
-                )
+            if bool((target == self._against).any()):
+                name = self._names[self._against]
+                raise ValueError(f"against and target are both {name!r} for an image; name another class.")
             weights[..., self._against] = 1.0
             return weights
         if self._against == "mean":
@@ -170,45 +166,31 @@ class Targets:
         rest.scatter_(2, target[..., None], -torch.inf)
         return weights.scatter_(2, rest.argmax(2, keepdim=True), 1.0)
 
-    @staticmethod
-    def _checked_scale(scale: Scale, against: Against) -> bool:
-        if scale not in ("logit", "probability"):
-            raise ValueError(f'scale must be "logit" or "probability", found {scale!r}.')
-        if scale == "probability" and against is not None:
-            raise ValueError(
-                f'scale="probability" has all other classes in it already; leave against={against!r} out, or use '
-                'scale="logit".'
-            )
-        return scale == "probability"
-
     def _checked_against(self, against: Against) -> int | str | None:
         if against is None or against in ("runner-up", "others", "mean"):
             if against is not None and self._outputs < 2:
                 raise ValueError(f"against={against!r} needs at least two classes, but the model has one output.")
             if against == "others" and self.sigmoid:
                 raise ValueError(
-                    'against="others" weighs classes that exclude each other by their softmax, but the classes of '
-                    'this model have a sigmoid each; name a class, or use against="mean".'
+                    'against="others" is for a softmax, but these classes have a sigmoid each; use "mean".'
                 )
             return against
         if isinstance(against, str) and against not in self._names:
-            raise ValueError(
-                f'against must be None, "runner-up", "others", "mean", or a class, found {against!r}; '
-                f"{self._classes()}."
-            )
+            known = 'None, "runner-up", "others", "mean", or a class'
+            raise ValueError(f"against must be {known}, found {against!r}; {self._classes}.")
         return self._class(against, "against")
 
     def _class(self, given: Any, argument: str) -> int:
         if isinstance(given, str):
             if given not in self._names:
-                raise ValueError(f"{argument}={given!r} is not a class; {self._classes()}.")
+                raise ValueError(f"{argument}={given!r} is not a class; {self._classes}.")
             return self._names.index(given)
         if isinstance(given, Tensor | np.ndarray):
             given = given.item()
         if isinstance(given, bool | np.bool_) or not isinstance(given, int | np.integer):
             raise TypeError(f"{argument} must be a class number or name, found {type(given).__name__}.")
         if not 0 <= given < self._outputs:
-            raise ValueError(f"{argument}={given} is out of range; {self._classes()}.")
+            raise ValueError(f"{argument}={given} is out of range; {self._classes}.")
         return int(given)
 
     def _rows(self, given: Any) -> Tensor:
@@ -223,16 +205,11 @@ class Targets:
         if array.dtype.kind not in "iu":
             raise TypeError(f"target must hold class numbers, found {array.dtype}.")
         if array.ndim > 2 or array.size == 0:
-            raise ValueError(
-                f"target has shape {array.shape}; pass one class, one per image (n,), or several per image (n, k)."
-            )
-        if array.min() < 0 or array.max() >= self._outputs:
-            bad = array[(array < 0) | (array >= self._outputs)].flat[0]
-            raise ValueError(f"target holds {bad}, which is out of range; {self._classes()}.")
+            raise ValueError(f"target has shape {array.shape}; pass one class, one per image (n,), or several (n, k).")
+        bad = array[(array < 0) | (array >= self._outputs)]
+        if bad.size:
+            raise ValueError(f"target holds {bad[0]}, which is out of range; {self._classes}.")
         return torch.from_numpy(array.astype(np.int64))
-
-    def _classes(self) -> str:
-        return f"the model has {self._outputs} classes, numbered from 0"
 
 
 def chances_of(logits: Tensor, *, sigmoid: bool) -> Tensor:
@@ -261,13 +238,8 @@ def probability_weights(start: Tensor, stop: Tensor, target: Tensor, *, sigmoid:
     own = one_hot(target, stop.shape[1]).to(stop)
     weights = torch.zeros_like(own)
     for place, share in zip((nodes + 1) / 2, shares / 2, strict=True):
-        logits = start + place * change
-        chances = chances_of(logits, sigmoid=sigmoid)
+        chances = chances_of(start + place * change, sigmoid=sigmoid)
         of_target = chances.gather(1, target)[..., None]
         rest = own * of_target if sigmoid else chances[:, None]
         weights += share * of_target * (own - rest)
     return weights
-
-
-def _is_scalar(given: Any) -> bool:
-    return isinstance(given, Tensor | np.ndarray) and given.ndim == 0
