@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp.neighbors.evidence import Rows
-from nobsp.neighbors.spaces import Space, pieces
+from nobsp.neighbors.search import Space, pieces
 
 Array = NDArray[np.float64]
 Take = Callable[[Tensor], Rows]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nobsp._messages import require_whole_number
 from nobsp.calibration.local import parse_bytes
-from nobsp.neighbors.database import Fitted, build_backend, indexed_spaces, load, save
+from nobsp.neighbors.database import build_backend, indexed_spaces, load, save
 from nobsp.neighbors.evidence import (
     LabelledBatches,
     Outcomes,
@@ -30,8 +30,7 @@ from nobsp.neighbors.evidence import (
 )
 from nobsp.neighbors.milvus import Milvus
 from nobsp.neighbors.result import Duplicates, Neighbors, Prototypes, cover, link_duplicates
-from nobsp.neighbors.search import InMemory
-from nobsp.neighbors.spaces import Evidence, Kind, Metric, Space, fit_spaces, moments, pieces
+from nobsp.neighbors.search import Evidence, Fitted, InMemory, Kind, Metric, Space, fit_spaces, moments, pieces
 from nobsp.neighbors.usearch import Usearch
 from nobsp.network.evidence import EvidenceSource, Wanted
 
@@ -436,13 +435,14 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     ) -> tuple[Rows, NDArray[Any] | None]:
         """Rows and their labels, those given or those that come with the batches."""
         batches = with_labels(X) if labels and given is None else X
-        limit = parse_bytes(self.memory_limit, argument="memory_limit")
+        # Queries are not kept.
+        limit = parse_bytes(self.memory_limit, argument="memory_limit") if labels else None
         parts: list[Rows] = []
         for batch in source.read(batches, wanted=wanted, progress=progress):
             part = outcomes.rows(batch, wanted=wanted)
             part = part.without_logits() if labels else part
             held += part.bytes()
-            if held > limit:
+            if limit is not None and held > limit:
                 way = "pass a larger one"
                 if part.evidence is not None and part.evidence.shape[1] > 1:
                     classes = part.evidence.shape[1]

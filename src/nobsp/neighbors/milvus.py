@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from nobsp.neighbors.evidence import Rows
-from nobsp.neighbors.search import rerank
-from nobsp.neighbors.spaces import Kind, Space
+from nobsp.neighbors.search import Kind, Space, rerank
 
 # What one message holds at most; servers take 64 MB by default.
 _MESSAGE_BYTES = 8 << 20
