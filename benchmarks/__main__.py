@@ -52,6 +52,11 @@ TABLES: dict[str, tuple[str, str]] = {
     ),
     "recovery": ("benchmarks.recovery", "known functions over sizes, correlations and activations, with interactions"),
     "models": ("benchmarks.models", "real models on real tables: does each one load, explain and add up?"),
+    "audit-values": (
+        "benchmarks.retrieval.values",
+        "wrong values and several classes at once, California and CIFAR-10",
+    ),
+    "select": ("benchmarks.retrieval.choosing", "images: accuracy on rows chosen to be labelled"),
     "audit": ("benchmarks.retrieval.audits", "images: wrong labels, and inputs from elsewhere"),
     "speed-neighbours": ("benchmarks.retrieval.speed", "finding neighbours: exact, usearch, Milvus, faiss"),
     "house": ("benchmarks.house", "size of the package, files that a call enters, and import times"),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nobsp.calibration import Local, Ranks, RayCluster
     from nobsp.neighbors import ContributionIndex, Neighbors
     from nobsp.neighbors.audit import Audit, audit
+    from nobsp.neighbors.curation import select
     from nobsp.network.exported import as_module
     from nobsp.reporting import report
     from nobsp.tabular import CompiledExplainer, Explanation, NObSP
@@ -45,6 +46,7 @@ __all__ = [
     "metrics",
     "plots",
     "report",
+    "select",
 ]
 
 # Where each lazy name lives: "module" for a room of the package, "module:name" for something inside one.
@@ -67,6 +69,7 @@ _HOMES = {
     "metrics": "nobsp.metrics",
     "plots": "nobsp.plots",
     "report": "nobsp.reporting:report",
+    "select": "nobsp.neighbors:select",
 }
 
 # Type checkers read the imports above; hiding this from them keeps misspelt names an error.

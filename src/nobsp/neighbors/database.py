@@ -20,7 +20,7 @@ from nobsp.neighbors.usearch import Graphs, Usearch
 from nobsp.network.evidence import EvidenceSource
 
 KIND = "contribution index"
-VERSION = 3
+VERSION = 4
 
 # How far coefficients of the same calibration may differ: those that went through a file were rounded.
 _ROUNDING = 1e-5
