@@ -233,12 +233,31 @@ def test_without_labels_the_rule_is_the_softmax_times_the_vote_of_50_neighbours(
     weights = np.exp(20 * np.einsum("qd,qkd->qk", asked, known[voters]))
     votes = np.stack([(weights * (truth[voters] == number)).sum(1) for number in range(CLASSES)], axis=1)
     logits = rows[300:] @ head.weight.detach().numpy().T + head.bias.detach().numpy()
-    product = np.exp(logits - logits.max(1, keepdims=True)) * (votes / weights.sum(1, keepdims=True) + 0.01)
+    share = (votes / weights.sum(1, keepdims=True) + 0.01) ** index._fitted.cache["say"][1]
+    product = np.exp(logits - logits.max(1, keepdims=True)) * share
     agreed = (product / product.sum(1, keepdims=True))[np.arange(100), found.predicted]
     assert np.allclose(found.agreed, agreed, rtol=0, atol=1e-5)
-    assert_same_to_rounding(found.joint, found.agreed * np.minimum(1, found.typicality / 0.01))
+    assert_same_to_rounding(found.joint, found.agreed * np.minimum(1, found.typicality * 301))
     assert np.array_equal(found.purity_contributions, index.query(rows[300:], 5).purity)
     assert np.array_equal(found.purity_activations, index._view(space="activations").query(rows[300:], 5).purity)
+
+
+def test_the_vote_counts_where_it_tells_errors_and_not_where_there_are_none():
+    """Classes of two clusters each, which no linear head can tell and neighbours can; and classes that all tell."""
+    rng = np.random.default_rng(0)
+    corner = rng.integers(4, size=600)
+    rows = 3 * np.array([[1, 1], [-1, -1], [1, -1], [-1, 1]])[corner] + rng.normal(size=(600, 2))
+    for labels, low, high in (
+        (corner // 2, 0.1, 1.0),
+        (corner % 2, 0.0, 1.0),
+        ((rows[:, 0] > 0).astype(int), 0.0, 0.0),
+    ):
+        index = ContributionIndex(nn.Linear(2, 2)).fit(rows, labels)
+        found = audit(index, rows[:20])
+        say = index._fitted.cache["say"][1]
+        assert low <= say <= high
+        if say == 0:
+            assert np.allclose(found.agreed, found.confidence, atol=1e-6)
 
 
 def test_the_fixed_rule_holds_where_too_few_predictions_are_wrong_to_fit():
@@ -539,6 +558,42 @@ def several(rows=1200, *, seed=0, flips=0.04):
     return head, activations, np.where(wrong, 1 - truth, truth), wrong
 
 
+def test_training_rows_that_speak_for_a_class_are_those_of_the_dual_solution_and_add_up():
+    rng = np.random.default_rng(0)
+    rows, labels, ridge = rng.normal(size=(80, 6)).astype(np.float32).astype(np.float64), rng.integers(3, size=80), 2.0
+    targets, centred = np.eye(3)[labels], rows - rows.mean(0)
+    alpha = np.linalg.solve(centred @ centred.T + ridge * np.eye(80), targets - targets.mean(0))  # the dual
+    weight = centred.T @ alpha
+    head = nn.Linear(6, 3).double()
+    with torch.no_grad():
+        head.weight.copy_(torch.from_numpy(weight.T))
+        head.bias.copy_(torch.from_numpy(targets.mean(0) - rows.mean(0) @ weight))
+    index, asked = ContributionIndex(head).fit(rows, labels), rows[:5] + 0.5
+    found = index.influence(asked, target=1)
+    assert found.exact == pytest.approx(1, abs=1e-9)
+    by_hand = ((asked - rows.mean(0)) @ centred.T) * alpha[:, 1]
+    assert np.allclose(found.values, by_hand, rtol=0, atol=1e-5 * np.abs(by_hand).max())
+    assert np.allclose(found.base + found.values.sum(1), found.logits, rtol=0, atol=1e-9)
+    logits = (torch.from_numpy(asked) @ head.weight.T + head.bias).detach().numpy()
+    assert np.allclose(found.logits, logits[:, 1], atol=1e-5)
+    assert found.top(3).tolist() == np.argsort(-np.abs(found.values), axis=1)[:, :3].tolist()
+    assert len(found.to_frame(4)) == 20
+    assert np.array_equal(index.influence(asked).target, logits.argmax(1))
+
+
+def test_influence_on_a_head_trained_otherwise_adds_up_and_says_that_it_is_an_approximation():
+    head, rows, truth = noisy(200)
+    index = ContributionIndex(head).fit(rows, truth)
+    found = index.influence(rows[:7])
+    assert found.exact < 0.99
+    assert np.allclose(found.base + found.values.sum(1), found.logits, rtol=0, atol=1e-8)
+    with pytest.raises(ValueError, match="needs the labels"):
+        ContributionIndex(head).fit(rows).influence(rows[:2])
+    head, rows, _, given, _ = valued(200)
+    found = ContributionIndex(head).fit(rows, given).influence(rows[:4])
+    assert np.allclose(found.base + found.values.sum(1), found.logits, rtol=0, atol=1e-8)
+
+
 def test_labels_of_several_classes_are_audited_one_by_one():
     head, rows, given, wrong = several()
     names = ["red", "round", "large", "old"]
@@ -672,3 +727,79 @@ def test_prototypes_need_classes_and_right_predictions():
 def test_an_explainer_instead_of_an_index_is_told_what_to_make_of_it():
     with pytest.raises(TypeError, match=r"index must be a ContributionIndex, found Linear; make one"):
         audit(torch.nn.Linear(2, 2))
+
+
+def test_rows_of_a_test_set_that_are_in_the_database_are_leaks():
+    head, rows, truth = noisy(200)
+    fresh = np.concatenate([rows[[5, 40]], noisy(10, seed=9)[1]])
+    found = ContributionIndex(head).fit(rows, truth).duplicates(0.05, X=fresh)
+    assert found.pairs.tolist() == [[0, 5], [1, 40]]
+    assert found.groups == ()
+    assert found.to_frame().columns.tolist() == ["first", "second", "distance"]
+
+
+def test_criticisms_are_the_rows_least_like_any_prototype():
+    head, rows, truth = noisy(200)
+    index = ContributionIndex(head, space="activations").fit(rows, truth)
+    found, predicted = index.prototypes(2), audit(index).predicted
+    vectors = units(rows, rows)
+    for number in range(CLASSES):
+        members = np.flatnonzero((truth == number) & (predicted == number))
+        near = (vectors[members] @ vectors[found.of(number)].T).max(1)
+        own = found.criticisms[found.labels == number]
+        assert set(own) == set(members[np.argsort(near)[:2]])
+
+
+# ---------------------------------------------------------------------- rows to label
+
+
+def test_rows_to_label_are_those_of_the_greedy_choice_written_out():
+    head, rows, _ = noisy(300)
+    index = ContributionIndex(head).fit(rows)
+    vectors = units(rows, rows)
+    logits = rows @ head.weight.detach().numpy().T + head.bias.detach().numpy()
+    chances = np.sort(np.exp(logits - logits.max(1, keepdims=True)), axis=1)
+    chances /= chances.sum(1, keepdims=True)
+    doubt = 1 - (chances[:, -1] - chances[:, -2])
+    known = np.array([4, 90])
+    cosines = vectors @ vectors.T
+    width = np.median(1 - np.sort(cosines, axis=1)[:, -(300 // 8) - 2])  # 300 rows shared by six and two, and itself
+    similar = np.exp((cosines - 1) / width)
+    for by, weights in (("coverage", np.ones(300)), ("both", doubt)):
+        covered, expected = similar[known].max(0), []
+        for _ in range(6):
+            gain = (np.maximum(similar - covered, 0) * weights).sum(1)
+            gain[[*known, *expected]] = -1
+            expected.append(int(gain.argmax()))
+            covered = np.maximum(covered, similar[expected[-1]])
+        assert nobsp.select(index, 6, by=by, labelled=known).tolist() == expected
+    least = [row for row in np.argsort(-doubt) if row not in known][:5]
+    assert nobsp.select(index, 5, by="uncertainty", labelled=known).tolist() == least
+
+
+def test_coverage_finds_every_cluster_before_any_twice():
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(10, 16))
+    rows = (np.repeat(centres, 30, axis=0) + 0.05 * rng.normal(size=(300, 16))).astype(np.float32)
+    index = ContributionIndex(nn.Linear(16, 3)).fit(rows)
+    first = nobsp.select(index, 5, by="coverage")
+    more = nobsp.select(index, 5, by="coverage", labelled=first)
+    assert len(set(first // 30) | set(more // 30)) == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n": 0}, "n must"),
+        ({"n": 61}, "60 rows to choose from"),
+        ({"n": 3, "by": "luck"}, "by must be"),
+        ({"n": 3, "labelled": [70]}, "labelled must hold positions"),
+    ],
+)
+def test_choices_that_make_no_sense_are_refused(options, message):
+    head, rows, _ = noisy(60)
+    with pytest.raises(ValueError, match=message):
+        nobsp.select(ContributionIndex(head).fit(rows), **options)
+    head, rows, _, given, _ = valued(60)
+    with pytest.raises(ValueError, match="no margins"):
+        nobsp.select(ContributionIndex(head).fit(rows, given), 3)

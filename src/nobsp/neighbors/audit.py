@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nobsp._messages import require_whole_number
 from nobsp.neighbors.confidence import (
+    FEWEST_ERRORS,
     NEAR,
     VOTERS,
     Reference,
@@ -26,6 +27,7 @@ from nobsp.neighbors.confidence import (
     usual_error,
     weigh_each_label,
     weigh_support,
+    weigh_vote,
 )
 from nobsp.neighbors.evidence import Rows
 from nobsp.neighbors.index import ContributionIndex, most_left_out, positions_to_leave
@@ -38,12 +40,8 @@ Flags = NDArray[np.bool_]
 
 # Activation purity of a boundary case, as in the paper.
 BOUNDARY = (0.4, 0.7)
-# Below this typicality a joint confidence shrinks in proportion to it: strange rows are trusted less.
-_STRANGE = 0.01
 # Probability to be wrong of a label that is suspected, at least.
 _LEAST = 0.25
-# An AUROC of fewer errors says nothing.
-_FEWEST_ERRORS = 20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -256,8 +254,9 @@ def audit(
     - *Likely errors*: the joint confidence is below one half. It combines the softmax with a vote of the 50 nearest
       rows by activations, and with how near the neighbours by evidence are. With labels it is a logistic regression,
       each row judged by one that was fitted without it; pass `joint` to judge by a regression fitted before, on other
-      rows; with neither, it is `agreed`: the softmax times the vote, brought to sum to one. Rows of little typicality
-      are trusted less, whatever the model says.
+      rows; with neither, it is `agreed`: the softmax times a power of the vote, brought to sum to one. The power, from
+      0 to 1, tells errors of cross-fitted heads among the database's own rows best; it is 0 where they make few. Rows
+      unlike any in the database are trusted less, whatever the model says.
     - *Boundary cases*: activation purity from 0.4 to 0.7.
     - *Outliers*: rows of little typicality: further from their neighbours than rows of the database are from theirs.
     - *Suspected mislabels*: as many of the least probable labels as can be suspected with the precision asked for.
@@ -325,7 +324,7 @@ def audit(
     codes = None if labels is None else outcomes.encode(labels, len(rows))
     leave = positions_to_leave(exclude, len(rows), len(index))
     by_evidence, nearby = _both_ways(contributions, activations, rows, k, leave)
-    reference = fitted.cached(
+    reference, near = fitted.cached(
         f"reference {index.target} {index.metric}", lambda: _reference(contributions, activations)
     )
     distances = neighbour_distances(fitted.backend.take, rows, by_evidence.distances, nearby.indices)
@@ -334,7 +333,7 @@ def audit(
     if outcomes.classes is None:
         judged = _judge_values(fitted, rows, codes, nearby.indices, leave)
     else:
-        judged = _judge_classes(fitted, rows, codes, nearby.indices, leave)
+        judged = _judge_classes(fitted, rows, codes, nearby.indices, leave, near)
     lines = judged.outputs is not None  # one for each class of a row
     of = np.repeat(np.arange(len(rows)), outcomes.count if lines else 1)
     typicality = typicality[of]
@@ -343,7 +342,8 @@ def audit(
     # Four and no more: where errors are few, further ones (purities, margins, distances to centroids) make it worse.
     signals = judged.signals | {"mean distance by evidence": by_evidence.distances.mean(1)} if judged.signals else {}
     chance, kind, model = _joint_confidence(signals, judged.agreed, judged.right, joint)
-    chance = chance * np.minimum(1.0, typicality / _STRANGE)
+    # Rows further from their neighbours than any of the database is are trusted less, in proportion.
+    chance = chance * np.minimum(1.0, typicality * (len(reference.known) + 1))
     nothing = np.full(len(of), np.nan)
     purity, purity_activations = (
         nothing if outcomes.classes is None else hits.purity for hits in (by_evidence, by_activations)
@@ -404,7 +404,12 @@ class Judged:
 
 
 def _judge_classes(
-    fitted: Fitted, rows: Rows, codes: Tensor | None, voters: NDArray[np.int64], leave: Tensor | None
+    fitted: Fitted,
+    rows: Rows,
+    codes: Tensor | None,
+    voters: NDArray[np.int64],
+    leave: Tensor | None,
+    reference: NDArray[np.int64],
 ) -> Judged:
     """Predicted classes and labels, by the softmax (or sigmoids), neighbours, centroids and cross-fitted heads."""
     outcomes, take, count = fitted.outcomes, fitted.backend.take, len(fitted.backend)
@@ -413,6 +418,7 @@ def _judge_classes(
     centroids = fitted.cached("centroids", lambda: fit_centroids(space, take, count, 0 if several else outcomes.count))
     heads = fitted.cached("heads", lambda: fit_heads(space, take, count, outcomes.count))
     logits = fitted.logits(rows)
+    say = 1.0 if several else fitted.cached("say", lambda: weigh_vote(centroids, reference, count, heads))
     if several:
         both = torch.nn.functional.logsigmoid(torch.stack([-logits, logits], dim=2))
         support = weigh_each_label(centroids, rows, both, voters, heads=heads, labels=codes, leave=leave)
@@ -421,7 +427,7 @@ def _judge_classes(
         suggested, names = support.suggested > 0, np.tile(outcomes.classes, len(rows))
     else:
         chances = outcomes.log_probabilities(logits)
-        support = weigh_support(centroids, rows, chances, voters, heads=heads, labels=codes, leave=leave)
+        support = weigh_support(centroids, rows, chances, voters, heads=heads, labels=codes, leave=leave, say=say)
         predicted, chance, names = outcomes.decode(rows.predicted), rows.response.numpy().copy(), None
         given = None if codes is None else outcomes.decode(codes)
         suggested = outcomes.decode(torch.from_numpy(support.suggested))
@@ -478,13 +484,13 @@ def _both_ways(
     return by_evidence, activations._query_rows(rows, max(k, min(VOTERS, there)), exclude=leave)
 
 
-def _reference(contributions: ContributionIndex, activations: ContributionIndex) -> Reference:
-    """How far rows of the database are from their neighbours, each without itself."""
+def _reference(contributions: ContributionIndex, activations: ContributionIndex) -> tuple[Reference, NDArray[np.int64]]:
+    """How far rows of the database are from their neighbours, each without itself; and these by activations."""
     positions = reference_positions(len(contributions))
     take = contributions._fitted.backend.take
     rows = take(positions)
     by_evidence, nearby = _both_ways(contributions, activations, rows, 1, positions[:, None])
-    return fit_reference(neighbour_distances(take, rows, by_evidence.distances, nearby.indices))
+    return fit_reference(neighbour_distances(take, rows, by_evidence.distances, nearby.indices)), nearby.indices
 
 
 def _suspects(wrong: Array, budget: int | None, precision: float) -> Flags:
@@ -511,8 +517,14 @@ def _joint_confidence(
     if joint is not None:
         return joint.predict_proba(np.column_stack(list(signals.values())))[:, 1], "given", joint
     if right is not None:
-        chance = cross_validate(signals, right)
-        if chance is not None:
+        first, *others = signals
+        alone = {first: signals[first]} | {name: np.zeros(len(right)) for name in others}
+        chance, softmax = cross_validate(signals, right), cross_validate(alone, right)
+        if chance is not None and softmax is not None:
+            # The softmax alone, unless neighbours explain the errors better by more than two standard errors.
+            gain = np.log(np.where(right, chance, 1 - chance) / np.where(right, softmax, 1 - softmax))
+            if gain.mean() <= 2 * gain.std() / len(gain) ** 0.5:
+                signals, chance = alone, softmax
             return chance, "cross-validated", fit_confidence(signals, right)
     return agreed, "fixed", None
 
@@ -560,7 +572,7 @@ def _reasons(found: Audit) -> tuple[str, ...]:
 def _auroc(scores: dict[str, Array], right: Flags, trusted: Flags) -> dict[str, float]:
     """By rows whose label is not suspected: a wrong label makes a right prediction look wrong."""
     right = right[trusted]
-    if (~right).sum() < _FEWEST_ERRORS or not right.any():
+    if (~right).sum() < FEWEST_ERRORS or not right.any():
         return {}
     from sklearn.metrics import roc_auc_score
 

@@ -49,6 +49,8 @@ _TAILS, _LOCAL = (3.0, 4.0), (0.0, 0.5, 1.0)
 _TINY = 1e-100  # labels that are all alike have no spread
 # Which classes are taken for which is found out where so many labels agree; wrong labels at random count as so many.
 _AGREEMENT, _PRIOR = 0.8, 20.0
+# How much the vote may count beside the softmax, and errors below which neither that nor an AUROC says anything.
+_SAYS, FEWEST_ERRORS = (0.0, 0.25, 0.5, 0.75, 1.0), 20
 # Rows of the database that typicality is measured against, and neighbours it is measured by in the two spaces.
 _REFERENCE, NEAR, _NEAR_RAW = 1000, 8, 10
 
@@ -212,7 +214,7 @@ class Support:
 
     confidence: Array  # log-odds of the softmax probability of the predicted class
     vote: Array  # logarithm of the vote for the predicted class
-    agreed: Array  # log-odds of the predicted class by softmax and vote together, q_c ∝ p_c (V_c + 0.01)
+    agreed: Array  # log-odds of the predicted class by softmax and vote together, q_c ∝ p_c (V_c + 0.01)^say
     suggested: NDArray[np.int64]  # the class that the row is of, most probably
     wrong: Array | None  # probability that the label is wrong; None without labels
 
@@ -231,6 +233,7 @@ def weigh_support(
     heads: Heads | None,
     labels: Tensor | None,
     leave: Tensor | None,
+    say: float = 1.0,
 ) -> Support:
     """Vote of `voters`, the positions of each row's neighbours, centroids and heads without the rows to leave out."""
     parts = []
@@ -248,7 +251,7 @@ def weigh_support(
             (
                 log_odds(log_probabilities[lot], some.predicted),
                 votes.gather(1, some.predicted[:, None])[:, 0],
-                log_odds(log_probabilities[lot] + votes, some.predicted),
+                log_odds(log_probabilities[lot] + say * votes, some.predicted),
                 given.to(torch.float32),
                 members,
             )
@@ -301,6 +304,30 @@ def weigh_each_label(
         given.flatten(0, 1).argmax(1).numpy(),
         None if wrong is None else wrong.numpy(),
     )
+
+
+def weigh_vote(centroids: Centroids, voters: NDArray[np.int64], count: int, heads: Heads | None) -> float:
+    """How much the vote should count beside a softmax: as much as helps to tell errors of heads that did not see a row.
+
+    By rows of the database, whose labels are known. Where such heads make few errors, nothing is known of what the
+    vote is worth, and the softmax stands alone; where there are too few rows for heads, both count alike.
+    """
+    if heads is None:
+        return 1.0
+    from sklearn.metrics import roc_auc_score
+
+    positions = reference_positions(count)
+    rows = centroids.take(positions)
+    assert rows.labels is not None
+    chances = heads.outputs(rows, positions[:, None]).log_softmax(1)
+    right = chances.argmax(1) == rows.labels
+    if int((~right).sum()) < FEWEST_ERRORS or not right.any():
+        return 0.0
+    votes = _vote(
+        centroids, centroids.decorrelate(centroids.space.vectors(rows, rows.predicted)), torch.from_numpy(voters)
+    )
+    votes = (votes + _FLOOR).log()
+    return max(_SAYS, key=lambda say: float(roc_auc_score(right, log_odds(chances + say * votes, chances.argmax(1)))))
 
 
 # ---------------------------------------------------------------------- values of a regression
