@@ -25,7 +25,6 @@ from nobsp.neighbors.confidence import (
     neighbour_distances,
     reference_positions,
     usual_error,
-    weigh_each_label,
     weigh_support,
     weigh_vote,
 )
@@ -418,27 +417,25 @@ def _judge_classes(
     centroids = fitted.cached("centroids", lambda: fit_centroids(space, take, count, 0 if several else outcomes.count))
     heads = fitted.cached("heads", lambda: fit_heads(space, take, count, outcomes.count))
     logits = fitted.logits(rows)
-    say = 1.0 if several else fitted.cached("say", lambda: weigh_vote(centroids, reference, count, heads))
     if several:
-        both = torch.nn.functional.logsigmoid(torch.stack([-logits, logits], dim=2))
-        support = weigh_each_label(centroids, rows, both, voters, heads=heads, labels=codes, leave=leave)
-        predicted, chance = (logits > 0).flatten().numpy(), both.amax(2).exp().flatten().numpy()
-        given = None if codes is None else codes.flatten().numpy() > 0
-        suggested, names = support.suggested > 0, np.tile(outcomes.classes, len(rows))
+        chances, say = torch.nn.functional.logsigmoid(torch.stack([-logits, logits], dim=2)), 1.0
     else:
         chances = outcomes.log_probabilities(logits)
-        support = weigh_support(centroids, rows, chances, voters, heads=heads, labels=codes, leave=leave, say=say)
-        predicted, chance, names = outcomes.decode(rows.predicted), rows.response.numpy().copy(), None
-        given = None if codes is None else outcomes.decode(codes)
-        suggested = outcomes.decode(torch.from_numpy(support.suggested))
+        say = fitted.cached("say", lambda: weigh_vote(centroids, reference, count, heads))
+    support = weigh_support(centroids, rows, chances, voters, heads=heads, labels=codes, leave=leave, say=say)
+    if several:
+        predicted, suggested = (logits > 0).flatten().numpy(), support.suggested > 0
+        given, names = None if codes is None else codes.flatten().numpy() > 0, np.tile(outcomes.classes, len(rows))
+    else:
+        predicted, suggested = outcomes.decode(rows.predicted), outcomes.decode(torch.from_numpy(support.suggested))
+        given, names = None if codes is None else outcomes.decode(codes), None
     signals = {
         "log-odds of the confidence": support.confidence,
         "logarithm of the vote": support.vote,
         "log-odds of confidence and vote": support.agreed,
     }
-    right = None if given is None else predicted == given
-    agreed = support.fixed_rule()
-    return Judged(predicted, given, suggested, chance, agreed, signals, right, support.wrong, names)
+    right, chance = None if given is None else predicted == given, chances.amax(-1).exp().flatten().numpy()
+    return Judged(predicted, given, suggested, chance, support.fixed_rule(), signals, right, support.wrong, names)
 
 
 def _judge_values(
@@ -449,16 +446,15 @@ def _judge_values(
     A label about the value expected has Laplace's distribution; with d between it and the model's prediction, and b the
     mean size of its residuals, the model is off by |d| + b exp(−|d| / b) on average.
     """
-    take, count = fitted.backend.take, len(fitted.backend)
-    space = fitted.space("activations", "euclidean")
+    from scipy.stats import laplace
+
+    take, count, space = fitted.backend.take, len(fitted.backend), fitted.space("activations", "euclidean")
     heads = fitted.cached("heads", lambda: fit_heads(space, take, count, 1))
     expected = expect_values(take, rows, voters, heads=heads, labels=codes, leave=leave)
     size, predicted = expected.spread / np.log(2), rows.response.numpy().copy()
     away = np.abs(predicted - expected.middle)
     tolerance = 2 * fitted.cached("usual error", lambda: usual_error(take, reference_positions(count), heads))
-    within = 1 - np.exp(-tolerance / size) * np.cosh(np.minimum(away, tolerance) / size)
-    beyond = np.exp(-np.maximum(away - tolerance, 0) / size) * (1 - np.exp(-2 * tolerance / size)) / 2
-    chance = np.where(away <= tolerance, within, beyond)
+    chance = laplace.cdf(tolerance - away, scale=size) - laplace.cdf(-tolerance - away, scale=size)
     given = None if codes is None else codes.numpy().copy()
     right = None if given is None else np.abs(predicted - given) <= tolerance
     error, nothing = away + size * np.exp(-away / size), np.full(len(rows), np.nan)

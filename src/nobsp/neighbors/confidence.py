@@ -235,75 +235,47 @@ def weigh_support(
     leave: Tensor | None,
     say: float = 1.0,
 ) -> Support:
-    """Vote of `voters`, the positions of each row's neighbours, centroids and heads without the rows to leave out."""
-    parts = []
+    """Vote of `voters`, the positions of each row's neighbours, centroids and heads without the rows to leave out.
+
+    Where rows may have several classes, each of them is a question of its own: `log_probabilities` are (rows, classes,
+    2), of no and of yes, and the support has a line for each row and class.
+    """
+    parts, several = [], log_probabilities.ndim == 3
     for start in range(0, len(rows), _QUERIES):
         lot = slice(start, start + _QUERIES)
-        some = rows.take(lot)
+        some, left = rows.take(lot), None if leave is None else leave[lot]
         own = centroids.decorrelate(centroids.space.vectors(some, some.predicted))
-        votes = (_vote(centroids, own, torch.from_numpy(voters[lot])) + _FLOOR).log()
-        cosines, members = _towards_centroids(centroids, own, None if leave is None else leave[lot])
-        given = _CENTROID_SHARPNESS * cosines + votes
-        if heads is not None:
-            left = None if leave is None else leave[lot]
-            given = given / _HEAD_WEIGHT + heads.outputs(some, left).log_softmax(1)
-        parts.append(
-            (
-                log_odds(log_probabilities[lot], some.predicted),
-                votes.gather(1, some.predicted[:, None])[:, 0],
-                log_odds(log_probabilities[lot] + say * votes, some.predicted),
-                given.to(torch.float32),
-                members,
-            )
-        )
-    confidence, vote, agreed, given, members = (torch.cat(part) for part in zip(*parts, strict=True))
+        share = _vote(centroids, own, torch.from_numpy(voters[lot]))
+        logits = None if heads is None else heads.outputs(some, left)
+        if several:
+            votes, chances = (_yes_and_no(share) + _FLOOR).log(), log_probabilities[lot].flatten(0, 1)
+            given, predicted, members = votes, chances.argmax(1), torch.ones_like(votes)
+            learnt = None if logits is None else _yes_and_no(logits.sigmoid()).log()
+        else:
+            votes, chances, predicted = (share + _FLOOR).log(), log_probabilities[lot], some.predicted
+            cosines, members = _towards_centroids(centroids, own, left)
+            given = _CENTROID_SHARPNESS * cosines + votes
+            learnt = None if logits is None else logits.log_softmax(1)
+        odds = log_odds(chances, predicted), log_odds(chances + say * votes, predicted)
+        own_vote = votes.gather(1, predicted[:, None])[:, 0]
+        given = given if learnt is None else given / _HEAD_WEIGHT + learnt.clamp_min(-700)
+        parts.append((*odds, own_vote, given.to(torch.float32), members))
+    confidence, agreed, vote, given, members = (torch.cat(part) for part in zip(*parts, strict=True))
     wrong = None
-    if labels is not None:
+    if labels is not None and several:
+        each = given.reshape(*labels.shape, 2)
+        wrong = torch.stack([doubt_labels(each[:, c], labels[:, c]) for c in range(labels.shape[1])], dim=1).flatten()
+    elif labels is not None:
         wrong = doubt_labels(given, labels)
         # Where no other row has the label, nothing is known of it.
         wrong[members.gather(1, labels[:, None])[:, 0] == 0] = 0.0
-    return Support(
-        confidence.numpy(),
-        vote.numpy(),
-        agreed.numpy(),
-        given.argmax(1).numpy(),
-        None if wrong is None else wrong.numpy(),
-    )
+    numbers = confidence.numpy(), vote.numpy(), agreed.numpy(), given.argmax(1).numpy()
+    return Support(*numbers, None if wrong is None else wrong.numpy())
 
 
-def weigh_each_label(
-    centroids: Centroids,
-    rows: Rows,
-    log_probabilities: Tensor,
-    voters: NDArray[np.int64],
-    *,
-    heads: Heads | None,
-    labels: Tensor | None,
-    leave: Tensor | None,
-) -> Support:
-    """The same where rows may have several classes: each is a question of its own, one line per row and class.
-
-    `log_probabilities` are (rows, classes, 2), of no and of yes.
-    """
-    own = centroids.decorrelate(centroids.space.vectors(rows, rows.predicted))
-    share = _vote(centroids, own, torch.from_numpy(voters))
-    votes = (torch.stack([1 - share, share], dim=2) + _FLOOR).log()
-    given = votes
-    if heads is not None:
-        logits = heads.outputs(rows, leave)
-        given = votes / _HEAD_WEIGHT + torch.nn.functional.logsigmoid(torch.stack([-logits, logits], dim=2))
-    wrong = None
-    if labels is not None:
-        wrong = torch.stack([doubt_labels(given[:, c], labels[:, c]) for c in range(labels.shape[1])], dim=1).flatten()
-    lines, votes = log_probabilities.flatten(0, 1), votes.flatten(0, 1)
-    predicted = lines.argmax(1)
-    return Support(
-        log_odds(lines, predicted).numpy(),
-        votes.gather(1, predicted[:, None])[:, 0].numpy(),
-        log_odds(lines + votes, predicted).numpy(),
-        given.flatten(0, 1).argmax(1).numpy(),
-        None if wrong is None else wrong.numpy(),
-    )
+def _yes_and_no(chances: Tensor) -> Tensor:
+    """Of every row and class, the chances of no and of yes, (rows · classes, 2)."""
+    return torch.stack([1 - chances, chances], dim=2).flatten(0, 1)
 
 
 def weigh_vote(centroids: Centroids, voters: NDArray[np.int64], count: int, heads: Heads | None) -> float:
@@ -323,10 +295,8 @@ def weigh_vote(centroids: Centroids, voters: NDArray[np.int64], count: int, head
     right = chances.argmax(1) == rows.labels
     if int((~right).sum()) < FEWEST_ERRORS or not right.any():
         return 0.0
-    votes = _vote(
-        centroids, centroids.decorrelate(centroids.space.vectors(rows, rows.predicted)), torch.from_numpy(voters)
-    )
-    votes = (votes + _FLOOR).log()
+    own = centroids.decorrelate(centroids.space.vectors(rows, rows.predicted))
+    votes = (_vote(centroids, own, torch.from_numpy(voters)) + _FLOOR).log()
     return max(_SAYS, key=lambda say: float(roc_auc_score(right, log_odds(chances + say * votes, chances.argmax(1)))))
 
 
