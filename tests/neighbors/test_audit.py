@@ -237,7 +237,7 @@ def test_without_labels_the_rule_is_the_softmax_times_the_vote_of_50_neighbours(
     product = np.exp(logits - logits.max(1, keepdims=True)) * share
     agreed = (product / product.sum(1, keepdims=True))[np.arange(100), found.predicted]
     assert np.allclose(found.agreed, agreed, rtol=0, atol=1e-5)
-    assert_same_to_rounding(found.joint, found.agreed * np.minimum(1, found.typicality * 301))
+    assert_same_to_rounding(found.joint, found.agreed * np.minimum(1, found.typicality * 301) ** 8)
     assert np.array_equal(found.purity_contributions, index.query(rows[300:], 5).purity)
     assert np.array_equal(found.purity_activations, index._view(space="activations").query(rows[300:], 5).purity)
 

@@ -39,6 +39,8 @@ Flags = NDArray[np.bool_]
 
 # Activation purity of a boundary case, as in the paper.
 BOUNDARY = (0.4, 0.7)
+# How fast trust falls beyond the furthest row of the database: a power of typicality.
+_STEEP = 8
 # Probability to be wrong of a label that is suspected, at least.
 _LEAST = 0.25
 
@@ -341,8 +343,8 @@ def audit(
     # Four and no more: where errors are few, further ones (purities, margins, distances to centroids) make it worse.
     signals = judged.signals | {"mean distance by evidence": by_evidence.distances.mean(1)} if judged.signals else {}
     chance, kind, model = _joint_confidence(signals, judged.agreed, judged.right, joint)
-    # Rows further from their neighbours than any of the database is are trusted less, in proportion.
-    chance = chance * np.minimum(1.0, typicality * (len(reference.known) + 1))
+    # Rows further from their neighbours than any of the database is are trusted less, and soon not at all.
+    chance = chance * np.minimum(1.0, typicality * (len(reference.known) + 1)) ** _STEEP
     nothing = np.full(len(of), np.nan)
     purity, purity_activations = (
         nothing if outcomes.classes is None else hits.purity for hits in (by_evidence, by_activations)
