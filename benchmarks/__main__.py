@@ -55,6 +55,11 @@ TABLES: dict[str, tuple[str, str]] = {
         "benchmarks.models",
         "any model as it comes: share explained on unseen rows, exactness, time beside SHAP",
     ),
+    "audit-values": (
+        "benchmarks.retrieval.values",
+        "wrong values and several classes at once, California and CIFAR-10",
+    ),
+    "select": ("benchmarks.retrieval.choosing", "images: accuracy on rows chosen to be labelled"),
     "audit": ("benchmarks.retrieval.audits", "images: wrong labels, and inputs from elsewhere"),
     "speed-neighbours": ("benchmarks.retrieval.speed", "finding neighbours: exact, usearch, Milvus, faiss"),
     "house": ("benchmarks.house", "size of the package, files that a call enters, and import times"),

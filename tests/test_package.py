@@ -38,6 +38,7 @@ PUBLIC_NAMES = {
     "metrics",
     "plots",
     "report",
+    "select",
 }
 
 OPTIONAL_PACKAGES = {

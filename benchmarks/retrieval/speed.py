@@ -10,8 +10,10 @@ real rows and for as many made ones.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from time import process_time
 
 import faiss
 import numpy as np
@@ -23,11 +25,12 @@ from benchmarks.retrieval.cases import TINY, classes_of
 from benchmarks.retrieval.features import Features, features
 from benchmarks.retrieval.heads import REGULARISED, trained_head
 from benchmarks.retrieval.votes import standardised, unit
-from nobsp.neighbors import ContributionIndex, Milvus, Neighbors, Usearch
+from nobsp.neighbors import ContributionIndex, Milvus, Neighbors, Usearch, audit
+from nobsp.neighbors.confidence import VOTERS
 
 SEED, ROWS, WIDTH, MIXED, K = 0, 100_000, 512, 8, 8
 QUICK_ROWS = 20_000
-MILVUS_ROWS, MILVUS_QUERIES = 10_000, 200
+MILVUS_ROWS, MILVUS_QUERIES, AUDITED = 10_000, 200, 2000
 # Queries asked at once, and how often each is timed.
 BATCHES, QUICK_BATCHES = {1: 40, 32: 15, 1000: 7}, {1: 20, 1000: 3}
 
@@ -177,6 +180,28 @@ def by_milvus(made: Work, rows: int) -> Milvused:
     )
 
 
+def of_an_audit(made: Work, rows: int) -> tuple[float, float, float]:
+    """Seconds of the processor: what an audit of the database fits once, all of it, and its searches alone.
+
+    Measured on some rows and multiplied, as a search compares each row with all.
+    """
+    index = ContributionIndex(made.head).fit(made.database.activations, made.database.labels)
+    some, times = np.linspace(0, len(index) - 1, rows).astype(np.int64), len(index) / rows
+    asked, labels = made.database.activations[torch.from_numpy(some)], made.database.labels[some]
+
+    def taken(work: Callable[[], object]) -> float:
+        start = process_time()
+        work()
+        return process_time() - start
+
+    once = taken(lambda: audit(index, asked[:8], labels[:8], exclude=some[:8]))
+    whole = taken(lambda: audit(index, asked, labels, exclude=some)) * times
+    seen, by_activations = index._read(asked), index._view(space="activations")
+    searches = taken(lambda: index._query_rows(seen, K, exclude=some))
+    searches += taken(lambda: by_activations._query_rows(seen, VOTERS, exclude=some))
+    return once, once + whole, searches * times
+
+
 # ---------------------------------------------------------------------- tables
 
 
@@ -247,11 +272,26 @@ def main() -> None:
         timed[name] = against_exact(whole, walked, made.queries, batches)
     progress("Milvus")
     milvus = by_milvus(made, MILVUS_ROWS // (10 if chosen.quick else 1))
+    progress("an audit")
+    audited = of_an_audit(made, AUDITED)
     report = Report(
         name="speed-neighbours",
         title="Finding neighbours: exact, usearch, Milvus",
-        tables=(faiss_table(flat), usearch_table(timed, recalls), milvus_table(milvus)),
-        findings=findings(flat, timed, recalls, milvus),
+        tables=(
+            faiss_table(flat),
+            usearch_table(timed, recalls),
+            milvus_table(milvus),
+            Table(
+                "An audit of the database by itself, seconds of the processor",
+                (Column("fitted once", ".0f"), Column("all", ".0f"), Column("its searches", ".0f")),
+                (audited,),
+                f"Measured on {AUDITED:,} rows and multiplied.",
+            ),
+        ),
+        findings=(
+            *findings(flat, timed, recalls, milvus),
+            f"An audit takes {audited[1] / audited[2]:.2f} times as long as its searches (2 was aimed at).",
+        ),
         seeds=(SEED,),
         settings={
             "rows": f"{rows:,} of {WIDTH} numbers, {min(rows, 12_000):,} of them real",

@@ -54,9 +54,9 @@ def vote(similarity: Array, labels: Labels, *, classes: int, sharpness: float) -
     return result
 
 
-def agreed(logits: Array, votes: Array) -> Array:
-    """Log-probabilities of the classes when softmax and vote are both heard: their product, brought to sum to one."""
-    both = log_softmax(logits, axis=1) + np.log(votes + FLOOR)
+def agreed(logits: Array, votes: Array, *, say: float = 1.0) -> Array:
+    """Log-probabilities of the classes when softmax and vote are both heard: p V^say, brought to sum to one."""
+    both = log_softmax(logits, axis=1) + say * np.log(votes + FLOOR)
     result: Array = both - logsumexp(both, axis=1, keepdims=True)
     return result
 

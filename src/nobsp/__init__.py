@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nobsp.calibration import Local, Ranks, RayCluster
     from nobsp.neighbors import ContributionIndex, Neighbors
     from nobsp.neighbors.audit import Audit, audit
+    from nobsp.neighbors.curation import select
     from nobsp.network.exported import as_module
     from nobsp.reporting import report
     from nobsp.tabular import CompiledExplainer, Explanation, NObSP
@@ -45,12 +46,13 @@ __all__ = [
     "metrics",
     "plots",
     "report",
+    "select",
 ]
 
 # The rooms that public names live in.
 _HOMES = {
     "calibration": ("Local", "Ranks", "RayCluster"),
-    "neighbors": ("Audit", "ContributionIndex", "Neighbors", "audit"),
+    "neighbors": ("Audit", "ContributionIndex", "Neighbors", "audit", "select"),
     "network.exported": ("as_module",),
     "reporting": ("report",),
     "tabular": ("CompiledExplainer", "Explanation", "NObSP"),

@@ -137,7 +137,8 @@ def test_images_in_the_wrong_folder_are_found(nobsp: Run, gallery: Path, tmp_pat
         (("--data", "kinds.csv", "--images", "."), 2, "choose what to audit"),
         (("--data", "kinds.csv"), 2, "--data needs --target"),
         (("--data", "kinds.csv", "--target", "kind", "--features", "a,b,c"), 1, "none of the classes"),
-        (("--data", "kinds.csv", "--target", "a", "--features", "b,c,code"), 2, "--target a holds fractions"),
+        (("--data", "kinds.csv", "--target", "a", "--features", "b,c,code"), 1, "none of the classes"),
+        (("--data", "kinds.csv", "--labels", "x.csv", "--target", "a"), 2, "--data needs --target"),
         (
             ("--data", "kinds.csv", "--target", "code", "--features", "a,b,c", "--neighbours", "200"),
             2,
@@ -179,17 +180,6 @@ def test_what_does_not_go_together_is_said(
     assert done.code in (1, 2)
     assert said in done.err
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("target", ["price", "rounded"])
-def test_a_regression_is_not_audited(nobsp: Run, home: Path, tmp_path: Path, target: str) -> None:
-    table = pd.read_csv(home / "houses.csv")
-    table["rounded"] = (10 * table["price"]).round().astype(int)
-    table.to_csv(tmp_path / "houses.csv", index=False)
-    options = ("--model", "house.pt2", "--data", tmp_path / "houses.csv", "--features", "age,income,oslo,rome")
-    done = nobsp("audit", *options, "--target", target, "--out", tmp_path / "out")
-    assert done.code == 2
-    assert "an audit judges predicted classes, and a regression has none" in done.err
 
 
 def test_an_image_in_no_folder_has_no_label(nobsp: Run, gallery: Path, tmp_path: Path) -> None:
@@ -275,3 +265,58 @@ def test_decisions_about_something_else_are_refused(
 def test_labels_are_suspected_up_to_a_budget(nobsp: Run, kinds: Path, tmp_path: Path) -> None:
     words = ["--output-names", *NAMES, "--no-report", "--budget", 1, "--out", tmp_path / "out"]
     assert json.loads(nobsp(*asked(kinds, "kinds.csv", "kind"), *words).out)["likely_wrong_labels"] == 1
+
+
+def test_values_are_audited_too(nobsp: Run, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(300, 3))
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)).double()
+    table = pd.DataFrame(rows, columns=["a", "b", "c"])
+    table["price"] = net(torch.tensor(rows)).detach().numpy()[:, 0] * 5 + 0.1 * rng.normal(size=300)
+    with torch.no_grad():
+        net[2].weight.mul_(5)
+        net[2].bias.mul_(5)
+    table.loc[[7, 70], "price"] += [9.0, -9.0]
+    table.to_csv(tmp_path / "rows.csv", index=False)
+    program = torch.export.export(
+        net.eval(), (torch.tensor(rows[:5]),), dynamic_shapes=({0: torch.export.Dim("rows")},)
+    )
+    torch.export.save(program, tmp_path / "net.pt2")
+    words = ["audit", "--model", tmp_path / "net.pt2", "--data", tmp_path / "rows.csv", "--json", "--target", "price"]
+    done = nobsp(*words, "--out", tmp_path / "out")
+    found = json.loads(done.out)
+    lines = lines_of(tmp_path / "out" / "audit.csv")
+    assert {lines[0]["row"], lines[1]["row"]} == {"7", "70"}
+    assert lines[0]["is_label_issue"] == "True"
+    assert found["median_error"] < 0.2
+    page = told_in(tmp_path / "out" / "report.html")["audit"]
+    assert "expected error" in page["numbers"]
+    assert set(page["names"][:2]) == {"7", "70"}
+    place = page["names"].index("7")
+    assert float(page["classes"]["label"][place]) == pytest.approx(table.price[7])
+    decided = [{"row": 7, "name": "7", "decision": "relabel", "given_label": page["classes"]["label"][place]}]
+    decided[0]["new_label"] = page["classes"]["suggested"][place]
+    (tmp_path / "decisions.json").write_text(json.dumps(decided))
+    applied = ["--apply", tmp_path / "decisions.json", "--data", tmp_path / "rows.csv", "--target", "price"]
+    nobsp("audit", *applied, "--out", tmp_path / "cleaned")
+    cleaned = pd.read_csv(tmp_path / "cleaned" / "cleaned.csv")
+    assert cleaned.price[7] == pytest.approx(table.price[7] - 9, abs=1)
+
+
+def test_labels_of_several_classes_come_as_a_table(nobsp: Run, kinds: Path, tmp_path: Path) -> None:
+    rows = pd.read_csv(kinds / "kinds.csv")
+    labels = pd.DataFrame(np.eye(3, dtype=int)[rows.code], columns=NAMES)
+    labels.loc[0, "dog"] = 1
+    labels.to_csv(tmp_path / "labels.csv", index=False)
+    words = ["audit", "--model", kinds / "kinds.pt2", "--data", kinds / "kinds.csv", "--features", "a,b,c", "--json"]
+    words += ["--labels", tmp_path / "labels.csv", "--output-names", *NAMES]
+    found = json.loads(nobsp(*words, "--out", tmp_path / "out").out)
+    lines = lines_of(tmp_path / "out" / "audit.csv")
+    assert len(lines) == found["rows"] == 360
+    wrong = {(line["row"], line["output"]) for line in lines if line["is_label_issue"] == "True"}
+    assert {("0", "dog"), ("5", "cat"), ("5", "dog"), ("70", "dog"), ("70", "owl")} >= wrong
+    assert wrong
+    assert told_in(tmp_path / "out" / "report.html")["audit"]["names"][0] in {f"{r}, {o}" for r, o in wrong}
+    labels[:-1].to_csv(tmp_path / "labels.csv", index=False)
+    assert "119 lines for 120 rows" in nobsp(*words, "--out", tmp_path / "other").err

@@ -233,12 +233,31 @@ def test_without_labels_the_rule_is_the_softmax_times_the_vote_of_50_neighbours(
     weights = np.exp(20 * np.einsum("qd,qkd->qk", asked, known[voters]))
     votes = np.stack([(weights * (truth[voters] == number)).sum(1) for number in range(CLASSES)], axis=1)
     logits = rows[300:] @ head.weight.detach().numpy().T + head.bias.detach().numpy()
-    product = np.exp(logits - logits.max(1, keepdims=True)) * (votes / weights.sum(1, keepdims=True) + 0.01)
+    share = (votes / weights.sum(1, keepdims=True) + 0.01) ** index._fitted.cache["say"][1]
+    product = np.exp(logits - logits.max(1, keepdims=True)) * share
     agreed = (product / product.sum(1, keepdims=True))[np.arange(100), found.predicted]
     assert np.allclose(found.agreed, agreed, rtol=0, atol=1e-5)
-    assert_same_to_rounding(found.joint, found.agreed * np.minimum(1, found.typicality / 0.01))
+    assert_same_to_rounding(found.joint, found.agreed * np.minimum(1, found.typicality * 301) ** 8)
     assert np.array_equal(found.purity_contributions, index.query(rows[300:], 5).purity)
     assert np.array_equal(found.purity_activations, index._view(space="activations").query(rows[300:], 5).purity)
+
+
+def test_the_vote_counts_where_it_tells_errors_and_not_where_there_are_none():
+    """Classes of two clusters each, which no linear head can tell and neighbours can; and classes that all tell."""
+    rng = np.random.default_rng(0)
+    corner = rng.integers(4, size=600)
+    rows = 3 * np.array([[1, 1], [-1, -1], [1, -1], [-1, 1]])[corner] + rng.normal(size=(600, 2))
+    for labels, low, high in (
+        (corner // 2, 0.1, 1.0),
+        (corner % 2, 0.0, 1.0),
+        ((rows[:, 0] > 0).astype(int), 0.0, 0.0),
+    ):
+        index = ContributionIndex(nn.Linear(2, 2)).fit(rows, labels)
+        found = audit(index, rows[:20])
+        say = index._fitted.cache["say"][1]
+        assert low <= say <= high
+        if say == 0:
+            assert np.allclose(found.agreed, found.confidence, atol=1e-6)
 
 
 def test_the_fixed_rule_holds_where_too_few_predictions_are_wrong_to_fit():
@@ -380,13 +399,6 @@ def test_the_model_is_as_it_was():
     assert state() == before
 
 
-def test_a_regression_is_refused_with_what_to_do():
-    rng = np.random.default_rng(0)
-    index = ContributionIndex(nn.Linear(4, 1)).fit(rng.normal(size=(50, 4)), rng.normal(size=50))
-    with pytest.raises(ValueError, match=r"a regression has none; use index\.query"):
-        audit(index)
-
-
 def test_an_index_that_keeps_activations_only_cannot_be_audited():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 3)).astype(np.float32)
@@ -444,6 +456,203 @@ def test_a_datalab_reports_them():
     issues = lab.get_issues("nobsp_label")
     assert issues["is_nobsp_label_issue"].tolist() == found.mislabels.tolist()
     assert lab.get_info("nobsp_label")["predicted_label"].tolist() == found.suggested.tolist()
+
+
+# ---------------------------------------------------------------------- values, and several classes
+
+
+def valued(rows=1500, *, seed=0, share=0.05, noise=0.3):
+    """A linear head that is right but for noise, and labels of which some are another row's."""
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    head = nn.Linear(8, 1).double()
+    activations = rng.normal(size=(rows, 8))
+    truth = (activations @ head.weight.detach().numpy().T)[:, 0] * 4 + noise * rng.normal(size=rows)
+    with torch.no_grad():
+        head.weight.mul_(4)
+        head.bias.zero_()
+    wrong = rng.random(rows) < share
+    given = np.where(wrong, rng.permutation(truth), truth)
+    return head, activations, truth, given, wrong & (np.abs(given - truth) > 5 * noise)
+
+
+def test_labels_of_a_regression_that_are_off_are_suspected_with_what_they_should_be():
+    head, rows, truth, given, wrong = valued()
+    found = audit(ContributionIndex(head).fit(rows, given))
+    off = np.abs(given - truth) > 0
+    assert off[found.mislabels].mean() > 0.8
+    assert found.mislabels[wrong].mean() > 0.8
+    assert np.abs(found.suggested - truth)[found.mislabels].mean() < 0.4  # the noise's mean size is 0.24
+    assert sum(found.expected_errors.values()) == pytest.approx(off.sum(), rel=0.5)
+    frame = found.to_frame()
+    assert frame["is_label_issue"].tolist() == found.mislabels.tolist()
+    assert frame["predicted_label"].tolist() == found.suggested.tolist()
+    row = int(np.flatnonzero(found.mislabels)[0])
+    assert f"labelled {given[row]:.4g}" in found.reasons[row]
+    assert "Audit(1500 rows" in repr(found)
+    assert "expected error" in str(found)
+
+
+def test_values_are_expected_by_heads_and_neighbours_that_have_not_seen_the_row():
+    """Another label for one row changes nothing that is expected of it: heads and neighbours are without it."""
+    head, rows, _, given, _ = valued(300)
+    other = given.copy()
+    other[17] += 50
+    one, two = (audit(ContributionIndex(head).fit(rows, labels)) for labels in (given, other))
+    # Folds are drawn along the labels, so that those of other rows may change; the expectation hardly does.
+    assert abs(one.suggested[17] - two.suggested[17]) < 0.1
+    assert two.label_score[17] < 1e-3
+
+
+def test_the_expected_error_of_a_regression_is_its_mean_error_where_noise_grows():
+    rng = np.random.default_rng(1)
+    torch.manual_seed(1)
+    head = nn.Linear(6, 1).double()
+    rows = rng.normal(size=(3000, 6))
+    size = np.where(rows[:, 0] > 0, 2.0, 0.2)
+    values = (rows @ head.weight.detach().numpy().T)[:, 0] + head.bias.item()
+    labels = values + size * rng.laplace(size=3000)
+    index = ContributionIndex(head).fit(rows[:2000], labels[:2000])
+    found = audit(index, rows[2000:], labels[2000:])
+    error = np.abs(labels[2000:] - values[2000:])
+    for many in (rows[2000:, 0] > 1, rows[2000:, 0] < -1):  # where neighbours are of one kind
+        assert found.expected_error[many].mean() == pytest.approx(error[many].mean(), rel=0.35)
+    assert found.auroc["joint"] > 0.75
+    assert np.array_equal(found.errors, found.joint < 0.5)
+    hits = index.query(rows[2000:], 20)
+    by_hand = np.abs(labels[:2000] - values[:2000])[hits.indices].mean(1)
+    assert np.allclose(hits.expected_error, by_hand, rtol=1e-5)
+    assert np.isnan(found.confidence).all()
+    assert not found.boundary.any()
+
+
+def test_joint_confidence_of_a_regression_is_laplaces_probability():
+    from scipy import stats
+
+    head, rows, _, given, _ = valued(600)
+    found = audit(ContributionIndex(head).fit(rows, given))
+    away = np.abs(found.predicted - found.suggested)
+    # |d| + b exp(−|d| / b) is the expected error; b from it by bisection, then the probability by scipy.
+    low, high = np.full(600, 1e-9), found.expected_error
+    for _ in range(80):
+        middle = (low + high) / 2
+        less = away + middle * np.exp(-away / middle) < found.expected_error
+        low, high = np.where(less, middle, low), np.where(less, high, middle)
+    residuals = []
+    for tolerance in np.linspace(0.2, 2, 400):
+        chance = stats.laplace.cdf(tolerance - away, 0, high) - stats.laplace.cdf(-tolerance - away, 0, high)
+        residuals.append(np.abs(chance - found.agreed).max())
+    assert min(residuals) < 0.02  # for one tolerance, that of twice the usual error, all agree
+
+
+def several(rows=1200, *, seed=0, flips=0.04):
+    """Four yes/no questions, some answers of which are flipped."""
+    rng = np.random.default_rng(seed)
+    weight, activations = 1.5 * rng.normal(size=(4, 10)), rng.normal(size=(rows, 10)).astype(np.float32)
+    truth = (rng.random((rows, 4)) < 1 / (1 + np.exp(-(activations @ weight.T)))).astype(int)
+    head = nn.Linear(10, 4)
+    with torch.no_grad():
+        head.weight.copy_(torch.from_numpy(weight))
+        head.bias.zero_()
+    wrong = rng.random((rows, 4)) < flips
+    return head, activations, np.where(wrong, 1 - truth, truth), wrong
+
+
+def test_training_rows_that_speak_for_a_class_are_those_of_the_dual_solution_and_add_up():
+    rng = np.random.default_rng(0)
+    rows, labels, ridge = rng.normal(size=(80, 6)).astype(np.float32).astype(np.float64), rng.integers(3, size=80), 2.0
+    targets, centred = np.eye(3)[labels], rows - rows.mean(0)
+    alpha = np.linalg.solve(centred @ centred.T + ridge * np.eye(80), targets - targets.mean(0))  # the dual
+    weight = centred.T @ alpha
+    head = nn.Linear(6, 3).double()
+    with torch.no_grad():
+        head.weight.copy_(torch.from_numpy(weight.T))
+        head.bias.copy_(torch.from_numpy(targets.mean(0) - rows.mean(0) @ weight))
+    index, asked = ContributionIndex(head).fit(rows, labels), rows[:5] + 0.5
+    found = index.influence(asked, target=1)
+    assert found.exact == pytest.approx(1, abs=1e-9)
+    by_hand = ((asked - rows.mean(0)) @ centred.T) * alpha[:, 1]
+    assert np.allclose(found.values, by_hand, rtol=0, atol=1e-5 * np.abs(by_hand).max())
+    assert np.allclose(found.base + found.values.sum(1), found.logits, rtol=0, atol=1e-9)
+    logits = (torch.from_numpy(asked) @ head.weight.T + head.bias).detach().numpy()
+    assert np.allclose(found.logits, logits[:, 1], atol=1e-5)
+    assert found.top(3).tolist() == np.argsort(-np.abs(found.values), axis=1)[:, :3].tolist()
+    assert len(found.to_frame(4)) == 20
+    assert np.array_equal(index.influence(asked).target, logits.argmax(1))
+
+
+def test_influence_on_a_head_trained_otherwise_adds_up_and_says_that_it_is_an_approximation():
+    head, rows, truth = noisy(200)
+    index = ContributionIndex(head).fit(rows, truth)
+    found = index.influence(rows[:7])
+    assert found.exact < 0.99
+    assert np.allclose(found.base + found.values.sum(1), found.logits, rtol=0, atol=1e-8)
+    with pytest.raises(ValueError, match="needs the labels"):
+        ContributionIndex(head).fit(rows).influence(rows[:2])
+    head, rows, _, given, _ = valued(200)
+    found = ContributionIndex(head).fit(rows, given).influence(rows[:4])
+    assert np.allclose(found.base + found.values.sum(1), found.logits, rtol=0, atol=1e-8)
+
+
+def test_labels_of_several_classes_are_audited_one_by_one():
+    head, rows, given, wrong = several()
+    names = ["red", "round", "large", "old"]
+    index = ContributionIndex(head, classes=names).fit(rows, given)
+    found = audit(index)
+    assert found.rows.tolist() == np.repeat(np.arange(1200), 4).tolist()
+    assert found.outputs.tolist() == names * 1200
+    assert np.array_equal(found.labels, given.ravel() > 0)
+    chance = torch.sigmoid(torch.from_numpy(rows) @ head.weight.detach().T).double().numpy().ravel()
+    assert np.allclose(found.confidence, np.maximum(chance, 1 - chance), atol=1e-6)
+    assert np.array_equal(found.predicted, chance > 0.5)
+    assert wrong.ravel()[found.mislabels].mean() > 0.7
+    assert found.mislabels.sum() > 0.2 * wrong.sum()
+    near = found.by_activations.indices[4 * 7 + 2]
+    assert found.by_activations.labels[4 * 7 + 2].tolist() == (given[near, 2] > 0).tolist()
+    frame = found.to_frame()
+    assert frame["output"].tolist() == names * 1200
+    line = int(np.flatnonzero(found.mislabels)[0])
+    assert found.reasons[line].startswith(f"{names[line % 4]}: labelled {found.labels[line]}")
+    assert found.expected_errors.keys() == set(names)
+
+
+def test_the_vote_about_one_of_several_classes_is_a_share_of_weighted_neighbours():
+    head, rows, given, _ = several(400)
+    index = ContributionIndex(head).fit(rows[:300], given[:300])
+    found = audit(index, rows[300:])
+    sizes, axes = np.linalg.eigh((np.corrcoef(rows[:300].T.astype(np.float64)) + np.eye(10)) / 2)
+    known, asked = (units(some, rows[:300]) @ (axes / np.sqrt(sizes) @ axes.T) for some in (rows[:300], rows[300:]))
+    known, asked = (some / np.linalg.norm(some, axis=1, keepdims=True) for some in (known, asked))
+    voters = index._view(space="activations").query(rows[300:], 50).indices
+    weights = np.exp(20 * np.einsum("qd,qkd->qk", asked, known[voters]))
+    share = np.einsum("qk,qkc->qc", weights / weights.sum(1, keepdims=True), given[voters]).ravel()
+    vote = np.where(found.predicted, share, 1 - share)
+    assert np.allclose(found.signals["logarithm of the vote"], np.log(vote + 0.01), atol=1e-4)
+
+
+def test_neighbours_of_several_classes_have_a_purity_and_labels_of_each(tmp_path):
+    head, rows, given, _ = several(300)
+    index = ContributionIndex(head, classes=[0, 1, 2, 3]).fit(rows, given)
+    hits = index.query(rows[:5], 6)
+    assert hits.labels.shape == (5, 6, 4)
+    assert np.array_equal(hits.labels, given[hits.indices])
+    assert np.allclose(hits.purity, [given[i, p].mean() for i, p in zip(hits.indices, hits.predicted, strict=True)])
+    assert len(hits.to_frame()) == 30
+    index.save(tmp_path / "several")
+    again = ContributionIndex.load(tmp_path / "several", head)
+    assert np.array_equal(again.query(rows[:5], 6).labels, hits.labels)
+    index.add(rows[:3], given[:3])
+    assert len(index) == 303
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [(np.ones((60, 3)), "3 columns, but the model has 4 outputs"), (np.full((60, 4), 2), "0 and 1")],
+)
+def test_labels_of_several_classes_that_make_no_sense_are_refused(labels, message):
+    head, rows, _, _ = several(60)
+    with pytest.raises(ValueError, match=message):
+        ContributionIndex(head).fit(rows, labels)
 
 
 # ---------------------------------------------------------------------- prototypes and duplicates
@@ -518,3 +727,79 @@ def test_prototypes_need_classes_and_right_predictions():
 def test_an_explainer_instead_of_an_index_is_told_what_to_make_of_it():
     with pytest.raises(TypeError, match=r"index must be a ContributionIndex, found Linear; make one"):
         audit(torch.nn.Linear(2, 2))
+
+
+def test_rows_of_a_test_set_that_are_in_the_database_are_leaks():
+    head, rows, truth = noisy(200)
+    fresh = np.concatenate([rows[[5, 40]], noisy(10, seed=9)[1]])
+    found = ContributionIndex(head).fit(rows, truth).duplicates(0.05, X=fresh)
+    assert found.pairs.tolist() == [[0, 5], [1, 40]]
+    assert found.groups == ()
+    assert found.to_frame().columns.tolist() == ["first", "second", "distance"]
+
+
+def test_criticisms_are_the_rows_least_like_any_prototype():
+    head, rows, truth = noisy(200)
+    index = ContributionIndex(head, space="activations").fit(rows, truth)
+    found, predicted = index.prototypes(2), audit(index).predicted
+    vectors = units(rows, rows)
+    for number in range(CLASSES):
+        members = np.flatnonzero((truth == number) & (predicted == number))
+        near = (vectors[members] @ vectors[found.of(number)].T).max(1)
+        own = found.criticisms[found.labels == number]
+        assert set(own) == set(members[np.argsort(near)[:2]])
+
+
+# ---------------------------------------------------------------------- rows to label
+
+
+def test_rows_to_label_are_those_of_the_greedy_choice_written_out():
+    head, rows, _ = noisy(300)
+    index = ContributionIndex(head).fit(rows)
+    vectors = units(rows, rows)
+    logits = rows @ head.weight.detach().numpy().T + head.bias.detach().numpy()
+    chances = np.sort(np.exp(logits - logits.max(1, keepdims=True)), axis=1)
+    chances /= chances.sum(1, keepdims=True)
+    doubt = 1 - (chances[:, -1] - chances[:, -2])
+    known = np.array([4, 90])
+    cosines = vectors @ vectors.T
+    width = np.median(1 - np.sort(cosines, axis=1)[:, -(300 // 8) - 2])  # 300 rows shared by six and two, and itself
+    similar = np.exp((cosines - 1) / width)
+    for by, weights in (("coverage", np.ones(300)), ("both", doubt)):
+        covered, expected = similar[known].max(0), []
+        for _ in range(6):
+            gain = (np.maximum(similar - covered, 0) * weights).sum(1)
+            gain[[*known, *expected]] = -1
+            expected.append(int(gain.argmax()))
+            covered = np.maximum(covered, similar[expected[-1]])
+        assert nobsp.select(index, 6, by=by, labelled=known).tolist() == expected
+    least = [row for row in np.argsort(-doubt) if row not in known][:5]
+    assert nobsp.select(index, 5, by="uncertainty", labelled=known).tolist() == least
+
+
+def test_coverage_finds_every_cluster_before_any_twice():
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(10, 16))
+    rows = (np.repeat(centres, 30, axis=0) + 0.05 * rng.normal(size=(300, 16))).astype(np.float32)
+    index = ContributionIndex(nn.Linear(16, 3)).fit(rows)
+    first = nobsp.select(index, 5, by="coverage")
+    more = nobsp.select(index, 5, by="coverage", labelled=first)
+    assert len(set(first // 30) | set(more // 30)) == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n": 0}, "n must"),
+        ({"n": 61}, "60 rows to choose from"),
+        ({"n": 3, "by": "luck"}, "by must be"),
+        ({"n": 3, "labelled": [70]}, "labelled must hold positions"),
+    ],
+)
+def test_choices_that_make_no_sense_are_refused(options, message):
+    head, rows, _ = noisy(60)
+    with pytest.raises(ValueError, match=message):
+        nobsp.select(ContributionIndex(head).fit(rows), **options)
+    head, rows, _, given, _ = valued(60)
+    with pytest.raises(ValueError, match="no margins"):
+        nobsp.select(ContributionIndex(head).fit(rows, given), 3)

@@ -270,7 +270,7 @@ def test_more_neighbours_than_there_are_rows_is_an_error(fitted):
         (np.full(ROWS, 0.5), ValueError, r"labels holds 0\.5 \(row 0\)"),
         (np.array(["cat"] * ROWS), ValueError, "labels holds 'cat'.*output 0.*classes="),
         (np.full(ROWS, np.nan), ValueError, "labels has no number in row 0"),
-        (np.eye(CLASSES)[np.zeros(ROWS, int)], ValueError, "one label per row, not one column per class"),
+        (np.eye(CLASSES)[np.zeros(ROWS, int)], ValueError, "exactly one class in each row"),
         ([None] * ROWS, TypeError, "labels must be numbers or names"),
     ],
 )

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from nobsp.neighbors import ContributionIndex, search
 from nobsp.neighbors.evidence import Rows
-from nobsp.neighbors.search import Exact
-from nobsp.neighbors.spaces import Evidence, Space
+from nobsp.neighbors.search import Evidence, Exact, Space
 from tests.tolerances import SINGLE, assert_same_to_rounding
 
 

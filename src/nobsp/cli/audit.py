@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from cyclopts import Parameter
@@ -17,7 +17,7 @@ from nobsp._messages import count, suggest
 from nobsp.cli.cam import CLASSES_SHOWN, check_order, find_images, fit_cam, prepare_network
 from nobsp.cli.console import Console, UsageError, require_path
 from nobsp.cli.explain import fit_explainer, read_tables
-from nobsp.cli.inputs import Data, find_pictures, read_frame, write_csv
+from nobsp.cli.inputs import find_pictures, read_frame, write_csv
 from nobsp.cli.models import Loaded, load_model
 from nobsp.cli.options import (
     METHOD,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 FILES = ("audit.csv", "report.html")
 _ROWS_IN_REPORT, _IMAGES_IN_REPORT = 5000, 60
 _SHOWN = " Shown are the {:,} most suspicious."
-_NO_CLASSES = "an audit judges predicted classes, and a regression has none; see nobsp explain."
 
 
 @Parameter(name="*", group=METHOD)
@@ -47,6 +46,11 @@ class AuditOptions:
 
     calibrate: Path | None = None
     """Rows (with their --target) or images to compare with (default: the others of those audited)."""
+    labels: Path | None = None
+    """Table of labels, in place of --target or folders: a column of classes or values, or a column of 0 and 1 for each
+    class where there may be several. A line for each row; of images, the first column is their names in the folder."""
+    coefficients: Literal["head", "calibrated"] | None = None
+    """Of images: the head's own weights (default), or found by the paper's Algorithm 1."""
     classes: Names = None
     """The label of every class in the model's order, if labels are neither numbers from 0 nor output names."""
     neighbours: int = 8
@@ -80,7 +84,8 @@ def audit(
 
     Finds rows, or images, that deserve a second look: likely errors of the model, likely wrong labels, cases on the
     boundary, and outliers, by comparing the evidence behind each prediction with that behind its neighbours'. Give a
-    table with --data and --target, or --images with one folder a class. The folder of --out gets **audit.csv** (every
+    table with --data and --target (classes, or values of a regression), --images with one folder a class, or either
+    with a table of --labels. The folder of --out gets **audit.csv** (every
     row with its findings, most suspicious first) and **report.html** (the cases with their neighbours), where one ticks
     what to keep, relabel or drop and saves it. With --apply, that file is applied: --out gets **cleaned.csv** and
     **changes.csv**, a log.
@@ -134,28 +139,34 @@ def _audit_table(
 ) -> Audited:
     from nobsp.reporting import report
 
-    if table.target is None:
-        raise UsageError("--data needs --target, the column with the true classes.")
+    if (table.target is None) == (method.labels is None):
+        raise UsageError("--data needs --target, the column with the true classes or values, or a table of --labels.")
+    if method.labels is not None and method.calibrate is not None:
+        raise UsageError("--labels are those of --data; with --calibrate, name the column with --target.")
     console.step(f"reading {table.data}")
     data, database = read_tables(table, method.calibrate, loaded, need_target=True)
-    labels = [_read_labels(one) for one in (database, data)]
+    if method.labels is None:
+        labels = [_read_labels(one.labels, one.path, "--target") for one in (database, data)]
+    else:
+        labels = [_read_labels(read_frame(method.labels, option="--labels"), method.labels, "--labels")] * 2
+        if len(labels[0]) != len(data.rows):
+            raise UsageError(
+                f"--labels {method.labels} has {len(labels[0])} lines for {len(data.rows)} rows of --data."
+            )
     method.check(len(database.rows) - (data is database))
     explainer = fit_explainer(model, table, loaded, database, console)
-    different = len(np.unique(np.concatenate(labels)))
-    if len(explainer.output_names_) == 1 and explainer.link_ != "sigmoid" and different > 2:
-        found = f"{different} different values, and the model has one output and no sigmoid"
-        raise UsageError(f"--target {table.target} holds {found}: {_NO_CLASSES}")
     audited = _compare(explainer, model, method, database.rows, data.rows, labels, console)
 
     def write(order: NDArray[np.intp], path: Path, title: str, about: str) -> None:
         # In the order of the file, so that rows have the same numbers everywhere.
         kept = np.sort(order[:_ROWS_IN_REPORT])
-        names = [str(row) for row in audited.rows[kept]]
+        names = _name_lines(audited, map(str, range(len(data.rows))))
         about += _SHOWN.format(len(kept)) if len(kept) < len(audited) else ""
-        report(explainer(data.rows)[kept], path, title=title, about=about, names=names, **_part_of(audited, kept))
+        explanation, names = explainer(data.rows)[audited.rows[kept]], [names[line] for line in kept]
+        report(explanation, path, title=title, about=about, names=names, **_part_of(audited, kept))
 
-    where = f"{count(len(audited), 'row')} of {data.path.name}"
-    return Audited(audited, [f"row {row}" for row in range(len(audited))], where, write)
+    where = f"{count(len(data.rows), 'row')} of {data.path.name}"
+    return Audited(audited, [f"row {row}" for row in audited.rows], where, write)
 
 
 def _audit_images(
@@ -164,23 +175,30 @@ def _audit_images(
     from nobsp.reporting import report
 
     pictures, database = find_images(images, method.calibrate, model)
-    for option, ones in (("--images", pictures), ("--calibrate", database)):
-        if None in ones.labels:
-            alone = ones.paths[ones.labels.index(None)].name
-            raise UsageError(f"{option} {ones.folder}: {alone} lies in no folder; an audit needs one folder a class.")
+    if method.labels is not None:
+        labels = [_labels_of_images(method.labels, ones.names) for ones in (database, pictures)]
+    else:
+        for option, ones in (("--images", pictures), ("--calibrate", database)):
+            if None in ones.labels:
+                alone = ones.paths[ones.labels.index(None)].name
+                how = "an audit needs one folder a class, or --labels"
+                raise UsageError(f"{option} {ones.folder}: {alone} lies in no folder; {how}.")
+        labels = [np.array(ones.labels) for ones in (database, pictures)]
     method.check(len(database) - (pictures is database))
-    explainer = fit_cam(model, *prepare_network(model, loaded, database, console), database, console)
-    labels = [np.array(ones.labels) for ones in (database, pictures)]
+    link = "sigmoid" if labels[0].ndim == 2 else None
+    network = prepare_network(model, loaded, database, console)
+    explainer = fit_cam(model, *network, database, console, coefficients=method.coefficients, link=link)
     found = _compare(explainer, model, method, database, pictures, labels, console)
-    assert found.by_contributions.classes is not None  # an audit is about classes
-    classes, predicted = ([str(one) for one in ones] for ones in (found.by_contributions.classes, found.predicted))
-    option = "--output-names" if method.classes is None else "--classes"
-    warning = check_order(pictures.labels, predicted, classes, option=option)
+    warning = None
+    if method.labels is None and found.by_contributions.classes is not None:
+        classes, predicted = ([str(one) for one in ones] for ones in (found.by_contributions.classes, found.predicted))
+        option = "--output-names" if method.classes is None else "--classes"
+        warning = check_order(pictures.labels, predicted, classes, option=option)
     console.warn(warning)
 
     def write(order: NDArray[np.intp], path: Path, title: str, about: str) -> None:
         kept = order[:_IMAGES_IN_REPORT]
-        some = pictures.chosen([int(row) for row in kept])
+        some = pictures.chosen([int(row) for row in found.rows[kept]])
         batch = some.batch(range(len(some)))
         likely = np.argsort(-explainer(batch).logits, axis=1)[:, :CLASSES_SHOWN]
         part = _part_of(found, kept)
@@ -198,27 +216,47 @@ def _audit_images(
             explainer=explainer,
             images=some.shown(batch),
             gallery=others.shown(others.batch(range(len(others)))),
-            names=some.names,
+            names=[lines[line] for line in kept],
             **part,
         )
 
-    names = [str(path) for path in pictures.paths]
-    where = f"{count(len(found), 'image')} of {pictures.folder.name}"
+    lines = _name_lines(found, pictures.names)
+    names = [str(pictures.paths[row]) for row in found.rows]
+    where = f"{count(len(pictures), 'image')} of {pictures.folder.name}"
     return Audited(found, names, where, write, {"image": names}, warning)
 
 
-def _read_labels(table: Data) -> NDArray[Any]:
-    """The column of true classes: whole numbers, or names."""
-    column = table.labels
-    if column.isna().any():
-        row = int(column.isna().to_numpy().argmax())
-        raise UsageError(f"row {row} of {table.path} has no value in --target {column.name}; take such rows out.")
-    values = column.to_numpy()
+def _read_labels(columns: Any, path: Path, option: str) -> NDArray[Any]:
+    """A column of whole numbers, fractions or names; or several columns of 0 and 1."""
+    frame = columns.to_frame() if columns.ndim == 1 else columns
+    for name in frame.columns:
+        if frame[name].isna().any():
+            row = int(frame[name].isna().to_numpy().argmax())
+            raise UsageError(f"row {row} of {path} has no value in {option} {name}; take such rows out.")
+    values = frame.to_numpy()[:, 0] if frame.shape[1] == 1 else frame.to_numpy()
     if values.dtype.kind not in "iubf":
         return np.asarray([str(value) for value in values])
-    if values.dtype.kind == "f" and (values != np.rint(values)).any():
-        raise UsageError(f"--target {column.name} holds fractions: {_NO_CLASSES}")
-    return np.asarray(values, dtype=np.int64)
+    whole = values.dtype.kind != "f" or not (values != np.rint(values)).any()
+    return np.asarray(values, dtype=np.int64 if whole else np.float64)
+
+
+def _labels_of_images(path: Path, names: Sequence[str]) -> NDArray[Any]:
+    """Labels of images from a table whose first column has their names in the folder."""
+    frame = read_frame(path, option="--labels")
+    if frame.shape[1] < 2:
+        raise UsageError(f"--labels {path} needs a column with the images' names and at least one of labels.")
+    place = {str(name): row for row, name in enumerate(frame.iloc[:, 0])}
+    missing = next((name for name in names if name not in place), None)
+    if missing is not None:
+        raise UsageError(f"--labels {path} has no line for {missing!r}; {suggest(missing, place)}")
+    return _read_labels(frame.iloc[[place[name] for name in names], 1:], path, "--labels")
+
+
+def _name_lines(found: Audit, rows: Iterable[str]) -> list[str]:
+    """Names of rows, with the class that a line is about where there may be several."""
+    names = list(rows)
+    about = [""] * len(found) if found.outputs is None else [f", {name}" for name in found.outputs]
+    return [names[row] + which for row, which in zip(found.rows, about, strict=True)]
 
 
 def _compare(
@@ -235,12 +273,13 @@ def _compare(
 
     names = split_names(method.classes)
     known = None if names is None else np.array(names)
-    if known is not None and labels[0].dtype.kind == "i":
+    if known is not None and labels[0].dtype.kind == "i" and labels[0].ndim == 1:
         try:
             known = known.astype(np.int64)
         except ValueError:
             raise UsageError(f"--classes are {', '.join(names or ())}, but the labels are whole numbers.") from None
-    index = ContributionIndex(explainer, task="classification", classes=known, device=model.device)
+    # A single output may be a logit or a value, and labels of more than two kinds are values.
+    index = ContributionIndex(explainer, classes=known, device=model.device)
     index.fit(database, labels[0])
     console.step(f"auditing {len(labels[1]):,} predictions")
     fresh = rows is not database
@@ -257,21 +296,21 @@ def _compare(
 
 def _part_of(found: Audit, rows: NDArray[np.intp]) -> dict[str, Any]:
     """What a report takes of an audit, for some of its rows, in their order."""
-    assert found.labels is not None  # there are labels, or there would be no audit here
     kept: dict[str, Any] = {"signals": {name: values[rows] for name, values in found.signals.items()}}
     kept["reasons"] = tuple(found.reasons[row] for row in rows)
     for field in dataclasses.fields(found):
         whole = getattr(found, field.name)
         if field.name not in (*kept, "joint_kind", "joint_model", "auroc"):  # these are about all rows
             kept[field.name] = None if whole is None else whole[rows]
-    assert found.by_contributions.classes is not None  # an audit is about classes
+    assert found.labels is not None  # there are labels, or there would be no audit here
+    part = {"hits": found.by_contributions[rows], "audit": dataclasses.replace(found, **kept)}
+    if found.outputs is not None:
+        return part
+    if found.by_contributions.classes is None:
+        return part | {"labels": found.labels[rows]}
     classes: list[Any] = found.by_contributions.classes.tolist()
-    return {
-        "labels": [classes.index(label) for label in found.labels[rows].tolist()],
-        "class_names": [str(one) for one in classes],
-        "hits": found.by_contributions[rows],
-        "audit": dataclasses.replace(found, **kept),
-    }
+    codes = [classes.index(label) for label in found.labels[rows].tolist()]
+    return part | {"labels": codes, "class_names": [str(one) for one in classes]}
 
 
 _COUNTS = ("likely_wrong_labels", "likely_errors", "boundary_cases", "outliers")
@@ -283,12 +322,19 @@ def _summarise(output: OutputOptions, audited: Audited, order: Any) -> dict[str,
     return {
         "rows": len(found),
         **{name: int(np.count_nonzero(flag)) for name, flag in zip(_COUNTS, flags, strict=True)},
-        "accuracy": float((found.predicted == found.labels).mean()),
+        **_agreement(found),
         "warning": audited.warning,
         "auroc": found.auroc,
         "first": [{"name": names[row], "reason": found.reasons[row]} for row in order[:5] if found.reasons[row]],
         "files": output.paths(FILES),
     }
+
+
+def _agreement(found: Audit) -> dict[str, float]:
+    """How predictions and labels go together."""
+    if found.expected_error is not None and found.labels is not None:
+        return {"median_error": float(np.median(np.abs(found.predicted - found.labels)))}
+    return {"accuracy": float((found.predicted == found.labels).mean())}
 
 
 def _describe_counts(found: Mapping[str, Any]) -> str:
@@ -297,7 +343,10 @@ def _describe_counts(found: Mapping[str, Any]) -> str:
 
 def _describe(found: Mapping[str, Any]) -> list[str]:
     lines = [f"{found['rows']:,} predictions audited: {_describe_counts(found)}"]
-    lines.append(f"{found['accuracy']:.1%} of the predictions agree with the labels.")
+    if "accuracy" in found:
+        lines.append(f"{found['accuracy']:.1%} of the predictions agree with the labels.")
+    else:
+        lines.append(f"Half of the predictions are within {found['median_error']:.4g} of the labels.")
     if found["auroc"]:
         scores = ", ".join(f"{name} {score:.3f}" for name, score in found["auroc"].items())
         lines.append(f"Telling right from wrong predictions, AUROC: {scores}.")
@@ -327,7 +376,7 @@ def _apply_decisions(
         labels, keys, key = list(pictures.labels), pictures.names, "name"
         columns = {"image": [str(one) for one in pictures.paths], "label": labels}
     place = {name: number for number, name in enumerate(keys)}
-    whole = all(isinstance(label, int) for label in labels)
+    kind = next((one for one in (int, float) if all(isinstance(label, one) for label in labels)), str)
     changes: list[tuple[Any, ...]] = []
     dropped = set()
     for one in decisions:
@@ -335,7 +384,8 @@ def _apply_decisions(
         if row is None:
             raise UsageError(f"--apply {path}: there is no {key} {one[key]!r} in {table.data or images.images}.")
         before, after = labels[row], one.get("new_label", "")
-        if str(one.get("given_label", before)) != str(before):
+        given = one.get("given_label", before)
+        if str(given) != str(before) and not (kind is float and float(given) == before):
             raise UsageError(
                 f"--apply {path}: {key} {one[key]!r} was labelled {one['given_label']!r}, and is {before!r} now; these "
                 "are decisions about other data."
@@ -344,11 +394,10 @@ def _apply_decisions(
             dropped.add(row)
         elif one["decision"] == "relabel":
             try:
-                labels[row] = int(after) if whole else after
+                labels[row] = kind(after)
             except ValueError:
-                raise UsageError(
-                    f"--apply {path}: new_label {after!r} is no whole number, as all labels are."
-                ) from None
+                what = "whole number" if kind is int else "number"
+                raise UsageError(f"--apply {path}: new_label {after!r} is no {what}, as all labels are.") from None
         changes.append((one[key], one["decision"], before, labels[row] if row not in dropped else ""))
     kept = [row for row in range(len(keys)) if row not in dropped]
     files = ("cleaned.csv", "changes.csv")

@@ -12,21 +12,26 @@ from torch import Tensor
 
 from nobsp._messages import require_whole_number
 from nobsp.neighbors.confidence import (
+    FEWEST_ERRORS,
     NEAR,
     VOTERS,
     Reference,
     cross_validate,
+    expect_values,
     fit_centroids,
     fit_confidence,
     fit_heads,
     fit_reference,
     neighbour_distances,
     reference_positions,
+    usual_error,
     weigh_support,
+    weigh_vote,
 )
 from nobsp.neighbors.evidence import Rows
 from nobsp.neighbors.index import ContributionIndex, most_left_out, positions_to_leave
 from nobsp.neighbors.result import Neighbors
+from nobsp.neighbors.search import Fitted
 from nobsp.tabular.explanation import frame_like
 
 Array = NDArray[np.float64]
@@ -34,12 +39,10 @@ Flags = NDArray[np.bool_]
 
 # Activation purity of a boundary case, as in the paper.
 BOUNDARY = (0.4, 0.7)
-# Below this typicality a joint confidence shrinks in proportion to it: strange rows are trusted less.
-_STRANGE = 0.01
+# How fast trust falls beyond the furthest row of the database: a power of typicality.
+_STEEP = 8
 # Probability to be wrong of a label that is suspected, at least.
 _LEAST = 0.25
-# An AUROC of fewer errors says nothing.
-_FEWEST_ERRORS = 20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -48,9 +51,9 @@ class Audit:
 
     Attributes:
         rows: Positions of the audited rows: in `X`, or in the database where that itself was audited.
-        predicted: The predicted class.
+        predicted: The predicted class; of a regression the value.
         labels: The labels given; None without.
-        confidence: Softmax probability of the predicted class.
+        confidence: Softmax probability of the predicted class; NaN for a regression, as purities are.
         purity_contributions: Share of neighbours by evidence whose label is the predicted class.
         purity_activations: The same among neighbours by activations.
         joint: Joint confidence that the prediction is right, from 0 to 1.
@@ -65,7 +68,7 @@ class Audit:
         mislabels: Whether the label is suspected to be wrong; None without labels.
         label_score: Probability that the label is right, by neighbours, class centroids and cross-fitted heads that did
             not see it: the less, the more suspicious; None without labels.
-        suggested: The class that they make most probable.
+        suggested: The class that they make most probable, or the value that they expect.
         reasons: In words, why a row was flagged; empty for others.
         signals: What the joint confidence is made of, by name.
         joint_model: The fitted logistic regression, for `audit(..., joint=)` of other rows; None for the fixed rule.
@@ -73,6 +76,9 @@ class Audit:
             below 20 errors.
         by_contributions: The neighbours by evidence.
         by_activations: The neighbours by activations.
+        outputs: Where rows may have several classes: the class that a line is about. There is a line for each row and
+            class; labels, predicted and suggested say whether the row is of it. None otherwise.
+        expected_error: How far the prediction of a regression is off, on average; None for classes.
     """
 
     rows: NDArray[np.int64]
@@ -97,6 +103,8 @@ class Audit:
     auroc: dict[str, float]
     by_contributions: Neighbors
     by_activations: Neighbors
+    outputs: NDArray[Any] | None = None
+    expected_error: Array | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -109,19 +117,25 @@ class Audit:
 
     @property
     def expected_errors(self) -> dict[Any, float]:
-        """Labels of each class that are expected to be wrong, as a number of rows; empty without labels."""
+        """How many labels of each class (of a regression: of all) are expected to be wrong; empty without labels."""
         if self.labels is None or self.label_score is None:
             return {}
-        known = np.unique(self.labels)
-        return {label.item(): float((1 - self.label_score)[self.labels == label].sum()) for label in known}
+        if self.expected_error is not None:
+            return {"all": float((1 - self.label_score).sum())}
+        about = self.labels if self.outputs is None else self.outputs
+        return {label.item(): float((1 - self.label_score)[about == label].sum()) for label in np.unique(about)}
 
     def to_frame(self) -> Any:
         """One line per row, as a pandas frame, or a polars one where pandas is missing.
 
         With labels, cleanlab's columns stand beside ours: `is_label_issue`, `label_score`, `given_label` and
-        `predicted_label`, which is the class suggested.
+        `predicted_label`, which is the class, or value, suggested. Where rows may have several classes, there is a line
+        for each row and class, and `output` names the class.
         """
-        columns: dict[str, Any] = {"row": self.rows, "predicted": self.predicted}
+        columns: dict[str, Any] = {"row": self.rows}
+        if self.outputs is not None:
+            columns["output"] = self.outputs
+        columns["predicted"] = self.predicted
         if self.labels is not None:
             columns["label"] = self.labels
         columns |= {
@@ -130,6 +144,7 @@ class Audit:
             "purity_activations": self.purity_activations,
             "joint": self.joint,
             "typicality": self.typicality,
+            **({} if self.expected_error is None else {"expected_error": self.expected_error}),
             "error": self.errors,
             "boundary": self.boundary,
             "outlier": self.outliers,
@@ -187,13 +202,18 @@ class Audit:
         Args:
             most: How many rows to show.
         """
+        about = f"mean confidence {self.confidence.mean():.3f}, mean purity {self.purity_contributions.mean():.3f} by "
+        about += f"evidence, {self.purity_activations.mean():.3f} by activations"
+        if self.expected_error is not None:
+            about = f"median expected error {np.median(self.expected_error):.4g}"
         lines = [
-            f"{len(self)} predictions audited: mean confidence {self.confidence.mean():.3f}, mean purity "
-            f"{self.purity_contributions.mean():.3f} by evidence, {self.purity_activations.mean():.3f} by activations",
+            f"{len(self)} predictions audited: {about}",
             f"  likely errors (joint confidence below 0.5, {self.joint_kind}): {self.errors.sum()}",
             f"  boundary cases (activation purity {BOUNDARY[0]} to {BOUNDARY[1]}): {self.boundary.sum()}",
             f"  outliers (unlike the database): {self.outliers.sum()}",
         ]
+        if self.expected_error is not None:
+            del lines[2]
         if self.mislabels is not None:
             expected = sum(self.expected_errors.values())
             lines.append(f"  suspected mislabels: {self.mislabels.sum()}; {expected:.0f} wrong labels expected in all")
@@ -235,11 +255,17 @@ def audit(
     - *Likely errors*: the joint confidence is below one half. It combines the softmax with a vote of the 50 nearest
       rows by activations, and with how near the neighbours by evidence are. With labels it is a logistic regression,
       each row judged by one that was fitted without it; pass `joint` to judge by a regression fitted before, on other
-      rows; with neither, it is `agreed`: the softmax times the vote, brought to sum to one. Rows of little typicality
-      are trusted less, whatever the model says.
+      rows; with neither, it is `agreed`: the softmax times a power of the vote, brought to sum to one. The power, from
+      0 to 1, tells errors of cross-fitted heads among the database's own rows best; it is 0 where they make few. Rows
+      unlike any in the database are trusted less, whatever the model says.
     - *Boundary cases*: activation purity from 0.4 to 0.7.
     - *Outliers*: rows of little typicality: further from their neighbours than rows of the database are from theirs.
     - *Suspected mislabels*: as many of the least probable labels as can be suspected with the precision asked for.
+
+    Labels of a regression are judged by cross-fitted heads and what these miss among the neighbours; its joint
+    confidence is the probability that the prediction is off by no more than twice what is usual. Where rows may have
+    several classes (labels of 0 and 1, one column per class), each of them is a question of its own, and the result
+    has a line for each row and class.
 
     Args:
         index: A fitted index with labels; its own space, metric and target are those of the contributions.
@@ -257,8 +283,8 @@ def audit(
         What was found.
 
     Raises:
-        ValueError: If the model is a regression, the database has no labels, the index keeps activations only, or
-            `precision` or `outliers` is no share.
+        ValueError: If the database has no labels, the index keeps activations only, or `precision` or `outliers` is no
+            share.
 
     Example:
         >>> import torch
@@ -285,8 +311,6 @@ def audit(
             "nobsp.ContributionIndex(explainer).fit(X, labels)."
         )
     fitted, outcomes = index._fitted, index._fitted.outcomes
-    if outcomes.classes is None:
-        raise ValueError("an audit judges predicted classes, and a regression has none; use index.query(X) instead.")
     if not fitted.labelled:
         raise ValueError("an audit needs the labels of the database; pass labels to index.fit.")
     contributions, activations = index._view(space="contributions"), index._view(space="activations")
@@ -301,65 +325,152 @@ def audit(
     codes = None if labels is None else outcomes.encode(labels, len(rows))
     leave = positions_to_leave(exclude, len(rows), len(index))
     by_evidence, nearby = _both_ways(contributions, activations, rows, k, leave)
-    take, space = fitted.backend.take, fitted.space("activations", "euclidean")
-    centroids = fitted.cached("centroids", lambda: fit_centroids(space, take, len(index), outcomes.count))
-    heads = fitted.cached("heads", lambda: fit_heads(space, take, len(index), outcomes.count))
-    reference = fitted.cached(
+    reference, near = fitted.cached(
         f"reference {index.target} {index.metric}", lambda: _reference(contributions, activations)
     )
-    typicality = reference.typicality(neighbour_distances(take, rows, by_evidence.distances, nearby.indices))
+    distances = neighbour_distances(fitted.backend.take, rows, by_evidence.distances, nearby.indices)
+    typicality = reference.typicality(distances)
     by_evidence, by_activations = by_evidence.nearest(k), nearby.nearest(k)
-    log_probabilities = outcomes.log_probabilities(fitted.logits(rows))
-    support = weigh_support(centroids, rows, log_probabilities, nearby.indices, heads=heads, labels=codes, leave=leave)
+    if outcomes.classes is None:
+        judged = _judge_values(fitted, rows, codes, nearby.indices, leave)
+    else:
+        judged = _judge_classes(fitted, rows, codes, nearby.indices, leave, near)
+    lines = judged.outputs is not None  # one for each class of a row
+    of = np.repeat(np.arange(len(rows)), outcomes.count if lines else 1)
+    typicality = typicality[of]
+    if lines:
+        by_evidence, by_activations = (_about_each(hits, judged) for hits in (by_evidence, by_activations))
     # Four and no more: where errors are few, further ones (purities, margins, distances to centroids) make it worse.
-    signals = {
-        "log-odds of the confidence": support.confidence,
-        "logarithm of the vote": support.vote,
-        "log-odds of confidence and vote": support.agreed,
-        "mean distance by evidence": by_evidence.distances.mean(1),
-    }
-    right = None if codes is None else rows.predicted.numpy() == codes.numpy()
-    agreed = support.fixed_rule()
-    chance, kind, model = _joint_confidence(signals, agreed, right, joint)
-    chance = chance * np.minimum(1.0, typicality / _STRANGE)
-
-    confidence, purity, purity_activations = rows.response.numpy().copy(), by_evidence.purity, by_activations.purity
-    given = None if codes is None else outcomes.decode(codes)
-    suggested = outcomes.decode(torch.from_numpy(support.suggested))
+    signals = judged.signals | {"mean distance by evidence": by_evidence.distances.mean(1)} if judged.signals else {}
+    chance, kind, model = _joint_confidence(signals, judged.agreed, judged.right, joint)
+    # Rows further from their neighbours than any of the database is are trusted less, and soon not at all.
+    chance = chance * np.minimum(1.0, typicality * (len(reference.known) + 1)) ** _STEEP
+    nothing = np.full(len(of), np.nan)
+    purity, purity_activations = (
+        nothing if outcomes.classes is None else hits.purity for hits in (by_evidence, by_activations)
+    )
     mislabels = None
-    if given is not None and support.wrong is not None:
-        mislabels = _suspects(np.where(suggested != given, support.wrong, 0.0), budget, precision)
+    if judged.wrong is not None:
+        mislabels = _suspects(np.where(judged.suggested != judged.labels, judged.wrong, 0.0), budget, precision)
     scores = {
-        "confidence": confidence,
+        "confidence": judged.confidence,
         "purity by evidence": purity,
         "purity by activations": purity_activations,
         "joint": chance,
     }
+    scores = {name: score for name, score in scores.items() if not np.isnan(score).any()}
     found = Audit(
-        rows=np.arange(len(rows)),
-        predicted=by_evidence.predicted,
-        labels=given,
-        confidence=confidence,
+        rows=of,
+        predicted=judged.predicted,
+        labels=judged.labels,
+        confidence=judged.confidence,
         purity_contributions=purity,
         purity_activations=purity_activations,
         joint=chance,
         joint_kind=kind,
-        agreed=agreed,
+        agreed=judged.agreed,
         typicality=typicality,
         errors=chance < 0.5,
         boundary=(purity_activations >= BOUNDARY[0]) & (purity_activations <= BOUNDARY[1]),
         outliers=typicality < outliers,
         mislabels=mislabels,
-        label_score=None if support.wrong is None else 1 - support.wrong,
-        suggested=suggested,
+        label_score=None if judged.wrong is None else 1 - judged.wrong,
+        suggested=judged.suggested,
         reasons=(),
         signals=signals,
         joint_model=model,
-        auroc={} if right is None or mislabels is None else _auroc(scores, right, ~mislabels),
+        auroc={} if judged.right is None or mislabels is None else _auroc(scores, judged.right, ~mislabels),
         by_contributions=by_evidence,
         by_activations=by_activations,
+        outputs=judged.outputs,
+        expected_error=judged.expected_error,
     )
     return replace(found, reasons=_reasons(found))
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """What is thought of each row; where rows may have several classes, of each row and class."""
+
+    predicted: NDArray[Any]
+    labels: NDArray[Any] | None
+    suggested: NDArray[Any]
+    confidence: Array
+    agreed: Array
+    signals: dict[str, Array]
+    right: Flags | None
+    wrong: Array | None
+    outputs: NDArray[Any] | None = None
+    expected_error: Array | None = None
+
+
+def _judge_classes(
+    fitted: Fitted,
+    rows: Rows,
+    codes: Tensor | None,
+    voters: NDArray[np.int64],
+    leave: Tensor | None,
+    reference: NDArray[np.int64],
+) -> Judged:
+    """Predicted classes and labels, by the softmax (or sigmoids), neighbours, centroids and cross-fitted heads."""
+    outcomes, take, count = fitted.outcomes, fitted.backend.take, len(fitted.backend)
+    assert outcomes.classes is not None
+    space, several = fitted.space("activations", "euclidean"), outcomes.several
+    centroids = fitted.cached("centroids", lambda: fit_centroids(space, take, count, 0 if several else outcomes.count))
+    heads = fitted.cached("heads", lambda: fit_heads(space, take, count, outcomes.count))
+    logits = fitted.logits(rows)
+    if several:
+        chances, say = torch.nn.functional.logsigmoid(torch.stack([-logits, logits], dim=2)), 1.0
+    else:
+        chances = outcomes.log_probabilities(logits)
+        say = fitted.cached("say", lambda: weigh_vote(centroids, reference, count, heads))
+    support = weigh_support(centroids, rows, chances, voters, heads=heads, labels=codes, leave=leave, say=say)
+    if several:
+        predicted, suggested = (logits > 0).flatten().numpy(), support.suggested > 0
+        given, names = None if codes is None else codes.flatten().numpy() > 0, np.tile(outcomes.classes, len(rows))
+    else:
+        predicted, suggested = outcomes.decode(rows.predicted), outcomes.decode(torch.from_numpy(support.suggested))
+        given, names = None if codes is None else outcomes.decode(codes), None
+    signals = {
+        "log-odds of the confidence": support.confidence,
+        "logarithm of the vote": support.vote,
+        "log-odds of confidence and vote": support.agreed,
+    }
+    right, chance = None if given is None else predicted == given, chances.amax(-1).exp().flatten().numpy()
+    return Judged(predicted, given, suggested, chance, support.fixed_rule(), signals, right, support.wrong, names)
+
+
+def _judge_values(
+    fitted: Fitted, rows: Rows, codes: Tensor | None, voters: NDArray[np.int64], leave: Tensor | None
+) -> Judged:
+    """Predicted values and labels, by cross-fitted heads and what these miss among the neighbours.
+
+    A label about the value expected has Laplace's distribution; with d between it and the model's prediction, and b the
+    mean size of its residuals, the model is off by |d| + b exp(−|d| / b) on average.
+    """
+    from scipy.stats import laplace
+
+    take, count, space = fitted.backend.take, len(fitted.backend), fitted.space("activations", "euclidean")
+    heads = fitted.cached("heads", lambda: fit_heads(space, take, count, 1))
+    expected = expect_values(take, rows, voters, heads=heads, labels=codes, leave=leave)
+    size, predicted = expected.spread / np.log(2), rows.response.numpy().copy()
+    away = np.abs(predicted - expected.middle)
+    tolerance = 2 * fitted.cached("usual error", lambda: usual_error(take, reference_positions(count), heads))
+    chance = laplace.cdf(tolerance - away, scale=size) - laplace.cdf(-tolerance - away, scale=size)
+    given = None if codes is None else codes.numpy().copy()
+    right = None if given is None else np.abs(predicted - given) <= tolerance
+    error, nothing = away + size * np.exp(-away / size), np.full(len(rows), np.nan)
+    return Judged(predicted, given, expected.middle, nothing, chance, {}, right, expected.wrong, expected_error=error)
+
+
+def _about_each(hits: Neighbors, judged: Judged) -> Neighbors:
+    """Neighbours once for each class of a row: whether they are of it."""
+    assert hits.labels is not None
+    yes = np.swapaxes(hits.labels, 1, 2).reshape(-1, hits.k) > 0
+    lines = hits[np.repeat(np.arange(len(hits)), hits.labels.shape[2])]
+    return replace(
+        lines, labels=yes, predicted=judged.predicted, confidence=judged.confidence, classes=np.array([False, True])
+    )
 
 
 def _both_ways(
@@ -371,13 +482,13 @@ def _both_ways(
     return by_evidence, activations._query_rows(rows, max(k, min(VOTERS, there)), exclude=leave)
 
 
-def _reference(contributions: ContributionIndex, activations: ContributionIndex) -> Reference:
-    """How far rows of the database are from their neighbours, each without itself."""
+def _reference(contributions: ContributionIndex, activations: ContributionIndex) -> tuple[Reference, NDArray[np.int64]]:
+    """How far rows of the database are from their neighbours, each without itself; and these by activations."""
     positions = reference_positions(len(contributions))
     take = contributions._fitted.backend.take
     rows = take(positions)
     by_evidence, nearby = _both_ways(contributions, activations, rows, 1, positions[:, None])
-    return fit_reference(neighbour_distances(take, rows, by_evidence.distances, nearby.indices))
+    return fit_reference(neighbour_distances(take, rows, by_evidence.distances, nearby.indices)), nearby.indices
 
 
 def _suspects(wrong: Array, budget: int | None, precision: float) -> Flags:
@@ -399,54 +510,67 @@ def _joint_confidence(
     signals: dict[str, Array], agreed: Array, right: Flags | None, joint: Any
 ) -> tuple[Array, Literal["cross-validated", "given", "fixed"], Any]:
     """Joint confidence by a regression fitted before, by one fitted here, or by the fixed rule."""
+    if not signals:
+        return agreed, "fixed", None
     if joint is not None:
         return joint.predict_proba(np.column_stack(list(signals.values())))[:, 1], "given", joint
     if right is not None:
-        chance = cross_validate(signals, right)
-        if chance is not None:
+        first, *others = signals
+        alone = {first: signals[first]} | {name: np.zeros(len(right)) for name in others}
+        chance, softmax = cross_validate(signals, right), cross_validate(alone, right)
+        if chance is not None and softmax is not None:
+            # The softmax alone, unless neighbours explain the errors better by more than two standard errors.
+            gain = np.log(np.where(right, chance, 1 - chance) / np.where(right, softmax, 1 - softmax))
+            if gain.mean() <= 2 * gain.std() / len(gain) ** 0.5:
+                signals, chance = alone, softmax
             return chance, "cross-validated", fit_confidence(signals, right)
     return agreed, "fixed", None
 
 
 def _reasons(found: Audit) -> tuple[str, ...]:
     """In words, why each row was flagged."""
-    k = found.by_contributions.k
-
-    def count(share: Array) -> NDArray[np.int64]:
-        return np.rint(share * k).astype(np.int64)
-
-    agree = count(found.purity_contributions), count(found.purity_activations)
-    other = [count(hits.purity_towards(found.suggested)) for hits in (found.by_contributions, found.by_activations)]
-    reasons = []
-    for row in range(len(found)):
+    k, values = found.by_contributions.k, found.expected_error
+    if values is None:
+        count = [np.rint(hits.purity * k).astype(int) for hits in (found.by_contributions, found.by_activations)]
+        other = [
+            np.rint(hits.purity_towards(found.suggested) * k).astype(int)
+            for hits in (found.by_contributions, found.by_activations)
+        ]
+    reasons = [""] * len(found)
+    flags = [found.errors, found.boundary, found.outliers, *([] if found.mislabels is None else [found.mislabels])]
+    for row in np.flatnonzero(np.any(flags, axis=0)):
         why = []
         if found.mislabels is not None and found.labels is not None and found.mislabels[row]:
             assert found.label_score is not None
-            why.append(
-                f"labelled {_show(found.labels[row])}, right with probability {found.label_score[row]:.2f}: "
-                f"{other[0][row]} of {k} neighbours by evidence and "
-                f"{other[1][row]} by activations are {_show(found.suggested[row])}"
-            )
+            text = f"labelled {_show(found.labels[row])}, right with probability {found.label_score[row]:.2f}: "
+            if values is None:
+                text += f"{other[0][row]} of {k} neighbours by evidence and {other[1][row]} by activations are "
+                why.append(text + _show(found.suggested[row]))
+            else:
+                why.append(f"{text}{_show(found.suggested[row])} is expected by its neighbours")
         if found.errors[row]:
-            why.append(
-                f"predicted {_show(found.predicted[row])} with joint confidence {found.joint[row]:.2f}: "
-                f"{agree[0][row]} of {k} neighbours by evidence and {agree[1][row]} by activations agree"
-            )
+            text = f"predicted {_show(found.predicted[row])} with joint confidence {found.joint[row]:.2f}: "
+            if values is None:
+                text += f"{count[0][row]} of {k} neighbours by evidence and {count[1][row]} by activations agree"
+            else:
+                text += f"off by {values[row]:.4g}, by what its neighbours are like"
+            why.append(text)
         if found.boundary[row]:
-            why.append(f"near a boundary: {agree[1][row]} of {k} neighbours by activations are of its class")
+            why.append(f"near a boundary: {count[1][row]} of {k} neighbours by activations are of its class")
         if found.outliers[row]:
             why.append(
                 f"unlike the database: typicality {found.typicality[row]:.2g}, the share of its rows that are further "
                 "from their neighbours"
             )
-        reasons.append("; ".join(why))
+        which = "" if found.outputs is None else f"{found.outputs[row]}: "
+        reasons[row] = which + "; ".join(why)
     return tuple(reasons)
 
 
 def _auroc(scores: dict[str, Array], right: Flags, trusted: Flags) -> dict[str, float]:
     """By rows whose label is not suspected: a wrong label makes a right prediction look wrong."""
     right = right[trusted]
-    if (~right).sum() < _FEWEST_ERRORS or not right.any():
+    if (~right).sum() < FEWEST_ERRORS or not right.any():
         return {}
     from sklearn.metrics import roc_auc_score
 
@@ -454,4 +578,5 @@ def _auroc(scores: dict[str, Array], right: Flags, trusted: Flags) -> dict[str, 
 
 
 def _show(label: Any) -> str:
-    return repr(label.item() if hasattr(label, "item") else label)
+    value = label.item() if hasattr(label, "item") else label
+    return f"{value:.4g}" if isinstance(value, float) else repr(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp.neighbors.evidence import Rows
-from nobsp.neighbors.spaces import Space, pieces
+from nobsp.neighbors.search import Space, pieces
 
 Array = NDArray[np.float64]
 Take = Callable[[Tensor], Rows]
@@ -41,8 +42,15 @@ _FOLDS = 5
 _DECAY, _STEPS, _NOISE, _HEAD_ROWS, _HEAD_WEIGHT = 0.03, 30, 0.05, 50_000, 8.0
 # Rows that temperature and noise are chosen on, temperatures to choose from, and steps of expectation-maximisation.
 _CALIBRATED, _TEMPERATURES, _ROUNDS = 20_000, np.exp(np.linspace(-1.5, 2.0, 29)), 12
+# Of heads for values: weight decay, and from how many spreads of the labels on a residual counts by its size alone.
+_VALUE_DECAY, _GENTLE = 0.003, 0.1
+# Tails of residuals to choose from, and by how much their local scale counts.
+_TAILS, _LOCAL = (3.0, 4.0), (0.0, 0.5, 1.0)
+_TINY = 1e-100  # labels that are all alike have no spread
 # Which classes are taken for which is found out where so many labels agree; wrong labels at random count as so many.
 _AGREEMENT, _PRIOR = 0.8, 20.0
+# How much the vote may count beside the softmax, and errors below which neither that nor an AUROC says anything.
+_SAYS, FEWEST_ERRORS = (0.0, 0.25, 0.5, 0.75, 1.0), 20
 # Rows of the database that typicality is measured against, and neighbours it is measured by in the two spaces.
 _REFERENCE, NEAR, _NEAR_RAW = 1000, 8, 10
 
@@ -78,7 +86,7 @@ class Centroids:
 
 
 def fit_centroids(space: Space, take: Take, count: int, classes: int) -> Centroids:
-    """Centroids of the classes, by the labels of a database of `count` rows."""
+    """Centroids of the classes, by the labels of a database of `count` rows; none where labels are no class numbers."""
     positions = torch.arange(count)
     if count > MOST_ROWS:
         positions = torch.linspace(0, count - 1, MOST_ROWS, dtype=torch.float64).long()
@@ -93,7 +101,7 @@ def fit_centroids(space: Space, take: Take, count: int, classes: int) -> Centroi
             scores = _z_scores(space, rows)
             products += scores.T @ scores
     labels = torch.cat(found)
-    members = torch.bincount(labels, minlength=classes).to(torch.float64)
+    members = torch.bincount(labels, minlength=classes).to(torch.float64) if classes else torch.zeros(0)
     transform = None
     if products is not None:
         # Halfway to uncorrelated columns; all the way, rare directions would be noise.
@@ -101,7 +109,7 @@ def fit_centroids(space: Space, take: Take, count: int, classes: int) -> Centroi
         transform = (axes * values.rsqrt()) @ axes.T
     directions = torch.zeros(classes, width, dtype=torch.float64)
     known = Centroids(space, take, positions, members, transform, directions)
-    for piece in pieces(len(positions), width):
+    for piece in pieces(len(positions), width) if classes else ():
         rows = take(positions[piece])
         directions.index_add_(0, labels[piece], known.decorrelate(space.vectors(rows, rows.predicted)))
     return known
@@ -120,59 +128,81 @@ class Heads:
     """Linear heads on z-scored activations, each fitted without one fold of the database's rows."""
 
     space: Space
-    weights: Tensor  # (folds, width + 1, classes), the last of the rows being the bias
+    weights: Tensor  # (folds, width + 1, outputs), the last of the rows being the bias
     fold: Tensor  # of each row of the database, −1 for those that none was fitted on
 
-    def log_probabilities(self, rows: Rows, leave: Tensor | None) -> Tensor:
-        """By the head that did not see the first row to leave out, or by all where there is none, (rows, classes)."""
-        scores = _z_scores(self.space, rows)
-        logits = torch.stack([scores @ weight[:-1] + weight[-1] for weight in self.weights])
+    def outputs(self, rows: Rows, leave: Tensor | None) -> Tensor:
+        """By the head that did not see the first row to leave out, or by all where there is none, (rows, outputs)."""
+        every = self.each(rows)
         if leave is None or leave.shape[1] == 0:
-            return logits.mean(0).log_softmax(1)
-        fold = torch.where(leave[:, 0] >= 0, self.fold[leave[:, 0].clamp_min(0)], -1)
-        own = logits[fold.clamp_min(0), torch.arange(len(rows))]
-        return torch.where((fold >= 0)[:, None], own, logits.mean(0)).log_softmax(1)
+            return every.mean(0)
+        fold = self.unseen(leave)
+        own = every[fold.clamp_min(0), torch.arange(len(rows))]
+        return torch.where((fold >= 0)[:, None], own, every.mean(0))
+
+    def each(self, rows: Rows) -> Tensor:
+        """Outputs of every head, (folds, rows, outputs)."""
+        scores = _z_scores(self.space, rows)
+        return torch.stack([scores @ weight[:-1] + weight[-1] for weight in self.weights])
+
+    def unseen(self, leave: Tensor) -> Tensor:
+        """The head that did not see the first row to leave out, −1 where all are as good."""
+        return torch.where(leave[:, 0] >= 0, self.fold[leave[:, 0].clamp_min(0)], -1)
 
 
-def fit_heads(space: Space, take: Take, count: int, classes: int) -> Heads | None:
-    """Softmax regressions that expect some labels to be wrong; None where rows are fewer than columns.
+def fit_heads(space: Space, take: Take, count: int, outputs: int) -> Heads | None:
+    """Heads in which no single label pulls hard; None where rows are fewer than columns.
 
-    Each minimises −mean log((1 − ν) p_y + ν (1 − p_y) / (C − 1)) + decay/2 · ‖W‖², so that no single label pulls hard.
+    Class numbers, and 0 and 1 in one column per class, are expected to be wrong at times: softmax and sigmoid minimise
+    −mean log((1 − ν) p_y + ν (1 − p_y) / (C − 1)) + decay/2 · ‖W‖². Values minimise a mean absolute error, rounded at
+    zero, in units of the labels' spread.
     """
     positions = torch.linspace(0, count - 1, min(count, _HEAD_ROWS), dtype=torch.float64).long()
-    if len(positions) < max(space.width, 2 * _FOLDS) or classes < 2:
+    if len(positions) < max(space.width, 2 * _FOLDS):
         return None
     rows = take(positions)
     assert rows.labels is not None
     labels = rows.labels
     scores = _z_scores(space, rows)
     # Rows of a class take turns, so that folds hold all classes alike; by their numbers, whatever order they come in.
-    turn = torch.empty_like(labels)
-    turn[torch.from_numpy(np.lexsort([scores.sum(1).numpy(), labels.numpy()]))] = torch.arange(len(labels)) % _FOLDS
+    turn, alike = torch.empty(len(labels), dtype=torch.long), labels.reshape(len(labels), -1).double().sum(1)
+    turn[torch.from_numpy(np.lexsort([scores.sum(1).numpy(), alike.numpy()]))] = torch.arange(len(labels)) % _FOLDS
     fold = torch.full((count,), -1)
     fold[positions] = turn
     weights = torch.stack(
-        [_fit_head(scores[turn != held].to(torch.float32), labels[turn != held], classes) for held in range(_FOLDS)]
+        [_fit_head(scores[turn != held].to(torch.float32), labels[turn != held], outputs) for held in range(_FOLDS)]
     )
     return Heads(space, weights, fold)
 
 
-def _fit_head(scores: Tensor, labels: Tensor, classes: int) -> Tensor:
+def _fit_head(scores: Tensor, labels: Tensor, outputs: int) -> Tensor:
+    middle, spread, decay = 0.0, 1.0, _DECAY
+    if labels.is_floating_point():
+        middle, spread, decay = float(labels.median()), max(float(labels.std()), 1e-12), _VALUE_DECAY
+        labels = ((labels - middle) / spread).to(torch.float32)
     with torch.enable_grad():
-        weight = torch.zeros(scores.shape[1] + 1, classes, requires_grad=True)
+        weight = torch.zeros(scores.shape[1] + 1, outputs, requires_grad=True)
         solver = torch.optim.LBFGS([weight], max_iter=_STEPS, history_size=10, line_search_fn="strong_wolfe")
 
         def objective() -> Tensor:
             solver.zero_grad()
             logits = scores @ weight[:-1] + weight[-1]
-            right = logits.log_softmax(1).gather(1, labels[:, None]).exp()
-            likely = (1 - _NOISE) * right + _NOISE / (classes - 1) * (1 - right)
-            loss = -likely.log().mean() + _DECAY / 2 * weight[:-1].square().sum()
+            if labels.is_floating_point():
+                loss = ((logits[:, 0] - labels).square() + _GENTLE**2).sqrt().mean()
+            else:
+                several = labels.ndim == 2
+                chances = logits.sigmoid() if several else logits.softmax(1)
+                right = torch.where(labels > 0, chances, 1 - chances) if several else chances.gather(1, labels[:, None])
+                likely = (1 - _NOISE) * right + _NOISE / (1 if several else max(1, outputs - 1)) * (1 - right)
+                loss = -likely.log().mean() * (outputs if several else 1)
+            loss = loss + decay / 2 * weight[:-1].square().sum()
             loss.backward()  # type: ignore[no-untyped-call]
             return loss
 
         solver.step(objective)  # type: ignore[no-untyped-call]
-    return weight.detach().to(torch.float64)
+    result = spread * weight.detach().to(torch.float64)
+    result[-1] += middle
+    return result
 
 
 # ---------------------------------------------------------------------- neighbours and centroids about each row
@@ -184,7 +214,7 @@ class Support:
 
     confidence: Array  # log-odds of the softmax probability of the predicted class
     vote: Array  # logarithm of the vote for the predicted class
-    agreed: Array  # log-odds of the predicted class by softmax and vote together, q_c ∝ p_c (V_c + 0.01)
+    agreed: Array  # log-odds of the predicted class by softmax and vote together, q_c ∝ p_c (V_c + 0.01)^say
     suggested: NDArray[np.int64]  # the class that the row is of, most probably
     wrong: Array | None  # probability that the label is wrong; None without labels
 
@@ -203,41 +233,154 @@ def weigh_support(
     heads: Heads | None,
     labels: Tensor | None,
     leave: Tensor | None,
+    say: float = 1.0,
 ) -> Support:
-    """Vote of `voters`, the positions of each row's neighbours, centroids and heads without the rows to leave out."""
-    parts = []
+    """Vote of `voters`, the positions of each row's neighbours, centroids and heads without the rows to leave out.
+
+    Where rows may have several classes, each of them is a question of its own: `log_probabilities` are (rows, classes,
+    2), of no and of yes, and the support has a line for each row and class.
+    """
+    parts, several = [], log_probabilities.ndim == 3
     for start in range(0, len(rows), _QUERIES):
         lot = slice(start, start + _QUERIES)
-        some = rows.take(lot)
+        some, left = rows.take(lot), None if leave is None else leave[lot]
         own = centroids.decorrelate(centroids.space.vectors(some, some.predicted))
-        votes = (_vote(centroids, own, torch.from_numpy(voters[lot])) + _FLOOR).log()
-        cosines, members = _towards_centroids(centroids, own, None if leave is None else leave[lot])
-        given = _CENTROID_SHARPNESS * cosines + votes
-        if heads is not None:
-            left = None if leave is None else leave[lot]
-            given = given / _HEAD_WEIGHT + heads.log_probabilities(some, left)
-        parts.append(
-            (
-                log_odds(log_probabilities[lot], some.predicted),
-                votes.gather(1, some.predicted[:, None])[:, 0],
-                log_odds(log_probabilities[lot] + votes, some.predicted),
-                given.to(torch.float32),
-                members,
-            )
-        )
-    confidence, vote, agreed, given, members = (torch.cat(part) for part in zip(*parts, strict=True))
+        share = _vote(centroids, own, torch.from_numpy(voters[lot]))
+        logits = None if heads is None else heads.outputs(some, left)
+        if several:
+            votes, chances = (_yes_and_no(share) + _FLOOR).log(), log_probabilities[lot].flatten(0, 1)
+            given, predicted, members = votes, chances.argmax(1), torch.ones_like(votes)
+            learnt = None if logits is None else _yes_and_no(logits.sigmoid()).log()
+        else:
+            votes, chances, predicted = (share + _FLOOR).log(), log_probabilities[lot], some.predicted
+            cosines, members = _towards_centroids(centroids, own, left)
+            given = _CENTROID_SHARPNESS * cosines + votes
+            learnt = None if logits is None else logits.log_softmax(1)
+        odds = log_odds(chances, predicted), log_odds(chances + say * votes, predicted)
+        own_vote = votes.gather(1, predicted[:, None])[:, 0]
+        given = given if learnt is None else given / _HEAD_WEIGHT + learnt.clamp_min(-700)
+        parts.append((*odds, own_vote, given.to(torch.float32), members))
+    confidence, agreed, vote, given, members = (torch.cat(part) for part in zip(*parts, strict=True))
     wrong = None
-    if labels is not None:
+    if labels is not None and several:
+        each = given.reshape(*labels.shape, 2)
+        wrong = torch.stack([doubt_labels(each[:, c], labels[:, c]) for c in range(labels.shape[1])], dim=1).flatten()
+    elif labels is not None:
         wrong = doubt_labels(given, labels)
         # Where no other row has the label, nothing is known of it.
         wrong[members.gather(1, labels[:, None])[:, 0] == 0] = 0.0
-    return Support(
-        confidence.numpy(),
-        vote.numpy(),
-        agreed.numpy(),
-        given.argmax(1).numpy(),
-        None if wrong is None else wrong.numpy(),
-    )
+    numbers = confidence.numpy(), vote.numpy(), agreed.numpy(), given.argmax(1).numpy()
+    return Support(*numbers, None if wrong is None else wrong.numpy())
+
+
+def _yes_and_no(chances: Tensor) -> Tensor:
+    """Of every row and class, the chances of no and of yes, (rows · classes, 2)."""
+    return torch.stack([1 - chances, chances], dim=2).flatten(0, 1)
+
+
+def weigh_vote(centroids: Centroids, voters: NDArray[np.int64], count: int, heads: Heads | None) -> float:
+    """How much the vote should count beside a softmax: as much as helps to tell errors of heads that did not see a row.
+
+    By rows of the database, whose labels are known. Where such heads make few errors, nothing is known of what the
+    vote is worth, and the softmax stands alone; where there are too few rows for heads, both count alike.
+    """
+    if heads is None:
+        return 1.0
+    from sklearn.metrics import roc_auc_score
+
+    positions = reference_positions(count)
+    rows = centroids.take(positions)
+    assert rows.labels is not None
+    chances = heads.outputs(rows, positions[:, None]).log_softmax(1)
+    right = chances.argmax(1) == rows.labels
+    if int((~right).sum()) < FEWEST_ERRORS or not right.any():
+        return 0.0
+    own = centroids.decorrelate(centroids.space.vectors(rows, rows.predicted))
+    votes = (_vote(centroids, own, torch.from_numpy(voters)) + _FLOOR).log()
+    return max(_SAYS, key=lambda say: float(roc_auc_score(right, log_odds(chances + say * votes, chances.argmax(1)))))
+
+
+# ---------------------------------------------------------------------- values of a regression
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What heads and neighbours that have not seen a row's label expect it to be, and how surely."""
+
+    middle: Array  # the value expected
+    spread: Array  # median deviation of the neighbours' labels from what was expected of them
+    wrong: Array | None  # probability that the label is wrong; None without labels
+
+
+def expect_values(
+    take: Take,
+    rows: Rows,
+    voters: NDArray[np.int64],
+    *,
+    heads: Heads | None,
+    labels: Tensor | None,
+    leave: Tensor | None,
+) -> Expected:
+    """Cross-fitted heads, corrected by what they miss among the neighbours.
+
+    What a head misses at a neighbour is its label less the output of the very head that judges the row, so that the
+    row's own label has no part in it.
+    """
+    near = torch.from_numpy(voters)
+    distinct, place = torch.unique(near, return_inverse=True)
+    others = take(distinct)
+    assert others.labels is not None
+    if heads is None:
+        missed = others.labels[place].numpy()
+        middle = np.zeros(len(rows))
+    else:
+        fold = heads.unseen(leave) if leave is not None and leave.shape[1] else torch.full((len(rows),), -1)
+        each = heads.each(others)[:, :, 0]
+        each = torch.cat([each, each.mean(0, keepdim=True)])
+        missed = (others.labels[place] - each[fold[:, None], place]).numpy()  # fold −1 is the mean of all
+        middle = heads.outputs(rows, leave)[:, 0].numpy()
+    shift = np.median(missed, axis=1)
+    middle, spread = middle + shift, np.median(np.abs(missed - shift[:, None]), axis=1)
+    spread = np.maximum(spread, 1e-3 * np.median(spread) + _TINY)
+    wrong = None if labels is None else doubt_values(labels.numpy() - middle, spread, labels.numpy())
+    return Expected(middle, spread, wrong)
+
+
+def usual_error(take: Take, positions: Tensor, heads: Heads | None) -> float:
+    """Median size of what cross-fitted heads miss at rows of the database."""
+    rows = take(positions)
+    assert rows.labels is not None
+    expected = rows.labels.median() if heads is None else heads.outputs(rows, positions[:, None])[:, 0]
+    return float((rows.labels - expected).abs().median()) + _TINY
+
+
+def doubt_values(residuals: Array, spread: Array, labels: Array) -> Array:
+    """Probability that each label is wrong.
+
+    A right label is about where it is expected: its residual, in units of a scale between the local spread and that of
+    all, has Student's distribution. A wrong one is another row's label, or off by a spread of the labels or two
+    (Maxwell's distribution); either way one in ten is anywhere (Cauchy's). What kind, tails, scale and the share of
+    wrong labels maximise the likelihood.
+    """
+    from scipy import stats
+
+    middle, deviation = float(np.median(labels)), float(labels.std()) + _TINY
+    anywhere = stats.cauchy.pdf(labels, middle, float(np.median(np.abs(labels - middle))) + _TINY)
+    another = stats.norm.pdf(labels, labels.mean(), deviation)
+    off = stats.maxwell.pdf(np.abs(residuals), 0, deviation) / 2
+    best: tuple[float, Array] = -np.inf, np.zeros(len(labels))
+    for local, tail in product(_LOCAL, _TAILS):
+        scale = np.exp(local * np.log(spread) + (1 - local) * np.log(np.median(spread)))
+        unit = scale * (np.median(np.abs(residuals) / scale) + _TINY) / stats.t.ppf(0.75, tail)
+        about = stats.t.pdf(residuals / unit, tail) / unit
+        for kind in (another, off):
+            elsewhere, share = 0.9 * kind + 0.1 * anywhere, _NOISE
+            for _ in range(4 * _ROUNDS):
+                wrong = share * elsewhere / ((1 - share) * about + share * elsewhere)
+                share = float((wrong.sum() + 1) / (len(wrong) + 50))  # as for classes
+            total = float(np.log((1 - share) * about + share * elsewhere).sum())
+            best = max(best, (total, wrong), key=lambda found: found[0])
+    return best[1]
 
 
 def doubt_labels(given: Tensor, labels: Tensor) -> Tensor:
@@ -316,12 +459,17 @@ def _vote(centroids: Centroids, own: Tensor, voters: Tensor) -> Tensor:
         near.append(centroids.decorrelate(centroids.space.vectors(rows, rows.predicted)).to(torch.float32))
         found.append(rows.labels)
     vectors, labels = torch.cat(near), torch.cat(found)
-    shares = torch.zeros(len(own), len(centroids.members), dtype=torch.float64)
+    several = labels.shape[1] if labels.ndim == 2 else 0
+    shares = torch.zeros(len(own), several or len(centroids.members), dtype=torch.float64)
     step = max(1, _AT_ONCE // max(1, voters.shape[1] * own.shape[1]))
     for start in range(0, len(own), step):
         some = place[start : start + step]
         similar = torch.einsum("qd,qkd->qk", own[start : start + step].to(torch.float32), vectors[some]).double()
-        shares[start : start + step].scatter_add_(1, labels[some], torch.softmax(_SHARPNESS * similar, dim=1))
+        weights = torch.softmax(_SHARPNESS * similar, dim=1)
+        if several:
+            shares[start : start + step] = torch.einsum("qk,qkc->qc", weights, labels[some].double())
+        else:
+            shares[start : start + step].scatter_add_(1, labels[some], weights)
     return shares
 
 

@@ -1,12 +1,12 @@
-"""The database of an index: its rows, spaces and backend, and the same as one file, mapped into memory when read."""
+"""Where an index is kept: its backend, and all of it as one file, mapped into memory when read."""
 
 from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,67 +15,15 @@ from torch import Tensor
 from nobsp import serialization
 from nobsp.neighbors.evidence import Outcomes, Rows
 from nobsp.neighbors.milvus import Collection, Milvus
-from nobsp.neighbors.search import Backend, Exact, InMemory
-from nobsp.neighbors.spaces import Evidence, Kind, Metric, Space
+from nobsp.neighbors.search import Backend, Evidence, Exact, Fitted, InMemory, Kind, Metric, Space
 from nobsp.neighbors.usearch import Graphs, Usearch
-from nobsp.network.evidence import EvidenceSource, Wanted
-
-Found = TypeVar("Found")
+from nobsp.network.evidence import EvidenceSource
 
 KIND = "contribution index"
-VERSION = 3
+VERSION = 4
 
 # How far coefficients of the same calibration may differ: those that went through a file were rounded.
 _ROUNDING = 1e-5
-
-
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """A database: how rows are read, what the outputs stand for, in which units they are measured, where they are.
-
-    `cache` has what was computed about the rows, by name, with how many there were then.
-    """
-
-    source: EvidenceSource
-    outcomes: Outcomes
-    evidence: Evidence
-    spaces: dict[Kind, Space]
-    backend: Backend
-    labelled: bool
-    indexed: tuple[Kind, Metric]  # what the backend was built for; options may change afterwards
-    cache: dict[str, tuple[int, Any]] = field(default_factory=dict)
-
-    def cached(self, name: str, compute: Callable[[], Found]) -> Found:
-        """What `compute` finds out about the rows, once for as long as none are added."""
-        if self.cache.get(name, (-1,))[0] != len(self.backend):
-            self.cache[name] = len(self.backend), compute()
-        found: Found = self.cache[name][1]
-        return found
-
-    @property
-    def wanted(self) -> Wanted:
-        """What evidence is kept of rows, and read of those that are added or queried."""
-        return "every" if "query" in self.spaces else "own" if "own" in self.spaces else "none"
-
-    def space(self, kind: Kind, metric: str) -> Space:
-        """One of the spaces, with z-scores or without."""
-        if kind not in self.spaces:
-            missing = "the class of a query" if kind == "query" else "any class"
-            options = 'space="contributions", target="query"' if kind == "query" else 'space="contributions"'
-            raise ValueError(f"the index keeps no evidence for {missing}; make it with {options}.")
-        return self.spaces[kind] if metric == "euclidean" else self.spaces[kind].cosine()
-
-    def logits(self, rows: Rows) -> Tensor:
-        """Logits per class, of queries as they were read, of rows of the database from their activations."""
-        if rows.logits is not None:
-            return rows.logits
-        found = self.source.logits(rows.activations)
-        if found is None:
-            raise ValueError(
-                "layers stand between map and head, so the database does not know the logits of its own rows; pass the "
-                'rows again: audit(index, X, labels, exclude="self").'
-            )
-        return self.outcomes.per_class(found)
 
 
 def build_backend(

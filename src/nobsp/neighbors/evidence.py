@@ -63,7 +63,7 @@ class Rows:
     evidence: Tensor | None  # (rows, classes or 1, terms), float32; None where it is a multiple of the activations
     predicted: Tensor  # number of the predicted class; zero throughout for a regression
     response: Tensor  # confidence in the predicted class; for a regression the predicted value
-    labels: Tensor | None = None  # class numbers, or values of a regression
+    labels: Tensor | None = None  # class numbers; values of a regression; or 0 and 1 for each class, (rows, classes)
     logits: Tensor | None = None  # of every class, float64; only of queries
 
     def __len__(self) -> int:
@@ -107,6 +107,7 @@ class Outcomes:
     output: int  # which of them a regression is about
     sigmoid: bool  # whether every class has a probability of its own
     classes: NDArray[Any] | None  # label of every class; None for a regression
+    several: bool = False  # whether a row may have several classes: labels are 0 and 1 for each, (rows, classes)
 
     @property
     def count(self) -> int:
@@ -139,7 +140,9 @@ class Outcomes:
 
     def encode(self, labels: Any, count: int) -> Tensor:
         """Labels as class numbers, or as values for a regression."""
-        given = label_array(labels, count)
+        given = label_array(labels, count, columns=self.count if self.several else 1)
+        if self.several:
+            return torch.from_numpy(given.astype(np.int64))
         if self.classes is None:
             if given.dtype.kind not in "fiub":
                 raise TypeError(f"labels of a regression must be numbers, found {given.dtype}.")
@@ -161,7 +164,7 @@ class Outcomes:
 
     def decode(self, codes: Tensor) -> NDArray[Any]:
         """Class numbers as the caller writes classes; values as they are."""
-        return codes.numpy().copy() if self.classes is None else self.classes[codes.numpy()]
+        return codes.numpy().copy() if self.classes is None or self.several else self.classes[codes.numpy()]
 
 
 def find_outcomes(
@@ -191,8 +194,15 @@ def find_outcomes(
         return Outcomes("regression", source.outputs, chosen, False, None)
     if output is not None:
         raise ValueError('output is for task="regression"; a classifier is searched by its predicted class.')
+    columns = 0 if labels is None or labels.ndim == 1 else labels.shape[1]
+    several = columns > 0
+    if several and columns != source.outputs:
+        raise ValueError(f"labels has {columns} columns, but the model has {source.outputs} outputs.")
+    if labels is not None and several and source.link != "sigmoid" and (labels.sum(1) == 1).all():
+        raise ValueError("labels has exactly one class in each row; pass class numbers, such as labels.argmax(1).")
     named = _classes(source, classes, labels)
-    return Outcomes("classification", source.outputs, 0, source.link == "sigmoid" and source.outputs > 1, named)
+    sigmoid = several or (source.link == "sigmoid" and source.outputs > 1)
+    return Outcomes("classification", source.outputs, 0, sigmoid, named, several)
 
 
 def _classes(source: EvidenceSource, classes: Any, labels: NDArray[Any] | None) -> NDArray[Any]:
@@ -204,6 +214,8 @@ def _classes(source: EvidenceSource, classes: Any, labels: NDArray[Any] | None) 
         return given
     if source.classes is not None and len(source.classes) == count:
         return source.classes
+    if labels is not None and labels.ndim == 2:
+        return np.asarray(source.output_names)
     if labels is not None and labels.dtype.kind in "US":
         if source.outputs == 1:
             raise ValueError(
@@ -214,8 +226,8 @@ def _classes(source: EvidenceSource, classes: Any, labels: NDArray[Any] | None) 
     return np.arange(count)
 
 
-def label_array(labels: Any, count: int, *, argument: str = "labels") -> NDArray[Any]:
-    """Labels of any kind as a plain array of one per row."""
+def label_array(labels: Any, count: int, *, argument: str = "labels", columns: int | None = 1) -> NDArray[Any]:
+    """Labels of any kind as a plain array: one per row, or 0 and 1 in so many columns, None for either."""
     if isinstance(labels, Tensor):
         labels = labels.detach().cpu().numpy()
     elif hasattr(labels, "to_numpy"):
@@ -225,8 +237,10 @@ def label_array(labels: Any, count: int, *, argument: str = "labels") -> NDArray
         array = np.array(array.tolist())
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
-    if array.ndim != 1:
-        raise ValueError(f"{argument} has shape {array.shape}; pass one label per row, not one column per class.")
+    several = array.ndim == 2 and columns in (None, array.shape[1]) and bool(np.isin(array, (0, 1)).all())
+    if not several and (array.ndim != 1 or columns not in (None, 1)):
+        how = "one label per row" if columns == 1 else f"0 and 1 for each of {columns or 'the'} classes"
+        raise ValueError(f"{argument} has shape {array.shape}; pass {how}.")
     if len(array) != count:
         raise ValueError(f"{argument} has {len(array)} entries for {count} rows.")
     if array.dtype.kind not in "fiubUS":
@@ -255,7 +269,9 @@ class LabelledBatches:
                 self._without += 1
             else:
                 rows = next(iter(batch.values())) if isinstance(batch, Mapping) else batch[0]
-                self._found.append(label_array(labels, len(rows), argument=f"the labels of batch {number}"))
+                self._found.append(
+                    label_array(labels, len(rows), argument=f"the labels of batch {number}", columns=None)
+                )
             yield batch
 
     @property

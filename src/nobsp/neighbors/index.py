@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from copy import copy
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nobsp._messages import require_whole_number
 from nobsp.calibration.local import parse_bytes
-from nobsp.neighbors.database import Fitted, build_backend, indexed_spaces, load, save
+from nobsp.neighbors.database import build_backend, indexed_spaces, load, save
 from nobsp.neighbors.evidence import (
     LabelledBatches,
     Outcomes,
@@ -30,10 +30,12 @@ from nobsp.neighbors.evidence import (
 )
 from nobsp.neighbors.milvus import Milvus
 from nobsp.neighbors.result import Duplicates, Neighbors, Prototypes, cover, link_duplicates
-from nobsp.neighbors.search import InMemory
-from nobsp.neighbors.spaces import Evidence, Kind, Metric, Space, fit_spaces, moments, pieces
+from nobsp.neighbors.search import Evidence, Fitted, InMemory, Kind, Metric, Space, fit_spaces, moments, pieces
 from nobsp.neighbors.usearch import Usearch
 from nobsp.network.evidence import EvidenceSource, Wanted
+
+if TYPE_CHECKING:
+    from nobsp.neighbors.curation import Influence
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "space": ("contributions", "activations"),
@@ -125,7 +127,8 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         Args:
             X: Rows of any kind the explainer takes: arrays, tensors, frames, DataLoaders, iterables of batches.
             y: The true label of every row: class numbers from 0, or names of outputs, or `classes`; values for a
-                regression. When None, batches (x, y) of a loader bring them, and else there are none.
+                regression; 0 and 1 in one column per class, (rows, classes), where rows may have several. When None,
+                batches (x, y) of a loader bring them, and else there are none.
             labels: The same by another name.
             progress: Whether to show a progress bar on stderr.
 
@@ -135,7 +138,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self._validate()
         labels = _one_of(y, labels)
         source = find_evidence(self.explainer)
-        given = None if labels is None else label_array(labels, _length(X, labels))
+        given = None if labels is None else label_array(labels, _length(X, labels), columns=None)
         outcomes = self._outcomes(source, given)
         wanted: Wanted = "every" if self.target == "query" else "own"
         wanted = "none" if self.space == "activations" else wanted
@@ -177,7 +180,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """
         fitted = self._fitted
         labels = _one_of(y, labels)
-        given = None if labels is None else label_array(labels, _length(X, labels))
+        given = None if labels is None else label_array(labels, _length(X, labels), columns=None)
         held = fitted.backend.rows.bytes() if isinstance(fitted.backend, InMemory) else 0
         rows, found = self._read_labelled(
             fitted.source, fitted.outcomes, X, given, wanted=fitted.wanted, progress=progress, held=held
@@ -245,12 +248,13 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             )
         walked = fitted.space("activations" if self._kind == "query" else self._kind, self.metric)
         positions, distances = fitted.backend.nearest(self._space, queries, int(k), leave, walked=walked)
-        labels = None
+        labels, residuals, regression = None, None, outcomes.classes is None
         if fitted.labelled:
-            codes = fitted.backend.take(positions.flatten()).labels
-            assert codes is not None
-            labels = outcomes.decode(codes).reshape(positions.shape)
-        regression = outcomes.classes is None
+            near = fitted.backend.take(positions.flatten())
+            assert near.labels is not None
+            labels = outcomes.decode(near.labels)
+            labels = labels.reshape(*positions.shape, *labels.shape[1:])
+            residuals = labels - near.response.numpy().reshape(positions.shape) if regression else None
         return Neighbors(
             indices=positions.numpy(),
             distances=distances.numpy(),
@@ -260,6 +264,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             space=self.space,
             target=self.target,
             classes=outcomes.classes,
+            residuals=residuals,
         )
 
     def _read(self, X: Any, *, progress: bool = False) -> Rows:
@@ -299,7 +304,9 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         for piece in pieces(len(self), self._space.width):
             rows = fitted.backend.take(torch.arange(piece.start, piece.stop))
             assert rows.labels is not None
-            right.append(torch.where(rows.labels == rows.predicted, rows.predicted, -1))
+            own = rows.predicted[:, None]
+            hit = rows.labels.gather(1, own)[:, 0] > 0 if fitted.outcomes.several else rows.labels == rows.predicted
+            right.append(torch.where(hit, rows.predicted, -1))
         codes = torch.cat(right)
         members = [torch.nonzero(codes == number)[:, 0] for number in range(len(classes))]
         found = []
@@ -309,27 +316,32 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             own = own[torch.linspace(0, len(own) - 1, min(len(own), _MOST_MEMBERS)).long()]
             rows = fitted.backend.take(own)
             vectors = self._space.vectors(rows, rows.predicted).to(torch.float32)
-            chosen, shares, similarity = cover(vectors, int(per_class))
-            found.append((own[chosen], torch.full_like(chosen, number), shares, similarity))
+            chosen, shares, similarity, unlike = cover(vectors, int(per_class))
+            found.append((own[chosen], torch.full_like(chosen, number), shares, similarity, own[unlike]))
         if not found:
             raise ValueError("no row of the database is predicted as its label says, so none stands for its class.")
-        positions, labels, shares, similarity = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return Prototypes(
-            positions.numpy(), fitted.outcomes.decode(labels), shares.double().numpy(), similarity.double().numpy()
-        )
+        positions, labels, shares, similarity, unlike = (torch.cat(parts) for parts in zip(*found, strict=True))
+        shown = classes[labels.numpy()], shares.double().numpy(), similarity.double().numpy()
+        return Prototypes(positions.numpy(), *shown, unlike.numpy())
 
-    def duplicates(self, threshold: float = 0.1, *, k: int = 8) -> Duplicates:
+    def duplicates(self, threshold: float = 0.1, *, k: int = 8, X: Any = None) -> Duplicates:
         """Rows that are nearly the same to the network: pairs nearer than a threshold, in activation space.
+
+        With rows of a test set as `X`, the pairs are leaks: a test row and the row of the database that it repeats.
 
         Args:
             threshold: Largest distance of a pair. Unrelated vectors are about 1.4 from each other, equal ones 0.
             k: How many neighbours of each row are compared. Rows of larger groups are still linked with one another,
                 though not each with each.
+            X: Other rows, to be compared with those of the database; None for these among themselves.
         """
         if isinstance(threshold, bool | str) or not 0 <= threshold < 2:
             raise ValueError(f"threshold must lie between 0 and 2, found {threshold!r}.")
         require_whole_number("k", k)
         fitted = self._fitted
+        if X is not None:
+            hits = self._view(space="activations").query(X, min(int(k), len(self)))
+            return link_duplicates(hits, float(threshold), own=False)
         if len(self) == 1:
             none = np.empty(0, bool) if fitted.labelled else None
             return Duplicates(np.empty((0, 2), np.int64), np.empty(0), (), none)
@@ -340,6 +352,32 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         labels = [fitted.backend.take(torch.from_numpy(group)).labels for group in found.groups]
         differ = [bool((codes != codes[0]).any()) for codes in labels if codes is not None]
         return replace(found, conflicting=np.array(differ, dtype=bool))
+
+    def influence(self, X: Any, *, target: Any = None) -> Influence:
+        """Which rows of the database speak for a class of other rows, and how much, adding up to the logit.
+
+        Exact where the database is what a linear head was trained on, with weight decay, until it converged; see
+        `Influence.exact`.
+
+        Args:
+            X: Rows, as for `query`.
+            target: The class, for all rows or one each; the predicted one when None.
+
+        Raises:
+            ValueError: If no linear head reads the activations, or the database has no labels.
+
+        Example:
+            >>> import torch
+            >>> from nobsp.neighbors import ContributionIndex
+            >>> head, rows = torch.nn.Linear(4, 2), torch.randn(50, 4)
+            >>> index = ContributionIndex(head).fit(rows, torch.arange(50) % 2)
+            >>> found = index.influence(rows[:3])
+            >>> found.values.shape, bool(abs(found.base + found.values.sum(1) - found.logits).max() < 1e-6)
+            ((3, 50), True)
+        """
+        from nobsp.neighbors.curation import weigh_influence
+
+        return weigh_influence(self._fitted, X, self._read, target)
 
     # ------------------------------------------------------------------ files
 
@@ -436,13 +474,14 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     ) -> tuple[Rows, NDArray[Any] | None]:
         """Rows and their labels, those given or those that come with the batches."""
         batches = with_labels(X) if labels and given is None else X
-        limit = parse_bytes(self.memory_limit, argument="memory_limit")
+        # Queries are not kept.
+        limit = parse_bytes(self.memory_limit, argument="memory_limit") if labels else None
         parts: list[Rows] = []
         for batch in source.read(batches, wanted=wanted, progress=progress):
             part = outcomes.rows(batch, wanted=wanted)
             part = part.without_logits() if labels else part
             held += part.bytes()
-            if held > limit:
+            if limit is not None and held > limit:
                 way = "pass a larger one"
                 if part.evidence is not None and part.evidence.shape[1] > 1:
                     classes = part.evidence.shape[1]

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from nobsp.neighbors.evidence import Rows
-from nobsp.neighbors.search import rerank
-from nobsp.neighbors.spaces import Kind, Space
+from nobsp.neighbors.search import Kind, Space, rerank
 
 # What one message holds at most; servers take 64 MB by default.
 _MESSAGE_BYTES = 8 << 20
@@ -109,6 +108,8 @@ class Collection:
         schema.add_field("predicted", kinds.INT64)
         schema.add_field("response", kinds.DOUBLE)
         if rows.labels is not None:
+            if rows.labels.ndim == 2:
+                raise ValueError('Milvus keeps one label a row; several are kept in memory: backend="usearch".')
             schema.add_field("label", kinds.DOUBLE if rows.labels.is_floating_point() else kinds.INT64)
         indices = self._client.prepare_index_params()
         index_type = self.options.index_type or ("FLAT" if self.options.local else "AUTOINDEX")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -24,12 +25,14 @@ class Neighbors:
     Attributes:
         indices: Positions in the database, shape (queries, k).
         distances: Shape (queries, k).
-        labels: Labels of the neighbours, shape (queries, k); None where the database has none.
+        labels: Labels of the neighbours, shape (queries, k), or (queries, k, classes) of 0 and 1 where rows may have
+            several; None where the database has none.
         predicted: The class predicted for each query, written as the labels are; for a regression the value.
         confidence: Probability of the predicted class; NaN for a regression.
         space: "activations" or "contributions".
         target: "query" or "own".
         classes: Label of every class; None for a regression.
+        residuals: Labels of the neighbours less the values predicted for them, for a regression; None otherwise.
     """
 
     indices: NDArray[np.int64]
@@ -40,9 +43,22 @@ class Neighbors:
     space: str
     target: str
     classes: NDArray[Any] | None
+    residuals: Array | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    @property
+    def expected_error(self) -> Array:
+        """How far a regression is off at each query: mean size of its neighbours' residuals, shape (queries,).
+
+        A model that was trained on the database is less far off there than elsewhere; `nobsp.audit` judges by heads
+        that have not seen the neighbours.
+        """
+        if self.residuals is None:
+            raise ValueError("only a regression has an expected error, where the database has labels.")
+        size: Array = np.abs(self.residuals).mean(1)
+        return size
 
     @property
     def k(self) -> int:
@@ -71,8 +87,12 @@ class Neighbors:
         if self.labels is None:
             raise ValueError("purity needs the labels of the database; pass labels to fit.")
         towards = label_array(labels, len(self))
-        if (towards.dtype.kind in "US") != (self.labels.dtype.kind in "US"):
-            raise TypeError(f"labels are {towards.dtype}, but those of the database are {self.labels.dtype}.")
+        known = self.classes if self.labels.ndim == 3 else self.labels
+        if (towards.dtype.kind in "US") != (known.dtype.kind in "US"):
+            raise TypeError(f"labels are {towards.dtype}, but those of the database are {known.dtype}.")
+        if self.labels.ndim == 3:
+            codes = np.argmax(self.classes == towards[:, None], axis=1)
+            return np.asarray(self.labels[np.arange(len(self)), :, codes].mean(1), dtype=np.float64)
         share: Array = np.mean(self.labels == towards[:, None], axis=1)
         return share
 
@@ -80,8 +100,9 @@ class Neighbors:
         """The same with only the k nearest of the neighbours."""
         if not 1 <= k <= self.k:
             raise ValueError(f"k must lie between 1 and {self.k}, found {k!r}.")
-        labels = None if self.labels is None else self.labels[:, :k]
-        return replace(self, indices=self.indices[:, :k], distances=self.distances[:, :k], labels=labels)
+        names = ("indices", "distances", "labels", "residuals")
+        kept: dict[str, Any] = {name: None if (a := getattr(self, name)) is None else a[:, :k] for name in names}
+        return replace(self, **kept)
 
     def __getitem__(self, queries: Any) -> Neighbors:
         """Some of the queries, by position, slice, list of positions or mask."""
@@ -103,7 +124,9 @@ class Neighbors:
             "distance": self.distances.ravel(),
         }
         if self.labels is not None:
-            columns["label"] = self.labels.ravel()
+            columns["label"] = (
+                self.labels.ravel() if self.labels.ndim == 2 else self.labels.reshape(count * k, -1).tolist()
+            )
         columns["predicted"] = np.repeat(self.predicted, k)
         columns["confidence"] = np.repeat(self.confidence, k)
         return frame_like(None, columns)
@@ -127,12 +150,15 @@ class Prototypes:
         labels: The class each stands for.
         shares: Share of the class's rows that are nearer to it than to the class's other prototypes.
         similarity: Mean cosine similarity of those rows to it.
+        criticisms: As many rows of each class that are the least similar to any of its prototypes, in the same order of
+            classes: what the prototypes do not show.
     """
 
     indices: NDArray[np.int64]
     labels: NDArray[Any]
     shares: Array
     similarity: Array
+    criticisms: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -147,7 +173,7 @@ class Prototypes:
     def to_frame(self) -> Any:
         """One line per prototype, as a pandas frame, or a polars one where pandas is missing."""
         columns = {"label": self.labels, "index": self.indices, "share": self.shares, "similarity": self.similarity}
-        return frame_like(None, columns)
+        return frame_like(None, columns | {"criticism": self.criticisms})
 
     def __repr__(self) -> str:
         return f"Prototypes({len(self)} rows for {len(np.unique(self.labels))} classes)"
@@ -158,9 +184,10 @@ class Duplicates:
     """Rows of a database that are nearly the same in activation space.
 
     Attributes:
-        pairs: Positions of two such rows, the smaller first, nearest pairs first, shape (pairs, 2).
+        pairs: Positions of two such rows, the smaller first, nearest pairs first, shape (pairs, 2); of other rows,
+            their position and that in the database.
         distances: Distance of each pair.
-        groups: Rows that are linked by pairs, largest group first.
+        groups: Rows that are linked by pairs, largest group first; empty for other rows.
         conflicting: Whether the labels in a group differ, shape (groups,); None where the database has no labels.
     """
 
@@ -174,15 +201,10 @@ class Duplicates:
 
     def to_frame(self) -> Any:
         """One line per pair, as a pandas frame, or a polars one where pandas is missing."""
-        group = np.empty(0 if not self.groups else max(members.max() for members in self.groups) + 1, dtype=np.int64)
-        for number, members in enumerate(self.groups):
-            group[members] = number
-        columns: dict[str, Any] = {
-            "first": self.pairs[:, 0],
-            "second": self.pairs[:, 1],
-            "distance": self.distances,
-            "group": group[self.pairs[:, 0]],
-        }
+        columns: dict[str, Any] = {"first": self.pairs[:, 0], "second": self.pairs[:, 1], "distance": self.distances}
+        if self.groups or len(self) == 0:
+            place = {int(row): number for number, members in enumerate(self.groups) for row in members}
+            columns["group"] = np.array([place[int(row)] for row in self.pairs[:, 0]], dtype=np.int64)
         if self.conflicting is not None:
             columns["conflicting"] = self.conflicting[columns["group"]]
         return frame_like(None, columns)
@@ -194,44 +216,76 @@ class Duplicates:
         return text + ")"
 
 
-def cover(vectors: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def cover(vectors: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Rows to which the others are most similar, chosen one after another so that together they cover all.
 
     Each one raises Σ_i max over the chosen p of v_i · v_p the most, which is within 1 − 1/e of the best choice. The
     first is the most typical row.
 
-    Returns positions, the share of rows nearest to each, and their mean similarity to it.
+    Returns positions, the share of rows nearest to each, their mean similarity to it, and as many rows that are the
+    least similar to any of them.
 
-    >>> positions, shares, _ = cover(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), 2)
+    >>> positions, shares, _, _ = cover(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), 2)
     >>> positions.tolist(), [round(share, 2) for share in shares.tolist()]
     ([0, 2], [0.67, 0.33])
     """
     similarity = vectors @ vectors.T
-    covered = torch.full((len(vectors),), -1.0, dtype=vectors.dtype)
-    chosen: list[int] = []
-    for _ in range(min(count, len(vectors))):
-        gain = torch.maximum(similarity, covered).sum(1)
-        gain[chosen] = -torch.inf
-        best = int(gain.argmax())
-        chosen.append(best)
-        covered = torch.maximum(covered, similarity[best])
-    positions = torch.tensor(chosen)
+    positions = choose_covering(similarity.__getitem__, len(vectors), min(count, len(vectors)))
     near, nearest = similarity[positions].max(0)
-    members = torch.bincount(nearest, minlength=len(chosen)).to(vectors.dtype)
-    total = torch.zeros(len(chosen), dtype=vectors.dtype).index_add_(0, nearest, near)
-    return positions, members / len(vectors), total / members.clamp_min(1)
+    members = torch.bincount(nearest, minlength=len(positions)).to(vectors.dtype)
+    total = torch.zeros(len(positions), dtype=vectors.dtype).index_add_(0, nearest, near)
+    return positions, members / len(vectors), total / members.clamp_min(1), near.argsort(stable=True)[: len(positions)]
 
 
-def link_duplicates(hits: Neighbors, threshold: float) -> Duplicates:
-    """Pairs among the neighbours of the database's own rows that are nearer than a threshold, and their groups."""
+def choose_covering(
+    similar: Callable[[Tensor], Tensor],
+    count: int,
+    n: int,
+    *,
+    weights: Tensor | None = None,
+    covered: Tensor | None = None,
+    taken: Tensor | None = None,
+) -> Tensor:
+    """Positions of n candidates, each of which raises Σ_i w_i max over the chosen p of s_ip the most.
+
+    `similar(positions)` has a row s for each candidate. What a candidate adds only shrinks as others are chosen: those
+    that added less before than the best one does now need not be measured again.
+    """
+    gains = torch.empty(count)
+    start = torch.tensor(-1.0) if covered is None else covered
+
+    def gain(positions: Tensor, covered: Tensor) -> Tensor:
+        more = (similar(positions) - covered).clamp_min_(0)
+        return more.sum(1) if weights is None else more @ weights
+
+    for first in range(0, count, 256):
+        part = torch.arange(first, min(first + 256, count))
+        gains[part] = gain(part, start)
+    if taken is not None:
+        gains[taken] = -torch.inf
+    chosen: list[int] = []
+    for _ in range(n):
+        fresh = torch.zeros(count, dtype=torch.bool)
+        while not fresh[best := int(gains.argmax())]:
+            some = gains.topk(min(32, count)).indices
+            some = some[~fresh[some] & (gains[some] > -torch.inf)]
+            gains[some], fresh[some] = gain(some, start), True
+        chosen.append(best)
+        start = torch.maximum(start, similar(torch.tensor([best]))[0])
+        gains[best] = -torch.inf
+    return torch.tensor(chosen, dtype=torch.long)
+
+
+def link_duplicates(hits: Neighbors, threshold: float, *, own: bool = True) -> Duplicates:
+    """Pairs nearer than a threshold: of the database's own rows and their neighbours, with groups, or of other rows."""
     rows, places = np.nonzero(hits.distances <= threshold)
-    others = hits.indices[rows, places]
-    pairs = np.sort(np.column_stack([rows, others]), axis=1)
+    pairs = np.column_stack([rows, hits.indices[rows, places]])
+    pairs = np.sort(pairs, axis=1) if own else pairs
     pairs, first = np.unique(pairs, axis=0, return_index=True)
     distances = hits.distances[rows, places][first]
     order = np.argsort(distances, kind="stable")
     pairs, distances = pairs[order].reshape(-1, 2).astype(np.int64), distances[order]
-    return Duplicates(pairs, distances, _groups(pairs, len(hits)), None)
+    return Duplicates(pairs, distances, _groups(pairs, len(hits)) if own else (), None)
 
 
 def _groups(pairs: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], ...]:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from nobsp.neighbors.evidence import Rows
-from nobsp.neighbors.search import InMemory, rerank
-from nobsp.neighbors.spaces import Space, pieces
+from nobsp.neighbors.search import InMemory, Space, pieces, rerank
 
 # Vectors of so many numbers are kept in eight bits each.
 _LONG = 128

@@ -42,9 +42,13 @@ def audit_for_page(audit: Any, *, rows: int, names: Sequence[str] | None, classe
         "label right": score,
         "joint confidence": audit.joint,
         "model's confidence": audit.confidence,
+        "expected error": getattr(audit, "expected_error", None),
         "typicality": getattr(audit, "typicality", None),
         "purity": getattr(audit, "purity_activations", None),
     }
+    numbers = {word: found for word, found in numbers.items() if found is not None and not np.isnan(found).all()}
+    if "expected error" in numbers:  # of a regression: its values are no numbers of classes
+        classes, flags = (), {kind: flag for kind, flag in flags.items() if kind != "boundary"}
     # Labels that are numbers are not the numbers of classes where the audit knows other labels.
     own = getattr(getattr(audit, "by_contributions", None), "classes", None)
     place = {} if own is None or len(own) != len(classes) else {value: at for at, value in enumerate(own.tolist())}
@@ -62,7 +66,7 @@ def audit_for_page(audit: Any, *, rows: int, names: Sequence[str] | None, classe
             for word, values in classes_of.items()
             if values is not None
         },
-        "numbers": {w: known(np.asarray(values)[flagged]) for w, values in numbers.items() if values is not None},
+        "numbers": {word: known(np.asarray(values)[flagged]) for word, values in numbers.items()},
         # Where the rows stand on this page, and what they are called outside of it.
         "places": flagged.tolist(),
         "rows": np.asarray(getattr(audit, "rows", np.arange(rows)))[flagged].tolist(),
