@@ -2,7 +2,8 @@
 
 Beside NObSP: an EBM distilled from the outputs with as many pairs, TreeHFD (XGBoost only) and SHAP's interaction
 values. The last give every row its own numbers, which add up by construction and are no functions of the features, so
-that they have no share explained; of them the recovery of known functions and the time are compared.
+that they have no share explained; of them the recovery of known functions and the time are compared. TreeHFD asks for
+XGBoost's build with CUDA: `pip install --no-deps treehfd` puts it beside `xgboost-cpu`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from benchmarks.report import Column, Report, Spread, Table, options, progress, 
 from nobsp import NObSP
 
 TRAINED, CALIBRATED, UNSEEN = 10_000, 2_000, 2_000
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1)
 CORRELATIONS = (0.0, 0.5, 0.9)
 METHODS = ("NObSP", "TreeHFD", "SHAP interactions", "distilled EBM")
 
