@@ -359,6 +359,30 @@ class BlockReader:
 Rows = TableRows | DatasetRows
 
 
+def repeat_rows(X: Any, sample_weight: Any) -> Any:
+    """The rows as often as their weights say; rows that are the same are never held out from each other."""
+    parts = tuple(X.values()) if isinstance(X, Mapping) else X if isinstance(X, tuple) else (X,)
+    if not all(hasattr(part, "shape") and len(part.shape) > 0 for part in parts):
+        raise TypeError(
+            f"sample_weight needs rows in memory, but X is a {type(X).__name__}; pass an array, a tensor or a frame."
+        )
+    rows, weight = int(parts[0].shape[0]), np.asarray(sample_weight, dtype=np.float64)
+    if weight.shape != (rows,):
+        raise ValueError(f"sample_weight has the shape {weight.shape}; pass one weight for each of the {rows} rows.")
+    if not (np.isfinite(weight).all() and weight.min() >= 0 and weight.max() > 0):
+        raise ValueError("sample_weight must be finite and not negative, with one weight above zero at least.")
+    counts = weight / weight[weight > 0].min()
+    whole = np.abs(counts - np.rint(counts)).max() <= 1e-9 * counts.max()
+    if not whole or counts.sum() > max(SAMPLE_ROWS, 4 * rows):
+        shares = np.cumsum(weight) / weight.sum()
+        counts = np.diff(np.rint(shares * max(SAMPLE_ROWS, rows)), prepend=0.0)
+    places = np.repeat(np.arange(rows), np.rint(counts).astype(np.intp))
+    taken = [part.iloc[places] if hasattr(part, "iloc") else part[places] for part in parts]
+    if isinstance(X, Mapping):
+        return dict(zip(X, taken, strict=True))
+    return tuple(taken) if isinstance(X, tuple) else taken[0]
+
+
 def read_rows(run: Run, X: Any, adapted: Adapted, batch_size: int, *, columns: Sequence[str] | None) -> Rows:
     """The rows of `X`, of which no process but one needs to have any; all must have the same columns."""
     if isinstance(run, RayRun):

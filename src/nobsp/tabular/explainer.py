@@ -23,7 +23,7 @@ from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_c
 from nobsp.network.inputs import Summary
 from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.tabular import files
-from nobsp.tabular.columns import find_columns, input_values, read_rows
+from nobsp.tabular.columns import find_columns, input_values, read_rows, repeat_rows
 from nobsp.tabular.compiled import CompiledExplainer, Health, function_of
 from nobsp.tabular.explanation import Explanation, output_position, term_name
 from nobsp.tabular.files import CHECKPOINTED
@@ -117,6 +117,7 @@ class NObSP(Explainer):
         self,
         X: Any,
         y: Any = None,  # noqa: ARG002 - as scikit-learn calls it
+        sample_weight: Any = None,
         *,
         engine: Engine | None = None,
         progress: bool = False,
@@ -131,6 +132,8 @@ class NObSP(Explainer):
             X: Array, tensor, pandas or polars frame, DataLoader (labels in its batches are left aside), an iterable
                 of batches, or a `ray.data.Dataset` of numbers (or of arrays, one a row).
             y: Ignored: the network's own outputs are explained.
+            sample_weight: How much each row counts, for rows in memory: a row of weight 2 counts as two such rows do,
+                to the nearest of 16,384 parts of the whole where weights have no common unit.
             engine: Where rows are added up: `nobsp.Local` in this process, `nobsp.Ranks` on all processes of a
                 `torch.distributed` group, `nobsp.RayCluster` in the workers of a Ray cluster. By default all ranks
                 where there are several, else the cluster of a Ray dataset, else this process.
@@ -140,6 +143,7 @@ class NObSP(Explainer):
         """
         with choose_engine(engine, X).start(CHECKPOINTED) as run:
             # In here, so that other processes learn of an error.
+            X = X if sample_weight is None else repeat_rows(X, sample_weight)
             options = Options.of(self.get_params(deep=False))
             known = None if like is None else like._fitted
             if like is not None:

@@ -1,0 +1,100 @@
+"""Weights of rows: a row of weight k counts as k rows do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import torch
+from torch import nn
+
+from nobsp import NObSP
+from tests.tolerances import assert_same_to_rounding
+
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.normal(size=(120, 3))
+WEIGHT = GENERATOR.integers(0, 4, size=120).astype(np.float64)
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 2)).double().eval()
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_whole_weights_are_repeated_rows(published: bool) -> None:
+    make: Any = NObSP.as_published if published else NObSP
+    repeated = np.repeat(X, WEIGHT.astype(int), axis=0)
+    expected = make(network()).fit(repeated)(X)
+    for weight in (WEIGHT, WEIGHT * 0.3, WEIGHT.tolist()):  # whole multiples of a common unit
+        found = make(network()).fit(X, sample_weight=weight)(X)
+        assert found.terms == expected.terms
+        assert_same_to_rounding(found.values, expected.values)
+        assert_same_to_rounding(found.base_values, expected.base_values)
+
+
+def test_weights_decide_over_what_a_curve_averages() -> None:
+    """x₀ x₁ has no slope in x₀ where x₁ is zero on average, and the slope 1/2 where weights move its mean there."""
+    rows = GENERATOR.uniform(-1, 1, size=(2000, 2))
+    plain = NObSP(lambda values: values[:, :1] * values[:, 1:], interactions=[("x0", "x1")])
+    slopes = []
+    for weight in (None, np.exp(1.797 * rows[:, 1])):  # which has the mean 1/2 on −1 … 1
+        curve = plain.fit(rows, sample_weight=weight).function("x0")
+        slopes.append(float(np.diff(curve([-0.5, 0.5]))[0]))
+    mean = np.average(rows[:, 1], weights=np.exp(1.797 * rows[:, 1]))
+    assert slopes[0] == pytest.approx(rows[:, 1].mean(), abs=0.02)
+    assert slopes[1] == pytest.approx(mean, abs=0.02)
+    assert mean > 0.4
+
+
+@pytest.mark.parametrize("kind", ["tensor", "pandas", "polars"])
+def test_kinds_of_rows(kind: str) -> None:
+    names = ["a", "b", "c"]
+    rows: Any = {
+        "tensor": lambda: torch.from_numpy(X),
+        "pandas": lambda: pd.DataFrame(X, columns=names),
+        "polars": lambda: pl.DataFrame(X, schema=names),
+    }[kind]()
+    expected = NObSP(network(), interactions=0).fit(X, sample_weight=WEIGHT)(X)
+    found = NObSP(network(), interactions=0).fit(rows, sample_weight=WEIGHT)(rows)
+    assert_same_to_rounding(found.values, expected.values)
+
+
+def test_several_inputs() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+            return self.net(torch.cat([first, second], 1))
+
+    parts = torch.from_numpy(X[:, :1]), torch.from_numpy(X[:, 1:])
+    expected = NObSP(Two(), interactions=0).fit(parts, sample_weight=WEIGHT)(parts)
+    named = dict(zip(("first", "second"), parts, strict=True))
+    found = NObSP(Two(), interactions=0).fit(named, sample_weight=WEIGHT)(named)
+    assert_same_to_rounding(found.values, expected.values)
+    assert_same_to_rounding(found.values, NObSP(network(), interactions=0).fit(X, sample_weight=WEIGHT)(X).values)
+
+
+@pytest.mark.parametrize(
+    ("weight", "said"),
+    [
+        (WEIGHT[:5], r"shape \(5,\); pass one weight for each of the 120 rows"),
+        (-WEIGHT, "not negative"),
+        (np.full(120, np.nan), "finite"),
+        (np.zeros(120), "above zero"),
+    ],
+)
+def test_weights_that_make_no_sense_are_refused(weight: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=f"sample_weight.*{said}"):
+        NObSP(network()).fit(X, sample_weight=weight)
+
+
+def test_rows_that_are_read_in_batches_take_no_weights() -> None:
+    with pytest.raises(TypeError, match="sample_weight needs rows in memory, but X is a list"):
+        NObSP(network()).fit([torch.from_numpy(X)], sample_weight=WEIGHT)
