@@ -22,7 +22,7 @@ def pixel_model() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(72, 16), nn.Tanh(), nn.Linear(16, 4)).double()
 
 
-def test_pixel_faithfulness_is_thecorrelation_over_masked_subsets() -> None:
+def test_pixel_faithfulness_is_the_correlation_over_masked_subsets() -> None:
     model, maps = pixel_model(), RNG.normal(size=(3, 6, 6))
     subsets = np.stack([[RNG.choice(72, 9, replace=False) for _ in range(20)] for _ in IMAGES])
     weights = np.broadcast_to(maps[:, None], IMAGES.shape)

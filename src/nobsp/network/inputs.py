@@ -226,24 +226,26 @@ class Summary:
     def update(self, batch: Tensor) -> None:
         """Adds rows."""
         low, high = (ends.to(torch.float64) for ends in torch.aminmax(batch, dim=0))
-        mean = batch.mean(0, dtype=torch.float64)
         # Most columns of numbers are known to have many values after the first batch, and need not be looked at again.
-        two_valued = self.two_valued if self.rows else torch.ones(len(low), dtype=torch.bool)
-        if self.rows:
-            two_valued = two_valued & _within_ends(self.minimum, self.maximum, low, high)
-        if two_valued.any():
-            asked = batch[:, two_valued].to(torch.float64)
-            two_valued = two_valued.clone()
-            two_valued[two_valued.clone()] = ((asked == low[two_valued]) | (asked == high[two_valued])).all(0)
-        if self.rows:
-            mean = self.mean + (mean - self.mean) * (len(batch) / (self.rows + len(batch)))
-            low, high = torch.minimum(self.minimum, low), torch.maximum(self.maximum, high)
-        self.mean, self.minimum, self.maximum, self.two_valued = mean, low, high, two_valued
+        asked = self.two_valued.clone() if self.rows else torch.ones(len(low), dtype=torch.bool)
+        some = batch[:, asked].to(torch.float64)
+        two_valued = asked.clone()
+        two_valued[asked] = ((some == low[asked]) | (some == high[asked])).all(0)
+        self._join(len(batch), batch.mean(0, dtype=torch.float64), low, high, two_valued)
         for tally, group in zip(self.tallies, self.groups, strict=True):
             if not tally.over:
                 tally.add(batch[:, list(group)].to(torch.float64))
         self._keep_some(batch)
         self.rows += len(batch)
+
+    def _join(self, rows: int, mean: Tensor, low: Tensor, high: Tensor, two_valued: Tensor) -> None:
+        """Means, ends and columns of two values of these rows and others."""
+        if self.rows:
+            mean = self.mean + (mean - self.mean) * (rows / (self.rows + rows))
+            ends = torch.stack([self.minimum, self.maximum, low, high])
+            low, high = ends.amin(0), ends.amax(0)
+            two_valued = self.two_valued & two_valued & ((ends == low) | (ends == high)).all(0)
+        self.mean, self.minimum, self.maximum, self.two_valued = mean, low, high, two_valued
 
     def merge(self, other: Summary) -> Summary:
         """Both tables together; where both samples are too many rows, each gives its table's share."""
@@ -252,12 +254,10 @@ class Summary:
             pieces = [one.sample.clone()] if one.rows else []
             return replace(one, tallies=[tally.copy() for tally in one.tallies], pieces=pieces)
         tallies = [mine.merge(theirs) for mine, theirs in zip(self.tallies, other.tallies, strict=True)]
-        same = _within_ends(self.minimum, self.maximum, other.minimum, other.maximum)
-        total = self.rows + other.rows
-        mean = self.mean + (other.mean - self.mean) * (other.rows / total)
-        low, high = torch.minimum(self.minimum, other.minimum), torch.maximum(self.maximum, other.maximum)
-        two_valued = self.two_valued & other.two_valued & same
-        return Summary(self.groups, total, mean, low, high, two_valued, tallies, _joint_sample(self, other))
+        both = replace(self, tallies=tallies, pieces=_joint_sample(self, other))
+        both._join(other.rows, other.mean, other.minimum, other.maximum, other.two_valued)
+        both.rows += other.rows
+        return both
 
     def thin(self, total: int) -> Summary:
         """The same with its share of a sample of `total` rows; rounded down, so that all shares fit."""
@@ -325,12 +325,6 @@ class Summary:
         if len(rows) <= count:
             return rows
         return rows[torch.linspace(0, len(rows) - 1, count, dtype=torch.float64).long()]
-
-
-def _within_ends(minimum: Tensor, maximum: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Which columns have no more than two values at the ends of two tables."""
-    ends = torch.stack([minimum, maximum, low, high])
-    return ((ends == ends.amin(0)) | (ends == ends.amax(0))).all(0)
 
 
 def _joint_sample(first: Summary, second: Summary) -> list[Tensor]:

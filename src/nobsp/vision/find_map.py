@@ -7,6 +7,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,8 +111,7 @@ def find_map(
     try:
         with evaluation_mode(module) as run:
             result = run(probe.to(device, dtype_in, copy=True))
-        shapes = [tuple(output.shape) for output in tensors_in(result).values()]
-        for shape in shapes:
+        for shape in (tuple(output.shape) for output in tensors_in(result).values()):
             if len(shape) > 2 and shape[0] == len(probe) and math.prod(shape[2:]) > 1:
                 raise ValueError(
                     f"the model returns a map per class, of shape {shape[1:]}, not one number; wrap it so that it "
@@ -162,17 +162,15 @@ class _Search:
     def automatic(self) -> FeatureMap:
         """The last map that is pooled into the head, or else the last on whose locations the output depends."""
         match = self.best(self.seen)
+        if match is not None:
+            return match
         pointless, passed_on = "", 0
-        for views in () if match is not None else self.latest():
-            if id(views[0].raw) == passed_on:
-                continue
-            found = self.behind(views)
+        for views in self.latest():
+            found = "" if id(views[0].raw) == passed_on else self.behind(views)
             if isinstance(found, FeatureMap):
                 return found
             if found:
                 pointless, passed_on = pointless or found, id(views[0].raw)
-        if match is not None:
-            return match
         if pointless:
             raise ValueError(
                 f"the output depends on no location of {pointless!r}, only on its first tokens, and no earlier layer "
@@ -212,9 +210,8 @@ class _Search:
 
     def best(self, seen: list[_Seen]) -> FeatureMap | None:
         """The last map that is pooled into the head: a module's own output before something derived from it."""
-        hits = [
-            (s, pooling) for s in seen for pooling in POOLINGS if s.matches(pooling, self.observed, self.about.dtype)
-        ]
+        z, dtype = self.observed, self.about.dtype
+        hits = [(one, pooling) for one in seen for pooling in POOLINGS if one.matches(pooling, z, dtype)]
         rank = lambda hit: (hit[0].side == "output", not hit[0].relu, hit[0].order, -POOLINGS.index(hit[1]))  # noqa: E731
         return self.feature_map(*max(hits, key=rank), "head") if hits else None
 
@@ -312,7 +309,7 @@ def _observe(
     images, space, order = x.detach().clone(), space_of(x), 0
     kept: deque[list[_Seen]] = deque()
 
-    def note(name: str, part: nn.Module, side: Side, found: Any) -> None:
+    def note(side: Side, name: str, part: nn.Module, found: Any) -> None:
         nonlocal order
         if not isinstance(found, Tensor) or not found.is_floating_point() or found.ndim not in (3, len(space) + 2):
             return
@@ -337,13 +334,14 @@ def _observe(
 
     def before(name: str, part: nn.Module, found: Any) -> None:
         counts[name] += 1
-        note(name, part, "input", found)
-
-    def after(name: str, part: nn.Module, found: Any) -> None:
-        note(name, part, "output", found)
+        note("input", name, part, found)
 
     parts = {plain(name): part for name, part in module.named_modules()}
-    with evaluation_mode(module) as run, hooked(parts, "input", before) as one, hooked(parts, "output", after) as other:
+    with (
+        evaluation_mode(module) as run,
+        hooked(parts, "input", before) as one,
+        hooked(parts, "output", partial(note, "output")) as other,
+    ):
         one.on = other.on = True
         if readout is None:
             return seen, next(iter(outputs_of(run(x.clone()), len(x)).values())), counts

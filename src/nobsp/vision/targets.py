@@ -98,7 +98,7 @@ class Targets:
         if scale not in ("logit", "probability"):
             raise ValueError(f'scale must be "logit" or "probability", found {scale!r}.')
         if scale == "probability" and against is not None:
-            raise ValueError(f'scale="probability" has all other classes in it; leave against={against!r} out.')
+            raise ValueError(f'scale="probability" has all other classes in it already; leave against={against!r} out.')
         self._probability = scale == "probability"
         self._against = self._checked_against(against)
         # What is the same for every image, or one or more for each; else what each image is taken for.
