@@ -100,6 +100,7 @@ def ours(by: str) -> Way:
     return choose
 
 
+OURS = ('select, by="coverage"', 'select, by="both"')
 WAYS: dict[str, Way] = {
     'select, by="both"': ours("both"),
     'select, by="coverage"': ours("coverage"),
@@ -136,6 +137,19 @@ def data(cache: Path | None, *, quick: bool) -> dict[str, tuple[Features, Featur
     return found
 
 
+def describe(name: str, by: str, budgets: tuple[int, ...], found: dict[str, NDArray[np.float64]]) -> str:
+    """One way of ours beside random choice, budget by budget, and beside the best of the others on average."""
+    mine, random = found[by], found["at random"]
+    missed = [str(budget) for budget, a, b in zip(budgets, mine, random, strict=True) if a <= b]
+    peers = {title: scores.mean() for title, scores in found.items() if title not in OURS}
+    best = max(peers, key=lambda title: peers[title])
+    where = "every budget" if not missed else f"all budgets but {', '.join(missed)} a class"
+    return (
+        f"{name}: {by} is ahead of random choice at {where}; on average it has {mine.mean():.3f}, the best other way "
+        f"({best}) {peers[best]:.3f}."
+    )
+
+
 def main() -> None:
     parser = options((__doc__ or "").splitlines()[0], threads=True)
     parser.add_argument("--cache", type=Path, help=f"folder of activations; {kept_below(None)} by default")
@@ -160,15 +174,9 @@ def main() -> None:
                 "mean ± standard deviation.",
             )
         )
-        mine, random = found['select, by="both"'].mean(0), found["at random"].mean(0)
-        missed = [str(budget) for budget, a, b in zip(budgets, mine, random, strict=True) if a <= b]
-        peers = {title: scores.mean() for title, scores in found.items() if not title.startswith("select")}
-        best = max(peers, key=lambda title: peers[title])
-        findings.append(
-            f'{name}: select(by="both") is ahead of random choice at '
-            + ("every budget" if not missed else f"all budgets but {', '.join(missed)} a class")
-            + f"; on average it has {mine.mean():.3f}, the best other way ({best}) {peers[best]:.3f}."
-        )
+        findings += [
+            describe(name, by, budgets, {title: scores.mean(0) for title, scores in found.items()}) for by in OURS
+        ]
     publish(
         Report(
             name="select",

@@ -802,4 +802,4 @@ def test_choices_that_make_no_sense_are_refused(options, message):
         nobsp.select(ContributionIndex(head).fit(rows), **options)
     head, rows, _, given, _ = valued(60)
     with pytest.raises(ValueError, match="no margins"):
-        nobsp.select(ContributionIndex(head).fit(rows, given), 3)
+        nobsp.select(ContributionIndex(head).fit(rows, given), 3, by="both")

@@ -26,7 +26,7 @@ _COVERED, _MOST_NUMBERS = 4096, 1 << 26
 def select(
     index: ContributionIndex,
     n: int,
-    by: Literal["coverage", "uncertainty", "both"] = "both",
+    by: Literal["coverage", "uncertainty", "both"] = "coverage",
     *,
     labelled: Any = None,
 ) -> NDArray[np.int64]:
@@ -36,7 +36,8 @@ def select(
       exp(−‖v_i − v_p‖² / 2σ²) is raised most by each next one. σ shrinks as more rows are chosen: it is the distance
       within which each of them would have its share of the others. Needs no head that has learnt anything.
     - "uncertainty": rows with the smallest margin between the two likeliest classes.
-    - "both": coverage in which every row counts by one minus its margin.
+    - "both": coverage in which every row counts by one minus its margin. A head that has seen few rows of some classes
+      is misled about what it does not know: where that may be, "coverage" is better.
 
     Labels of the index are not looked at; it may have none.
 
