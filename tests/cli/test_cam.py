@@ -165,6 +165,40 @@ def test_folders_in_another_order_than_the_classes_are_noticed(
 # ---------------------------------------------------------------------- how images are read
 
 
+def test_confusions_are_counted_and_shown_with_neighbours_of_both_classes(
+    nobsp: Run, gallery: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    given = ("--model", gallery / "net.pt2", "--images", gallery / "more", "--channels", 1, "--out", out, "--json")
+    done = nobsp("confusions", *given, "--examples", 3)
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    cam = as_module(load_exported(gallery / "net.pt2"), torch.zeros(4, 1, 12, 12))
+    pictures = pictures_of(gallery / "more", channels=1)
+    with torch.no_grad():
+        said = cam(pictures.batch(range(40))).argmax(1)
+    true = torch.tensor([("across", "down").index(str(label)) for label in pictures.labels])
+    assert found["images"] == 40
+    assert found["right"] == int((said == true).sum()) < 40
+    counted = {(one["truth"], one["predicted"]): one["count"] for one in found["pairs"]}
+    wrong = {(k, 1 - k): int(((true == k) & (said == 1 - k)).sum()) for k in (0, 1)}
+    names = ("across", "down")
+    assert counted == {(names[a], names[b]): times for (a, b), times in wrong.items() if times}
+    with (out / "confusions.csv").open(encoding="utf-8") as file:
+        assert [int(row["count"]) for row in csv.DictReader(file)] == sorted(counted.values(), reverse=True)
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "account of the logit against the true class" in page
+    assert f"{found['pairs'][0]['count']} × {found['pairs'][0]['truth']} taken for" in page
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(pictures.paths[0], alone)
+    refused = nobsp(
+        "confusions", "--model", gallery / "net.pt2", "--images", alone, "--channels", 1, "--out", tmp_path / "new"
+    )
+    assert refused.code == 2
+    assert "confusions need one folder a class" in refused.err
+
+
 def test_images_are_brought_to_size_by_cutting_or_squashing(tmp_path: Path) -> None:
     wide = np.zeros((10, 30, 3), np.uint8)
     wide[:, 10:20] = 255

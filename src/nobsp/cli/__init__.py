@@ -1,4 +1,4 @@
-"""The command line: `nobsp explain`, `cam`, `audit`, `bench`, `demo` and `version`.
+"""The command line: `nobsp explain`, `cam`, `confusions`, `audit`, `bench`, `demo` and `version`.
 
 Exit codes: 0 success; 1 failure (the model does not fit the data, a file cannot be written, …); 2 usage error (an
 unknown option, a missing file or column, a pickle that was not trusted), nothing was run; 130 interrupted with Ctrl-C;
@@ -110,7 +110,15 @@ def _parse(argv: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
         console=_Terminal(),
         help_on_error=False,
     )
-    commands: tuple[Callable[..., Any], ...] = (explain.explain, cam.cam, audit.audit, demo, bench, version)
+    commands: tuple[Callable[..., Any], ...] = (
+        explain.explain,
+        cam.cam,
+        cam.confusions,
+        audit.audit,
+        demo,
+        bench,
+        version,
+    )
     for order, command in enumerate(commands):
         app.command(command, sort_key=order, help_epilogue="")
     try:

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from numpy.typing import NDArray
 
 from nobsp._messages import count, suggest
-from nobsp.cli.cam import CLASSES_SHOWN, check_order, find_images, fit_cam, prepare_network
+from nobsp.cli.cam import CLASSES_SHOWN, check_order, find_images, fit_cam, prepare_network, require_folders
 from nobsp.cli.console import Console, UsageError, require_path
 from nobsp.cli.explain import fit_explainer, read_tables
 from nobsp.cli.inputs import find_pictures, read_frame, write_csv
@@ -179,10 +179,7 @@ def _audit_images(
         labels = [_labels_of_images(method.labels, ones.names) for ones in (database, pictures)]
     else:
         for option, ones in (("--images", pictures), ("--calibrate", database)):
-            if None in ones.labels:
-                alone = ones.paths[ones.labels.index(None)].name
-                how = "an audit needs one folder a class, or --labels"
-                raise UsageError(f"{option} {ones.folder}: {alone} lies in no folder; {how}.")
+            require_folders(ones, option, "an audit needs one folder a class, or --labels")
         labels = [np.array(ones.labels) for ones in (database, pictures)]
     method.check(len(database) - (pictures is database))
     link = "sigmoid" if labels[0].ndim == 2 else None

@@ -1,4 +1,4 @@
-"""`nobsp cam`: a network and a folder of images in, maps of the evidence out."""
+"""`nobsp cam` and `nobsp confusions`: a network and a folder of images in, maps of the evidence out."""
 
 from __future__ import annotations
 
@@ -23,9 +23,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nobsp import ActivationMaps, NObSPCam
+    from nobsp.vision.confusions import Confusions
 
 FILES = ("maps", "predictions.csv", "explainer.nobsp", "report.html")
+CONFUSION_FILES = ("confusions.csv", "report.html")
 _IN_REPORT = 60
+# Of each of two classes that are confused so many neighbours are shown, looked for among so many nearest images.
+_NEIGHBOURS, _SEARCHED = 3, 500
 _EXAMPLE_IMAGES = 4
 # Classes shown per image in a report.
 CLASSES_SHOWN = 3
@@ -94,6 +98,133 @@ def cam(
             title = output.title or f"Where {loaded.name} sees evidence"
             _write_report(folder / "report.html", pictures, explainer, chosen, title=title, about=about)
     console.show(_summarise(output, table, explainer, warning), _describe)
+
+
+@Parameter(name="*", group=METHOD)
+@dataclass(frozen=True, kw_only=True)
+class ConfusionOptions:
+    """Which confusions."""
+
+    calibrate: Path | None = None
+    """Images to calibrate on and to take neighbours from, one folder a class (default: those of --images)."""
+    pairs: int = 10
+    """Most pairs of classes, the most frequent first."""
+    examples: int = 4
+    """Most images of a pair."""
+    layer: str | None = None
+    """Layer whose map to show (default: the last one that counts)."""
+
+
+def confusions(
+    *,
+    model: ModelOptions,
+    images: RequiredImages,
+    method: ConfusionOptions = ConfusionOptions(),
+    output: OutputOptions,
+    console: Console = Console(),
+) -> None:
+    """Show which classes a network confuses, and why.
+
+    Counts which class is taken for which, with one folder of --images a class, and shows for each such pair where the
+    network sees the wrong class rather than the right one, beside the nearest images of both. The folder of --out gets
+    **confusions.csv** (pairs, counts and the channels that decide) and **report.html**.
+    """
+    from nobsp import confusions as find_confusions
+
+    for option, given in (("--pairs", method.pairs), ("--examples", method.examples)):
+        if given < 1:
+            raise UsageError(f"{option} must be at least 1, found {given}.")
+    with output.write(CONFUSION_FILES) as folder, model.limit_threads(None):
+        pictures, others = find_images(images, method.calibrate, model)
+        for option, ones in (("--images", pictures), ("--calibrate", others)):
+            require_folders(ones, option, "confusions need one folder a class")
+        loaded = load_model(model)
+        network, names = prepare_network(model, loaded, others, console)
+        unknown = sorted(set(map(str, pictures.labels)) - set(names))
+        if unknown:
+            raise UsageError(f"folder {unknown[0]}: there is no such class; {suggest(unknown[0], names)}")
+        explainer = fit_cam(model, network, names, others, console, layer=method.layer)
+        console.step(f"looking for confusions in {count(len(pictures), 'image')}")
+        found = find_confusions(
+            explainer, pictures, list(pictures.labels), pairs=method.pairs, examples=method.examples
+        )
+        frame = found.frame()
+        write_csv(folder / "confusions.csv", {str(name): list(frame[name]) for name in frame.columns})
+        warning = check_order(*_labels_and_predictions(found), names)
+        console.warn(warning)
+        if output.report and found.pairs:
+            console.step("writing the report")
+            _write_confusions(folder / "report.html", found, explainer, pictures, others, output, loaded.name)
+    right, every = int(found.matrix.trace()), int(found.matrix.sum())
+    written = [name for name in CONFUSION_FILES if found.pairs or name != "report.html"]
+    result = {"images": every, "right": right, "pairs": frame.to_dict("records"), "warning": warning}
+    console.show(result | {"files": output.paths(written)}, _describe_confusions)
+
+
+def require_folders(pictures: Pictures, option: str, how: str) -> None:
+    """A usage error where an image has no class."""
+    if None in pictures.labels:
+        alone = pictures.paths[pictures.labels.index(None)].name
+        raise UsageError(f"{option} {pictures.folder}: {alone} lies in no folder; {how}.")
+
+
+def _labels_and_predictions(found: Confusions) -> tuple[list[str], list[str]]:
+    """Of every image, class after class."""
+    names, counts = found.output_names, found.matrix.ravel()
+    true, said = np.indices(found.matrix.shape).reshape(2, -1).repeat(counts, axis=1)
+    return [names[k] for k in true], [names[k] for k in said]
+
+
+def _write_confusions(
+    path: Path,
+    found: Confusions,
+    explainer: NObSPCam,
+    pictures: Pictures,
+    others: Pictures,
+    output: OutputOptions,
+    name: str,
+) -> None:
+    """A page of the examples, each with the nearest images of its own class and of that it was taken for."""
+    from nobsp import ContributionIndex
+    from nobsp.reporting import report
+
+    shown = [int(place) for one in found.pairs for place in one.positions[: len(one.images)]]
+    index = ContributionIndex(explainer, task="classification", classes=np.array(found.output_names))
+    index.fit(others, np.array(others.labels))
+    most = min(len(others) - 1, _SEARCHED)
+    own = np.array(shown)[:, None] if others is pictures else None
+    hits = index.query(found.images, most, exclude=own)
+    assert hits.labels is not None  # they were given
+    kept = []
+    for row, (true, said) in enumerate(zip(found.labels, found.maps.target_names, strict=True)):
+        both = [np.flatnonzero(hits.labels[row] == one)[:_NEIGHBOURS] for one in (true, said)]
+        rest = np.setdiff1d(np.arange(most), np.concatenate(both))
+        kept.append(np.concatenate([*both, rest])[: 2 * _NEIGHBOURS])
+    columns = np.array(kept)
+    parts = ("indices", "distances", "labels")
+    taken: dict[str, Any] = {part: np.take_along_axis(getattr(hits, part), columns, 1) for part in parts}
+    near, places = np.unique(taken["indices"], return_inverse=True)
+    gallery = others.chosen(near.tolist())
+    pairs = "; ".join(f"{one.count} × {one.truth} taken for {one.predicted}" for one in found.pairs)
+    report(
+        found,
+        path,
+        title=output.title or f"What {name} confuses",
+        about=f"{pairs}. Red speaks for the class that was predicted and blue for the true one. Neighbours: "
+        "the nearest images of the true class, then of the predicted one.",
+        explainer=explainer,
+        images=pictures.shown(found.images),
+        names=[pictures.names[place] for place in shown],
+        hits=replace(hits, **{**taken, "indices": places.reshape(columns.shape)}),
+        gallery=gallery.shown(gallery.batch(range(len(gallery)))),
+    )
+
+
+def _describe_confusions(found: Mapping[str, Any]) -> list[str]:
+    lines = [f"{found['right']:,} of {count(found['images'], 'image')} right."]
+    if not found["pairs"]:
+        lines.append("No image was taken for another class.")
+    return lines + ["{count:,} × {truth} taken for {predicted} ({share:.1%}).".format(**one) for one in found["pairs"]]
 
 
 def find_images(options: ImageOptions, calibrate: Path | None, model: ModelOptions) -> tuple[Pictures, Pictures]:

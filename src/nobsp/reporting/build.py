@@ -42,7 +42,7 @@ def report(
     Nothing is loaded from elsewhere, and a content security policy keeps it so. The same input gives the same file.
 
     Args:
-        subject: An `Explanation`, `ActivationMaps`, the neighbours that an index found, or an `Audit`.
+        subject: An `Explanation`, `ActivationMaps`, `confusions`, the neighbours that an index found, or an `Audit`.
         path: The file; its folder must be there. One that exists is replaced, atomically.
         title: Heading of the page.
         about: A sentence or two on model and data, shown below it.
@@ -72,6 +72,10 @@ def report(
         'report.html'
     """
     target = check_path(path)
+    if hasattr(subject, "matrix") and hasattr(subject, "pairs"):  # classes that are confused: maps of their examples
+        images = subject.images if images is None else images
+        labels = subject.labels if labels is None else labels
+        subject = subject.maps
     kind = _kind_of(subject)
     count = len(subject.predicted if kind == "audit" else subject.indices if kind == "neighbours" else subject)
     if names is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,26 @@ class Confusions:
     pairs: tuple[Confusion, ...]
     matrix: NDArray[np.int64]
     output_names: tuple[str, ...]
+
+    @property
+    def maps(self) -> ActivationMaps:
+        """The maps of all examples, pair after pair: why the predicted class and not the true one."""
+        if not self.pairs:
+            raise ValueError("there are no pairs: no image was taken for another class.")
+        parts, first = [one.maps for one in self.pairs], self.pairs[0].maps
+        names = [name for name, value in vars(first).items() if isinstance(value, np.ndarray) and "values" not in name]
+        joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        return replace(first, **joined, against="the true class", kind="account")
+
+    @property
+    def images(self) -> Tensor:
+        """The examples, as `maps` has them."""
+        return torch.cat([one.images for one in self.pairs])
+
+    @property
+    def labels(self) -> list[str]:
+        """What the examples truly are."""
+        return [one.truth for one in self.pairs for _ in one.images]
 
     def __repr__(self) -> str:
         wrong = int(self.matrix.sum() - self.matrix.trace())
