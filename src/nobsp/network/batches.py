@@ -149,9 +149,10 @@ def _stream_source(X: Any, reader: _Reader) -> Source:
             f"{argument} is a Ray {kind}; only `fit` takes it whole. Work on its batches where they are, with "
             f"{argument}.map_batches(..., batch_format='pandas')."
         )
-    if (hasattr(X, "collect") and "Lazy" in kind) or hasattr(X, "toarray"):
-        method = "toarray" if hasattr(X, "toarray") else "collect"
-        raise TypeError(f"{argument} is a {kind}; pass {argument}.{method}().")
+    if hasattr(X, "collect") and "Lazy" in kind:
+        raise TypeError(f"{argument} is a {kind}; pass {argument}.collect().")
+    if hasattr(X, "toarray"):
+        raise TypeError(f"{argument} is a sparse matrix; pass {argument}.toarray().")
     first, batches, again = open_stream(X, argument)
     head = reader.batch_table(first, 0, reader.columns)
     if head.rows == 0:

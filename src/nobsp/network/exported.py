@@ -10,6 +10,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -232,11 +233,11 @@ class _Rewriter:
 
     def tensor(self, name: str | None) -> Any:
         """One of the model's own tensors by name; None without one."""
-        return None if name is None else _attribute(self.program, name)
+        return None if name is None else attrgetter(name)(self.program)
 
     def keep(self, name: str) -> str:
         """Puts a tensor that steps use into the result, and hands back its name there."""
-        value, wanted = _attribute(self.program, name), f"used_{name.replace('.', '_')}"
+        value, wanted = attrgetter(name)(self.program), f"used_{name.replace('.', '_')}"
         if isinstance(value, nn.Parameter):
             self.home.register_parameter(wanted, nn.Parameter(value.detach(), requires_grad=False))
         elif isinstance(value, Tensor):
@@ -252,11 +253,6 @@ _aten = torch.ops.aten
 _CHECKS = (_aten._assert_tensor_metadata.default, _aten._assert_scalar.default)
 _CONVOLUTIONS = (_aten.conv1d.default, _aten.conv2d.default, _aten.convolution.default)
 _TURNED = (_aten.t.default, _aten.permute.default, _aten.transpose.int)
-
-
-def _attribute(module: nn.Module, name: str) -> Any:
-    path, _, last = name.rpartition(".")
-    return getattr(module.get_submodule(path), last)
 
 
 def _product(kind: Any, args: Sequence[Any]) -> tuple[Any, Any, Any]:

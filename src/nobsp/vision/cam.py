@@ -466,18 +466,16 @@ class NObSPCam(Explainer):
         cam = cls(model, **stored.options)
         # Any images show where the map is; these are the same every time.
         generator, shape = torch.Generator().manual_seed(0), (2, *stored.image_shape)
-        probe = (
-            torch.randint(1, 4, shape, generator=generator) if stored.text else torch.randn(shape, generator=generator)
-        )
+        probe = torch.randn(shape, generator=generator)
+        if stored.text:
+            probe = torch.randint(1, 4, shape, generator=generator)
         for place, key in enumerate(stored.keys[1:], start=1):
             probe[:, place] = int(key == "attention_mask")
         with cam._running():
             feature_map = find_map(as_taken(model, stored.keys), probe, layer=cam.layer, head=cam.head)
         found, known = feature_map.described(), stored.feature_map
         if feature_map.fingerprint() != stored.fingerprint or found["outputs"] != known["outputs"]:
-            raise ValueError(
-                "model is not the one this explainer was calibrated on: its weights differ; pass that one."
-            )
+            raise ValueError("model is not the one this explainer was calibrated on; its weights differ.")
         if found != known:
             different = [name for name in known if found[name] != known[name]]
             raise ValueError(f"the model's map is not where it was when this explainer was calibrated: {different}.")
