@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -107,7 +107,7 @@ def plain(value: Any) -> Any:
         return value.detach().cpu().tolist()
     if hasattr(value, "__array__"):
         return np.asarray(value).tolist()
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if isinstance(value, str) or not isinstance(value, Collection):  # what can be read only once is left alone
         return value
     return [plain(inner) for inner in value]
 
