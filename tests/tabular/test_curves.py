@@ -162,7 +162,7 @@ def test_functions_of_nothing_are_empty(explainer):
     ("feature", "values", "kind", "said"),
     [
         ("age", ["old"], TypeError, "column 'age', is not numeric"),
-        ("age", [[1.0, 2.0]], ValueError, r"values of 'age' must be rows of 1, found shape \(1, 2\)"),
+        ("age", [[1.0, 2.0]], ValueError, r"values of 'age' must be one value per row, found shape \(1, 2\)"),
         ("city", [1.0, 0.0], ValueError, r"values of 'city' must be rows of 3"),
     ],
 )

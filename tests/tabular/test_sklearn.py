@@ -313,7 +313,7 @@ def test_a_row_of_the_table_can_be_the_baseline(pipeline, people):
 @pytest.mark.parametrize(
     ("baseline", "said"),
     [
-        ({"city": "paris"}, "baseline for 'city' is 'paris', which calibration did not see; there are 'bern'"),
+        ({"city": "paris"}, "baseline for 'city' is 'paris', which was not seen; there are 'bern'"),
         ({"cty": "rome"}, "baseline names 'cty'.*did you mean 'city'"),
         ([1, 2, 3], "baseline has 3 values but the table has 7 columns"),
         ({"age": "old"}, "baseline for 'age' must be"),
