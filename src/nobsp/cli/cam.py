@@ -199,7 +199,7 @@ def _write_confusions(
     for row, (true, said) in enumerate(zip(found.labels, found.maps.target_names, strict=True)):
         both = [np.flatnonzero(hits.labels[row] == one)[:_NEIGHBOURS] for one in (true, said)]
         rest = np.setdiff1d(np.arange(most), np.concatenate(both))
-        kept.append(np.concatenate([*both, rest])[: 2 * _NEIGHBOURS])
+        kept.append(np.sort(np.concatenate([*both, rest])[: 2 * _NEIGHBOURS]))  # nearest first
     columns = np.array(kept)
     parts = ("indices", "distances", "labels")
     taken: dict[str, Any] = {part: np.take_along_axis(getattr(hits, part), columns, 1) for part in parts}
@@ -210,8 +210,8 @@ def _write_confusions(
         found,
         path,
         title=output.title or f"What {name} confuses",
-        about=f"{pairs}. Red speaks for the class that was predicted and blue for the true one. Neighbours: "
-        "the nearest images of the true class, then of the predicted one.",
+        about=f"{pairs}. Orange speaks for the class that was predicted and blue for the true one. Neighbours: "
+        "the nearest images of both.",
         explainer=explainer,
         images=pictures.shown(found.images),
         names=[pictures.names[place] for place in shown],

@@ -240,7 +240,7 @@ function showLink(plate) {
 function headline() {
   const shares = (pictures.explained || []).filter((share) => share !== null), purity = pictures.hits?.purity;
   if (shares.length) {
-    return [Math.max(0, Math.min(...shares)), "of how each class’s logit varies, at least, is in the account.", true];
+    return [Math.max(0, Math.min(...shares)), "of how the logits vary is in the account, for the class it says least about.", true];
   }
   if (purity) return [purity.reduce((a, b) => a + b, 0) / purity.length, "of the neighbours found have the class that the model predicts."];
   if (labelOf(0) === null || saidOf(0) === null) return null;
