@@ -292,7 +292,7 @@ def test_a_loaded_explainer_draws_its_curves_without_rows(known, tmp_path):
         ({"features": "agge"}, "no feature 'agge'; did you mean 'age'"),
         ({"features": []}, "features is empty"),
         ({"features": 7}, "feature 7 is out of range"),
-        ({"output": "prize"}, "no output 'prize'; there are 'price'"),
+        ({"output": "prize"}, "no output 'prize'; did you mean 'price'"),
         ({"max_display": 0}, "max_display must be a whole number"),
         ({"data": np.zeros((4, 2))}, "2 columns but the explainer was calibrated on 3"),
     ],

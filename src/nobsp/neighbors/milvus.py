@@ -43,7 +43,7 @@ class Milvus:
     collection: str = "nobsp"
     token: str = ""
     replace: bool = False
-    timeout: float = 10.0
+    timeout: float = 30.0
     index_type: str | None = None
     candidates: int = 64
     candidates_by_activation: int = 128
