@@ -46,19 +46,14 @@ class ModelOptions:
     threads: int | None = None
     """Threads torch may use (default 1 for tables, torch's own choice for images)."""
 
-    @contextmanager
-    def limit_threads(self, default: int | None) -> Iterator[None]:
-        """Lets torch use so many threads, and as many as before afterwards."""
-        import torch
+    def limit_threads(self, default: int | None) -> AbstractContextManager[None]:
+        """Lets torch use as many threads as asked for."""
+        from nobsp.network.inference import use_threads
 
-        before, wanted = torch.get_num_threads(), default if self.threads is None else self.threads
+        wanted = default if self.threads is None else self.threads
         if wanted is not None and wanted < 1:
             raise UsageError(f"--threads must be at least 1, found {wanted}.")
-        torch.set_num_threads(before if wanted is None else wanted)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+        return use_threads(wanted)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -291,6 +291,17 @@ def find_part(
     return name, parts[name]
 
 
+@contextmanager
+def use_threads(count: int | None) -> Iterator[None]:
+    """Lets torch use so many threads, and as many as before afterwards; None changes nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts multiplications and additions; without the hooks on modules that torch's own counter puts."""
 

@@ -92,12 +92,12 @@ ECONOMY = Effort(8, 11, 5, 24, 6, 6, 3, 12, 4, 3, 20_000)
 _MOST_OPERATIONS = 5_000_000
 
 
-def choose_effort(represent: Represent, inputs: Tensor) -> Effort:
-    """Full, or economy where a forward row takes many operations: counted, as a clock depends on the machine."""
+def count_operations(represent: Represent, inputs: Tensor) -> float:
+    """Operations of a forward row: counted, as a clock depends on the machine."""
     probe = inputs[:8]
     with Operations() as counter:
         represent(probe)
-    return FULL if counter.total <= _MOST_OPERATIONS * len(probe) else ECONOMY
+    return float(counter.total) / len(probe)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +142,7 @@ def fit_terms(
     progress: bool = False,
 ) -> Terms:
     """Fits all terms; `pairs` are those to fit, how many of the strongest, or None for those that pay held out."""
-    effort = choose_effort(represent, sample.inputs)
+    effort = FULL if count_operations(represent, sample.inputs) <= _MOST_OPERATIONS else ECONOMY
     numbers = [domain.columns[0] for domain in domains if domain.reaches and domain.span and len(domain.columns) == 1]
 
     most = len(background) if isinstance(background, Tensor) else min(background, len(sample))
