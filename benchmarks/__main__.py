@@ -42,6 +42,7 @@ TABLES: dict[str, tuple[str, str]] = {
         "benchmarks.vision.class_token",
         "digits: accounts of a class-token transformer beside attention maps",
     ),
+    "texts": ("benchmarks.vision.texts", "sentiment networks: scores of words beside a lexicon of valence"),
     "sparseness": ("benchmarks.vision.sparseness", "images: how concentrated maps are, by two formulas"),
     "pixel-faithfulness": ("benchmarks.vision.pixel_faithfulness", "images: faithfulness correlation pixel by pixel"),
     "calibration-time": ("benchmarks.calibration_time", "seconds to calibrate, by width of the representation"),

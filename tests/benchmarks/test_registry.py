@@ -10,7 +10,7 @@ from benchmarks.__main__ import TABLES, main
 EXPECTED = (
     "synthetic", "faithfulness", "agreement", "deletion", "accounts", "sparseness", "pixel-faithfulness",
     "thorough", "class-token", "calibration-time", "purity", "audit", "statistics", "speed", "recovery", "models",
-    "choosing", "varying", "audit-values", "select",
+    "choosing", "varying", "audit-values", "select", "texts",
     "speed-neighbours", "unseen", "trees", "house", "headline", "bands", "halves",
 )  # fmt: skip
 
