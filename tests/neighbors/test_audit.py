@@ -803,3 +803,74 @@ def test_choices_that_make_no_sense_are_refused(options, message):
     head, rows, _, given, _ = valued(60)
     with pytest.raises(ValueError, match="no margins"):
         nobsp.select(ContributionIndex(head).fit(rows, given), 3, by="both")
+
+
+# ---------------------------------------------------------------------- where rows or labels are alike, or few
+
+
+def test_rows_that_are_alike_are_chosen_from():
+    """Once all are covered, nothing is gained by any row, and one is as good as another."""
+    generator = torch.Generator().manual_seed(0)
+    alike = torch.randn(2, 4, generator=generator).repeat_interleave(50, 0)
+    head = nn.Linear(4, 2)
+    assert len(nobsp.select(ContributionIndex(head).fit(alike), 60)) == 60
+    with torch.no_grad():
+        classes = head(alike).argmax(1)
+    found = ContributionIndex(head).fit(alike, classes).prototypes(3)
+    assert len(set(found.indices.tolist())) == len(found.indices) == 3 * len(set(classes.tolist()))
+
+
+def linear_values(rows: int, *, seed: int):
+    generator = np.random.default_rng(seed)
+    X = generator.normal(size=(rows, 3))
+    head = nn.Linear(3, 1).double()
+    with torch.no_grad():
+        head.weight[:] = torch.tensor([[3.0, 0.0, 0.0]])
+        head.bias[:] = 0.0
+    return head, X, 3 * X[:, 0] + 0.1 * generator.normal(size=rows)
+
+
+@pytest.mark.parametrize("most", [0.0, 0.6])
+def test_labels_of_which_most_are_one_value_are_not_doubted(most):
+    head, X, y = linear_values(400, seed=0)
+    y = np.maximum(y - most, 0.0)  # half or more of them zero
+    assert (y == 0).mean() > 0.45
+    found = audit(ContributionIndex(head, task="regression").fit(X, y))
+    assert found.mislabels.sum() <= 2
+    wrong = np.flatnonzero(y > 1)[:8]
+    y[wrong] = 60.0
+    assert audit(ContributionIndex(head, task="regression").fit(X, y)).mislabels[wrong].all()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_a_few_values_are_judged_by_their_neighbours(rows):
+    head, X, y = linear_values(400, seed=1)
+    index = ContributionIndex(head, task="regression").fit(X, y)
+    _, asked, right = linear_values(rows, seed=2)
+    assert not audit(index, asked, right).mislabels.any()
+    off = right.copy()
+    off[0] += 20.0
+    found = audit(index, asked, off)
+    assert found.mislabels.tolist() == [True] + [False] * (rows - 1)
+
+
+def test_influence_leaves_what_no_row_can_add_in_the_residual():
+    generator = torch.Generator().manual_seed(0)
+    rows, head = torch.randn(30, 64, generator=generator, dtype=torch.float64), nn.Linear(64, 3).double()
+    index = ContributionIndex(head).fit(rows, torch.arange(30) % 3)
+    asked = torch.randn(4, 64, generator=generator, dtype=torch.float64)
+    found = index.influence(asked)
+    np.testing.assert_allclose(found.base + found.values.sum(1) + found.residual, found.logits, atol=1e-12)
+    with torch.no_grad():
+        assert found.logits == pytest.approx(head(asked).amax(1).numpy(), abs=1e-6)  # rows are held in single
+    assert np.abs(found.residual).max() > 0.01
+    assert np.abs(index.influence(rows[:4]).residual).max() < 1e-9
+    values = ContributionIndex(nn.Linear(64, 1).double(), task="regression").fit(rows, rows[:, 0])
+    with pytest.raises(ValueError, match="a regression has no classes; leave target out"):
+        values.influence(asked, target=0)
+
+
+def test_a_mask_is_no_list_of_positions():
+    index = ContributionIndex(nn.Linear(4, 2)).fit(torch.randn(20, 4, generator=torch.Generator().manual_seed(0)))
+    with pytest.raises(TypeError, match="labelled must hold positions, found bool"):
+        nobsp.select(index, 2, labelled=np.arange(20) < 3)

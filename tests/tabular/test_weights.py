@@ -25,16 +25,50 @@ def network() -> nn.Module:
         return nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 2)).double().eval()
 
 
-@pytest.mark.parametrize("published", [False, True])
-def test_whole_weights_are_repeated_rows(published: bool) -> None:
-    make: Any = NObSP.as_published if published else NObSP
+def test_whole_weights_are_repeated_rows() -> None:
     repeated = np.repeat(X, WEIGHT.astype(int), axis=0)
-    expected = make(network()).fit(repeated)(X)
-    for weight in (WEIGHT, WEIGHT * 0.3, WEIGHT.tolist()):  # whole multiples of a common unit
-        found = make(network()).fit(X, sample_weight=weight)(X)
+    expected = NObSP(network(), ridge=1e-3, interactions=2).fit(repeated)(X)
+    for weight in (WEIGHT, WEIGHT * 0.3, WEIGHT.tolist(), torch.tensor(WEIGHT, requires_grad=True)):
+        found = NObSP(network(), ridge=1e-3, interactions=2).fit(X, sample_weight=weight)(X)
         assert found.terms == expected.terms
         assert_same_to_rounding(found.values, expected.values)
         assert_same_to_rounding(found.base_values, expected.base_values)
+
+
+def test_copies_of_a_row_do_not_judge_each_other() -> None:
+    """Nearly equal weights leave the share explained, the strength and the bands about as they are without."""
+    generator = np.random.default_rng(3)
+    rows, fresh = generator.normal(size=(60, 8)), generator.normal(size=(2000, 8))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 1)).double()
+        with torch.no_grad():
+            net[0].weight.mul_(4)
+    plain = NObSP(net).fit(rows)
+    weighted = NObSP(net).fit(rows, sample_weight=generator.uniform(0.9, 1.1, size=60))
+    assert weighted.health().rows == plain.health().rows == 60
+    assert weighted.explained_[0] == pytest.approx(plain.explained_[0], abs=0.15)
+    assert weighted.explained_[0] < weighted(fresh).explained()[0] + 0.25
+    tables = [one.curves() for one in (plain, weighted)]
+    widths = [float((table["upper"] - table["lower"]).mean()) for table in tables]
+    assert 0.5 < widths[1] / widths[0] < 2
+
+
+def test_a_level_of_little_weight_is_known_all_the_same() -> None:
+    frame = pd.DataFrame({"a": X[:, 0], "kind": ["x"] * 119 + ["y"]})
+    weight = np.append(GENERATOR.uniform(0.5, 1, 119), 1e-7)
+    explainer = NObSP(lambda rows: rows["a"].to_numpy() + (rows["kind"] == "y").to_numpy(), interactions=0)
+    assert not explainer.fit(frame, sample_weight=weight)(frame[-1:]).outside.any()
+
+
+def test_what_weights_do_not_go_with_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"sample_weight needs reference=\"terms\""):
+        NObSP.as_published(network()).fit(X, sample_weight=WEIGHT)
+    weighted, plain = NObSP(network(), interactions=0).fit(X, sample_weight=WEIGHT), NObSP(network(), interactions=0)
+    with pytest.raises(ValueError, match="sample_weight cannot be merged"):
+        plain.fit(X).merge(weighted)
+    with pytest.raises(ValueError, match="mergeable: a calibration with sample_weight"):
+        weighted.save("never.nobsp", mergeable=True)
 
 
 def test_weights_decide_over_what_a_curve_averages() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import nobsp
@@ -60,3 +62,22 @@ def test_labels_must_be_as_many_as_images(cam: NObSPCam) -> None:
         nobsp.confusions(cam, images(8), torch.zeros(9, dtype=torch.int64))
     with pytest.raises(ValueError, match="batches of images and labels"):
         nobsp.confusions(cam, images(8))
+
+
+def test_labels_that_are_no_classes_and_counts_that_are_none_are_refused() -> None:
+    given = torch.randn(12, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    cam = NObSPCam(nn.Sequential(body, nn.Linear(8, 3))).fit(given)
+    labels = torch.arange(12) % 3
+    with pytest.raises(ValueError, match=r"labels must hold one class per image, found the shape \(12, 3\)"):
+        nobsp.confusions(cam, given, torch.nn.functional.one_hot(labels))
+    for wrong in ({"pairs": 0}, {"examples": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            nobsp.confusions(cam, given, labels, **wrong)
+    assert nobsp.confusions(cam, given, pd.Series(labels.numpy(), index=range(5, 17))).matrix.sum() == 12
+    right = cam(given).logits.argmax(1)
+    with pytest.raises(ValueError, match="no image was taken for another class"):
+        nobsp.report(nobsp.confusions(cam, given, right), "never.html")
+    one = NObSPCam(nn.Sequential(body, nn.Linear(8, 1))).fit(given)
+    with pytest.raises(ValueError, match="one output"):
+        nobsp.confusions(one, given, 0 * labels)

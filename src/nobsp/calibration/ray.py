@@ -236,8 +236,9 @@ def _worked(work: Callable[[Any], Any], batch: Any) -> Any:
 
 def _join_tables(join: Callable[[Any, Any], Any], *tables: Any) -> Any:
     """All parts in some tables, one after another, as one."""
-    parts = [part for table in tables for part in _cells(table)]
-    return _table(reduce(join, parts) if parts else None)
+    parts = (part for table in tables for part in _cells(table))  # one at a time: each may be large
+    first = next(parts, None)
+    return _table(None if first is None else reduce(join, parts, first))
 
 
 def _table(part: Any) -> Any:

@@ -93,6 +93,8 @@ def audit(
     if (table.data is None) == (images.images is None):
         raise UsageError("choose what to audit: a table with --data and --target, or images with --images.")
     if method.apply is not None:
+        if method.labels is not None:
+            raise UsageError("--apply changes labels of --target or of folders; those of --labels are yours to change.")
         _apply_decisions(method.apply, table, images, output, console)
         return
     if not model.model:
@@ -373,7 +375,7 @@ def _apply_decisions(
         labels, keys, key = list(pictures.labels), pictures.names, "name"
         columns = {"image": [str(one) for one in pictures.paths], "label": labels}
     place = {name: number for number, name in enumerate(keys)}
-    kind = next((one for one in (int, float) if all(isinstance(label, one) for label in labels)), str)
+    numbers = all(isinstance(label, int | float) for label in labels)
     changes: list[tuple[Any, ...]] = []
     dropped = set()
     for one in decisions:
@@ -382,7 +384,7 @@ def _apply_decisions(
             raise UsageError(f"--apply {path}: there is no {key} {one[key]!r} in {table.data or images.images}.")
         before, after = labels[row], one.get("new_label", "")
         given = one.get("given_label", before)
-        if str(given) != str(before) and not (kind is float and float(given) == before):
+        if str(given) != str(before) and not (numbers and float(given) == before):
             raise UsageError(
                 f"--apply {path}: {key} {one[key]!r} was labelled {one['given_label']!r}, and is {before!r} now; these "
                 "are decisions about other data."
@@ -391,10 +393,9 @@ def _apply_decisions(
             dropped.add(row)
         elif one["decision"] == "relabel":
             try:
-                labels[row] = kind(after)
+                labels[row] = (int(after) if str(after).lstrip("-").isdigit() else float(after)) if numbers else after
             except ValueError:
-                what = "whole number" if kind is int else "number"
-                raise UsageError(f"--apply {path}: new_label {after!r} is no {what}, as all labels are.") from None
+                raise UsageError(f"--apply {path}: new_label {after!r} is no number, as all labels are.") from None
         changes.append((one[key], one["decision"], before, labels[row] if row not in dropped else ""))
     kept = [row for row in range(len(keys)) if row not in dropped]
     files = ("cleaned.csv", "changes.csv")

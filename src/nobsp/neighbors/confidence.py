@@ -46,6 +46,8 @@ _CALIBRATED, _TEMPERATURES, _ROUNDS = 20_000, np.exp(np.linspace(-1.5, 2.0, 29))
 _VALUE_DECAY, _GENTLE = 0.003, 0.1
 # Tails of residuals to choose from, and by how much their local scale counts.
 _TAILS, _LOCAL = (3.0, 4.0), (0.0, 0.5, 1.0)
+# Fewest labels of a regression that tell by themselves how far labels usually are from what is expected.
+_FEWEST = 50
 _TINY = 1e-100  # labels that are all alike have no spread
 # Which classes are taken for which is found out where so many labels agree; wrong labels at random count as so many.
 _AGREEMENT, _PRIOR = 0.8, 20.0
@@ -342,8 +344,12 @@ def expect_values(
     shift = np.median(missed, axis=1)
     middle, spread = middle + shift, np.median(np.abs(missed - shift[:, None]), axis=1)
     spread = np.maximum(spread, 1e-3 * np.median(spread) + _TINY)
-    wrong = None if labels is None else doubt_values(labels.numpy() - middle, spread, labels.numpy())
-    return Expected(middle, spread, wrong)
+    if labels is None:
+        return Expected(middle, spread, None)
+    given, sizes, known = labels.numpy(), np.abs(labels.numpy() - middle)[:, None], labels.numpy()
+    if len(given) < _FEWEST:  # too few to tell what is usual: their neighbours do
+        sizes, known = np.abs(missed - shift[:, None]), others.labels.numpy()
+    return Expected(middle, spread, doubt_values(given - middle, spread, given, sizes, known))
 
 
 def usual_error(take: Take, positions: Tensor, heads: Heads | None) -> float:
@@ -354,8 +360,8 @@ def usual_error(take: Take, positions: Tensor, heads: Heads | None) -> float:
     return float((rows.labels - expected).abs().median()) + _TINY
 
 
-def doubt_values(residuals: Array, spread: Array, labels: Array) -> Array:
-    """Probability that each label is wrong.
+def doubt_values(residuals: Array, spread: Array, labels: Array, sizes: Array, known: Array) -> Array:
+    """Probability that each label is wrong, given sizes of usual residuals beside each spread, and labels as they are.
 
     A right label is about where it is expected: its residual, in units of a scale between the local spread and that of
     all, has Student's distribution. A wrong one is another row's label, or off by a spread of the labels or two
@@ -364,14 +370,15 @@ def doubt_values(residuals: Array, spread: Array, labels: Array) -> Array:
     """
     from scipy import stats
 
-    middle, deviation = float(np.median(labels)), float(labels.std()) + _TINY
-    anywhere = stats.cauchy.pdf(labels, middle, float(np.median(np.abs(labels - middle))) + _TINY)
-    another = stats.norm.pdf(labels, labels.mean(), deviation)
+    middle, deviation = float(np.median(known)), float(known.std()) + _TINY
+    # Where most labels are one and the same value, their median deviation is zero.
+    anywhere = stats.cauchy.pdf(labels, middle, max(float(np.median(np.abs(known - middle))), deviation / 2))
+    another = stats.norm.pdf(labels, known.mean(), deviation)
     off = stats.maxwell.pdf(np.abs(residuals), 0, deviation) / 2
     best: tuple[float, Array] = -np.inf, np.zeros(len(labels))
     for local, tail in product(_LOCAL, _TAILS):
         scale = np.exp(local * np.log(spread) + (1 - local) * np.log(np.median(spread)))
-        unit = scale * (np.median(np.abs(residuals) / scale) + _TINY) / stats.t.ppf(0.75, tail)
+        unit = scale * (np.median(sizes / scale[:, None]) + _TINY) / stats.t.ppf(0.75, tail)
         about = stats.t.pdf(residuals / unit, tail) / unit
         for kind in (another, off):
             elsewhere, share = 0.9 * kind + 0.1 * anywhere, _NOISE

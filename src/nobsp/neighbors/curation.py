@@ -66,7 +66,10 @@ def select(
     if by not in ("coverage", "uncertainty", "both"):
         raise ValueError(f'by must be "coverage", "uncertainty" or "both", found {by!r}.')
     count, fitted = len(index), index._fitted
-    known = torch.unique(torch.as_tensor(np.asarray([] if labelled is None else labelled, dtype=np.int64)))
+    given = np.asarray([] if labelled is None else labelled)
+    if given.size and given.dtype.kind not in "iu":
+        raise TypeError(f"labelled must hold positions, found {given.dtype}; of a mask, pass np.flatnonzero(mask).")
+    known = torch.unique(torch.as_tensor(given.astype(np.int64)))
     if len(known) and not 0 <= int(known.min()) <= int(known.max()) < count:
         raise ValueError(f"labelled must hold positions from 0 to {count - 1}, found {known.min()} to {known.max()}.")
     if n > count - len(known):
@@ -116,17 +119,19 @@ class Influence:
 
     Attributes:
         values: What each row of the database adds, for the class where positive, shape (queries, rows).
-        base: The logit at the mean of the database; `base + values.sum(1)` are the logits.
-        logits: Logits of the classes asked for, shape (queries,).
+        base: The logit at the mean of the database; `base + values.sum(1) + residual` are the logits.
+        logits: Logits of the classes asked for, shape (queries,); of a model with one, half of it for either class.
+        residual: What no row can add, as it lies in directions in which no two of them differ; shape (queries,).
         target: These classes, written as labels are; of a regression the value predicted.
         exact: Share of the head's weights that training with weight decay on these rows explains: 1 where it was
-            trained so until it converged. The rest is shared out among the rows as evenly as can be, and values are an
-            approximation.
+            trained so, with a bias that is not decayed, until it converged. The rest is shared out among the rows as
+            evenly as can be, and values are an approximation.
     """
 
     values: Array
     base: Array
     logits: Array
+    residual: Array
     target: NDArray[Any]
     exact: float
 
@@ -183,6 +188,8 @@ def weigh_influence(fitted: Fitted, X: Any, read: Callable[[Any], Any], target: 
                 best, exact = left / decay, share
     rest = weight.T - centred.T @ best
     best = best + centred @ (torch.linalg.pinv(centred.T @ centred, hermitian=True) @ rest)
+    if target is not None and outcomes.classes is None:
+        raise ValueError("a regression has no classes; leave target out.")
     codes = (
         asked.predicted
         if target is None
@@ -193,4 +200,6 @@ def weigh_influence(fitted: Fitted, X: Any, read: Callable[[Any], Any], target: 
     base = (weight @ mean + bias)[codes]
     found = base + (x * weight[codes]).sum(1)
     said = found.numpy() if outcomes.classes is None else outcomes.classes[codes.numpy()]
-    return Influence(values.numpy(), base.numpy(), found.numpy(), said, max(0.0, float(exact)))
+    residual = found - base - values.sum(1)
+    parts = (values.numpy(), base.numpy(), found.numpy(), residual.numpy())
+    return Influence(*parts, said, max(0.0, float(exact)))

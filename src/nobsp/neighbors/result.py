@@ -91,7 +91,10 @@ class Neighbors:
         if (towards.dtype.kind in "US") != (known.dtype.kind in "US"):
             raise TypeError(f"labels are {towards.dtype}, but those of the database are {known.dtype}.")
         if self.labels.ndim == 3:
-            codes = np.argmax(self.classes == towards[:, None], axis=1)
+            same = self.classes == towards[:, None]
+            if not same.any(1).all():
+                raise ValueError(f"labels holds {towards[~same.any(1)][0]!r}, which is no class of the database.")
+            codes = np.argmax(same, axis=1)
             return np.asarray(self.labels[np.arange(len(self)), :, codes].mean(1), dtype=np.float64)
         share: Array = np.mean(self.labels == towards[:, None], axis=1)
         return share
@@ -267,7 +270,7 @@ def choose_covering(
     for _ in range(n):
         fresh = torch.zeros(count, dtype=torch.bool)
         while not fresh[best := int(gains.argmax())]:
-            some = gains.topk(min(32, count)).indices
+            some = torch.where(fresh, -torch.inf, gains).topk(min(32, count)).indices
             some = some[~fresh[some] & (gains[some] > -torch.inf)]
             gains[some], fresh[some] = gain(some, start), True
         chosen.append(best)

@@ -170,10 +170,12 @@ def _solve(
         factors, bias = torch.stack(rows)[:, :-1], torch.stack(rows)[:, -1]
     # Rounding leaves a little of what plays no part.
     factors = torch.where(factors.abs() > 1e-5 * factors.abs().max(), factors, 0.0)
+    # Where each output has its own factor, no matrix of outputs times outputs is made.
+    blend: Callable[[Tensor, Tensor], Tensor] = torch.mul if aligned else torch.matmul
     widths = [part.shape[1] for part in logits]
-    mixes = [torch.diag(column) for column in factors.T] if aligned else torch.split(factors, widths, 1)
-    expected = bias + sum(part @ mix.T for part, mix in zip(logits, mixes, strict=True))
-    size = bias.abs() + sum(part @ mix.abs().T for part, mix in zip(sizes, mixes, strict=True))
+    mixes = factors.T[:, :, None].unbind() if aligned else torch.split(factors, widths, 1)
+    expected = bias + sum(blend(mix, part.T).T for mix, part in zip(mixes, logits, strict=True))
+    size = bias.abs() + sum(blend(mix.abs(), part.T).T for mix, part in zip(mixes, sizes, strict=True))
     allowed = _ROUNDING * eps * size
     if softmax:
         around = allowed.amax(1, keepdim=True) * output
@@ -182,7 +184,7 @@ def _solve(
     near = (apply(expected) - output).abs() <= around + _ROUNDING * eps * output.abs() + 8 * eps * bool(softmax)
     if not bool(near.all()):
         return None
-    return torch.cat([mix @ weight.T for mix, weight in zip(mixes, weights, strict=True)], 1), bias
+    return torch.cat([blend(mix, weight.T) for mix, weight in zip(mixes, weights, strict=True)], 1), bias
 
 
 def _least_squares(columns: Tensor, target: Tensor) -> Tensor | None:

@@ -67,9 +67,9 @@ def resolve_features(
                 f"features has {len(listed)} names but the data has {columns} columns; pass one name per column, or a "
                 "dictionary of names and their columns to group them."
             )
-        twice = [name for name in listed if listed.count(name) > 1]
-        if twice:
-            raise ValueError(f"features has the name {twice[0]!r} twice; names must differ.")
+        if len(set(listed)) != len(listed):
+            twice = next(name for name in listed if listed.count(name) > 1)
+            raise ValueError(f"features has the name {twice!r} twice; names must differ.")
         return Features(listed, tuple((i,) for i in range(columns)))
     groups: dict[str, tuple[int, ...]] = {}
     for key, given in features.items():

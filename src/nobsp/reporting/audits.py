@@ -103,7 +103,7 @@ def hits_for_page(hits: Any, kept: NDArray[np.intp], *, rows: int, names: Sequen
     }
     if labels is None:
         return found
-    if _are_measurements(labels):
+    if getattr(hits, "residuals", None) is not None or _are_measurements(labels):
         return found | {"values": packed(np.asarray(labels, dtype=np.float64)[kept], "f4")}
     given = {"labels": labels} | ({} if predicted is None else {"predicted": predicted})
     texts = {

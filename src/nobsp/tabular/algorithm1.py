@@ -388,8 +388,8 @@ class Published:
         """The calibration on both's rows."""
         if not self.parts or not other.parts:
             raise ValueError(
-                "merge needs the moments, which were not saved, or not held at once; save with rows=True, or calibrate "
-                "with an engine that has more memory, such as nobsp.Local(memory=...)."
+                "merge needs the moments, which were not saved, or not held at once; save with mergeable=True, or "
+                "calibrate with an engine that has more memory, such as nobsp.Local(memory=...)."
             )
         if self.plan.fingerprint() != other.plan.fingerprint():
             raise ValueError(

@@ -359,28 +359,35 @@ class BlockReader:
 Rows = TableRows | DatasetRows
 
 
-def repeat_rows(X: Any, sample_weight: Any) -> Any:
-    """The rows as often as their weights say; rows that are the same are never held out from each other."""
-    parts = tuple(X.values()) if isinstance(X, Mapping) else X if isinstance(X, tuple) else (X,)
-    if not all(hasattr(part, "shape") and len(part.shape) > 0 for part in parts):
+def repeat_rows(X: Any, sample_weight: Any, *, several: bool) -> tuple[Any, int]:
+    """The rows as often as their weights say, and how many there are; `several` where a model has several inputs."""
+    inputs = X if several and isinstance(X, Mapping | tuple | list) else (X,)
+    parts = tuple(inputs.values() if isinstance(inputs, Mapping) else inputs)
+    if not all(len(getattr(part, "shape", ())) > 0 for part in parts):
         raise TypeError(
             f"sample_weight needs rows in memory, but X is a {type(X).__name__}; pass an array, a tensor or a frame."
         )
-    rows, weight = int(parts[0].shape[0]), np.asarray(sample_weight, dtype=np.float64)
-    if weight.shape != (rows,):
+    given = sample_weight.detach().cpu() if isinstance(sample_weight, Tensor) else sample_weight
+    rows, weight = int(parts[0].shape[0]), np.asarray(given, dtype=np.float64)
+    if weight.shape != (rows,) or any(part.shape[0] != rows for part in parts):
         raise ValueError(f"sample_weight has the shape {weight.shape}; pass one weight for each of the {rows} rows.")
     if not (np.isfinite(weight).all() and weight.min() >= 0 and weight.max() > 0):
         raise ValueError("sample_weight must be finite and not negative, with one weight above zero at least.")
+    weight = weight / weight.max()
     counts = weight / weight[weight > 0].min()
-    whole = np.abs(counts - np.rint(counts)).max() <= 1e-9 * counts.max()
-    if not whole or counts.sum() > max(SAMPLE_ROWS, 4 * rows):
-        shares = np.cumsum(weight) / weight.sum()
-        counts = np.diff(np.rint(shares * max(SAMPLE_ROWS, rows)), prepend=0.0)
-    places = np.repeat(np.arange(rows), np.rint(counts).astype(np.intp))
-    taken = [part.iloc[places] if hasattr(part, "iloc") else part[places] for part in parts]
-    if isinstance(X, Mapping):
-        return dict(zip(X, taken, strict=True))
-    return tuple(taken) if isinstance(X, tuple) else taken[0]
+    most = max(min(32 * rows, SAMPLE_ROWS), 4 * rows)
+    if np.abs(counts - np.rint(counts)).max() > 1e-9 * counts.max() or counts.sum() > most:
+        # Rounded as they add up, so that rows alike have their weight together however small each one's is.
+        counts = np.diff(np.rint(np.cumsum(weight) * (most / weight.sum())), prepend=0.0)
+    counts = np.where(weight > 0, np.maximum(np.rint(counts), 1), 0)  # no level and no end of a range is lost
+    places = np.repeat(np.arange(rows), counts.astype(np.intp))
+    taken = [part[places] if isinstance(part, np.ndarray | Tensor) else _take_rows(part, places) for part in parts]
+    found: Any = dict(zip(inputs, taken, strict=True)) if isinstance(inputs, Mapping) else tuple(taken)
+    return found if inputs is X else taken[0], int((weight > 0).sum())
+
+
+def _take_rows(frame: Any, places: NDArray[np.intp]) -> Any:
+    return frame.iloc[places] if hasattr(frame, "iloc") else nw.from_native(frame, eager_only=True)[places].to_native()
 
 
 def read_rows(run: Run, X: Any, adapted: Adapted, batch_size: int, *, columns: Sequence[str] | None) -> Rows:

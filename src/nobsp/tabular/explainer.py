@@ -76,6 +76,8 @@ class NObSP(Explainer):
         True
     """
 
+    _weighted = False  # whether rows had weights
+
     def __init__(
         self,
         model: Any,
@@ -132,8 +134,9 @@ class NObSP(Explainer):
             X: Array, tensor, pandas or polars frame, DataLoader (labels in its batches are left aside), an iterable
                 of batches, or a `ray.data.Dataset` of numbers (or of arrays, one a row).
             y: Ignored: the network's own outputs are explained.
-            sample_weight: How much each row counts, for rows in memory: a row of weight 2 counts as two such rows do,
-                to the nearest of 16,384 parts of the whole where weights have no common unit.
+            sample_weight: How much each row counts, for rows in memory: a row of weight 2 counts as two such rows do.
+                Weights without a common unit are rounded to a thirtieth of the mean weight, of more than 512 rows to
+                a quarter at worst, so that sums over many rows are right; none above zero becomes zero.
             engine: Where rows are added up: `nobsp.Local` in this process, `nobsp.Ranks` on all processes of a
                 `torch.distributed` group, `nobsp.RayCluster` in the workers of a Ray cluster. By default all ranks
                 where there are several, else the cluster of a Ray dataset, else this process.
@@ -143,12 +146,15 @@ class NObSP(Explainer):
         """
         with choose_engine(engine, X).start(CHECKPOINTED) as run:
             # In here, so that other processes learn of an error.
-            X = X if sample_weight is None else repeat_rows(X, sample_weight)
             options = Options.of(self.get_params(deep=False))
             known = None if like is None else like._fitted
             if like is not None:
                 options.require_alike(Options.of(like.get_params(deep=False)))
-            adapted = adapt(self.model, X)
+            adapted, weighted = adapt(self.model, X), None
+            if sample_weight is not None:
+                if run.size > 1 or options.reference != "terms":
+                    raise ValueError('sample_weight needs reference="terms" and one process; leave it out here.')
+                X, weighted = repeat_rows(X, sample_weight, several=adapted.pack is not None)
             expected = adapted.feature_names if known is None else known.columns.names
             rows = read_rows(run, X, adapted, options.batch_size, columns=expected)
             readout = find_readout(adapted, rows.probe, head=options.head)
@@ -161,7 +167,7 @@ class NObSP(Explainer):
             columns = find_columns(run, rows, adapted, options.features) if known is None else known.columns
 
             def facts_of(summary: Summary) -> Facts:
-                return Facts(adapted, columns, summary, network, options, names)
+                return Facts(adapted, columns, summary, network, options, names, weighted=weighted)
 
             if options.reference == "terms":
                 summary = Summary(columns.features.columns)
@@ -176,7 +182,7 @@ class NObSP(Explainer):
                 estimate = run.decide(lambda: make(facts_of(summary)).with_spreads())
             else:
                 estimate = make(facts_of(summary))
-        self._fit = Fitted(adapted, readout, columns, summary, estimate)
+        self._fit, self._weighted = Fitted(adapted, readout, columns, summary, estimate), weighted is not None
         for finding in estimate.functions.state.findings:
             if finding.severity == "error":
                 warnings.warn(f"{finding.subject}: {finding.message}", stacklevel=2)
@@ -189,6 +195,8 @@ class NObSP(Explainer):
         must then be the same, which `fit(X, like=explainer)` takes care of.
         """
         mine, theirs = self._fitted, other._fitted
+        if self._weighted or other._weighted:
+            raise ValueError("calibrations with sample_weight cannot be merged; fit all rows at once.")
         mine.require_same_model(theirs.readout)
         published = mine.estimate.published
         if published is not None:
@@ -439,7 +447,10 @@ class NObSP(Explainer):
             mergeable: Whether to keep what `merge` needs: the sample of calibration rows, or as published the moments.
                 Without, the file is small and holds no row, unless a term without a table needs the background rows.
         """
-        files.save(path, self._fitted, self._options(), rows=mergeable)
+        fitted = self._fitted
+        if mergeable and self._weighted:
+            raise ValueError("mergeable: a calibration with sample_weight cannot be merged; leave it out.")
+        files.save(path, fitted, self._options(), rows=mergeable)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Any) -> Self:

@@ -160,7 +160,10 @@ class Facts:
         network: Network,
         options: Options,
         output_names: tuple[str, ...],
+        *,
+        weighted: int | None = None,
     ) -> None:
+        self.weighted = weighted  # how many rows there were before they were repeated by weight, if they were
         self.adapted, self.columns, self.summary, self.output_names = adapted, columns, summary, output_names
         self.readout: Readout = network.readout
         self.network, self.options = network, options
@@ -188,7 +191,7 @@ class Facts:
         outputs = [
             self.readout.logits(represent(part)).cpu().double() for part in torch.split(inputs, self.options.batch_size)
         ]
-        return Sample(self._own, inputs, torch.cat(outputs))
+        return Sample(self._own, inputs, torch.cat(outputs), weighted=self.weighted is not None)
 
     def baseline_rows(self) -> Tensor:
         """The baseline as a row that the model takes."""
@@ -396,7 +399,7 @@ def _examine(facts: Facts, terms: Terms, values: Tensor, rows: Sample) -> Health
         explained=tuple(fit.explained.tolist()),
         inside=tuple(fit.inside.tolist()),
         outside_rows=len(fit.rows.outside) / len(fit.rows.outputs),
-        rows=facts.summary.rows,
+        rows=facts.summary.rows if facts.weighted is None else facts.weighted,
         columns=fit.rows.terms.shape[1],
     )
 
@@ -464,7 +467,7 @@ def _partners(facts: Facts, rows: Sample) -> list[tuple[int, int, str]]:
                 found.setdefault(numbers[b], (numbers[a], f"rank correlation {alike[a, b]:.3f}"))
     places = {k: np.unique(codes[k], return_inverse=True)[1] for k in keys}
     counts = {k: int(places[k].max()) + 1 for k in keys}
-    few = [k for k in keys if 2 < counts[k] <= 64]
+    few = [k for k in keys if 2 < counts[k] <= min(64, len(rows) // 2)]  # of different values all are one-to-one
     for a, b in combinations(few, 2):
         if counts[a] == counts[b] == len(np.unique(places[a] * 64 + places[b])):
             found.setdefault(b, (a, "their values are one-to-one"))

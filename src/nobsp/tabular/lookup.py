@@ -269,8 +269,8 @@ def value_rows(values: Any, members: int, name: str) -> NDArray[Any]:
         values = values.detach().cpu().numpy()
     # Objects otherwise, so that numbers beside names stay numbers.
     given = np.asarray(values) if hasattr(values, "__array__") else np.array(values, dtype=object)
-    if given.ndim < 2 and given.size % members == 0:
-        given = given.reshape(-1, members)
+    if given.ndim < 2:
+        given = given.reshape(-1, 1) if members == 1 else given.reshape(1, -1)
     if given.ndim != 2 or given.shape[1] != members:
         expected = "one value per row" if members == 1 else f"rows of {members} values"
         raise ValueError(f"values of {name!r} must be {expected}, found shape {given.shape}.")

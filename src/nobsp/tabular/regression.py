@@ -53,6 +53,7 @@ class Sample:
     own: Mapping[int, NDArray[Any]]  # the caller's columns that have tables, by position
     inputs: Tensor  # the same rows as the network takes them
     outputs: Tensor
+    weighted: bool = False  # whether rows that are the same stand for one row of a larger weight
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -72,7 +73,15 @@ class Sample:
     def take(self, rows: NDArray[np.intp]) -> Sample:
         """Some of the rows."""
         place = torch.from_numpy(rows)
-        return Sample({k: column[rows] for k, column in self.own.items()}, self.inputs[place], self.outputs[place])
+        own = {k: column[rows] for k, column in self.own.items()}
+        return replace(self, own=own, inputs=self.inputs[place], outputs=self.outputs[place])
+
+    def lots(self) -> NDArray[np.intp]:
+        """Which rows go together, as copies of one: they are held out together, and drawn together."""
+        if not self.weighted:
+            return np.arange(len(self))
+        new = (self.inputs[1:] != self.inputs[:-1]).any(1).numpy()  # copies lie side by side once shuffled
+        return np.concatenate([[0], np.cumsum(new)]).astype(np.intp)
 
     def some(self, most: int = 512) -> Sample:
         """At most so many of the rows, at even distances."""
@@ -399,7 +408,9 @@ def solve_terms(
         count = min(count, DIRECT_ROWS)
     generator = np.random.default_rng(0)
     few = sample if count == len(sample) else sample.take(np.sort(generator.permutation(len(sample))[:count]))
-    fold = torch.from_numpy(generator.permutation(count) % min(FOLDS, count))
+    lots = few.lots()
+    known = int(lots[-1]) + 1
+    fold = torch.from_numpy((generator.permutation(known) % min(FOLDS, known))[lots])
     parts = [piece.read(few) for piece in pieces]
     outside, clamped = _hold_outside(few, domains, fold)
     held = [
@@ -485,7 +496,7 @@ def _hold_outside(sample: Sample, domains: Sequence[Domain], fold: Tensor) -> tu
         beyond |= ~((held == x) | np.isnan(x))
         own[column] = held
     where = np.flatnonzero(beyond)
-    return torch.from_numpy(where), Sample(own, sample.inputs, sample.outputs).take(where)
+    return torch.from_numpy(where), replace(sample, own=own).take(where)
 
 
 # ---------------------------------------------------------------------- bands
@@ -514,8 +525,9 @@ def spread_of_curves(fit: Fit, traces: Traces, *, copies: int = COPIES, seed: in
     if not traces.mains:
         return {}
     generator = np.random.default_rng(seed)
-    count = len(fit.sample)
-    draws = generator.multinomial(count, np.full(count, 1 / count), size=copies).astype(np.float64)
+    lots = fit.sample.lots()
+    count = int(lots[-1]) + 1
+    draws = generator.multinomial(count, np.full(count, 1 / count), size=copies)[:, lots].astype(np.float64)
     chunk = fit.sample.chunk()
     priors = _copy_priors(traces, chunk, draws, generator)
     values, vectors = torch.linalg.eigh(fit.rows.products.sum(0) / len(fit.rows.terms))

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp._messages import require_whole_number
 from nobsp.vision.cam import NObSPCam
 from nobsp.vision.images import images_of
 from nobsp.vision.maps import ActivationMaps
@@ -64,7 +65,7 @@ class Confusions:
     @property
     def images(self) -> Tensor:
         """The examples, as `maps` has them."""
-        return torch.cat([one.images for one in self.pairs])
+        return torch.cat([one.images for one in self.pairs]) if self.pairs else torch.empty(0)
 
     @property
     def labels(self) -> list[str]:
@@ -109,13 +110,20 @@ def confusions(cam: NObSPCam, images: Any, labels: Any = None, *, pairs: int = 1
         >>> int(found.matrix.sum()), found.pairs[0].maps.against == found.pairs[0].truth
         (40, True)
     """
+    for argument, wanted in (("pairs", pairs), ("examples", examples)):
+        require_whole_number(argument, wanted)
     names = cam.output_names_
+    if len(names) < 2:
+        raise ValueError("the model has one output, and there is no other class to take an image for.")
     matrix = np.zeros((len(names), len(names)), dtype=np.int64)
     confused: dict[tuple[int, int], list[int]] = {}
     kept: dict[int, Tensor] = {}
     seen = 0
     for batch, given in _batches(images, labels, cam.batch_size):
         logits = torch.cat([part.logits for part in cam._read_evidence(batch, wanted="none", progress=False)])
+        given = given.cpu() if isinstance(given, Tensor) else np.asarray(given)
+        if given.ndim != 1:
+            raise ValueError(f"labels must hold one class per image, found the shape {tuple(given.shape)}.")
         targets = cam._targets(given, None, "logit")
         targets.require(len(batch))
         truth = targets.question(logits, 0, logits.new_zeros(len(names))).target[:, 0]
