@@ -21,8 +21,6 @@ from torch import nn
 
 import nobsp
 
-torch.set_num_threads(1)  # a process that has used several cannot be forked: its copy waits for threads it lacks
-
 WIDTH, CLASSES, STEP = 48, 3, 200
 
 
@@ -96,4 +94,5 @@ def interrupt(backend, folder, kills, moments):
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # a process that has used several cannot be forked: its copy waits for threads it lacks
     main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
