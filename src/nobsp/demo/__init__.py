@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from nobsp import __version__
 from nobsp.metrics import function_reproduction
 from nobsp.neighbors import ContributionIndex, audit
+from nobsp.network.inference import use_threads
 from nobsp.reporting import report
 from nobsp.reporting.build import fill_template
 from nobsp.reporting.pictures import png
@@ -44,17 +45,13 @@ class Findings:
 
 def run(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> Findings:
     """Trains three networks, explains and audits them, and writes a page for each and one that links to them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # these networks are too small for a second thread to pay its way
-    try:
+    with use_threads(1):  # these networks are too small for a second thread to pay its way
         say("1 of 3: training a network on known functions, and taking it apart")
         functions, curves = explain_functions(folder / PAGES[1], epochs=300)
         say("2 of 3: breast cancer cells")
         cells = explain_cells(folder / PAGES[2], epochs=40)
         say("3 of 3: handwritten digits")
         digits, examples, suspects = explain_digits(folder / PAGES[3], epochs=12)
-    finally:
-        torch.set_num_threads(threads)
     recovered, largest = functions["functions_r2"], max(cells["strongest"].values())
     # What plays no part is drawn to the scale of the others.
     every = [curve for name in recovered for curve in curves[name][1:]]
