@@ -29,7 +29,7 @@ def calibrate(features: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     moments = Moments({"channels": features.shape[1]})
     for batch in features.split(BATCH):
         moments.update(batch)
-    return channel_coefficients(with_outputs(moments, weight), ridge=Ridge(1e-4, "absolute")).coefficients
+    return channel_coefficients(with_outputs(moments, weight.double()), ridge=Ridge(1e-4, "absolute")).coefficients
 
 
 def overhead(name: str, repeats: int) -> tuple[Race, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -16,6 +17,7 @@ from nobsp._messages import number_outputs
 from nobsp.base import Finding, sort_findings
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import batches_of
+from nobsp.network.inference import use_threads
 from nobsp.network.inputs import SAMPLE_ROWS, Features, Subset, Summary, resolve_baseline
 from nobsp.network.readout import Network, Readout, as_model_takes
 from nobsp.projection import Ridge
@@ -26,10 +28,13 @@ from nobsp.tabular.fitted import Estimate
 from nobsp.tabular.lookup import TermTable
 from nobsp.tabular.regression import Sample, read, spread_of_curves
 from nobsp.tabular.tabulate import Array, Domain, Represent, describe
-from nobsp.tabular.terms import Terms, fit_terms
+from nobsp.tabular.terms import Terms, count_operations, fit_terms
 
 # Rows on which importances are measured, and how many where terms run through the network.
 MEASURED_ROWS, MEASURED_DIRECTLY = 2048, 256
+# Operations of a forward row below which one thread does all: products are small, and where several processes share the
+# processors, threads that wait for each other cost many times what they save.
+_FEW = 100_000
 # Share of an output's variance below which held-out R² is a warning.
 _LOW_SHARE = 0.8
 # Two numbers whose ranks go along like this cannot be told apart by the rows.
@@ -239,8 +244,9 @@ def estimate_terms(facts: Facts, *, progress: bool = False) -> Estimate:
     if facts.summary.rows < 2:
         raise ValueError(f"X has {facts.summary.rows} row; calibration needs at least two.")
     options = facts.options
-    with facts.network.running() as running:
+    with facts.network.running() as running, ExitStack() as threads:
         sample = facts.sample(running.represent).shuffled()
+        threads.enter_context(use_threads(1 if count_operations(running.represent, sample.inputs) < _FEW else None))
         terms = fit_terms(
             sample,
             facts.domains,
