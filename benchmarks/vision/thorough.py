@@ -33,7 +33,7 @@ Maps = NDArray[np.float64]
 class Effort:
     """How many unseen images, images to calibrate on, and pairs of images side by side."""
 
-    images: int = 80
+    images: int = 48
     calibration: int = 100
     pairs: int = 10
 
