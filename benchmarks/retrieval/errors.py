@@ -72,7 +72,7 @@ def detection(looked: Looked, *, quick: bool) -> Detection:
     case, right = looked.case, looked.case.right
     progress(f"{case.name}: which of its {int((~right).sum())} errors are found")
     found = audit(case.index, case.queries.activations, case.queries.labels, k=K)
-    scores = {SOFTMAX: found.confidence, FIXED: found.agreed}
+    scores = {SOFTMAX: found.confidence, FIXED: found.signals["log-odds of confidence and vote"]}
     scores |= {name: looked.hits[space].purity for space, name in PURITIES.items()}
     three = {"odds": votes.log_odds(np.log(found.confidence))}
     three |= {name: looked.hits[space].purity for space, name in PURITIES.items() if space != OWN}

@@ -244,8 +244,8 @@ def test_what_the_page_saves_can_be_applied_to_images(nobsp: Run, tmp_path: Path
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ((500, 500, "drop", "cat", ""), "there is no row '500'"),
-        ((5, 5, "drop", "owl", ""), "other data"),
+        ((500, 500, "drop", "cat", ""), "row '500' is not in"),
+        ((5, 5, "drop", "owl", ""), "on other data"),
         ((5, 5, "burn", "dog", ""), "none of keep, relabel and drop"),
         ((5, 5, "relabel", "dog", ""), "no new_label"),
     ],

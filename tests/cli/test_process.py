@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nobsp.cli.console import Console
+from nobsp.cli.options import Console
 
 NOBSP = [sys.executable, "-m", "nobsp"]
 HOUSE = ["--model", "house.pt2", "--data", "houses.csv", "--target", "price"]

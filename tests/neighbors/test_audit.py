@@ -10,7 +10,6 @@ from torch import nn
 
 import nobsp
 from nobsp.neighbors import ContributionIndex, audit
-from nobsp.neighbors.confidence import fit_confidence
 from tests.tolerances import SINGLE, SUMS, assert_same_to_rounding
 
 K = 8
@@ -89,7 +88,7 @@ def test_planted_boundary_cases_and_outliers_are_found_with_reasons():
     head, rows, labels, _, queries, plain = planted()
     found = audit(ContributionIndex(head).fit(rows, labels), queries)
     assert np.array_equal(found.predicted[:60], plain)
-    assert (found.purity_activations[60:65] == 0.5).all()
+    assert (found.by_activations.purity[60:65] == 0.5).all()
     assert np.array_equal(np.flatnonzero(found.boundary[:65]), np.arange(60, 65))
     assert all("near a boundary: 4 of 8 neighbours by activations" in found.reasons[row] for row in range(60, 65))
     assert (found.predicted[65:] == 2).all()
@@ -149,13 +148,18 @@ def test_shares_and_budgets_that_make_no_sense_are_refused(wrong):
         audit(ContributionIndex(head).fit(rows, truth), **wrong)
 
 
-def test_flagged_rows_come_with_the_least_joint_confidence_first():
+def test_flagged_rows_are_suspected_labels_then_errors_each_with_the_least_joint_confidence_first():
     head, rows, truth = noisy()
-    found = audit(ContributionIndex(head).fit(rows, truth))
+    found = audit(ContributionIndex(head).fit(rows, truth), budget=20)
     assert np.array_equal(np.sort(found.flagged), np.flatnonzero([bool(reason) for reason in found.reasons]))
-    assert (np.diff(found.joint[found.flagged]) >= 0).all()
+    key = [(not found.mislabels[row], not found.errors[row], found.joint[row]) for row in found.flagged]
+    assert key == sorted(key)
     assert np.array_equal(found.errors, found.joint < 0.5)
     assert f"likely errors (joint confidence below 0.5, cross-validated): {found.errors.sum()}" in str(found)
+    some = found[found.flagged[:9]]
+    assert (len(some), some.reasons) == (9, tuple(found.reasons[row] for row in found.flagged[:9]))
+    assert np.array_equal(some.by_activations.indices, found.by_activations.indices[some.rows])
+    assert all(np.array_equal(some.signals[name], found.signals[name][some.rows]) for name in found.signals)
 
 
 # ---------------------------------------------------------------------- joint confidence
@@ -196,7 +200,7 @@ def test_joint_confidence_tells_errors_better_than_its_parts():
     assert found.auroc["joint"] > 0.65
     assert found.auroc["confidence"] == pytest.approx(roc_auc_score(right[trusted], found.confidence[trusted]))
     assert found.auroc["purity by evidence"] == pytest.approx(
-        roc_auc_score(right[trusted], found.purity_contributions[trusted])
+        roc_auc_score(right[trusted], found.by_contributions.purity[trusted])
     )
     # It is a probability: as many are right as it says.
     assert abs(found.joint.mean() - right.mean()) < 0.02
@@ -236,10 +240,9 @@ def test_without_labels_the_rule_is_the_softmax_times_the_vote_of_50_neighbours(
     share = (votes / weights.sum(1, keepdims=True) + 0.01) ** index._fitted.cache["say"][1]
     product = np.exp(logits - logits.max(1, keepdims=True)) * share
     agreed = (product / product.sum(1, keepdims=True))[np.arange(100), found.predicted]
-    assert np.allclose(found.agreed, agreed, rtol=0, atol=1e-5)
-    assert_same_to_rounding(found.joint, found.agreed * np.minimum(1, found.typicality * 301) ** 8)
-    assert np.array_equal(found.purity_contributions, index.query(rows[300:], 5).purity)
-    assert np.array_equal(found.purity_activations, index._view(space="activations").query(rows[300:], 5).purity)
+    assert np.allclose(found.joint, agreed * np.minimum(1, found.typicality * 301) ** 8, rtol=0, atol=1e-5)
+    assert np.array_equal(found.by_contributions.purity, index.query(rows[300:], 5).purity)
+    assert np.array_equal(found.by_activations.purity, index._view(space="activations").query(rows[300:], 5).purity)
 
 
 def test_the_vote_counts_where_it_tells_errors_and_not_where_there_are_none():
@@ -257,7 +260,8 @@ def test_the_vote_counts_where_it_tells_errors_and_not_where_there_are_none():
         say = index._fitted.cache["say"][1]
         assert low <= say <= high
         if say == 0:
-            assert np.allclose(found.agreed, found.confidence, atol=1e-6)
+            trust = np.minimum(1, found.typicality * 601) ** 8
+            assert np.allclose(found.joint, found.confidence * trust, atol=1e-6)
 
 
 def test_the_fixed_rule_holds_where_too_few_predictions_are_wrong_to_fit():
@@ -265,15 +269,6 @@ def test_the_fixed_rule_holds_where_too_few_predictions_are_wrong_to_fit():
     found = audit(ContributionIndex(head).fit(rows, labels), queries[:60], plain)
     assert found.joint_kind == "fixed"
     assert found.auroc == {}  # all are right
-
-
-def test_joint_confidence_is_a_logistic_curve_that_does_not_overflow():
-    margins = np.linspace(-3.0, 5.0, 200)
-    curve = fit_confidence({"margin": margins}, np.arange(200) % 7 < 1 + (margins > 0) * 4)
-    found = curve.predict_proba(np.array([[-1e6], [0.0], [1.0], [2.0], [1e6]]))[:, 1]
-    assert np.allclose(found[[0, -1]], [0, 1])
-    odds = np.log(found[1:-1] / (1 - found[1:-1]))
-    assert odds[1] - odds[0] == pytest.approx(odds[2] - odds[1], rel=SUMS)
 
 
 # ---------------------------------------------------------------------- typicality
@@ -333,8 +328,10 @@ def test_a_class_without_rows_can_be_predicted():
 
 
 def same(one, other):
-    for name in ("predicted", "purity_contributions", "purity_activations", "suggested", "errors"):
+    for name in ("predicted", "suggested", "errors"):
         assert np.array_equal(getattr(one, name), getattr(other, name)), name
+    for name in ("by_contributions", "by_activations"):
+        assert np.array_equal(getattr(one, name).purity, getattr(other, name).purity), name
     assert_same_to_rounding(one.confidence, other.confidence, within=SINGLE)
     assert one.reasons == other.reasons
     assert np.allclose(one.joint, other.joint, rtol=0, atol=1e-9)
@@ -347,7 +344,7 @@ def test_an_audit_of_the_database_leaves_each_row_out():
     found = audit(index)
     for hits in (found.by_contributions, found.by_activations):
         assert not (hits.indices == np.arange(150)[:, None]).any()
-    assert np.array_equal(found.purity_contributions, index.query(None, K).purity)
+    assert np.array_equal(found.by_contributions.purity, index.query(None, K).purity)
     assert np.array_equal(found.labels, truth)
     same(found, audit(index, rows, truth, exclude="self"))
     same(found, audit(index, rows, truth, exclude=np.arange(150)))
@@ -541,7 +538,7 @@ def test_joint_confidence_of_a_regression_is_laplaces_probability():
     residuals = []
     for tolerance in np.linspace(0.2, 2, 400):
         chance = stats.laplace.cdf(tolerance - away, 0, high) - stats.laplace.cdf(-tolerance - away, 0, high)
-        residuals.append(np.abs(chance - found.agreed).max())
+        residuals.append(np.abs(chance * np.minimum(1, found.typicality * 601) ** 8 - found.joint).max())
     assert min(residuals) < 0.02  # for one tolerance, that of twice the usual error, all agree
 
 
@@ -632,11 +629,12 @@ def test_the_vote_about_one_of_several_classes_is_a_share_of_weighted_neighbours
 
 def test_neighbours_of_several_classes_have_a_purity_and_labels_of_each(tmp_path):
     head, rows, given, _ = several(300)
-    index = ContributionIndex(head, classes=[0, 1, 2, 3]).fit(rows, given)
+    index = ContributionIndex(head, classes=list("abcd")).fit(rows, given)
     hits = index.query(rows[:5], 6)
     assert hits.labels.shape == (5, 6, 4)
     assert np.array_equal(hits.labels, given[hits.indices])
-    assert np.allclose(hits.purity, [given[i, p].mean() for i, p in zip(hits.indices, hits.predicted, strict=True)])
+    numbers = ["abcd".index(name) for name in hits.predicted]
+    assert np.allclose(hits.purity, [given[i, p].mean() for i, p in zip(hits.indices, numbers, strict=True)])
     assert len(hits.to_frame()) == 30
     index.save(tmp_path / "several")
     again = ContributionIndex.load(tmp_path / "several", head)

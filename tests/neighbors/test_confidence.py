@@ -32,7 +32,7 @@ def test_what_is_suggested_is_by_vote_centres_and_heads_with_the_row_itself_left
     values, vectors = np.linalg.eigh((x.T @ x / rows + np.eye(12)) / 2)
     y = unit(x @ (vectors / np.sqrt(values)) @ vectors.T)
     voters = index._view(space="activations").query(None, k=min(50, rows - 1)).indices
-    heads = fit_heads(index._fitted.space("activations", "euclidean"), index._fitted.backend.take, rows, 4)
+    heads = fit_heads(index._fitted)
     assert (heads is None) == (rows < 12)
 
     found = audit(index, k=2)
@@ -53,8 +53,7 @@ def test_what_is_suggested_is_by_vote_centres_and_heads_with_the_row_itself_left
 def test_heads_are_fitted_without_the_fold_they_judge() -> None:
     case = headed(rows=150)
     index = ContributionIndex(case.head).fit(case.database, case.labels)
-    fitted = index._fitted
-    heads = fit_heads(fitted.space("activations", "euclidean"), fitted.backend.take, 150, 4)
+    heads = fit_heads(index._fitted)
     assert heads is not None
     mean, spread = case.database.double().mean(0), case.database.double().std(0, correction=0)
     scores = torch.where(spread > 0, (case.database.double() - mean) / torch.where(spread > 0, spread, 1), 0)

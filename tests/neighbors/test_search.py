@@ -37,7 +37,7 @@ def unit(rows: Tensor) -> Tensor:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few scores at once that every search takes many blocks and lots."""
     monkeypatch.setattr(search, "_AT_ONCE", 700)
-    monkeypatch.setattr(search, "_QUERIES", 16)
+    monkeypatch.setattr(Exact, "at_once", 16)
 
 
 @given(

@@ -1,9 +1,4 @@
-"""The command line: `nobsp explain`, `cam`, `confusions`, `audit`, `bench`, `demo` and `version`.
-
-Exit codes: 0 success; 1 failure (the model does not fit the data, a file cannot be written, …); 2 usage error (an
-unknown option, a missing file or column, a pickle that was not trusted), nothing was run; 130 interrupted with Ctrl-C;
-141 stdout was closed; 143 terminated.
-"""
+"""The command line: `nobsp explain`, `cam`, `confusions`, `audit`, `bench`, `demo` and `version`."""
 
 from __future__ import annotations
 
@@ -29,8 +24,7 @@ from rich.console import Console as Terminal
 from nobsp import __version__
 from nobsp._messages import suggest
 from nobsp.cli import audit, cam, explain
-from nobsp.cli.console import Console, Flag, UsageError, one_line
-from nobsp.cli.options import OUTPUT, require_report, write_folder
+from nobsp.cli.options import OUTPUT, Console, Flag, UsageError, one_line, require_report, write_folder
 
 __all__ = ["main"]
 
@@ -53,14 +47,7 @@ _EXAMPLES = """\
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
-
-    Args:
-        argv: What comes after `nobsp`; the process's own arguments when None.
-
-    Returns:
-        The exit code; see the module.
-    """
+    """Runs one command, given by what comes after `nobsp` (the process's own arguments when None); the exit code."""
     console = Console()
     try:
         with _terminate_cleanly():
@@ -110,15 +97,7 @@ def _parse(argv: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
         console=_Terminal(),
         help_on_error=False,
     )
-    commands: tuple[Callable[..., Any], ...] = (
-        explain.explain,
-        cam.cam,
-        cam.confusions,
-        audit.audit,
-        demo,
-        bench,
-        version,
-    )
+    commands: list[Any] = [explain.explain, cam.cam, cam.confusions, audit.audit, demo, bench, version]
     for order, command in enumerate(commands):
         app.command(command, sort_key=order, help_epilogue="")
     try:
@@ -134,14 +113,13 @@ def _parse(argv: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
 @contextmanager
 def _terminate_cleanly() -> Iterator[None]:
     """SIGTERM ends the process as an exception does, so that files are cleaned up; the handler is restored."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED)) if main_thread else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if main_thread:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _detach_stdout() -> None:
@@ -168,8 +146,7 @@ def demo(
     started = time.monotonic()
     with write_folder(out, room.PAGES, force=force) as folder:
         findings = room.run(folder, say=console.step)
-    first = (out / room.PAGES[0]).resolve()
-    seconds = time.monotonic() - started
+    first, seconds = (out / room.PAGES[0]).resolve(), time.monotonic() - started
     summary = {**findings.numbers, "seconds": seconds, "pages": [str(out / name) for name in room.PAGES]}
     console.show(summary, lambda _: [*findings.lines, f"Done in {seconds:.0f} s. Open {first}"])
     if open_:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,19 +14,20 @@ from cyclopts import Parameter
 from numpy.typing import NDArray
 
 from nobsp._messages import count, suggest
-from nobsp.cli.cam import CLASSES_SHOWN, check_order, find_images, fit_cam, prepare_network, require_folders
-from nobsp.cli.console import Console, UsageError, require_path
+from nobsp.cli import cam
 from nobsp.cli.explain import fit_explainer, read_tables
-from nobsp.cli.inputs import find_pictures, read_frame, write_csv
-from nobsp.cli.models import Loaded, load_model
+from nobsp.cli.inputs import Loaded, find_pictures, load_model, read_frame, write_csv
 from nobsp.cli.options import (
     METHOD,
+    Console,
     ImageOptions,
     ModelOptions,
     Names,
-    OptionalModel,
     OutputOptions,
     TableOptions,
+    UsageError,
+    require_path,
+    require_positive,
     split_names,
     write_folder,
 )
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from nobsp import Audit
 
 FILES = ("audit.csv", "report.html")
+_COUNTS = ("likely_wrong_labels", "likely_errors", "boundary_cases", "outliers")
 _ROWS_IN_REPORT, _IMAGES_IN_REPORT = 5000, 60
-_SHOWN = " Shown are the {:,} most suspicious."
 
 
 @Parameter(name="*", group=METHOD)
@@ -73,7 +74,7 @@ class AuditOptions:
 
 def audit(
     *,
-    model: OptionalModel = OptionalModel(),
+    model: ModelOptions = ModelOptions(),
     table: TableOptions = TableOptions(),
     images: ImageOptions = ImageOptions(),
     method: AuditOptions = AuditOptions(),
@@ -97,10 +98,7 @@ def audit(
             raise UsageError("--apply changes labels of --target or of folders; those of --labels are yours to change.")
         _apply_decisions(method.apply, table, images, output, console)
         return
-    if not model.model:
-        raise UsageError("--model is missing; only --apply needs none.")
-    if method.neighbours < 1:
-        raise UsageError(f"--neighbours must be at least 1, found {method.neighbours}.")
+    require_positive(neighbours=method.neighbours)
     with output.write(FILES) as folder, model.limit_threads(None if table.data is None else 1):
         loaded = load_model(model)
         if table.data is not None:
@@ -108,39 +106,58 @@ def audit(
         else:
             audited = _audit_images(model, images, method, loaded, console)
         found = audited.found
-        assert found.mislabels is not None  # labels were given
-        # Likely wrong labels first, then likely errors, then what else was flagged, by joint confidence.
-        unflagged = np.array([not reason for reason in found.reasons])
-        order = np.lexsort((found.joint, unflagged, ~found.errors, ~found.mislabels))
+        rest = np.setdiff1d(np.arange(len(found)), found.flagged)
+        order = np.concatenate([found.flagged, rest[np.argsort(found.joint[rest], kind="stable")]])
         summary = _summarise(output, audited, order)
         frame = found.to_frame()
         columns = {**audited.columns, **{str(name): list(frame[name]) for name in frame.columns}}
         write_csv(folder / "audit.csv", {name: [values[row] for row in order] for name, values in columns.items()})
         if output.report:
             console.step("writing the report")
-            about = f"{loaded.name} ({loaded.origin}) on {audited.where}: {_describe_counts(summary)}"
-            title = output.title or f"An audit of {loaded.name}"
-            audited.write_report(order, folder / "report.html", title, about)
+            _write_report(folder / "report.html", audited, order, output, loaded, _describe_counts(summary))
     console.show(summary, _describe)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Audited:
-    """What was found, the names of the rows, columns that audit.csv begins with, and a function for the report."""
+    """What was found, and what a report of some of it is made of."""
 
     found: Audit
-    names: list[str]
+    names: Sequence[str]  # of the rows of the data
     where: str
-    write_report: Callable[[Any, Path, str, str], None]
-    columns: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    page: Callable[[Audit], dict[str, Any]]
+    columns: dict[str, list[str]]  # that audit.csv begins with
     warning: str | None = None
+
+
+def _write_report(
+    path: Path, audited: Audited, order: NDArray[np.intp], output: OutputOptions, loaded: Loaded, counts: str
+) -> None:
+    from nobsp.reporting import report
+
+    images = "image" in audited.columns
+    # Rows in the order of the file, so that they have the same numbers everywhere.
+    kept = order[:_IMAGES_IN_REPORT] if images else np.sort(order[:_ROWS_IN_REPORT])
+    shown = audited.found[kept]
+    about = f"{loaded.name} ({loaded.origin}) on {audited.where}: {counts}"
+    about += f" Shown are the {len(shown):,} most suspicious." if len(shown) < len(audited.found) else ""
+    about += " Most suspicious first, in the order of audit.csv." if images else ""
+    about += "" if audited.warning is None else f" Warning: {audited.warning}"
+    which = [""] * len(shown) if shown.outputs is None else [f", {name}" for name in shown.outputs]
+    names = [audited.names[row] + about for row, about in zip(shown.rows, which, strict=True)]
+    part: dict[str, Any] = {"hits": shown.by_contributions, "audit": shown, "names": names}
+    classes = shown.by_contributions.classes
+    if shown.labels is not None and shown.outputs is None:
+        known = None if classes is None else classes.tolist()
+        part["labels"] = shown.labels if known is None else [known.index(label) for label in shown.labels.tolist()]
+        part["class_names"] = None if known is None else list(map(str, known))
+    title = output.title or f"An audit of {loaded.name}"
+    report(path=path, title=title, about=about, **part | audited.page(shown))
 
 
 def _audit_table(
     model: ModelOptions, table: TableOptions, method: AuditOptions, loaded: Loaded, console: Console
 ) -> Audited:
-    from nobsp.reporting import report
-
     if (table.target is None) == (method.labels is None):
         raise UsageError("--data needs --target, the column with the true classes or values, or a table of --labels.")
     if method.labels is not None and method.calibrate is not None:
@@ -151,78 +168,50 @@ def _audit_table(
         labels = [_read_labels(one.labels, one.path, "--target") for one in (database, data)]
     else:
         labels = [_read_labels(read_frame(method.labels, option="--labels"), method.labels, "--labels")] * 2
-        if len(labels[0]) != len(data.rows):
-            raise UsageError(
-                f"--labels {method.labels} has {len(labels[0])} lines for {len(data.rows)} rows of --data."
-            )
+        lines, rows = len(labels[0]), len(data.rows)
+        if lines != rows:
+            raise UsageError(f"--labels {method.labels} has {lines} lines for {rows} rows of --data.")
     method.check(len(database.rows) - (data is database))
     explainer = fit_explainer(model, table, loaded, database, console)
-    audited = _compare(explainer, model, method, database.rows, data.rows, labels, console)
+    found = _compare(explainer, model, method, database.rows, data.rows, labels, console)
 
-    def write(order: NDArray[np.intp], path: Path, title: str, about: str) -> None:
-        # In the order of the file, so that rows have the same numbers everywhere.
-        kept = np.sort(order[:_ROWS_IN_REPORT])
-        names = _name_lines(audited, map(str, range(len(data.rows))))
-        about += _SHOWN.format(len(kept)) if len(kept) < len(audited) else ""
-        explanation, names = explainer(data.rows)[audited.rows[kept]], [names[line] for line in kept]
-        report(explanation, path, title=title, about=about, names=names, **_part_of(audited, kept))
+    def page(shown: Audit) -> dict[str, Any]:
+        return {"subject": explainer(data.rows)[shown.rows]}
 
-    where = f"{count(len(data.rows), 'row')} of {data.path.name}"
-    return Audited(audited, [f"row {row}" for row in audited.rows], where, write)
+    return Audited(found, [str(row) for row in range(len(data.rows))], data.where, page, {})
 
 
 def _audit_images(
     model: ModelOptions, images: ImageOptions, method: AuditOptions, loaded: Loaded, console: Console
 ) -> Audited:
-    from nobsp.reporting import report
-
-    pictures, database = find_images(images, method.calibrate, model)
+    pictures, database = cam.find_images(images, method.calibrate, model)
     if method.labels is not None:
         labels = [_labels_of_images(method.labels, ones.names) for ones in (database, pictures)]
     else:
         for option, ones in (("--images", pictures), ("--calibrate", database)):
-            require_folders(ones, option, "an audit needs one folder a class, or --labels")
+            cam.require_folders(ones, option, "an audit needs one folder a class, or --labels")
         labels = [np.array(ones.labels) for ones in (database, pictures)]
     method.check(len(database) - (pictures is database))
     link = "sigmoid" if labels[0].ndim == 2 else None
-    network = prepare_network(model, loaded, database, console)
-    explainer = fit_cam(model, *network, database, console, coefficients=method.coefficients, link=link)
+    network = cam.prepare_network(model, loaded, database, console)
+    explainer = cam.fit_cam(model, *network, database, console, coefficients=method.coefficients, link=link)
     found = _compare(explainer, model, method, database, pictures, labels, console)
     warning = None
     if method.labels is None and found.by_contributions.classes is not None:
         classes, predicted = ([str(one) for one in ones] for ones in (found.by_contributions.classes, found.predicted))
         option = "--output-names" if method.classes is None else "--classes"
-        warning = check_order(pictures.labels, predicted, classes, option=option)
+        warning = cam.check_order(pictures.labels, predicted, classes, option=option)
     console.warn(warning)
 
-    def write(order: NDArray[np.intp], path: Path, title: str, about: str) -> None:
-        kept = order[:_IMAGES_IN_REPORT]
-        some = pictures.chosen([int(row) for row in found.rows[kept]])
+    def page(shown: Audit) -> dict[str, Any]:
+        some = pictures.chosen(shown.rows.tolist())
         batch = some.batch(range(len(some)))
-        likely = np.argsort(-explainer(batch).logits, axis=1)[:, :CLASSES_SHOWN]
-        part = _part_of(found, kept)
-        # Only the neighbours are read again, and the page gets their numbers among these.
-        near, places = np.unique(part["hits"].indices, return_inverse=True)
-        part["hits"] = dataclasses.replace(part["hits"], indices=places.reshape(part["hits"].indices.shape))
-        others = database.chosen([int(row) for row in near])
-        about += _SHOWN.format(len(kept)) if len(kept) < len(found) else ""
-        about += " Most suspicious first, in the order of audit.csv."
-        report(
-            explainer(batch, likely),
-            path,
-            title=title,
-            about=about if warning is None else f"{about} Warning: {warning}",
-            explainer=explainer,
-            images=some.shown(batch),
-            gallery=others.shown(others.batch(range(len(others)))),
-            names=[lines[line] for line in kept],
-            **part,
-        )
+        likely = np.argsort(-explainer(batch).logits, axis=1)[:, : cam.CLASSES_SHOWN]
+        about = {"subject": explainer(batch, likely), "explainer": explainer, "images": some.shown(batch)}
+        return about | cam.show_neighbours(shown.by_contributions, database)
 
-    lines = _name_lines(found, pictures.names)
-    names = [str(pictures.paths[row]) for row in found.rows]
-    where = f"{count(len(pictures), 'image')} of {pictures.folder.name}"
-    return Audited(found, names, where, write, {"image": names}, warning)
+    paths = [str(pictures.paths[row]) for row in found.rows]
+    return Audited(found, pictures.names, pictures.where, page, {"image": paths}, warning)
 
 
 def _read_labels(columns: Any, path: Path, option: str) -> NDArray[Any]:
@@ -251,13 +240,6 @@ def _labels_of_images(path: Path, names: Sequence[str]) -> NDArray[Any]:
     return _read_labels(frame.iloc[[place[name] for name in names], 1:], path, "--labels")
 
 
-def _name_lines(found: Audit, rows: Iterable[str]) -> list[str]:
-    """Names of rows, with the class that a line is about where there may be several."""
-    names = list(rows)
-    about = [""] * len(found) if found.outputs is None else [f", {name}" for name in found.outputs]
-    return [names[row] + which for row, which in zip(found.rows, about, strict=True)]
-
-
 def _compare(
     explainer: Any,
     model: ModelOptions,
@@ -281,59 +263,29 @@ def _compare(
     index = ContributionIndex(explainer, classes=known, device=model.device)
     index.fit(database, labels[0])
     console.step(f"auditing {len(labels[1]):,} predictions")
-    fresh = rows is not database
-    return audit(
-        index,
-        rows if fresh else None,
-        labels[1] if fresh else None,
-        k=method.neighbours,
-        budget=method.budget,
-        precision=method.precision,
-        outliers=method.outliers,
-    )
-
-
-def _part_of(found: Audit, rows: NDArray[np.intp]) -> dict[str, Any]:
-    """What a report takes of an audit, for some of its rows, in their order."""
-    kept: dict[str, Any] = {"signals": {name: values[rows] for name, values in found.signals.items()}}
-    kept["reasons"] = tuple(found.reasons[row] for row in rows)
-    for field in dataclasses.fields(found):
-        whole = getattr(found, field.name)
-        if field.name not in (*kept, "joint_kind", "joint_model", "auroc"):  # these are about all rows
-            kept[field.name] = None if whole is None else whole[rows]
-    assert found.labels is not None  # there are labels, or there would be no audit here
-    part = {"hits": found.by_contributions[rows], "audit": dataclasses.replace(found, **kept)}
-    if found.outputs is not None:
-        return part
-    if found.by_contributions.classes is None:
-        return part | {"labels": found.labels[rows]}
-    classes: list[Any] = found.by_contributions.classes.tolist()
-    codes = [classes.index(label) for label in found.labels[rows].tolist()]
-    return part | {"labels": codes, "class_names": [str(one) for one in classes]}
-
-
-_COUNTS = ("likely_wrong_labels", "likely_errors", "boundary_cases", "outliers")
+    asked = (None, None) if rows is database else (rows, labels[1])
+    flags: dict[str, Any] = {name: getattr(method, name) for name in ("budget", "precision", "outliers")}
+    return audit(index, *asked, k=method.neighbours, **flags)
 
 
 def _summarise(output: OutputOptions, audited: Audited, order: Any) -> dict[str, Any]:
-    found, names = audited.found, audited.names
+    found = audited.found
+    names = audited.columns.get("image") or [f"row {row}" for row in found.rows]
     flags: Any = (found.mislabels, found.errors, found.boundary, found.outliers)
+    labels: Any = found.labels
+    if found.expected_error is None:
+        agreement = {"accuracy": float((found.predicted == labels).mean())}
+    else:
+        agreement = {"median_error": float(np.median(np.abs(found.predicted - labels)))}
     return {
         "rows": len(found),
         **{name: int(np.count_nonzero(flag)) for name, flag in zip(_COUNTS, flags, strict=True)},
-        **_agreement(found),
+        **agreement,
         "warning": audited.warning,
         "auroc": found.auroc,
         "first": [{"name": names[row], "reason": found.reasons[row]} for row in order[:5] if found.reasons[row]],
         "files": output.paths(FILES),
     }
-
-
-def _agreement(found: Audit) -> dict[str, float]:
-    """How predictions and labels go together."""
-    if found.expected_error is not None and found.labels is not None:
-        return {"median_error": float(np.median(np.abs(found.predicted - found.labels)))}
-    return {"accuracy": float((found.predicted == found.labels).mean())}
 
 
 def _describe_counts(found: Mapping[str, Any]) -> str:
@@ -370,45 +322,41 @@ def _apply_decisions(
         columns = {str(name): frame[name].tolist() for name in frame.columns}
         labels, keys, key = columns[table.target], [str(row) for row in range(len(frame))], "row"
     else:
-        assert images.images is not None
         pictures = find_pictures(images.images, images, option="--images", batch_size=1)
         labels, keys, key = list(pictures.labels), pictures.names, "name"
         columns = {"image": [str(one) for one in pictures.paths], "label": labels}
     place = {name: number for number, name in enumerate(keys)}
     numbers = all(isinstance(label, int | float) for label in labels)
-    changes: list[tuple[Any, ...]] = []
-    dropped = set()
+    log: dict[str, list[Any]] = {key: [], "decision": [], "before": [], "after": []}
+    kept = dict.fromkeys(range(len(keys)))
     for one in decisions:
-        row = place.get(str(one[key]))
+        row, which = place.get(str(one[key])), f"--apply {path}: {key} {one[key]!r}"
         if row is None:
-            raise UsageError(f"--apply {path}: there is no {key} {one[key]!r} in {table.data or images.images}.")
-        before, after = labels[row], one.get("new_label", "")
-        given = one.get("given_label", before)
+            raise UsageError(f"{which} is not in {table.data or images.images}.")
+        before, after, given = labels[row], one.get("new_label", ""), one.get("given_label", labels[row])
         if str(given) != str(before) and not (numbers and float(given) == before):
-            raise UsageError(
-                f"--apply {path}: {key} {one[key]!r} was labelled {one['given_label']!r}, and is {before!r} now; these "
-                "are decisions about other data."
-            )
+            raise UsageError(f"{which} was labelled {given!r}, and is {before!r} now; the decisions are on other data.")
         if one["decision"] == "drop":
-            dropped.add(row)
+            kept.pop(row, None)
         elif one["decision"] == "relabel":
             try:
                 labels[row] = (int(after) if str(after).lstrip("-").isdigit() else float(after)) if numbers else after
             except ValueError:
-                raise UsageError(f"--apply {path}: new_label {after!r} is no number, as all labels are.") from None
-        changes.append((one[key], one["decision"], before, labels[row] if row not in dropped else ""))
-    kept = [row for row in range(len(keys)) if row not in dropped]
+                raise UsageError(f"{which}: new_label {after!r} is no number, as all labels are.") from None
+        line = (one[key], one["decision"], before, labels[row] if row in kept else "")
+        for column, value in zip(log.values(), line, strict=True):
+            column.append(value)
     files = ("cleaned.csv", "changes.csv")
     with write_folder(output.out, files, force=output.force) as folder:
         write_csv(folder / files[0], {name: [values[row] for row in kept] for name, values in columns.items()})
-        log = zip(*changes, strict=True) if changes else [()] * 4
-        write_csv(folder / files[1], dict(zip((key, "decision", "before", "after"), map(list, log), strict=True)))
-    relabelled = sum(one["decision"] == "relabel" for one in decisions)
-    result = {"kept": len(kept), "dropped": len(dropped), "relabelled": relabelled}
-    result |= {"files": {name: str(output.out / name) for name in files}}
-    console.show(
-        result, lambda found: ["{kept:,} kept, {dropped:,} dropped, {relabelled:,} relabelled.".format(**found)]
-    )
+        write_csv(folder / files[1], log)
+    result: dict[str, Any] = {"kept": len(kept), "dropped": len(keys) - len(kept)}
+    result |= {
+        "relabelled": log["decision"].count("relabel"),
+        "files": {name: str(output.out / name) for name in files},
+    }
+    said = "{kept:,} kept, {dropped:,} dropped, {relabelled:,} relabelled."
+    console.show(result, lambda found: [said.format(**found)])
 
 
 def _read_decisions(path: Path) -> list[dict[str, Any]]:

@@ -14,15 +14,22 @@ import numpy as np
 from cyclopts import Parameter
 
 from nobsp._messages import count, join_names, number_outputs, suggest
-from nobsp.cli.console import Console, UsageError
-from nobsp.cli.inputs import Pictures, find_pictures, write_csv
-from nobsp.cli.models import Loaded, add_hint, load_model
-from nobsp.cli.options import METHOD, ImageOptions, ModelOptions, OutputOptions, RequiredImages, split_names
+from nobsp.cli.inputs import Loaded, Pictures, add_hint, find_pictures, load_model, write_csv
+from nobsp.cli.options import (
+    METHOD,
+    Console,
+    ImageOptions,
+    ModelOptions,
+    OutputOptions,
+    UsageError,
+    require_positive,
+    split_names,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nobsp import ActivationMaps, NObSPCam
+    from nobsp import ActivationMaps, Neighbors, NObSPCam
     from nobsp.vision.confusions import Confusions
 
 FILES = ("maps", "predictions.csv", "explainer.nobsp", "report.html")
@@ -62,8 +69,8 @@ class MapOptions:
 
 def cam(
     *,
-    model: ModelOptions,
-    images: RequiredImages,
+    model: ModelOptions = ModelOptions(),
+    images: ImageOptions = ImageOptions(),
     maps: MapOptions = MapOptions(),
     output: OutputOptions,
     console: Console = Console(),
@@ -92,9 +99,9 @@ def cam(
         console.warn(warning)
         if output.report:
             console.step("writing the report")
-            about = f"{loaded.name} ({loaded.origin}) on {count(len(pictures), 'image')} of {pictures.folder.name}, "
-            same = "the same images" if others is pictures else f"{count(len(others), 'image')} of {others.folder.name}"
-            about += f"calibrated on {same}.{'' if warning is None else f' Warning: {warning}'}"
+            same = "the same images" if others is pictures else others.where
+            about = f"{loaded.name} ({loaded.origin}) on {pictures.where}, calibrated on {same}."
+            about += "" if warning is None else f" Warning: {warning}"
             title = output.title or f"Where {loaded.name} sees evidence"
             _write_report(folder / "report.html", pictures, explainer, chosen, title=title, about=about)
     console.show(_summarise(output, table, explainer, warning), _describe)
@@ -117,8 +124,8 @@ class ConfusionOptions:
 
 def confusions(
     *,
-    model: ModelOptions,
-    images: RequiredImages,
+    model: ModelOptions = ModelOptions(),
+    images: ImageOptions = ImageOptions(),
     method: ConfusionOptions = ConfusionOptions(),
     output: OutputOptions,
     console: Console = Console(),
@@ -131,9 +138,7 @@ def confusions(
     """
     from nobsp import confusions as find_confusions
 
-    for option, given in (("--pairs", method.pairs), ("--examples", method.examples)):
-        if given < 1:
-            raise UsageError(f"{option} must be at least 1, found {given}.")
+    require_positive(pairs=method.pairs, examples=method.examples)
     with output.write(CONFUSION_FILES) as folder, model.limit_threads(None):
         pictures, others = find_images(images, method.calibrate, model)
         for option, ones in (("--images", pictures), ("--calibrate", others)):
@@ -145,16 +150,16 @@ def confusions(
             raise UsageError(f"folder {unknown[0]}: there is no such class; {suggest(unknown[0], names)}")
         explainer = fit_cam(model, network, names, others, console, layer=method.layer)
         console.step(f"looking for confusions in {count(len(pictures), 'image')}")
-        found = find_confusions(
-            explainer, pictures, list(pictures.labels), pairs=method.pairs, examples=method.examples
-        )
+        most = {"pairs": method.pairs, "examples": method.examples}
+        found = find_confusions(explainer, pictures, list(pictures.labels), **most)
         frame = found.frame()
         write_csv(folder / "confusions.csv", {str(name): list(frame[name]) for name in frame.columns})
-        warning = check_order(*_labels_and_predictions(found), names)
+        warning = suggest_order(found.matrix, names)
         console.warn(warning)
         if output.report and found.pairs:
             console.step("writing the report")
-            _write_confusions(folder / "report.html", found, explainer, pictures, others, output, loaded.name)
+            title = output.title or f"What {loaded.name} confuses"
+            _write_confusions(folder / "report.html", found, explainer, pictures, others, title)
     right, every = int(found.matrix.trace()), int(found.matrix.sum())
     written = [name for name in CONFUSION_FILES if found.pairs or name != "report.html"]
     result = {"images": every, "right": right, "pairs": frame.to_dict("records"), "warning": warning}
@@ -168,21 +173,8 @@ def require_folders(pictures: Pictures, option: str, how: str) -> None:
         raise UsageError(f"{option} {pictures.folder}: {alone} lies in no folder; {how}.")
 
 
-def _labels_and_predictions(found: Confusions) -> tuple[list[str], list[str]]:
-    """Of every image, class after class."""
-    names, counts = found.output_names, found.matrix.ravel()
-    true, said = np.indices(found.matrix.shape).reshape(2, -1).repeat(counts, axis=1)
-    return [names[k] for k in true], [names[k] for k in said]
-
-
 def _write_confusions(
-    path: Path,
-    found: Confusions,
-    explainer: NObSPCam,
-    pictures: Pictures,
-    others: Pictures,
-    output: OutputOptions,
-    name: str,
+    path: Path, found: Confusions, explainer: NObSPCam, pictures: Pictures, others: Pictures, title: str
 ) -> None:
     """A page of the examples, each with the nearest images of its own class and of that it was taken for."""
     from nobsp import ContributionIndex
@@ -200,24 +192,28 @@ def _write_confusions(
         both = [np.flatnonzero(hits.labels[row] == one)[:_NEIGHBOURS] for one in (true, said)]
         rest = np.setdiff1d(np.arange(most), np.concatenate(both))
         kept.append(np.sort(np.concatenate([*both, rest])[: 2 * _NEIGHBOURS]))  # nearest first
-    columns = np.array(kept)
     parts = ("indices", "distances", "labels")
-    taken: dict[str, Any] = {part: np.take_along_axis(getattr(hits, part), columns, 1) for part in parts}
-    near, places = np.unique(taken["indices"], return_inverse=True)
-    gallery = others.chosen(near.tolist())
+    taken: dict[str, Any] = {part: np.take_along_axis(getattr(hits, part), np.array(kept), 1) for part in parts}
     pairs = "; ".join(f"{one.count} × {one.truth} taken for {one.predicted}" for one in found.pairs)
     report(
         found,
         path,
-        title=output.title or f"What {name} confuses",
+        title=title,
         about=f"{pairs}. Orange speaks for the class that was predicted and blue for the true one. Neighbours: "
         "the nearest images of both.",
         explainer=explainer,
         images=pictures.shown(found.images),
         names=[pictures.names[place] for place in shown],
-        hits=replace(hits, **{**taken, "indices": places.reshape(columns.shape)}),
-        gallery=gallery.shown(gallery.batch(range(len(gallery)))),
+        **show_neighbours(replace(hits, **taken), others),
     )
+
+
+def show_neighbours(hits: Neighbors, others: Pictures) -> dict[str, Any]:
+    """Neighbours and their images for a report: only these are read again, and numbered."""
+    near, places = np.unique(hits.indices, return_inverse=True)
+    gallery = others.chosen(near.tolist())
+    shown = gallery.shown(gallery.batch(range(len(gallery))))
+    return {"hits": replace(hits, indices=places.reshape(hits.indices.shape)), "gallery": shown}
 
 
 def _describe_confusions(found: Mapping[str, Any]) -> list[str]:
@@ -229,7 +225,6 @@ def _describe_confusions(found: Mapping[str, Any]) -> list[str]:
 
 def find_images(options: ImageOptions, calibrate: Path | None, model: ModelOptions) -> tuple[Pictures, Pictures]:
     """The images to look at and those to calibrate on, which may be the same."""
-    assert options.images is not None
     size = model.batch_size or 32
     pictures = find_pictures(options.images, options, option="--images", batch_size=size)
     if calibrate is None:
@@ -245,10 +240,8 @@ def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, con
 
     some = images.batch(range(min(_EXAMPLE_IMAGES, len(images))))
     channels, height, width = some.shape[1:]
-    with add_hint(
-        f"Images of {count(channels, 'channel')}, {height}×{width}, were given; "
-        f"--channels {3 if channels == 1 else 1} and --size give others."
-    ):
+    given = f"Images of {count(channels, 'channel')}, {height}×{width}, were given"
+    with add_hint(f"{given}; --channels {3 if channels == 1 else 1} and --size give others."):
         module = loaded.prepare(lambda: some)
         if not isinstance(module, nn.Module):
             raise ValueError(f"--model {options.model} is a {type(module).__name__}; maps need a torch module.")
@@ -259,13 +252,13 @@ def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, con
             except (RuntimeError, IndexError, TypeError) as failure:
                 shape = tuple(some.shape)
                 raise ValueError(f"the model cannot be run on input of shape {shape}: {failure}") from failure
-    given = split_names(options.output_names)
-    if given is None and len(images.classes) == outputs > 1:
-        given = list(images.classes)
-        console.step(f"classes are named after the folders, in their order: {join_names(given, 5)}")
-    if given is not None and len(given) != outputs:
-        raise ValueError(f"--output-names has {len(given)} names but the model has {outputs} classes.")
-    return module, given or list(number_outputs(outputs))
+    names = split_names(options.output_names)
+    if names is None and len(images.classes) == outputs > 1:
+        names = list(images.classes)
+        console.step(f"classes are named after the folders, in their order: {join_names(names, 5)}")
+    if names is not None and len(names) != outputs:
+        raise ValueError(f"--output-names has {len(names)} names but the model has {outputs} classes.")
+    return module, names or list(number_outputs(outputs))
 
 
 def fit_cam(
@@ -301,23 +294,24 @@ def _find_class(given: str | None, names: Sequence[str], option: str) -> int | s
 
 
 def check_order(
-    labels: Sequence[str | None], predicted: Sequence[str], names: Sequence[str], *, option: str = "--output-names"
+    labels: Sequence[str | None], predicted: Sequence[str], names: Sequence[str], option: str = "--output-names"
 ) -> str | None:
-    """A warning where the images' folders suggest that the classes are named in the wrong order.
-
-    The assignment of folders to classes that most predictions agree with is found; it is suggested where it agrees
-    with far more of them than the names do.
-    """
-    from scipy.optimize import linear_sum_assignment
+    """A warning where the images' folders suggest that the classes are named in the wrong order."""
     from sklearn.metrics import confusion_matrix
 
     pairs = [(label, found) for label, found in zip(labels, predicted, strict=True) if label is not None]
     if {label for label, _ in pairs} != set(names):
         return None
-    confusion = confusion_matrix(*zip(*pairs, strict=True), labels=list(names))
+    return suggest_order(confusion_matrix(*zip(*pairs, strict=True), labels=list(names)), names, option)
+
+
+def suggest_order(confusion: Any, names: Sequence[str], option: str = "--output-names") -> str | None:
+    """What to pass, where far more predictions agree with another assignment of folders to classes."""
+    from scipy.optimize import linear_sum_assignment
+
     folders, classes = linear_sum_assignment(confusion, maximize=True)
-    now, then = confusion.trace() / len(pairs), confusion[folders, classes].sum() / len(pairs)
-    if then < _MOST or then - now < _MANY_MORE:
+    now, then = confusion.trace() / confusion.sum(), confusion[folders, classes].sum() / confusion.sum()
+    if not confusion.sum(1).all() or then < _MOST or then - now < _MANY_MORE:
         return None
     order = shlex.join(names[folder] for _, folder in sorted(zip(classes, folders, strict=True)))
     return (
@@ -362,15 +356,15 @@ def _write_maps(
             factor = max(1, -(-160 // max(picture.size)))  # small images are enlarged to be seen
             size = (picture.width * factor, picture.height * factor)
             picture.resize(size, Image.Resampling.NEAREST).save(folder / name)
-        every, target = range(len(maps)), maps.target
+        every, target = np.arange(len(maps)), maps.target
         columns = {
             "image": map(str, pictures.paths[here]),
             "label": [label or "" for label in pictures.labels[here]],
             "predicted": [maps.output_names[k] for k in maps.logits.argmax(1)],
             "explained": map(str, maps.target_names),
             "probability": map(float, maps.confidence),
-            "logit": [float(maps.logits[row, target[row]]) for row in every],
-            "base": [float(maps.base_values[target[row]]) for row in every],
+            "logit": maps.logits[every, target].tolist(),
+            "base": maps.base_values[target].tolist(),
             "residual": map(float, maps.residual),
             "map": [f"maps/{name}" for name in names[here]],
         }
@@ -403,14 +397,14 @@ def _write_report(path: Path, pictures: Pictures, explainer: NObSPCam, chosen: M
 def _summarise(
     output: OutputOptions, table: Mapping[str, list[Any]], explainer: NObSPCam, warning: str | None
 ) -> dict[str, Any]:
-    labelled = [(label, found) for label, found in zip(table["label"], table["predicted"], strict=True) if label]
-    known = bool(labelled) and {label for label, _ in labelled} <= set(explainer.output_names_)
+    right = [label == found for label, found in zip(table["label"], table["predicted"], strict=True) if label]
+    known = right and set(filter(None, table["label"])) <= set(explainer.output_names_)
     return {
         "images": len(table["image"]),
         "classes": list(explainer.output_names_),
         "layer": explainer.layer_,
         "warning": warning,
-        "accuracy": sum(label == found for label, found in labelled) / len(labelled) if known else None,
+        "accuracy": sum(right) / len(right) if known else None,
         "health": [asdict(one) for one in explainer.health().findings],
         "files": output.paths(FILES),
     }

@@ -13,10 +13,8 @@ from cyclopts import Parameter
 from numpy.typing import NDArray
 
 from nobsp._messages import count, suggest
-from nobsp.cli.console import Console, UsageError
-from nobsp.cli.inputs import Data, group_columns, read_table, write_csv
-from nobsp.cli.models import Loaded, add_hint, load_model
-from nobsp.cli.options import METHOD, ModelOptions, Names, OutputOptions, RequiredTable, TableOptions, split_names
+from nobsp.cli.inputs import Data, Loaded, add_hint, group_columns, load_model, read_table, write_csv
+from nobsp.cli.options import METHOD, Console, ModelOptions, Names, OutputOptions, TableOptions, UsageError, split_names
 
 if TYPE_CHECKING:
     from nobsp import NObSP
@@ -63,8 +61,8 @@ class MethodOptions:
 
 def explain(
     *,
-    model: ModelOptions,
-    table: RequiredTable,
+    model: ModelOptions = ModelOptions(),
+    table: TableOptions = TableOptions(),
     method: MethodOptions = MethodOptions(),
     output: OutputOptions,
     console: Console = Console(),
@@ -76,12 +74,13 @@ def explain(
     term, residual and prediction, per row and output), **curves.csv** (every feature's average effect with its band)
     and **explainer.nobsp** (the calibration without its rows, for `nobsp.NObSP.load`).
     """
-    choices, data = method.for_explainer(), table.data
+    choices = method.for_explainer()
     with output.write(FILES) as folder, model.limit_threads(1):
-        console.step(f"reading {data}")
+        console.step(f"reading {table.data}")
         loaded = load_model(model)
         rows, others = read_tables(table, method.calibrate, loaded)
-        features = list(group_columns(rows.columns, table.groups) or rows.columns)
+        columns = list(rows.rows.columns)
+        features = list(group_columns(columns, table.groups) or columns)
         pairs = choices["interactions"] if isinstance(choices["interactions"], list) else []
         for name in (name for pair in pairs for name in pair if name not in features):
             raise UsageError(f"--interactions: there is no feature {name!r}; {suggest(name, features)}")
@@ -98,9 +97,9 @@ def explain(
             console.step("writing the report")
             from nobsp.reporting import report
 
-            same = "the same rows" if others is rows else f"{count(len(others.rows), 'row')} of {others.path.name}"
-            about = f"{loaded.name} ({loaded.origin}) on {count(len(rows.rows), 'row')} of {data.name}, calibrated on "
-            about += f"{same}. {_describe_score(found['predicts'])}".strip()
+            same = "the same rows" if others is rows else others.where
+            about = f"{loaded.name} ({loaded.origin}) on {rows.where}, calibrated on {same}. "
+            about += _describe_score(found["predicts"])
             title = output.title or f"What {loaded.name} has learned"
             report(explanation, folder / "report.html", title=title, about=about, labels=rows.labels)
     console.show(found, _describe)
@@ -110,7 +109,6 @@ def read_tables(
     options: TableOptions, calibrate: Path | None, loaded: Loaded, *, need_target: bool = False
 ) -> tuple[Data, Data]:
     """The rows to explain and those to calibrate on, which may be the same."""
-    assert options.data is not None
     rows = read_table(options.data, options, option="--data", known=loaded.feature_names)
     if calibrate is None:
         return rows, rows
@@ -125,14 +123,12 @@ def fit_explainer(
     from nobsp import NObSP
     from nobsp.network.batches import batches_of
 
-    columns = table.columns
-    some = ", ".join(columns) if len(columns) <= 8 else f"{', '.join(columns[:6])}, …, {columns[-1]}"
+    columns = list(table.rows.columns)
+    some = ", ".join(columns if len(columns) <= 8 else [*columns[:6], "…", columns[-1]])
     choose = "choose with --features" if options.target else "name the target with --target, or choose with --features"
     console.step(f"calibrating on {count(len(table.rows), 'row')} of {len(columns)} columns")
-    with (
-        add_hint(f"{len(columns)} columns were given ({some}); {choose}."),
-        warnings.catch_warnings(record=True) as caught,
-    ):
+    hint = f"{len(columns)} columns were given ({some}); {choose}."
+    with add_hint(hint), warnings.catch_warnings(record=True) as caught:
         explainer = NObSP(
             loaded.prepare(lambda: next(iter(batches_of(table.rows, batch_size=_EXAMPLE_ROWS, argument="--data")))),
             features=group_columns(columns, options.groups),
@@ -189,38 +185,34 @@ def score_predictions(
     texts = np.array([_as_text(value) for value in values.tolist()])
     classes, names = set(texts.tolist()), [str(name) for name in output_names]
     numbers = [str(number) for number in range(len(names))]
-    scores: list[tuple[str, float, str]] = []  # with the constant that would do as well, if one does
-
-    def compare_classes(truth: NDArray[Any], predicted: NDArray[Any]) -> None:
-        if len(truth):
-            value = float((truth == predicted).mean())
-            usual = np.unique(truth, return_counts=True)[1].max() / len(truth)
-            constant = f"always predicting one class ({usual:.1%})" if value <= usual < 1 else ""
-            scores.append(("accuracy", value, constant))
-
-    def compare_values(predicted: NDArray[np.float64]) -> None:
-        truth = values.astype(np.float64)
-        if len(truth) > 1 and np.ptp(truth) > 0:
-            value = float(r2_score(truth, predicted))
-            scores.append(("r2", value, "its mean" if value <= 0 else ""))
-
+    pairs: list[tuple[str, NDArray[Any], NDArray[Any]]] = []  # what is compared, the truth and what is predicted
     if len(names) > 1:
         called = names if classes <= set(names) else numbers if numeric and classes <= set(numbers) else None
         if called is not None:
-            compare_classes(texts, np.array(called)[logits.argmax(1)])
+            pairs.append(("accuracy", texts, np.array(called)[logits.argmax(1)]))
         elif numeric and target in names:
-            compare_values(logits[:, names.index(target)])
+            pairs.append(("r2", values, logits[:, names.index(target)]))
     else:
         positive = names[0] if names[0] in classes and len(classes) <= 2 else None
         if positive is None and numeric and (len(classes) == 2 or (link == "sigmoid" and classes <= {"0", "1"})):
             positive = _as_text(max(values.tolist())) if len(classes) == 2 else "1"
         if positive is not None:
-            compare_classes(texts == positive, logits[:, 0] > 0)
+            pairs.append(("accuracy", texts == positive, logits[:, 0] > 0))
         if numeric and link != "sigmoid":
-            compare_values(np.exp(logits[:, 0]) if link == "exp" else logits[:, 0])
-    first = scores[0] if scores else (None, None, "")
-    measure, value, constant = next((one for one in scores if not one[2]), first)
-    found = {"target": target, "measure": measure, "value": value, "warning": None}
+            pairs.append(("r2", values, np.exp(logits[:, 0]) if link == "exp" else logits[:, 0]))
+    scores: list[tuple[Any, Any, str]] = []  # with the constant that would do as well, if one does
+    for measure, truth, predicted in pairs:
+        if measure == "accuracy" and len(truth):
+            value = float((truth == predicted).mean())
+            usual = np.unique(truth, return_counts=True)[1].max() / len(truth)
+            constant = f"always predicting one class ({usual:.1%})" if value <= usual < 1 else ""
+            scores.append((measure, value, constant))
+        elif measure == "r2" and len(truth) > 1 and np.ptp(truth.astype(np.float64)) > 0:
+            value = float(r2_score(truth.astype(np.float64), predicted))
+            scores.append((measure, value, "its mean" if value <= 0 else ""))
+    scores = scores or [(None, None, "")]
+    which, score, constant = next((one for one in scores if not one[2]), scores[0])
+    found = {"target": target, "measure": which, "value": score, "warning": None}
     if constant:
         score = _describe_score(found).rstrip(".")
         found["warning"] = f"{score}, no better than {constant}; is the order of the columns right?"
@@ -253,16 +245,13 @@ def _summarise(
         numbers["explained_here"] = explanation.explained()
     importance = zip(functions.feature_names, functions.importances["total"].sum(1).tolist(), strict=True)
     outside = zip(explainer.feature_names_, explanation.outside.sum(0).tolist(), strict=True)
-    names, link = explainer.output_names_, explainer.link_
-    predicts = None
+    names, predicts = explainer.output_names_, None
     if data.target is not None:
-        logits = explanation.predictions
-        predicts = score_predictions(logits, data.labels, target=data.target, output_names=names, link=link)
+        what: dict[str, Any] = {"target": data.target, "output_names": names, "link": explainer.link_}
+        predicts = score_predictions(explanation.predictions, data.labels, **what)
+    shares = [{name: _number(values[k]) for name, values in numbers.items()} for k in range(len(names))]
     return {
-        "outputs": [
-            {"name": name, **{what: _number(values[k]) for what, values in numbers.items()}}
-            for k, name in enumerate(names)
-        ],
+        "outputs": [{"name": name, **share} for name, share in zip(names, shares, strict=True)],
         "held_out": state.held_out,
         "rows": len(data.rows),
         "calibration_rows": state.rows,
@@ -271,10 +260,7 @@ def _summarise(
         "predicts": predicts,
         "strongest": [{"feature": name, "importance": size} for name, size in sorted(importance, key=lambda i: -i[1])],
         "not_used": list(data.not_used),
-        "outside": {
-            "rows": int(explanation.outside.any(1).sum()),
-            "features": {name: number for name, number in outside if number},
-        },
+        "outside": {"rows": int(explanation.outside.any(1).sum()), "features": {k: n for k, n in outside if n}},
         "health": [asdict(one) for one in state.findings],
         "files": output.paths(FILES),
     }
@@ -300,14 +286,13 @@ def _describe(found: Mapping[str, Any]) -> list[str]:
     lines.append("Strongest: " + _list([f"{o['feature']} ({o['importance']:.3g})" for o in found["strongest"]]) + ".")
     lines += [f"Interactions: {_list(pairs)}."] if pairs else []
     lines += [f"Not used: {', '.join(found['not_used'])}."] if found["not_used"] else []
-    for one in found["health"]:
-        lines.append(f"{one['severity']}: {one['subject']}{': ' if one['subject'] else ''}{one['message']}")
-    if found["outside"]["rows"]:
-        most = sorted(found["outside"]["features"].items(), key=lambda item: -item[1])
+    lines += [": ".join(filter(None, (one["severity"], one["subject"], one["message"]))) for one in found["health"]]
+    outside = found["outside"]
+    if outside["rows"]:
+        most = sorted(outside["features"].items(), key=lambda item: -item[1])
         lines.append(
-            f"note: {found['outside']['rows']:,} of {count(found['rows'], 'row')} lie outside the calibration's range, "
-            f"in {_list([f'{name} ({number:,})' for name, number in most])}; see the column outside of "
-            "contributions.parquet."
+            f"note: {outside['rows']:,} of {count(found['rows'], 'row')} lie outside the calibration's range, in "
+            f"{_list([f'{name} ({number:,})' for name, number in most])}; see contributions.parquet's column outside."
         )
     return lines
 

@@ -1,27 +1,219 @@
-"""What a command reads: tables from CSV, Parquet or Arrow files, and folders of images."""
+"""What a command reads: models, tables from CSV, Parquet or Arrow files, and folders of images."""
 
 from __future__ import annotations
 
 import csv
+import importlib
+import importlib.util
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import pickle
+import re
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nobsp._messages import suggest
-from nobsp.cli.console import UsageError, require_path
-from nobsp.cli.options import ImageOptions, TableOptions, split_names
+from nobsp._messages import count, suggest
+from nobsp.cli.options import (
+    ImageOptions,
+    ModelOptions,
+    TableOptions,
+    UsageError,
+    require_path,
+    require_positive,
+    split_names,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
+_FACTORY = re.compile(r"(?P<module>[\w.]+|.+\.py):(?P<name>[\w.]+)")
+# skops asks before it makes objects of these; they hold arrays and numbers, and run nothing.
+_HARMLESS = {
+    "numpy.dtype",
+    "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
+    "sklearn.neural_network._stochastic_optimizers.SGDOptimizer",
+}
+_TRUST = "If you trust where it came from, add --trust-pickle"
+_REASON = f"is a pickle, and reading a pickle can run any code its author put there. {_TRUST}; better, save"
+_WEIGHTS = "holds weights alone; pass --model package.module:factory --weights"
 _PARQUET, _ARROW = (".parquet", ".pq"), (".arrow", ".feather", ".ipc")
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A model as it was loaded."""
+
+    name: str
+    origin: str  # from what
+    prepare: Callable[[Callable[[], Tensor]], Any]  # makes it of some rows, which an exported program needs
+    feature_names: tuple[str, ...] | None = None  # the columns it was fitted on, where it knows
+
+
+def load_model(options: ModelOptions) -> Loaded:
+    """Finds the model of --model."""
+    given, weights, trust_pickle = options.model, options.weights, options.trust_pickle
+    if not given:
+        raise UsageError("--model is missing; name a file, or package.module:factory.")
+    path = Path(given)
+    if path.is_file():
+        if weights is not None:
+            raise UsageError("--weights goes with a factory, --model package.module:factory; a file has its own.")
+        return _from_file(path, trust_pickle=trust_pickle)
+    match = _FACTORY.fullmatch(given)
+    if match is not None:
+        return _from_factory(given, match["module"], match["name"], weights, trust_pickle=trust_pickle)
+    require_path(path, "--model")
+    raise UsageError(f"--model {given} is a folder; name a file, or package.module:factory.")
+
+
+def _from_file(path: Path, *, trust_pickle: bool) -> Loaded:
+    from nobsp.network.exported import UntrustedError, as_module, kind_of, load_exported
+
+    kind = kind_of(path)
+    if kind == "exported":
+        try:
+            program = load_exported(path, trust_pickle=trust_pickle)
+        except UntrustedError as untrusted:
+            raise UsageError(f"--model {untrusted} {_TRUST}.") from untrusted
+        return Loaded(path.stem, "exported program", lambda example: as_module(program, example()))
+    if kind == "skops":
+        return _as_loaded(path.stem, "skops file", _from_skops(path, trust_pickle=trust_pickle))
+    if kind == "pickle":
+        return _as_loaded(path.stem, "pickle", _from_pickle(path, trust_pickle=trust_pickle))
+    if kind == "safetensors":
+        raise UsageError(f"--model {path} {_WEIGHTS} {path}.")
+    if kind == "script" or path.suffix == ".onnx":
+        raise UsageError(f"--model {path}: TorchScript and ONNX are not read; save the model with torch.export.save.")
+    raise UsageError(
+        f"--model {path} is no model this command reads: torch.export (.pt2) or skops. Or name a function that returns "
+        "the model, package.module:function."
+    )
+
+
+def _from_skops(path: Path, *, trust_pickle: bool) -> Any:
+    try:
+        import skops.io
+    except ImportError as missing:
+        raise ImportError(f"{path} is a skops file, which needs skops: pip install skops.") from missing
+    unknown = sorted(set(skops.io.get_untrusted_types(file=path)) - _HARMLESS)
+    if unknown and not trust_pickle:
+        what = f"objects that could run code when they are loaded: {', '.join(unknown)}"
+        raise UsageError(f"--model {path} holds {what}. {_TRUST}.")
+    return skops.io.load(path, trusted=[*unknown, *_HARMLESS])
+
+
+def _from_pickle(path: Path, *, trust_pickle: bool) -> Any:
+    made_by_torch = zipfile.is_zipfile(path)
+    if made_by_torch and isinstance(_load_torch(path), dict):
+        raise UsageError(f"--model {path} {_WEIGHTS} {path}.")
+    if not trust_pickle:
+        raise UsageError(f"--model {path} {_REASON} it with torch.export.save (networks) or skops.io.dump.")
+    return _load_torch(path, trusted=True) if made_by_torch else importlib.import_module("joblib").load(path)
+
+
+def _load_torch(path: Path, *, trusted: bool = False) -> Any:
+    """What torch.save wrote; if that is not to be trusted, None where it is more than tensors and containers."""
+    import torch
+
+    try:
+        return torch.load(path, map_location="cpu", weights_only=not trusted)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, TypeError, AttributeError):
+        if trusted:
+            raise
+        return None
+
+
+def _from_factory(given: str, module: str, name: str, weights: Path | None, *, trust_pickle: bool) -> Loaded:
+    import torch
+
+    made: Any = _import_module(given, module)
+    for part in name.split("."):
+        if not hasattr(made, part):
+            known = [entry for entry in dir(made) if not entry.startswith("_")]
+            raise UsageError(f"--model {given}: {module} has no {part!r}; {suggest(part, known)}")
+        made = getattr(made, part)
+    is_model = isinstance(made, torch.nn.Module) or (hasattr(made, "get_params") and not isinstance(made, type))
+    if callable(made) and not is_model:
+        made = made()
+    if weights is not None:
+        _load_weights(made, weights, trust_pickle=trust_pickle)
+    return _as_loaded(name.rpartition(".")[2], "factory", made)
+
+
+def _import_module(given: str, module: str) -> Any:
+    """A module by its name, the current folder included, or a file of Python."""
+    if module.endswith(".py"):
+        path = Path(module)
+        require_path(path, "--model")
+        spec: Any = importlib.util.spec_from_file_location(path.stem, path)
+        found = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, found)
+        spec.loader.exec_module(found)
+        return found
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or not (module == missing.name or module.startswith(f"{missing.name}.")):
+            raise  # it is there, and needs something that is not
+        raise UsageError(f"--model {given}: there is no module {missing.name!r} here or installed.") from missing
+
+
+def _load_weights(model: Any, path: Path, *, trust_pickle: bool) -> None:
+    import torch
+
+    from nobsp.network.exported import kind_of
+
+    require_path(path, "--weights")
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"--weights is for torch modules; the factory made a {type(model).__name__}.")
+    if kind_of(path) == "safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            state: Any = load_file(path)
+        except SafetensorError as damaged:
+            raise ValueError(f"--weights {path} is damaged ({damaged}).") from damaged
+    else:
+        state = _load_torch(path)
+        if state is None and not trust_pickle:
+            raise UsageError(f"--weights {path} {_REASON} them as safetensors.")
+        state = _load_torch(path, trusted=True) if state is None else state
+    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]  # as trainers keep it
+    try:
+        model.load_state_dict(state)
+    except (RuntimeError, TypeError, AttributeError) as failure:
+        text = " ".join(str(failure).split())
+        raise ValueError(f"--weights {path} does not fit the model: {text[:400]}") from failure
+
+
+def _as_loaded(name: str, origin: str, model: Any) -> Loaded:
+    names = getattr(model, "feature_names_in_", None)
+    return Loaded(name, origin, lambda _: model, None if names is None else tuple(str(column) for column in names))
+
+
+@contextmanager
+def add_hint(hint: str) -> Iterator[None]:
+    """Adds a hint to the errors of a model that could not be run; what else is wrong says so itself."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as failure:
+        ran_into = failure.__cause__ if isinstance(failure, ValueError) else failure
+        if not isinstance(ran_into, RuntimeError | IndexError | TypeError):
+            raise
+        text = " ".join(str(failure).split()).rstrip(".")
+        raise ValueError(f"{text}. {hint}") from failure
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,15 +227,17 @@ class Data:
     not_used: tuple[str, ...]
 
     @property
-    def columns(self) -> list[str]:
-        """The model's columns."""
-        return [str(name) for name in self.rows.columns]
+    def where(self) -> str:
+        """How many rows of what file, in words."""
+        return f"{count(len(self.rows), 'row')} of {self.path.name}"
 
 
 def read_table(
-    path: Path, options: TableOptions, *, option: str, known: Sequence[str] | None, need_target: bool = True
+    path: Path | None, options: TableOptions, *, option: str, known: Sequence[str] | None, need_target: bool = True
 ) -> Data:
     """Reads a file and cuts it to columns; `known` are those the model was fitted on, where it knows."""
+    if path is None:
+        raise UsageError(f"{option} is missing; name a CSV or Parquet file.")
     frame = read_frame(path, option=option)
     there = [str(name) for name in frame.columns]
     frame = frame.set_axis(there, axis=1)
@@ -197,12 +391,18 @@ class Pictures:
             found = " and ".join(f"{height}×{width}" for height, width in shapes[:2])
             raise UsageError(f"the images of {self.folder} have different sizes, such as {found}; resize with --size.")
         stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float() / 255.0
-        return (stacked - self._per_channel(self.mean)) / self._per_channel(self.std)
+        mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (self.mean, self.std))
+        return (stacked - mean) / std
 
     @property
     def names(self) -> list[str]:
         """Where in the folder each image is."""
         return [path.relative_to(self.folder).as_posix() for path in self.paths]
+
+    @property
+    def where(self) -> str:
+        """How many images of what folder, in words."""
+        return f"{count(len(self), 'image')} of {self.folder.name}"
 
     @property
     def preparation(self) -> str:
@@ -212,17 +412,13 @@ class Pictures:
 
     def shown(self, batch: Tensor) -> Tensor:
         """A batch as it looks: from 0 to 1."""
-        return (batch * self._per_channel(self.std) + self._per_channel(self.mean)).clamp(0.0, 1.0)
+        mean, std = (batch.new_tensor(numbers)[:, None, None] for numbers in (self.mean, self.std))
+        return (batch * std + mean).clamp(0.0, 1.0)
 
     def chosen(self, positions: Sequence[int]) -> Pictures:
         """Some of the images."""
         paths, labels = zip(*((self.paths[k], self.labels[k]) for k in positions), strict=True)
         return replace(self, paths=paths, labels=labels)
-
-    def _per_channel(self, numbers: Sequence[float]) -> Tensor:
-        import torch
-
-        return torch.tensor(numbers)[None, :, None, None]
 
     def _pixels(self, path: Path) -> Any:
         from PIL import Image, ImageOps
@@ -241,10 +437,12 @@ class Pictures:
         return pixels[:, :, None] if grey else pixels
 
 
-def find_pictures(folder: Path, options: ImageOptions, *, option: str, batch_size: int) -> Pictures:
+def find_pictures(folder: Path | None, options: ImageOptions, *, option: str, batch_size: int) -> Pictures:
     """The images of a folder and of the folders in it, in the order of their names."""
+    if folder is None:
+        raise UsageError(f"{option} is missing; name a folder of images.")
     require_path(folder, option, folder=True)
-    if find_spec("PIL") is None:
+    if importlib.util.find_spec("PIL") is None:
         raise ImportError("reading images needs Pillow: pip install pillow.")
     walked = os.walk(folder)
     found = sorted(Path(home, name) for home, _, names in walked for name in names if name.lower().endswith(_SUFFIXES))
@@ -253,21 +451,13 @@ def find_pictures(folder: Path, options: ImageOptions, *, option: str, batch_siz
     size = options.size
     if size is not None and (len(size) > 2 or any(side < 1 for side in size)):
         raise UsageError(f"--size takes a side, or height and width, in pixels; found {' '.join(map(str, size))}.")
-    if options.limit is not None and options.limit < 1:
-        raise UsageError(f"--limit must be at least 1, found {options.limit}.")
+    require_positive(limit=options.limit)
     inside = [path.relative_to(folder).parts for path in found]
-    mean, std = _normalisation(options)
-    pictures = Pictures(
-        folder=folder,
-        paths=tuple(found),
-        labels=tuple(parts[0] if len(parts) > 1 else None for parts in inside),
-        classes=tuple(sorted({parts[0] for parts in inside if len(parts) > 1})),
-        size=None if size is None else (size[0], size[-1]),
-        squash=options.fit == "squash",
-        mean=mean,
-        std=std,
-        batch_size=batch_size,
-    )
+    labels = tuple(parts[0] if len(parts) > 1 else None for parts in inside)
+    classes = tuple(sorted({label for label in labels if label is not None}))
+    shape = None if size is None else (size[0], size[-1])
+    preparation = (shape, options.fit == "squash", *_normalisation(options))
+    pictures = Pictures(folder, tuple(found), labels, classes, *preparation, batch_size)
     limited = option == "--images" and options.limit is not None
     return pictures.chosen(range(min(options.limit or 0, len(pictures)))) if limited else pictures
 

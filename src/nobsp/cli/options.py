@@ -1,19 +1,22 @@
-"""Options that several commands share, each group as one object; and the folder of results."""
+"""Options that several commands share, each group as one object; the console, and the folder of results."""
 
 from __future__ import annotations
 
+import json as javascript
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from nobsp.cli.console import Flag, UsageError
+from nobsp._messages import suggest
 
 MODEL, TABLE, IMAGES = Group("Model", sort_key=1), Group("Table", sort_key=2), Group("Images", sort_key=3)
 METHOD, OUTPUT = Group("Method", sort_key=4), Group("Output", sort_key=5)
@@ -21,6 +24,89 @@ METHOD, OUTPUT = Group("Method", sort_key=4), Group("Output", sort_key=5)
 Names = Annotated[list[str] | None, Parameter(consume_multiple=True)]
 Integers = Annotated[list[int] | None, Parameter(consume_multiple=True)]
 Numbers = Annotated[list[float] | None, Parameter(consume_multiple=True)]
+Flag = Annotated[bool, Parameter(show_default=False)]
+
+
+class UsageError(Exception):
+    """The command line asks for something that cannot be done; nothing was run."""
+
+
+@Parameter(name="*", group=Group("Verbosity", sort_key=6))
+@dataclass(frozen=True, kw_only=True)
+class Console:
+    """Writes to the right stream, in the form the options choose."""
+
+    quiet: Flag = False
+    """No progress and no summary; errors only."""
+    json: Flag = False
+    """Print the summary as one JSON object."""
+    debug: Flag = False
+    """Show the traceback of an error."""
+
+    @property
+    def progress(self) -> bool:
+        """Whether to draw progress bars: not into files, where they are noise."""
+        return not self.quiet and sys.stderr.isatty()
+
+    def step(self, text: str) -> None:
+        """Reports progress on stderr."""
+        if not self.quiet:
+            self.error(text)
+
+    def error(self, text: str) -> None:
+        """Writes one line to stderr, also when quiet."""
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+    def show(self, summary: Mapping[str, Any], describe: Callable[[Mapping[str, Any]], Sequence[str]]) -> None:
+        """Prints the summary on stdout: as JSON, or as the sentences that `describe` makes of it, and its files."""
+        if self.json:
+            sys.stdout.write(javascript.dumps(summary, ensure_ascii=False, indent=2) + "\n")
+        elif not self.quiet:
+            wrote = [f"Wrote {', '.join(summary['files'].values())}."] if "files" in summary else []
+            sys.stdout.writelines(f"{line}\n" for line in [*describe(summary), *wrote])
+        sys.stdout.flush()
+
+    def warn(self, warning: str | None) -> None:
+        """Reports what looks wrong, where something does, on stderr."""
+        if warning is not None:
+            self.step(f"warning: {warning}")
+
+    @contextmanager
+    def note_warnings(self) -> Iterator[None]:
+        """Warnings for users become notes on stderr; those for programmers show with --debug."""
+        with warnings.catch_warnings():
+            if not self.debug:
+                warnings.simplefilter("default")
+                for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
+                    warnings.simplefilter("ignore", category)
+                warnings.showwarning = self.note
+            yield
+
+    def note(self, message: Warning | str, *_: Any, **__: Any) -> None:
+        """Reports a warning on stderr."""
+        self.step(f"note: {one_line(message)}")
+
+
+def one_line(failure: object) -> str:
+    """An error in one line."""
+    if isinstance(failure, OSError) and failure.strerror:
+        where = f"{failure.filename}: " if failure.filename is not None else ""
+        return f"{where}{failure.strerror[:1].lower()}{failure.strerror[1:]}."
+    text = " ".join(str(failure).split())
+    expected = isinstance(failure, str | Warning | UsageError | ValueError | TypeError | ImportError | OSError)
+    if text and (expected or type(failure).__module__.partition(".")[0] in ("nobsp", "sklearn")):
+        return text
+    return f"unexpected error, {type(failure).__name__}: {text} (--debug shows the traceback)"
+
+
+def require_path(path: Path, option: str, *, folder: bool = False) -> None:
+    """Raises a UsageError, with the names that are close, where there is no such file or folder."""
+    if path.is_dir() if folder else path.exists():
+        return
+    hint = suggest(path.name, [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else [])
+    hint = f"; {hint}" if "did you" in hint else "."
+    raise UsageError(f"{option} {path}: there is no such {'folder' if folder else 'file'}{hint}")
 
 
 @Parameter(name="*", group=MODEL)
@@ -28,7 +114,7 @@ Numbers = Annotated[list[float] | None, Parameter(consume_multiple=True)]
 class ModelOptions:
     """Which model, and how to run it."""
 
-    model: str
+    model: str = ""
     """A torch.export file (.pt2), a scikit-learn pipeline in a skops file, or a function that returns the model:
     package.module:function or file.py:function."""
     weights: Path | None = None
@@ -50,17 +136,8 @@ class ModelOptions:
         """Lets torch use as many threads as asked for."""
         from nobsp.network.inference import use_threads
 
-        wanted = default if self.threads is None else self.threads
-        if wanted is not None and wanted < 1:
-            raise UsageError(f"--threads must be at least 1, found {wanted}.")
-        return use_threads(wanted)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptionalModel(ModelOptions):
-    """Which model, and how to run it, where there is work to do without one."""
-
-    model: str = ""
+        require_positive(threads=self.threads)
+        return use_threads(default if self.threads is None else self.threads)
 
 
 @Parameter(name="*", group=TABLE)
@@ -76,13 +153,6 @@ class TableOptions:
     """Columns the model takes, in its order (default: all but the target)."""
     groups: Names = None
     """Columns that are one feature, such as city=oslo,rome; or a JSON file with {"city": ["oslo", "rome"]}."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RequiredTable(TableOptions):
-    """The same, where there is nothing else to look at."""
-
-    data: Path = field()
 
 
 @Parameter(name="*", group=IMAGES)
@@ -106,13 +176,6 @@ class ImageOptions:
     """Divided by, instead of --normalise: one number, or one per channel."""
     limit: int | None = None
     """Use the first images only."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RequiredImages(ImageOptions):
-    """The same, where there is nothing else to look at."""
-
-    images: Path = field()
 
 
 @Parameter(name="*", group=OUTPUT)
@@ -140,6 +203,13 @@ class OutputOptions:
         return write_folder(self.out, list(self.paths(names)), force=self.force)
 
 
+def require_positive(**numbers: int | None) -> None:
+    """A usage error where a number that an option gives is below one."""
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise UsageError(f"--{name} must be at least 1, found {number}.")
+
+
 def require_report() -> None:
     """Raises an ImportError before the work where the report's libraries are missing."""
     if find_spec("jinja2") is None or find_spec("plotly") is None:
@@ -150,8 +220,7 @@ def require_report() -> None:
 def write_folder(folder: Path, names: Sequence[str], *, force: bool) -> Iterator[Path]:
     """Yields an empty folder beside `folder`; its content moves there at the end, if all went well.
 
-    Made before the work, so that a place that cannot be written to costs nothing. Whatever goes wrong, Ctrl-C
-    included, nothing half-written is left. Results with the same names are replaced only by `force`.
+    Whatever goes wrong, Ctrl-C included, nothing half-written is left. Results there are replaced only by `force`.
     """
     there = ", ".join(name for name in names if (folder / name).exists())
     if there and not force:

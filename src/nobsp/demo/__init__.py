@@ -31,8 +31,6 @@ __all__ = ["PAGES", "Findings", "run"]
 
 PAGES = ("index.html", "known-functions.html", "breast-cancer.html", "digits.html")
 Array = NDArray[np.float64]
-# Size of a small drawing.
-_WIDTH, _HEIGHT = 120.0, 84.0
 
 
 @dataclass(frozen=True)
@@ -55,20 +53,16 @@ def run(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> Finding
     recovered, largest = functions["functions_r2"], max(cells["strongest"].values())
     # What plays no part is drawn to the scale of the others.
     every = [curve for name in recovered for curve in curves[name][1:]]
+    drawn = []
+    for name, (grid, *pair) in curves.items():
+        learned, true = (draw_path(grid, one, pair if name in recovered else every) for one in pair)
+        drawn.append({"learned": learned, "true": true, "formula": FORMULAS[name], "r2": recovered.get(name)})
     index = fill_template(
         resources.files("nobsp.demo") / "index.html.j2",
         version=__version__,
         pages=PAGES,
         functions=functions,
-        curves=[
-            {
-                "learned": draw_path(grid, learned, [learned, true] if name in recovered else every),
-                "true": draw_path(grid, true, [learned, true] if name in recovered else every),
-                "formula": FORMULAS[name],
-                "r2": recovered.get(name),
-            }
-            for name, (grid, learned, true) in curves.items()
-        ],
+        curves=drawn,
         cells=cells,
         bars=[{"name": name, "size": size, "share": size / largest} for name, size in cells["strongest"].items()],
         images=digits,
@@ -98,20 +92,16 @@ def _describe(functions: Mapping[str, Any], cells: Mapping[str, Any], digits: Ma
 
 
 def draw_path(x: Array, y: Array, scale: Sequence[Array]) -> str:
-    """An SVG path through points, in a drawing that holds all curves of `scale` with some room."""
+    """An SVG path through points, in a drawing of 120 × 84 that holds all curves of `scale` with some room."""
     low, high = min(float(curve.min()) for curve in scale), max(float(curve.max()) for curve in scale)
     room = 0.1 * (high - low)
-    across = (x - x[0]) / (x[-1] - x[0]) * _WIDTH
-    down = (high + room - y) / (high - low + 2 * room) * _HEIGHT
+    across, down = (x - x[0]) / (x[-1] - x[0]) * 120.0, (high + room - y) / (high - low + 2 * room) * 84.0
     return "M" + " L".join(f"{a:.1f} {b:.1f}" for a, b in zip(across, down, strict=True))
 
 
 def image_url(picture: NDArray[np.float32]) -> str:
     """An image (height, width, 3) from 0 to 1 as a data URL."""
     return f"data:image/png;base64,{base64.b64encode(png(np.clip(picture, 0.0, 1.0))).decode('ascii')}"
-
-
-# ---------------------------------------------------------------------- networks
 
 
 @contextmanager
@@ -138,8 +128,6 @@ def train(
     network.eval()
 
 
-# ---------------------------------------------------------------------- known functions
-
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "x1": np.abs,
     "x2": lambda x: x**3,
@@ -149,6 +137,8 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 }
 FORMULAS = {"x1": "|x₁|", "x2": "x₂³", "x3": "exp x₃", "x4": "sin 2x₄", "x5": "nothing"}
 SAMPLES, TRAINING, NOISE = 1000, 800, 0.01
+# Digits labelled wrong on purpose, and those shown.
+PLANTED, _SHOWN = 24, 60
 
 
 def explain_functions(page: Path, *, epochs: int) -> tuple[dict[str, Any], dict[str, tuple[Array, Array, Array]]]:
@@ -163,13 +153,11 @@ def explain_functions(page: Path, *, epochs: int) -> tuple[dict[str, Any], dict[
     rows, targets = torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)[:, None]
     with seeded(0):
         network = nn.Sequential(nn.Linear(5, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1))
-        seen, known, loss = rows[:TRAINING], targets[:TRAINING], nn.functional.mse_loss
-        train(network, seen, known, loss, epochs=epochs, rate=3e-3, decay=1e-4)
+        loss = nn.functional.mse_loss
+        train(network, rows[:TRAINING], targets[:TRAINING], loss, epochs=epochs, rate=3e-3, decay=1e-4)
     explainer = NObSP(network, features=list(FUNCTIONS), output_names=["y"]).fit(rows[:TRAINING])
-    fresh, truth = x[TRAINING:], y[TRAINING:]
-    explanation = explainer(fresh)
-    outputs = explanation.predictions[:, 0]
-    single = explanation.values[:, : len(FUNCTIONS), 0]
+    fresh, truth, explanation = x[TRAINING:], y[TRAINING:], explainer(x[TRAINING:])
+    outputs, single = explanation.predictions[:, 0], explanation.values[:, : len(FUNCTIONS), 0]
     scores = function_reproduction(single, true[TRAINING:], outputs=outputs, feature_names=FUNCTIONS)
     report(
         explanation,
@@ -196,25 +184,6 @@ def explain_functions(page: Path, *, epochs: int) -> tuple[dict[str, Any], dict[
     return numbers, curves
 
 
-# ---------------------------------------------------------------------- breast cancer cells
-
-
-class Standardised(nn.Module):
-    """Takes columns in their own units and brings them to mean zero and spread one."""
-
-    mean: Tensor
-    spread: Tensor
-
-    def __init__(self, rows: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("mean", rows.mean(0))
-        self.register_buffer("spread", rows.std(0).clamp_min(1e-12))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The rows in units of their spread."""
-        return (x - self.mean) / self.spread
-
-
 def explain_cells(page: Path, *, epochs: int) -> dict[str, Any]:
     """Trains, explains fresh cells, finds their neighbours, and writes the page."""
     data = load_breast_cancer(as_frame=False)
@@ -223,9 +192,8 @@ def explain_cells(page: Path, *, epochs: int) -> dict[str, Any]:
     x, fresh, y, truth = train_test_split(data.data, malignant, test_size=0.3, random_state=0, stratify=malignant)
     rows, targets = torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)[:, None]
     with seeded(0):
-        network = nn.Sequential(
-            Standardised(rows), nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1)
-        )
+        scaled = nn.BatchNorm1d(30, affine=False, momentum=None)  # columns come in their own units
+        network = nn.Sequential(scaled, nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
         loss = nn.functional.binary_cross_entropy_with_logits
         train(network, rows, targets, loss, epochs=epochs, rate=2e-3, decay=1.0)
     explainer = NObSP(network, features=names, output_names=["malignant"]).fit(x)
@@ -252,12 +220,6 @@ def explain_cells(page: Path, *, epochs: int) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------- handwritten digits
-
-PLANTED = 24
-_SHOWN = 60
-
-
 def explain_digits(page: Path, *, epochs: int) -> tuple[dict[str, Any], list[Any], list[Any]]:
     """Trains, makes maps, audits labels of which some were planted wrong, and writes the page.
 
@@ -277,9 +239,8 @@ def explain_digits(page: Path, *, epochs: int) -> tuple[dict[str, Any], list[Any
     cam = NObSPCam(network, output_names=[str(digit) for digit in range(10)]).fit(x)
     index, maps, truth = ContributionIndex(cam).fit(x, y), cam(fresh), labels.numpy()
     right = maps.logits.argmax(1) == truth
-    rng = np.random.default_rng(0)
+    rng, given = np.random.default_rng(0), truth.copy()
     planted = rng.choice(len(truth), PLANTED, replace=False)
-    given = truth.copy()
     given[planted] = (given[planted] + rng.integers(1, 10, PLANTED)) % 10
     audited = audit(index, fresh, given)
     assert audited.mislabels is not None  # labels were given

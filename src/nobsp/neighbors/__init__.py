@@ -1,11 +1,9 @@
 """Neighbours of a prediction: rows of a database whose predictions rest on similar evidence."""
 
 from nobsp.neighbors.audit import Audit, audit
-from nobsp.neighbors.curation import Influence, select
+from nobsp.neighbors.backends import Milvus, Usearch
 from nobsp.neighbors.index import ContributionIndex
-from nobsp.neighbors.milvus import Milvus
-from nobsp.neighbors.result import Duplicates, Neighbors, Prototypes
-from nobsp.neighbors.usearch import Usearch
+from nobsp.neighbors.result import Duplicates, Influence, Neighbors, Prototypes, select
 
 __all__ = [
     "Audit",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,24 +18,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp.neighbors.evidence import Rows
-from nobsp.neighbors.search import Space, pieces
+from nobsp.neighbors.search import Fitted, Space, pieces, spaced, unit_length
 
 Array = NDArray[np.float64]
-Take = Callable[[Tensor], Rows]
+Flags = NDArray[np.bool_]
+Positions = NDArray[np.int64]
 
-# Neighbours by activations that have a vote.
-VOTERS = 50
-# A neighbour counts exp(this · cosine); a centroid likewise.
-_SHARPNESS, _CENTROID_SHARPNESS = 20.0, 10.0
-# A class without a single vote is not impossible.
-_FLOOR = 0.01
-# Rows from which centroids are computed; of a larger database, so many evenly spaced ones.
-MOST_ROWS = 200_000
-# Past so many columns, decorrelating them takes minutes, and they are left as they are.
-_MOST_COLUMNS = 4096
+# Neighbours by activations that have a vote; they count exp(this · cosine), centroids likewise; and the share of a
+# class without a single vote, which is not impossible.
+VOTERS, _SHARPNESS, _CENTROID_SHARPNESS, _FLOOR = 50, 20.0, 10.0, 0.01
+# Rows from which centroids are computed, evenly spaced ones of more; columns past which decorrelating takes minutes.
+MOST_ROWS, _MOST_COLUMNS = 200_000, 4096
 # Queries whose neighbours are decorrelated together, and numbers gathered at once.
 _QUERIES, _AT_ONCE = 2048, 1 << 22
-# Folds of the cross-validated joint confidence; fewer right or wrong predictions than two in each do not allow it.
+# Folds of the cross-validated joint confidence, and of heads.
 _FOLDS = 5
 # Cross-fitted heads: weight decay, steps, the share of labels they take to be wrong, rows to fit on, and how much they
 # count beside vote and centroids.
@@ -57,15 +53,12 @@ _SAYS, FEWEST_ERRORS = (0.0, 0.25, 0.5, 0.75, 1.0), 20
 _REFERENCE, NEAR, _NEAR_RAW = 1000, 8, 10
 
 
-# ---------------------------------------------------------------------- class centroids
-
-
 @dataclass(frozen=True, eq=False)
 class Centroids:
     """What the labelled rows of a database say of their classes, in the space of z-scored activations."""
 
     space: Space
-    take: Take  # rows of the database at positions
+    take: Callable[[Tensor], Rows]  # rows of the database at positions
     positions: Tensor  # rows of the database that were counted, in order
     members: Tensor  # how many of them are of each class, (classes,), float64
     # T = ((R + I) / 2)^(−1/2), R the correlations of the columns, so that directions that many columns share count
@@ -73,56 +66,50 @@ class Centroids:
     transform: Tensor | None
     directions: Tensor
 
-    def left_out(self, leave: Tensor) -> tuple[Tensor, Tensor]:
-        """Labels and vectors of rows that queries leave out, label −1 for those that no centroid holds."""
-        repeated = (leave[:, :, None] == leave[:, None, :]).tril(-1).any(2)
-        held = torch.isin(leave, self.positions) & ~repeated
-        rows = self.take(leave.clamp_min(0).flatten())
-        assert rows.labels is not None
-        labels = torch.where(held, rows.labels.reshape(leave.shape), -1)
-        return labels, self.space.vectors(rows, rows.predicted).reshape(*leave.shape, -1)
-
-    def decorrelate(self, vectors: Tensor) -> Tensor:
+    def decorrelate(self, rows: Rows) -> Tensor:
         """Vectors of unit length along T x; rows of zeros stay."""
-        return _unit(vectors if self.transform is None else vectors @ self.transform)
+        vectors = self.space.vectors(rows)
+        return unit_length(vectors if self.transform is None else vectors @ self.transform)
+
+    def cosines(self, own: Tensor, leave: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Of rows, to centroids without the rows to leave out; and what members are left, both (rows, classes)."""
+        cosines, members = own @ unit_length(self.directions).T, self.members.repeat(len(own), 1)
+        if leave is not None:
+            repeated = (leave[:, :, None] == leave[:, None, :]).tril(-1).any(2)
+            held = torch.isin(leave, self.positions) & ~repeated
+            left = self.take(leave.clamp_min(0).flatten())
+            labels = left.truth.reshape(leave.shape)
+            vectors = self.decorrelate(left).reshape(*leave.shape, -1)
+            members.scatter_add_(1, labels, -held.to(torch.float64))
+            same = ((labels[:, :, None] == labels[:, None, :]) & held[:, None, :]).to(torch.float64)
+            queries, places = torch.nonzero(held, as_tuple=True)
+            # What is left of a class that lost its only row is rounding.
+            without = unit_length(self.directions[labels] - same @ vectors, 1e-9)[queries, places]
+            cosines[queries, labels[queries, places]] = (own[queries] * without).sum(1)
+        return cosines, members
 
 
-def fit_centroids(space: Space, take: Take, count: int, classes: int) -> Centroids:
-    """Centroids of the classes, by the labels of a database of `count` rows; none where labels are no class numbers."""
-    positions = torch.arange(count)
-    if count > MOST_ROWS:
-        positions = torch.linspace(0, count - 1, MOST_ROWS, dtype=torch.float64).long()
-    width = space.width
-    products = torch.zeros(width, width, dtype=torch.float64) if width <= _MOST_COLUMNS else None
-    found = []
-    for piece in pieces(len(positions), width):
-        rows = take(positions[piece])
-        assert rows.labels is not None
-        found.append(rows.labels)
-        if products is not None:
-            scores = _z_scores(space, rows)
-            products += scores.T @ scores
-    labels = torch.cat(found)
-    members = torch.bincount(labels, minlength=classes).to(torch.float64) if classes else torch.zeros(0)
+def fit_centroids(fitted: Fitted) -> Centroids:
+    """Centroids of the classes, by the labels of a database; none where rows may have several classes."""
+    space, take = fitted.space("activations", "euclidean"), fitted.backend.take
+    classes = 0 if fitted.outcomes.several else fitted.outcomes.count
+    positions, width = spaced(len(fitted.backend), MOST_ROWS), space.width
     transform = None
-    if products is not None:
+    if width <= _MOST_COLUMNS:
+        products = torch.zeros(width, width, dtype=torch.float64)
+        for piece in pieces(len(positions), width):
+            scores = space.scaled(take(positions[piece]))
+            products += scores.T @ scores
         # Halfway to uncorrelated columns; all the way, rare directions would be noise.
         values, axes = torch.linalg.eigh((products / len(positions) + torch.eye(width, dtype=torch.float64)) / 2)
         transform = (axes * values.rsqrt()) @ axes.T
-    directions = torch.zeros(classes, width, dtype=torch.float64)
+    members, directions = torch.zeros(classes, dtype=torch.float64), torch.zeros(classes, width, dtype=torch.float64)
     known = Centroids(space, take, positions, members, transform, directions)
     for piece in pieces(len(positions), width) if classes else ():
         rows = take(positions[piece])
-        directions.index_add_(0, labels[piece], known.decorrelate(space.vectors(rows, rows.predicted)))
+        directions.index_add_(0, rows.truth, known.decorrelate(rows))
+        members += torch.bincount(rows.truth, minlength=classes)
     return known
-
-
-def _z_scores(space: Space, rows: Rows) -> Tensor:
-    vectors, lengths = space.directions(rows, rows.predicted)
-    return vectors * lengths[:, None]
-
-
-# ---------------------------------------------------------------------- cross-fitted heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,46 +122,42 @@ class Heads:
 
     def outputs(self, rows: Rows, leave: Tensor | None) -> Tensor:
         """By the head that did not see the first row to leave out, or by all where there is none, (rows, outputs)."""
-        every = self.each(rows)
-        if leave is None or leave.shape[1] == 0:
-            return every.mean(0)
-        fold = self.unseen(leave)
-        own = every[fold.clamp_min(0), torch.arange(len(rows))]
-        return torch.where((fold >= 0)[:, None], own, every.mean(0))
+        return self.each(rows)[self.unseen(leave, len(rows)), torch.arange(len(rows))]
 
     def each(self, rows: Rows) -> Tensor:
-        """Outputs of every head, (folds, rows, outputs)."""
-        scores = _z_scores(self.space, rows)
-        return torch.stack([scores @ weight[:-1] + weight[-1] for weight in self.weights])
+        """Outputs of every head, and of all together, (folds + 1, rows, outputs)."""
+        scores = self.space.scaled(rows)
+        every = torch.stack([scores @ weight[:-1] + weight[-1] for weight in self.weights])
+        return torch.cat([every, every.mean(0, keepdim=True)])
 
-    def unseen(self, leave: Tensor) -> Tensor:
-        """The head that did not see the first row to leave out, −1 where all are as good."""
+    def unseen(self, leave: Tensor | None, count: int) -> Tensor:
+        """The head that did not see the first row to leave out, −1, which is all together, where all are as good."""
+        if leave is None or leave.shape[1] == 0:
+            return torch.full((count,), -1)
         return torch.where(leave[:, 0] >= 0, self.fold[leave[:, 0].clamp_min(0)], -1)
 
 
-def fit_heads(space: Space, take: Take, count: int, outputs: int) -> Heads | None:
+def fit_heads(fitted: Fitted) -> Heads | None:
     """Heads in which no single label pulls hard; None where rows are fewer than columns.
 
     Class numbers, and 0 and 1 in one column per class, are expected to be wrong at times: softmax and sigmoid minimise
     −mean log((1 − ν) p_y + ν (1 − p_y) / (C − 1)) + decay/2 · ‖W‖². Values minimise a mean absolute error, rounded at
     zero, in units of the labels' spread.
     """
-    positions = torch.linspace(0, count - 1, min(count, _HEAD_ROWS), dtype=torch.float64).long()
+    space, count = fitted.space("activations", "euclidean"), len(fitted.backend)
+    positions = spaced(count, _HEAD_ROWS)
     if len(positions) < max(space.width, 2 * _FOLDS):
         return None
-    rows = take(positions)
-    assert rows.labels is not None
-    labels = rows.labels
-    scores = _z_scores(space, rows)
+    rows = fitted.backend.take(positions)
+    labels, scores = rows.truth, space.scaled(rows)
     # Rows of a class take turns, so that folds hold all classes alike; by their numbers, whatever order they come in.
     turn, alike = torch.empty(len(labels), dtype=torch.long), labels.reshape(len(labels), -1).double().sum(1)
     turn[torch.from_numpy(np.lexsort([scores.sum(1).numpy(), alike.numpy()]))] = torch.arange(len(labels)) % _FOLDS
     fold = torch.full((count,), -1)
     fold[positions] = turn
-    weights = torch.stack(
-        [_fit_head(scores[turn != held].to(torch.float32), labels[turn != held], outputs) for held in range(_FOLDS)]
-    )
-    return Heads(space, weights, fold)
+    kept = [turn != held for held in range(_FOLDS)]
+    weights = [_fit_head(scores[some].to(torch.float32), labels[some], fitted.outcomes.count) for some in kept]
+    return Heads(space, torch.stack(weights), fold)
 
 
 def _fit_head(scores: Tensor, labels: Tensor, outputs: int) -> Tensor:
@@ -207,72 +190,68 @@ def _fit_head(scores: Tensor, labels: Tensor, outputs: int) -> Tensor:
     return result
 
 
-# ---------------------------------------------------------------------- neighbours and centroids about each row
+def judge_classes(
+    fitted: Fitted, rows: Rows, labels: Tensor | None, voters: Positions, leave: Tensor | None, nearby: Positions
+) -> tuple[dict[str, Any], Array, Flags | None]:
+    """What is thought of predicted classes and labels, by softmax, neighbours, centroids and heads, as an audit has it.
 
-
-@dataclass(frozen=True, eq=False)
-class Support:
-    """What neighbours and centroids give to the classes of each row."""
-
-    confidence: Array  # log-odds of the softmax probability of the predicted class
-    vote: Array  # logarithm of the vote for the predicted class
-    agreed: Array  # log-odds of the predicted class by softmax and vote together, q_c ∝ p_c (V_c + 0.01)^say
-    suggested: NDArray[np.int64]  # the class that the row is of, most probably
-    wrong: Array | None  # probability that the label is wrong; None without labels
-
-    def fixed_rule(self) -> Array:
-        """The joint confidence without labels to fit it on: the probability on which softmax and vote agree."""
-        chance: Array = np.exp(-np.logaddexp(0.0, -self.agreed))  # a logistic curve without overflow
-        return chance
-
-
-def weigh_support(
-    centroids: Centroids,
-    rows: Rows,
-    log_probabilities: Tensor,
-    voters: NDArray[np.int64],
-    *,
-    heads: Heads | None,
-    labels: Tensor | None,
-    leave: Tensor | None,
-    say: float = 1.0,
-) -> Support:
-    """Vote of `voters`, the positions of each row's neighbours, centroids and heads without the rows to leave out.
-
-    Where rows may have several classes, each of them is a question of its own: `log_probabilities` are (rows, classes,
-    2), of no and of yes, and the support has a line for each row and class.
+    `voters` are each row's neighbours by activations, `nearby` those of the `reference_positions`. Where rows may have
+    several classes, each of them is a question of its own, answered by no or yes, and there is a line for each row and
+    class. The second is the joint confidence where no labels tell a better one: the probability of the predicted class
+    by softmax and vote together, q_c ∝ p_c (V_c + 0.01)^say. The third says which predictions are right.
     """
-    parts, several = [], log_probabilities.ndim == 3
+    outcomes, several = fitted.outcomes, fitted.outcomes.several
+    centroids = fitted.cached("centroids", lambda: fit_centroids(fitted))
+    heads = fitted.cached("heads", lambda: fit_heads(fitted))
+    logits, say = fitted.logits(rows), 1.0
+    if several:
+        chances = torch.nn.functional.logsigmoid(torch.stack([-logits, logits], dim=2))
+    else:
+        chances = outcomes.log_probabilities(logits)
+        say = fitted.cached("say", lambda: _weigh_vote(fitted, centroids, heads, nearby))
+    parts = []
     for start in range(0, len(rows), _QUERIES):
         lot = slice(start, start + _QUERIES)
         some, left = rows.take(lot), None if leave is None else leave[lot]
-        own = centroids.decorrelate(centroids.space.vectors(some, some.predicted))
+        own = centroids.decorrelate(some)
         share = _vote(centroids, own, torch.from_numpy(voters[lot]))
-        logits = None if heads is None else heads.outputs(some, left)
+        learnt = None if heads is None else heads.outputs(some, left)
         if several:
-            votes, chances = (_yes_and_no(share) + _FLOOR).log(), log_probabilities[lot].flatten(0, 1)
-            given, predicted, members = votes, chances.argmax(1), torch.ones_like(votes)
-            learnt = None if logits is None else _yes_and_no(logits.sigmoid()).log()
+            votes, here = (_yes_and_no(share) + _FLOOR).log(), chances[lot].flatten(0, 1)
+            given, predicted, members = votes, here.argmax(1), torch.ones_like(votes)
+            learnt = None if learnt is None else _yes_and_no(learnt.sigmoid()).log()
         else:
-            votes, chances, predicted = (share + _FLOOR).log(), log_probabilities[lot], some.predicted
-            cosines, members = _towards_centroids(centroids, own, left)
+            votes, here, predicted = (share + _FLOOR).log(), chances[lot], some.predicted
+            cosines, members = centroids.cosines(own, left)
             given = _CENTROID_SHARPNESS * cosines + votes
-            learnt = None if logits is None else logits.log_softmax(1)
-        odds = log_odds(chances, predicted), log_odds(chances + say * votes, predicted)
-        own_vote = votes.gather(1, predicted[:, None])[:, 0]
+            learnt = None if learnt is None else learnt.log_softmax(1)
         given = given if learnt is None else given / _HEAD_WEIGHT + learnt.clamp_min(-700)
-        parts.append((*odds, own_vote, given.to(torch.float32), members))
-    confidence, agreed, vote, given, members = (torch.cat(part) for part in zip(*parts, strict=True))
-    wrong = None
-    if labels is not None and several:
-        each = given.reshape(*labels.shape, 2)
-        wrong = torch.stack([doubt_labels(each[:, c], labels[:, c]) for c in range(labels.shape[1])], dim=1).flatten()
-    elif labels is not None:
-        wrong = doubt_labels(given, labels)
-        # Where no other row has the label, nothing is known of it.
-        wrong[members.gather(1, labels[:, None])[:, 0] == 0] = 0.0
-    numbers = confidence.numpy(), vote.numpy(), agreed.numpy(), given.argmax(1).numpy()
-    return Support(*numbers, None if wrong is None else wrong.numpy())
+        odds = log_odds(here, predicted), votes.gather(1, predicted[:, None])[:, 0]
+        parts.append((*odds, log_odds(here + say * votes, predicted), given.to(torch.float32), members > 0))
+    confidence, vote, agreed, given, members = (torch.cat(part) for part in zip(*parts, strict=True))
+    signals = {
+        "log-odds of the confidence": confidence.numpy(),
+        "logarithm of the vote": vote.numpy(),
+        "log-odds of confidence and vote": agreed.numpy(),
+    }
+    found: dict[str, Any] = {"labels": None, "label_score": None, "signals": signals}
+    found["confidence"] = chances.amax(-1).exp().flatten().numpy()
+    if several:
+        found |= {"predicted": (logits > 0).flatten().numpy(), "suggested": (given.argmax(1) > 0).numpy()}
+        found["outputs"] = np.tile(np.asarray(outcomes.classes), len(rows))
+    else:
+        found |= {"predicted": outcomes.decode(rows.predicted), "suggested": outcomes.decode(given.argmax(1))}
+    if labels is None:
+        return found, agreed.sigmoid().numpy(), None
+    if several:
+        each = given.reshape(*labels.shape, 2).unbind(1)
+        pairs = zip(each, labels.unbind(1), strict=True)
+        wrong = torch.stack([doubt_labels(*pair) for pair in pairs], dim=1).flatten()
+    else:  # where no other row has the label, nothing is known of it
+        wrong = torch.where(members.gather(1, labels[:, None])[:, 0], doubt_labels(given, labels), 0.0)
+    found["labels"] = labels.flatten().numpy() > 0 if several else outcomes.decode(labels)
+    found["label_score"] = (1 - wrong).numpy()
+    return found, agreed.sigmoid().numpy(), found["predicted"] == found["labels"]
 
 
 def _yes_and_no(chances: Tensor) -> Tensor:
@@ -280,7 +259,7 @@ def _yes_and_no(chances: Tensor) -> Tensor:
     return torch.stack([1 - chances, chances], dim=2).flatten(0, 1)
 
 
-def weigh_vote(centroids: Centroids, voters: NDArray[np.int64], count: int, heads: Heads | None) -> float:
+def _weigh_vote(fitted: Fitted, centroids: Centroids, heads: Heads | None, voters: Positions) -> float:
     """How much the vote should count beside a softmax: as much as helps to tell errors of heads that did not see a row.
 
     By rows of the database, whose labels are known. Where such heads make few errors, nothing is known of what the
@@ -290,104 +269,14 @@ def weigh_vote(centroids: Centroids, voters: NDArray[np.int64], count: int, head
         return 1.0
     from sklearn.metrics import roc_auc_score
 
-    positions = reference_positions(count)
-    rows = centroids.take(positions)
-    assert rows.labels is not None
+    positions = reference_positions(fitted)
+    rows = fitted.backend.take(positions)
     chances = heads.outputs(rows, positions[:, None]).log_softmax(1)
-    right = chances.argmax(1) == rows.labels
+    right = chances.argmax(1) == rows.truth
     if int((~right).sum()) < FEWEST_ERRORS or not right.any():
         return 0.0
-    own = centroids.decorrelate(centroids.space.vectors(rows, rows.predicted))
-    votes = (_vote(centroids, own, torch.from_numpy(voters)) + _FLOOR).log()
+    votes = (_vote(centroids, centroids.decorrelate(rows), torch.from_numpy(voters)) + _FLOOR).log()
     return max(_SAYS, key=lambda say: float(roc_auc_score(right, log_odds(chances + say * votes, chances.argmax(1)))))
-
-
-# ---------------------------------------------------------------------- values of a regression
-
-
-@dataclass(frozen=True, eq=False)
-class Expected:
-    """What heads and neighbours that have not seen a row's label expect it to be, and how surely."""
-
-    middle: Array  # the value expected
-    spread: Array  # median deviation of the neighbours' labels from what was expected of them
-    wrong: Array | None  # probability that the label is wrong; None without labels
-
-
-def expect_values(
-    take: Take,
-    rows: Rows,
-    voters: NDArray[np.int64],
-    *,
-    heads: Heads | None,
-    labels: Tensor | None,
-    leave: Tensor | None,
-) -> Expected:
-    """Cross-fitted heads, corrected by what they miss among the neighbours.
-
-    What a head misses at a neighbour is its label less the output of the very head that judges the row, so that the
-    row's own label has no part in it.
-    """
-    near = torch.from_numpy(voters)
-    distinct, place = torch.unique(near, return_inverse=True)
-    others = take(distinct)
-    assert others.labels is not None
-    if heads is None:
-        missed = others.labels[place].numpy()
-        middle = np.zeros(len(rows))
-    else:
-        fold = heads.unseen(leave) if leave is not None and leave.shape[1] else torch.full((len(rows),), -1)
-        each = heads.each(others)[:, :, 0]
-        each = torch.cat([each, each.mean(0, keepdim=True)])
-        missed = (others.labels[place] - each[fold[:, None], place]).numpy()  # fold −1 is the mean of all
-        middle = heads.outputs(rows, leave)[:, 0].numpy()
-    shift = np.median(missed, axis=1)
-    middle, spread = middle + shift, np.median(np.abs(missed - shift[:, None]), axis=1)
-    spread = np.maximum(spread, 1e-3 * np.median(spread) + _TINY)
-    if labels is None:
-        return Expected(middle, spread, None)
-    given, sizes, known = labels.numpy(), np.abs(labels.numpy() - middle)[:, None], labels.numpy()
-    if len(given) < _FEWEST:  # too few to tell what is usual: their neighbours do
-        sizes, known = np.abs(missed - shift[:, None]), others.labels.numpy()
-    return Expected(middle, spread, doubt_values(given - middle, spread, given, sizes, known))
-
-
-def usual_error(take: Take, positions: Tensor, heads: Heads | None) -> float:
-    """Median size of what cross-fitted heads miss at rows of the database."""
-    rows = take(positions)
-    assert rows.labels is not None
-    expected = rows.labels.median() if heads is None else heads.outputs(rows, positions[:, None])[:, 0]
-    return float((rows.labels - expected).abs().median()) + _TINY
-
-
-def doubt_values(residuals: Array, spread: Array, labels: Array, sizes: Array, known: Array) -> Array:
-    """Probability that each label is wrong, given sizes of usual residuals beside each spread, and labels as they are.
-
-    A right label is about where it is expected: its residual, in units of a scale between the local spread and that of
-    all, has Student's distribution. A wrong one is another row's label, or off by a spread of the labels or two
-    (Maxwell's distribution); either way one in ten is anywhere (Cauchy's). What kind, tails, scale and the share of
-    wrong labels maximise the likelihood.
-    """
-    from scipy import stats
-
-    middle, deviation = float(np.median(known)), float(known.std()) + _TINY
-    # Where most labels are one and the same value, their median deviation is zero.
-    anywhere = stats.cauchy.pdf(labels, middle, max(float(np.median(np.abs(known - middle))), deviation / 2))
-    another = stats.norm.pdf(labels, known.mean(), deviation)
-    off = stats.maxwell.pdf(np.abs(residuals), 0, deviation) / 2
-    best: tuple[float, Array] = -np.inf, np.zeros(len(labels))
-    for local, tail in product(_LOCAL, _TAILS):
-        scale = np.exp(local * np.log(spread) + (1 - local) * np.log(np.median(spread)))
-        unit = scale * (np.median(sizes / scale[:, None]) + _TINY) / stats.t.ppf(0.75, tail)
-        about = stats.t.pdf(residuals / unit, tail) / unit
-        for kind in (another, off):
-            elsewhere, share = 0.9 * kind + 0.1 * anywhere, _NOISE
-            for _ in range(4 * _ROUNDS):
-                wrong = share * elsewhere / ((1 - share) * about + share * elsewhere)
-                share = float((wrong.sum() + 1) / (len(wrong) + 50))  # as for classes
-            total = float(np.log((1 - share) * about + share * elsewhere).sum())
-            best = max(best, (total, wrong), key=lambda found: found[0])
-    return best[1]
 
 
 def doubt_labels(given: Tensor, labels: Tensor) -> Tensor:
@@ -460,119 +349,167 @@ def _vote(centroids: Centroids, own: Tensor, voters: Tensor) -> Tensor:
     """Share of each class among the neighbours, the more alike ones counting more, shape (rows, classes)."""
     distinct, place = torch.unique(voters, return_inverse=True)
     near, found = [], []
-    for some in torch.split(distinct, max(1, _AT_ONCE // centroids.space.width)):
-        rows = centroids.take(some)
-        assert rows.labels is not None
-        near.append(centroids.decorrelate(centroids.space.vectors(rows, rows.predicted)).to(torch.float32))
-        found.append(rows.labels)
+    for piece in pieces(len(distinct), centroids.space.width, numbers=_AT_ONCE):
+        rows = centroids.take(distinct[piece])
+        near.append(centroids.decorrelate(rows).to(torch.float32))
+        found.append(rows.truth)
     vectors, labels = torch.cat(near), torch.cat(found)
     several = labels.shape[1] if labels.ndim == 2 else 0
     shares = torch.zeros(len(own), several or len(centroids.members), dtype=torch.float64)
-    step = max(1, _AT_ONCE // max(1, voters.shape[1] * own.shape[1]))
-    for start in range(0, len(own), step):
-        some = place[start : start + step]
-        similar = torch.einsum("qd,qkd->qk", own[start : start + step].to(torch.float32), vectors[some]).double()
+    for piece in pieces(len(own), voters.shape[1] * own.shape[1], numbers=_AT_ONCE):
+        similar = torch.einsum("qd,qkd->qk", own[piece].to(torch.float32), vectors[place[piece]]).double()
         weights = torch.softmax(_SHARPNESS * similar, dim=1)
         if several:
-            shares[start : start + step] = torch.einsum("qk,qkc->qc", weights, labels[some].double())
+            shares[piece] = torch.einsum("qk,qkc->qc", weights, labels[place[piece]].double())
         else:
-            shares[start : start + step].scatter_add_(1, labels[some], weights)
+            shares[piece].scatter_add_(1, labels[place[piece]], weights)
     return shares
 
 
-def _towards_centroids(centroids: Centroids, own: Tensor, leave: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Cosines to the centroids without the rows to leave out, and what members are left, both (rows, classes)."""
-    cosines = own @ _unit(centroids.directions).T
-    members = centroids.members.repeat(len(own), 1)
-    if leave is not None:
-        labels, vectors = centroids.left_out(leave)
-        held = labels >= 0
-        members.scatter_add_(1, labels.clamp_min(0), -held.to(torch.float64))
-        same = ((labels[:, :, None] == labels[:, None, :]) & held[:, :, None]).to(torch.float64)
-        without = centroids.directions[labels.clamp_min(0)] - same @ centroids.decorrelate(vectors)
-        queries, places = torch.nonzero(held, as_tuple=True)
-        # What is left of a class that lost its only row is rounding.
-        cosines[queries, labels[queries, places]] = (own[queries] * _unit(without, 1e-9)[queries, places]).sum(1)
-    return cosines, members
+def judge_values(
+    fitted: Fitted, rows: Rows, labels: Tensor | None, voters: Positions, leave: Tensor | None
+) -> tuple[dict[str, Any], Array, Flags | None]:
+    """The same for predicted values: by cross-fitted heads, corrected by what they miss among the neighbours.
+
+    What a head misses at a neighbour is its label less the output of the very head that judges the row, so that the
+    row's own label has no part in it. A label about the value expected has Laplace's distribution; with d between it
+    and the model's prediction, and b the mean size of its residuals, the model is off by |d| + b exp(−|d| / b) on
+    average. A prediction is right where it is off by no more than twice what is usual.
+    """
+    from scipy.stats import laplace
+
+    heads = fitted.cached("heads", lambda: fit_heads(fitted))
+    distinct, place = torch.unique(torch.from_numpy(voters), return_inverse=True)
+    others = fitted.backend.take(distinct)
+    missed, middle = others.truth[place].numpy(), np.zeros(len(rows))
+    if heads is not None:
+        missed = missed - heads.each(others)[heads.unseen(leave, len(rows))[:, None], place, 0].numpy()
+        middle = heads.outputs(rows, leave)[:, 0].numpy()
+    shift = np.median(missed, axis=1)
+    middle, spread = middle + shift, np.median(np.abs(missed - shift[:, None]), axis=1)
+    spread = np.maximum(spread, 1e-3 * np.median(spread) + _TINY)
+    size, predicted = spread / np.log(2), rows.response.numpy().copy()
+    away = np.abs(predicted - middle)
+    tolerance = 2 * fitted.cached("usual error", lambda: _usual_error(fitted, heads))
+    chance = laplace.cdf(tolerance - away, scale=size) - laplace.cdf(-tolerance - away, scale=size)
+    found = {"predicted": predicted, "labels": None, "suggested": middle, "label_score": None, "signals": {}}
+    found |= {"confidence": np.full(len(rows), np.nan), "expected_error": away + size * np.exp(-away / size)}
+    if labels is None:
+        return found, chance, None
+    given, sizes, known = labels.numpy().copy(), np.abs(labels.numpy() - middle)[:, None], labels.numpy()
+    if len(given) < _FEWEST:  # too few to tell what is usual: their neighbours do
+        sizes, known = np.abs(missed - shift[:, None]), others.truth.numpy()
+    wrong = doubt_values(given - middle, spread, given, sizes, known)
+    return found | {"labels": given, "label_score": 1 - wrong}, chance, np.abs(predicted - given) <= tolerance
 
 
-def _unit(vectors: Tensor, least: float = 0.0) -> Tensor:
-    """Vectors of unit length; zero where they are no longer than `least`."""
-    lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return vectors / torch.where(lengths > least, lengths, torch.inf)
+def _usual_error(fitted: Fitted, heads: Heads | None) -> float:
+    """Median size of what cross-fitted heads miss at rows of the database."""
+    positions = reference_positions(fitted)
+    rows = fitted.backend.take(positions)
+    expected = rows.truth.median() if heads is None else heads.outputs(rows, positions[:, None])[:, 0]
+    return float((rows.truth - expected).abs().median()) + _TINY
 
 
-# ---------------------------------------------------------------------- typicality
+def doubt_values(residuals: Array, spread: Array, labels: Array, sizes: Array, known: Array) -> Array:
+    """Probability that each label is wrong, given sizes of usual residuals beside each spread, and labels as they are.
+
+    A right label is about where it is expected: its residual, in units of a scale between the local spread and that of
+    all, has Student's distribution. A wrong one is another row's label, or off by a spread of the labels or two
+    (Maxwell's distribution); either way one in ten is anywhere (Cauchy's). What kind, tails, scale and the share of
+    wrong labels maximise the likelihood.
+    """
+    from scipy import stats
+
+    middle, deviation = float(np.median(known)), float(known.std()) + _TINY
+    # Where most labels are one and the same value, their median deviation is zero.
+    anywhere = stats.cauchy.pdf(labels, middle, max(float(np.median(np.abs(known - middle))), deviation / 2))
+    another = stats.norm.pdf(labels, known.mean(), deviation)
+    off = stats.maxwell.pdf(np.abs(residuals), 0, deviation) / 2
+    best: tuple[float, Array] = -np.inf, np.zeros(len(labels))
+    for local, tail in product(_LOCAL, _TAILS):
+        scale = np.exp(local * np.log(spread) + (1 - local) * np.log(np.median(spread)))
+        unit = scale * (np.median(sizes / scale[:, None]) + _TINY) / stats.t.ppf(0.75, tail)
+        about = stats.t.pdf(residuals / unit, tail) / unit
+        for kind in (another, off):
+            elsewhere, share = 0.9 * kind + 0.1 * anywhere, _NOISE
+            for _ in range(4 * _ROUNDS):
+                wrong = share * elsewhere / ((1 - share) * about + share * elsewhere)
+                share = float((wrong.sum() + 1) / (len(wrong) + 50))  # as for classes
+            total = float(np.log((1 - share) * about + share * elsewhere).sum())
+            best = max(best, (total, wrong), key=lambda found: found[0])
+    return best[1]
 
 
 @dataclass(frozen=True, eq=False)
 class Reference:
     """How far rows of the database are from their neighbours, for others to be compared with."""
 
-    middle: Array  # median distance in the two spaces
-    spread: Array  # from it to the 84th percentile
-    known: Array  # Σ over spaces of (distance − middle) / spread, of the database's rows, ascending
+    distances: Array  # one column per space
+    nearby: Positions  # their neighbours by activations
 
     def typicality(self, distances: Array) -> Array:
         """Share of the database's rows that are further from their neighbours; beyond all of them, exponentially less.
 
-        `distances` has one column per space.
+        Distances in the two spaces are summed in units from their median to their 84th percentile.
         """
-        far = ((distances - self.middle) / self.spread).sum(1)
-        beyond = (len(self.known) - np.searchsorted(self.known, far, side="left") + 1.0) / (len(self.known) + 1.0)
-        tail = max(float(self.known[-1] - np.median(self.known)), 1e-12)
-        found: Array = np.minimum(beyond, 1.0) * np.exp(-np.maximum(far - self.known[-1], 0.0) / tail)
+        middle = np.median(self.distances, axis=0)
+        spread = np.percentile(self.distances, 84, axis=0) - middle
+        spread = np.where(spread > 0, spread, 1.0)
+        known, far = np.sort(((self.distances - middle) / spread).sum(1)), ((distances - middle) / spread).sum(1)
+        beyond = (len(known) - np.searchsorted(known, far, side="left") + 1.0) / (len(known) + 1.0)
+        tail = max(float(known[-1] - np.median(known)), 1e-12)
+        found: Array = np.minimum(beyond, 1.0) * np.exp(-np.maximum(far - known[-1], 0.0) / tail)
         return found
 
 
-def reference_positions(count: int) -> Tensor:
+def reference_positions(fitted: Fitted) -> Tensor:
     """Rows of a database that others are compared with: all of a small one, else evenly spaced ones."""
-    return torch.linspace(0, count - 1, min(count, _REFERENCE), dtype=torch.float64).long()
+    return spaced(len(fitted.backend), _REFERENCE)
 
 
-def fit_reference(distances: Array) -> Reference:
-    """From the distances of the database's rows, one column per space."""
-    middle = np.median(distances, axis=0)
-    spread = np.percentile(distances, 84, axis=0) - middle
-    spread = np.where(spread > 0, spread, 1.0)
-    return Reference(middle, spread, np.sort(((distances - middle) / spread).sum(1)))
-
-
-def neighbour_distances(take: Take, rows: Rows, by_evidence: Array, voters: NDArray[np.int64]) -> Array:
+def neighbour_distances(fitted: Fitted, rows: Rows, by_evidence: Array, voters: Positions) -> Array:
     """Mean distance to the 8 nearest by evidence, and to the 10 nearest of the voters by activations as they are.
 
     The latter are brought to unit length without centring: a network answers strange inputs with little of everything.
     """
     raw = np.empty(len(rows))
-    step = max(1, _AT_ONCE // max(1, voters.shape[1] * rows.activations.shape[1]))
-    for start in range(0, len(rows), step):
-        own = _unit(rows.activations[start : start + step].to(torch.float64))
-        near = torch.from_numpy(voters[start : start + step])
-        others = _unit(take(near.flatten()).activations.to(torch.float64)).reshape(*near.shape, -1)
-        away = (others - own[:, None]).square().sum(2).sqrt().sort(dim=1).values
-        raw[start : start + step] = away[:, :_NEAR_RAW].mean(1).numpy()
+    for piece in pieces(len(rows), voters.shape[1] * rows.activations.shape[1], numbers=_AT_ONCE):
+        own, near = unit_length(rows.activations[piece].to(torch.float64)), torch.from_numpy(voters[piece])
+        others = unit_length(fitted.backend.take(near.flatten()).activations.to(torch.float64))
+        away = (others.reshape(*near.shape, -1) - own[:, None]).square().sum(2).sqrt().sort(dim=1).values
+        raw[piece] = away[:, :_NEAR_RAW].mean(1).numpy()
     return np.column_stack([by_evidence[:, :NEAR].mean(1), raw])
 
 
-# ---------------------------------------------------------------------- joint confidence
+def joint_confidence(
+    signals: dict[str, Array], agreed: Array, right: Flags | None, joint: Any
+) -> tuple[Array, Literal["cross-validated", "given", "fixed"], Any]:
+    """Joint confidence by a regression fitted before, by one fitted here, or by the fixed rule."""
+    if joint is not None and signals:
+        return joint.predict_proba(np.column_stack(list(signals.values())))[:, 1], "given", joint
+    # Fewer right or wrong predictions than two in each fold tell nothing.
+    if right is None or not signals or min(right.sum(), (~right).sum()) < 2 * _FOLDS:
+        return agreed, "fixed", None
+    first, *others = signals
+    alone = {first: signals[first]} | {name: np.zeros(len(right)) for name in others}
+    chance, softmax = _cross_validate(signals, right), _cross_validate(alone, right)
+    # The softmax alone, unless neighbours explain the errors better by more than two standard errors.
+    gain = np.log(np.where(right, chance, 1 - chance) / np.where(right, softmax, 1 - softmax))
+    if gain.mean() <= 2 * gain.std() / len(gain) ** 0.5:
+        signals, chance = alone, softmax
+    return chance, "cross-validated", _regression().fit(np.column_stack(list(signals.values())), right)
 
 
-def fit_confidence(signals: dict[str, Array], right: NDArray[np.bool_]) -> Any:
-    """A logistic regression on z-scored signals to the probability that a prediction is right."""
-    return _regression().fit(np.column_stack(list(signals.values())), right)
-
-
-def cross_validate(signals: dict[str, Array], right: NDArray[np.bool_], *, seed: int = 0) -> Array | None:
-    """Joint confidence of each row by a regression that was fitted without it; None where too few are right or wrong.
+def _cross_validate(signals: dict[str, Array], right: Flags) -> Array:
+    """Joint confidence of each row by a regression that was fitted without it.
 
     Folds are drawn with a seed of their own, of rows sorted by their signals: the same rows get the same numbers in
     whatever order they come.
     """
-    if min(right.sum(), (~right).sum()) < 2 * _FOLDS:
-        return None
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
-    folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=seed)
+    folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
     order = np.lexsort([right, *reversed(signals.values())])
     table = np.column_stack(list(signals.values()))[order]
     result = np.empty(len(right))
@@ -581,6 +518,7 @@ def cross_validate(signals: dict[str, Array], right: NDArray[np.bool_], *, seed:
 
 
 def _regression() -> Any:
+    """A logistic regression on z-scored signals to the probability that a prediction is right."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler

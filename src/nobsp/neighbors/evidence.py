@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -30,9 +30,8 @@ def find_evidence(explainer: Any) -> EvidenceSource:
         return explainer.evidence_source()
     if isinstance(explainer, nn.Linear):
         weight = explainer.weight.detach().to("cpu", torch.float64)
-        bias = torch.zeros(len(weight), dtype=torch.float64)
-        if explainer.bias is not None:
-            bias = explainer.bias.detach().to("cpu", torch.float64)
+        bias = torch.zeros(len(weight)) if explainer.bias is None else explainer.bias.detach()
+        bias = bias.to("cpu", torch.float64)
         return EvidenceSource(
             output_names=number_outputs(len(weight)),
             link="identity",
@@ -43,12 +42,9 @@ def find_evidence(explainer: Any) -> EvidenceSource:
             head=(weight, bias),
             coefficients=weight.T,
         )
-    if isinstance(explainer, CompiledExplainer):
-        raise TypeError(
-            "explainer is compiled: it has no network, so it knows neither activations nor the predicted class; pass "
-            "the NObSP it was compiled from."
-        )
     hint = " Make NObSP(model) or NObSPCam(model) and fit it first." if isinstance(explainer, nn.Module) else ""
+    if isinstance(explainer, CompiledExplainer):
+        hint = " It is compiled: it has no network, and knows no activations; pass the NObSP it was compiled from."
     raise TypeError(
         "explainer must be a fitted NObSP, a fitted NObSPCam, or the torch.nn.Linear that reads the activations "
         f"passed as X; found {type(explainer).__name__}.{hint}"
@@ -69,6 +65,12 @@ class Rows:
     def __len__(self) -> int:
         return len(self.activations)
 
+    @property
+    def truth(self) -> Tensor:
+        """The labels, of rows that have them."""
+        assert self.labels is not None
+        return self.labels
+
     def bytes(self) -> int:
         """Memory of activations and evidence."""
         large = (self.activations, self.evidence)
@@ -76,22 +78,17 @@ class Rows:
 
     def take(self, positions: Tensor | slice) -> Rows:
         """Some of the rows."""
-        every = {field.name: getattr(self, field.name) for field in fields(self)}
-        some: dict[str, Any] = {name: None if value is None else value[positions] for name, value in every.items()}
+        some: dict[str, Any] = {name: None if value is None else value[positions] for name, value in vars(self).items()}
         return Rows(**some)
-
-    def without_logits(self) -> Rows:
-        """The same without logits, which nothing in a database needs."""
-        return replace(self, logits=None)
 
 
 def join_rows(parts: Sequence[Rows]) -> Rows:
     """Rows of several batches one after another."""
     if len(parts) == 1:
         return parts[0]
-    columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Rows)}
-    whole: dict[str, Any] = {name: None if some[0] is None else torch.cat(some) for name, some in columns.items()}
-    return Rows(**whole)
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    whole: list[Any] = [None if some[0] is None else torch.cat(some) for some in columns]
+    return Rows(*whole)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,37 +148,26 @@ class Outcomes:
         if (given.dtype.kind in "US") != (self.classes.dtype.kind in "US"):
             raise TypeError(f"labels hold {_show(given)}, but the classes are {_show(self.classes)}; {how}")
         order = np.argsort(self.classes, kind="stable")
-        known = self.classes[order]
-        place = np.searchsorted(known, given).clip(0, len(known) - 1)
-        wrong = known[place] != given
+        codes = order[np.searchsorted(self.classes, given, sorter=order).clip(0, len(order) - 1)]
+        wrong = self.classes[codes] != given
         if wrong.any():
-            row = int(wrong.argmax())
-            raise ValueError(
-                f"labels holds {given[row].item()!r} (row {row}), which is none of the classes {_show(self.classes)}; "
-                f"{how}"
-            )
-        return torch.from_numpy(order[place].astype(np.int64))
+            found = f"labels holds {given[wrong][0].item()!r} (row {int(wrong.argmax())})"
+            raise ValueError(f"{found}, which is none of the classes {_show(self.classes)}; {how}")
+        return torch.from_numpy(codes.astype(np.int64))
 
     def decode(self, codes: Tensor) -> NDArray[Any]:
-        """Class numbers as the caller writes classes; values as they are."""
-        return codes.numpy().copy() if self.classes is None or self.several else self.classes[codes.numpy()]
+        """Class numbers as the caller writes classes; values, and 0 and 1 for each class, as they are."""
+        return codes.numpy().copy() if self.classes is None or codes.ndim == 2 else self.classes[codes.numpy()]
 
 
 def find_outcomes(
-    source: EvidenceSource,
-    *,
-    task: Task | Literal["auto"],
-    output: int | str | None,
-    classes: Any,
-    labels: NDArray[Any] | None,
+    source: EvidenceSource, labels: NDArray[Any] | None, *, task: Task | Literal["auto"], output: Any, classes: Any
 ) -> Outcomes:
     """Decides between classes and a value.
 
     With task="auto" a model of several outputs is a classifier, and so is one whose output passes a sigmoid. A single
     output that nothing follows may be a logit or a value: it is a logit where the labels take exactly two values.
     """
-    if task not in ("auto", "classification", "regression"):
-        raise ValueError(f'task must be "auto", "classification" or "regression", found {task!r}.')
     if task == "auto":
         logit = source.outputs > 1 or source.link in ("sigmoid", "softmax", "log_softmax")
         logit = logit or classes is not None or source.classes is not None
@@ -194,15 +180,14 @@ def find_outcomes(
         return Outcomes("regression", source.outputs, chosen, False, None)
     if output is not None:
         raise ValueError('output is for task="regression"; a classifier is searched by its predicted class.')
-    columns = 0 if labels is None or labels.ndim == 1 else labels.shape[1]
-    several = columns > 0
-    if several and columns != source.outputs:
-        raise ValueError(f"labels has {columns} columns, but the model has {source.outputs} outputs.")
-    if labels is not None and several and source.link != "sigmoid" and (labels.sum(1) == 1).all():
-        raise ValueError("labels has exactly one class in each row; pass class numbers, such as labels.argmax(1).")
-    named = _classes(source, classes, labels)
+    several = labels is not None and labels.ndim == 2
+    if labels is not None and several:
+        if labels.shape[1] != source.outputs:
+            raise ValueError(f"labels has {labels.shape[1]} columns, but the model has {source.outputs} outputs.")
+        if source.link != "sigmoid" and (labels.sum(1) == 1).all():
+            raise ValueError("labels has exactly one class in each row; pass class numbers, such as labels.argmax(1).")
     sigmoid = several or (source.link == "sigmoid" and source.outputs > 1)
-    return Outcomes("classification", source.outputs, 0, sigmoid, named, several)
+    return Outcomes("classification", source.outputs, 0, sigmoid, _classes(source, classes, labels), several)
 
 
 def _classes(source: EvidenceSource, classes: Any, labels: NDArray[Any] | None) -> NDArray[Any]:
@@ -214,25 +199,19 @@ def _classes(source: EvidenceSource, classes: Any, labels: NDArray[Any] | None) 
         return given
     if source.classes is not None and len(source.classes) == count:
         return source.classes
-    if labels is not None and labels.ndim == 2:
-        return np.asarray(source.output_names)
-    if labels is not None and labels.dtype.kind in "US":
-        if source.outputs == 1:
-            raise ValueError(
-                "labels are names, but a single output does not say which of them it stands for; pass "
-                "classes=[label where the logit is negative, label where it is positive]."
-            )
-        return np.asarray(source.output_names)
-    return np.arange(count)
+    if labels is None or (labels.ndim == 1 and labels.dtype.kind not in "US"):
+        return np.arange(count)
+    if source.outputs == 1:
+        raise ValueError(
+            "labels are names, but a single output does not say which of them it stands for; pass "
+            "classes=[label where the logit is negative, label where it is positive]."
+        )
+    return np.asarray(source.output_names)
 
 
 def label_array(labels: Any, count: int, *, argument: str = "labels", columns: int | None = 1) -> NDArray[Any]:
     """Labels of any kind as a plain array: one per row, or 0 and 1 in so many columns, None for either."""
-    if isinstance(labels, Tensor):
-        labels = labels.detach().cpu().numpy()
-    elif hasattr(labels, "to_numpy"):
-        labels = labels.to_numpy()
-    array = np.asarray(labels)
+    array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
     if array.dtype.kind == "O":
         array = np.array(array.tolist())
     if array.ndim == 2 and array.shape[1] == 1:
@@ -250,47 +229,26 @@ def label_array(labels: Any, count: int, *, argument: str = "labels", columns: i
     return array
 
 
-class LabelledBatches:
-    """Batches passed on as they are, their labels remembered."""
-
-    def __init__(self, batches: Any) -> None:
-        self._batches = batches
-        self._found: list[NDArray[Any]] = []
-        self._without = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        for number, batch in enumerate(self._batches):
-            labels = None
-            if isinstance(batch, Mapping):
-                labels = next((batch[key] for key in _LABEL_KEYS if key in batch), None)
-            elif isinstance(batch, tuple | list) and len(batch) > 1 and getattr(batch[0], "ndim", 0) > 1:
-                labels = batch[1]
-            if labels is None:
-                self._without += 1
-            else:
-                rows = next(iter(batch.values())) if isinstance(batch, Mapping) else batch[0]
-                self._found.append(
-                    label_array(labels, len(rows), argument=f"the labels of batch {number}", columns=None)
-                )
-            yield batch
-
-    @property
-    def labels(self) -> NDArray[Any] | None:
-        """All of them; None if batches brought none."""
-        if not self._found:
-            return None
-        if self._without:
-            raise ValueError(f"{self._without} batches of X have no labels while others have; give all of them labels.")
-        return np.concatenate(self._found)
+def remember_labels(batches: Any, found: list[NDArray[Any] | None]) -> Iterator[Any]:
+    """Batches passed on as they are; their labels, None where there are none, are put into `found`."""
+    for number, batch in enumerate(batches):
+        labels, rows = None, batch
+        if isinstance(batch, Mapping):
+            labels, rows = next((batch[key] for key in _LABEL_KEYS if key in batch), None), next(iter(batch.values()))
+        elif isinstance(batch, tuple | list) and len(batch) > 1 and getattr(batch[0], "ndim", 0) > 1:
+            rows, labels = batch[:2]
+        about = f"the labels of batch {number}"
+        found.append(None if labels is None else label_array(labels, len(rows), argument=about, columns=None))
+        yield batch
 
 
-def with_labels(X: Any) -> Any:
-    """Rows that come in batches as `LabelledBatches`, all others as they are."""
+def comes_in_batches(X: Any) -> bool:
+    """Whether rows come in batches, which may bring labels."""
     nested = isinstance(X, list | tuple) and len(X) and isinstance(X[0], list | tuple) and np.isscalar(X[0][0])
     whole = hasattr(X, "shape") or isinstance(X, str | bytes | Mapping) or not hasattr(X, "__iter__")
     # Datasets are iterable too, one row after another; the reader says what to pass instead.
     single = hasattr(X, "__getitem__") and hasattr(X, "__len__") and not isinstance(X, list | tuple)
-    return X if nested or whole or single else LabelledBatches(X)
+    return not (nested or whole or single)
 
 
 def _show(values: NDArray[Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -16,31 +16,34 @@ from torch import Tensor
 
 from nobsp._messages import require_whole_number
 from nobsp.calibration.local import parse_bytes
-from nobsp.neighbors.database import build_backend, indexed_spaces, load, save
+from nobsp.neighbors.backends import Milvus, Usearch, indexed_spaces, load, make_backend, save
 from nobsp.neighbors.evidence import (
-    LabelledBatches,
     Outcomes,
     Rows,
     Task,
+    comes_in_batches,
     find_evidence,
     find_outcomes,
     join_rows,
     label_array,
-    with_labels,
+    remember_labels,
 )
-from nobsp.neighbors.milvus import Milvus
-from nobsp.neighbors.result import Duplicates, Neighbors, Prototypes, cover, link_duplicates
-from nobsp.neighbors.search import Evidence, Fitted, InMemory, Kind, Metric, Space, fit_spaces, moments, pieces
-from nobsp.neighbors.usearch import Usearch
+from nobsp.neighbors.result import Duplicates, Influence, Neighbors, Prototypes, cover, link_duplicates, weigh_influence
+from nobsp.neighbors.search import Evidence, Fitted, InMemory, Kind, Metric, Space, fit_spaces, moments, pieces, spaced
 from nobsp.network.evidence import EvidenceSource, Wanted
-
-if TYPE_CHECKING:
-    from nobsp.neighbors.curation import Influence
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "space": ("contributions", "activations"),
     "target": ("query", "own"),
     "metric": ("euclidean", "cosine"),
+    "task": ("auto", "classification", "regression"),
+}
+# What evidence is read for a space, and which spaces there are of it.
+_WANTED: dict[Kind, Wanted] = {"activations": "none", "own": "own", "query": "every"}
+_KEPT: dict[Wanted, tuple[Kind, ...]] = {
+    "none": ("activations",),
+    "own": ("activations", "own"),
+    "every": ("activations", "own", "query"),
 }
 # Rows of a class among which prototypes are sought.
 _MOST_MEMBERS = 4096
@@ -54,9 +57,8 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     - `target="query"`: every row of the database by its evidence for the class predicted for the *query*. Like is
       compared with like, and a neighbour of another class is one that looks like this class to the network.
-    - `target="own"`, as in the paper: every row by its evidence for the class predicted for *it*. The predicted class
-      is then written into the vectors, so that neighbours mostly share it, right or wrong: purity is high, and says
-      little about whether a prediction is right.
+    - `target="own"`, as in the paper: every row by its evidence for the class predicted for *it*. That class is then
+      written into the vectors, so that purity is high, and says little about whether a prediction is right.
 
     Vectors are z-scored with the mean and spread of the rows given to `fit`, and brought to unit length; distances are
     Euclidean. Rows that are added later are measured in the same units.
@@ -86,12 +88,8 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         >>> labels = head(activations).argmax(1)
         >>> index = ContributionIndex(head).fit(activations, labels)
         >>> hits = index.query(activations[:5], k=4)
-        >>> hits.indices[:, 0]
-        array([0, 1, 2, 3, 4])
-        >>> bool((hits.distances[:, 0] < 1e-6).all())
-        True
-        >>> hits.purity.shape
-        (5,)
+        >>> hits.indices[:, 0], hits.purity.shape
+        (array([0, 1, 2, 3, 4]), (5,))
     """
 
     def __init__(
@@ -119,8 +117,6 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self.device = device
         self.memory_limit = memory_limit
 
-    # ------------------------------------------------------------------ the database
-
     def fit(self, X: Any, y: Any = None, *, labels: Any = None, progress: bool = False) -> Self:
         """Makes a database of rows; a former one is replaced. They also fix the units in which vectors are measured.
 
@@ -131,38 +127,32 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 batches (x, y) of a loader bring them, and else there are none.
             labels: The same by another name.
             progress: Whether to show a progress bar on stderr.
-
-        Returns:
-            The index itself.
         """
         self._validate()
-        labels = _one_of(y, labels)
-        source = find_evidence(self.explainer)
-        given = None if labels is None else label_array(labels, _length(X, labels), columns=None)
-        outcomes = self._outcomes(source, given)
-        wanted: Wanted = "every" if self.target == "query" else "own"
-        wanted = "none" if self.space == "activations" else wanted
+        source, given = find_evidence(self.explainer), _labels(X, y, labels)
+        how = {"task": self.task, "output": self.output, "classes": self.classes}
+        outcomes = find_outcomes(source, given, **how)
+        wanted = _WANTED[self._kind]
         rows, found = self._read_labelled(source, outcomes, X, given, wanted=wanted, progress=progress)
         if given is None and found is not None:
-            outcomes, before = self._outcomes(source, found), outcomes
-            if outcomes.task != before.task:
+            before, outcomes = outcomes.task, find_outcomes(source, found, **how)
+            if outcomes.task != before:
                 raise ValueError(
                     "the model has one output, which may be a logit or a value, and the labels come with the rows; "
                     'pass task="classification" or task="regression".'
                 )
         if found is not None:
             rows = replace(rows, labels=outcomes.encode(found, len(rows)))
-        evidence = Evidence()
+        evidence, kinds = Evidence(), _KEPT[wanted]
         if source.coefficients is not None:
-            mean = source.mean
+            kinds, mean = _KEPT["every"], source.mean
             if mean is None:
                 mean, _ = moments(rows, lambda part: part.activations.to(torch.float64))
             evidence = Evidence(outcomes.per_class(source.coefficients).T.contiguous(), mean)
-        kept: dict[Wanted, tuple[Kind, ...]] = {"none": (), "own": ("own",), "every": ("own", "query")}
-        kinds = kept[wanted if source.coefficients is None else "every"]
-        spaces = fit_spaces(("activations", *kinds), evidence, rows, outcomes.count)
+        spaces = fit_spaces(kinds, evidence, rows, outcomes.count)
         indexed = indexed_spaces(spaces, self._kind, self.metric)
-        backend = build_backend(_backend_options(self.backend), indexed, rows, device=self.device)
+        backend = make_backend(_backend_options(self.backend), indexed, rows, device=self.device)
+        backend.add(rows)
         self._fit = Fitted(source, outcomes, evidence, spaces, backend, found is not None, (self._kind, self.metric))
         return self
 
@@ -174,13 +164,8 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             y: Their labels; needed if and only if the database has labels.
             labels: The same by another name.
             progress: Whether to show a progress bar on stderr.
-
-        Returns:
-            The index itself.
         """
-        fitted = self._fitted
-        labels = _one_of(y, labels)
-        given = None if labels is None else label_array(labels, _length(X, labels), columns=None)
+        fitted, given = self._fitted, _labels(X, y, labels)
         held = fitted.backend.rows.bytes() if isinstance(fitted.backend, InMemory) else 0
         rows, found = self._read_labelled(
             fitted.source, fitted.outcomes, X, given, wanted=fitted.wanted, progress=progress, held=held
@@ -196,8 +181,6 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def __len__(self) -> int:
         return len(self._fitted.backend)
 
-    # ------------------------------------------------------------------ neighbours
-
     def query(self, X: Any = None, k: int = 8, *, exclude: Any = None, progress: bool = False) -> Neighbors:
         """The k rows of the database nearest to each row of `X`, nearest first, equal distances by position.
 
@@ -207,71 +190,59 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             exclude: Rows of the database to leave out: None for none; "self" where query i is row i of the database;
                 positions, one per query or several as rows, −1 for none.
             progress: Whether to show a progress bar on stderr.
-
-        Raises:
-            NotFittedError: If `fit` has not been called.
-            ValueError: If there are fewer than k rows to choose from.
         """
-        if X is None:
-            rows = self._fitted.backend.take(torch.arange(len(self)))
-            exclude = "self" if exclude is None else exclude
-        else:
-            rows = self._read(X, progress=progress)
-        return self._query_rows(rows, k, exclude=exclude)
+        rows, leave = self._asked(X, exclude, progress=progress)
+        return self._query_rows(rows, k, leave)
 
     def kneighbors(
         self, X: Any = None, n_neighbors: int = 8, return_distance: bool = True
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]] | NDArray[np.int64]:
-        """The same as `query`, as scikit-learn's estimators of neighbors return it.
+        """The same as `query`, as scikit-learn returns it: distances and positions, or positions alone.
 
         Args:
             X: Rows, as for `query`.
             n_neighbors: How many neighbours.
             return_distance: Whether distances come first.
-
-        Returns:
-            Distances and positions, shape (rows, n_neighbors); or positions alone.
         """
         hits = self.query(X, n_neighbors)
         return (hits.distances, hits.indices) if return_distance else hits.indices
 
-    def _query_rows(self, queries: Rows, k: int, *, exclude: Any = None) -> Neighbors:
-        """Neighbours of rows that `_read` has read already: no forward pass."""
+    def _asked(self, X: Any, exclude: Any, *, progress: bool) -> tuple[Rows, Tensor | None]:
+        """Rows that are asked about, and what they leave out; those of the database, each without itself, for None."""
+        if X is None:
+            rows, exclude = self._fitted.backend.take(torch.arange(len(self))), "self" if exclude is None else exclude
+        else:
+            rows = self._read(X, progress=progress)
+        return rows, _positions_to_leave(exclude, len(rows), len(self))
+
+    def _query_rows(self, queries: Rows, k: int, leave: Tensor | None = None) -> Neighbors:
+        """Neighbours of rows that were read already: no forward pass."""
         self._validate()
         fitted, outcomes = self._fitted, self._fitted.outcomes
         require_whole_number("k", k)
-        leave = positions_to_leave(exclude, len(queries), len(self))
         spared = most_left_out(leave)
         if k > len(self) - spared:
-            raise ValueError(
-                f"k is {k}, but the database has {len(self)} rows{', less those excluded' * bool(spared)}."
-            )
+            less = ", less those excluded" if spared else ""
+            raise ValueError(f"k is {k}, but the database has {len(self)} rows{less}.")
         walked = fitted.space("activations" if self._kind == "query" else self._kind, self.metric)
         positions, distances = fitted.backend.nearest(self._space, queries, int(k), leave, walked=walked)
         labels, residuals, regression = None, None, outcomes.classes is None
         if fitted.labelled:
             near = fitted.backend.take(positions.flatten())
-            assert near.labels is not None
-            labels = outcomes.decode(near.labels)
+            labels = outcomes.decode(near.truth)
             labels = labels.reshape(*positions.shape, *labels.shape[1:])
             residuals = labels - near.response.numpy().reshape(positions.shape) if regression else None
-        return Neighbors(
-            indices=positions.numpy(),
-            distances=distances.numpy(),
-            labels=labels,
-            predicted=queries.response.numpy().copy() if regression else outcomes.decode(queries.predicted),
-            confidence=np.full(len(queries), np.nan) if regression else queries.response.numpy().copy(),
-            space=self.space,
-            target=self.target,
-            classes=outcomes.classes,
-            residuals=residuals,
-        )
+        predicted, confidence = outcomes.decode(queries.predicted), queries.response.numpy().copy()
+        if regression:
+            predicted, confidence = confidence, np.full(len(queries), np.nan)
+        found = (positions.numpy(), distances.numpy(), labels, predicted, confidence)
+        return Neighbors(*found, self.space, self.target, outcomes.classes, residuals)
 
     def _read(self, X: Any, *, progress: bool = False) -> Rows:
         """What the model shows of rows: several queries about the same rows then need one forward pass."""
-        fitted = self._fitted
-        source, outcomes, wanted = fitted.source, fitted.outcomes, fitted.wanted
-        return self._read_labelled(source, outcomes, X, None, wanted=wanted, progress=progress, labels=False)[0]
+        fitted, wanted = self._fitted, self._fitted.wanted
+        batches = fitted.source.read(X, wanted=wanted, progress=progress)
+        return join_rows([fitted.outcomes.rows(batch, wanted=wanted) for batch in batches])
 
     def _view(self, **options: Any) -> ContributionIndex:
         """The same database with another space, target or metric; rows are shared."""
@@ -281,8 +252,6 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         other._fitted.space(other._kind, other.metric)  # an error now rather than at the first query
         return other
 
-    # ------------------------------------------------------------------ what the database itself shows
-
     def prototypes(self, per_class: int = 3) -> Prototypes:
         """Rows that stand for each class: together as similar as possible to all rows with the class's label.
 
@@ -291,9 +260,6 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
         Args:
             per_class: How many for each class; fewer where it has fewer rows.
-
-        Raises:
-            ValueError: If the database has no labels, or the model is a regression.
         """
         require_whole_number("per_class", per_class)
         fitted = self._fitted
@@ -303,19 +269,15 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         right = []
         for piece in pieces(len(self), self._space.width):
             rows = fitted.backend.take(torch.arange(piece.start, piece.stop))
-            assert rows.labels is not None
-            own = rows.predicted[:, None]
-            hit = rows.labels.gather(1, own)[:, 0] > 0 if fitted.outcomes.several else rows.labels == rows.predicted
+            hit = rows.truth == rows.predicted
+            if fitted.outcomes.several:
+                hit = rows.truth[torch.arange(len(rows)), rows.predicted] > 0
             right.append(torch.where(hit, rows.predicted, -1))
-        codes = torch.cat(right)
-        members = [torch.nonzero(codes == number)[:, 0] for number in range(len(classes))]
-        found = []
-        for number, own in enumerate(members):
-            if len(own) == 0:
-                continue
-            own = own[torch.linspace(0, len(own) - 1, min(len(own), _MOST_MEMBERS)).long()]
-            rows = fitted.backend.take(own)
-            vectors = self._space.vectors(rows, rows.predicted).to(torch.float32)
+        codes, found = torch.cat(right), []
+        for number in np.unique(codes[codes >= 0]).tolist():
+            own = torch.nonzero(codes == number)[:, 0]
+            own = own[spaced(len(own), _MOST_MEMBERS)]
+            vectors = self._space.vectors(fitted.backend.take(own)).to(torch.float32)
             chosen, shares, similarity, unlike = cover(vectors, int(per_class))
             found.append((own[chosen], torch.full_like(chosen, number), shares, similarity, own[unlike]))
         if not found:
@@ -338,26 +300,18 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         if isinstance(threshold, bool | str) or not 0 <= threshold < 2:
             raise ValueError(f"threshold must lie between 0 and 2, found {threshold!r}.")
         require_whole_number("k", k)
-        fitted = self._fitted
-        if X is not None:
-            hits = self._view(space="activations").query(X, min(int(k), len(self)))
-            return link_duplicates(hits, float(threshold), own=False)
-        if len(self) == 1:
-            none = np.empty(0, bool) if fitted.labelled else None
-            return Duplicates(np.empty((0, 2), np.int64), np.empty(0), (), none)
-        hits = self._view(space="activations").query(None, min(int(k), len(self) - 1))
-        found = link_duplicates(hits, float(threshold))
-        if not fitted.labelled:
+        fitted, own = self._fitted, X is None
+        if own and len(self) == 1:  # which has no others
+            return Duplicates(np.empty((0, 2), np.int64), np.empty(0), (), np.empty(0, bool))
+        hits = self._view(space="activations").query(X, min(int(k), len(self) - own))
+        found = link_duplicates(hits, float(threshold), own=own)
+        if not own or not fitted.labelled:
             return found
-        labels = [fitted.backend.take(torch.from_numpy(group)).labels for group in found.groups]
-        differ = [bool((codes != codes[0]).any()) for codes in labels if codes is not None]
-        return replace(found, conflicting=np.array(differ, dtype=bool))
+        labels = [fitted.backend.take(torch.from_numpy(group)).truth for group in found.groups]
+        return replace(found, conflicting=np.array([bool((codes != codes[0]).any()) for codes in labels], dtype=bool))
 
     def influence(self, X: Any, *, target: Any = None) -> Influence:
         """Which rows of the database speak for a class of other rows, and how much, adding up to the logit.
-
-        Exact where the database is what a linear head was trained on, with weight decay, until it converged; see
-        `Influence.exact`.
 
         Args:
             X: Rows, as for `query`.
@@ -375,23 +329,16 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             >>> found.values.shape, bool(abs(found.base + found.values.sum(1) - found.logits).max() < 1e-6)
             ((3, 50), True)
         """
-        from nobsp.neighbors.curation import weigh_influence
-
-        return weigh_influence(self._fitted, X, self._read, target)
-
-    # ------------------------------------------------------------------ files
+        return weigh_influence(self._fitted, self._read(X), target)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the index to one safetensors file, atomically; rows that are in Milvus stay there.
-
-        The explainer and the model are not in it, nor are labels' names other than the classes.
+        """Writes the index, without its explainer, to one safetensors file; rows that are in Milvus stay there.
 
         Args:
             path: Where to; an existing file is replaced; processes that have it open keep the former one.
         """
         names = ("space", "target", "metric", "task", "output", "memory_limit")
-        options = {name: getattr(self, name) for name in names}
-        save(path, self._fitted, options)
+        save(path, self._fitted, {name: getattr(self, name) for name in names})
 
     @classmethod
     def load(
@@ -426,8 +373,6 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """Closes a Milvus connection, and with it a local file, which one process at a time can have open."""
         self._fitted.backend.close()
 
-    # ------------------------------------------------------------------ how it is done
-
     @property
     def _kind(self) -> Kind:
         return "activations" if self.space == "activations" else self.target
@@ -457,9 +402,6 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 raise ValueError(f"{name} must be {known}, found {getattr(self, name)!r}.")
         _backend_options(self.backend)
 
-    def _outcomes(self, source: EvidenceSource, labels: NDArray[Any] | None) -> Outcomes:
-        return find_outcomes(source, task=self.task, output=self.output, classes=self.classes, labels=labels)
-
     def _read_labelled(
         self,
         source: EvidenceSource,
@@ -469,38 +411,40 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         *,
         wanted: Wanted,
         progress: bool,
-        labels: bool = True,
         held: int = 0,
     ) -> tuple[Rows, NDArray[Any] | None]:
-        """Rows and their labels, those given or those that come with the batches."""
-        batches = with_labels(X) if labels and given is None else X
-        # Queries are not kept.
-        limit = parse_bytes(self.memory_limit, argument="memory_limit") if labels else None
-        parts: list[Rows] = []
+        """Rows to be kept and their labels, those given or those that come with the batches."""
+        found: list[NDArray[Any] | None] = []
+        batches = remember_labels(X, found) if given is None and comes_in_batches(X) else X
+        limit, parts = parse_bytes(self.memory_limit, argument="memory_limit"), []
         for batch in source.read(batches, wanted=wanted, progress=progress):
-            part = outcomes.rows(batch, wanted=wanted)
-            part = part.without_logits() if labels else part
+            part = replace(outcomes.rows(batch, wanted=wanted), logits=None)
             held += part.bytes()
-            if limit is not None and held > limit:
-                way = "pass a larger one"
+            if held > limit:
+                way, count = "pass a larger one", held * len(part) // part.bytes()
                 if part.evidence is not None and part.evidence.shape[1] > 1:
                     classes = part.evidence.shape[1]
                     way = f'keep evidence for one class instead of {classes} with target="own", or a larger limit'
-                count = held * len(part) // part.bytes()
                 raise ValueError(f"memory_limit is {limit:,} bytes, and {count:,} rows take more; {way}.")
             parts.append(part)
-        rows = join_rows(parts)
-        found = batches.labels if isinstance(batches, LabelledBatches) else given
-        if found is not None and len(found) != len(rows):
-            raise ValueError(f"labels has {len(found)} entries for {len(rows)} rows.")
-        return rows, found
+        rows, known = join_rows(parts), [one for one in found if one is not None]
+        if 0 < len(known) < len(found):
+            missing = len(found) - len(known)
+            raise ValueError(f"{missing} batches of X have no labels while others have; give all of them labels.")
+        given = np.concatenate(known) if known else given
+        if given is not None and len(given) != len(rows):
+            raise ValueError(f"labels has {len(given)} entries for {len(rows)} rows.")
+        return rows, given
 
 
-def _one_of(y: Any, labels: Any) -> Any:
-    """Labels by either of their names."""
+def _labels(X: Any, y: Any, labels: Any) -> NDArray[Any] | None:
+    """Labels by either of their names, as many as rows, where these can be counted before they are read."""
     if y is not None and labels is not None:
         raise ValueError("y and labels are two names for the same; pass one of them.")
-    return y if labels is None else labels
+    given = y if labels is None else labels
+    if given is None:
+        return None
+    return label_array(given, int(X.shape[0]) if hasattr(X, "shape") else len(given), columns=None)
 
 
 def _backend_options(backend: Any) -> Usearch | Milvus | None:
@@ -515,12 +459,7 @@ def _backend_options(backend: Any) -> Usearch | Milvus | None:
     return known[backend]
 
 
-def _length(X: Any, labels: Any) -> int:
-    """How many labels to expect: as many as rows, where these can be counted before they are read."""
-    return int(X.shape[0]) if hasattr(X, "shape") else len(labels)
-
-
-def positions_to_leave(exclude: Any, queries: int, rows: int) -> Tensor | None:
+def _positions_to_leave(exclude: Any, queries: int, rows: int) -> Tensor | None:
     """Rows of the database that each query leaves out, shape (queries, any); −1 for none."""
     if exclude is None:
         return None
@@ -534,14 +473,12 @@ def positions_to_leave(exclude: Any, queries: int, rows: int) -> Tensor | None:
             )
         return torch.arange(rows)[:, None]
     given = np.asarray(exclude.cpu() if isinstance(exclude, Tensor) else exclude)
-    if given.dtype.kind not in "iu" or given.ndim not in (1, 2) or len(given) != queries:
+    shaped = given.dtype.kind in "iu" and given.ndim in (1, 2) and len(given) == queries
+    if not shaped or (given.size and (given.min() < -1 or given.max() >= rows)):
+        about = f"{given.min()} to {given.max()}" if shaped else f"{given.dtype} of shape {given.shape}"
         raise ValueError(
-            f"exclude must hold positions, one or one row of them for each of the {queries} queries, found "
-            f"{given.dtype} of shape {given.shape}."
-        )
-    if given.size and (given.min() < -1 or given.max() >= rows):
-        raise ValueError(
-            f"exclude must hold positions from 0 to {rows - 1}, or −1, found {given.min()} to {given.max()}."
+            f"exclude must hold positions from 0 to {rows - 1}, or −1, one or one row of them for each of the "
+            f"{queries} queries, found {about}."
         )
     return torch.from_numpy(given.astype(np.int64).reshape(queries, -1))
 

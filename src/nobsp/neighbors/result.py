@@ -1,21 +1,28 @@
-"""What an index returns: neighbours with their purity, rows that stand for a class, rows that are nearly the same."""
+"""What an index returns: neighbours, rows that stand for a class, are nearly the same, or speak for a prediction."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp._messages import join_names
-from nobsp.neighbors.evidence import label_array
+from nobsp._messages import join_names, require_whole_number
+from nobsp.neighbors.evidence import Rows, label_array
+from nobsp.neighbors.search import Fitted, spaced
 from nobsp.tabular.explanation import frame_like
 
+if TYPE_CHECKING:
+    from nobsp.neighbors.index import ContributionIndex
+
 Array = NDArray[np.float64]
+
+# Rows that are to be covered, evenly spaced ones of a larger database; and most numbers of a table of similarities.
+_COVERED, _MOST_NUMBERS = 4096, 1 << 26
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -75,9 +82,6 @@ class Neighbors:
 
         Args:
             labels: One label per query, e.g. the true ones.
-
-        Raises:
-            ValueError: If the database has no labels, or the model is a regression and has no classes.
         """
         if self.classes is None:
             raise ValueError(
@@ -90,13 +94,10 @@ class Neighbors:
         known = self.classes if self.labels.ndim == 3 else self.labels
         if (towards.dtype.kind in "US") != (known.dtype.kind in "US"):
             raise TypeError(f"labels are {towards.dtype}, but those of the database are {known.dtype}.")
-        if self.labels.ndim == 3:
-            same = self.classes == towards[:, None]
-            if not same.any(1).all():
-                raise ValueError(f"labels holds {towards[~same.any(1)][0]!r}, which is no class of the database.")
-            codes = np.argmax(same, axis=1)
-            return np.asarray(self.labels[np.arange(len(self)), :, codes].mean(1), dtype=np.float64)
-        share: Array = np.mean(self.labels == towards[:, None], axis=1)
+        same = self.labels == towards[:, None] if self.labels.ndim == 2 else None
+        if same is None:
+            same = np.einsum("qkc,qc->qk", self.labels, self.classes == towards[:, None])
+        share: Array = np.mean(same, axis=1)
         return share
 
     def nearest(self, k: int) -> Neighbors:
@@ -222,9 +223,6 @@ class Duplicates:
 def cover(vectors: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Rows to which the others are most similar, chosen one after another so that together they cover all.
 
-    Each one raises Σ_i max over the chosen p of v_i · v_p the most, which is within 1 − 1/e of the best choice. The
-    first is the most typical row.
-
     Returns positions, the share of rows nearest to each, their mean similarity to it, and as many rows that are the
     least similar to any of them.
 
@@ -232,8 +230,8 @@ def cover(vectors: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     >>> positions.tolist(), [round(share, 2) for share in shares.tolist()]
     ([0, 2], [0.67, 0.33])
     """
-    similarity = vectors @ vectors.T
-    positions = choose_covering(similarity.__getitem__, len(vectors), min(count, len(vectors)))
+    similarity, alike = vectors @ vectors.T, torch.ones(len(vectors))
+    positions = choose_covering(similarity.__getitem__, min(count, len(vectors)), weights=alike, covered=-alike)
     near, nearest = similarity[positions].max(0)
     members = torch.bincount(nearest, minlength=len(positions)).to(vectors.dtype)
     total = torch.zeros(len(positions), dtype=vectors.dtype).index_add_(0, nearest, near)
@@ -241,40 +239,27 @@ def cover(vectors: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def choose_covering(
-    similar: Callable[[Tensor], Tensor],
-    count: int,
-    n: int,
-    *,
-    weights: Tensor | None = None,
-    covered: Tensor | None = None,
-    taken: Tensor | None = None,
+    similar: Callable[[Tensor], Tensor], n: int, *, weights: Tensor, covered: Tensor, free: Tensor | None = None
 ) -> Tensor:
     """Positions of n candidates, each of which raises Σ_i w_i max over the chosen p of s_ip the most.
 
-    `similar(positions)` has a row s for each candidate. What a candidate adds only shrinks as others are chosen: those
-    that added less before than the best one does now need not be measured again.
+    `similar(positions)` has a row s for each candidate; all rows are candidates unless `free` says which, and `covered`
+    is what there is without any. What a candidate adds only shrinks as others are chosen: those that added less before
+    than the best one does now need not be measured again. The choice is within 1 − 1/e of the best.
     """
-    gains = torch.empty(count)
-    start = torch.tensor(-1.0) if covered is None else covered
-
-    def gain(positions: Tensor, covered: Tensor) -> Tensor:
-        more = (similar(positions) - covered).clamp_min_(0)
-        return more.sum(1) if weights is None else more @ weights
-
-    for first in range(0, count, 256):
-        part = torch.arange(first, min(first + 256, count))
-        gains[part] = gain(part, start)
-    if taken is not None:
-        gains[taken] = -torch.inf
+    gains = torch.full((len(weights if free is None else free),), -torch.inf)
+    candidates = torch.arange(len(gains)) if free is None else torch.nonzero(free)[:, 0]
+    for part in torch.split(candidates, 256):
+        gains[part] = (similar(part) - covered).clamp_min_(0) @ weights
     chosen: list[int] = []
     for _ in range(n):
-        fresh = torch.zeros(count, dtype=torch.bool)
+        fresh = torch.zeros(len(gains), dtype=torch.bool)
         while not fresh[best := int(gains.argmax())]:
-            some = torch.where(fresh, -torch.inf, gains).topk(min(32, count)).indices
+            some = torch.where(fresh, -torch.inf, gains).topk(min(32, len(gains))).indices
             some = some[~fresh[some] & (gains[some] > -torch.inf)]
-            gains[some], fresh[some] = gain(some, start), True
+            gains[some], fresh[some] = (similar(some) - covered).clamp_min_(0) @ weights, True
         chosen.append(best)
-        start = torch.maximum(start, similar(torch.tensor([best]))[0])
+        covered = torch.maximum(covered, similar(torch.tensor([best]))[0])
         gains[best] = -torch.inf
     return torch.tensor(chosen, dtype=torch.long)
 
@@ -304,3 +289,179 @@ def _groups(pairs: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], ..
     cuts = np.flatnonzero(np.diff(component[members][order])) + 1
     groups = np.split(members[order], cuts)
     return tuple(sorted(groups, key=lambda group: (-len(group), int(group[0]))))
+
+
+def select(
+    index: ContributionIndex,
+    n: int,
+    by: Literal["coverage", "uncertainty", "both"] = "coverage",
+    *,
+    labelled: Any = None,
+) -> NDArray[np.int64]:
+    """Chooses rows of an index that are worth labelling next.
+
+    - "coverage": rows that together are near all others, by activations: Σ_i max over the chosen p of
+      exp(−‖v_i − v_p‖² / 2σ²) is raised most by each next one, σ being the distance within which each would have its
+      share of the others. Needs no head that has learnt anything.
+    - "uncertainty": rows with the smallest margin between the two likeliest classes.
+    - "both": coverage in which every row counts by one minus its margin, for heads that know all classes.
+
+    Labels of the index are not looked at; it may have none.
+
+    Args:
+        index: An index of the rows to choose from.
+        n: How many rows.
+        by: See above.
+        labelled: Positions of rows that are labelled already: they are not chosen again, and cover what is near them.
+
+    Returns:
+        Positions in the index, the most worthwhile first.
+
+    Raises:
+        ValueError: If there are fewer rows to choose from, or if uncertainty is asked of a regression.
+
+    Example:
+        >>> import torch
+        >>> from nobsp.neighbors import ContributionIndex, select
+        >>> _ = torch.manual_seed(0)
+        >>> rows = torch.randn(4, 8).repeat_interleave(25, 0) + 0.1 * torch.randn(100, 8)  # four lots of 25
+        >>> index = ContributionIndex(torch.nn.Linear(8, 3)).fit(rows)
+        >>> sorted(select(index, 4, by="coverage") // 25)
+        [np.int64(0), np.int64(1), np.int64(2), np.int64(3)]
+    """
+    require_whole_number("n", n)
+    if by not in ("coverage", "uncertainty", "both"):
+        raise ValueError(f'by must be "coverage", "uncertainty" or "both", found {by!r}.')
+    count, fitted = len(index), index._fitted
+    given = np.asarray([] if labelled is None else labelled)
+    if given.size and given.dtype.kind not in "iu":
+        raise TypeError(f"labelled must hold positions, found {given.dtype}; of a mask, pass np.flatnonzero(mask).")
+    known = torch.unique(torch.as_tensor(given.astype(np.int64)))
+    if len(known) and not 0 <= int(known.min()) <= int(known.max()) < count:
+        raise ValueError(f"labelled must hold positions from 0 to {count - 1}, found {known.min()} to {known.max()}.")
+    if n > count - len(known):
+        raise ValueError(f"n is {n}, but there are {count - len(known)} rows to choose from.")
+    weights = torch.ones(count) if by == "coverage" else 1 - _margins(fitted)
+    if by == "uncertainty":
+        weights[known] = -torch.inf
+        return weights.argsort(descending=True, stable=True)[:n].numpy()
+    rows = fitted.backend.take(torch.arange(count))
+    vectors = fitted.space("activations", "euclidean").vectors(rows).to(torch.float32)
+    some = spaced(count, _COVERED)
+    covered = vectors[some]
+    # Each of those chosen stands for an equal share of the rows; the nearest of them so many are its own.
+    share = max(1, round(len(some) / (n + len(known))))
+    near = (covered[:: max(1, len(some) // 512)] @ covered.T).topk(min(share + 1, len(some)), dim=1).values[:, -1]
+    width = float((1 - near).median().clamp_min(1e-6))  # half a squared distance
+
+    whole = None if count * len(some) > _MOST_NUMBERS else ((vectors @ covered.T - 1) / width).exp()
+
+    def similar(positions: Tensor) -> Tensor:
+        return ((vectors[positions] @ covered.T - 1) / width).exp() if whole is None else whole[positions]
+
+    start, free = torch.zeros(len(some)), torch.ones(count, dtype=torch.bool)
+    free[known] = False
+    for position in known:
+        start = torch.maximum(start, similar(position[None])[0])
+    return choose_covering(similar, n, weights=weights[some].float(), covered=start, free=free).numpy()
+
+
+def _margins(fitted: Fitted) -> Tensor:
+    """Difference between the probabilities of the two likeliest classes, of every row."""
+    if fitted.outcomes.classes is None:
+        raise ValueError('a regression has no margins between classes; pass by="coverage".')
+    rows = fitted.backend.take(torch.arange(len(fitted.backend)))
+    chances = fitted.outcomes.log_probabilities(fitted.logits(rows)).exp()
+    if fitted.outcomes.sigmoid:  # the least certain of the questions
+        return (2 * chances - 1).abs().amin(1)
+    best = chances.topk(2, dim=1).values
+    return best[:, 0] - best[:, 1]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Influence:
+    """What the rows of a database add to the logits of others, as a linear head learns from them.
+
+    Attributes:
+        values: What each row of the database adds, for the class where positive, shape (queries, rows).
+        base: The logit at the mean of the database; `base + values.sum(1) + residual` are the logits.
+        logits: Logits of the classes asked for, shape (queries,); of a model with one, half of it for either class.
+        residual: What no row can add, as it lies in directions in which no two of them differ; shape (queries,).
+        target: These classes, written as labels are; of a regression the value predicted.
+        exact: Share of the head's weights that training with weight decay on these rows explains: 1 where it was
+            trained so, with a bias that is not decayed, until it converged. The rest is shared out among the rows as
+            evenly as can be, and values are an approximation.
+    """
+
+    values: Array
+    base: Array
+    logits: Array
+    residual: Array
+    target: NDArray[Any]
+    exact: float
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def top(self, k: int = 8) -> NDArray[np.int64]:
+        """The rows that add or take away most, largest first, shape (queries, k)."""
+        return np.argsort(-np.abs(self.values), axis=1, kind="stable")[:, :k].astype(np.int64)
+
+    def to_frame(self, k: int = 8) -> Any:
+        """One line per query and row, the k that matter most, as a pandas frame, or a polars one."""
+        rows = self.top(k)
+        queries = np.repeat(np.arange(len(self)), rows.shape[1])
+        found = {"query": queries, "index": rows.ravel(), "value": self.values[queries, rows.ravel()]}
+        return frame_like(None, found | {"target": self.target[queries], "logit": self.logits[queries]})
+
+    def __repr__(self) -> str:
+        return f"Influence({len(self)} queries, {self.values.shape[1]} rows, exact to {self.exact:.1%})"
+
+
+def weigh_influence(fitted: Fitted, asked: Rows, target: Any) -> Influence:
+    """Representer values of a linear head: w_c = Σ_i α_ic (z_i − z̄), so that row i adds α_ic (z_i − z̄) · (x − z̄).
+
+    Where w minimises a loss with weight decay λ, α_ic = r_ic / λ, with r what the head has still to learn of row i: its
+    label less its probability (of a head trained by squares, less its logit). λ is found by least squares from
+    Σ_i r_ic (z_i − z̄) = λ w_c, and what this leaves of w is written as Σ_i δ_i (z_i − z̄) with the smallest δ.
+    """
+    outcomes = fitted.outcomes
+    if fitted.source.head is None:
+        raise ValueError("influence needs a linear head on the activations; layers stand between them here.")
+    if not fitted.labelled:
+        raise ValueError("influence needs the labels of the database; pass labels to index.fit.")
+    rows = fitted.backend.take(torch.arange(len(fitted.backend)))
+    weight, bias = fitted.source.head
+    weight, bias = outcomes.per_class(weight.T).T, outcomes.per_class(bias)
+    z = rows.activations.to(torch.float64)
+    mean = z.mean(0)
+    centred, logits = z - mean, z @ weight.T + bias
+    if outcomes.classes is None:
+        truth, learnt = rows.truth[:, None], [logits]
+    else:
+        several = rows.truth if outcomes.several else torch.nn.functional.one_hot(rows.truth, outcomes.count)
+        truth, learnt = several.to(torch.float64), [outcomes.log_probabilities(logits).exp(), logits]
+    best, exact = torch.zeros_like(logits), -torch.inf
+    for known in learnt:
+        left = truth - known
+        pull = centred.T @ left  # (width, classes), λ w where the head was trained so
+        decay = float((pull * weight.T).sum() / weight.square().sum().clamp_min(1e-300))
+        if decay > 0:
+            share = 1 - float((pull / decay - weight.T).square().sum() / weight.square().sum())
+            if share > exact:
+                best, exact = left / decay, share
+    rest = weight.T - centred.T @ best
+    best = best + centred @ (torch.linalg.pinv(centred.T @ centred, hermitian=True) @ rest)
+    if target is not None and outcomes.classes is None:
+        raise ValueError("a regression has no classes; leave target out.")
+    codes = asked.predicted
+    if target is not None:
+        codes = outcomes.encode(np.broadcast_to(np.asarray(target), len(asked)), len(asked))
+    x = asked.activations.to(torch.float64) - mean
+    values = (x @ centred.T) * best[:, codes].T
+    base = (weight @ mean + bias)[codes]
+    found = base + (x * weight[codes]).sum(1)
+    said = found.numpy() if outcomes.classes is None else outcomes.classes[codes.numpy()]
+    residual = found - base - values.sum(1)
+    parts = (values.numpy(), base.numpy(), found.numpy(), residual.numpy())
+    return Influence(*parts, said, max(0.0, float(exact)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,13 +21,10 @@ Metric = Literal["euclidean", "cosine"]
 
 # A column that varies less than this, as a share of its size, is constant: single precision knows no more.
 _CONSTANT = 1e-7
-# Queries searched together, and numbers of vectors or scores held at once: few enough for the processor's cache.
-_QUERIES, _AT_ONCE = 1024, 1 << 20
+# Numbers of vectors or scores held at once: few enough for the processor's cache.
+_AT_ONCE = 1 << 20
 # Candidates beyond k: products of equal vectors may differ in the last bit, their differences do not.
 _SPARE = 8
-
-
-# ---------------------------------------------------------------------- spaces
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,27 +55,26 @@ class Space:
     evidence: Evidence
     origin: Tensor  # subtracted, (1, width) or (classes, width)
     unit: Tensor  # multiplied with afterwards, (width,); zero for columns that do not vary
-    # Only where evidence for the query's class is a multiple of the activations: where it is zero for every class, and
-    # the standard deviation of the activations (ones for zero).
-    centre: Tensor | None = None
-    spread: Tensor | None = None
+    centre: Tensor | None = None  # where evidence that is a multiple of the activations is zero for every class
 
     @property
     def width(self) -> int:
         """Numbers in a vector."""
         return len(self.unit)
 
-    def vectors(self, rows: Rows, classes: Tensor) -> Tensor:
-        """Vectors of unit length, zero for rows without any direction; `classes` counts only for kind "query"."""
-        return self.directions(rows, classes)[0]
+    def scaled(self, rows: Rows, classes: Tensor | None = None) -> Tensor:
+        """Vectors before they are brought to unit length; for kind "query" of `classes`, the predicted ones if None."""
+        classes = rows.predicted if classes is None or self.kind == "own" else classes
+        raw = rows.activations.to(torch.float64) if self.kind == "activations" else self.evidence.of(rows, classes)
+        return (raw - (self.origin if len(self.origin) == 1 else self.origin[classes])) * self.unit
 
-    def directions(self, rows: Rows, classes: Tensor) -> tuple[Tensor, Tensor]:
+    def vectors(self, rows: Rows, classes: Tensor | None = None) -> Tensor:
+        """Vectors of unit length, zero for rows without any direction."""
+        return unit_length(self.scaled(rows, classes))
+
+    def directions(self, rows: Rows, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Vectors of unit length, and the lengths they had."""
-        if self.kind == "activations":
-            raw = rows.activations.to(torch.float64)
-        else:
-            raw = self.evidence.of(rows, rows.predicted if self.kind == "own" else classes)
-        scaled = (raw - (self.origin if len(self.origin) == 1 else self.origin[classes])) * self.unit
+        scaled = self.scaled(rows, classes)
         lengths = torch.linalg.vector_norm(scaled, dim=1)
         return scaled / torch.where(lengths > 0, lengths, 1.0)[:, None], lengths
 
@@ -85,25 +82,17 @@ class Space:
         """What vectors and lengths were made of; not for kind "query". Columns that do not vary are at their mean."""
         return vectors * lengths[:, None] / torch.where(self.unit > 0, self.unit, torch.inf) + self.origin
 
-    def distances(self, found: Tensor, queries: Tensor) -> Tensor:
-        """Distances between vectors of unit length along the last axis; exactly zero where they are equal."""
-        if self.metric == "euclidean":
-            return (found - queries).square().sum(-1).sqrt()
-        return 1.0 - (found * queries).sum(-1)
-
     def probes(self, queries: Rows, sought: Space) -> Tensor:
         """Directions in which to look here for rows that are near in another space, float32.
 
         Evidence β_c ⊙ (z − z̄) is w_c times the vectors of this space, column by column. Rows with similar evidence lie
         in the direction of the query's own vector, each column of it weighted by |w_c|.
         """
-        vectors = self.vectors(queries, queries.predicted)
+        vectors = self.vectors(queries)
         if sought.kind == "query" and sought.evidence.coefficients is not None:
             beta = sought.evidence.coefficients * sought.unit
             weights = torch.where(self.unit > 0, beta / torch.where(self.unit > 0, self.unit, 1.0), 0.0).abs()
-            vectors = vectors * weights[queries.predicted]
-            lengths = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-            vectors = vectors / torch.where(lengths > 0, lengths, 1.0)
+            vectors = unit_length(vectors * weights[queries.predicted])
         return vectors.to(torch.float32)
 
     def cosine(self) -> Space:
@@ -111,6 +100,12 @@ class Space:
         origin = self.origin if self.kind == "activations" else torch.zeros_like(self.origin[:1])
         centre = None if self.centre is None else self.evidence.mean
         return replace(self, metric="cosine", origin=origin, unit=torch.ones_like(self.unit), centre=centre)
+
+
+def unit_length(vectors: Tensor, least: float = 0.0) -> Tensor:
+    """Vectors of unit length; zero where they are no longer than `least`."""
+    lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return vectors / torch.where(lengths > least, lengths, torch.inf)
 
 
 def fit_spaces(kinds: Iterable[Kind], evidence: Evidence, rows: Rows, classes: int) -> dict[Kind, Space]:
@@ -130,26 +125,18 @@ def fit_spaces(kinds: Iterable[Kind], evidence: Evidence, rows: Rows, classes: i
         elif kind == "own":
             centre, own = moments(rows, lambda part: evidence.of(part, part.predicted))
             spaces[kind] = Space(kind, "euclidean", evidence, centre[None], _inverse(own, centre))
-        elif evidence.coefficients is not None:
-            spaces[kind] = _multiples_space(evidence, mean, spread)
+        elif evidence.coefficients is not None and evidence.mean is not None:
+            # Where it is β_c ⊙ (z − z̄), only the moments of z are needed.
+            beta = evidence.coefficients
+            typical = beta.square().mean(0).sqrt()
+            unit = torch.where(typical > 0, _inverse(spread, mean) / torch.where(typical > 0, typical, 1.0), 0.0)
+            spaces[kind] = Space(kind, "euclidean", evidence, beta * (mean - evidence.mean), unit, mean)
         else:
             each = [moments(rows, partial(evidence.of, classes=torch.tensor([number]))) for number in range(classes)]
             centres = torch.stack([centre for centre, _ in each])
             pooled = torch.stack([own for _, own in each]).square().mean(0).sqrt()
             spaces[kind] = Space(kind, "euclidean", evidence, centres, _inverse(pooled, centres.abs().amax(0)))
     return spaces
-
-
-def _multiples_space(evidence: Evidence, mean: Tensor, spread: Tensor) -> Space:
-    """Evidence for the query's class where it is β_c ⊙ (z − z̄): only the moments of z are needed."""
-    assert evidence.coefficients is not None
-    assert evidence.mean is not None
-    beta = evidence.coefficients
-    varies = _inverse(spread, mean) > 0
-    known = torch.where(varies, spread, 1.0)
-    typical = beta.square().mean(0).sqrt()
-    unit = torch.where(varies & (typical > 0), 1 / (known * torch.where(typical > 0, typical, 1.0)), 0.0)
-    return Space("query", "euclidean", evidence, beta * (mean - evidence.mean), unit, mean, known)
 
 
 def pieces(count: int, width: int, *, numbers: int = 1 << 18) -> Iterator[slice]:
@@ -159,10 +146,14 @@ def pieces(count: int, width: int, *, numbers: int = 1 << 18) -> Iterator[slice]
         yield slice(start, min(start + step, count))
 
 
+def spaced(count: int, most: int) -> Tensor:
+    """Positions of all of so many rows, or of `most` evenly spaced ones."""
+    return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64).long()
+
+
 def moments(rows: Rows, of: Callable[[Rows], Tensor]) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of columns, in two passes."""
-    width = rows.activations.shape[1]
-    parts = list(pieces(len(rows), width))
+    parts = list(pieces(len(rows), rows.activations.shape[1]))
     mean = sum((of(rows.take(part)).sum(0) for part in parts), torch.zeros(())) / len(rows)
     squares = sum(((of(rows.take(part)) - mean).square().sum(0) for part in parts), torch.zeros(()))
     return mean, (squares / len(rows)).sqrt()
@@ -173,22 +164,29 @@ def _inverse(spread: Tensor, size: Tensor) -> Tensor:
     return torch.where(spread > _CONSTANT * size.abs(), 1 / torch.where(spread > 0, spread, 1.0), 0.0)
 
 
-# ---------------------------------------------------------------------- search
-
-
-class Backend(Protocol):
+class Backend(ABC):
     """Keeps rows under their positions, and finds those nearest to others."""
 
+    options: Any = None  # those of `Usearch` or `Milvus`
+    at_once = 1024  # queries searched together
+
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def add(self, rows: Rows) -> None:
         """Puts rows behind those that are there."""
 
+    @abstractmethod
     def take(self, positions: Tensor) -> Rows:
         """Rows at some positions."""
 
-    def close(self) -> None:
-        """Closes connections and files."""
+    @abstractmethod
+    def candidates(self, queries: Rows, k: int, leave: Tensor | None, *, space: Space, walked: Space) -> Tensor:
+        """Positions of rows that may be the nearest, in any order, −1 for none, shape (queries, k or more)."""
+
+    def close(self) -> None:  # noqa: B027 - a file that is mapped into memory may be removed while it is open
+        """Closes a connection, where there is one."""
 
     def nearest(
         self, space: Space, queries: Rows, k: int, leave: Tensor | None, *, walked: Space
@@ -198,9 +196,37 @@ class Backend(Protocol):
         `leave` has positions to leave out for each query, −1 for none. A backend that does not compare with every row
         looks for candidates in `walked`: `space` itself, or activations where it has vectors of its own per class.
         """
+        found = []
+        for start in range(0, len(queries), self.at_once):
+            lot = slice(start, start + self.at_once)
+            some, left = queries.take(lot), None if leave is None else leave[lot]
+            found.append(self._measure(space, some, self.candidates(some, k, left, space=space, walked=walked), k))
+        positions, distances = zip(*found, strict=True)
+        return torch.cat(positions), torch.cat(distances)
+
+    def _measure(self, space: Space, queries: Rows, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k nearest among candidates, by differences of vectors, equal distances by position."""
+        vectors = space.vectors(queries)
+        candidates = candidates.sort(dim=1).values
+        flat = candidates.clamp_min(0).flatten()
+        whose = torch.arange(len(queries)).repeat_interleave(candidates.shape[1])
+        distances = torch.empty(len(flat), dtype=torch.float64)
+        for piece in pieces(len(flat), space.width):
+            own = vectors[whose[piece]]
+            near = space.vectors(self.take(flat[piece]), queries.predicted[whose[piece]])
+            apart = (near - own).square().sum(1).sqrt() if space.metric == "euclidean" else 1 - (near * own).sum(1)
+            distances[piece] = apart
+        distances = distances.reshape(candidates.shape).masked_fill(candidates < 0, torch.inf)
+        order = distances.argsort(dim=1, stable=True)[:, :k]
+        return candidates.gather(1, order), distances.gather(1, order)
+
+    def _wanted(self, k: int, leave: Tensor | None, *, direct: bool) -> int:
+        """How many candidates an approximate search looks for."""
+        least: int = self.options.candidates if direct else self.options.candidates_by_activation
+        return min(max(least, 4 * k) + (0 if leave is None else leave.shape[1]), len(self))
 
 
-class InMemory:
+class InMemory(Backend):
     """Rows in memory; those added later are joined when they are first needed."""
 
     def __init__(self, rows: Rows | None = None) -> None:
@@ -217,14 +243,11 @@ class InMemory:
 
     def add(self, rows: Rows) -> None:
         """Puts rows behind those that are there."""
-        self._parts.append(rows.without_logits())
+        self._parts.append(rows)
 
     def take(self, positions: Tensor) -> Rows:
         """Rows at some positions."""
         return self.rows.take(positions)
-
-    def close(self) -> None:
-        """Nothing is open: a file that is mapped into memory may be replaced or removed."""
 
 
 class Exact(InMemory):
@@ -234,27 +257,9 @@ class Exact(InMemory):
         super().__init__(rows)
         self._device = torch.device("cpu" if device is None else device)
 
-    def nearest(
-        self,
-        space: Space,
-        queries: Rows,
-        k: int,
-        leave: Tensor | None,
-        *,
-        walked: Space,  # noqa: ARG002 - every row is compared
-    ) -> tuple[Tensor, Tensor]:
-        """Positions and distances of the nearest rows."""
-        found = []
-        for start in range(0, len(queries), _QUERIES):
-            some = queries.take(slice(start, start + _QUERIES))
-            left = None if leave is None else leave[start : start + _QUERIES]
-            found.append(rerank(space, self.take, some, self._candidates(space, some, k + _SPARE, left), k))
-        positions, distances = zip(*found, strict=True)
-        return torch.cat(positions), torch.cat(distances)
-
-    def _candidates(self, space: Space, queries: Rows, count: int, leave: Tensor | None) -> Tensor:
-        """Positions of the rows that score highest, −1 where there are fewer, shape (queries, count)."""
-        vectors = space.vectors(queries, queries.predicted)
+    def candidates(self, queries: Rows, k: int, leave: Tensor | None, *, space: Space, **_: Space) -> Tensor:
+        """Positions of the rows that score highest, −1 where there are fewer."""
+        count, vectors = k + _SPARE, space.vectors(queries)
         scores = torch.zeros(len(queries), 0, dtype=torch.float64)
         positions = torch.zeros(len(queries), 0, dtype=torch.long)
         for block in pieces(len(self), max(space.width, len(queries)), numbers=_AT_ONCE):
@@ -276,46 +281,26 @@ def _scores(space: Space, rows: Rows, queries: Rows, vectors: Tensor, device: to
     empty = 0.5 if space.metric == "euclidean" else 0.0
     vectors = vectors.to(device)
     if space.kind != "query":
-        units, lengths = space.directions(rows, rows.predicted)
+        units, lengths = space.directions(rows)
         return vectors @ units.to(device).T + empty * (lengths == 0).to(device)
     present, place = torch.unique(queries.predicted, return_inverse=True)
-    if space.centre is None or space.spread is None or space.evidence.coefficients is None:
+    if space.centre is None or space.evidence.coefficients is None:
         scores = torch.empty(len(vectors), len(rows), dtype=torch.float64, device=device)
         for number, label in enumerate(present):
             units, lengths = space.directions(rows, label.expand(len(rows)))
             own = (place == number).to(device)
             scores[own] = vectors[own] @ units.to(device).T + empty * (lengths == 0).to(device)
         return scores
-    # With u = (z − centre) / spread, evidence for class c is w_c ⊙ u, and for a query q of that class
+    # With u = z − centre, evidence for class c is w_c ⊙ u, and for a query q of that class
     #     q · (w_c ⊙ u) / ‖w_c ⊙ u‖ = (q ⊙ w_c) · u / sqrt(w_c² · u²),
     # so that all classes share u, and no vectors need be made for each.
-    weights = space.evidence.coefficients * space.unit * space.spread
+    weights = space.evidence.coefficients * space.unit
     weights = (weights / weights.abs().amax(1, keepdim=True).clamp_min(1e-300)).to(device)
-    u = ((rows.activations.to(torch.float64) - space.centre) / space.spread).to(device)
+    u = (rows.activations.to(torch.float64) - space.centre).to(device)
     lengths = (weights[present].square() @ u.square().T).sqrt()
     scores = (vectors * weights[queries.predicted]) @ u.T
     scores /= torch.where(lengths > 0, lengths, torch.inf)[place]
     return scores.add_((empty * (lengths == 0))[place]) if bool((lengths == 0).any()) else scores
-
-
-def rerank(
-    space: Space, take: Callable[[Tensor], Rows], queries: Rows, candidates: Tensor, k: int
-) -> tuple[Tensor, Tensor]:
-    """The k nearest among candidates (−1 for none), by differences of vectors, equal distances by position."""
-    vectors = space.vectors(queries, queries.predicted)
-    candidates = candidates.sort(dim=1).values
-    flat = candidates.clamp_min(0).flatten()
-    whose = torch.arange(len(queries)).repeat_interleave(candidates.shape[1])
-    distances = torch.empty(len(flat), dtype=torch.float64)
-    for piece in pieces(len(flat), space.width):
-        near = space.vectors(take(flat[piece]), queries.predicted[whose[piece]])
-        distances[piece] = space.distances(near, vectors[whose[piece]])
-    distances = distances.reshape(candidates.shape).masked_fill(candidates < 0, torch.inf)
-    order = distances.argsort(dim=1, stable=True)[:, :k]
-    return candidates.gather(1, order), distances.gather(1, order)
-
-
-# ---------------------------------------------------------------------- the database
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,9 +334,8 @@ class Fitted:
     def space(self, kind: Kind, metric: str) -> Space:
         """One of the spaces, with z-scores or without."""
         if kind not in self.spaces:
-            missing = "the class of a query" if kind == "query" else "any class"
-            options = 'space="contributions", target="query"' if kind == "query" else 'space="contributions"'
-            raise ValueError(f"the index keeps no evidence for {missing}; make it with {options}.")
+            missing, how = ("the class of a query", ', target="query"') if kind == "query" else ("any class", "")
+            raise ValueError(f'the index keeps no evidence for {missing}; make it with space="contributions"{how}.')
         return self.spaces[kind] if metric == "euclidean" else self.spaces[kind].cosine()
 
     def logits(self, rows: Rows) -> Tensor:

@@ -44,7 +44,7 @@ def audit_for_page(audit: Any, *, rows: int, names: Sequence[str] | None, classe
         "model's confidence": audit.confidence,
         "expected error": getattr(audit, "expected_error", None),
         "typicality": getattr(audit, "typicality", None),
-        "purity": getattr(audit, "purity_activations", None),
+        "purity": _optional(getattr(audit, "by_activations", None), "purity", np.arange(rows)),
     }
     numbers = {word: found for word, found in numbers.items() if found is not None and not np.isnan(found).all()}
     if "expected error" in numbers:  # of a regression: its values are no numbers of classes

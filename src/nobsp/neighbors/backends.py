@@ -1,0 +1,513 @@
+"""Where rows of an index are kept beside memory: usearch's graphs, Milvus, and a file that is mapped into memory."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nobsp import serialization
+from nobsp.neighbors.evidence import Outcomes, Rows
+from nobsp.neighbors.search import Backend, Evidence, Exact, Fitted, InMemory, Kind, Space, pieces
+from nobsp.network.evidence import EvidenceSource
+
+KIND = "contribution index"
+VERSION = 5
+# How far coefficients of the same calibration may differ: those that went through a file were rounded.
+_ROUNDING = 1e-5
+# Vectors of so many numbers are kept in eight bits each.
+_LONG = 128
+# What one message holds at most; servers take 64 MB by default.
+_MESSAGE_BYTES = 8 << 20
+# Limits of Milvus itself.
+_LEAST_WIDTH, _MOST_WIDTH, _MOST_IDS = 2, 32768, 4096
+
+
+@dataclass(frozen=True)
+class Usearch:
+    """Options of the usearch backend.
+
+    The graph is walked with vectors in `dtype`; the candidates it finds are then measured with the rows themselves, in
+    double precision, so that distances are exact and rounding costs no neighbours.
+
+    Args:
+        connectivity: Edges of each row in the graph.
+        expansion_add: How widely the graph is searched when a row is added.
+        expansion_search: How widely it is searched for a query: the more, the fewer neighbours are missed.
+        dtype: Precision of the vectors in the graph: "i8", "f16" or "f32"; when None, "i8" for vectors of 128 numbers
+            and more, in which roundings average out, and "f32" for shorter ones.
+        candidates: Rows measured for a query, at least four for each neighbour.
+        candidates_by_activation: The same where the graph is of activations and neighbours are sought by evidence for
+            the query's class.
+        threads: Threads to build and search with; one per processor when 0.
+    """
+
+    connectivity: int = 16
+    expansion_add: int = 128
+    expansion_search: int = 128
+    dtype: Literal["i8", "f16", "f32"] | None = None
+    candidates: int = 32
+    candidates_by_activation: int = 256
+    threads: int = 0
+
+
+class Graphs(InMemory):
+    """Rows in memory or in a file, with a graph for each space they are searched in.
+
+    Evidence for the query's class has no graph of its own, as every class would need one: candidates are found by
+    activations. The graph of `space` grows with the rows, those of others when they are searched; `stored` graphs, as
+    bytes of a file, are used where they are until rows are added.
+    """
+
+    def __init__(
+        self, options: Usearch, space: Space, rows: Rows | None = None, stored: Mapping[str, Tensor] | None = None
+    ) -> None:
+        _usearch()
+        super().__init__(rows)
+        self.options, self.space = options, space
+        self._graphs: dict[str, Any] = {}
+        self._stored = dict(stored or {})
+
+    def add(self, rows: Rows) -> None:
+        """Puts rows behind those that are there, and into the graph."""
+        super().add(rows)
+        self.graph(self.space)
+
+    def candidates(self, queries: Rows, k: int, leave: Tensor | None, *, space: Space, walked: Space) -> Tensor:
+        """Positions of rows among which nearly always the nearest are."""
+        graph, wanted = self.graph(walked), self._wanted(k, leave, direct=walked.kind == space.kind)
+        probes = walked.probes(queries, space).numpy()
+        # An expansion below the number of rows wanted would leave some of them out.
+        graph.expansion_search = max(self.options.expansion_search, wanted)
+        found = self._search(graph, probes, wanted, leave)
+        short = torch.nonzero((found >= 0).sum(1) < k)[:, 0]
+        if len(short):  # a walk may end in a corner of the graph; such queries are compared with every row
+            left = None if leave is None else leave[short]
+            found[short] = self._search(graph, probes[short.numpy()], wanted, left, exact=True)
+        return found
+
+    def _search(self, graph: Any, probes: Any, wanted: int, leave: Tensor | None, *, exact: bool = False) -> Tensor:
+        """Positions of candidates, −1 where there are fewer."""
+        matches = graph.search(probes, wanted, exact=exact, threads=self.options.threads)
+        keys = torch.from_numpy(matches.keys.astype(np.int64)).reshape(len(probes), -1)
+        counts = torch.from_numpy(np.asarray(getattr(matches, "counts", [len(matches)]), dtype=np.int64))
+        keys[torch.arange(keys.shape[1]) >= counts[:, None]] = -1
+        if leave is not None:
+            keys[(keys[:, :, None] == leave[:, None, :]).any(2)] = -1
+        return torch.nn.functional.pad(keys, (0, wanted - keys.shape[1]), value=-1)
+
+    def graph(self, space: Space) -> Any:
+        """The graph of a space with all rows in it; it is made, or added to, when it is needed."""
+        name = f"{space.kind}/{space.metric}"
+        if name not in self._graphs:
+            self._graphs[name] = self._open(name, space)
+        graph, rows = self._graphs[name], self.rows
+        done = len(graph)
+        if done < len(rows) and name in self._stored:
+            # A graph that is mapped from a file is read-only.
+            graph = self._graphs[name] = _restore(self._stored.pop(name), view=False)
+        for piece in pieces(len(rows) - done, space.width):
+            keys = torch.arange(piece.start + done, piece.stop + done)
+            part = rows.take(keys)
+            vectors = space.vectors(part).to(torch.float32).numpy()
+            graph.add(keys.numpy(), vectors, threads=self.options.threads)
+        return graph
+
+    def _open(self, name: str, space: Space) -> Any:
+        if name in self._stored:
+            graph = _restore(self._stored[name], view=True)
+            if graph.ndim != space.width:
+                raise ValueError(f"the graph in the file has {graph.ndim} columns but the rows have {space.width}.")
+            return graph
+        options = self.options
+        return _usearch().Index(
+            ndim=space.width,
+            metric="ip",
+            dtype=options.dtype or ("i8" if space.width >= _LONG else "f32"),
+            connectivity=options.connectivity,
+            expansion_add=options.expansion_add,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The graphs as bytes."""
+        whole = {name: np.frombuffer(graph.save(), dtype=np.uint8) for name, graph in self._graphs.items()}
+        kept = {name: bytes_ for name, bytes_ in self._stored.items() if name not in whole}
+        return kept | {name: torch.from_numpy(array.copy()) for name, array in whole.items()}
+
+
+def _restore(graph: Tensor, *, view: bool) -> Any:
+    stored: Any = graph.numpy()
+    try:
+        if (found := _usearch().Index.restore(memoryview(stored), view=view)) is not None:
+            return found
+    except (RuntimeError, ValueError):
+        pass
+    raise ValueError("the graph in the file cannot be read.")
+
+
+def _usearch() -> Any:
+    return _import("usearch.index", "usearch", "ann")
+
+
+def _import(module: str, package: str, extra: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as missing:
+        raise ImportError(f'this backend needs the {package} package: pip install "nobsp[{extra}]".') from missing
+
+
+@dataclass(frozen=True)
+class Milvus:
+    """Options of the Milvus backend.
+
+    Args:
+        uri: A local file whose name ends in ".db" (needs milvus-lite), or where a cluster is: "http://host:19530".
+        collection: Name of the collection.
+        token: "user:password" or an API key; never written to a file.
+        replace: Whether `fit` may replace a collection of that name.
+        timeout: Seconds after which a call that was not answered is an error.
+        index_type: The kind of index Milvus builds; when None, "FLAT" in a local file, which is exact, and "AUTOINDEX"
+            on a cluster.
+        candidates: Rows measured for a query, at least four for each neighbour.
+        candidates_by_activation: The same where candidates are found by activations and neighbours are sought by
+            evidence for the query's class.
+    """
+
+    uri: str = "nobsp-neighbors.db"
+    collection: str = "nobsp"
+    token: str = ""
+    replace: bool = False
+    timeout: float = 30.0
+    index_type: str | None = None
+    candidates: int = 64
+    candidates_by_activation: int = 128
+
+    @property
+    def local(self) -> bool:
+        """Whether it is a file."""
+        return "://" not in self.uri
+
+
+class Collection(Backend):
+    """Rows in a collection: vectors to be searched, and whatever else is known of a row beside them.
+
+    Rows are numbered from 0 without gaps: what is behind the first gap is left of an addition that was cut short, is
+    not searched, and the next addition overwrites it. One process at a time may add. With `make`, a new collection is
+    made for rows like these; without, the one that is there is opened.
+    """
+
+    at_once = 256  # queries in one message, so that answers stay small
+
+    def __init__(
+        self,
+        options: Milvus,
+        spaces: dict[Kind, Space],
+        *,
+        evidence_shape: tuple[int, int] | None,
+        make: Rows | None = None,
+    ) -> None:
+        self.options, self.spaces, self.evidence_shape = options, spaces, evidence_shape
+        self._client = _connect(options)
+        self._widths: dict[str, int] = {kind: space.width for kind, space in spaces.items()}  # of vector fields
+        # Evidence for the own class alone follows from its vector and length.
+        if evidence_shape is not None and (evidence_shape[0] > 1 or "own" not in spaces):
+            self._widths["evidence"] = evidence_shape[0] * evidence_shape[1]
+        exists = self._call("has_collection", "look for the collection")
+        if make is None:
+            self._open(exists)
+        else:
+            self._make(make, exists)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def close(self) -> None:
+        """Closes the connection, and a local file, which one process at a time can open."""
+        self._client.close()
+
+    def _call(self, method: str, what: str, **arguments: Any) -> Any:
+        """Asks the server about the collection; its errors say what was being done, and where."""
+        ask = getattr(self._client, method)
+        try:
+            return ask(self.options.collection, timeout=self.options.timeout, **arguments)
+        except _failures() as failure:
+            raise RuntimeError(f"Milvus at {self.options.uri!r} failed to {what}: {_reason(failure)}") from failure
+
+    def _make(self, rows: Rows, exists: bool) -> None:
+        if exists and not self.options.replace:
+            raise ValueError(
+                f"Milvus at {self.options.uri!r} has a collection {self.options.collection!r} already; choose another "
+                "name, or replace it with Milvus(..., replace=True)."
+            )
+        kinds = _pymilvus().DataType
+        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("id", kinds.INT64, is_primary=True)
+        indices = self._client.prepare_index_params()
+        index_type = self.options.index_type or ("FLAT" if self.options.local else "AUTOINDEX")
+        for field, width in self._widths.items():
+            if width > _MOST_WIDTH:
+                raise ValueError(f"rows have {width} numbers for {field}, but Milvus takes at most {_MOST_WIDTH}.")
+            schema.add_field(field, kinds.FLOAT_VECTOR, dim=max(_LEAST_WIDTH, width))
+            indices.add_index(field, index_type=index_type if field in self.spaces else "FLAT", metric_type="IP")
+        for field in (*(f"{kind}_length" for kind in self.spaces), "response"):
+            schema.add_field(field, kinds.DOUBLE)
+        schema.add_field("predicted", kinds.INT64)
+        if rows.labels is not None:
+            if rows.labels.ndim == 2:
+                raise ValueError('Milvus keeps one label a row; several are kept in memory: backend="usearch".')
+            schema.add_field("label", kinds.DOUBLE if rows.labels.is_floating_point() else kinds.INT64)
+        if exists:
+            self._call("drop_collection", "replace the collection")
+        how = {"schema": schema, "index_params": indices, "consistency_level": "Strong"}
+        self._call("create_collection", "make the collection", **how)
+        self._fields, self._count, self._behind = self._columns(), 0, False
+
+    def _columns(self) -> dict[str, int]:
+        """Fields of the collection, and the width of those that are vectors."""
+        about = self._call("describe_collection", "describe the collection")
+        return {field["name"]: int(field.get("params", {}).get("dim", 0)) for field in about["fields"]}
+
+    def _open(self, exists: bool) -> None:
+        name = self.options.collection
+        if not exists:
+            raise ValueError(f"Milvus at {self.options.uri!r} has no collection {name!r}.")
+        self._fields = self._columns()
+        for kind, width in self._widths.items():
+            found, expected = self._fields.get(kind, 0), max(_LEAST_WIDTH, width)
+            if found != expected:
+                raise ValueError(
+                    f"the collection {name!r} has vectors of width {found} for {kind}, but the index has width "
+                    f"{expected}; it belongs to another index."
+                )
+        if not {"id", "predicted", "response"} <= set(self._fields):
+            raise ValueError(f"the collection {name!r} was not made by an index of nobsp.")
+        self._call("load_collection", "open the collection")
+        total = self._count_rows("")
+        whole, broken = total if self._count_rows(f"id < {total}") == total else 0, total
+        while whole + 1 < broken:  # how many rows there are before the first number that is missing
+            middle = (whole + broken) // 2
+            whole, broken = (middle, broken) if self._count_rows(f"id < {middle}") == middle else (whole, middle)
+        self._count, self._behind = whole, whole < total
+
+    def _count_rows(self, condition: str) -> int:
+        found = self._call("query", "count the rows", filter=condition, output_fields=["count(*)"])
+        return int(found[0]["count(*)"])
+
+    def add(self, rows: Rows) -> None:
+        """Puts rows behind those that are there, message by message; each is there whole or not at all."""
+        if self._behind:
+            self._call("delete", "remove what an interrupted addition left", filter=f"id >= {self._count}")
+            self._behind = False
+        for start in range(0, len(rows), self._in_message):
+            part = rows.take(slice(start, start + self._in_message))
+            self._call("insert", "add rows", data=self._records(part))
+            self._count += len(part)
+
+    @property
+    def _in_message(self) -> int:
+        return max(1, _MESSAGE_BYTES // (4 * sum(self._fields.values())))
+
+    def _records(self, rows: Rows) -> list[dict[str, Any]]:
+        columns: dict[str, Sequence[Any]] = {"id": range(self._count, self._count + len(rows))}
+        for kind, space in self.spaces.items():
+            vectors, lengths = space.directions(rows)
+            columns |= {kind: _pad(vectors.to(torch.float32)), f"{kind}_length": lengths.tolist()}
+        if "evidence" in self._fields and rows.evidence is not None:
+            columns["evidence"] = _pad(rows.evidence.flatten(1))
+        columns |= {"predicted": rows.predicted.tolist(), "response": rows.response.tolist()}
+        if rows.labels is not None:
+            columns["label"] = rows.labels.tolist()
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+    def take(self, positions: Tensor) -> Rows:
+        """Rows at some positions, as near to what was added as single precision has it."""
+        wanted, place = torch.unique(positions, return_inverse=True)
+        fields = [field for field in self._fields if field != "id"]
+        records: dict[int, dict[str, Any]] = {}
+        for ids in wanted.split(min(_MOST_IDS, self._in_message)):
+            found = self._call("get", "fetch rows", ids=ids.tolist(), output_fields=fields)
+            records.update((int(record["id"]), record) for record in found)
+        missing = [number for number in wanted.tolist() if number not in records]
+        if missing:
+            raise RuntimeError(f"row {missing[0]} is missing from the collection {self.options.collection!r}.")
+        return self._rows([records[number] for number in wanted.tolist()]).take(place)
+
+    def _rows(self, records: Sequence[dict[str, Any]]) -> Rows:
+        def column(name: str, dtype: Any) -> Tensor:
+            return torch.from_numpy(np.array([record[name] for record in records], dtype=dtype))
+
+        def invert(kind: Kind) -> Tensor:
+            space = self.spaces[kind]
+            vectors = column(kind, np.float32).to(torch.float64)[:, : space.width]
+            return space.invert(vectors, column(f"{kind}_length", np.float64)).to(torch.float32)
+
+        evidence, labels = None, None
+        if "evidence" in self._fields and self.evidence_shape is not None:
+            flat = column("evidence", np.float32)[:, : self._widths["evidence"]]
+            evidence = flat.reshape(-1, *self.evidence_shape)
+        elif "own" in self.spaces and self.spaces["own"].evidence.coefficients is None:
+            evidence = invert("own")[:, None]
+        if "label" in self._fields:
+            labels = column("label", np.float64 if isinstance(records[0]["label"], float) else np.int64)
+        predicted, response = column("predicted", np.int64), column("response", np.float64)
+        return Rows(invert("activations"), evidence, predicted, response, labels)
+
+    def candidates(self, queries: Rows, k: int, leave: Tensor | None, *, space: Space, walked: Space) -> Tensor:
+        """Positions of rows near each query, as Milvus finds them."""
+        kept = self.spaces.get(walked.kind)
+        if kept is None or kept.metric != walked.metric:
+            have = " and ".join(f"{kind} ({space.metric})" for kind, space in self.spaces.items())
+            raise ValueError(
+                f"the collection has vectors for {have}, not for {walked.kind} ({walked.metric}); make another one."
+            )
+        answers = self._call(
+            "search",
+            "search",
+            data=_pad(walked.probes(queries, space)),
+            anns_field=walked.kind,
+            limit=(count := self._wanted(k, leave, direct=walked.kind == space.kind)),
+            filter=f"id < {self._count}" if self._behind else "",
+            output_fields=["id"],
+            search_params={"metric_type": "IP"},
+        )
+        found = torch.full((len(queries), count), -1)
+        for number, answer in enumerate(answers):
+            found[number, : len(answer)] = torch.tensor([int(hit["id"]) for hit in answer], dtype=torch.long)
+        if leave is not None:
+            found[(found[:, :, None] == leave[:, None, :]).any(2)] = -1
+        return found
+
+
+def _connect(options: Milvus) -> Any:
+    library = _pymilvus()
+    if options.local and not options.uri.endswith(".db"):
+        raise ValueError(f'uri must be a local file that ends in ".db", or "http://host:port", found {options.uri!r}.')
+    # The server of a local file takes the pings of an idle client for an attack, and gRPC then says so on stderr.
+    quiet = {"grpc_options": {"grpc.keepalive_permit_without_calls": False}} if options.local else {}
+    try:
+        return library.MilvusClient(uri=options.uri, token=options.token, timeout=options.timeout, **quiet)
+    except _failures() as failure:
+        raise ConnectionError(
+            f"Milvus cannot be reached at {options.uri!r}: {_reason(failure)}. A cluster has to be running; a local "
+            "file can be open in one process at a time."
+        ) from failure
+
+
+def _pad(vectors: Tensor) -> list[Any]:
+    """Vectors as lists; Milvus takes none of a single number."""
+    short = _LEAST_WIDTH - vectors.shape[1]
+    return (torch.nn.functional.pad(vectors, (0, short)) if short > 0 else vectors).tolist()
+
+
+def _reason(failure: BaseException) -> str:
+    return str(getattr(failure, "message", "") or failure).strip().rstrip(".")
+
+
+def _failures() -> tuple[type[BaseException], ...]:
+    return _pymilvus().MilvusException, import_module("grpc").RpcError  # which pymilvus brings
+
+
+def _pymilvus() -> Any:
+    return _import("pymilvus", "pymilvus", "milvus")
+
+
+def make_backend(
+    options: Usearch | Milvus | None,
+    spaces: dict[Kind, Space],
+    source: Rows | Mapping[str, Any],
+    *,
+    device: torch.device | str | None,
+) -> Backend:
+    """An empty backend for rows like these, or that of a file."""
+    if isinstance(options, Milvus):
+        if isinstance(source, Rows):
+            shape = None if source.evidence is None else (source.evidence.shape[1], source.evidence.shape[2])
+            return Collection(options, spaces, evidence_shape=shape, make=source)
+        return Collection(options, spaces, evidence_shape=source["evidence_shape"])
+    rows, graphs = (None, {}) if isinstance(source, Rows) else (source["rows"], source["graphs"])
+    if isinstance(options, Usearch):
+        return Graphs(options, spaces.get("own", spaces["activations"]), rows, graphs)
+    return Exact(device, rows)
+
+
+def indexed_spaces(spaces: Mapping[Kind, Space], kind: Kind, metric: str) -> dict[Kind, Space]:
+    """The spaces that a collection or a graph has vectors for."""
+    kinds: tuple[Kind, ...] = ("activations", "own") if kind == "own" else ("activations",)
+    return {name: spaces[name] if metric == "euclidean" else spaces[name].cosine() for name in kinds}
+
+
+def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any]) -> None:
+    """Writes an index; rows that are in Milvus stay there."""
+    backend, outcomes = fitted.backend, fitted.outcomes
+    graphs = backend.tensors() if isinstance(backend, Graphs) else {}
+    used = backend.options
+    if isinstance(used, Milvus):
+        used = replace(used, token="", replace=False)
+    stored = {
+        "fingerprint": fitted.source.fingerprint(),
+        "signature": fitted.source.signature,
+        "options": dict(options),
+        "outcomes": replace(outcomes, classes=None),
+        "classes": None if outcomes.classes is None else outcomes.classes.tolist(),
+        "mean": fitted.evidence.mean,
+        # Without their coefficients, which are the explainer's.
+        "spaces": {kind: replace(space, evidence=Evidence()) for kind, space in fitted.spaces.items()},
+        "labelled": fitted.labelled,
+        "indexed": fitted.indexed,
+        "backend": used,
+        "rows": backend.rows if isinstance(backend, InMemory) else None,
+        "evidence_shape": backend.evidence_shape if isinstance(backend, Collection) else None,
+        "graphs": graphs,
+        # A damaged graph would make usearch read outside its memory.
+        "checksums": {name: _checksum(graph) for name, graph in graphs.items()},
+    }
+    serialization.save(path, stored, kind=KIND, version=VERSION)
+
+
+def load(
+    path: str | os.PathLike[str],
+    source: EvidenceSource,
+    *,
+    backend: Usearch | Milvus | str | None,
+    device: torch.device | str | None,
+) -> tuple[Fitted, dict[str, Any], Usearch | Milvus | None]:
+    """Reads an index: what was fitted, the options it was made with, and those of its backend."""
+    known = (Evidence, Milvus, Outcomes, Rows, Space, Usearch)
+    stored: dict[str, Any] = serialization.load(path, kind=KIND, version=VERSION, classes=known)
+    if stored["fingerprint"] != source.fingerprint() or not _near(stored["signature"], source.signature):
+        raise ValueError(
+            f"path {str(path)!r} holds an index that was made with another explainer; pass the very explainer (or "
+            "head) it was made with, or make the index anew."
+        )
+    if any(stored["checksums"].get(name) != _checksum(graph) for name, graph in stored["graphs"].items()):
+        raise ValueError("the file is damaged: a graph in it is not the one that was written.")
+    classes = stored["classes"]
+    outcomes = replace(stored["outcomes"], classes=None if classes is None else np.asarray(classes))
+    evidence = Evidence()
+    if source.coefficients is not None:
+        evidence = Evidence(outcomes.per_class(source.coefficients).T.contiguous(), stored["mean"])
+    spaces = {kind: replace(space, evidence=evidence) for kind, space in stored["spaces"].items()}
+    used, in_milvus = stored["backend"], isinstance(stored["backend"], Milvus)
+    if backend is not None:  # another one for the same rows
+        if in_milvus != isinstance(backend, Milvus):
+            where = "in Milvus" if in_milvus else "in the file"
+            raise ValueError(f"backend {backend!r} cannot be used: the rows of this index are {where}.")
+        used = None if isinstance(backend, str) else backend
+    place = make_backend(used, indexed_spaces(spaces, *stored["indexed"]), stored, device=device)
+    fitted = Fitted(source, outcomes, evidence, spaces, place, stored["labelled"], stored["indexed"])
+    return fitted, stored["options"], used
+
+
+def _checksum(graph: Tensor) -> int:
+    return zlib.crc32(graph.numpy().data)
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(((a - b).abs() <= _ROUNDING * (1e-3 * b.abs().max() + b.abs())).all())
