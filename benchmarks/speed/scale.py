@@ -19,7 +19,7 @@ from __future__ import annotations
 import pickle
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -155,7 +155,7 @@ def measure_published(model: torch.nn.Module, X: Tensor, *, repeats: int) -> Cos
     shapes = plan.blocks(readout.width, readout.outputs)
     room = room_for_moments(plan, memory)
     batch = X[:BATCH]
-    accumulator = Accumulator.of(plan, readout, rows=ROWS, memory=room, in_few=True)
+    accumulator = Accumulator.of(plan, readout, memory=room)
     with Network(readout, readout.device).running() as running:
         represent = running.represent
 
@@ -191,12 +191,12 @@ def measure_published(model: torch.nn.Module, X: Tensor, *, repeats: int) -> Cos
         sums=sum(map(bytes_of_moments, shapes.values())),
         sent=sum(len(pickle.dumps(part)) for blocks in filled.values() for part in blocks),
         bases=sum(basis.numel() * basis.element_size() for basis in plan.bases.values()),
-        blocks=accumulator.block_count,
+        blocks=len(next(iter(accumulator.parts.values()))),
         passes=len(stages),
     )
 
 
-def _columns(shapes: Mapping[str, Mapping[str, int]]) -> int:
+def _columns(shapes: dict[tuple[int, ...], dict[str, int]]) -> int:
     return max(sum(shape.values()) for shape in shapes.values())
 
 

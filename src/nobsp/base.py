@@ -59,14 +59,10 @@ class Explainer:
     @property
     def _fitted(self) -> Any:
         if not hasattr(self, "_fit"):
-            raise self._not_fitted()
+            from sklearn.exceptions import NotFittedError
+
+            raise NotFittedError(f"This {type(self).__name__} is not calibrated yet; call fit first.")
         return self._fit
-
-    def _not_fitted(self) -> Exception:
-        from sklearn.exceptions import NotFittedError
-
-        error: Exception = NotFittedError(f"This {type(self).__name__} is not calibrated yet; call fit first.")
-        return error
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_fit")

@@ -14,6 +14,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,8 +23,6 @@ from safetensors import SafetensorError, safe_open
 
 if TYPE_CHECKING:  # files of arrays are written and read where there is no torch
     from torch import Tensor
-
-    from nobsp.projection import Moments
 
 Framework = Literal["pt", "numpy"]
 
@@ -45,13 +44,14 @@ def load(
     version: int,
     classes: Iterable[type] = (),
     framework: Framework = "pt",
+    of: type = object,
 ) -> Any:
-    """Reads what `save` wrote."""
+    """Reads what `save` wrote, a value `of` this type."""
     tensors, about = read(path, kind=kind, version=version, framework=framework)
     try:
         value = unpack(about, tensors, classes)
-        if tensors:
-            raise ValueError("it has tensors that nothing uses")
+        if tensors or not isinstance(value, of):
+            raise ValueError("it has tensors that nothing uses" if tensors else f"it does not hold a {of.__name__}")
         return value
     except ValueError as damaged:
         reason = str(damaged).rstrip(".")
@@ -87,7 +87,7 @@ def pack(value: Any, tensors: dict[str, Any]) -> Any:
         fields = {field.name: pack(getattr(value, field.name), tensors) for field in _fields(kind)}
         return {"@class": kind.__name__, "fields": fields}
     if kind.__module__ == "nobsp.projection.moments" and kind.__name__ == "Moments":
-        return {"@moments": pack((value.blocks, _triangular(value)), tensors)}
+        return {"@moments": pack((value.blocks, value.state() if value.rows else None), tensors)}
     raise TypeError(f"a {kind.__name__} cannot be saved.")
 
 
@@ -113,27 +113,25 @@ def unpack(said: Any, tensors: dict[str, Any], classes: Iterable[type] = ()) -> 
                 found = tensors.pop(name)
                 return found.numpy() if _is_tensor(found) else found
             case {"@tensor": name, **rest} if not rest:
-                return _as_tensor(tensors.pop(name))
+                found = tensors.pop(name)
+                return import_module("torch").from_numpy(found) if isinstance(found, np.ndarray) else found
             case {"@moments": inner, **rest} if not rest:
-                return _moments(restore(inner))
+                from nobsp.projection import Moments
+
+                blocks, state = restore(inner)
+                return Moments(blocks) if state is None else Moments.from_state(blocks, state)
             case {"@class": str(name), "fields": dict(fields), **rest} if not rest:
-                return _instance(known, name, {key: restore(inner) for key, inner in fields.items()})
+                if name not in known:
+                    raise ValueError(f"it holds a {name!r}, which does not belong there")
+                if different := fields.keys() ^ {field.name for field in _fields(known[name])}:
+                    raise ValueError(f"{name!r} has other fields than it should ({', '.join(sorted(different))})")
+                return known[name](**{key: restore(inner) for key, inner in fields.items()})
         raise ValueError(f"{str(said)[:60]!r} is not understood")
 
     try:
         return restore(said)
     except (TypeError, KeyError, IndexError, AttributeError, RuntimeError) as wrong:  # too deep a nesting included
         raise ValueError(f"its parts do not fit together ({type(wrong).__name__}: {wrong})") from wrong
-
-
-def _instance(known: Mapping[str, type], name: str, fields: dict[str, Any]) -> Any:
-    if name not in known:
-        raise ValueError(f"it holds a {name!r}, which does not belong there")
-    expected = {field.name for field in _fields(known[name])}
-    if fields.keys() != expected:
-        different = ", ".join(sorted(map(repr, fields.keys() ^ expected)))
-        raise ValueError(f"{name!r} has other fields than it should ({different})")
-    return known[name](**fields)
 
 
 def _fields(kind: type) -> list[dataclasses.Field[Any]]:
@@ -143,41 +141,6 @@ def _fields(kind: type) -> list[dataclasses.Field[Any]]:
 def _is_tensor(value: Any) -> bool:
     torch = sys.modules.get("torch")  # where it was not loaded, nothing is a tensor
     return torch is not None and isinstance(value, torch.Tensor)
-
-
-def _as_tensor(value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-        return value
-    import torch
-
-    return torch.from_numpy(value)
-
-
-def _triangular(moments: Moments) -> dict[str, Any] | None:
-    """What moments hold, with half of their symmetric products; None where they hold no rows."""
-    if not moments.rows:
-        return None
-    import torch
-
-    state: dict[str, Any] = moments.state()
-    upper = torch.triu_indices(moments.size, moments.size)
-    return {**state, "products": state["products"][upper[0], upper[1]]}
-
-
-def _moments(said: Any) -> Moments:
-    import torch
-
-    from nobsp.projection import Moments
-
-    blocks, state = said
-    empty = Moments(blocks)
-    if state is None:
-        return empty
-    upper = torch.triu_indices(empty.size, empty.size)
-    products = torch.zeros(empty.size, empty.size, dtype=torch.float64)
-    products[upper[0], upper[1]] = state["products"]
-    products += products.triu(1).T
-    return Moments.from_state(blocks, {**state, "products": products})
 
 
 # ---------------------------------------------------------------------- tensors by name

@@ -65,7 +65,7 @@ def _moments() -> Case:
     # The numbers of a running mean do not depend on the plan being a good one.
     fitted = NObSP(net("silu", outputs=2), reference="complement", interactions=0).fit(rows(), engine=Local())._fitted
     plan, network = fitted.estimate.published.plan, Network(fitted.readout, fitted.readout.device)
-    return Case(lambda: Accumulator.of(plan, fitted.readout, rows=ROWS), partial(add_rows, plan), network)
+    return Case(lambda: Accumulator.of(plan, fitted.readout), partial(add_rows, plan), network)
 
 
 @cache

@@ -176,7 +176,7 @@ def test_values_that_no_feature_can_have_are_refused(explainer, feature, values,
     [
         (lambda e: e.function("agee"), ValueError, "no feature 'agee'; did you mean 'age'"),
         (lambda e: e.function(0), ValueError, "no feature 0; there are 'age'"),
-        (lambda e: e.function("age", output=2), ValueError, "output is 2, but the model has 2 outputs: 'no', 'yes'"),
+        (lambda e: e.function("age", output=2), ValueError, "output is 2, but there are 2 outputs: 'no', 'yes'"),
         (lambda e: e.function("age", output="maybe"), ValueError, "no output 'maybe'; there are 'no', 'yes'"),
         (lambda e: e.function("age", output=1.0), TypeError, "output must be a position or a name, found 1.0"),
         (lambda e: e.curves(1), ValueError, "points must be a whole number of at least 2, found 1"),

@@ -181,7 +181,7 @@ def test_an_explanation_can_be_walked_row_by_row(ex):
         ((slice(None), 1.5), TypeError, "found 1.5"),
         ((slice(None), [1.5]), TypeError, "found 1.5"),
         ((slice(None), slice(None), "tall"), ValueError, "no output 'tall'; there are 'low', 'mid', 'high'"),
-        ((slice(None), slice(None), 3), ValueError, "output is 3, but the model has 3 outputs"),
+        ((slice(None), slice(None), 3), ValueError, "output is 3, but there are 3 outputs"),
         ((0, 0, 0, 0), IndexError, "rows, terms and outputs; found 4 indices"),
         ((..., ...), IndexError, "rows, terms and outputs"),
     ],
@@ -414,7 +414,7 @@ def test_sums_differences_and_multiples_of_accounts_are_accounts(ex, other, tabl
 def test_only_accounts_of_the_same_rows_and_names_are_added(explainer, ex, table):
     with pytest.raises(ValueError, match="rows"):
         ex + explainer(table[:3])
-    with pytest.raises(ValueError, match="output_names"):
+    with pytest.raises(ValueError, match="different outputs"):
         ex + ex.contrast(0, 1)
     for wrong in (1.0, "a", None):
         with pytest.raises(TypeError):

@@ -180,7 +180,7 @@ def test_a_stream_may_fill_the_same_memory_with_every_batch(reiterable: bool) ->
 
 @pytest.mark.parametrize("baseline", ["mean", "median", "mode", {"x0": "mean"}])
 def test_data_that_can_be_read_once_cannot_give_the_baseline(baseline: Any) -> None:
-    with pytest.raises(ValueError, match=r"X can be read only once.*baseline.*pass the baseline's values"):
+    with pytest.raises(ValueError, match=r"X can be read only once.*baseline.*pass its values"):
         NObSP(net("relu"), interactions=0, baseline=baseline, reference="complement").fit(
             iter(pieces(table("relu", 200).round(1)))
         )
@@ -324,7 +324,7 @@ def test_unlike_calibrations_do_not_merge_and_are_unharmed(other: dict[str, Any]
     given = {"interactions": 0, "reference": "complement"}
     first, second = NObSP(model, **given).fit(X), NObSP(model, **{**given, **other}).fit(X)
     before = coefficients(first), coefficients(second)
-    with pytest.raises(ValueError, match=r"cannot be added up.*fit\(X, like=first\)|reference=\"complement\""):
+    with pytest.raises(ValueError, match=r"fit\(X, like=first\)|reference=\"complement\""):
         first.merge(second)
     np.testing.assert_array_equal(coefficients(first), before[0])
     np.testing.assert_array_equal(coefficients(second), before[1])
@@ -335,7 +335,7 @@ def test_calibrations_on_other_rows_without_like_do_not_merge() -> None:
     first, second = (
         NObSP(model, interactions=0, reference="complement").fit(table("relu", 300, seed=seed)) for seed in (0, 1)
     )
-    with pytest.raises(ValueError, match="different baselines, terms or bases"):
+    with pytest.raises(ValueError, match="baselines, terms or bases differ"):
         first.merge(second)
 
 
@@ -421,7 +421,7 @@ def test_taking_over_a_plan_with_other_options_is_an_error_that_names_them(other
     model, X = net("relu"), table("relu", 200)
     given = {"interactions": 0, "reference": "complement"}
     first = NObSP(model, **given).fit(X)
-    with pytest.raises(ValueError, match=f"like was calibrated with {next(iter(other))}="):
+    with pytest.raises(ValueError, match=f"like has {next(iter(other))}="):
         NObSP(model, **{**given, **other}).fit(X, like=first)
 
 

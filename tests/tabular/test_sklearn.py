@@ -405,7 +405,7 @@ def test_a_pipeline_may_end_in_any_model(people):
 
 
 def test_streams_of_a_pipeline_get_a_clear_error(pipeline, people):
-    with pytest.raises(TypeError, match=r"X must be a frame or an array.*pass the whole table at once"):
+    with pytest.raises(TypeError, match=r"X must be one frame or array.*found list"):
         NObSP(pipeline).fit([people[:100], people[100:]])
 
 

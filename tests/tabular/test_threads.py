@@ -46,7 +46,7 @@ def test_small_networks_take_one_thread(width: int, threads: int) -> None:
 
 
 def test_threads_are_as_before_after_an_error() -> None:
-    model = Watched(16, most=2_000)
+    model = Watched(16, most=4_000)
     with pytest.raises(RuntimeError, match="enough"):
         NObSP(model, interactions=0).fit(X)
     assert model.threads[-1] == 1

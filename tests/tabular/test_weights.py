@@ -130,5 +130,5 @@ def test_weights_that_make_no_sense_are_refused(weight: Any, said: str) -> None:
 
 
 def test_rows_that_are_read_in_batches_take_no_weights() -> None:
-    with pytest.raises(TypeError, match="sample_weight needs rows in memory, but X is a list"):
+    with pytest.raises(TypeError, match="sample_weight needs X as an array, a tensor or a frame, found list"):
         NObSP(network()).fit([torch.from_numpy(X)], sample_weight=WEIGHT)

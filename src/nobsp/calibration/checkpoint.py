@@ -17,31 +17,25 @@ from torch import Tensor
 from nobsp import serialization
 
 KIND = "calibration under way"
-VERSION = 2
-
-
-@dataclass(frozen=True)
-class Position:
-    """How far a pass over the rows has come: rows and batches that were added, and a fingerprint of all of them."""
-
-    rows: int = 0
-    batches: int = 0
-    digest: str = ""
-
-    def after(self, batch: Tensor) -> Position:
-        """The position behind a batch."""
-        digest = hashlib.blake2b(f"{self.digest} {batch.dtype} {tuple(batch.shape)}".encode(), digest_size=16)
-        digest.update(batch.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        return Position(self.rows + len(batch), self.batches + 1, digest.hexdigest())
+VERSION = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """A pass over the rows: how far it has come, and what was added up so far."""
+    """A pass over the rows: what was added up so far, how far it has come, and a fingerprint of all rows so far."""
 
-    position: Position
-    complete: bool
     state: Any
+    rows: int = 0
+    batches: int = 0
+    digest: str = ""
+    complete: bool = False
+
+    def after(self, batch: Tensor) -> Pass:
+        """The same behind a batch."""
+        digest = hashlib.blake2b(f"{self.digest} {batch.dtype} {tuple(batch.shape)}".encode(), digest_size=16)
+        digest.update(batch.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        rows, batches = self.rows + len(batch), self.batches + 1
+        return replace(self, rows=rows, batches=batches, digest=digest.hexdigest())
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,14 +61,13 @@ class Checkpoint:
                 shutil.rmtree(file, ignore_errors=True)
         self.contents, self._resumes = Contents(), path.exists()
         if self._resumes:
-            known = (Contents, Pass, Position, *classes)
+            known = (Contents, Pass, *classes)
             try:
-                found = serialization.load(path, kind=KIND, version=VERSION, classes=known)
-                if not isinstance(found, Contents) or not all(isinstance(p, Pass) for p in found.passes.values()):
+                self.contents = serialization.load(path, kind=KIND, version=VERSION, classes=known, of=Contents)
+                if not all(isinstance(one, Pass) for one in self.contents.passes.values()):
                     raise ValueError("it is damaged")
             except ValueError as failure:
                 raise self.refuse(str(failure)) from failure
-            self.contents = found
 
     def require_same(self, about: Mapping[str, Any]) -> None:
         """An error where the file is of other options, or of another model."""
@@ -91,11 +84,6 @@ class Checkpoint:
             "another path."
         )
 
-    def record(self, name: str, decided: Any) -> None:
-        """Keeps a value; it may have taken long to find, so the file is written at once."""
-        self.contents.decided[name] = decided
-        self.write()
-
     def write(self, *, if_due: bool = False) -> None:
         """Writes the file, atomically: it is always one whole state of the calibration."""
         if if_due and time.monotonic() - self._written < self._every:
@@ -103,60 +91,50 @@ class Checkpoint:
         serialization.save(self.path, self.contents, kind=KIND, version=VERSION)
         self._written = time.monotonic()
 
-    def remove(self) -> None:
-        """Removes the file: the calibration is done."""
-        self.path.unlink(missing_ok=True)
-
 
 class Tracker:
     """Follows one pass over the rows: skips those that its checkpoint holds, and keeps what is added."""
 
     def __init__(self, checkpoint: Checkpoint, name: str, state: Any) -> None:
-        self._checkpoint, self._name = checkpoint, name
-        self._found = checkpoint.contents.passes.get(name)
-        self._position, self.state = Position(), state
-        if self._found is None:
-            return
-        try:
-            self.state = merge_states(state, self._found.state)
-        except (ValueError, AttributeError, TypeError, KeyError) as failure:
-            raise checkpoint.refuse(str(failure)) from failure
-        if rows_of(self.state) != self._found.position.rows:
-            raise checkpoint.refuse("it is damaged")
+        self._checkpoint, self._name, self._held = checkpoint, name, checkpoint.contents.passes.get(name)
+        if self._held is not None:
+            try:
+                state = merge_states(state, self._held.state)
+            except (ValueError, AttributeError, TypeError, KeyError) as failure:
+                raise checkpoint.refuse(str(failure)) from failure
+            if rows_of(state) != self._held.rows:
+                raise checkpoint.refuse("it is damaged")
+        self.state, self._now = state, Pass(state)
 
     def skip(self, batch: Tensor) -> bool:
         """Whether a batch is already held; the caller adds it otherwise."""
-        held = 0 if self._found is None else self._found.position.batches
-        if self._found is None or (self._position.batches >= held and not self._found.complete):
+        held = self._held
+        if held is None or (self._now.batches >= held.batches and not held.complete):
             return False
-        self._position = self._position.after(batch)
-        if self._position.batches >= held and self._position != self._found.position:
-            raise self._other_rows()
+        self._now = self._now.after(batch)
+        self._require_held(self._now.batches < held.batches or self._now.digest == held.digest)
         return True
 
     def added(self, batch: Tensor) -> None:
         """Counts a batch that was added, and writes the file where that is due."""
-        self._position = self._position.after(batch)
-        self._checkpoint.contents.passes[self._name] = Pass(self._position, False, self.state)
+        self._checkpoint.contents.passes[self._name] = self._now = self._now.after(batch)
         self._checkpoint.write(if_due=True)
 
     def finish(self) -> None:
         """Ends the pass; an error where fewer rows came than are held."""
-        if self._found is not None and self._position.batches < self._found.position.batches:
-            raise self._other_rows()
-        held = self._checkpoint.contents.passes.get(self._name, Pass(self._position, False, self.state))
-        self._checkpoint.contents.passes[self._name] = replace(held, complete=True)
+        self._require_held(self._held is None or self._now.batches >= self._held.batches)
+        self._checkpoint.contents.passes[self._name] = replace(self._now, complete=True)
 
     def forget(self) -> None:
         """Leaves the pass out of later writes: its state is about to hold other processes' rows."""
         self._checkpoint.contents.passes.pop(self._name, None)
 
-    def _other_rows(self) -> ValueError:
-        rows = 0 if self._found is None else self._found.position.rows
-        return self._checkpoint.refuse(
-            f"it holds {rows} rows that are not the first ones of the data as it is read now, or the data has another "
-            "number of rows (is it shuffled?)"
-        )
+    def _require_held(self, same: bool) -> None:
+        if not same and self._held is not None:
+            raise self._checkpoint.refuse(
+                f"it holds {self._held.rows} rows that are not the first ones of the data as it is read now, or the "
+                "data has another number of rows (is it shuffled?)"
+            )
 
 
 def merge_states(first: Any, second: Any) -> Any:

@@ -58,10 +58,7 @@ class Ranks(Local):
         """Begins a calibration; its process group is left when the block ends, and an error is told to all ranks."""
         dist = initialised()
         if dist is None:
-            raise ValueError(
-                "engine is Ranks, but torch.distributed is not initialised; call torch.distributed.init_process_group "
-                "first, or leave engine out to calibrate in this process."
-            )
+            raise ValueError("engine is Ranks, but torch.distributed.init_process_group was not called; call it first.")
         if dist.get_world_size(self.group) == 1:
             with super().start(classes) as alone:
                 yield alone
@@ -84,17 +81,13 @@ class Ranks(Local):
                 raise
             run.gather(None)  # no rank removes its file while another may still fail
             if run.checkpoint is not None:
-                run.checkpoint.remove()
+                run.checkpoint.path.unlink(missing_ok=True)
         finally:
             dist.destroy_process_group(own)
 
 
 class RankRun(Run):
-    """A calibration under way on several ranks.
-
-    Everything passes through `gather`, in which every rank says how it is doing before it says anything else.
-    A rank that fails anywhere between two of them says so in the next one, and all others stop there too.
-    """
+    """A calibration under way on several ranks: one that fails says so in the next `gather`, where all then stop."""
 
     def __init__(self, group: Any, memory: int) -> None:
         import torch.distributed as dist
@@ -110,20 +103,22 @@ class RankRun(Run):
 
     def decide(self, make: Callable[[], Value], *, name: str | None = None) -> Value:
         """What `make` gives on the first rank, or gave before an interruption, handed to all."""
+        import torch.distributed as dist
+
         found = self._recall(name)
         tokens = self.gather(None if found is None else found[0])
         held = [rank for rank, token in enumerate(tokens) if token is not None]
         if len({tokens[rank] for rank in held}) > 1:
             raise ValueError("the ranks' checkpoints are of different calibrations; remove them to start anew.")
         source = held[0] if held else 0
-        if not held and self.rank == source:
-            made: Any = secrets.token_hex(8), make()
-        else:
-            made = found
-        made = self._broadcast(made, source)
+        box = [(secrets.token_hex(8), make()) if not held and self.rank == source else found]
+        self.gather(None)
+        with self._answered():
+            dist.broadcast_object_list(box, src=dist.get_global_rank(self._group, source), group=self._group)
+        assert box[0] is not None
         if found is None:
-            self._record(name, made)
-        value: Value = made[1]
+            self._record(name, box[0])
+        value: Value = box[0][1]
         return value
 
     def require_same(self, shared: dict[str, Any], own: dict[str, Any] | None = None) -> None:
@@ -132,9 +127,7 @@ class RankRun(Run):
         for rank, theirs in enumerate(found):
             for what, value in theirs.items():
                 if value != found[0][what]:
-                    raise ValueError(
-                        f"{what} differs between rank 0 and rank {rank}; calibrations add up for one only."
-                    )
+                    raise ValueError(f"{what} differs between rank 0 and rank {rank}; all must have the same.")
         super().require_same(shared, own)
 
     def abort(self, failure: BaseException) -> None:
@@ -146,10 +139,7 @@ class RankRun(Run):
                 failure.add_note(str(silence))
 
     def _poll(self) -> None:
-        """Tells the others, every so often, that this rank is still at work.
-
-        None then waits for another's whole work at a time, which may take longer than a process group allows.
-        """
+        """Tells the others, every so often, that this rank is at work: process groups allow only so long a wait."""
         if time.monotonic() >= self._next:
             self.gather(True)
             self._interval = min(2 * self._interval, _LONGEST_POLL)
@@ -161,10 +151,7 @@ class RankRun(Run):
             pass
         self._interval, self._next = _FIRST_POLL, time.monotonic() + _FIRST_POLL
         if isinstance(state, tuple):
-            return tuple(self._combine_one(part, tracker) for part in state)  # type: ignore[return-value]
-        return self._combine_one(state, tracker)
-
-    def _combine_one(self, state: S, tracker: Tracker | None) -> S:
+            return tuple(self._combine(part, tracker) for part in state)  # type: ignore[return-value]
         if hasattr(state, "all_reduce"):
             if tracker is not None:
                 tracker.forget()
@@ -176,15 +163,6 @@ class RankRun(Run):
         parts = [part for part in self.gather(mine) if part.rows]
         whole: S = reduce(merge_states, parts) if parts else state
         return whole
-
-    def _broadcast(self, value: Any, source: int) -> Any:
-        import torch.distributed as dist
-
-        self.gather(None)
-        box = [value]
-        with self._answered():
-            dist.broadcast_object_list(box, src=dist.get_global_rank(self._group, source), group=self._group)
-        return box[0]
 
     def _exchange(self, said: tuple[str | None, Any], *, raising: bool = True) -> list[tuple[str | None, Any]]:
         import torch.distributed as dist

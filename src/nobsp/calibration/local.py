@@ -7,10 +7,10 @@ import re
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from nobsp.calibration.checkpoint import Checkpoint, Tracker
 from nobsp.network.batches import with_progress
@@ -19,13 +19,6 @@ Value = TypeVar("Value")
 S = TypeVar("S", bound=Any)  # a State, or a tuple of them
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-
-
-class Model(Protocol):
-    """A model as engines run it: `running` hands out what `work` is called with."""
-
-    def running(self) -> AbstractContextManager[Any]:
-        """Holds the model where it is to run, and restores it."""
 
 
 class Local:
@@ -52,16 +45,11 @@ class Local:
     """
 
     def __init__(
-        self,
-        checkpoint: str | os.PathLike[str] | None = None,
-        every: float = 60.0,
-        *,
-        memory: int | str = "4GiB",
+        self, checkpoint: str | os.PathLike[str] | None = None, every: float = 60.0, *, memory: int | str = "4GiB"
     ) -> None:
         if isinstance(every, bool | str) or not 0 <= every < float("inf"):
             raise ValueError(f"every must be a number of seconds, found {every!r}.")
-        self.checkpoint, self.every = checkpoint, float(every)
-        self.memory = parse_bytes(memory)
+        self.checkpoint, self.every, self.memory = checkpoint, float(every), parse_bytes(memory)
 
     @contextmanager
     def start(self, classes: Iterable[type] = ()) -> Iterator[Run]:
@@ -69,7 +57,7 @@ class Local:
         checkpoint = self._open_checkpoint("", classes)
         yield Run(checkpoint, self.memory)
         if checkpoint is not None:
-            checkpoint.remove()
+            checkpoint.path.unlink(missing_ok=True)  # the calibration is done
 
     def _open_checkpoint(self, suffix: str, classes: Iterable[type]) -> Checkpoint | None:
         if self.checkpoint is None:
@@ -79,17 +67,9 @@ class Local:
 
 
 class Run:
-    """One calibration under way in this process; engines for several processes change how it is put together.
+    """One calibration under way in this process; engines for several processes change how it is put together."""
 
-    Attributes:
-        checkpoint: The file it is kept in, if any.
-        memory: Bytes that states and what is under way are laid out to fit in.
-        size: How many processes have rows of their own.
-        sends_states: Whether states of many small shares of the rows travel, and should be kept small.
-    """
-
-    size = 1
-    sends_states: ClassVar[bool] = False
+    size = 1  # how many processes have rows of their own
 
     def __init__(self, checkpoint: Checkpoint | None, memory: int) -> None:
         self.checkpoint, self.memory = checkpoint, memory
@@ -100,11 +80,11 @@ class Run:
         state: S,
         work: Callable[..., None],
         *,
-        model: Model | None = None,
+        model: Any = None,
         name: str | None = None,
         progress: bool = False,
     ) -> S:
-        """Adds all rows to a state, those of other processes included."""
+        """Adds all rows to a state, those of other processes included; `model.running()` is what `work` is given."""
         tracker = None
         if self.checkpoint is not None and name is not None:
             tracker = Tracker(self.checkpoint, name, state)
@@ -129,8 +109,7 @@ class Run:
         found = self._recall(name)
         if found is None:
             # With a mark by which files that hold the very same value are told.
-            found = secrets.token_hex(8), make()
-            self._record(name, found)
+            self._record(name, found := (secrets.token_hex(8), make()))
         value: Value = found[1]
         return value
 
@@ -154,43 +133,36 @@ class Run:
         return state
 
     def _recall(self, name: str | None) -> tuple[str, Any] | None:
-        if self.checkpoint is None or name is None:
-            return None
-        return self.checkpoint.contents.decided.get(name)
+        return None if self.checkpoint is None or name is None else self.checkpoint.contents.decided.get(name)
 
     def _record(self, name: str | None, decided: tuple[str, Any]) -> None:
         if self.checkpoint is not None and name is not None:
-            self.checkpoint.record(name, decided)
+            self.checkpoint.contents.decided[name] = decided
+            self.checkpoint.write()  # it may have taken long to find
 
 
 def choose_engine(engine: Local | None, X: Any) -> Local:
     """The engine asked for; else all ranks where there are several, Ray for its own datasets, and this process."""
-    if engine is None:
-        from nobsp.calibration.distributed import Ranks
-        from nobsp.calibration.ray import RayCluster
+    from nobsp.calibration import Ranks, RayCluster
 
+    if engine is None:
         dist = initialised()
         if dist is not None and dist.get_world_size() > 1:
             return Ranks()
         return RayCluster() if is_ray(X) else Local()
     if not isinstance(engine, Local):
-        raise TypeError(
-            f"engine must be nobsp.Local(), nobsp.Ranks(), nobsp.RayCluster() or None, found {type(engine).__name__}."
-        )
+        raise TypeError(f"engine must be nobsp.Local(), Ranks(), RayCluster() or None, found {type(engine).__name__}.")
     return engine
 
 
 def parse_bytes(size: int | str, *, argument: str = "memory") -> int:
     """A number of bytes, given as such or in words."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", size.lower()) if isinstance(size, str) else None
+    parsed = size if isinstance(size, int) and not isinstance(size, bool) else 0
     if found is not None and found[2] in _UNITS:
         parsed = int(float(found[1]) * _UNITS[found[2]])
-    elif isinstance(size, int) and not isinstance(size, bool):
-        parsed = size
-    else:
-        raise ValueError(f'{argument} must be a number of bytes, or a text such as "4GB", found {size!r}.')
     if parsed <= 0:
-        raise ValueError(f"{argument} must be positive, found {size!r}.")
+        raise ValueError(f'{argument} must be a number of bytes, or a text such as "4GB", found {size!r}.')
     return parsed
 
 
@@ -212,11 +184,10 @@ def initialised() -> Any:
 class State(Protocol):
     """A dataclass that rows are added to, in memory that does not grow with them.
 
-    A new one holds no rows. It is sent to other processes as it is, and saved by `nobsp.serialization`, so it holds
-    tensors and plain values, no model and no data. Two more methods are used where a state has them:
-    `thin(total) -> Self` gives what is worth sending to others where all have `total` rows together, and
-    `all_reduce(reduce) -> None` replaces its moments by those of all ranks, `moments = reduce(moments)`, which is
-    cheaper than sending them.
+    A new one holds no rows. It is sent to other processes and saved as it is, so it holds tensors and plain values.
+    Two more methods are used where a state has them: `thin(total) -> Self` gives what is worth sending where all have
+    `total` rows together, and `all_reduce(reduce) -> None` replaces its moments by `reduce(moments)`, those of all
+    ranks, which is cheaper.
     """
 
     @property

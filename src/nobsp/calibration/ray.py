@@ -6,8 +6,8 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial, reduce
-from typing import Any, ClassVar, TypeVar
+from functools import reduce
+from typing import Any, TypeVar
 
 import torch
 
@@ -70,8 +70,6 @@ class RayRows:
 class RayRun(Run):
     """A calibration under way in the workers of a Ray cluster."""
 
-    sends_states: ClassVar[bool] = True
-
     def accumulate(
         self,
         source: RayRows,
@@ -85,9 +83,27 @@ class RayRun(Run):
         """What all rows of a dataset come to; `model` is what `share` gave."""
         at_once = rows_at_once(source.batch_size, most=source.most_rows, row_bytes=source.row_bytes, total=source.rows)
         reference, device = model or (None, None)
+        read = source.read
+
+        def make() -> Callable[[Any], S]:
+            """What adds the batches of a block to an empty state, in a worker, with the model where it is to run."""
+            import ray
+
+            here = nullcontext if reference is None else ray.get(reference).moved().running
+
+            def add(block: Any) -> S:
+                added = copy.deepcopy(state)
+                with here() as running:
+                    given = () if reference is None else (running,)
+                    for batch in read(block):
+                        work(added, batch, *given)
+                return added
+
+            return add
+
         found: S | None = map_reduce(
             source.dataset,
-            _Task(source.read, state, work, reference),
+            make,
             merge_states,
             rows=at_once,
             batch_format=source.batch_format,
@@ -96,39 +112,13 @@ class RayRun(Run):
             progress=progress,
         )
         if found is None:
-            raise ValueError(
-                "the dataset gave no rows when it was read again; pass one that gives the same rows each time."
-            )
+            raise ValueError("the dataset gave no rows when read again; it must give the same rows each time.")
         source.rows = rows_of(found)
         return found
 
     def share(self, model: Any) -> Any:
         """The model in Ray's object store."""
         return send(model.portable(), "the model"), model.device
-
-
-@dataclass(frozen=True, eq=False)
-class _Task:
-    """Adds the batches of a block to an empty state, in a worker."""
-
-    read: Callable[[Any], Iterable[Any]]
-    state: Any
-    work: Callable[..., None]
-    model: Any
-
-    def __call__(self) -> Callable[[Any], Any]:
-        """What adds up a block, with the model where it is to run."""
-        import ray
-
-        return partial(self._add, None if self.model is None else ray.get(self.model).moved())
-
-    def _add(self, model: Any, block: Any) -> Any:
-        state = copy.deepcopy(self.state)
-        with nullcontext() if model is None else model.running() as running:
-            given = () if model is None else (running,)
-            for batch in self.read(block):
-                self.work(state, batch, *given)
-        return state
 
 
 # ---------------------------------------------------------------------- datasets
@@ -138,12 +128,9 @@ def first_batch(dataset: Any, count: int, *, argument: str, batch_format: str) -
     """The first rows of a Ray dataset."""
     if not hasattr(dataset, "map_batches") or not hasattr(dataset, "take_batch"):
         kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
-        raise TypeError(
-            f"{argument} is a {kind}; pass the ray.data.Dataset itself, whose rows all workers add up together. Rows "
-            "that reach this process only are passed as an iterable of batches."
-        )
+        raise TypeError(f"{argument} is a {kind}; pass the ray.data.Dataset itself.")
     try:
-        with _in_order(dataset, progress=False), _own_words():
+        with _as_here(dataset, progress=False):
             return dataset.take_batch(count, batch_format=batch_format)
     except ValueError as failure:
         if "empty" not in str(failure):
@@ -152,10 +139,7 @@ def first_batch(dataset: Any, count: int, *, argument: str, batch_format: str) -
 
 
 def rows_at_once(batch_size: int, *, most: int, row_bytes: int, total: int | None = None) -> int:
-    """Rows of a batch of which one part is made and sent: so many forward calls' worth that sending is little of it.
-
-    It depends on the data alone, so that rows are added up in the same order on any cluster.
-    """
+    """Rows of which one part is made and sent; it depends on the data alone, for the same sums on any cluster."""
     rows = min(most, _MOST_BYTES // max(row_bytes, 1))
     rows = rows if total is None else min(rows, total // _MANY_BATCHES)
     return max(rows // batch_size, 1) * batch_size
@@ -172,11 +156,7 @@ def map_reduce(
     device: torch.device | None = None,
     progress: bool = False,
 ) -> Part | None:
-    """What all rows of a dataset come to; None where there are none.
-
-    Parts are joined in the order of their rows, whichever is done first. Where a worker dies, Ray has another one make
-    its part again: a part is either there once, or not yet.
-    """
+    """What all rows of a dataset come to, in their order, whichever part is done first; None where there are none."""
     import ray
 
     kept = send(make, "the model" if model else "the preprocessing")
@@ -187,7 +167,7 @@ def map_reduce(
         how |= {"fn_kwargs": {"kept": kept}}
     if device is not None and device.type == "cuda":
         how |= {"num_gpus": 1}
-    with _in_order(dataset, progress=progress), _own_words():
+    with _as_here(dataset, progress=progress):
         parts = dataset.map_batches(_Worker if model else _in_task, **how)
         found = _joined((block for bundle in parts.iter_internal_ref_bundles() for block in bundle.block_refs), join)
         cells = _cells(ray.get(found))
@@ -220,18 +200,12 @@ class _Worker:
         self._work = ray.get(kept)()
 
     def __call__(self, batch: Any) -> Any:
-        return _worked(self._work, batch)
+        rows = max(map(len, batch.values()), default=0) if isinstance(batch, Mapping) else len(batch)
+        return _table(self._work(batch) if rows else None)
 
 
 def _in_task(batch: Any, *, kept: Any) -> Any:
-    import ray
-
-    return _worked(ray.get(kept)(), batch)
-
-
-def _worked(work: Callable[[Any], Any], batch: Any) -> Any:
-    rows = max(map(len, batch.values()), default=0) if isinstance(batch, Mapping) else len(batch)
-    return _table(work(batch) if rows else None)
+    return _Worker(kept)(batch)
 
 
 def _join_tables(join: Callable[[Any, Any], Any], *tables: Any) -> Any:
@@ -261,15 +235,12 @@ def _cells(table: Any) -> list[Any]:
 
 
 def _joined(blocks: Iterator[Any], join: Callable[[Any, Any], Any]) -> Any:
-    """A reference to the part of all blocks, which tasks of Ray join as they come in.
-
-    `levels[k]` holds what stands for 8^k blocks each: the shape of the tree, and with it the last digits of a sum,
-    depends on the number of blocks alone.
-    """
+    """A reference to the part of all blocks, which tasks of Ray join as they come in."""
     import ray
 
     # Without a processor of its own: the workers whose parts it joins may have them all.
     task = ray.remote(num_cpus=0)(_join_tables)
+    # `levels[k]` holds what stands for 8^k blocks each: the last digits of a sum depend on the number of blocks alone.
     levels: list[list[Any]] = []
     under_way: list[Any] = []
     for block in blocks:
@@ -292,8 +263,10 @@ def _joined(blocks: Iterator[Any], join: Callable[[Any, Any], Any]) -> Any:
 
 
 @contextmanager
-def _in_order(dataset: Any, *, progress: bool) -> Iterator[None]:
-    """Blocks in the order of the dataset, and errors of workers as they are; the caller's settings come back."""
+def _as_here(dataset: Any, *, progress: bool) -> Iterator[None]:
+    """Blocks in the order of the dataset, and workers' errors as they would be here; settings come back."""
+    from ray.exceptions import RayTaskError
+
     context = dataset.context
     settings = [
         (context.execution_options, "preserve_order", True),
@@ -305,19 +278,10 @@ def _in_order(dataset: Any, *, progress: bool) -> Iterator[None]:
         for owner, name, value in settings:
             setattr(owner, name, value)
         yield
-    finally:
-        for (owner, name, _), value in zip(settings, before, strict=True):
-            setattr(owner, name, value)
-
-
-@contextmanager
-def _own_words() -> Iterator[None]:
-    """An error about the data that a worker raised, as it would have been raised here, without Ray's account of it."""
-    from ray.exceptions import RayTaskError
-
-    try:
-        yield
     except RayTaskError as failure:
         if isinstance(failure.cause, ValueError | TypeError):
             raise failure.cause from None
         raise
+    finally:
+        for (owner, name, _), value in zip(settings, before, strict=True):
+            setattr(owner, name, value)

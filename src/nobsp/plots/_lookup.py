@@ -153,7 +153,7 @@ def row_places(functions: CompiledExplainer, rows: Any) -> dict[int, Array]:
     found: dict[int, Array] = {}
     for k, feature in enumerate(functions.features):
         if k in axes:
-            places = chunk.places(axes[k])
+            places, _ = chunk.places(axes[k])
             found[k] = np.where(places == len(axes[k]), np.nan, places)
         elif feature.span is not None and feature.columns[0] in columns:
             found[k] = chunk.numbers(feature.columns[0])

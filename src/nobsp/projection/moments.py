@@ -32,21 +32,16 @@ class Moments:
     """
 
     def __init__(self, blocks: Mapping[str, int]) -> None:
-        if not blocks:
-            raise ValueError("blocks is empty; name at least one block and its width.")
-        for name, width in blocks.items():
-            if isinstance(width, bool) or not isinstance(width, int) or width < 0:
-                raise ValueError(f"blocks[{name!r}] must be a whole number of columns, found {width!r}.")
         self.blocks: dict[str, int] = dict(blocks)
         edges = pairwise(accumulate(self.blocks.values(), initial=0))
         self._columns = {name: slice(*edge) for name, edge in zip(self.blocks, edges, strict=True)}
         size = sum(self.blocks.values())
-        self.rows = 0
-        self.weight = 0.0
+        self.rows, self.weight = 0, 0.0
         self._origin = torch.zeros(size, dtype=torch.float64)
         self._offset = torch.zeros_like(self._origin)
-        # Only the panels on and above the diagonal are kept up to date; `products` mirrors them.
-        self._products = torch.zeros(size, size, dtype=torch.float64)
+        # Only the panels on and above the diagonal are kept up to date; `products` mirrors them. One zero, which takes
+        # no memory, until rows come.
+        self._products = torch.zeros((), dtype=torch.float64).expand(size, size)
 
     def update(self, rows: Tensor | Mapping[str, Tensor]) -> Self:
         """Adds a batch of rows: all columns side by side, or one tensor per block."""
@@ -58,13 +53,21 @@ class Moments:
             for name, columns in self._columns.items():
                 self._origin[columns].copy_(parts[name][0])
             self._offset.zero_()
+            self._products = torch.zeros(self.size, self.size, dtype=torch.float64)
         # Products are taken about `pivot`, the mean of the batch's first rows in float64: x - pivot is
         # exact where the mean dwarfs the spread. The running mean would not do: a batch far from it would be
         # corrected by more than its own products hold.
         pivot = self._origin + self._offset
         sums = torch.zeros_like(pivot)
         for start in range(0, count, _CHUNK):
-            chunk = self._shifted_chunk(parts, start, min(start + _CHUNK, count), pivot)
+            stop = min(start + _CHUNK, count)
+            chunk = _scratch((stop - start) * self.size).view(stop - start, self.size)
+            for name, columns in self._columns.items():
+                part, place = parts[name][start:stop], chunk[:, columns]
+                if part.dtype == place.dtype and part.device == place.device:
+                    torch.sub(part, pivot[columns], out=place)  # one pass over the rows instead of two
+                else:
+                    place.copy_(part).sub_(pivot[columns])
             if start == 0:
                 before, pivot = pivot, pivot + chunk.mean(0)
                 chunk -= pivot - before
@@ -75,23 +78,20 @@ class Moments:
         mean = sums / count
         delta = mean + ((pivot - self._origin) - self._offset)
         joined = self.weight + count
-        self._products.addr_(mean, mean, alpha=-count)
-        self._products.addr_(delta, delta, alpha=self.weight * count / joined)
+        shifts = torch.stack([mean * -count, delta * (self.weight * count / joined)])
+        self._products.addmm_(shifts.T, torch.stack([mean, delta]))
         self._offset += delta * (count / joined)
         self.weight, self.rows = joined, self.rows + count
         return self
 
     def _checked(self, rows: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The batch as one tensor per block; an error leaves the sums as they were."""
-        if isinstance(rows, Tensor):
+        if not isinstance(rows, Mapping):
             _require_matrix("rows", rows, self.size)
-            parts = {name: rows[:, columns] for name, columns in self._columns.items()}
-        elif not isinstance(rows, Mapping):
-            raise TypeError(f"rows must be a tensor, or one tensor per block, found {type(rows).__name__}.")
-        else:
-            parts = dict(rows)
-            if parts.keys() != self.blocks.keys():
-                raise ValueError(f"rows has the blocks {sorted(parts)}, expected {sorted(self.blocks)}.")
+            rows = {name: rows[:, columns] for name, columns in self._columns.items()}
+        if rows.keys() != self.blocks.keys():
+            raise ValueError(f"rows has the blocks {sorted(rows)}, expected {sorted(self.blocks)}.")
+        parts = dict(rows)
         for name, part in parts.items():
             _require_matrix(name, part, self.blocks[name])
         counts = {name: part.shape[0] for name, part in parts.items()}
@@ -104,22 +104,8 @@ class Moments:
             # One sum is the cheapest pass that sees every value; it may also overflow, hence the second look.
             if not bool(torch.isfinite(part.sum())) and not bool(torch.isfinite(part).all()):
                 row, column = torch.nonzero(~torch.isfinite(part))[0].tolist()
-                raise ValueError(
-                    f"{name} has a value that is not finite (row {row}, column {column} of the batch); remove or "
-                    "repair such rows first."
-                )
+                raise ValueError(f"{name} has a value that is not finite (row {row}, column {column} of the batch).")
         return {name: part.detach() for name, part in parts.items()}
-
-    def _shifted_chunk(self, parts: Mapping[str, Tensor], start: int, stop: int, pivot: Tensor) -> Tensor:
-        """Some rows as float64, less `pivot`, in a buffer that is used again for every chunk."""
-        chunk = _scratch((stop - start) * self.size).view(stop - start, self.size)
-        for name, columns in self._columns.items():
-            part, place = parts[name][start:stop], chunk[:, columns]
-            if part.dtype == place.dtype and part.device == place.device:
-                torch.sub(part, pivot[columns], out=place)  # one pass over the rows instead of two
-            else:
-                place.copy_(part).sub_(pivot[columns])
-        return chunk
 
     def merge(self, other: Moments) -> Moments:
         """The moments of both sets of rows together; neither operand changes."""
@@ -129,13 +115,10 @@ class Moments:
         """The moments of every process's rows, the same on each, under `torch.distributed`.
 
         Traffic is three vectors and one matrix. Processes that saw no rows take part with nothing.
-        Without an initialised process group this returns a copy.
         """
         import torch.distributed as dist
 
-        joined = self.copy()
-        if not (dist.is_available() and dist.is_initialized()):
-            return joined
+        joined = copy.deepcopy(self)
         sums = torch.tensor([float(self.rows), self.weight], dtype=torch.float64)
         dist.all_reduce(sums, group=group)
         joined.rows, joined.weight = round(float(sums[0])), float(sums[1])
@@ -177,39 +160,32 @@ class Moments:
             return self._products[rows, columns].clone()
         return self._products[columns, rows].T.clone()
 
-    def copy(self) -> Moments:
-        """An independent copy."""
-        return copy.deepcopy(self)
-
     def state(self) -> dict[str, Tensor]:
-        """Everything needed to go on later, as tensors; block names and widths are kept by the caller."""
+        """Everything needed to go on later, as tensors: of the products the upper triangle, and no blocks."""
         return {
             "rows": torch.tensor(self.rows, dtype=torch.int64),
             "weight": torch.tensor(self.weight, dtype=torch.float64),
             "origin": self._origin.clone(),
             "offset": self._offset.clone(),
-            "products": self.products,
+            "products": self._products[*torch.triu_indices(self.size, self.size)],
         }
 
     @classmethod
     def from_state(cls, blocks: Mapping[str, int], state: Mapping[str, Tensor]) -> Moments:
         """The moments that `state` was taken from."""
         moments = cls(blocks)
-        shapes = {"rows": (), "weight": (), "origin": (moments.size,), "offset": (moments.size,)}
-        shapes["products"] = (moments.size, moments.size)
-        for name, shape in shapes.items():
+        size = moments.size
+        vector, upper = (size,), (size * (size + 1) // 2,)
+        for name, shape in {"rows": (), "weight": (), "origin": vector, "offset": vector, "products": upper}.items():
             if name not in state:
                 raise ValueError(f"state has no {name!r}; it is not a complete state of moments.")
             if tuple(state[name].shape) != shape:
                 raise ValueError(f"state[{name!r}] has shape {tuple(state[name].shape)}, but blocks need {shape}.")
         moments.rows, moments.weight = int(state["rows"]), float(state["weight"])
         moments._origin, moments._offset = state["origin"].clone(), state["offset"].clone()
-        moments._products = state["products"].clone()
+        moments._products = torch.zeros(size, size, dtype=torch.float64)
+        moments._products[*torch.triu_indices(size, size)] = state["products"]
         return moments
-
-    def __repr__(self) -> str:
-        blocks = ", ".join(f"{name}: {width}" for name, width in self.blocks.items())
-        return f"Moments({blocks}; rows={self.rows})"
 
     def _slice(self, block: str) -> slice:
         if block not in self._columns:
@@ -238,8 +214,9 @@ def merge_all(parts: Sequence[Moments], *, weights: Sequence[float] | None = Non
     share = torch.tensor(mass, dtype=torch.float64)
     joined._offset = (share @ shifts) / joined.weight
     shifts -= joined._offset
+    joined._products = torch.zeros(joined.size, joined.size, dtype=torch.float64)
     for part, factor in zip(parts, factors, strict=True):
-        if factor:
+        if factor and part.rows:
             joined._products.add_(part._products, alpha=factor)
     joined._products.addmm_(shifts.T * share, shifts)
     return joined

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,11 +74,7 @@ class Spectrum:
 
 
 def spectrum(
-    gram: Tensor,
-    *,
-    rows: int | None = None,
-    scale: Tensor | float | None = None,
-    cut: bool = True,
+    gram: Tensor, *, rows: int | None = None, scale: Tensor | float | None = None, cut: bool = True
 ) -> Spectrum:
     """The trustworthy part of the spectrum of a symmetric positive semi-definite matrix.
 
@@ -120,10 +116,7 @@ class PartialRegression:
 
 
 def partial_coefficients(
-    moments: Moments,
-    *,
-    ridge: Ridge | None = None,
-    target_size: int | None = None,
+    moments: Moments, *, ridge: Ridge | None = None, target_size: int | None = None
 ) -> PartialRegression:
     """Coefficients that carry the target block to its unique part of the outputs.
 
@@ -136,13 +129,14 @@ def partial_coefficients(
     """
     _require_rows(moments)
     ridge = ridge or Ridge()
-    products = _Products(
-        moments.product("target", "target"),
-        moments.product("reference", "target"),
-        moments.product("reference", "reference"),
-        moments.product("target", "outputs"),
-        moments.product("reference", "outputs"),
+    blocks = (
+        ("target",) * 2,
+        ("reference", "target"),
+        ("reference",) * 2,
+        ("target", "outputs"),
+        ("reference", "outputs"),
     )
+    products = _Products(*(moments.product(*pair) for pair in blocks))
     reference_ridge = ridge.amount(products.aa)
     # N centred rows span N - 1 directions: with no more than the reference has columns, the target is inside it.
     spare = moments.rows - 1 > products.aa.shape[0]
@@ -160,7 +154,7 @@ def partial_coefficients(
     if unique.drowns(ridges[1]):
         factor = torch.linalg.cholesky(with_ridge(unique.remaining, ridges[1]))
         coefficients = torch.cholesky_solve(unique.cross, factor)
-        sound = unique.certain and unique.rounding < _HARMLESS * ridges[1]
+        sound = unique.certain and unique.drowns(ridges[1], _HARMLESS)
     else:
         kept = spectrum(unique.remaining, rows=min(moments.rows, unique.rank_limit + 1), scale=unique.scale)
         coefficients = kept.vectors @ ((kept.vectors.T @ unique.cross) / (kept.values + ridges[1])[:, None])
@@ -169,8 +163,7 @@ def partial_coefficients(
     return PartialRegression(coefficients, share, ridges, sound, "" if sound else _UNCERTAIN)
 
 
-@dataclass(frozen=True)
-class _Products:
+class _Products(NamedTuple):
     tt: Tensor
     at: Tensor
     aa: Tensor
@@ -188,14 +181,9 @@ class _Unique:
     rank_limit: int  # the rank the rows allow it
     certain: bool  # whether no rank was decided by rounding on the way
 
-    @property
-    def rounding(self) -> float:
-        """What entries of `remaining` may be wrong by."""
-        return 32 * EPSILON * self.scale
-
-    def drowns(self, ridge: float) -> bool:
-        """Whether rounding is so far below the ridge that nothing need be cut."""
-        return self.rounding < _BELOW_RIDGE * ridge
+    def drowns(self, ridge: float, share: float = _BELOW_RIDGE) -> bool:
+        """Whether rounding of `remaining` is so far below the ridge that nothing need be cut."""
+        return 32 * EPSILON * self.scale < share * ridge
 
 
 def _unique_by_cholesky(products: _Products, ridge: float) -> _Unique | None:
@@ -266,13 +254,7 @@ class ChannelRegression:
     note: str  # what is wrong and what to do, in words; empty when all is well
 
 
-def channel_coefficients(
-    moments: Moments,
-    *,
-    ridge: Ridge | None = None,
-    channels: str = "channels",
-    outputs: str = "outputs",
-) -> ChannelRegression:
+def channel_coefficients(moments: Moments, *, ridge: Ridge | None = None) -> ChannelRegression:
     """Algorithm 1 for every channel against all the others, from one factorisation.
 
     With G the Gram matrix of the channels, s their products with the outputs, K = (G + λI)⁻¹ and θ = K s,
@@ -288,7 +270,7 @@ def channel_coefficients(
     K_kk − λ Σ_j K_jk² = Σ_i u_ki² s_i / (s_i + λ)², which has no cancellation.
     """
     _require_rows(moments)
-    gram, cross = moments.product(channels, channels), moments.product(channels, outputs)
+    gram, cross = moments.product("channels", "channels"), moments.product("channels", "outputs")
     amount = (ridge or Ridge(1e-4, "absolute")).amount(gram)
     spread = gram.diagonal()
     alive = spread > 0
@@ -297,19 +279,14 @@ def channel_coefficients(
     fit = _channels_by_cholesky(live_gram, live_cross, amount) if enough else None
     if fit is None:
         fit = _channels_by_spectrum(live_gram, live_cross, amount, moments.rows)
-    beta, unique, live_sound = fit
-    coefficients, share = torch.zeros_like(cross), torch.zeros_like(spread)
-    sound = torch.ones_like(alive)
-    coefficients[alive], sound[alive] = beta, live_sound
+    coefficients, share, sound = torch.zeros_like(cross), torch.zeros_like(spread), torch.ones_like(alive)
+    coefficients[alive], unique, sound[alive] = fit
     share[alive] = (unique / spread[alive]).clamp(0.0, 1.0)
     note = _channel_note(moments.rows, live_gram.shape[0], share[alive], sound)
     return ChannelRegression(coefficients, share, amount, sound, note)
 
 
-_Channels = tuple[Tensor, Tensor, Tensor]
-
-
-def _channels_by_cholesky(gram: Tensor, cross: Tensor, ridge: float) -> _Channels | None:
+def _channels_by_cholesky(gram: Tensor, cross: Tensor, ridge: float) -> tuple[Tensor, Tensor, Tensor] | None:
     damped = with_ridge(gram, ridge)
     factor, info = torch.linalg.cholesky_ex(damped)
     if int(info) != 0:
@@ -328,7 +305,7 @@ def _channels_by_cholesky(gram: Tensor, cross: Tensor, ridge: float) -> _Channel
     return partial / (unique + ridge)[:, None], unique, torch.ones_like(diagonal, dtype=torch.bool)
 
 
-def _channels_by_spectrum(gram: Tensor, cross: Tensor, ridge: float, rows: int) -> _Channels:
+def _channels_by_spectrum(gram: Tensor, cross: Tensor, ridge: float, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     known = spectrum(gram, rows=rows, cut=ridge == 0.0)
     values, squares, hidden = known.values, known.vectors.square(), known.null_weight
     loadings = known.vectors.T @ cross
@@ -350,10 +327,7 @@ def _channels_by_spectrum(gram: Tensor, cross: Tensor, ridge: float, rows: int) 
     return beta, unique, (doubt < 1e-6) | known.certain
 
 
-_UNCERTAIN = (
-    "What the reference leaves of this term is at the level of rounding, and so is the rank it depends on; "
-    "use a larger ridge or more samples."
-)
+_UNCERTAIN = "What the reference leaves of this term is at the level of rounding; use a larger ridge or more samples."
 
 
 def _nothing_left(rows: int, reference: int, whole: float) -> str:
@@ -361,8 +335,7 @@ def _nothing_left(rows: int, reference: int, whole: float) -> str:
         return "The term is constant over the calibration samples, so it contributes nothing."
     if rows <= reference:
         return (
-            f"Fewer samples ({rows}) than reference columns ({reference}): the reference "
-            "spans everything and nothing of the term is left. Calibrate on more samples."
+            f"Fewer samples ({rows}) than reference columns ({reference}): nothing is left. Calibrate on more samples."
         )
     return "The term lies inside the span of the reference: nothing of it is left to attribute."
 
@@ -371,9 +344,8 @@ def _channel_note(rows: int, channels: int, share: Tensor, sound: Tensor) -> str
     notes = []
     if rows <= channels:
         notes.append(
-            f"Fewer samples than channels ({rows} ≤ {channels}): every channel lies in the span of the "
-            f"others, so coefficients shrink towards zero. Calibrate on more than {channels} samples, or use "
-            "the head's own weights."
+            f"Fewer samples than channels ({rows} ≤ {channels}): every channel lies in the span of the others, so "
+            f"coefficients shrink towards zero. Calibrate on more than {channels}, or use the head's own weights."
         )
     elif share.numel() and float(share.median()) < 1e-8:
         notes.append(
@@ -381,10 +353,8 @@ def _channel_note(rows: int, channels: int, share: Tensor, sound: Tensor) -> str
             "use more varied samples, or the head's own weights."
         )
     if not bool(sound.all()):
-        notes.append(
-            f"{int((~sound).sum())} channels are decided by rounding of the Gram matrix: "
-            "use a larger ridge or more samples."
-        )
+        undecided = int((~sound).sum())
+        notes.append(f"{undecided} channels are decided by rounding: use a larger ridge or more samples.")
     return " ".join(notes)
 
 

@@ -1,7 +1,4 @@
-"""Explaining networks on tables.
-
-Names are imported when they are first used: a compiled explainer runs where there is no torch.
-"""
+"""Explaining networks on tables; names are imported when first used, as a compiled explainer runs without torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -13,22 +10,14 @@ if TYPE_CHECKING:
 
 __all__ = ["CompiledExplainer", "Explanation", "Health", "NObSP", "TermHealth"]
 
-_HOMES = {
-    "CompiledExplainer": "compiled",
-    "Explanation": "explanation",
-    "Health": "compiled",
-    "NObSP": "explainer",
-    "TermHealth": "compiled",
-}
-
 # Type checkers read the imports above; hiding this from them keeps misspelt names an error.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        if name not in _HOMES:
+        if name not in __all__:
             raise AttributeError(f"module 'nobsp.tabular' has no attribute {name!r}")
-        value = getattr(import_module(f"nobsp.tabular.{_HOMES[name]}"), name)
-        globals()[name] = value
+        home = {"Explanation": "explanation", "NObSP": "explainer"}.get(name, "compiled")
+        globals()[name] = value = getattr(import_module(f"nobsp.tabular.{home}"), name)
         return value
 
 

@@ -1,36 +1,50 @@
-"""Algorithm 1 of the paper, row by row: bases and moments in, coefficients out (`reference="complement"`)."""
+"""Algorithm 1 of the paper, row by row (`reference="complement"`): bases, moments, coefficients, functions."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, combinations
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from nobsp.base import Finding, sort_findings
+from nobsp.calibration import Run
 from nobsp.network.inputs import Features, Subset, Summary, among, isolated, reference
-from nobsp.network.readout import Network, Readout
+from nobsp.network.readout import Network, Readout, as_model_takes
 from nobsp.projection import Moments, Ridge, merge_all, partial_coefficients, spectrum
 from nobsp.projection.partial import EPSILON
-from nobsp.tabular.tabulate import Represent
+from nobsp.tabular.columns import Columns, Rows, TableRows, read_ahead, require_passes
+from nobsp.tabular.compiled import Health, TermHealth
+from nobsp.tabular.explanation import term_name
+from nobsp.tabular.fitted import Estimate, Fitted
+from nobsp.tabular.fitting import Facts, Options, assemble, feature_findings, share_findings
+from nobsp.tabular.lookup import TermTable
+from nobsp.tabular.regression import Sample, share_explained, transfer
+from nobsp.tabular.tabulate import Array, Points, Represent, Tabulator
+from nobsp.tabular.terms import FULL, PAIR_REACH, screen_pairs, tabulate_main
 
-Parts = dict[str, list[Moments]]
+Parts = dict[Subset, list[Moments]]
+Strengths = dict[Subset, float]
 
 # Blocks of calibration rows whose moments are kept apart, for bands, and the fewest that make one.
 BLOCKS, _FEWEST_BLOCKS = 12, 8
-# Large batches go to several blocks each, so that a sorted table is spread over all of them.
-_MIXED = 4
-_WORTH_CUTTING = 256
 _BLOCK_BYTES = 400 << 20
+# Copies of the calibration that bands are made of.
+_COPIES = 64
 # Rows of the sample that a value too rare to be in it is put into, and most rows for that where such values are many.
 _HOSTS, _RARE_ROWS = 8, 4096
+# Rows on which importances are measured; every one of them runs once for every term.
+PUBLISHED_ROWS = 512
+# Pairs are taken one by one: those whose spread is at least this share of the outputs', up to so many.
+_PUBLISHED_LEAST, _PUBLISHED_PAIRS = 0.02, 16
 
-OUTPUTS = "outputs"
-TARGET = "target"
-REFERENCE = "reference"
+OUTPUTS, TARGET, REFERENCE = "outputs", "target", "reference"
 
 # ---------------------------------------------------------------------- isolated and reference inputs
 
@@ -134,10 +148,10 @@ class Plan:
             digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def blocks(self, width: int, outputs: int) -> dict[str, dict[str, int]]:
+    def blocks(self, width: int, outputs: int) -> dict[Subset, dict[str, int]]:
         """Blocks of columns of each set of moments this plan needs."""
-        ranks = {label(term): self.bases[term].shape[1] for term in self.terms}
-        return {name: {TARGET: rank, REFERENCE: width, OUTPUTS: outputs} for name, rank in ranks.items()}
+        ranks = {term: self.bases[term].shape[1] for term in self.terms}
+        return {term: {TARGET: rank, REFERENCE: width, OUTPUTS: outputs} for term, rank in ranks.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,14 +161,8 @@ class Solution:
     matrices: dict[Subset, Tensor]  # per term, coefficients on its representation, shape (width, outputs)
     offsets: dict[Subset, Tensor]  # per term, what centring subtracts, shape (outputs,)
     base: Tensor  # mean output over the calibration rows
-    ridges: dict[Subset, float]  # per term, the λ it was solved with
     unique_share: dict[Subset, float]  # per term, how much of its spread is its own
     notes: dict[Subset, str]  # per term, what is wrong with it in words; terms in good order are missing
-
-
-def label(term: Subset) -> str:
-    """Name of a term's block of columns."""
-    return ",".join(map(str, term))
 
 
 def make_plan(
@@ -191,92 +199,62 @@ def _basis(rows: Tensor, counts: Tensor, *, deep: bool) -> Tensor:
 
 @dataclass(eq=False)
 class Accumulator:
-    """Moments of calibration rows, in a few blocks of rows kept apart: a `State`."""
+    """Moments of calibration rows, by term in a few blocks of rows kept apart: a `State`.
 
-    shapes: dict[str, dict[str, int]]  # blocks of columns of each set of moments, by name
-    block_count: int  # how many blocks of rows there are
-    expected: int | None = None  # how many rows will come, where known; decides how batches are cut into blocks
-    # whether all batches go to the same few blocks; of many small shares, each then has little to send
-    in_few: bool = False
-    next_block: int = 0  # where the next batch begins; blocks go round
-    held: dict[str, dict[int, Moments]] = field(default_factory=dict)  # by name and number, the blocks that have rows
+    Row i goes to block i modulo their number: of a sorted table each block sees all, whatever the batches are.
+    """
+
+    parts: Parts
 
     @classmethod
-    def of(
-        cls, plan: Plan, readout: Readout, *, rows: int | None = None, memory: int = _BLOCK_BYTES, in_few: bool = False
-    ) -> Accumulator:
+    def of(cls, plan: Plan, readout: Readout, *, memory: int = _BLOCK_BYTES) -> Accumulator:
         """One without rows, with as many blocks as the memory in bytes allows."""
         shapes = plan.blocks(readout.width, readout.outputs)
         size, limit = sum(map(bytes_of_moments, shapes.values())), min(memory, _BLOCK_BYTES)
         blocks = next((count for count in (BLOCKS, _FEWEST_BLOCKS) if count * size <= limit), 1)
-        return cls(shapes, blocks, rows, in_few)
+        return cls({name: [Moments(shape) for _ in range(blocks)] for name, shape in shapes.items()})
 
     @property
     def rows(self) -> int:
         """How many rows were added."""
-        return sum(moments.rows for moments in next(iter(self.held.values()), {}).values())
+        return sum(moments.rows for moments in next(iter(self.parts.values())))
 
-    @property
-    def parts(self) -> Parts:
-        """All blocks, by name."""
-        held = {name: self.held.get(name, {}) for name in self.shapes}
-        return {
-            name: [held[name].get(number) or Moments(shape) for number in range(self.block_count)]
-            for name, shape in self.shapes.items()
-        }
-
-    def update(self, batch: tuple[int, Iterable[tuple[str, Mapping[str, Tensor]]]]) -> None:
-        """Adds a batch: how many rows it has, and the columns of each set of moments by name."""
-        count, sets = batch
-        pieces, start = self._pieces(count), 0 if self.in_few else self.next_block
-        for name, columns in sets:
-            held = self.held.setdefault(name, {})
-            for number in range(pieces):
-                # Rows at even distances, not a run of rows: of a sorted table, each block should see all.
-                place = (start + number) % self.block_count
-                if place not in held:
-                    held[place] = Moments(self.shapes[name])
-                held[place].update({block: part[number::pieces] for block, part in columns.items()})
-        self.next_block = max(self.next_block, pieces) if self.in_few else self.next_block + pieces
+    def update(self, batch: Iterable[tuple[Subset, Mapping[str, Tensor]]]) -> None:
+        """Adds a batch: the columns of each term's moments."""
+        start = self.rows
+        for term, columns in batch:
+            blocks = self.parts[term]
+            for number in range(min(len(columns[OUTPUTS]), len(blocks))):
+                piece = {block: part[number :: len(blocks)] for block, part in columns.items()}
+                blocks[(start + number) % len(blocks)].update(piece)
 
     def merge(self, other: Accumulator) -> Accumulator:
-        """These rows and then the other's, whose blocks begin where these end."""
-        if (self.shapes, self.block_count) != (other.shapes, other.block_count):
+        """These rows and then the other's, which move on to where these end."""
+        sizes, theirs = ({name: len(blocks) for name, blocks in one.parts.items()} for one in (self, other))
+        if sizes != theirs:
             raise ValueError("the two sums have other terms or blocks, and cannot be added up")
-        held = {name: dict(blocks) for name, blocks in self.held.items()}
-        for name, blocks in other.held.items():
-            mine = held.setdefault(name, {})
-            for number, moments in blocks.items():
-                place = (self.next_block + number) % self.block_count
-                mine[place] = mine[place].merge(moments) if place in mine else moments.copy()
-        return replace(self, next_block=self.next_block + other.next_block, held=held)
+        rows, joined = self.rows, {}
+        for name, blocks in self.parts.items():
+            moved = [other.parts[name][(place - rows) % len(blocks)] for place in range(len(blocks))]
+            joined[name] = [mine.merge(given) for mine, given in zip(blocks, moved, strict=True)]
+        return Accumulator(joined)
 
     def all_reduce(self, reduce: Callable[[Moments], Moments]) -> None:
         """Replaces every block by that of all ranks."""
-        for name, shape in self.shapes.items():
-            held = self.held.setdefault(name, {})
-            for number in range(self.block_count):  # every rank has to take part in every one
-                held[number] = reduce(held.get(number) or Moments(shape))
-
-    def _pieces(self, count: int) -> int:
-        """Into how many pieces a batch is cut; they go to consecutive blocks."""
-        # By its share of the rows, rounded up: whatever sizes the batches have, no block stays empty.
-        share = self.block_count if not self.expected else -(-self.block_count * count // self.expected)
-        enough = max(share, min(_MIXED, count // _WORTH_CUTTING))
-        return max(min(enough, count, self.block_count), 1)
+        self.parts = {name: [reduce(moments) for moments in blocks] for name, blocks in self.parts.items()}
 
 
 def add_rows(plan: Plan, state: Accumulator, batch: Tensor, network: Network) -> None:
     """Adds a batch of input rows to the moments of a plan's terms."""
     rows, represent, outputs = network.run(batch)
 
-    def sets() -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+    def sets() -> Iterator[tuple[Subset, Mapping[str, Tensor]]]:
         targets = plan.isolation.multiplied(represent, rows, plan.bases)
         references = plan.isolation.reference(represent, rows, plan.bases)
         for (term, target), (_, others) in zip(targets, references, strict=True):
-            yield label(term), {TARGET: target, REFERENCE: others.cpu(), OUTPUTS: outputs}
+            yield term, {TARGET: target, REFERENCE: others.cpu(), OUTPUTS: outputs}
 
-    state.update((len(rows), sets()))
+    state.update(sets())
 
 
 def add_rows_and_summarise(plan: Plan, states: tuple[Summary, Accumulator], batch: Tensor, network: Network) -> None:
@@ -302,20 +280,18 @@ def split_plan(plan: Plan, readout: Readout, *, memory: int) -> list[Plan]:
     """The plan in as many parts as its moments need, each with some of the terms."""
     room = room_for_moments(plan, memory)
     sizes = {name: bytes_of_moments(shape) for name, shape in plan.blocks(readout.width, readout.outputs).items()}
-    if max(sizes.values()) > room:
-        largest = max(sizes.values())
+    largest = max(sizes.values())
+    if largest > room:
         needed = max(2 * largest, -(-4 * (largest + _bytes_of_bases(plan)) // 3))
         raise ValueError(f"memory is {memory:,} bytes but this calibration needs at least {needed:,}.")
-    groups: list[list[Subset]] = [[]]
-    held = 0
+    groups: list[list[Subset]] = []
+    held = room
     for term in plan.terms:
-        if groups[-1] and held + sizes[label(term)] > room:
+        held += sizes[term]
+        if held > room:
             groups.append([])
-            held = 0
+            held = sizes[term]
         groups[-1].append(term)
-        held += sizes[label(term)]
-    if len(groups) == 1:
-        return [plan]
     return [replace(plan, terms=tuple(group), bases={term: plan.bases[term] for term in group}) for group in groups]
 
 
@@ -328,35 +304,31 @@ def _bytes_of_bases(plan: Plan) -> int:
 
 def join_solutions(solutions: Sequence[Solution]) -> Solution:
     """The coefficients of all parts of a plan."""
-    if len(solutions) == 1:
-        return solutions[0]
     of_terms: dict[str, Any] = {
         name: {term: value for part in solutions for term, value in getattr(part, name).items()}
-        for name in ("matrices", "offsets", "ridges", "unique_share", "notes")
+        for name in ("matrices", "offsets", "unique_share", "notes")
     }
     return replace(solutions[0], **of_terms)
 
 
 def solve(
-    plan: Plan, parts: Mapping[str, Sequence[Moments]], *, ridge: Ridge, weights: Sequence[float] | None = None
+    plan: Plan, parts: Mapping[Subset, Sequence[Moments]], *, ridge: Ridge, weights: Sequence[float] | None = None
 ) -> Solution:
     """Coefficients of all terms from the blocks' moments."""
-    matrices, offsets, ridges, shares, notes = {}, {}, {}, {}, {}
-    base = torch.zeros(0, dtype=torch.float64)
+    found = Solution({}, {}, torch.zeros(0, dtype=torch.float64), {}, {})
     for term in plan.terms:
         # One after another: all terms' sums a second time would be the most that is ever held.
-        total = merge_all(parts[label(term)], weights=weights)
+        total = merge_all(parts[term], weights=weights)
         if total.rows < 2:
             raise ValueError(f"X has {total.rows} row; calibration needs at least two.")
-        base = total.mean(OUTPUTS)
-        width = total.blocks[REFERENCE]
-        fit = partial_coefficients(total, ridge=ridge, target_size=width)
-        matrices[term] = plan.bases[term] @ fit.coefficients
-        offsets[term] = total.mean(TARGET) @ fit.coefficients
-        ridges[term], shares[term] = fit.ridges[1], fit.unique_share
+        fit = partial_coefficients(total, ridge=ridge, target_size=total.blocks[REFERENCE])
+        found = replace(found, base=total.mean(OUTPUTS))
+        found.matrices[term] = plan.bases[term] @ fit.coefficients
+        found.offsets[term] = total.mean(TARGET) @ fit.coefficients
+        found.unique_share[term] = fit.unique_share
         if fit.note:
-            notes[term] = fit.note
-    return Solution(matrices, offsets, base, ridges, shares, notes)
+            found.notes[term] = fit.note
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,19 +359,10 @@ class Published:
     def merge(self, other: Published) -> Published:
         """The calibration on both's rows."""
         if not self.parts or not other.parts:
-            raise ValueError(
-                "merge needs the moments, which were not saved, or not held at once; save with mergeable=True, or "
-                "calibrate with an engine that has more memory, such as nobsp.Local(memory=...)."
-            )
+            raise ValueError("merge needs all moments: calibrate with more memory, and save with mergeable=True.")
         if self.plan.fingerprint() != other.plan.fingerprint():
-            raise ValueError(
-                "the two calibrations have different baselines, terms or bases and cannot be added up; calibrate the "
-                "second with fit(X, like=first)."
-            )
-        parts = {
-            name: [a.merge(b) for a, b in zip(blocks, other.parts[name], strict=True)]
-            for name, blocks in self.parts.items()
-        }
+            raise ValueError("baselines, terms or bases differ; calibrate the second with fit(X, like=first).")
+        parts = Accumulator(self.parts).merge(Accumulator(other.parts)).parts
         return replace(self, parts=parts, solution=solve(self.plan, parts, ridge=self.ridge))
 
 
@@ -439,22 +402,183 @@ def _put_in(hosts: Tensor, columns: Sequence[int], values: Tensor) -> Tensor:
     return rows
 
 
-# ---------------------------------------------------------------------- bands
+# ---------------------------------------------------------------------- run by an engine
 
 
-def replicates(
-    plan: Plan, parts: Mapping[str, Sequence[Moments]], *, ridge: Ridge, count: int = 64, seed: int = 0
-) -> Iterator[Solution]:
-    """Coefficients for blocks of calibration rows drawn with replacement; no row is read again.
+def published_of(fitted: Fitted, argument: str) -> Published:
+    """What Algorithm 1 found, or an error where another method was used."""
+    if fitted.estimate.published is None:
+        raise ValueError(f'{argument} must be calibrated with reference="complement", as this explainer is.')
+    return fitted.estimate.published
 
-    Nothing where fewer than eight blocks hold rows: that would say more about the blocks than about the rows.
-    """
-    sizes = torch.tensor([float(part.rows) for part in next(iter(parts.values()))]) if parts else torch.zeros(0)
-    filled = torch.nonzero(sizes > 0).flatten()
-    if len(filled) < _FEWEST_BLOCKS:
-        return
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(count):
-        drawn = filled[torch.randint(len(filled), (len(filled),), generator=generator)]
-        weights = torch.bincount(drawn, minlength=len(sizes)).to(torch.float64)
-        yield solve(plan, parts, ridge=ridge, weights=weights.tolist())
+
+def calibrate_published(
+    run: Run,
+    rows: Rows,
+    network: Network,
+    options: Options,
+    columns: Columns,
+    known: Fitted | None,
+    facts_of: Callable[[Summary], Facts],
+    *,
+    progress: bool,
+) -> tuple[Summary, Published, Strengths]:
+    """Summary, plan, moments, coefficients; `known` has a plan to take over."""
+    readout, groups = network.readout, columns.features.columns
+    model = run.share(network)
+    ahead = read_ahead(run, rows, columns, options.baseline, planned=known is not None)
+    summary = Summary(groups)
+    if ahead:
+        summary = run.accumulate(rows, summary, Summary.update, name="reading", progress=progress)
+    if known is None:
+        seen = summary
+        if isinstance(rows, TableRows) and not ahead:
+            seen = run.accumulate(rows.peek(), Summary(groups), Summary.update, name="first rows")
+        plan, strengths = run.decide(lambda: _plan(facts_of(seen)), name="plan")
+    else:
+        plan, strengths = published_of(known, "like").plan, known.functions.strengths
+    stages = split_plan(plan, readout, memory=run.memory)
+    if len(stages) > 1:
+        require_passes(run, rows, len(stages))
+    room, ridge = room_for_moments(plan, run.memory), options.ridge or Ridge(1e-4, "relative")
+    solutions = []
+    parts: Parts = {}
+    for stage in stages:
+        parts = {}  # the sums of one stage at a time
+        moments = Accumulator.of(stage, readout, memory=room)
+        given: dict[str, Any] = {"model": model, "name": "calibrating", "progress": progress}
+        if not summary.rows:  # rows that are read only once
+            states, add = (Summary(groups), moments), partial(add_rows_and_summarise, stage)
+            summary, moments = run.accumulate(rows, states, add, **given)
+        else:
+            moments = run.accumulate(rows, moments, partial(add_rows, stage), **given)
+        parts = moments.parts
+        del moments
+        solutions.append(run.decide(partial(solve, stage, parts, ridge=ridge)))
+    return summary, Published(plan, parts if len(stages) == 1 else {}, join_solutions(solutions), ridge), strengths
+
+
+def _plan(facts: Facts) -> tuple[Plan, Strengths]:
+    """Baseline, terms and bases of Algorithm 1, and the strengths of pairs where these were screened."""
+    few = frozenset(facts.summary.levels)
+    isolation = Isolation(facts.columns.features, facts.baseline, few, facts.categories, facts.options.batch_size)
+    wanted = facts.pairs()
+    strengths: Strengths = {}
+    with facts.network.running() as running:
+        if isinstance(wanted, Sequence):
+            pairs = list(wanted)
+        else:
+            if wanted != 0:
+                tabulate = _tabulator(facts, running.represent, facts.weight)
+                strengths = screen_pairs(tabulate, facts.domains, facts.sample(running.represent), FULL)
+            most, least = (_PUBLISHED_PAIRS, _PUBLISHED_LEAST) if wanted is None else (wanted, 0.0)
+            pairs = [pair for pair, strength in list(strengths.items())[:most] if strength >= least]
+        terms: list[Subset] = [*((k,) for k in range(len(facts.names))), *pairs]
+        sample = as_model_takes(facts.summary.sample, facts.readout)
+        rare = as_model_takes(rare_rows(facts.summary, isolation), facts.readout)
+        return make_plan(isolation, running.represent, sample, terms, rare=rare), strengths
+
+
+def _tabulator(facts: Facts, represent: Represent, weight: Tensor) -> Tabulator:
+    """Tables along the baseline."""
+    return Tabulator(represent, facts.baseline_rows(), weight, batch_size=facts.options.batch_size)
+
+
+def estimate_published(facts: Facts, published: Published, strengths: Strengths) -> Estimate:
+    """The functions of Algorithm 1 as tables along the baseline, beside the coefficients themselves."""
+    plan, solution, order = published.plan, published.solution, published.plan.terms
+    facts.baseline = plan.isolation.baseline  # the first calibration's, where the plan was taken over or merged
+    with facts.network.running() as running:
+        represent = running.represent
+        sample = facts.sample(represent)
+        chunk, rows = sample.chunk(), sample.some(PUBLISHED_ROWS)
+        values = published.values(represent, rows.inputs)
+        at_baseline = published.values(represent, facts.baseline_rows())[0]
+        tables: dict[Subset, TermTable] = {}
+        points: dict[int, Points] = {}
+        compressed: dict[int, Tensor] = {}
+        for term in order:
+            if len(term) == 1 and not facts.domains[term[0]].columns:
+                tables[term] = TermTable(term, (), np.zeros((1, facts.readout.outputs)))
+            if len(term) > 2 or not all(facts.domains[k].tabulated for k in term):
+                continue
+            tabulate = _tabulator(facts, represent, solution.matrices[term])
+            if len(term) == 1:
+                k = term[0]
+                points[k], table = tabulate_main(tabulate, facts.domains[k], chunk, sample.spread, FULL)
+                compressed[k] = table.mean @ plan.bases[term]
+                found = table.mean @ solution.matrices[term] - solution.offsets[term]
+                tables[term] = TermTable(term, (points[k].axis,), found.numpy())
+                continue
+            a, b = (facts.domains[k].points(chunk, quantiles=17, even=9, reach=PAIR_REACH) for k in term)
+            found = tabulate((a, b)).mean @ solution.matrices[term] - solution.offsets[term]
+            first, second = (
+                transfer(points[k], torch.from_numpy(tables[k,].values), line)
+                for k, line in zip(term, (a, b), strict=True)
+            )
+            tables[term] = TermTable(term, (a.axis, b.axis), (found - first[:, None] - second[None]).numpy())
+
+    def measure() -> dict[int, Array]:
+        """Spreads of curves for blocks of calibration rows drawn with replacement; no row is read again."""
+        parts = published.parts
+        filled = [place for place, block in enumerate(next(iter(parts.values()), [])) if block.rows]
+        if len(filled) < _FEWEST_BLOCKS:  # that would say more about the blocks than about the rows
+            return {}
+        draws = np.random.default_rng(0).multinomial(len(filled), np.full(len(filled), 1 / len(filled)), size=_COPIES)
+        drawn = {name: [blocks[place] for place in filled] for name, blocks in parts.items()}
+        copies = [solve(plan, drawn, ridge=published.ridge, weights=draw.tolist()) for draw in draws]
+        spreads = {}
+        for k, rows in compressed.items():
+            basis = plan.bases[k,]
+            curves = torch.stack([rows @ (basis.T @ copy.matrices[k,]) - copy.offsets[k,] for copy in copies])
+            spreads[k] = curves.std(0).numpy()
+        return spreads
+
+    return assemble(
+        facts,
+        tuple(tables[term] for term in order if term in tables),
+        order,
+        values,
+        at_baseline,
+        base=solution.base,
+        strengths=strengths,
+        state=_examine_published(facts, published, values, rows),
+        measure=measure,
+        alphas=(published.ridge.value,) * facts.readout.outputs,
+        published=published,
+    )
+
+
+def _examine_published(facts: Facts, published: Published, values: Tensor, rows: Sample) -> Health:
+    plan, solution, width = published.plan, published.solution, facts.readout.width
+    residual = rows.outputs - values.sum(1)
+    explained = share_explained(residual - residual.mean(0), rows.outputs)
+    findings = [
+        *share_findings(explained, facts.output_names, what="R² on the calibration rows"),
+        *feature_findings(facts, plan.terms, values, rows),
+    ]
+    if facts.summary.rows <= width:
+        message = f"Fewer rows ({facts.summary.rows}) than the representation is wide ({width}): calibrate on more."
+        findings.append(Finding("warning", "few_rows", "", message))
+    spoken = {finding.subject for finding in findings}
+    for term, note in solution.notes.items():
+        name = term_name([facts.names[k] for k in term])
+        if name not in spoken:
+            severity = "note" if plan.bases[term].shape[1] == 0 else "warning"
+            findings.append(Finding(severity, "overlap", name, note))
+    if not published.parts:
+        message = "Moments are not held, so curves have no bands and nothing can be merged."
+        findings.append(Finding("note", "no_moments", "", message))
+    return Health(
+        findings=sort_findings(findings),
+        terms=tuple(
+            TermHealth(tuple(facts.names[k] for k in term), plan.bases[term].shape[1], solution.unique_share[term])
+            for term in plan.terms
+        ),
+        explained=tuple(explained.tolist()),
+        inside=tuple(explained.tolist()),
+        outside_rows=0.0,
+        rows=facts.summary.rows,
+        columns=width,
+        held_out=False,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -24,10 +24,35 @@ from nobsp.network.adapted import Adapted, grouping_rows, stacked
 from nobsp.network.batches import NoRowsError, Source, batches_of, matched
 from nobsp.network.inputs import MOST_CODES, MOST_LEVELS, SAMPLE_ROWS, Features, Summary, needs_data, resolve_features
 from nobsp.network.readout import PROBE_ROWS
+from nobsp.tabular.explanation import take_rows
 from nobsp.tabular.lookup import value_rows
 
 # Distinct numbers of a column that are kept, for encoders that know no others; a one-hot group is seldom wider.
 _MOST_NUMBERS = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What one of the caller's columns holds, missing values aside."""
+
+    numeric: bool  # whether it holds numbers or booleans only
+    levels: list[Any] | None  # its distinct values in order; None where these are too many numbers, or not asked for
+    typical: Any  # A value that may stand in the other columns while one feature is encoded: one that occurs
+    span: tuple[float, ...]  # smallest and largest number; empty without any
+    quantiles: NDArray[np.float64]  # numbers that follow their distribution; all distinct ones where they are few
+
+    def merge(self, other: Seen, most: int) -> Seen:
+        """The column of two shares of a table; one that is text in either is text."""
+        ends = [*self.span, *other.span]
+        span = (min(ends), max(ends)) if ends else ()
+        if self.numeric != other.numeric:
+            return replace(other if self.numeric else self, span=span)
+        levels = None
+        if self.levels is not None and other.levels is not None:
+            levels = sorted({*self.levels, *other.levels}, key=None if self.numeric else str)[:MOST_CODES]
+            levels = None if self.numeric and len(levels) > most else levels
+        quantiles = np.unique(np.concatenate([self.quantiles, other.quantiles]))
+        return replace(self, levels=levels, span=span, quantiles=quantiles)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,47 +63,29 @@ class Columns:
     names: tuple[str, ...] | None  # names of the caller's columns, where they have any
     count: int  # how many columns the caller's table has
     members: tuple[tuple[int, ...], ...]  # per feature, the caller's columns it stands for
-    # per feature whose own column is not numeric, the values it took
-    text_levels: dict[int, list[Any]] = field(default_factory=dict)
-    # one value per caller's column, to encode the others of a feature with; empty without encoder
-    template: tuple[Any, ...] = ()
-    # smallest and largest value of each of the caller's numeric columns; empty without encoder
-    ranges: tuple[tuple[float, ...], ...] = ()
-    # per feature whose own column is numeric, has few values (or no more than a one-hot encoder makes columns) and
-    # passes an encoder, those values
-    number_levels: dict[int, list[float]] = field(default_factory=dict)
-    # per feature of one numeric column that passes an encoder, values that follow its distribution
-    quantiles: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+    seen: tuple[Seen, ...] = ()  # what each of the caller's columns holds; empty without encoder
+
+    def column(self, feature: int) -> Seen | None:
+        """What a feature's own column holds; None for several columns, and without encoder."""
+        members = self.members[feature]
+        return self.seen[members[0]] if self.seen and len(members) == 1 else None
+
+    def texts(self, feature: int) -> list[Any]:
+        """The values of a feature whose own column is not numeric; none for others."""
+        column = self.column(feature)
+        return [] if column is None or column.numeric else column.levels or []
 
     def merge(self, other: Columns) -> Columns:
         """The columns of two shares of a table, with the levels and ranges of both."""
-        text = {
-            feature: sorted({*self.text_levels.get(feature, []), *other.text_levels.get(feature, [])}, key=str)
-            for feature in self.text_levels.keys() | other.text_levels.keys()
-        }
-        numbers = {
-            feature: sorted({*self.number_levels[feature], *other.number_levels[feature]})
-            for feature in self.number_levels.keys() & other.number_levels.keys()
-        }
-        # As many as a single table's: a one-hot encoder knows no value in between.
-        most = [max(MOST_LEVELS, len(encoded) + 1) for encoded in self.features.columns]
-        return replace(
-            self,
-            text_levels={feature: levels[:MOST_CODES] for feature, levels in sorted(text.items())},
-            number_levels={feature: levels for feature, levels in numbers.items() if len(levels) <= most[feature]},
-            ranges=tuple(_join_ranges(a, b) for a, b in zip(self.ranges, other.ranges, strict=True)),
-            quantiles={
-                feature: np.unique(np.concatenate([values, other.quantiles.get(feature, values)]))
-                for feature, values in self.quantiles.items()
-            },
-        )
+        most = _most_levels(self.members, self.features.columns)
+        pairs = enumerate(zip(self.seen, other.seen, strict=True))
+        return replace(self, seen=tuple(mine.merge(theirs, most.get(place, 0)) for place, (mine, theirs) in pairs))
 
 
-def _join_ranges(first: Sequence[float], second: Sequence[float]) -> tuple[float, ...]:
-    """The range of both; a column that is text, or missing, on one side has the other's."""
-    if not first or not second:
-        return (*first, *second)
-    return min(first[0], second[0]), max(first[1], second[1])
+def _most_levels(members: Sequence[Sequence[int]], encoded: Sequence[Sequence[int]]) -> dict[int, int]:
+    """By the caller's column that is a feature, most numbers kept of it: an encoder may know no value in between."""
+    single = {group[0]: columns for group, columns in zip(members, encoded, strict=True) if len(group) == 1}
+    return {member: min(_MOST_NUMBERS, max(MOST_LEVELS, len(columns) + 1)) for member, columns in single.items()}
 
 
 def columns_of(
@@ -106,35 +113,17 @@ def columns_of(
     encoded = tuple(
         tuple(column for member in members for column in groups.get(user_names[member], ())) for members in user.columns
     )
-    seen = [_seen(X, frame, position, name) for position, name in enumerate(user_names)]
-    single = {k: seen[members[0]] for k, members in enumerate(user.columns) if len(members) == 1}
-    numeric = {k: column for k, column in single.items() if column.numeric}
-    return Columns(
-        Features(user.names, encoded),
-        tuple(known) if known else None,
-        len(user_names),
-        user.columns,
-        text_levels={k: column.levels for k, column in single.items() if not column.numeric},
-        template=tuple(column.typical for column in seen),
-        ranges=tuple(column.span for column in seen),
-        # A one-hot encoder knows no value in between, so all of its values are kept.
-        number_levels={
-            k: column.levels
-            for k, column in numeric.items()
-            if column.distinct <= min(_MOST_NUMBERS, max(MOST_LEVELS, len(encoded[k]) + 1))
-        },
-        quantiles={k: column.quantiles for k, column in numeric.items()},
-    )
+    most = _most_levels(user.columns, encoded)
+    seen = tuple(_seen(X, frame, position, name, most.get(position, 0)) for position, name in enumerate(user_names))
+    features, named = Features(user.names, encoded), tuple(known) if known else None
+    return Columns(features, named, len(user_names), user.columns, seen)
 
 
 def whole_table(X: Any, adapted: Adapted) -> tuple[Any, Any]:
     """A table for a scikit-learn pipeline, its columns in the order of the pipeline, and as narwhals sees it."""
     frame = nw.from_native(X, eager_only=True, pass_through=True)
     if not isinstance(frame, nw.DataFrame) and not isinstance(X, np.ndarray):
-        raise TypeError(
-            f"X must be a frame or an array where the model is a scikit-learn pipeline, found {type(X).__name__}; pass "
-            "the whole table at once."
-        )
+        raise TypeError(f"X must be one frame or array where the model is a pipeline, found {type(X).__name__}.")
     if isinstance(frame, nw.DataFrame):
         frame = matched(frame, argument="X", columns=adapted.feature_names)
         X = frame.to_native()
@@ -153,17 +142,15 @@ def input_values(columns: Columns, adapted: Adapted, feature: int, values: Any) 
     elif len(given) == 0 or not columns.features.columns[feature]:
         found = np.zeros((len(given), len(columns.features.columns[feature])))
     else:
-        rows = np.tile(np.array(columns.template, dtype=object), (len(given), 1))
+        template = [column.typical for column in columns.seen]
+        rows = np.tile(np.array(template, dtype=object), (len(given), 1))
         rows[:, list(members)] = given
         try:
-            if not any(isinstance(value, str) for value in columns.template):
+            if not any(isinstance(value, str) for value in template):
                 rows = rows.astype(np.float64)
             encoded = adapted.encode(rows)
         except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"values of {name!r} do not pass the model's preprocessing ({error}); write them as in the calibration "
-                "table."
-            ) from error
+            raise ValueError(f"values of {name!r} do not pass the model's preprocessing ({error}).") from error
         found = encoded[:, list(columns.features.columns[feature])]
     if not np.isfinite(found).all():
         raise ValueError(f"values of {name!r} must be finite, found NaN or infinity.")
@@ -178,9 +165,7 @@ def input_baseline(columns: Columns, adapted: Adapted, baseline: Any) -> Any:
         return {name: _feature_baseline(columns, adapted, name, given) for name, given in baseline.items()}
     row = np.asarray(baseline, dtype=object).ravel()
     if len(row) != columns.count:
-        raise ValueError(
-            f'baseline has {len(row)} values but the table has {columns.count} columns; pass one a column or "mean".'
-        )
+        raise ValueError(f"baseline has {len(row)} values but the table has {columns.count} columns; pass one each.")
     return {
         name: input_values(columns, adapted, feature, row[list(columns.members[feature])][None])[0].numpy()
         for feature, name in enumerate(columns.features.names)
@@ -189,7 +174,7 @@ def input_baseline(columns: Columns, adapted: Adapted, baseline: Any) -> Any:
 
 def _feature_baseline(columns: Columns, adapted: Adapted, name: str, given: Any) -> Any:
     feature = columns.features.index(name, argument="baseline")
-    levels = columns.text_levels.get(feature, [])
+    levels = columns.texts(feature)
     if isinstance(given, str) and given not in levels:
         if given in ("mean", "zero", "median", "mode") or not levels:
             return given
@@ -203,7 +188,7 @@ def categories_of(columns: Columns, summary: Summary, embedded: Sequence[int], *
 
     These are embedded codes, text columns, and groups of two-valued columns (one-hot, scaled or not).
     """
-    found = set(columns.text_levels)
+    found = {feature for feature in range(len(columns.features)) if columns.texts(feature)}
     for feature, group in enumerate(columns.features.columns):
         if integer or any(column in embedded for column in group):
             found.add(feature)
@@ -230,54 +215,24 @@ def level_labels(columns: Columns, feature: int, levels: Tensor) -> list[str]:
     return [" + ".join(n for n, here in zip(names, row.tolist(), strict=True) if here) or "(none)" for row in on]
 
 
-@dataclass(frozen=True, eq=False)
-class _Seen:
-    """What one of the caller's columns holds, missing values aside."""
-
-    numeric: bool  # whether it holds numbers or booleans only
-    distinct: int  # how many distinct values it has
-    levels: list[Any]  # these values in order, up to as many as are kept
-    typical: Any  # A value that may stand in the other columns while one feature is encoded: one that occurs
-    span: tuple[float, ...]  # smallest and largest number; empty without any
-    # numbers that follow their distribution; all distinct ones where they are few
-    quantiles: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-
-
-def _seen(X: Any, frame: Any, position: int, name: str) -> _Seen:
-    """What is in one column; no other is looked at meanwhile."""
-    if not isinstance(frame, nw.DataFrame):
-        column = np.asarray(X[:, position])
-        return _seen_numbers(column) if column.dtype.kind in "biuf" else _seen_objects(column.astype(object), name)
-    series = frame[:, position].alias("value")
-    if series.dtype.is_numeric() or series.dtype == nw.Boolean:
-        return _seen_numbers(np.asarray(series.drop_nulls().to_numpy()))
-    if series.dtype == nw.Object:
-        return _seen_objects(np.asarray(series.to_numpy(), dtype=object), name)
-    counts = series.drop_nulls().value_counts(name="times")
-    return _seen_values(dict(zip(counts["value"].to_list(), counts["times"].to_list(), strict=True)), name)
-
-
-def _seen_numbers(column: np.ndarray[Any, Any]) -> _Seen:
-    values = column.astype(np.float64)
-    values = np.sort(values[~np.isnan(values)])
-    if len(values) == 0:
-        return _Seen(True, 0, [], float("nan"), ())
-    # Not the average of two: an encoder may know only the values it has seen.
-    typical = float(values[len(values) // 2])
-    levels = values[np.concatenate([[True], values[1:] != values[:-1]])]
-    kept = levels if len(levels) <= _MOST_NUMBERS else np.unique(np.quantile(values, np.linspace(0, 1, _MOST_NUMBERS)))
-    span = float(values[0]), float(values[-1])
-    return _Seen(True, len(levels), levels[:_MOST_NUMBERS].tolist(), typical, span, kept)
-
-
-def _seen_objects(column: np.ndarray[Any, Any], name: str) -> _Seen:
-    return _seen_values(Counter(value for value in column if value is not None and value == value), name)
-
-
-def _seen_values(times: Mapping[Any, int], name: str) -> _Seen:
-    """Values of a column of any kind, with how often each occurs."""
+def _seen(X: Any, frame: Any, position: int, name: str, most: int) -> Seen:
+    """What is in one column, with at most so many numbers as levels; no other column is looked at meanwhile."""
+    times: Mapping[Any, int]
+    if isinstance(frame, nw.DataFrame):
+        series = frame[:, position].alias("value")
+        if series.dtype.is_numeric() or series.dtype == nw.Boolean:
+            return _seen_numbers(np.asarray(series.drop_nulls().to_numpy()), most)
+        if series.dtype != nw.Object:
+            counts = series.drop_nulls().value_counts(name="times")
+            times = dict(zip(counts["value"].to_list(), counts["times"].to_list(), strict=True))
+        else:
+            times = _count_objects(series.to_numpy())
+    elif np.asarray(X[:, position]).dtype.kind in "biuf":
+        return _seen_numbers(np.asarray(X[:, position]), most)
+    else:
+        times = _count_objects(X[:, position])
     if all(isinstance(value, int | float | np.number | bool) for value in times):
-        return _seen_numbers(np.repeat(np.array(list(times), dtype=np.float64), list(times.values())))
+        return _seen_numbers(np.repeat(np.array(list(times), dtype=np.float64), list(times.values())), most)
     levels = sorted(times, key=str)
     if len(levels) > MOST_CODES:
         warnings.warn(
@@ -285,7 +240,24 @@ def _seen_values(times: Mapping[Any, int], name: str) -> _Seen:
             "leave it out if it numbers the rows.",
             stacklevel=2,
         )
-    return _Seen(False, len(levels), levels[:MOST_CODES], max(levels, key=times.__getitem__), ())
+    typical = max(levels, key=times.__getitem__)
+    return Seen(False, levels[:MOST_CODES] if most else None, typical, (), np.zeros(0))
+
+
+def _count_objects(column: Any) -> Counter[Any]:
+    return Counter(value for value in np.asarray(column, dtype=object) if value is not None and value == value)
+
+
+def _seen_numbers(column: np.ndarray[Any, Any], most: int) -> Seen:
+    values = column.astype(np.float64)
+    values = np.sort(values[~np.isnan(values)])
+    if len(values) == 0:
+        return Seen(True, [], float("nan"), (), values)
+    levels = values[np.concatenate([[True], values[1:] != values[:-1]])]
+    kept = levels if len(levels) <= _MOST_NUMBERS else np.unique(np.quantile(values, np.linspace(0, 1, _MOST_NUMBERS)))
+    # Not the average of two: an encoder may know only the values it has seen.
+    typical, span = float(values[len(values) // 2]), (float(values[0]), float(values[-1]))
+    return Seen(True, levels.tolist() if len(levels) <= most else None, typical, span, kept)
 
 
 # ---------------------------------------------------------------------- rows
@@ -295,22 +267,13 @@ class TableRows:
     """A table's rows in batches, read as often as it allows; what was looked at first is not lost."""
 
     def __init__(self, X: Any, source: Source) -> None:
-        self.X, self.source = X, source
+        self.X, self.source, self.rows = X, source, source.rows
+        self.tables = [X] if source.rows != 0 else []  # as it was given, where it has rows
         self._begun: Iterator[Tensor] = iter(source)
         # Copies: a stream may fill the same memory again with its next rows.
         self._held = [batch.clone() for batch in islice(self._begun, 1)]
         # The first rows of all; those of another process where this one has none.
         self.probe = self._held[0][:PROBE_ROWS].clone() if self._held else torch.zeros(0, source.columns)
-
-    @property
-    def rows(self) -> int | None:
-        """How many there are, where that is known."""
-        return self.source.rows
-
-    @property
-    def tables(self) -> Iterable[Any]:
-        """The table as it was given, where it has rows."""
-        return [self.X] if self.rows != 0 else []
 
     def __iter__(self) -> Iterator[Tensor]:
         held, self._held = self._held, []
@@ -331,30 +294,6 @@ class DatasetRows(RayRows):
     probe: Tensor = field(kw_only=True)  # the first of them
     tables: RayRows = field(kw_only=True)  # the dataset's blocks as they are
 
-    def peek(self) -> list[Tensor]:
-        """The first rows; a dataset is read ahead instead."""
-        return [self.probe]
-
-
-@dataclass(frozen=True, eq=False)
-class BlockReader:
-    """Makes of a dataset's blocks what would be made of the whole table; it is sent to workers."""
-
-    adapted: Adapted  # the model; only its preprocessing is used
-    names: tuple[str, ...] | None  # the columns to expect, where they are known
-    arrays: bool  # whether the only column holds arrays, which are then the rows
-    batch_size: int  # most rows in a tensor
-
-    def tables(self, block: Any) -> list[Any]:
-        """A block as a table that `NObSP.fit` takes."""
-        return [np.stack([np.asarray(row) for row in block.iloc[:, 0]]) if self.arrays else block]
-
-    def batches(self, block: Any) -> Source:
-        """The rows of a block."""
-        encode, said = self.adapted.encode, "X (in one of its batches)"
-        table = self.tables(block)[0]
-        return batches_of(table, batch_size=self.batch_size, encode=encode, columns=self.names, argument=said)
-
 
 Rows = TableRows | DatasetRows
 
@@ -364,9 +303,7 @@ def repeat_rows(X: Any, sample_weight: Any, *, several: bool) -> tuple[Any, int]
     inputs = X if several and isinstance(X, Mapping | tuple | list) else (X,)
     parts = tuple(inputs.values() if isinstance(inputs, Mapping) else inputs)
     if not all(len(getattr(part, "shape", ())) > 0 for part in parts):
-        raise TypeError(
-            f"sample_weight needs rows in memory, but X is a {type(X).__name__}; pass an array, a tensor or a frame."
-        )
+        raise TypeError(f"sample_weight needs X as an array, a tensor or a frame, found {type(X).__name__}.")
     given = sample_weight.detach().cpu() if isinstance(sample_weight, Tensor) else sample_weight
     rows, weight = int(parts[0].shape[0]), np.asarray(given, dtype=np.float64)
     if weight.shape != (rows,) or any(part.shape[0] != rows for part in parts):
@@ -381,13 +318,9 @@ def repeat_rows(X: Any, sample_weight: Any, *, several: bool) -> tuple[Any, int]
         counts = np.diff(np.rint(np.cumsum(weight) * (most / weight.sum())), prepend=0.0)
     counts = np.where(weight > 0, np.maximum(np.rint(counts), 1), 0)  # no level and no end of a range is lost
     places = np.repeat(np.arange(rows), counts.astype(np.intp))
-    taken = [part[places] if isinstance(part, np.ndarray | Tensor) else _take_rows(part, places) for part in parts]
+    taken = [take_rows(part, places) for part in parts]
     found: Any = dict(zip(inputs, taken, strict=True)) if isinstance(inputs, Mapping) else tuple(taken)
     return found if inputs is X else taken[0], int((weight > 0).sum())
-
-
-def _take_rows(frame: Any, places: NDArray[np.intp]) -> Any:
-    return frame.iloc[places] if hasattr(frame, "iloc") else nw.from_native(frame, eager_only=True)[places].to_native()
 
 
 def read_rows(run: Run, X: Any, adapted: Adapted, batch_size: int, *, columns: Sequence[str] | None) -> Rows:
@@ -395,11 +328,7 @@ def read_rows(run: Run, X: Any, adapted: Adapted, batch_size: int, *, columns: S
     if isinstance(run, RayRun):
         return _dataset_rows(X, adapted, batch_size, columns)
     if is_ray(X):
-        raise ValueError(
-            f"X is a Ray dataset, whose rows its own workers add up, but the engine has {run.size} processes that read "
-            "rows themselves; call fit in one process with engine=nobsp.RayCluster(), or pass each its share as an "
-            "iterable of batches."
-        )
+        raise ValueError("X is a Ray dataset; call fit in one process, with engine=nobsp.RayCluster().")
     rows = None
     X = X if adapted.pack is None else adapted.pack(X)
     try:
@@ -415,10 +344,7 @@ def read_rows(run: Run, X: Any, adapted: Adapted, batch_size: int, *, columns: S
     for rank, _, *other in known[1:]:
         if other != [names, width]:
             mine, theirs = (said[0] or f"{said[1]} columns" for said in ((names, width), other))
-            raise ValueError(
-                f"X has {theirs} on rank {rank} but {mine} on rank {first}; every rank needs the same columns in the "
-                "same order."
-            )
+            raise ValueError(f"X has {theirs} on rank {rank} but {mine} on rank {first}; all need the same.")
     if rows is None:
         rows = TableRows(X, Source(names, 0, True, False, width, lambda: iter(())))
     rows.probe = probe
@@ -427,29 +353,37 @@ def read_rows(run: Run, X: Any, adapted: Adapted, batch_size: int, *, columns: S
 
 def _dataset_rows(X: Any, adapted: Adapted, batch_size: int, columns: Sequence[str] | None) -> DatasetRows:
     if not is_ray(X):
-        raise TypeError(
-            f"engine is RayCluster, but X is a {type(X).__name__}; pass a ray.data.Dataset, or leave engine out."
-        )
+        raise TypeError(f"engine is RayCluster, but X is a {type(X).__name__}; pass a ray.data.Dataset.")
     first = first_batch(X, PROBE_ROWS, argument="X", batch_format="pandas")
     # As `ray.data.from_numpy` makes them.
     arrays = first.shape[1] == 1 and np.ndim(first.iloc[0, 0]) == 1
-    expected = None if columns is None else tuple(columns)
-    reader = BlockReader(adapted, expected, arrays, batch_size)
-    source = reader.batches(first)
-    probe = next(iter(source))
-    # All batches have the columns of the first; the network is not sent along with the preprocessing.
-    names = None if arrays else expected or tuple(str(name) for name in first.columns)
-    reader = replace(reader, names=names, adapted=replace(adapted, module=torch.nn.Identity()))
-    size = 8 * source.columns
-    return DatasetRows(
-        X,
-        reader.batches,
-        batch_size,
-        size,
-        source=replace(source, names=names),
-        probe=probe,
-        tables=RayRows(X, reader.tables, batch_size, size),
-    )
+    names, encode = None if columns is None else tuple(columns), adapted.encode  # the network is not sent along
+
+    def tables(block: Any) -> list[Any]:
+        return [np.stack([np.asarray(row) for row in block.iloc[:, 0]]) if arrays else block]
+
+    def batches(block: Any) -> Source:
+        said = "X (in one of its batches)"
+        return batches_of(tables(block)[0], batch_size=batch_size, encode=encode, columns=names, argument=said)
+
+    source = batches(first)
+    # All batches have the columns of the first.
+    names = None if arrays else names or tuple(str(name) for name in first.columns)
+    source, size = replace(source, names=names), 8 * source.columns
+    of_tables = RayRows(X, tables, batch_size, size)
+    return DatasetRows(X, batches, batch_size, size, source=source, probe=next(iter(source)), tables=of_tables)
+
+
+def rows_like(
+    X: Any, adapted: Adapted, columns: Columns, width: int, batch_size: int, *, argument: str = "X", strict: bool = True
+) -> Source:
+    """Rows in batches, with the columns that were calibrated on."""
+    X = X if adapted.pack is None else adapted.pack(X)
+    names, encode = columns.names, adapted.encode
+    source = batches_of(X, batch_size=batch_size, encode=encode, columns=names, argument=argument, strict=strict)
+    if source.columns != width:
+        raise ValueError(f"{argument} has {source.columns} columns but the explainer was calibrated on {width}.")
+    return source
 
 
 def find_columns(run: Run, rows: Rows, adapted: Adapted, given: Sequence[str] | Mapping[str, Any] | None) -> Columns:
@@ -459,15 +393,12 @@ def find_columns(run: Run, rows: Rows, adapted: Adapted, given: Sequence[str] | 
         return settle(None)
     alone = replace(adapted, module=torch.nn.Identity())  # the network is not sent along
     settle = partial(settle, adapted=alone)
-    sample = run.accumulate(rows.tables, Fold(partial(_sample_table, alone), _join_samples), Fold.update).value
-    make = partial(settle, groups=adapted.groups(sample))
+    # Rows that tell which columns a preprocessing makes of which.
+    sample = Fold(lambda table: grouping_rows(whole_table(table, alone)[0]), _join_samples)
+    sample = run.accumulate(rows.tables, sample, Fold.update)
+    make = partial(settle, groups=adapted.groups(sample.value))
     columns: Columns = run.accumulate(rows.tables, Fold(make, Columns.merge), Fold.update).value
     return columns
-
-
-def _sample_table(adapted: Adapted, table: Any) -> Any:
-    """Rows of a table that tell which columns a preprocessing makes of which."""
-    return grouping_rows(whole_table(table, adapted)[0])
 
 
 def _join_samples(first: Any, second: Any) -> Any:
@@ -481,22 +412,13 @@ def read_ahead(run: Run, rows: Rows, columns: Columns, baseline: Any, *, planned
     wanted = hasattr(rows.X, "shape") or (not planned and needs_data(baseline, columns.features))
     ahead = any(run.gather(wanted))
     if ahead and not rows.source.reiterable:
-        raise ValueError(
-            f"X can be read only once, but baseline={baseline!r} has to be known before calibrating; pass "
-            "the baseline's values, or data that can be read again (an array, a DataLoader, a list of batches)."
-        )
+        raise ValueError(f"X can be read only once, but baseline={baseline!r} must be known before; pass its values.")
     return ahead
 
 
 def require_passes(run: Run, rows: Rows, count: int) -> None:
     """An error where rows cannot be read, or not be kept, as often as the memory asks for."""
     if not rows.source.reiterable:
-        raise ValueError(
-            f"X can be read only once, but within memory={run.memory:,} bytes it has to be read {count} times; "
-            "give the engine more, or pass data that can be read again (an array, a DataLoader, a list of batches)."
-        )
+        raise ValueError(f"X can be read only once, but within memory={run.memory:,} bytes it is read {count} times.")
     if run.checkpoint is not None:
-        raise ValueError(
-            f"checkpoint needs a calibration in one pass, but within memory={run.memory:,} bytes this one takes "
-            f"{count}; give the engine more memory, or calibrate without a checkpoint."
-        )
+        raise ValueError("checkpoint needs a calibration in one pass; give the engine more memory, or no checkpoint.")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import NormalDist
 from typing import Any, Literal, Self
@@ -234,7 +234,7 @@ class CompiledExplainer:
     def _read(
         self, columns: Mapping[int, NDArray[Any]], rows: slice, values: Array, outside: NDArray[np.bool_]
     ) -> None:
-        chunk = Chunk(columns, rows)
+        chunk = Chunk(columns, rows, self.column_names)
         account = np.empty((len(self.tables), chunk.count, len(self.output_names)))
         for position, table in enumerate(self.tables):
             account[position] = table(chunk)
@@ -243,17 +243,16 @@ class CompiledExplainer:
         axes = self.level_axes
         for position, feature in enumerate(self.features):
             if position in axes:
-                if chunk.has_unseen(axes[position]):
-                    outside[rows, position] = chunk.places(axes[position]) == len(axes[position])
-                continue
-            for column, (low, high) in zip(feature.columns, feature.ranges, strict=False):
-                if column not in columns:
-                    continue
+                places, beyond = chunk.places(axes[position])
+                if beyond:
+                    outside[rows, position] = places == len(axes[position])
+            elif feature.span is not None:
+                column, (low, high) = feature.columns[0], feature.span
                 x = chunk.numbers(column)
                 if columns[column].dtype == np.float32:  # a float32 copy of the calibration rows lies within the range
                     low, high = float(np.float32(low)), float(np.float32(high))
                 if not (x.min() >= low and x.max() <= high):  # NaN included
-                    outside[rows, position] |= ~((x >= low) & (x <= high))
+                    outside[rows, position] = ~((x >= low) & (x <= high))
 
     @property
     def level_axes(self) -> dict[int, LevelAxis]:
@@ -278,8 +277,7 @@ class CompiledExplainer:
                 for one, feature in zip(given, asked, strict=True)
                 for i, column in enumerate(feature.columns)
             }
-            chunk = Chunk(self._used(members, [table]), slice(0, len(given[0])))
-            return table(chunk)[:, chosen].copy()
+            return table(Chunk(members, slice(0, len(given[0])), self.column_names))[:, chosen].copy()
 
         readers = [partial(value_rows, members=len(feature.columns), name=feature.name) for feature in asked]
         return function_of(named, readers, evaluate)
@@ -372,7 +370,7 @@ class CompiledExplainer:
         if X.ndim != 2:
             raise ValueError(f"X must have two dimensions, found shape {X.shape}; pass one row per sample.")
         self._require_count(X.shape[1])
-        return self._used({position: X[:, position] for position in range(X.shape[1])}, self.tables), len(X)
+        return {position: X[:, position] for position in range(X.shape[1])}, len(X)
 
     def _frame_columns(self, X: Any) -> tuple[dict[int, NDArray[Any]], int]:
         import narwhals as nw
@@ -382,45 +380,23 @@ class CompiledExplainer:
         except nw.exceptions.DuplicateError as duplicate:
             raise ValueError(f"X has two columns of the same name; rename one ({duplicate}).") from duplicate
         if not isinstance(frame, nw.DataFrame):
-            raise TypeError(
-                f"X must be an array, a tensor or a frame, found {type(X).__name__}; pass all rows at once."
-            )
+            raise TypeError(f"X must be an array, a tensor or a frame, found {type(X).__name__}.")
         places = {str(name): position for position, name in enumerate(frame.columns)}
         if self.column_names is None:
             self._require_count(len(places))
             order = list(range(len(places)))
         else:
-            missing = [name for name in self.column_names if name not in places]
-            extra = [name for name in places if name not in set(self.column_names)]
-            if missing or extra:
-                lacks = [f"lacks {join_names(missing, 12)}"] if missing else []
-                has = [f"has the unexpected {join_names(extra, 12)}"] if extra else []
-                raise ValueError(f"X {' and '.join(lacks + has)}; expected are {join_names(self.column_names, 12)}.")
+            for one, other, what in (
+                (self.column_names, places, "lacks"),
+                (places, self.column_names, "has the unexpected"),
+            ):
+                if different := [name for name in one if name not in set(other)]:
+                    named = join_names(self.column_names, 12)
+                    raise ValueError(f"X {what} {join_names(different, 12)}; expected are {named}.")
             order = [places[name] for name in self.column_names]
         needed = {column for feature in self.features for column in feature.columns}
         taken = {i: np.asarray(frame[:, position].to_numpy()) for i, position in enumerate(order) if i in needed}
-        return self._used(taken, self.tables), len(frame)
-
-    def _used(self, columns: Mapping[int, NDArray[Any]], terms: Iterable[TermTable]) -> dict[int, NDArray[Any]]:
-        """Columns that terms stand on: those of numbers as numbers, those of names as they are."""
-        found: dict[int, NDArray[Any]] = {}
-        for axis in (axis for term in terms for axis in term.axes):
-            if isinstance(axis, LevelAxis) and isinstance(axis.levels, tuple):
-                found[axis.columns[0]] = columns[axis.columns[0]]
-                continue
-            for position in (axis.column,) if isinstance(axis, NumberAxis) else axis.columns:
-                if position not in found:
-                    found[position] = self._as_numbers(columns[position], position)
-        return found
-
-    def _as_numbers(self, column: NDArray[Any], position: int) -> NDArray[Any]:
-        if column.dtype.kind in "fiub":
-            return column
-        try:
-            return column.astype(np.float64)
-        except (TypeError, ValueError) as failure:
-            name = position if self.column_names is None else repr(self.column_names[position])
-            raise TypeError(f"X, column {name}, is not numeric ({failure}).") from failure
+        return taken, len(frame)
 
     def _require_count(self, found: int) -> None:
         if found != self.column_count:
@@ -435,30 +411,14 @@ class CompiledExplainer:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Reads what `save` wrote; needs neither torch nor the model."""
-        found = serialization.load(path, kind=KIND, version=VERSION, classes=(cls, *CLASSES), framework="numpy")
-        if not isinstance(found, cls):
-            raise ValueError(f"path {str(path)!r} is damaged: it does not hold a compiled explainer.")
-        return found.shared()
-
-    def shared(self) -> Self:
-        """The same with one axis object for all tables on the same levels or knots, so that each is read once."""
-        known: dict[Any, Any] = {}
-
-        def one(axis: NumberAxis | LevelAxis) -> NumberAxis | LevelAxis:
-            if isinstance(axis, NumberAxis):
-                key: Any = (axis.column, axis.missing, axis.knots.tobytes())
-            else:
-                key = (axis.columns, axis.levels if isinstance(axis.levels, tuple) else axis.levels.tobytes())
-            return known.setdefault(key, axis)  # type: ignore[no-any-return]
-
-        tables = tuple(TermTable(t.features, tuple(one(axis) for axis in t.axes), t.values) for t in self.tables)
-        return replace(self, tables=tables)
+        known = (cls, *CLASSES)
+        found: Self = serialization.load(path, kind=KIND, version=VERSION, classes=known, framework="numpy", of=cls)
+        return found
 
     def __repr__(self) -> str:
         nodes = sum(table.values[..., 0].size for table in self.tables)
         said = [count(len(self.tables), "term"), count(len(self.output_names), "output"), count(nodes, "node")]
-        if self.left_out:
-            said.append(f"{len(self.left_out)} terms need the network")
+        said += [f"{len(self.left_out)} terms need the network"] if self.left_out else []
         return f"CompiledExplainer({', '.join(said)}; {self.state.headline})"
 
 

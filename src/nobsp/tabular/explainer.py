@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -23,15 +23,16 @@ from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_c
 from nobsp.network.inputs import Summary
 from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.tabular import files
+from nobsp.tabular.algorithm1 import calibrate_published, estimate_published, published_of
 from nobsp.tabular.columns import find_columns, input_values, read_rows, repeat_rows
 from nobsp.tabular.compiled import CompiledExplainer, Health, function_of
 from nobsp.tabular.explanation import Explanation, output_position, term_name
 from nobsp.tabular.files import CHECKPOINTED
 from nobsp.tabular.fitted import Fitted, removal_effects, stand_ins
 from nobsp.tabular.fitting import Facts, Options, estimate_terms, find_readout, names_of_outputs
-from nobsp.tabular.published import calibrate_published, estimate_published, published_of
 
 
+@dataclass(eq=False, repr=False)
 class NObSP(Explainer):
     """Writes every prediction of a network as base + one function per feature + interactions + residual.
 
@@ -76,36 +77,19 @@ class NObSP(Explainer):
         True
     """
 
-    _weighted = False  # whether rows had weights
-
-    def __init__(
-        self,
-        model: Any,
-        *,
-        features: Sequence[str] | Mapping[str, Any] | None = None,
-        background: int | Any = 32,
-        baseline: Any = "mean",
-        reference: Literal["terms", "complement"] = "terms",
-        interactions: int | Literal["auto"] | Sequence[Sequence[str]] = "auto",
-        ridge: float | Literal["auto"] = "auto",
-        ridge_scale: Literal["relative", "absolute"] = "relative",
-        head: str | nn.Module | None = None,
-        output_names: Sequence[str] | None = None,
-        device: torch.device | str | None = None,
-        batch_size: int = 4096,
-    ) -> None:
-        self.model = model
-        self.features = features
-        self.background = background
-        self.baseline = baseline
-        self.reference = reference
-        self.interactions = interactions
-        self.ridge = ridge
-        self.ridge_scale = ridge_scale
-        self.head = head
-        self.output_names = output_names
-        self.device = device
-        self.batch_size = batch_size
+    model: Any
+    _: KW_ONLY
+    features: Sequence[str] | Mapping[str, Any] | None = None
+    background: int | Any = 32
+    baseline: Any = "mean"
+    reference: Literal["terms", "complement"] = "terms"
+    interactions: int | Literal["auto"] | Sequence[Sequence[str]] = "auto"
+    ridge: float | Literal["auto"] = "auto"
+    ridge_scale: Literal["relative", "absolute"] = "relative"
+    head: str | nn.Module | None = None
+    output_names: Sequence[str] | None = None
+    device: torch.device | str | None = None
+    batch_size: int = 4096
 
     @classmethod
     def as_published(cls, model: Any, **options: Any) -> Self:
@@ -182,7 +166,7 @@ class NObSP(Explainer):
                 estimate = run.decide(lambda: make(facts_of(summary)).with_spreads())
             else:
                 estimate = make(facts_of(summary))
-        self._fit, self._weighted = Fitted(adapted, readout, columns, summary, estimate), weighted is not None
+        self._fit = Fitted(adapted, readout, columns, summary, estimate, weighted=weighted is not None)
         for finding in estimate.functions.state.findings:
             if finding.severity == "error":
                 warnings.warn(f"{finding.subject}: {finding.message}", stacklevel=2)
@@ -195,7 +179,7 @@ class NObSP(Explainer):
         must then be the same, which `fit(X, like=explainer)` takes care of.
         """
         mine, theirs = self._fitted, other._fitted
-        if self._weighted or other._weighted:
+        if mine.weighted or theirs.weighted:
             raise ValueError("calibrations with sample_weight cannot be merged; fit all rows at once.")
         mine.require_same_model(theirs.readout)
         published = mine.estimate.published
@@ -274,9 +258,7 @@ class NObSP(Explainer):
                 whole = part.outputs.isfinite().all(1)
                 if not bool(whole.all()):
                     row = seen + int((~whole).nonzero()[0])
-                    raise ValueError(
-                        f"X has a missing or infinite value in row {row}, which has no neighbours; leave it out."
-                    )
+                    raise ValueError(f"X has a missing or infinite value in row {row}; leave the row out.")
                 seen += len(whole)
                 evidence = None if part.values is None else part.values.nan_to_num().transpose(1, 2)
                 yield EvidenceBatch(part.representation, part.outputs, evidence)
@@ -312,8 +294,7 @@ class NObSP(Explainer):
         fitted = self._fitted
         require_whole_number("values", values, least=2)
         replaced = stand_ins(fitted, int(values), background, batch_size=self.batch_size)
-        source = fitted.source(X, batch_size=self.batch_size, strict=True)
-        effects = []
+        source, effects = fitted.source(X, self.batch_size), []
         with running_on(fitted.readout, self.device) as represent:
             for batch in with_progress(source, total=source.rows, enabled=progress, description="explaining"):
                 inputs = as_model_takes(batch, fitted.readout)
@@ -344,10 +325,7 @@ class NObSP(Explainer):
         asked = [fitted.columns.features.index(name) for name in named]
         place = tuple(sorted(asked))
         if place not in fitted.estimate.terms:
-            raise ValueError(
-                f"{term_name(named)} was not fitted; terms_ names the terms there are, and NObSP(model, "
-                f"interactions=[{named!r}]) fits this one."
-            )
+            raise ValueError(f"{term_name(named)} was not fitted; pass interactions=[{named!r}], or a term of terms_.")
         if fitted.estimate.published is None and place in {table.features for table in fitted.functions.tables}:
             return fitted.functions.function(named, output=output)
         chosen = output_position(output, fitted.functions.output_names)
@@ -448,7 +426,7 @@ class NObSP(Explainer):
                 Without, the file is small and holds no row, unless a term without a table needs the background rows.
         """
         fitted = self._fitted
-        if mergeable and self._weighted:
+        if mergeable and fitted.weighted:
             raise ValueError("mergeable: a calibration with sample_weight cannot be merged; leave it out.")
         files.save(path, fitted, self._options(), rows=mergeable)
 
@@ -531,7 +509,5 @@ class NObSP(Explainer):
 
     @property
     def _fitted(self) -> Fitted:
-        if not hasattr(self, "_fit"):
-            raise self._not_fitted()
-        fitted: Fitted = self._fit
+        fitted: Fitted = super()._fitted
         return fitted

@@ -6,7 +6,6 @@ import html
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,13 +75,16 @@ class Explanation:
 
         A pair counts for both of its features, so totals do not add up to the prediction.
         """
-        totals: Array = np.einsum("rto,tf->rfo", self.values, self._members())
-        return totals
+        return self._per_feature([1.0] * len(self.terms))
 
-    def _members(self) -> Array:
-        """Which features are in which terms, (terms, features)."""
-        member = np.array([[name in term for name in self.feature_names] for term in self.terms], dtype=float)
-        return member.reshape(len(self.terms), len(self.feature_names))
+    def _per_feature(self, shares: Sequence[float]) -> Array:
+        """Contributions added up by feature, (rows, features, outputs): of every term a share to each of its own."""
+        found = np.zeros((len(self), len(self.feature_names), len(self.output_names)))
+        place = {name: position for position, name in enumerate(self.feature_names)}
+        for position, (term, share) in enumerate(zip(self.terms, shares, strict=True)):
+            for name in term:
+                found[:, place[name]] += share * self.values[:, position]
+        return found
 
     def from_baseline(self) -> Explanation:
         """The same account measured from the baseline instead of the mean (the paper's Δ-baseline attributions).
@@ -100,10 +102,9 @@ class Explanation:
     def contrast(self, a: int | str, b: int | str) -> Explanation:
         """The account of one output against another: why `a` rather than `b`."""
         first, second = self._output(a), self._output(b)
-        changed = {name: getattr(self, name) for name in _PER_OUTPUT}
         return replace(
             self,
-            **{name: array[..., [first]] - array[..., [second]] for name, array in changed.items()},
+            **{name: getattr(self, name)[..., [first]] - getattr(self, name)[..., [second]] for name in _PER_OUTPUT},
             output_names=(f"{self.output_names[first]} − {self.output_names[second]}",),
         )
 
@@ -121,10 +122,7 @@ class Explanation:
         if self.scale != "output":
             raise ValueError("this account is one of probabilities already.")
         if known not in ("softmax", "sigmoid", "exp"):
-            raise ValueError(
-                f"the model's link is {known!r}, so its outputs are not made into probabilities by the model; pass "
-                'link="softmax", "sigmoid" or "exp" if you do so afterwards.'
-            )
+            raise ValueError(f"the model's link is {known!r}; pass the one you apply: 'softmax', 'sigmoid' or 'exp'.")
         outputs = len(getattr(self.explainer, "output_names", self.output_names))
         if known == "softmax" and (len(self.output_names) != outputs or outputs == 1):
             raise ValueError("a softmax needs the outputs of all classes; call to_probability before choosing some.")
@@ -167,24 +165,22 @@ class Explanation:
         rows, terms, outputs = _three_axes(key)
         if isinstance(terms, tuple) and terms and all(isinstance(name, str) for name in terms):
             terms = [terms]
-        row_index = _positions(rows, len(self), "rows", partial(_row_position, count=len(self)))
+        row_index = _positions(rows, len(self), "rows", self._row)
         term_index = _positions(terms, len(self.terms), "terms", self._term)
         output_index = _positions(outputs, len(self.output_names), "outputs", self._output)
-        values = self.values[row_index][:, :, output_index]
-        predictions = self.predictions[row_index][:, output_index]
-        base = self.base_values[output_index]
-        kept = values[:, term_index]
+        values = self.values[row_index][:, term_index][:, :, output_index]
+        predictions, base = self.predictions[row_index][:, output_index], self.base_values[output_index]
         everything = isinstance(terms, slice) and terms == slice(None)
-        residual = self.residual[row_index][:, output_index] if everything else predictions - base - kept.sum(1)
+        residual = self.residual[row_index][:, output_index] if everything else predictions - base - values.sum(1)
         return replace(
             self,
-            values=kept,
+            values=values,
             base_values=base,
             residual=residual,
             predictions=predictions,
             terms=tuple(self.terms[i] for i in term_index),
             output_names=tuple(self.output_names[i] for i in output_index),
-            data=_rows_of(self.data, row_index),
+            data=take_rows(self.data, row_index),
             outside=self.outside[row_index],
             baseline_contributions=self.baseline_contributions[term_index][:, output_index],
         )
@@ -208,11 +204,13 @@ class Explanation:
         """
         if not isinstance(other, Explanation):
             return NotImplemented
-        for what in ("feature_names", "output_names"):
-            if getattr(self, what) != getattr(other, what):
+        for what, mine, theirs in (
+            ("features", self.feature_names, other.feature_names),
+            ("outputs", self.output_names, other.output_names),
+            ("numbers of rows", len(self), len(other)),
+        ):
+            if mine != theirs:
                 raise ValueError(f"the explanations have different {what}; explain both with the same.")
-        if len(self) != len(other):
-            raise ValueError(f"the explanations have {len(self)} and {len(other)} rows; explain the same rows.")
         terms = tuple(dict.fromkeys([*self.terms, *other.terms]))
         values = np.zeros((len(self), len(terms), len(self.output_names)))
         at_baseline = np.zeros(values.shape[1:])
@@ -292,10 +290,9 @@ class Explanation:
         except ImportError as missing:
             raise ImportError("to_shap needs the shap package: pip install shap.") from missing
         chosen = self._chosen(output)
-        shares = self._members() / np.maximum(self._members().sum(1, keepdims=True), 1)
-        values = np.column_stack([self.values[:, :, chosen] @ shares, self.residual[:, chosen]])
+        values = self._per_feature([1 / len(term) for term in self.terms])[:, :, chosen]
         return shap.Explanation(
-            values=values,
+            values=np.column_stack([values, self.residual[:, chosen]]),
             base_values=np.full(len(self), self.base_values[chosen]),
             data=np.column_stack([_data_matrix(self.data, len(self), self.feature_names), np.full(len(self), np.nan)]),
             feature_names=[*self.feature_names, "(residual)"],
@@ -305,26 +302,21 @@ class Explanation:
     # ------------------------------------------------------------------ looking at it
 
     def __repr__(self) -> str:
-        explained = self.explained()
-        share = f", {_percent(explained)} of the variance explained" if len(self) > 1 else ""
+        share = f", {_percent(self.explained())} of the variance explained" if len(self) > 1 else ""
         strongest = ", ".join(name for name, _ in self._strongest(3))
         sizes = ((len(self), "row"), (len(self.terms), "term"), (len(self.output_names), "output"))
         counts = ", ".join(count(*size) for size in sizes)
         return f"Explanation({counts}{share}{f'; strongest: {strongest}' if strongest else ''})"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{html.escape(name)}</td><td style='text-align:right'>{value:.4g}</td></tr>"
-            for name, value in self._strongest(10)
-        )
-        explained = _percent(self.explained()) if len(self) > 1 else "–"
         left = np.abs(self.residual).mean() if len(self) else np.nan
+        sizes = [*((html.escape(name), size) for name, size in self._strongest(10)), ("<i>residual</i>", left)]
+        rows = "".join(f"<tr><td>{name}</td><td style='text-align:right'>{size:.4g}</td></tr>" for name, size in sizes)
+        explained = _percent(self.explained()) if len(self) > 1 else "–"
         return (
             f"<table><caption>{count(len(self), 'row')}, {html.escape(', '.join(self.output_names[:5]))}: "
-            f"{explained} of the variance explained</caption>"
-            f"<thead><tr><th>term</th><th>mean |contribution|</th></tr></thead><tbody>{rows}"
-            f"<tr><td><i>residual</i></td><td style='text-align:right'>{left:.4g}</td></tr>"
-            "</tbody></table>"
+            f"{explained} of the variance explained</caption><thead><tr><th>term</th><th>mean |contribution|</th></tr>"
+            f"</thead><tbody>{rows}</tbody></table>"
         )
 
     def _strongest(self, count: int) -> list[tuple[str, float]]:
@@ -339,18 +331,20 @@ class Explanation:
         return output_position(output, self.output_names)
 
     def _chosen(self, output: int | str | None) -> int:
-        if output is None:
-            if len(self.output_names) > 1:
-                among = ", ".join(map(repr, self.output_names))
-                raise ValueError(f"output must be chosen among {among}, as in output={self.output_names[0]!r}.")
-            return 0
-        return self._output(output)
+        if output is None and len(self.output_names) > 1:
+            among = ", ".join(map(repr, self.output_names))
+            raise ValueError(f"output must be chosen among {among}, as in output={self.output_names[0]!r}.")
+        return self._output(0 if output is None else output)
+
+    def _row(self, row: Any) -> int:
+        if isinstance(row, bool) or not isinstance(row, int | np.integer):
+            hint = f"; ex[:, {row!r}] chooses a term" if isinstance(row, str) else ""
+            raise IndexError(f"rows are chosen by position, slice or mask, found {row!r}{hint}.")
+        return _in_range(row, len(self), "row")
 
     def _term(self, term: Any) -> int:
         if isinstance(term, int | np.integer) and not isinstance(term, bool):
-            if not -len(self.terms) <= term < len(self.terms):
-                raise IndexError(f"term {term} is out of range; there are {len(self.terms)} terms.")
-            return int(term) % len(self.terms)
+            return _in_range(term, len(self.terms), "term")
         if not isinstance(term, str | tuple | list):
             raise TypeError(f"a term is chosen by position, name or tuple of names, found {term!r}.")
         wanted = (term,) if isinstance(term, str) else tuple(map(str, term))
@@ -418,9 +412,7 @@ def output_position(output: int | str, names: Sequence[str]) -> int:
     if isinstance(output, bool) or not isinstance(output, int | np.integer):
         raise TypeError(f"output must be a position or a name, found {output!r}.")
     if not -len(names) <= output < len(names):
-        raise ValueError(
-            f"output is {output}, but the model has {count(len(names), 'output')}: {join_names(names, 12)}."
-        )
+        raise ValueError(f"output is {output}, but there are {count(len(names), 'output')}: {join_names(names, 12)}.")
     return int(output) % len(names)
 
 
@@ -472,14 +464,10 @@ def _three_axes(key: Any) -> list[Any]:
     return axes + [slice(None)] * (3 - len(axes))
 
 
-def _row_position(row: Any, *, count: int) -> int:
-    if isinstance(row, str):
-        raise IndexError(f"rows are chosen by position, found {row!r}; ex[:, {row!r}] chooses a term.")
-    if isinstance(row, bool) or not isinstance(row, int | np.integer):
-        raise IndexError(f"rows are chosen by position, slice or mask, found {row!r}.")
-    if not -count <= row < count:
-        raise IndexError(f"row {row} is out of range; there are {count} rows.")
-    return int(row) % count
+def _in_range(position: int | np.integer[Any], size: int, what: str) -> int:
+    if not -size <= position < size:
+        raise IndexError(f"{what} {position} is out of range; there are {count(size, what)}.")
+    return int(position) % size
 
 
 def _positions(asked: Any, count: int, axis: str, find: Callable[[Any], int]) -> list[int]:
@@ -497,7 +485,8 @@ def _positions(asked: Any, count: int, axis: str, find: Callable[[Any], int]) ->
     return [find(entry) for entry in entries]
 
 
-def _rows_of(data: Any, rows: list[int]) -> Any:
+def take_rows(data: Any, rows: Any) -> Any:
+    """Some rows of a frame, an array or a tensor, by position."""
     import narwhals as nw
 
     frame = nw.from_native(data, eager_only=True, pass_through=True)
@@ -518,8 +507,8 @@ def _data_matrix(data: Any, rows: int, features: Sequence[str]) -> NDArray[Any]:
             named = {feature: position for position, feature in enumerate(features)}
         columns = [frame[:, named[f]].to_numpy() if f in named else np.full(rows, np.nan) for f in features]
         return np.column_stack(columns)
-    matrix = np.asarray(data)
-    return matrix if matrix.shape == (rows, len(features)) else np.full((rows, len(features)), np.nan)
+    shape = rows, len(features)
+    return np.asarray(data) if np.shape(data) == shape else np.full(shape, np.nan)
 
 
 def _percent(shares: Array) -> str:

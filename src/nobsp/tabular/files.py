@@ -17,14 +17,14 @@ from nobsp.network.inputs import Features, LevelCounts, Summary
 from nobsp.network.readout import Readout, as_model_takes
 from nobsp.projection import Ridge
 from nobsp.tabular.algorithm1 import Accumulator, Isolation, Plan, Published, Solution
-from nobsp.tabular.columns import Columns, input_values
+from nobsp.tabular.columns import Columns, Seen, input_values
 from nobsp.tabular.compiled import CLASSES
 from nobsp.tabular.fitted import Estimate, Fitted
 from nobsp.tabular.fitting import Options, find_readout, plain
 from nobsp.tabular.regression import DirectTerm
 
 KIND = "tabular explainer"
-VERSION = 4
+VERSION = 5
 
 # What a checkpoint of a calibration holds.
 CHECKPOINTED = (Accumulator, Features, Isolation, Plan, Summary, LevelCounts)
@@ -45,25 +45,24 @@ class Stored:
     outputs: Tensor  # what the model makes of the probe
 
 
-_STORED = (Columns, DirectTerm, Estimate, Published, Ridge, Solution, Stored, *CHECKPOINTED, *CLASSES)
+_STORED = (Columns, DirectTerm, Estimate, Published, Ridge, Seen, Solution, Stored, *CHECKPOINTED, *CLASSES)
 
 
 def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any], *, rows: bool) -> None:
     """Writes a calibration and what was seen of its columns: ranges, means, levels and their counts."""
-    estimate = fitted.estimate.with_spreads()
-    summary = fitted.summary if rows else replace(fitted.summary, pieces=[])
-    published = estimate.published
-    if published is not None and not rows:
-        published = replace(published, parts={})
+    estimate, summary, columns = fitted.estimate.with_spreads(), fitted.summary, fitted.columns
+    if not rows:  # nor background rows, which are rows of the calibration table
+        published = None if estimate.published is None else replace(estimate.published, parts={})
+        estimate, summary = replace(estimate, background=None, published=published), replace(summary, pieces=[])
+        columns = replace(columns, seen=tuple(replace(one, quantiles=np.zeros(0)) for one in columns.seen))
     stored = Stored(
         {name: _plain(name, value, fitted) for name, value in options.items()},
         fitted.readout.fingerprint(),
         _probe(fitted),
         None if fitted.adapted.encode is None else _encoded(fitted.adapted, fitted.columns),
-        fitted.columns if rows else replace(fitted.columns, quantiles={}),
+        columns,
         summary,
-        # Background rows are rows of the calibration table.
-        replace(estimate, background=estimate.background if rows else None, published=published),
+        estimate,
         fitted.adapted.layout,
         _outputs(fitted.readout, _probe(fitted)),
     )
@@ -72,9 +71,7 @@ def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any
 
 def load(path: str | os.PathLike[str]) -> Stored:
     """What a file holds."""
-    stored = serialization.load(path, kind=KIND, version=VERSION, classes=_STORED)
-    if not isinstance(stored, Stored):
-        raise ValueError(f"path {str(path)!r} is damaged: it does not hold an explainer.")
+    stored: Stored = serialization.load(path, kind=KIND, version=VERSION, classes=_STORED, of=Stored)
     return stored
 
 
@@ -94,18 +91,15 @@ def restore(stored: Stored, adapted: Adapted, *, head: str | nn.Module | None) -
             f"model is not the one this explainer was calibrated on ({str(failure).rstrip('.')}); pass that model, or "
             "calibrate anew."
         ) from failure
-    estimate = replace(stored.estimate, functions=stored.estimate.functions.shared())
-    return Fitted(adapted, readout, stored.columns, stored.summary, estimate)
+    return Fitted(adapted, readout, stored.columns, stored.summary, stored.estimate)
 
 
 def _require_same_preprocessing(adapted: Adapted, stored: Stored) -> None:
     if (adapted.encode is None) != (stored.encoded is None):
-        what = ("", "out") if stored.encoded is None else ("out", "")
-        raise ValueError(f"it comes with{what[0]} preprocessing, and calibration was with{what[1]}")
+        raise ValueError("one has a preprocessing, the other none")
     if stored.encoded is not None:
         now = _encoded(adapted, stored.columns)
-        same = now.shape == stored.encoded.shape and torch.allclose(now, stored.encoded, rtol=1e-9, atol=1e-12)
-        if not same:
+        if now.shape != stored.encoded.shape or not torch.allclose(now, stored.encoded, rtol=1e-9, atol=1e-12):
             raise ValueError("its preprocessing encodes the same values differently")
 
 
@@ -115,11 +109,10 @@ def _encoded(adapted: Adapted, columns: Columns) -> Tensor:
     for feature, members in enumerate(columns.members):
         if not columns.features.columns[feature]:
             continue
-        levels = columns.text_levels.get(feature) or columns.number_levels.get(feature)
-        if len(members) == 1:
-            rows = np.array(levels or columns.ranges[members[0]], dtype=object)
+        if (column := columns.column(feature)) is not None:
+            rows = np.array(column.levels or column.span, dtype=object)
         else:
-            rows = np.array([[columns.template[member] for member in members]], dtype=object)
+            rows = np.array([[columns.seen[member].typical for member in members]], dtype=object)
         pieces.append(input_values(columns, adapted, feature, rows).flatten())
     return torch.cat(pieces)
 

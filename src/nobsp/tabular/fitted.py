@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,14 +13,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nobsp.network.adapted import Adapted
-from nobsp.network.batches import Source, batches_of
-from nobsp.network.inputs import Subset, Summary, distinct
+from nobsp.network.batches import Source
+from nobsp.network.inputs import MOST_LEVELS, Subset, Summary, distinct
 from nobsp.network.readout import Readout, as_model_takes
-from nobsp.tabular.algorithm1 import Published
-from nobsp.tabular.columns import Columns, input_values
+from nobsp.tabular.columns import Columns, input_values, rows_like
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.regression import DirectTerm
 from nobsp.tabular.tabulate import Represent, Tabulator
+
+if TYPE_CHECKING:
+    from nobsp.tabular.algorithm1 import Published
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +31,10 @@ class Estimate:
 
     functions: CompiledExplainer  # every term that has a table
     terms: tuple[Subset, ...]  # all terms, as positions of features; single features first
-    direct: tuple[DirectTerm, ...]  # terms that run through the network row by row
     baseline: Tensor  # the baseline as the network takes it
     baseline_contributions: NDArray[np.float64]  # what each term contributes there, (terms, outputs)
     alphas: tuple[float, ...]  # per output the relative strength of the ridge
+    direct: tuple[DirectTerm, ...] = ()  # terms that run through the network row by row
     background: Tensor | None = None  # the background rows; None where they were not kept
     offsets: dict[int, Tensor] = field(default_factory=dict)  # per category, what its prior part is measured from
     published: Published | None = None  # the calibration as published, where that was asked for
@@ -63,6 +65,7 @@ class Fitted:
     columns: Columns  # the caller's columns and features
     summary: Summary  # what the calibration rows looked like
     estimate: Estimate  # the functions
+    weighted: bool = False  # whether rows had weights
 
     @property
     def functions(self) -> CompiledExplainer:
@@ -74,16 +77,9 @@ class Fitted:
         if self.readout.fingerprint() != readout.fingerprint():
             raise ValueError("the two explainers are of different models; calibrations add up for one model only.")
 
-    def source(self, X: Any, *, batch_size: int, strict: bool = False) -> Source:
+    def source(self, X: Any, batch_size: int, **how: Any) -> Source:
         """Rows to explain, checked against the calibrated columns."""
-        X = X if self.adapted.pack is None else self.adapted.pack(X)
-        source = batches_of(
-            X, batch_size=batch_size, encode=self.adapted.encode, columns=self.columns.names, strict=strict
-        )
-        expected = self.summary.mean.numel()
-        if source.columns != expected:
-            raise ValueError(f"X has {source.columns} columns but the explainer was calibrated on {expected}.")
-        return source
+        return rows_like(X, self.adapted, self.columns, self.summary.mean.numel(), batch_size, **how)
 
     def explain(
         self, X: Any, represent: Represent, *, batch_size: int, progress: bool = False, values: bool = True
@@ -92,7 +88,7 @@ class Fitted:
 
         Rows that cannot be read as a whole are explained as far as they can, and flagged in `outside`.
         """
-        source = self.source(X, batch_size=batch_size)
+        source = self.source(X, batch_size, strict=False)
         finite = torch.zeros(source.columns, dtype=torch.bool)
         seen = 0
         with tqdm(total=source.rows, desc="explaining", unit=" rows", disable=not progress) as bar:
@@ -108,7 +104,7 @@ class Fitted:
             raise ValueError(f"X has no finite value in column {called}; pass a column that has some.")
 
     def _account(self, rows: Tensor, native: Any, represent: Represent, batch_size: int, wanted: bool) -> Account:
-        functions, estimate, count = self.functions, self.estimate, len(rows)
+        functions, count = self.functions, len(rows)
         if self.adapted.encode is None:
             own: dict[int, NDArray[Any]] = {c: rows[:, c].numpy() for c in range(rows.shape[1])}
         else:
@@ -122,14 +118,8 @@ class Fitted:
         outputs[ran] = self.readout.logits(z[ran]).cpu()
         values = None
         if wanted:
-            inputs = as_model_takes(rows[ran], self.readout)
-            if estimate.published is not None:
-                found = estimate.published.values(represent, inputs)
-                values = torch.full((count, *found.shape[1:]), torch.nan, dtype=torch.float64)
-                values[ran] = found
-            else:
-                values = self._assemble(tables, inputs, ran, represent, batch_size)
-                self._add_unseen(values, rows, outside & ~alike, ran, represent, batch_size)
+            values = self._values(tables, as_model_takes(rows[ran], self.readout), ran, represent, batch_size)
+            self._add_unseen(values, rows, outside & ~alike, ran, represent, batch_size)
         return Account(z, outputs, values, outside, rows)
 
     def _read_alike(
@@ -187,14 +177,17 @@ class Fitted:
         attempt(whole.nonzero().flatten())
         return z, ran
 
-    def _assemble(
+    def _values(
         self, tables: NDArray[np.float64], inputs: Tensor, ran: Tensor, represent: Represent, batch_size: int
     ) -> Tensor:
         """Contributions of all terms in their order, those of tables and those of the network."""
         estimate, found = self.estimate, torch.from_numpy(tables)
-        if not estimate.direct:
+        if not estimate.direct and estimate.published is None:
             return found
         values = torch.full((len(found), len(estimate.terms), found.shape[2]), torch.nan, dtype=torch.float64)
+        if estimate.published is not None:
+            values[ran] = estimate.published.values(represent, inputs)
+            return values
         for place, table in enumerate(self.functions.tables):
             values[:, estimate.terms.index(table.features)] = found[:, place]
         for term in estimate.direct:
@@ -248,17 +241,8 @@ class Fitted:
 #
 # Nothing is fitted, so interactions that a calibration leaves to its residual are in here.
 
-# Levels of a category that take one another's place; past these, the rarest are left out.
-MOST_LEVELS = 256
-
-
-@dataclass(frozen=True, eq=False)
-class StandIns:
-    """Values that take the place of a feature's own."""
-
-    columns: list[int]  # the feature's columns of the input
-    values: Tensor  # shape (values, columns)
-    weights: Tensor  # how much each counts; they sum to one
+# Of a feature: its columns of the input, values (values, columns) that take the place of its own, and their shares.
+StandIns = tuple[list[int], Tensor, Tensor]
 
 
 def stand_ins(fitted: Fitted, most: int, background: Any, *, batch_size: int) -> list[StandIns]:
@@ -266,49 +250,39 @@ def stand_ins(fitted: Fitted, most: int, background: Any, *, batch_size: int) ->
     summary = fitted.summary
     if background is not None:
         summary = Summary(fitted.columns.features.columns)
-        try:
-            for batch in fitted.source(background, batch_size=batch_size, strict=True):
-                summary.update(batch)
-        except ValueError as error:
-            raise ValueError(f"background: {error}") from None
+        for batch in fitted.source(background, batch_size, argument="background"):
+            summary.update(batch)
     found = []
-    for feature, group in enumerate(fitted.columns.features.columns):
-        columns = list(group)
+    for feature, columns in enumerate(map(list, fitted.columns.features.columns)):
         values, counts = torch.zeros(1, 0), torch.ones(1)  # of a column that the preprocessing drops
         if columns:
             known = summary.levels_of(feature, columns)
             if known is None and len(summary.sample) == 0:
-                raise ValueError(
-                    "the file this explainer was loaded from holds no rows to take values from; give some with "
-                    "background=rows."
-                )
+                raise ValueError("a file holds no rows to take values from; give some with background=rows.")
             values, counts = known or distinct(summary.sample[:, columns])
-            if fitted.functions.features[feature].kind == "levels":  # they have no order to be spread over
-                first = counts.argsort(descending=True, stable=True)[:MOST_LEVELS]
-                values, counts = values[first], counts[first]
-            elif len(values) > most:
-                # At equal steps of probability, each the middle of its step; several columns in lexical order.
-                shares = counts.double().cumsum(0) / counts.sum()
-                middles = (torch.arange(most, dtype=torch.float64) + 0.5) / most
-                values, counts = values[torch.searchsorted(shares, middles)], torch.ones(most)
-        found.append(StandIns(columns, values, counts.double() / counts.sum()))
+        if fitted.functions.features[feature].kind == "levels":  # they have no order to be spread over
+            first = counts.argsort(descending=True, stable=True)[:MOST_LEVELS]  # the rarest are left out
+            values, counts = values[first], counts[first]
+        elif len(values) > most:
+            # At equal steps of probability, each the middle of its step; several columns in lexical order.
+            shares = counts.double().cumsum(0) / counts.sum()
+            middles = (torch.arange(most, dtype=torch.float64) + 0.5) / most
+            values, counts = values[torch.searchsorted(shares, middles)], torch.ones(most)
+        found.append((columns, values, counts.double() / counts.sum()))
     return found
 
 
 def removal_effects(
     represent: Represent, readout: Readout, rows: Tensor, replaced: list[StandIns], batch_size: int
 ) -> Tensor:
-    """f(x) − mean_v f(v, x_others) for every feature, shape (rows, features, outputs), float64 on the CPU.
-
-    No forward pass is longer than `batch_size` rows.
-    """
+    """f(x) − mean_v f(v, x_others) for every feature, shape (rows, features, outputs), float64 on the CPU."""
     effects = readout.logits(represent(rows)).cpu()[:, None].repeat(1, len(replaced), 1)
-    for position, feature in enumerate(replaced):
-        count = len(feature.values)
+    for position, (columns, values, shares) in enumerate(replaced):
+        count = len(values)
         for number in torch.split(torch.arange(len(rows) * count), batch_size):
             places, chosen = number // count, number % count
             inputs = rows[places.to(rows.device)]
-            inputs[:, feature.columns] = feature.values[chosen].to(inputs)
+            inputs[:, columns] = values[chosen].to(inputs)
             outputs = readout.logits(represent(inputs)).cpu()
-            effects[:, position].index_add_(0, places, outputs * -feature.weights[chosen][:, None])
+            effects[:, position].index_add_(0, places, outputs * -shares[chosen][:, None])
     return effects

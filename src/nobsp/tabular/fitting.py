@@ -10,24 +10,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nobsp._messages import number_outputs
 from nobsp.base import Finding, sort_findings
 from nobsp.network.adapted import Adapted
-from nobsp.network.batches import batches_of
 from nobsp.network.inference import use_threads
 from nobsp.network.inputs import SAMPLE_ROWS, Features, Subset, Summary, resolve_baseline
 from nobsp.network.readout import Network, Readout, as_model_takes
 from nobsp.projection import Ridge
-from nobsp.tabular.columns import Columns, categories_of, input_baseline
+from nobsp.tabular.columns import Columns, categories_of, input_baseline, rows_like
 from nobsp.tabular.compiled import CompiledExplainer, Health, Measure, TermHealth
 from nobsp.tabular.explanation import term_name
 from nobsp.tabular.fitted import Estimate
 from nobsp.tabular.lookup import TermTable
 from nobsp.tabular.regression import Sample, read, spread_of_curves
-from nobsp.tabular.tabulate import Array, Domain, Represent, describe
+from nobsp.tabular.tabulate import Array, Domain, Represent, describe, own_columns
 from nobsp.tabular.terms import Terms, count_operations, fit_terms
 
 # Rows on which importances are measured, and how many where terms run through the network.
@@ -82,10 +80,7 @@ class Options:
         if scale not in ("relative", "absolute"):
             raise ValueError(f'ridge_scale must be "relative" or "absolute", found {scale!r}.')
         if scale == "absolute" and (reference == "terms" or ridge == "auto"):
-            raise ValueError(
-                'ridge_scale="absolute" needs reference="complement" and a number for ridge, such as 1e-4; leave it '
-                '"relative" otherwise.'
-            )
+            raise ValueError('ridge_scale="absolute" needs reference="complement" and a number for ridge like 1e-4.')
         return cls(**kept, ridge=None if ridge == "auto" else Ridge(ridge, scale))
 
     def require_alike(self, other: Options) -> None:
@@ -93,10 +88,7 @@ class Options:
         for name in ("features", "background", "baseline", "reference", "interactions", "ridge"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if plain(mine) != plain(theirs):
-                raise ValueError(
-                    f"like was calibrated with {name}={theirs!r}, but this explainer has {name}={mine!r}; make it with "
-                    "sklearn.base.clone(like)."
-                )
+                raise ValueError(f"like has {name}={theirs!r}, but this explainer {mine!r}; make it with clone(like).")
 
     def spelled(self, head: str) -> dict[str, str]:
         """The options in words, the same for the same options in another process; `head` is the name of the head."""
@@ -131,45 +123,40 @@ def find_readout(adapted: Adapted, probe: Tensor, *, head: str | nn.Module | Non
 
 def names_of_outputs(given: Sequence[str] | None, *, outputs: int, known: Sequence[str] | None) -> tuple[str, ...]:
     """Names for the outputs: those given, those the model knows, or numbers."""
-    if given is not None:
-        if isinstance(given, str):
-            raise TypeError(f"output_names must be a list of names, found the string {given!r}.")
-        named = tuple(str(name) for name in given)
-        if len(named) != outputs:
-            raise ValueError(f"output_names has {len(named)} names but the model has {outputs} outputs.")
-        if len(set(named)) != len(named):
-            twice = next(name for name in named if named.count(name) > 1)
-            raise ValueError(f"output_names has the name {twice!r} twice; names must differ.")
-        return named
-    if known is not None and len(known) == outputs:
-        return tuple(known)
-    return number_outputs(outputs)
+    if given is None:
+        return tuple(known) if known is not None and len(known) == outputs else number_outputs(outputs)
+    if isinstance(given, str):
+        raise TypeError(f"output_names must be a list of names, found the string {given!r}.")
+    named = tuple(str(name) for name in given)
+    if len(named) != outputs:
+        raise ValueError(f"output_names has {len(named)} names but the model has {outputs} outputs.")
+    if len(set(named)) != len(named):
+        twice = next(name for name in named if named.count(name) > 1)
+        raise ValueError(f"output_names has the name {twice!r} twice; names must differ.")
+    return named
 
 
 # ---------------------------------------------------------------------- what is known before anything is estimated
 
 
+@dataclass(eq=False)
 class Facts:
     """What is known before anything is estimated: the model, the columns and the rows in memory."""
 
-    def __init__(
-        self,
-        adapted: Adapted,
-        columns: Columns,
-        summary: Summary,
-        network: Network,
-        options: Options,
-        output_names: tuple[str, ...],
-        *,
-        weighted: int | None = None,
-    ) -> None:
-        self.weighted = weighted  # how many rows there were before they were repeated by weight, if they were
-        self.adapted, self.columns, self.summary, self.output_names = adapted, columns, summary, output_names
-        self.readout: Readout = network.readout
-        self.network, self.options = network, options
+    adapted: Adapted
+    columns: Columns
+    summary: Summary
+    network: Network
+    options: Options
+    output_names: tuple[str, ...]
+    weighted: int | None = None  # how many rows there were before they were repeated by weight, if they were
+
+    def __post_init__(self) -> None:
+        columns, summary = self.columns, self.summary
+        self.readout: Readout = self.network.readout
         self.categories = categories_of(columns, summary, self.readout.embedded_columns, integer=self.readout.integer)
         self.baseline = resolve_baseline(
-            input_baseline(columns, adapted, options.baseline),
+            input_baseline(columns, self.adapted, self.options.baseline),
             features=columns.features,
             columns=summary.mean.numel(),
             summary=summary,
@@ -177,7 +164,8 @@ class Facts:
         )
         if self.readout.integer and not torch.equal(self.baseline, self.baseline.round()):
             raise ValueError('baseline has fractions but the model takes integers; pass whole numbers or "mode".')
-        self.domains, self._own = describe(columns, adapted, summary, self.categories)
+        features = range(len(columns.features))
+        self.domains = [describe(columns, self.adapted, summary, self.categories, feature) for feature in features]
         self.weight = self.readout.head.weight.T.to("cpu", torch.float64)
 
     @property
@@ -191,7 +179,8 @@ class Facts:
         outputs = [
             self.readout.logits(represent(part)).cpu().double() for part in torch.split(inputs, self.options.batch_size)
         ]
-        return Sample(self._own, inputs, torch.cat(outputs), weighted=self.weighted is not None)
+        own = own_columns(self.domains, self.summary.sample)
+        return Sample(own, inputs, torch.cat(outputs), weighted=self.weighted is not None)
 
     def baseline_rows(self) -> Tensor:
         """The baseline as a row that the model takes."""
@@ -200,10 +189,8 @@ class Facts:
     def pairs(self) -> Sequence[Subset] | int | None:
         """Interactions as `fit_terms` takes them."""
         wanted = self.options.interactions
-        if isinstance(wanted, str):
-            return None
-        if isinstance(wanted, int):
-            return wanted
+        if isinstance(wanted, str | int):
+            return None if isinstance(wanted, str) else wanted
         return named_terms(wanted, self.columns.features)
 
     def background(self) -> int | Tensor:
@@ -211,16 +198,9 @@ class Facts:
         wanted = self.options.background
         if isinstance(wanted, int):
             return wanted if wanted > 1 else self.baseline_rows()
-        source = batches_of(
-            wanted if self.adapted.pack is None else self.adapted.pack(wanted),
-            batch_size=self.options.batch_size,
-            encode=self.adapted.encode,
-            columns=self.columns.names,
-            argument="background",
-        )
-        if source.columns != self.summary.mean.numel():
-            raise ValueError(f"background has {source.columns} columns but X has {self.summary.mean.numel()}.")
-        return as_model_takes(torch.cat([rows.double() for rows in source]), self.readout)
+        width, size = self.summary.mean.numel(), self.options.batch_size
+        rows = rows_like(wanted, self.adapted, self.columns, width, size, argument="background")
+        return as_model_takes(torch.cat([part.double() for part in rows]), self.readout)
 
 
 def named_terms(given: Sequence[Sequence[str]], features: Features) -> list[Subset]:
@@ -246,7 +226,8 @@ def estimate_terms(facts: Facts, *, progress: bool = False) -> Estimate:
     options = facts.options
     with facts.network.running() as running, ExitStack() as threads:
         sample = facts.sample(running.represent).shuffled()
-        threads.enter_context(use_threads(1 if count_operations(running.represent, sample.inputs) < _FEW else None))
+        operations = count_operations(running.represent, sample.inputs)
+        threads.enter_context(use_threads(1 if operations < _FEW else None))
         terms = fit_terms(
             sample,
             facts.domains,
@@ -256,6 +237,7 @@ def estimate_terms(facts: Facts, *, progress: bool = False) -> Estimate:
             pairs=facts.pairs(),
             ridge=None if options.ridge is None else options.ridge.value,
             batch_size=options.batch_size,
+            operations=operations,
             progress=progress,
         )
 
@@ -269,22 +251,17 @@ def estimate_terms(facts: Facts, *, progress: bool = False) -> Estimate:
 
         rows = sample.some(MEASURED_DIRECTLY if terms.direct else MEASURED_ROWS)
         values, at_baseline = values_of(rows), values_of(_baseline_sample(facts))[0]
-    return Estimate(
-        functions=assemble(
-            facts,
-            terms.tables,
-            terms.order,
-            values,
-            at_baseline,
-            base=sample.outputs.mean(0),
-            strengths=terms.strengths,
-            state=_examine(facts, terms, values, rows),
-            measure=lambda: {k: spread.numpy() for k, spread in spread_of_curves(terms.fit, terms.traces).items()},
-        ),
-        terms=terms.order,
+    return assemble(
+        facts,
+        terms.tables,
+        terms.order,
+        values,
+        at_baseline,
+        base=sample.outputs.mean(0),
+        strengths=terms.strengths,
+        state=_examine(facts, terms, values, rows),
+        measure=lambda: {k: spread.numpy() for k, spread in spread_of_curves(terms.fit, terms.traces).items()},
         direct=terms.direct,
-        baseline=facts.baseline,
-        baseline_contributions=at_baseline.numpy(),
         alphas=tuple(terms.fit.correction.alphas.tolist()),
         background=terms.background,
         offsets=terms.offsets,
@@ -293,16 +270,14 @@ def estimate_terms(facts: Facts, *, progress: bool = False) -> Estimate:
 
 def _baseline_sample(facts: Facts) -> Sample:
     """The baseline as a sample of one row."""
-    own: dict[int, NDArray[np.generic]] = {}
-    for domain in facts.domains:
-        own |= domain.own_columns(facts.baseline[None])
+    own = own_columns(facts.domains, facts.baseline[None])
     return Sample(own, facts.baseline_rows(), torch.zeros(1, facts.readout.outputs))
 
 
 def assemble(
     facts: Facts,
     tables: tuple[TermTable, ...],
-    order: Sequence[Subset],
+    order: tuple[Subset, ...],
     values: Tensor,
     at_baseline: Tensor,
     *,
@@ -310,13 +285,12 @@ def assemble(
     strengths: dict[Subset, float],
     state: Health,
     measure: Measure,
-) -> CompiledExplainer:
-    """The functions with everything that is known of them."""
+    **given: Any,
+) -> Estimate:
+    """The functions with everything that is known of them; `given` are fields of the estimate."""
     names, columns = facts.names, facts.columns
-    member = torch.tensor([[k in term for k in range(len(names))] for term in order], dtype=torch.float64)
-    singles = [order.index((k,)) for k in range(len(names))]
-    total = torch.einsum("rto,tf->rfo", values, member)
-    kept = {table.features for table in tables}
+    place = {term: position for position, term in enumerate(order)}
+    total = torch.stack([values[:, mine].sum(1) for mine in terms_with(order, len(names))], 1)
     origin = _baseline_sample(facts)
     functions = CompiledExplainer(
         features=tuple(domain.feature for domain in facts.domains),
@@ -325,22 +299,31 @@ def assemble(
         output_names=facts.output_names,
         tables=tables,
         base_values=base.numpy().copy(),
-        baseline_contributions=at_baseline[[order.index(table.features) for table in tables]].numpy(),
+        baseline_contributions=at_baseline[[place[table.features] for table in tables]].numpy(),
         baseline=np.array([_place(domain, origin) for domain in facts.domains]),
         state=state,
         link=facts.adapted.link or facts.readout.link,
-        importances={"main": values[:, singles].abs().mean(0).numpy(), "total": total.abs().mean(0).numpy()},
+        importances={"main": values[:, : len(names)].abs().mean(0).numpy(), "total": total.abs().mean(0).numpy()},
         strengths=strengths,
-        left_out=tuple(tuple(names[k] for k in term) for term in order if term not in kept),
+        left_out=tuple(tuple(names[k] for k in term) for term in order if term not in {one.features for one in tables}),
     )
     functions.__dict__["_measure"] = measure  # bands take a while, so they wait until asked for
-    return functions
+    return Estimate(functions, order, facts.baseline, at_baseline.numpy(), **given)
+
+
+def terms_with(order: Sequence[Subset], features: int) -> list[list[int]]:
+    """Per feature the positions of the terms that contain it."""
+    found: list[list[int]] = [[] for _ in range(features)]
+    for position, term in enumerate(order):
+        for k in term:
+            found[k].append(position)
+    return found
 
 
 def _place(domain: Domain, origin: Sample) -> float:
     """Where on its axis a feature's baseline is; NaN where it has no axis."""
     if domain.levels is not None:
-        place = int(origin.chunk().places(domain.levels)[0])
+        place = int(origin.chunk().places(domain.levels)[0][0])
         return float(place) if place < len(domain.levels) else float("nan")
     return float(origin.own[domain.feature.columns[0]][0]) if domain.span is not None else float("nan")
 
@@ -357,10 +340,7 @@ def _examine(facts: Facts, terms: Terms, values: Tensor, rows: Sample) -> Health
         findings.append(Finding("note", code, subject, message))
 
     if terms.economy:
-        note(
-            "economy",
-            f"The model takes many operations a row, so tables are coarse: {terms.forward_rows:,} forward rows in all.",
-        )
+        note("economy", f"The model is large, so tables are coarse: {terms.forward_rows:,} forward rows in all.")
     if facts.readout.no_head:
         note(
             "no_head",
@@ -370,26 +350,16 @@ def _examine(facts: Facts, terms: Terms, values: Tensor, rows: Sample) -> Health
     thinned = {k: counts for k, counts in terms.thresholds.items() if counts[0] < counts[1]}
     if thinned:
         listed = ", ".join(f"{facts.names[k]} {kept:,} of {count:,}" for k, (kept, count) in list(thinned.items())[:8])
-        note(
-            "thresholds",
-            f"The model has more thresholds than tables hold: the strongest are exact steps ({listed}), and curves are "
-            "straight lines across the others.",
-        )
+        note("thresholds", f"Of the thresholds only the strongest are exact steps ({listed}); lines cross the others.")
     if facts.summary.rows > SAMPLE_ROWS:
-        note(
-            "sampled",
-            f"Functions were fitted on a random sample of {SAMPLE_ROWS:,} of the {facts.summary.rows:,} rows; "
-            "ranges and levels are those of all rows.",
-        )
+        of = f"{SAMPLE_ROWS:,} of the {facts.summary.rows:,} rows"
+        note("sampled", f"Functions were fitted on a random sample of {of}; ranges and levels are those of all.")
     costs = {direct.term: direct.cost for direct in terms.direct}
     if costs:
         named = [term_name([facts.names[k] for k in term]) for term in costs]
-        note(
-            "no_table",
-            f"These have no table: every row that is explained takes {sum(costs.values()):,} more forward rows, and "
-            "the compiled explainer leaves them out.",
-            ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else ""),
-        )
+        subject = ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else "")
+        rows_each = f"{sum(costs.values()):,} more forward rows"
+        note("no_table", f"No table: each row explained takes {rows_each}, and compiling leaves it out.", subject)
     return Health(
         findings=sort_findings(findings),
         terms=tuple(
@@ -411,15 +381,9 @@ def share_findings(explained: Tensor, names: Sequence[str], *, what: str = "Held
         return []
     share, name = min(known)
     if share < 0:
-        message = (
-            f"{what} is {share:.3f}: on rows that were not used for the coefficients the functions are worse than "
-            "the mean. Do not use them; calibrate on more rows, or on rows like those to be explained."
-        )
+        message = f"{what} is {share:.3f}: worse than the mean. Do not use the functions; calibrate on more rows."
         return [Finding("error", "worse_than_mean", name, message)]
-    message = (
-        f"{what} is only {share:.3f}: the rest is interaction that no term holds, or too few rows. Calibrate on "
-        'more rows, fit more interactions, or set interactions="auto".'
-    )
+    message = f"{what} is only {share:.3f}: too few rows, or interactions left out. Calibrate on more, or fit more."
     return [Finding("warning", "low_share", name, message)]
 
 
@@ -428,8 +392,7 @@ def feature_findings(facts: Facts, order: Sequence[Subset], values: Tensor, rows
     findings = []
     spread = values.std(0, correction=0)
     scale = float(rows.outputs.std(0, correction=0).max()) if len(rows) > 1 else 0.0
-    for k, name in enumerate(facts.names):
-        mine = [place for place, term in enumerate(order) if k in term]
+    for k, (name, mine) in enumerate(zip(facts.names, terms_with(order, len(facts.names)), strict=True)):
         if not facts.domains[k].columns:
             message = "The preprocessing makes nothing of it (dropped or constant), so it contributes nothing."
             findings.append(Finding("note", "unused", name, message))
@@ -438,8 +401,8 @@ def feature_findings(facts: Facts, order: Sequence[Subset], values: Tensor, rows
             findings.append(Finding("note", "constant", name, message))
     for k, partner, how in _partners(facts, rows):
         message = (
-            f"It goes along with {facts.names[partner]!r} ({how}): the rows cannot tell which of the two does what, so "
-            "the background decides. Group them as one feature, or leave one out."
+            f"It goes along with {facts.names[partner]!r} ({how}): the rows cannot tell which of the two does what. "
+            "Group them as one feature, or leave one out."
         )
         findings.append(Finding("warning", "dependent", facts.names[k], message))
     return findings
@@ -451,26 +414,26 @@ def _partners(facts: Facts, rows: Sample) -> list[tuple[int, int, str]]:
     chunk = rows.chunk()
     for k, domain in enumerate(facts.domains):
         if domain.levels is not None:
-            codes[k] = chunk.places(domain.levels).astype(np.float64)
+            codes[k] = chunk.places(domain.levels)[0].astype(np.float64)
         elif domain.span is not None:
             codes[k] = chunk.numbers(domain.feature.columns[0])
-    ranks = {k: _ranks(x) for k, x in codes.items() if len(np.unique(x)) > 1}
-    if len(ranks) < 2 or len(rows) < 10:
+    codes = {k: x for k, x in codes.items() if len(np.unique(x)) > 1}
+    numbers = [k for k in codes if facts.domains[k].span is not None]
+    if len(codes) < 2 or len(rows) < 10:
         return []
-    keys = list(ranks)
-    numbers = [k for k in keys if facts.domains[k].span is not None]
     found: dict[int, tuple[int, str]] = {}
     if len(numbers) > 1:
-        alike = np.abs(np.corrcoef([ranks[k] for k in numbers]))
-        for a, b in combinations(range(len(numbers)), 2):
-            if alike[a, b] > _SAME_RANKS:
-                found.setdefault(numbers[b], (numbers[a], f"rank correlation {alike[a, b]:.3f}"))
-    places = {k: np.unique(codes[k], return_inverse=True)[1] for k in keys}
-    counts = {k: int(places[k].max()) + 1 for k in keys}
-    few = [k for k in keys if 2 < counts[k] <= min(64, len(rows) // 2)]  # of different values all are one-to-one
-    for a, b in combinations(few, 2):
-        if counts[a] == counts[b] == len(np.unique(places[a] * 64 + places[b])):
-            found.setdefault(b, (a, "their values are one-to-one"))
+        alike = np.abs(np.corrcoef([_ranks(codes[k]) for k in numbers]))
+        for a, b in np.argwhere(np.triu(alike > _SAME_RANKS, 1)):
+            found.setdefault(numbers[b], (numbers[a], f"rank correlation {alike[a, b]:.3f}"))
+    known: dict[bytes, int] = {}
+    for k, x in codes.items():
+        values, first, place = np.unique(x, return_index=True, return_inverse=True)
+        if 2 < len(values) <= min(64, len(rows) // 2):  # of different values all are one-to-one
+            # Values numbered as they come are the same numbers for features that are one-to-one.
+            partner = known.setdefault(np.argsort(np.argsort(first))[place].tobytes(), k)
+            if partner != k:
+                found.setdefault(k, (partner, "their values are one-to-one"))
     return [(k, partner, how) for k, (partner, how) in sorted(found.items())]
 
 

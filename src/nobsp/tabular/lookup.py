@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -38,42 +38,34 @@ class Feature:
         return self.ranges[0] if self.kind == "number" and self.ranges else None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class NumberAxis:
     """One column of numbers, cut at knots; linear in between, and on beyond the first and the last knot."""
 
     column: int  # position of the column in the caller's table
     knots: Array  # at least two, increasing
     missing: bool = False  # whether a missing number (NaN) has a node of its own, after the last knot
-    _first: Places = field(init=False, repr=False)
-    _steps: int = field(init=False, repr=False)
-    _next: Array = field(init=False, repr=False)
-    _scale: float = field(init=False, repr=False)
-    _per_width: Array = field(init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.knots) + self.missing
 
     def __post_init__(self) -> None:
         inner = self.knots[1:-1]
-        count, steps = 64, 0
+        count = 64
         while True:
-            scale = count / (self.knots[-1] - self.knots[0])
-            held = np.bincount(self._buckets(inner, scale, count), minlength=count)
-            steps = int(held.max())
-            if steps <= 1 or count >= _MOST_BUCKETS:
+            self._scale = float(count / (self.knots[-1] - self.knots[0]))
+            held = np.bincount(self._buckets(inner, count), minlength=count)
+            self._steps = int(held.max())
+            if self._steps <= 1 or count >= _MOST_BUCKETS:
                 break
             count *= 2
         # Buckets grow with x, so every knot of an earlier bucket lies below every number of this one.
-        object.__setattr__(self, "_first", (np.cumsum(held) - held).astype(np.intp))
-        object.__setattr__(self, "_steps", steps)
-        object.__setattr__(self, "_next", np.append(inner, np.inf))
-        object.__setattr__(self, "_scale", float(scale))
-        object.__setattr__(self, "_per_width", 1.0 / np.diff(self.knots))
+        self._first: Places = (np.cumsum(held) - held).astype(np.intp)
+        self._next, self._per_width = np.append(inner, np.inf), 1.0 / np.diff(self.knots)
 
-    def _buckets(self, x: Array, scale: float, count: int) -> Places:
+    def _buckets(self, x: Array, count: int) -> Places:
         place: Array = x - self.knots[0]
-        place *= scale
+        place *= self._scale
         np.fmax(place, 0.0, out=place)  # and NaN to the first, whatever comes of it is NaN
         np.minimum(place, count - 1.0, out=place)
         return place.astype(np.intp)
@@ -82,7 +74,7 @@ class NumberAxis:
         """For each number the segment it lies in: the last knot at or below it."""
         if self._steps > _MOST_STEPS:
             return np.searchsorted(self._next, x, side="right").astype(np.intp, copy=False)
-        found = self._first.take(self._buckets(x, self._scale, len(self._first)), mode="clip")
+        found = self._first.take(self._buckets(x, len(self._first)), mode="clip")
         for _ in range(self._steps):
             found += x >= self._next.take(found, mode="clip")
         return found
@@ -94,19 +86,17 @@ class NumberAxis:
         return way
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class LevelAxis:
     """A category: one column of names or numbers, or several columns of numbers, such as one-hot ones."""
 
     columns: tuple[int, ...]  # positions of its columns in the caller's table
     levels: tuple[Level, ...] | Array  # the names of one column, or an array of numbers (levels, columns)
-    _names: dict[Any, int] = field(init=False, repr=False)
-    _trie: list[tuple[Array, Places]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         named = isinstance(self.levels, tuple)
-        object.__setattr__(self, "_names", {name: i for i, name in enumerate(self.levels)} if named else {})
-        object.__setattr__(self, "_trie", [] if isinstance(self.levels, tuple) else _trie(self.levels))
+        self._names: dict[Any, int] = {name: i for i, name in enumerate(self.levels)} if named else {}
+        self._trie = [] if isinstance(self.levels, tuple) else _trie(self.levels)
 
     def __len__(self) -> int:
         return len(self.levels)
@@ -147,7 +137,7 @@ def _trie(levels: Array) -> list[tuple[Array, Places]]:
 Axis = NumberAxis | LevelAxis
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class TermTable:
     """One term's values on a grid: linear along every axis of numbers, one value on every level.
 
@@ -159,13 +149,11 @@ class TermTable:
     features: tuple[int, ...]  # positions of its features
     axes: tuple[Axis, ...]  # what the grid stands on; none for a feature that the network never sees
     values: Array  # values at the grid's nodes, one dimension per axis, then outputs
-    _slopes: Array = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        slopes = np.zeros(0)
+        self._slopes = np.zeros(0)
         if len(self.axes) == 1 and isinstance(self.axes[0], NumberAxis) and not self.axes[0].missing:
-            slopes = np.diff(self.values, axis=0) / np.diff(self.axes[0].knots)[:, None]
-        object.__setattr__(self, "_slopes", slopes)
+            self._slopes = np.diff(self.values, axis=0) / np.diff(self.axes[0].knots)[:, None]
 
     def __call__(self, rows: Chunk) -> Array:
         """Values of some rows, shape (rows, outputs)."""
@@ -179,8 +167,8 @@ class TermTable:
         for axis, size in zip(self.axes, self.values.shape, strict=False):
             stride //= size
             if isinstance(axis, LevelAxis):
-                places = rows.places(axis)
-                if rows.has_unseen(axis):
+                places, beyond = rows.places(axis)
+                if beyond:
                     unknown = places == len(axis)
                     unseen = unknown if unseen is None else unseen | unknown
                     places = np.where(unknown, 0, places)
@@ -235,32 +223,38 @@ def _between(flat: Array, node: Places, corners: Sequence[tuple[int, Array]]) ->
 class Chunk:
     """Some rows of a table whose columns are read when they are asked for, each once."""
 
-    def __init__(self, columns: Mapping[int, NDArray[Any]], rows: slice) -> None:
+    def __init__(self, columns: Mapping[int, NDArray[Any]], rows: slice, names: Sequence[str] | None = None) -> None:
         self.count = rows.stop - rows.start
-        self._columns, self._rows = columns, rows
+        self._columns, self._rows, self._names = columns, rows, names
         self._numbers: dict[int, Array] = {}
-        self._places: dict[int, tuple[Places, bool]] = {}
+        self._places: dict[tuple[int, ...], tuple[Places, bool]] = {}
+
+    def _numeric(self, position: int) -> NDArray[Any]:
+        column = self._columns[position][self._rows]
+        if column.dtype.kind in "fiub":
+            return column
+        try:
+            return column.astype(np.float64)
+        except (TypeError, ValueError) as failure:
+            name = position if self._names is None else repr(self._names[position])
+            raise TypeError(f"X, column {name}, is not numeric ({failure}).") from failure
 
     def numbers(self, position: int) -> Array:
         """A column as contiguous float64; what is infinite is as unknown as NaN."""
         if position not in self._numbers:
-            numbers = np.ascontiguousarray(self._columns[position][self._rows], dtype=np.float64)
+            numbers = np.ascontiguousarray(self._numeric(position), dtype=np.float64)
             if numbers.size and not np.isfinite(numbers.sum()):
                 numbers = np.where(np.isinf(numbers), np.nan, numbers)
             self._numbers[position] = numbers
         return self._numbers[position]
 
-    def places(self, axis: LevelAxis) -> Places:
-        """Positions of a category's levels; the number of levels for one that is not among them."""
-        if id(axis) not in self._places:
-            found = axis.places([self._columns[column][self._rows] for column in axis.columns])
-            self._places[id(axis)] = found, bool((found == len(axis)).any())
-        return self._places[id(axis)][0]
-
-    def has_unseen(self, axis: LevelAxis) -> bool:
-        """Whether a row has a level that is not among the axis'."""
-        self.places(axis)
-        return self._places[id(axis)][1]
+    def places(self, axis: LevelAxis) -> tuple[Places, bool]:
+        """Positions of a category's levels; the number of levels for one not among them, and whether there is any."""
+        if axis.columns not in self._places:  # a category has the same levels in all of its terms
+            named = isinstance(axis.levels, tuple)
+            found = axis.places([self._columns[c][self._rows] if named else self._numeric(c) for c in axis.columns])
+            self._places[axis.columns] = found, bool((found == len(axis)).any())
+        return self._places[axis.columns]
 
 
 def value_rows(values: Any, members: int, name: str) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -217,7 +217,7 @@ def occupancy(points: Points, rows: Chunk, weights: Array | None = None) -> Tens
     size = len(points)
     share = np.ones(rows.count) if weights is None else weights
     if isinstance(points.axis, LevelAxis):
-        counts = np.bincount(rows.places(points.axis), share, size + 1)[:size]
+        counts = np.bincount(rows.places(points.axis)[0], share, size + 1)[:size]
     else:
         x = rows.numbers(points.axis.column)
         known = ~np.isnan(x)
@@ -273,6 +273,11 @@ class Rows:
         products = torch.stack([part.T @ part for part in folds])
         return cls(terms, torch.zeros_like(outputs), outputs, fold, outside, held - centre, products)
 
+    @property
+    def scale(self) -> float:
+        """Mean variance of the columns: what α is relative to."""
+        return float(self.products.diagonal(dim1=1, dim2=2).sum()) / max(self.terms.numel(), 1)
+
     def only(self, columns: Tensor, prior: Tensor) -> Rows:
         """The same with some of the columns."""
         products = self.products[:, columns][:, :, columns]
@@ -292,8 +297,7 @@ class HeldOut:
         return torch.stack([self.residual[place, :, output] for output, place in enumerate(self.best.tolist())], 1)
 
 
-@dataclass(frozen=True, eq=False)
-class Correction:
+class Correction(NamedTuple):
     """The fitted correction."""
 
     delta: Tensor  # coefficients on the compressed representations, (columns, outputs)
@@ -301,17 +305,11 @@ class Correction:
     alphas: Tensor  # the relative strength per output
 
 
-def scale_of(rows: Rows) -> float:
-    """Mean variance of the columns: what α is relative to."""
-    columns = rows.terms.shape[1]
-    return float(rows.products.diagonal(dim1=1, dim2=2).sum()) / (len(rows.terms) * columns) if columns else 0.0
-
-
 def judge(rows: Rows, alphas: Sequence[float], *, folds: Sequence[int] | None = None) -> HeldOut:
     """Fits on all folds but one and predicts that one, for every strength."""
     count, columns = rows.terms.shape
-    target, scale = rows.outputs - rows.prior, scale_of(rows)
-    chosen = list(range(len(rows.products))) if folds is None else list(folds)
+    target, scale = rows.outputs - rows.prior, rows.scale
+    chosen = range(len(rows.products)) if folds is None else folds
     residual = torch.full((len(alphas), count, target.shape[1]), torch.nan, dtype=torch.float64)
     total, cross = rows.products.sum(0), rows.terms.T @ target
     place = torch.full((count,), -1, dtype=torch.long)
@@ -341,8 +339,7 @@ def judge(rows: Rows, alphas: Sequence[float], *, folds: Sequence[int] | None = 
 def level_strengths(errors: Tensor) -> Tensor:
     """Which strengths the folds cannot tell from the best: within one standard error of it, (strengths, outputs)."""
     folds, _, outputs = errors.shape
-    best = errors.sum(0).argmin(0)
-    worse = errors - errors.gather(1, best.expand(folds, 1, outputs))
+    worse = errors - errors.gather(1, errors.sum(0).argmin(0).expand(folds, 1, outputs))
     level: Tensor = worse.mean(0) <= worse.std(0, correction=0) / max(folds - 1, 1) ** 0.5
     return level
 
@@ -354,14 +351,13 @@ def choose_strength(errors: Tensor) -> Tensor:
     their sum: what rows held out cannot tell apart is decided for the prior.
     """
     level = level_strengths(errors)
-    places = torch.arange(len(level))[:, None].expand_as(level)
-    return torch.where(level, places, -1).amax(0)
+    return torch.where(level, torch.arange(len(level))[:, None], -1).amax(0)
 
 
 def fit_correction(rows: Rows, alphas: Tensor) -> Correction:
     """The correction from all rows, with one strength per output."""
     target, count = rows.outputs - rows.prior, len(rows.terms)
-    ridge = alphas * scale_of(rows)
+    ridge = alphas * rows.scale
     gram, cross = rows.products.sum(0) / count, rows.terms.T @ (target - target.mean(0)) / count
     delta = torch.zeros_like(cross)
     for strength in sorted(set(ridge.tolist())):
@@ -389,6 +385,7 @@ class Fit:
 
     pieces: tuple[Piece, ...]
     functions: tuple[TermTable | DirectTerm, ...]
+    sizes: tuple[float, ...]  # each one's spread as a share of the outputs'
     sample: Sample
     rows: Rows
     alphas: tuple[float, ...]  # the strengths that were tried
@@ -425,13 +422,28 @@ def solve_terms(
         prior = torch.stack([parts[i][1] for i in kept]).sum(0)
         return everything.only(torch.cat([places[i] for i in kept]), prior)
 
-    def solve(kept: Sequence[int]) -> tuple[Rows, HeldOut, Correction, dict[int, Tensor]]:
+    def solve(kept: Sequence[int]) -> Fit:
         rows = rows_of(kept)
         found = judge(rows, alphas)
         fit = fit_correction(rows, torch.tensor(alphas, dtype=torch.float64)[found.best])
         deltas = torch.split(fit.delta, [pieces[i].rank for i in kept])
         values = {i: parts[i][1] + parts[i][0] @ delta for i, delta in zip(kept, deltas, strict=True)}
-        return rows, found, fit, values
+        functions = [pieces[i].finish(delta, values[i].mean(0)) for i, delta in zip(kept, deltas, strict=True)]
+        sizes = [float((values[i].std(0, correction=0) / unit).max()) for i in kept]
+        residual, inside = found.chosen(), torch.ones(count, dtype=torch.bool)
+        inside[outside] = False
+        return Fit(
+            tuple(pieces[i] for i in kept),
+            tuple(functions),
+            tuple(sizes),
+            few,
+            rows,
+            alphas,
+            found,
+            fit,
+            share_explained(residual, few.outputs),
+            share_explained(residual[inside], few.outputs[inside]),
+        )
 
     unit = few.spread
     singles = [i for i, piece in enumerate(pieces) if len(piece.term) == 1]
@@ -446,29 +458,9 @@ def solve_terms(
             if error <= ENOUGH:
                 break
         pairs = pairs[: min(costs, key=costs.__getitem__)]
-    kept = [*singles, *pairs]
-    rows, found, fit, values = solve(kept)
-    if choose and pairs:
-        sizes = {i: float((values[i].std(0, correction=0) / unit).max()) for i in pairs}
-        worth = [*singles, *(i for i in pairs if sizes[i] >= WORTH_FITTING)]
-        if len(worth) < len(kept):
-            kept = worth
-            rows, found, fit, values = solve(kept)
-    deltas = torch.split(fit.delta, [pieces[i].rank for i in kept])
-    residual = found.chosen()
-    inside = torch.ones(count, dtype=torch.bool)
-    inside[outside] = False
-    return Fit(
-        tuple(pieces[i] for i in kept),
-        tuple(pieces[i].finish(delta, values[i].mean(0)) for i, delta in zip(kept, deltas, strict=True)),
-        few,
-        rows,
-        alphas,
-        found,
-        fit,
-        share_explained(residual, few.outputs),
-        share_explained(residual[inside], few.outputs[inside]),
-    )
+    fit = solve([*singles, *pairs])
+    worth = [i for i, size in zip(pairs, fit.sizes[len(singles) :], strict=True) if size >= WORTH_FITTING]
+    return solve([*singles, *worth]) if choose and len(worth) < len(pairs) else fit
 
 
 def share_explained(residual: Tensor, outputs: Tensor) -> Tensor:
@@ -597,28 +589,21 @@ def _copy_corrections(
     drawn = torch.from_numpy(draws) - 1
     # One output at a time: copies × rows × columns would not fit.
     change = torch.stack([drawn @ (rows.terms * residual[:, [o]]) for o in range(outputs)], 2) / count
-    change = change + _moved_priors(fit, priors)
+    # Σ t (prior − prior of the copy) / n, read on some of the rows.
+    few = np.linspace(0, count - 1, min(count, _PRIOR_ROWS)).astype(np.intp)
+    chunk, here = fit.sample.take(few).chunk(), rows.terms[torch.from_numpy(few)]
+    moved = torch.zeros(len(few), copies * outputs, dtype=torch.float64)
+    for piece in fit.pieces:
+        if isinstance(piece, TablePiece) and piece.term in priors:
+            moved += read(piece.table((piece.prior[None] - priors[piece.term]).movedim(0, 1).flatten(1)), chunk)
+    moved = (moved - moved.mean(0)).reshape(len(few), copies, outputs)
+    change = change + torch.einsum("rp,rco->cpo", here - here.mean(0), moved) / len(few)
     target = rows.outputs - rows.prior
     cross = rows.terms.T @ (target - target.mean(0)) / count
     # Any strength that the folds cannot tell from the best.
     level = level_strengths(fit.held_out.errors).numpy()
     chosen = [generator.choice(np.flatnonzero(level[:, output]), size=copies) for output in range(outputs)]
-    ridge = torch.tensor(fit.alphas, dtype=torch.float64)[torch.from_numpy(np.stack(chosen, 1))] * scale_of(rows)
+    ridge = torch.tensor(fit.alphas, dtype=torch.float64)[torch.from_numpy(np.stack(chosen, 1))] * rows.scale
     turned = torch.einsum("pk,cpo->cko", vectors, change + cross)
     shrunk = turned / (values[None, :, None] + ridge[:, None]).clamp_min(1e-300)
     return torch.einsum("pk,cko->cpo", vectors, shrunk)
-
-
-def _moved_priors(fit: Fit, priors: dict[Subset, Tensor]) -> Tensor:
-    """Σ t (prior − prior of the copy) / n, read on some of the rows."""
-    count = len(fit.sample)
-    few = np.linspace(0, count - 1, min(count, _PRIOR_ROWS)).astype(np.intp)
-    chunk, here = fit.sample.take(few).chunk(), fit.rows.terms[torch.from_numpy(few)]
-    copies, outputs = len(next(iter(priors.values()))), fit.rows.outputs.shape[1]
-    moved = torch.zeros(len(few), copies * outputs, dtype=torch.float64)
-    for piece in fit.pieces:
-        if isinstance(piece, TablePiece) and piece.term in priors:
-            change = piece.prior[None] - priors[piece.term]
-            moved += read(piece.table(change.movedim(0, 1).flatten(1)), chunk)
-    moved = (moved - moved.mean(0)).reshape(len(few), copies, outputs)
-    return torch.einsum("rp,rco->cpo", here - here.mean(0), moved) / len(few)

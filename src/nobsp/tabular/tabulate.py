@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -24,6 +24,10 @@ Encode = Callable[[Array], Tensor]
 FEW_VALUES = 32
 # Where a segment is cut first to see whether it bends: not in the middle, where a wave crosses its chord.
 _CUT = 0.382
+# Directions of a representation whose variance is below this share of the strongest are left to the prior.
+_WEAKEST = 1e-6
+# As far from straight as a function may be between knots, in units of the outputs.
+_STRAIGHT = 1e-3
 # Categories with more levels are run through the network row by row, like features of several numbers.
 MOST_LEVELS = 4096
 # Most values of a column on which its encoding is looked up, where rows are known only as the network takes them.
@@ -60,26 +64,15 @@ class Tabulator:
         self.forward_rows = 0
 
     def __call__(self, features: Sequence[Points]) -> Table:
-        """The table of some features; with none, of the background alone."""
-        sizes = [len(points) for points in features]
-        nodes = int(np.prod(sizes)) if sizes else 1
-        count = len(self.background)
+        """The table of some features."""
+        sizes, count = [len(points) for points in features], len(self.background)
+        nodes = torch.cartesian_prod(*map(torch.arange, sizes)).view(-1, len(sizes))
+        values = torch.cat([points.inputs[place] for points, place in zip(features, nodes.T, strict=True)], 1)
         means, outputs = [], []
-        step = max(self._batch_size // count, 1)
-        for start in range(0, nodes, step):
-            node = torch.arange(start, min(start + step, nodes))
-            rows = self.background.repeat(len(node), 1)
-            places = np.unravel_index(node.numpy(), sizes) if sizes else ()
-            for points, place in zip(features, places, strict=True):
-                values = points.inputs[torch.from_numpy(place)].to(rows.dtype)
-                rows[:, list(points.columns)] = values.repeat_interleave(count, 0)
-            z = self.run(rows).view(len(node), count, -1)
+        for z in self._over_background([column for points in features for column in points.columns], values):
             means.append(z.mean(1))
             outputs.append((z @ self.weight).to(torch.float32))
-        return Table(
-            torch.cat(means).view(*sizes, -1),
-            torch.cat(outputs).movedim(1, 0).reshape(count, *sizes, -1),
-        )
+        return Table(torch.cat(means).view(*sizes, -1), torch.cat(outputs).movedim(1, 0).reshape(count, *sizes, -1))
 
     def with_rows(self, count: int) -> Tabulator:
         """The same over so many of the background rows."""
@@ -94,14 +87,16 @@ class Tabulator:
         )
 
     def rows(self, columns: Sequence[int], values: Tensor) -> Tensor:
-        """Representation of features that have no table, (rows, columns), averaged over the background."""
-        count, found = len(self.background), []
-        step = max(self._batch_size // count, 1)
-        for part in torch.split(values, step):
+        """Representation of features that have no table, averaged over the background."""
+        return torch.cat([z.mean(1) for z in self._over_background(columns, values)])
+
+    def _over_background(self, columns: Sequence[int], values: Tensor) -> Iterator[Tensor]:
+        """Representations with values (nodes, columns) put into every background row, (nodes, background, width)."""
+        count = len(self.background)
+        for part in torch.split(values, max(self._batch_size // count, 1)):
             rows = self.background.repeat(len(part), 1)
             rows[:, list(columns)] = part.to(rows.dtype).repeat_interleave(count, 0)
-            found.append(self.run(rows).view(len(part), count, -1).mean(1))
-        return torch.cat(found)
+            yield self.run(rows).view(len(part), count, -1)
 
 
 def place_knots(
@@ -115,15 +110,8 @@ def place_knots(
     if len(distinct) <= min(FEW_VALUES, quantiles + even):
         inner = distinct
     else:
-        inner = np.unique(
-            np.concatenate(
-                [
-                    np.quantile(distinct if len(distinct) < 3 * quantiles else x, np.linspace(0, 1, quantiles)),
-                    np.linspace(low, high, even),
-                    [low, high],
-                ]
-            )
-        )
+        follow = np.quantile(distinct if len(distinct) < 3 * quantiles else x, np.linspace(0, 1, quantiles))
+        inner = np.unique(np.concatenate([follow, np.linspace(low, high, even), [low, high]]))
         # Knots closer than rounding of their distance would make slopes of nothing.
         size = np.maximum(np.abs(inner[1:]), np.abs(inner[:-1]))
         inner = inner[np.concatenate([[True], np.diff(inner) > 1e-12 * size])]
@@ -133,31 +121,23 @@ def place_knots(
 
 
 def refine_knots(
-    tabulate: Tabulator,
-    domain: Domain,
-    first: Points,
-    *,
-    unit: Tensor,
-    inside: bool,
-    most: int,
-    tolerance: float = 1e-3,
+    tabulate: Tabulator, domain: Domain, first: Points, rows: Chunk, *, unit: Tensor, most: int
 ) -> tuple[Points, Table]:
-    """Adds knots where the function is further than `tolerance` of a unit from straight, and tabulates them all.
-
-    Without `inside` nothing is read between knots inside the range, and knots are added beyond it only.
-    """
+    """Adds knots where the function is further than a thousandth of a unit from straight, and tabulates them all."""
     assert isinstance(first.axis, NumberAxis)
     assert domain.span is not None
     knots, table = first.axis.knots, tabulate([first])
-    mean, outputs = table.mean, table.outputs
+    mean, missing = table.mean.tensor_split([len(knots)])
+    outputs, missing_outputs = table.outputs.tensor_split([len(knots)], 1)
     bend = np.full(len(knots) - 1, np.inf)  # per segment, how far from straight what it is a part of was found
-    if not inside:
+    values = rows.numbers(first.axis.column)
+    if len(np.unique(values[np.isfinite(values)])) <= FEW_VALUES:  # nothing is read between knots inside the range
         bend[(knots[:-1] >= domain.span[0]) & (knots[1:] <= domain.span[1])] = 0.0
     cut = _CUT
     while len(knots) < most:
         # Where knots run out, the segments that bend most have them.
         left = np.sort(np.argsort(-bend, kind="stable")[: most - len(knots)])
-        left = left[bend[left] > tolerance]
+        left = left[bend[left] > _STRAIGHT]
         middle = knots[left] + cut * (knots[left + 1] - knots[left])
         # In the caller's units two knots may be neighbours already.
         apart = (middle > knots[left]) & (middle < knots[left + 1])
@@ -173,10 +153,10 @@ def refine_knots(
         mean = torch.cat([mean, found.mean])[order]
         outputs = torch.cat([outputs, found.outputs], 1)[:, order]
         cut = 0.5
-    return domain.number_points(knots), Table(mean, outputs)
+    return domain.number_points(knots), Table(torch.cat([mean, missing]), torch.cat([outputs, missing_outputs], 1))
 
 
-def compress(mean: Tensor, share: Tensor, *, tolerance: float, most: int) -> Tensor:
+def compress(mean: Tensor, share: Tensor, *, most: int) -> Tensor:
     """Directions (width, rank) in which a table varies over the calibration rows, strongest first.
 
     Their lengths make the table vary along each by the square root of what it does: a ridge then pulls weak directions
@@ -185,7 +165,7 @@ def compress(mean: Tensor, share: Tensor, *, tolerance: float, most: int) -> Ten
     weighted = mean * share.sqrt()[:, None]
     tall = weighted.shape[0] >= weighted.shape[1]
     values, vectors = torch.linalg.eigh(weighted.T @ weighted if tall else weighted @ weighted.T)
-    kept = (values > tolerance * values[-1].clamp_min(1e-300)).nonzero().flatten().flip(0)[:most]
+    kept = (values > _WEAKEST * values[-1].clamp_min(1e-300)).nonzero().flatten().flip(0)[:most]
     directions = vectors[:, kept] if tall else weighted.T @ vectors[:, kept] / values[kept].sqrt()
     found: Tensor = directions / values[kept] ** 0.25
     return found
@@ -205,9 +185,8 @@ def choose_background(rows: Tensor, count: int, numbers: Sequence[int]) -> Tenso
     Of several random draws the one closest to the rows by energy distance is taken. The shift fixes the gauge between
     base and functions: without it the mean of the background moves with the draw.
     """
-    if count >= len(rows):
-        chosen = rows
-    else:
+    chosen = rows
+    if count < len(rows):
         generator = torch.Generator().manual_seed(0)  # our own: the caller's random numbers stay where they were
         scaled, spread = rows.to(torch.float64), rows.to(torch.float64).std(0, correction=0)
         scaled = (scaled - scaled.mean(0)) / torch.where(spread > 0, spread, 1.0)
@@ -215,7 +194,9 @@ def choose_background(rows: Tensor, count: int, numbers: Sequence[int]) -> Tenso
         best, least = torch.arange(count), float("inf")
         for _ in range(_CANDIDATES):
             drawn = torch.randperm(len(rows), generator=generator)[:count]
-            distance = _energy_distance(scaled[drawn], compared)
+            # 2 E|a − b| − E|a − a'|, less what does not depend on the draw
+            within = torch.cdist(scaled[drawn], scaled[drawn]).sum() / max(count * (count - 1), 1)
+            distance = float(2 * torch.cdist(scaled[drawn], compared).mean() - within)
             if distance < least:
                 best, least = drawn, distance
         chosen = rows[best]
@@ -228,13 +209,6 @@ def choose_background(rows: Tensor, count: int, numbers: Sequence[int]) -> Tenso
     ends = values.quantile(torch.tensor([0.25, 0.75], dtype=torch.float64), dim=0)
     chosen[:, columns] += torch.where(shift.abs() <= ends[1] - ends[0], shift, 0.0)
     return chosen
-
-
-def _energy_distance(drawn: Tensor, compared: Tensor) -> float:
-    """2 E|a − b| − E|a − a'|, less what does not depend on the draw."""
-    count = len(drawn)
-    within = torch.cdist(drawn, drawn).sum() / max(count * (count - 1), 1)
-    return float(2 * torch.cdist(drawn, compared).mean() - within)
 
 
 # ---------------------------------------------------------------------- features
@@ -279,14 +253,17 @@ class Domain:
         return self.number_points(np.unique(np.concatenate([inner, beyond])))
 
     def number_points(self, knots: Array) -> Points:
-        """Increasing knots as points."""
+        """Increasing knots as points, and one for missing numbers where the preprocessing takes them."""
         assert self.span is not None
         held = np.clip(np.searchsorted(knots, np.clip(knots, *self.span)), 0, len(knots) - 1)
         inputs = self.encode(knots[:, None])
         if len(knots) == 1:  # a constant: a table needs two knots
             knots = np.array([knots[0], knots[0] + max(abs(knots[0]), 1.0)])
             inputs, held = inputs.expand(2, -1), np.zeros(2, dtype=np.intp)
-        return Points(NumberAxis(self.feature.columns[0], knots), inputs, self.columns, held.astype(np.intp))
+        if self.missing is not None:
+            inputs, held = torch.cat([inputs, self.missing]), np.append(held, len(held))
+        axis = NumberAxis(self.feature.columns[0], knots, missing=self.missing is not None)
+        return Points(axis, inputs, self.columns, held.astype(np.intp))
 
     def step_points(self, rows: Chunk, steps: Array, *, quantiles: int) -> Points:
         """Knots on either side of some of the thresholds; in place of the others, knots that follow the rows."""
@@ -302,17 +279,6 @@ class Domain:
             away = np.abs(inner[:, None] - steps.ravel()[None]).min(1, initial=np.inf) > 1e-6 * width
             knots.append(inner[away])
         return self.number_points(np.unique(np.concatenate(knots)))
-
-    def with_missing(self, points: Points) -> Points:
-        """The same points and one for missing numbers, where the preprocessing takes them."""
-        if self.missing is None or not isinstance(points.axis, NumberAxis):
-            return points
-        return Points(
-            NumberAxis(points.axis.column, points.axis.knots, missing=True),
-            torch.cat([points.inputs, self.missing]),
-            points.columns,
-            np.append(points.held, len(points)).astype(np.intp),
-        )
 
     def own_columns(self, rows: Tensor) -> dict[int, NDArray[np.generic]]:
         """Rows as the network takes them, in the caller's units; what cannot be told is missing."""
@@ -339,26 +305,26 @@ class Domain:
             found = np.interp(-inputs[:, 0].numpy(), -way, grid)
         else:
             found = _spread_over_ties(inputs, codes, grid)
-        if self.missing is not None and not _is_encoded_alike(self.missing, codes):
+        # A missing number that is encoded as some number is cannot be told from it.
+        if codes.shape[1] == 1:
+            alike = self.missing is not None and bool(codes.amin() <= self.missing <= codes.amax())
+        else:
+            alike = self.missing is not None and bool(_nearest(self.missing, codes)[1][0] <= 1e-9)
+        if self.missing is not None and not alike:
             absent = (inputs - self.missing).abs().amax(1) <= 1e-9 * (1 + self.missing.abs().max())
             found = np.where(absent.numpy(), np.nan, found)
         return {members[0]: found}
 
 
-def describe(
-    columns: Columns, adapted: Adapted, summary: Summary, categories: frozenset[int]
-) -> tuple[list[Domain], dict[int, NDArray[np.generic]]]:
-    """Every feature's domain, and the sample's rows in the caller's units by column."""
-    domains = [_domain(columns, adapted, summary, categories, feature) for feature in range(len(columns.features))]
-    own: dict[int, NDArray[np.generic]] = {}
-    for domain in domains:
-        own |= domain.own_columns(summary.sample)
-    return domains, own
+def own_columns(domains: Sequence[Domain], rows: Tensor) -> dict[int, NDArray[np.generic]]:
+    """Rows as the network takes them, in the caller's units by column."""
+    return {column: values for domain in domains for column, values in domain.own_columns(rows).items()}
 
 
-def _domain(columns: Columns, adapted: Adapted, summary: Summary, categories: frozenset[int], k: int) -> Domain:
+def describe(columns: Columns, adapted: Adapted, summary: Summary, categories: frozenset[int], k: int) -> Domain:
+    """Where a feature is tabulated."""
     name, members = columns.features.names[k], tuple(columns.members[k])
-    group, plain = tuple(columns.features.columns[k]), adapted.encode is None
+    group, plain, column = tuple(columns.features.columns[k]), adapted.encode is None, columns.column(k)
 
     def encode(values: NDArray[np.generic]) -> Tensor:
         with np.errstate(all="ignore"):  # what is not finite in the end is an error there
@@ -371,8 +337,7 @@ def _domain(columns: Columns, adapted: Adapted, summary: Summary, categories: fr
     numbers = Domain(Feature(name, members, "numbers"), group, encode, plain=plain)
     if not group:
         return replace(numbers, feature=Feature(name, members, "unused"))
-    if k in columns.text_levels:
-        texts = columns.text_levels[k]
+    if texts := columns.texts(k):
         odd = [level for level in texts if not isinstance(level, Level)]
         if odd:
             raise TypeError(f"feature {name!r} has levels of type {type(odd[0]).__name__}; write them as text.")
@@ -387,12 +352,12 @@ def _domain(columns: Columns, adapted: Adapted, summary: Summary, categories: fr
             return levels(counted[0].numpy(), counted[0], level_labels(columns, k, counted[0]))
         ranges = tuple((float(summary.minimum[c]), float(summary.maximum[c])) for c in group)
     else:
-        known = np.array(columns.number_levels.get(k, []), dtype=np.float64)
+        known = np.array([] if column is None else column.levels or [], dtype=np.float64)
         if len(known) and not _takes_values_between(encode, known):
             if len(known) > MOST_LEVELS:
                 return numbers
             return levels(known[:, None], encode(known[:, None]), (f"{value:g}" for value in known))
-        ranges = tuple(span for span in (columns.ranges[member] for member in members) if len(span) == 2)
+        ranges = tuple((span[0], span[1]) for span in (columns.seen[member].span for member in members) if span)
     if len(members) != 1 or len(ranges) != 1:
         return replace(numbers, feature=replace(numbers.feature, ranges=ranges))
     missing = None
@@ -405,7 +370,7 @@ def _domain(columns: Columns, adapted: Adapted, summary: Summary, categories: fr
         span=ranges[0],
         reaches=not (plain and k in summary.levels and len(summary.levels[k][0]) <= 2),
         missing=missing,
-        seen=columns.quantiles.get(k, np.zeros(0)),
+        seen=np.zeros(0) if column is None else column.quantiles,
         steps=adapted.steps.get(members[0], np.zeros((0, 2))),
     )
 
@@ -420,13 +385,6 @@ def _takes_values_between(encode: Callable[[NDArray[np.generic]], Tensor], known
         return False
     range_of_codes = (ends.amax(0) - ends.amin(0)).sum()
     return bool(((near - ends[:-1]).abs().sum(1) <= 1e-3 * range_of_codes).all())
-
-
-def _is_encoded_alike(missing: Tensor, codes: Tensor) -> bool:
-    """Whether a missing number is encoded as some number is, so that nothing tells the two apart."""
-    if codes.shape[1] == 1:
-        return bool((codes.amin() <= missing).all() and (missing <= codes.amax()).all())
-    return bool(_nearest(missing, codes)[1][0] <= 1e-9)
 
 
 def _spread_over_ties(rows: Tensor, codes: Tensor, grid: Array) -> Array:

@@ -37,7 +37,6 @@ from nobsp.tabular.regression import (
     transfer,
 )
 from nobsp.tabular.tabulate import (
-    FEW_VALUES,
     Array,
     Domain,
     Points,
@@ -57,8 +56,8 @@ PAIR_REACH = (0.25, 2.0, 16.0, 100.0)
 WORTH_TRYING = 0.005
 # Most nodes of a grid; two categories of very many levels are left to the residual.
 MOST_NODES = 4096
-# Directions of a representation whose variance is below this share of the strongest are left to the prior.
-TOLERANCE, MAIN_RANK, PAIR_RANK = 1e-6, 24, 32
+# Most directions of a representation.
+MAIN_RANK, PAIR_RANK = 24, 32
 # Most columns of the regression: past these, factorising takes longer than all forward passes.
 MOST_COLUMNS = 1000
 # Most thresholds of a model of steps in a feature's table, and how many background rows tell which those are.
@@ -94,10 +93,9 @@ _MOST_OPERATIONS = 5_000_000
 
 def count_operations(represent: Represent, inputs: Tensor) -> float:
     """Operations of a forward row: counted, as a clock depends on the machine."""
-    probe = inputs[:8]
     with Operations() as counter:
-        represent(probe)
-    return float(counter.total) / len(probe)
+        represent(inputs[:8])
+    return float(counter.total) / len(inputs[:8])
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,12 +137,12 @@ def fit_terms(
     pairs: Sequence[Subset] | int | None,
     ridge: float | None,
     batch_size: int,
+    operations: float = 0.0,
     progress: bool = False,
 ) -> Terms:
     """Fits all terms; `pairs` are those to fit, how many of the strongest, or None for those that pay held out."""
-    effort = FULL if count_operations(represent, sample.inputs) <= _MOST_OPERATIONS else ECONOMY
+    effort = FULL if operations <= _MOST_OPERATIONS else ECONOMY
     numbers = [domain.columns[0] for domain in domains if domain.reaches and domain.span and len(domain.columns) == 1]
-
     most = len(background) if isinstance(background, Tensor) else min(background, len(sample))
     made: dict[int, Tabulator] = {}
 
@@ -162,7 +160,7 @@ def fit_terms(
         mains = {}
         for k, domain in enumerate(domains):
             if domain.tabulated:
-                mains[k] = tabulate_main(tabulate, domain, sample, unit, effort)
+                mains[k] = tabulate_main(tabulate, domain, chunk, unit, effort)
                 bar.update()
         strengths: dict[Subset, float] = {}
         named = pairs if isinstance(pairs, Sequence) else ()
@@ -173,14 +171,15 @@ def fit_terms(
             grid_terms = [pair for pair in chosen if pairs is not None or strengths[pair] >= WORTH_TRYING]
         else:
             grid_terms = [term for term in named if _has_grid(term, domains)]
-        lines, wanted = {}, sorted({k for pair in grid_terms for k in pair})
-        chosen_steps = share_steps({k: (domains[k].steps, *mains[k]) for k in wanted}, sample, unit)
-        for k in wanted:
-            if len(domains[k].steps):
-                points = domains[k].step_points(chunk, chosen_steps[k], quantiles=effort.pair_quantiles // 2)
-                lines[k] = domains[k].with_missing(points)
-            else:
-                lines[k] = grid_lines(domains[k], sample, effort.pair_quantiles, effort.pair_even, PAIR_REACH)
+        wanted = sorted({k for pair in grid_terms for k in pair})
+        steps = share_steps({k: (domains[k].steps, *mains[k]) for k in wanted}, chunk, unit)
+        most_lines, even = effort.pair_quantiles, effort.pair_even
+        lines = {
+            k: domains[k].step_points(chunk, steps[k], quantiles=most_lines // 2)
+            if k in steps
+            else domains[k].points(chunk, quantiles=most_lines, even=even, reach=PAIR_REACH)
+            for k in wanted
+        }
         means = {k: table.mean for k, (_, table) in mains.items()}
         shares = {k: occupancy(points, chunk) for k, points in lines.items()}
         seen = _background_weights(tabulate.background, domains, lines)
@@ -193,7 +192,7 @@ def fit_terms(
             means[a] = means[a] - transfer(lines[a], torch.einsum("ijw,j->iw", pure, seen[b].mean(0)), mains[a][0])
             means[b] = means[b] - transfer(lines[b], torch.einsum("ijw,i->jw", pure, seen[a].mean(0)), mains[b][0])
             flat = pure.flatten(0, 1)
-            basis = compress(flat, shares[a].outer(shares[b]).flatten(), tolerance=TOLERANCE, most=PAIR_RANK)
+            basis = compress(flat, shares[a].outer(shares[b]).flatten(), most=PAIR_RANK)
             grids.append(TablePiece((a, b), (lines[a], lines[b]), flat @ weight, flat @ basis))
             traces[a, b] = table.outputs
             bar.update()
@@ -203,7 +202,7 @@ def fit_terms(
             points = mains[k][0]
             share = occupancy(points, chunk)
             mean = means[k] - share @ means[k]
-            basis = compress(mean, share, tolerance=TOLERANCE, most=MAIN_RANK)
+            basis = compress(mean, share, most=MAIN_RANK)
             pieces.append(TablePiece((k,), (points,), mean @ weight, mean @ basis))
         elif domain.columns:
             pieces.append(_direct_piece((k,), domains, sample, tabulator(DIRECT_BACKGROUND)))
@@ -240,49 +239,30 @@ def _has_grid(term: Subset, domains: Sequence[Domain]) -> bool:
 # ---------------------------------------------------------------------- tables
 
 
-def grid_lines(domain: Domain, sample: Sample, quantiles: int, even: int, reach: Sequence[float]) -> Points:
-    """A feature's points for a grid, with missing values where the model takes them."""
-    return domain.with_missing(domain.points(sample.chunk(), quantiles=quantiles, even=even, reach=reach))
-
-
 def tabulate_main(
-    tabulate: Tabulator, domain: Domain, sample: Sample, unit: Tensor, effort: Effort
+    tabulate: Tabulator, domain: Domain, chunk: Chunk, unit: Tensor, effort: Effort
 ) -> tuple[Points, Table]:
     """A feature's own table; knots are added where it bends, or stand where the model steps."""
     if len(domain.steps):
-        steps, chunk = domain.steps, sample.chunk()
+        steps = domain.steps
         if len(steps) > MOST_STEPS:
             few = tabulate.with_rows(FEW_ROWS)
             every = domain.step_points(chunk, steps, quantiles=0)
-            sizes = step_sizes(steps, every, few([every]), sample, unit)
+            sizes = step_sizes(steps, every, few([every]), chunk, unit)
             steps = steps[np.sort(np.argsort(-sizes, kind="stable")[:MOST_STEPS])]
             tabulate.forward_rows += few.forward_rows
-        points = domain.with_missing(domain.step_points(chunk, steps, quantiles=effort.quantiles))
+        points = domain.step_points(chunk, steps, quantiles=effort.quantiles)
         return points, tabulate([points])
-    first = domain.points(sample.chunk(), quantiles=effort.quantiles, even=effort.even, reach=MAIN_REACH)
-    if not isinstance(first.axis, NumberAxis):
+    first = domain.points(chunk, quantiles=effort.quantiles, even=effort.even, reach=MAIN_REACH)
+    if not isinstance(first.axis, NumberAxis) or not domain.reaches:
         return first, tabulate([first])
-    points, table = first, None
-    if domain.reaches:
-        values = sample.chunk().numbers(first.axis.column)
-        points, table = refine_knots(
-            tabulate,
-            domain,
-            first,
-            unit=unit,
-            inside=len(np.unique(values[np.isfinite(values)])) > FEW_VALUES,
-            most=effort.most_knots,
-        )
-    complete = domain.with_missing(points)
-    return complete, tabulate([complete]) if complete is not points or table is None else table
+    return refine_knots(tabulate, domain, first, chunk, unit=unit, most=effort.most_knots)
 
 
-def step_sizes(
-    steps: Array, points: Points, table: Table, sample: Sample, unit: Tensor, *, apart: bool = False
-) -> Array:
+def step_sizes(steps: Array, points: Points, table: Table, chunk: Chunk, unit: Tensor, *, apart: bool = False) -> Array:
     """Per threshold the variance that its step makes over the rows and the background, in units of the outputs'."""
     assert isinstance(points.axis, NumberAxis)
-    knots, x = points.axis.knots, sample.chunk().numbers(points.axis.column)
+    knots, x = points.axis.knots, chunk.numbers(points.axis.column)
     below = np.clip(np.searchsorted(knots, steps[:, 0]), 0, len(knots) - 2)
     there = (knots[below] == steps[:, 0]) & (knots[below + 1] == steps[:, 1])
     jump = (table.outputs[:, below + 1] - table.outputs[:, below]).double() / unit
@@ -293,9 +273,9 @@ def step_sizes(
     return sizes
 
 
-def share_steps(features: Mapping[int, tuple[Array, Points, Table]], sample: Sample, unit: Tensor) -> dict[int, Array]:
+def share_steps(features: Mapping[int, tuple[Array, Points, Table]], chunk: Chunk, unit: Tensor) -> dict[int, Array]:
     """Thresholds that grids of pairs have, by feature: most where interactions step most."""
-    sizes = {k: step_sizes(*given, sample, unit, apart=True) for k, given in features.items() if len(given[0])}
+    sizes = {k: step_sizes(*given, chunk, unit, apart=True) for k, given in features.items() if len(given[0])}
     if not sizes:
         return {}
     every = np.sort(np.concatenate([np.sort(size)[::-1][FEWEST_LINES:] for size in sizes.values()]))[::-1]
@@ -312,11 +292,10 @@ def _background_weights(
     background: Tensor, domains: Sequence[Domain], lines: Mapping[int, Points]
 ) -> dict[int, Tensor]:
     """Per feature, where on its grid lines every background row is, (background, points)."""
-    found = {}
+    found, count = {}, len(background)
     for k, points in lines.items():
-        chunk = Chunk(domains[k].own_columns(background), slice(0, len(background)))
-        rows = np.eye(len(background))
-        found[k] = torch.stack([occupancy(points, chunk, row) for row in rows])
+        chunk = Chunk(domains[k].own_columns(background), slice(0, count))
+        found[k] = torch.stack([occupancy(points, chunk, row) for row in np.eye(count)])
     return found
 
 
@@ -326,7 +305,7 @@ def screen_pairs(tabulate: Tabulator, domains: Sequence[Domain], sample: Sample,
     chunk, spread, lines = few.chunk(), sample.spread, effort.screen_lines
     features, ordered = [k for k, domain in enumerate(domains) if domain.tabulated], False
     while True:
-        points = {k: grid_lines(domains[k], few, lines, min(lines, 3), ()) for k in features}
+        points = {k: domains[k].points(chunk, quantiles=lines, even=min(lines, 3), reach=()) for k in features}
         sizes = {k: len(points[k]) for k in features}
         grids = np.triu(np.outer(list(sizes.values()), list(sizes.values())), 1)
         nodes = int(grids[grids <= MOST_NODES].sum())
@@ -341,8 +320,7 @@ def screen_pairs(tabulate: Tabulator, domains: Sequence[Domain], sample: Sample,
     shares = {k: occupancy(points[k], chunk) for k in features}
     strengths = {}
     for a, b in pairs:
-        outputs = tabulate([points[a], points[b]]).outputs.mean(0).double()
-        pure = purify(outputs, shares[a], shares[b])
+        pure = purify(tabulate([points[a], points[b]]).outputs.mean(0).double(), shares[a], shares[b])
         effect = read(TermTable((a, b), (points[a].axis, points[b].axis), pure.numpy()), chunk)
         strengths[a, b] = float((effect.std(0, correction=0) / spread).max())
     return dict(sorted(strengths.items(), key=lambda item: (-item[1], item[0])))
@@ -365,11 +343,8 @@ def _strongest_features(
 def _direct_piece(term: Subset, domains: Sequence[Domain], sample: Sample, tabulate: Tabulator) -> DirectPiece:
     """A term without a table."""
     columns = tuple(domains[k].columns for k in term)
-    few = sample.some()
-    pure = pure_rows(tabulate, columns, few.inputs)
-    share = torch.full((len(few),), 1 / len(few), dtype=torch.float64)
-    basis = compress(pure - pure.mean(0), share, tolerance=TOLERANCE, most=MAIN_RANK)
-    rows = sample.inputs.double()
+    pure, rows = pure_rows(tabulate, columns, sample.some().inputs), sample.inputs.double()
+    basis = compress(pure - pure.mean(0), torch.full_like(pure[:, 0], 1 / len(pure)), most=MAIN_RANK)
     return DirectPiece(term, columns, tabulate, basis, (rows.amin(0), rows.amax(0)))
 
 

@@ -248,7 +248,7 @@ class ChannelMoments:
         assert feature_map.head is not None
         weight = feature_map.head.weight
         moments = with_outputs(self.moments, weight)
-        fit = channel_coefficients(moments, ridge=ridge, channels=CHANNELS, outputs=OUTPUTS)
+        fit = channel_coefficients(moments, ridge=ridge)
         mean = moments.mean(CHANNELS)
         base = weight @ mean + feature_map.head.bias
         explained = explained_share(moments, fit.coefficients)
@@ -271,10 +271,10 @@ def start_calibration(feature_map: FeatureMap, coefficients: Coefficients) -> Ma
 
 def with_outputs(moments: Moments, weight: Tensor) -> Moments:
     """Moments of [z | W z] from those of z alone: the head is linear, so its outputs need not be gathered."""
-    state = moments.state()
-    cross = state["products"] @ weight.T
-    products = torch.cat([torch.cat([state["products"], cross], 1), torch.cat([cross.T, weight @ cross], 1)])
-    extended: dict[str, Any] = {**state, "products": products}
+    state, gram = moments.state(), moments.products
+    cross = gram @ weight.T
+    products = torch.cat([torch.cat([gram, cross], 1), torch.cat([cross.T, weight @ cross], 1)])
+    extended: dict[str, Any] = {**state, "products": products[*torch.triu_indices(*products.shape)]}
     extended |= {name: torch.cat([state[name], weight @ state[name]]) for name in ("origin", "offset")}
     return Moments.from_state({CHANNELS: weight.shape[1], OUTPUTS: len(weight)}, extended)
 
