@@ -22,9 +22,8 @@ class RegionCurves:
     """What removing, or inserting, region after region does to the target's probability.
 
     Attributes:
-        auc: Area under each image's curve, shape (images,).
-        curves: Per image the normalised drop (deletion) or the normalised probability (insertion), from no region to
-            all of them, shape (images, steps + 1).
+        auc: Area under each image's curve.
+        curves: Per image the normalised drop (deletion) or probability (insertion), from no region to all of them.
         fractions: Share of the regions removed or inserted at each step.
         target: The class watched, per image.
         patch: Side of a region in pixels.
@@ -96,7 +95,12 @@ def region_deletion_auc(
         raise ValueError(f"outputs should be 'logits' or 'probabilities', found {outputs!r}.")
     require_whole_number("steps", steps)
     side = _patch_for(values.shape, patch)
-    blank = _blank(baseline, values.shape, values.dtype)
+    blank = as_array(baseline, "baseline").astype(values.dtype)
+    try:
+        blank = np.broadcast_to(blank[:, None, None] if blank.ndim == 1 else blank, values.shape)
+    except ValueError as failure:
+        wrong = f"baseline has the shape {np.shape(baseline)} but images have {values.shape}"
+        raise ValueError(f"{wrong}; pass a number, one a channel, or images.") from failure
     place, rank = _ranked_regions(heat, side)
     regions = rank.shape[1]
     taken = np.rint(np.linspace(0, regions, steps + 1)).astype(np.int64)
@@ -110,13 +114,11 @@ def region_deletion_auc(
             here = slice(first, first + batch_size)
             for step, count in enumerate(taken):
                 top = (rank[here] < count)[:, place][:, None]
-                shown = np.where(top, values[here], blank[here]) if insert else np.where(top, blank[here], values[here])
-                found = _probabilities(run(shown), outputs)
+                found = _probabilities(run(np.where(top == insert, values[here], blank[here])), outputs)
                 curves[here, step] = found[np.arange(len(found)), chosen[here]]
     # A probability may have underflown to zero; there is then nothing left to drop.
-    share = curves / np.maximum(start, np.finfo(np.float64).tiny)[:, None]
-    curves = share if insert else 1.0 - share
-    fractions = taken / regions
+    curves /= np.maximum(start, np.finfo(np.float64).tiny)[:, None]
+    curves, fractions = curves if insert else 1.0 - curves, taken / regions
     return RegionCurves(trapezoid(curves, fractions, axis=1), curves, fractions, chosen, side)
 
 
@@ -138,16 +140,6 @@ def _patch_for(shape: tuple[int, ...], patch: int | None) -> int:
     if not 1 <= patch <= side:
         raise ValueError(f"patch is {patch} but images are {shape[2]} by {shape[3]} pixels; pass 1 to {side}.")
     return patch
-
-
-def _blank(baseline: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    given = as_array(baseline, "baseline").astype(dtype)
-    given = given[:, None, None] if given.ndim == 1 else given
-    try:
-        return np.broadcast_to(given, shape)
-    except ValueError as failure:
-        wrong = f"baseline has the shape {np.shape(baseline)} but images have {shape}"
-        raise ValueError(f"{wrong}; pass a number, one a channel, or images.") from failure
 
 
 def _ranked_regions(heat: Array, side: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
