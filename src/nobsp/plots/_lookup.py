@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import join_names, suggest
+from nobsp._messages import as_numpy, join_names, suggest
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation, output_position
 from nobsp.tabular.lookup import Chunk
 
 Array = NDArray[np.float64]
+Output = int | str | None  # position or name of an output, or none in particular
 
 
 def require_explanation(given: Any, plot: str) -> Explanation:
@@ -42,7 +43,7 @@ def row_position(row: Any, ex: Explanation) -> int:
 
     frame = frame_of(ex.data)
     index: Any = None if frame is None else nw.maybe_get_index(frame)
-    if isinstance(row, int | np.integer) and not isinstance(row, bool):
+    if is_position(row):
         if -len(ex) <= row < len(ex):
             return int(row) % len(ex)
         meant = f"; for the label pass row=ex.data.index.get_loc({row})" if index is not None and row in index else ""
@@ -59,7 +60,7 @@ def row_position(row: Any, ex: Explanation) -> int:
     return int(np.ravel(found)[0])
 
 
-def one_output(output: int | str | None, names: Sequence[str], among: Sequence[int] | None = None) -> int:
+def one_output(output: Output, names: Sequence[str], among: Sequence[int] | None = None) -> int:
     """Position of the output to draw; may be left out where there is only one, or only one is `among` those meant."""
     meant = some_outputs(output, names, among)
     if len(meant) != 1:
@@ -68,24 +69,21 @@ def one_output(output: int | str | None, names: Sequence[str], among: Sequence[i
     return meant[0]
 
 
-def some_outputs(output: int | str | None, names: Sequence[str], among: Sequence[int] | None = None) -> list[int]:
+def some_outputs(output: Output, names: Sequence[str], among: Sequence[int] | None = None) -> list[int]:
     """Positions of the outputs to draw: the one given, or all that are meant."""
     if output is not None:
         return [output_position(output, names)]
     return list(range(len(names))) if among is None else list(among)
 
 
-def feature_positions(features: Any, names: Sequence[str]) -> list[int]:
-    """Positions of features given by name or position."""
-    wanted = [features] if isinstance(features, str | int | np.integer) else list(features)
-    if not wanted:
-        raise ValueError("features is empty; name at least one, or leave it out to draw the strongest.")
-    return [feature_position(one, names) for one in wanted]
+def is_position(given: Any) -> bool:
+    """Whether something is a whole number."""
+    return isinstance(given, int | np.integer) and not isinstance(given, bool)
 
 
 def feature_position(feature: Any, names: Sequence[str]) -> int:
     """Position of a feature, or an error with the close matches."""
-    if isinstance(feature, int | np.integer) and not isinstance(feature, bool):
+    if is_position(feature):
         if not -len(names) <= feature < len(names):
             raise ValueError(f"feature {feature} is out of range; there are {len(names)}.")
         return int(feature) % len(names)
@@ -164,7 +162,7 @@ def feature_values(ex: Explanation) -> dict[str, NDArray[Any] | None]:
     """Every feature's values in the rows of an explanation, levels by their names; None for what is no one value."""
     found: dict[str, NDArray[Any] | None] = dict.fromkeys(ex.feature_names)
     if ex.explainer is None:
-        columns = columns_of(ex.data) or {}
+        columns = columns_of(ex.data)
         if len(columns) == len(found) and not columns.keys() & found.keys():
             columns = dict(zip(found, columns.values(), strict=True))
         return found | {name: column for name, column in columns.items() if name in found}
@@ -186,17 +184,14 @@ def frame_of(data: Any) -> Any:
     return frame if isinstance(frame, nw.DataFrame) else None
 
 
-def columns_of(data: Any) -> dict[str, NDArray[Any]] | None:
-    """The columns of a frame by name, of an array or tensor as x0, x1, ...; None for what is no table."""
+def columns_of(data: Any) -> dict[str, NDArray[Any]]:
+    """The columns of a frame by name, of an array or tensor as x0, x1, ...; none of what is no table."""
     frame = frame_of(data)
     if frame is not None:
         return {str(name): np.asarray(frame[name].to_numpy()) for name in frame.columns}
-    if hasattr(data, "detach"):
-        data = data.detach().cpu()
-        data = data.float() if "bfloat16" in str(data.dtype) else data
     if getattr(data, "ndim", 0) != 2:
-        return None
-    return {f"x{position}": column for position, column in enumerate(np.asarray(data).T)}
+        return {}
+    return {f"x{position}": column for position, column in enumerate(as_numpy(data).T)}
 
 
 def as_numbers(values: NDArray[Any] | None) -> Array | None:

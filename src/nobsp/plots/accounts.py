@@ -5,37 +5,35 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nobsp._messages import count, percent, require_whole_number
 from nobsp.plots import _axes, _lookup, colours
 from nobsp.plots._axes import Axes
+from nobsp.plots._lookup import Array, Output
 from nobsp.plots.labels import decimals_for, format_number, format_value, shorten, shorten_all, term_labels
 from nobsp.tabular.explanation import Explanation
 
-Array = NDArray[np.float64]
-
 _FOR, _AGAINST = (colours.FOR, ""), (colours.AGAINST, colours.AGAINST_HATCH)
 _RESIDUAL = (colours.RESIDUAL, colours.RESIDUAL_HATCH)
+_KINDS = (
+    ("main effects", (colours.MAIN, "")),
+    ("interactions, on top", (colours.PAIR, colours.PAIR_HATCH)),
+    ("of three and more", (colours.LARGER, colours.LARGER_HATCH)),
+    ("residual", _RESIDUAL),
+)
 
 
 def waterfall(
-    ex: Explanation,
-    row: Hashable = 0,
-    *,
-    output: int | str | None = None,
-    max_display: int = 10,
-    ax: Axes | None = None,
+    ex: Explanation, row: Hashable = 0, *, output: Output = None, max_display: int = 10, ax: Axes | None = None
 ) -> Axes:
     """Draws the account of one row: from the base over every term and the residual to the prediction.
 
-    The strongest terms come first. Terms that do not fit are put together, the residual never is: it has a bar of its
-    own. Bars to the left are hatched. A value outside the calibrated range is marked.
+    The strongest terms come first. Terms that do not fit are put together, the residual never is. Bars to the left are
+    hatched. A value outside the calibrated range is marked.
 
     Args:
         ex: An explanation.
-        row: Position of the row; or, where a frame with an index was explained, its label. A whole number is always a
-            position.
+        row: Position of the row, if a whole number; or its label in the index of the frame that was explained.
         output: Position or name of the output; may be left out where there is only one.
         max_display: Most bars of terms, the one that holds the rest among them.
         ax: Axes to draw on; a new figure when None.
@@ -96,13 +94,12 @@ def waterfall(
     return ax
 
 
-def ledger(ex: Explanation, *, output: int | str | None = None, max_display: int = 10, ax: Axes | None = None) -> Axes:
+def ledger(ex: Explanation, *, output: Output = None, max_display: int = 10, ax: Axes | None = None) -> Axes:
     """Draws what explains the variance of the outputs: main effects, what interactions add to them, and the residual.
 
     The share of main effects is what they explain on their own, 1 − var(prediction − their sum) / var(prediction);
-    interactions of two, then of more features, get what is explained on top. The residual's share is
-    var(residual) / var(prediction), so that `1 - residual` is `ex.explained()`, and the shares add up to one. A share
-    below zero means that terms need the larger ones to make up for what they overdo.
+    interactions of two, then of more features, get what is explained on top. The residual gets the rest, so that
+    `1 - residual` is `ex.explained()`. A share below zero: larger terms make up for what these overdo.
 
     Args:
         ex: An explanation of at least two rows.
@@ -155,25 +152,10 @@ def ledger(ex: Explanation, *, output: int | str | None = None, max_display: int
     return ax
 
 
-_KINDS = (
-    ("main effects", (colours.MAIN, "")),
-    ("interactions, on top", (colours.PAIR, colours.PAIR_HATCH)),
-    ("of three and more", (colours.LARGER, colours.LARGER_HATCH)),
-    ("residual", _RESIDUAL),
-)
-
-
 def variance_shares(ex: Explanation) -> Array:
     """Shares of variance that main effects, pairs, larger terms and the residual explain, shape (4, outputs).
 
     NaN for outputs that do not vary; else each column adds up to one.
     """
-    total = ex.predictions.var(0)
-    orders = np.array([min(len(term), 3) for term in ex.terms])
-    explained, account = [np.zeros_like(total)], ex.predictions - ex.base_values
-    with np.errstate(divide="ignore", invalid="ignore"):
-        for order in (1, 2, 3):
-            account = account - ex.values[:, orders == order].sum(1)
-            left = ex.residual if order == 3 else account
-            explained.append(np.where(total > 0, 1.0 - left.var(0) / total, np.nan))
-        return np.vstack([np.diff(explained, axis=0), 1.0 - explained[-1]])
+    parts = [ex[:, [len(term) <= size for term in ex.terms]].explained() for size in (1, 2, len(ex.feature_names))]
+    return np.diff([np.zeros_like(parts[0]), *parts, np.ones_like(parts[0])], axis=0)

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from nobsp._messages import count, number_outputs, percent, require_whole_number
 from nobsp.plots import colours
 from nobsp.plots._axes import NORMAL, SMALL, Axes, get_axes, label_rows, tidy, write_beside
+from nobsp.plots._lookup import Array
 from nobsp.plots.labels import clean, escape, shorten_all, term_labels
-
-Array = NDArray[np.float64]
 
 _EXPLAINED = 0.8  # less of an output's variance explained is doubtful
 _OWN = 0.01  # and so is less of a term's spread that is its own

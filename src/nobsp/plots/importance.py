@@ -11,16 +11,15 @@ from numpy.typing import NDArray
 from nobsp._messages import count, require_whole_number
 from nobsp.plots import _axes, _lookup, colours
 from nobsp.plots._axes import Axes
+from nobsp.plots._lookup import Array, Output
 from nobsp.plots.labels import short_labels, shorten, term_labels
 from nobsp.tabular.explanation import Explanation
-
-Array = NDArray[np.float64]
 
 # Rows that a swarm still shows one by one.
 _MOST_POINTS = 2000
 
 
-def importance(what: Any, *, output: int | str | None = None, max_display: int = 15, ax: Axes | None = None) -> Axes:
+def importance(what: Any, *, output: Output = None, max_display: int = 15, ax: Axes | None = None) -> Axes:
     """Draws how much each feature contributes on average, strongest first.
 
     The bar is the mean absolute value of everything the feature takes part in, its main effect and its interactions
@@ -94,9 +93,7 @@ def importance(what: Any, *, output: int | str | None = None, max_display: int =
     return ax
 
 
-def beeswarm(
-    ex: Explanation, *, output: int | str | None = None, max_display: int = 12, ax: Axes | None = None
-) -> Axes:
+def beeswarm(ex: Explanation, *, output: Output = None, max_display: int = 12, ax: Axes | None = None) -> Axes:
     """Draws every row's contributions, a swarm for each term, strongest first, and one for the residual.
 
     Each point is a row. Main effects and interactions are ordered by their own mean absolute contribution. A point's

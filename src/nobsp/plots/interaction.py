@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 from nobsp._messages import count, require_whole_number
 from nobsp.plots import _lookup, colours
 from nobsp.plots._axes import NORMAL, SMALL, Axes, add_note, colour_bar, get_axes, tidy, turn_labels
+from nobsp.plots._lookup import Array, Output
 from nobsp.plots.labels import decimals_for, format_number, short_labels, shorten, shorten_all
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.lookup import Feature, LevelAxis
-
-Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 _NEAR = 0.055  # how far from a row a surface is still shown, as a share of the axis
 _TAIL = 0.005  # rows so far out would shrink everything else, and are left out of the picture
@@ -46,13 +44,7 @@ class _Side:
 
 
 def interaction(
-    explainer: Any,
-    pair: Any,
-    *,
-    output: int | str | None = None,
-    data: Any = None,
-    points: int = 80,
-    ax: Axes | None = None,
+    explainer: Any, pair: Any, *, output: Output = None, data: Any = None, points: int = 80, ax: Axes | None = None
 ) -> Axes:
     """Draws the interaction of two features, what they contribute only together, where there are rows.
 
@@ -126,7 +118,7 @@ def _side(feature: Feature, axis: LevelAxis | None, rows: Array, points: int) ->
     return _Side(feature, None, (edges[:-1] + edges[1:]) / 2, edges, rows, _NEAR * points)
 
 
-def _near(across: _Side, up: _Side) -> Mask:
+def _near(across: _Side, up: _Side) -> NDArray[np.bool_]:
     """Which cells have a row in them or nearby."""
     from scipy.ndimage import distance_transform_edt
 
@@ -199,9 +191,7 @@ def _draw_rows(ax: Axes, across: _Side, up: _Side) -> None:
 # ---------------------------------------------------------------------- every two features
 
 
-def interaction_matrix(
-    what: Any, *, output: int | str | None = None, max_display: int = 12, ax: Axes | None = None
-) -> Axes:
+def interaction_matrix(what: Any, *, output: Output = None, max_display: int = 12, ax: Axes | None = None) -> Axes:
     """Draws how strong the interaction of every two features is, as a share of an output's spread.
 
     A framed cell is a pair that was fitted, and so has a term of its own. Features in the strongest pairs come first.
@@ -259,7 +249,7 @@ def interaction_matrix(
     return ax
 
 
-def _strengths(what: Any, output: int | str | None) -> tuple[tuple[str, ...], dict[frozenset[str], float], set[Any]]:
+def _strengths(what: Any, output: Output) -> tuple[tuple[str, ...], dict[frozenset[str], float], set[Any]]:
     """Features, how strongly pairs of them act together, strongest first, and which pairs have a term."""
     if isinstance(what, Explanation):
         ex = _lookup.known_rows(_lookup.require_explanation(what, "interaction_matrix"), residual="interaction_matrix")

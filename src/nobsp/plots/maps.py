@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from nobsp._messages import percent, require_whole_number
 from nobsp.plots import colours
 from nobsp.plots._axes import NORMAL, SMALL, Axes, bare, get_axes, get_grid, tidy
+from nobsp.plots._lookup import Array
 from nobsp.plots.labels import shorten
 
 if TYPE_CHECKING:
     from nobsp.vision import ActivationMaps, Confusions
-
-Array = NDArray[np.float64]
 
 # Letters in a line of a text.
 _COLUMNS = 72

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from nobsp._messages import percent, require_whole_number, suggest
 from nobsp.plots import _lookup, colours
 from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, new_figure
+from nobsp.plots._lookup import Array
 from nobsp.plots.labels import clean, format_label, format_number, format_value, shorten, shorten_all
-
-Array = NDArray[np.float64]
 
 _MOST_COLUMNS = 8
 _FAR = 2.0  # standard deviations from the query that are shaded fully
