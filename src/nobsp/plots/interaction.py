@@ -56,9 +56,7 @@ def interaction(
         explainer: A calibrated `NObSP`, a `CompiledExplainer`, or an `Explanation`, for the functions behind it.
         pair: Two features, by name; the first runs along the bottom.
         output: Position or name of the output; may be left out where there is only one.
-        data: Rows that show where the data is: a table or an `Explanation`. When None, those of the explanation, or
-            calibrated rows where the explainer keeps some (not after loading, and not for pipelines). Without any, the
-            whole range is drawn, and it says so.
+        data: Rows that show where the data is, as in `curves`; without any, the whole range is drawn.
         points: Points along each side of numbers.
         ax: Axes to draw on; a new figure when None.
 
@@ -198,9 +196,8 @@ def interaction_matrix(what: Any, *, output: Output = None, max_display: int = 1
 
     Args:
         what: An `NObSP` or a `CompiledExplainer`: every pair as screened, for the output it matters to most. Or an
-            `Explanation`: the fitted pairs, standard deviation of their contributions over that of the predictions;
-            the largest of all outputs unless one is chosen.
-        output: Position or name of the output, for an `Explanation`.
+            `Explanation`: the fitted pairs, standard deviation of their contributions over that of the predictions.
+        output: Position or name of the output, for an `Explanation`; the largest of all when None.
         max_display: Most features.
         ax: Axes to draw on; a new figure when None.
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import percent, require_whole_number, suggest
+from nobsp._messages import as_numpy, percent, require_whole_number, suggest
 from nobsp.plots import _lookup, colours
 from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, new_figure
 from nobsp.plots._lookup import Array
@@ -51,9 +51,9 @@ def retrieval_panel(
 ) -> NDArray[Any]:
     """Draws a query, and beside it its neighbours in the space of contributions and in that of activations.
 
-    Under each neighbour stand its label and its distance. A solid frame and a tick mark mean the class predicted for
-    the query, a dashed frame and a cross another one. Of a table, each neighbour is a column of values; the darker a
-    cell, the further it is from the query, up to two standard deviations of the database.
+    A solid frame and a tick mark mean the class predicted for the query, a dashed frame and a cross another one. Of a
+    table, each neighbour is a column of values; the darker a cell, the further it is from the query, up to two standard
+    deviations of the database.
 
     Args:
         query: One image or row, or all that were queried, of which `row` is taken.
@@ -64,11 +64,9 @@ def retrieval_panel(
         row: Which of the queries.
         label: The true class of the query, written where it is not the predicted one.
         class_names: Names of the classes, where labels are numbers.
-        features: Of a frame, the columns to show; of an array, the names of its columns. The first eight are shown
-            when None, and of an array.
+        features: Of a frame, the columns to show (the first eight when None); of an array, the names of its columns.
         max_display: Most neighbours in each space.
-        ax: Axes to draw on; a new figure when None. For images one for the query, then one for each neighbour, space by
-            space; for a table one for each space.
+        ax: Axes to draw on, in the order they are returned, the query's once; a new figure when None.
 
     Returns:
         The axes: for images of shape (spaces, 1 + neighbours), the query first in each; for a table of shape (spaces,).
@@ -161,9 +159,9 @@ def _query_title(hits: Any, row: int, label: Any, class_names: Sequence[str] | N
 def _from(database: Any, index: int) -> Any:
     try:
         return database[index]
-    except (IndexError, KeyError) as missing:
+    except (IndexError, KeyError):
         text = f"database has no row {index}, which is a neighbour; pass the rows that were indexed."
-        raise ValueError(text) from missing
+        raise ValueError(text) from None
 
 
 # ---------------------------------------------------------------------- tables
@@ -185,9 +183,8 @@ def _table(
     for panel, space in zip(axes, spaces, strict=True):
         cells = [[wanted[name], *(_from(column, k) for k in space.indices)] for name, column in columns.items()]
         far = np.array([_far(line, column) for line, column in zip(cells, columns.values(), strict=True)])
-        panel.imshow(
-            far, cmap=colours.blend(colours.NOTHING_TO_MUCH), vmin=0.0, vmax=2.2 * _FAR, aspect="auto", gid="far"
-        )
+        shades = colours.blend(colours.NOTHING_TO_MUCH)
+        panel.imshow(far, cmap=shades, vmin=0.0, vmax=2.2 * _FAR, aspect="auto", gid="far")
         for (down, right), _ in np.ndenumerate(far):
             panel.text(right, down, format_value(cells[down][right], 12), ha="center", va="center", fontsize=SMALL)
         panel.axvline(0.5, color=colours.MUTED, linewidth=1.5)
@@ -203,7 +200,7 @@ def _table(
 
 def _columns(database: Any, features: Sequence[str] | None) -> dict[str, NDArray[Any]]:
     """The columns to show, by name."""
-    every = _lookup.columns_of(database) or {}
+    every = _lookup.columns_of(database)
     if _lookup.frame_of(database) is None and features is not None:
         if len(features) != len(every):
             raise ValueError(f"features has {len(features)} names but database has {len(every)} columns.")
@@ -225,7 +222,7 @@ def _query(query: Any, row: int, names: Sequence[str]) -> dict[str, Any]:
         query = query.to_dict()
     if isinstance(query, dict):
         return {str(name): value for name, value in query.items()}
-    values = np.asarray(query.detach().cpu() if hasattr(query, "detach") else query)
+    values = as_numpy(query)
     return dict(zip(names, values[row] if values.ndim == 2 else values, strict=False))
 
 
@@ -239,23 +236,14 @@ def _far(line: Sequence[Any], column: NDArray[Any]) -> Array:
     return np.asarray(np.minimum(np.abs(values - values[0]) / spread, _FAR))
 
 
-def picture_of(item: Any, argument: str) -> NDArray[np.float64]:
+def picture_of(item: Any, argument: str) -> Array:
     """One image, shape (height, width, 3), from 0 to 1."""
-    given = item[0] if isinstance(item, tuple | list) and len(item) else item
-    if hasattr(given, "detach"):
-        given = given.detach().cpu()
-        given = given.double() if given.is_floating_point() else given  # numpy has no bfloat16
-    given = np.asarray(given)
-    whole = given.dtype.kind in "iu"
-    array = np.asarray(given, dtype=np.float64)
-    if array.ndim == 2:
-        array = array[:, :, None]
-    elif array.ndim == 3 and array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3):
-        array = np.moveaxis(array, 0, 2)
-    if array.ndim != 3 or array.shape[2] not in (1, 3, 4) or array.size == 0:
+    from nobsp.vision.maps import pictures_of
+
+    array = as_numpy(item[0] if isinstance(item, tuple | list) and len(item) else item)
+    array = array[None] if array.ndim == 2 else array
+    if array.ndim != 3 or array.size == 0:
         raise ValueError(f"{argument} has an image of shape {array.shape}; expected (channels, height, width).")
-    array = array[:, :, :3] / (255.0 if whole else 1.0)
-    low, high = float(array.min()), float(array.max())
-    if low < 0 or high > 1:
-        array = (array - low) / ((high - low) or 1.0)
-    return np.asarray(np.broadcast_to(array, (*array.shape[:2], 3)))
+    if array.shape[2] == 4 and array.shape[0] not in (1, 3):
+        array = array[..., :3]  # without its transparency
+    return pictures_of(array[None], 1)[0]
