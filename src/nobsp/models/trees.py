@@ -68,22 +68,13 @@ def both_sides(thresholds: Iterable[Any], *, single: bool, below: bool) -> Array
     found = found[np.abs(found) < 1e38]  # libraries write "missing or not" as a threshold that no number passes
     if single:
         near = found.astype(np.float32)
-        if below:  # the first single number at or above the threshold, and the one before it
-            above = np.where(near.astype(np.float64) >= found, near, np.nextafter(near, np.float32(np.inf)))
-            under = np.nextafter(above, np.float32(-np.inf))
-        else:
-            under = np.where(near.astype(np.float64) <= found, near, np.nextafter(near, np.float32(-np.inf)))
-            above = np.nextafter(under, np.float32(np.inf))
-        low, high = under.astype(np.float64), above.astype(np.float64)
-        middle = low + (high - low) / 2  # rounds to either, by the last digit
-        up = middle.astype(np.float32).astype(np.float64) == high
-        sides = np.column_stack(
-            [np.where(up, np.nextafter(middle, -np.inf), middle), np.where(up, middle, np.nextafter(middle, np.inf))]
-        )
-    elif below:
-        sides = np.column_stack([np.nextafter(found, -np.inf), found])
+        near = np.where(near >= found if below else near > found, np.nextafter(near, np.float32(-np.inf)), near)
+        low, high = near.astype(np.float64), np.nextafter(near, np.float32(np.inf)).astype(np.float64)
+        under = low + (high - low) / 2  # rounds to either, by the last digit
+        under = np.where(under.astype(np.float32) == high, np.nextafter(under, -np.inf), under)
     else:
-        sides = np.column_stack([found, np.nextafter(found, np.inf)])
+        under = np.nextafter(found, -np.inf) if below else found
+    sides = np.column_stack([under, np.nextafter(under, np.inf)])
     thin = sides[:, 1] - sides[:, 0] < _LEAST_GAP  # around zero numbers lie closer than their inverses reach
     sides[thin, 1] = sides[thin, 0] + _LEAST_GAP
     return np.unique(sides, axis=0)

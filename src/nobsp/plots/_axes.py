@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nobsp._messages import count
 from nobsp.plots.colours import FAINT, MUTED
@@ -31,7 +30,15 @@ def new_figure(size: tuple[float, float]) -> Figure:
 
 def get_axes(ax: Any, size: tuple[float, float]) -> Axes:
     """The caller's axes, or the only one of a new figure."""
-    return new_figure(size).add_subplot() if ax is None else as_axes(ax, 1, "this plot")[0]
+    return get_panels(ax, 1, 1, size, "this plot")[0]
+
+
+def get_panels(ax: Any, panels: int, across: int, size: tuple[float, float], what: str) -> list[Axes]:
+    """The caller's axes, or those of a new figure, so many in a row."""
+    if ax is not None:
+        return as_axes(ax, panels, what)
+    figure = new_figure(size)
+    return [figure.add_subplot(-(-panels // across), across, place + 1) for place in range(panels)]
 
 
 def as_axes(ax: Any, panels: int, what: str) -> list[Axes]:
@@ -44,14 +51,6 @@ def as_axes(ax: Any, panels: int, what: str) -> list[Axes]:
         wanted = f"{what} has {count(panels, 'panel')}; pass as many, or leave ax out"
         raise ValueError(f"ax has {len(given)} axes but {wanted}.")
     return given
-
-
-def get_grid(ax: Any, down: int, across: int, size: tuple[float, float]) -> NDArray[Any]:
-    """The caller's axes, or those of a new figure, in rows and columns."""
-    if ax is None:
-        figure = new_figure(size)
-        ax = [figure.add_subplot(down, across, place + 1) for place in range(down * across)]
-    return np.array(as_axes(ax, down * across, "this grid"), dtype=object).reshape(down, across)
 
 
 def tidy(ax: Axes, *, grid: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,20 +60,20 @@ def row_position(row: Any, ex: Explanation) -> int:
     return int(np.ravel(found)[0])
 
 
-def one_output(output: Output, names: Sequence[str], among: Sequence[int] | None = None) -> int:
-    """Position of the output to draw; may be left out where there is only one, or only one is `among` those meant."""
-    meant = some_outputs(output, names, among)
-    if len(meant) != 1:
-        known = join_names([names[k] for k in meant], 12)
-        raise ValueError(f"output must be chosen among {known}, as in output={names[meant[0]]!r}.")
-    return meant[0]
-
-
 def some_outputs(output: Output, names: Sequence[str], among: Sequence[int] | None = None) -> list[int]:
     """Positions of the outputs to draw: the one given, or all that are meant."""
     if output is not None:
         return [output_position(output, names)]
-    return list(range(len(names))) if among is None else list(among)
+    return list(range(len(names)) if among is None else among)
+
+
+def one_output(output: Output, names: Sequence[str], among: Sequence[int] | None = None) -> int:
+    """Position of the output to draw; may be left out where only one is meant."""
+    first, *others = some_outputs(output, names, among)
+    if others:
+        known = join_names([names[k] for k in (first, *others)], 12)
+        raise ValueError(f"output must be chosen among {known}, as in output={names[first]!r}.")
+    return first
 
 
 def is_position(given: Any) -> bool:
@@ -92,28 +92,13 @@ def feature_position(feature: Any, names: Sequence[str]) -> int:
     raise ValueError(f"no feature {feature!r}; {suggest(feature, names)}")
 
 
-def pair_term(pair: Any, terms: Sequence[tuple[str, ...]], names: Sequence[str]) -> tuple[str, str]:
-    """The fitted pair of two features, in the order given."""
-    if isinstance(pair, str) or not isinstance(pair, Iterable) or len(tuple(pair)) != 2:
-        raise ValueError(f"pair must be two features, found {pair!r}.")
-    first, second = (names[feature_position(one, names)] for one in pair)
-    pairs = [term for term in terms if len(term) == 2]
-    if not any({first, second} == set(term) for term in pairs):
-        have, wanted = f"fitted are {join_names(pairs)}" if pairs else "none was", (first, second)
-        raise ValueError(f"the pair {wanted!r} was not fitted; {have}. Calibrate with interactions=[{wanted!r}].")
-    return first, second
-
-
-# ---------------------------------------------------------------------- functions, and rows to draw them over
-
-
 @dataclass(frozen=True, eq=False)
 class Drawn:
     """Functions, rows to draw them over (None without any), and the outputs drawn unless others are chosen."""
 
     functions: CompiledExplainer
     rows: Any
-    of_outputs: tuple[int, ...]
+    of_outputs: Sequence[int]
 
     def places(self, data: Any) -> dict[int, Array] | None:
         """Where the caller's rows lie, or those that are known where none are given; None without any."""
@@ -126,14 +111,14 @@ def find_drawn(given: Any, plot: str) -> Drawn:
     """What plots need to know of an explainer, or of the functions behind an explanation."""
     if not isinstance(given, Explanation):
         functions = find_functions(given, plot)
-        return Drawn(functions, getattr(given, "sample_", None), tuple(range(len(functions.output_names))))
+        return Drawn(functions, getattr(given, "sample_", None), range(len(functions.output_names)))
     if given.explainer is None:
         raise TypeError(f"{plot} draws functions, and this explanation has none with it; pass the explainer itself.")
     names = given.explainer.output_names
     for name in given.output_names:
         if name not in names:
             raise ValueError(f"{plot} draws functions of outputs, and {name!r} is none; pass the explainer itself.")
-    return Drawn(given.explainer, given.data, tuple(names.index(name) for name in given.output_names))
+    return Drawn(given.explainer, given.data, [names.index(name) for name in given.output_names])
 
 
 def find_functions(given: Any, plot: str) -> CompiledExplainer:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nobsp._messages import count, join_names, require_whole_number
 from nobsp.plots import _lookup, colours
-from nobsp.plots._axes import NORMAL, SMALL, Axes, as_axes, legend_label, new_figure, text_colour, tidy, turn_labels
+from nobsp.plots._axes import NORMAL, SMALL, Axes, get_panels, legend_label, text_colour, tidy, turn_labels
 from nobsp.plots._lookup import Array
 from nobsp.plots.labels import short_labels, shorten, shorten_all
 from nobsp.tabular.compiled import CompiledExplainer
@@ -139,13 +139,9 @@ def curves(
         if places is not None:
             curve = _over_rows(functions, outputs, curve, places[k][np.isfinite(places[k])])
         made.append(_fewer_levels(_with_truth(functions, k, curve, known[k]) if k in known else curve))
-    if ax is None:
-        across = 3 if len(made) in (5, 6) else min(len(made), 4)
-        down = -(-len(made) // across)
-        figure = new_figure((2.55 * across + 0.9, 2.15 * down + 0.55) if len(made) > 1 else (5.2, 3.6))
-        axes = [figure.add_subplot(down, across, place + 1) for place in range(len(made))]
-    else:
-        axes = as_axes(ax, len(made), "the plot of these curves")
+    across = 3 if len(made) in (5, 6) else min(len(made), 4)
+    size = (2.55 * across + 0.9, 2.15 * -(-len(made) // across) + 0.55) if len(made) > 1 else (5.2, 3.6)
+    axes = get_panels(ax, len(made), across, size, "the plot of these curves")
     labels = [shorten(names[k], 24) for k in outputs]
     effect = "average effect" + (f" on {labels[0]}" if len(labels) == 1 else "")
     if len(made) > 1 and len(effect) > 26:

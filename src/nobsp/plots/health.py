@@ -23,10 +23,9 @@ _MARKS = {"error": "✗", "warning": "!", "note": "·"}
 def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
     """Draws what to know before believing an explanation.
 
-    First comes the held-out R² of every output, the worst first: the share of its variance that is explained on rows
-    that were not used for the coefficients; a ring shows the same without rows outside the range fitted on. Then, for
-    tables, how much of each term's spread the other terms cannot reproduce, the least first: what has hardly any of
-    its own may as well be another term's. Crosses are doubtful. Below stand the findings, errors first.
+    First the held-out R² of every output, the worst first; a ring shows the same without rows outside the range fitted
+    on. Then, for tables, how much of each term's spread the other terms cannot reproduce, the least first: what has
+    hardly any of its own may as well be another term's. Crosses are doubtful. Below stand the findings, errors first.
 
     Args:
         what: A calibrated `NObSP` or `NObSPCam`, a `CompiledExplainer`, or what its `health()` returned.
@@ -116,7 +115,6 @@ def _findings(state: Any, characters: int) -> str:
         subject = f"{clean(finding.subject)}: " if getattr(finding, "subject", "") else ""
         line = f"{_MARKS[finding.severity]} {finding.severity}: {subject}{clean(finding.message)}"
         lines += textwrap.wrap(line, characters, subsequent_indent="   ", break_long_words=True)
-    more = len(order) - _MOST_FINDINGS
-    if more > 0:
-        lines.append(f"and {count(more, 'other finding')}")
+    if len(order) > _MOST_FINDINGS:
+        lines.append(f"and {count(len(order) - _MOST_FINDINGS, 'other finding')}")
     return escape("\n".join(lines or ["Nothing to worry about."]))

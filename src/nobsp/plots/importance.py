@@ -173,12 +173,10 @@ def _ranks(column: NDArray[Any] | None, rows: NDArray[np.int_]) -> Array | None:
 def _spread_out(values: Array, width: float) -> Array:
     """Where to put points of about the same value, so that they lie beside each other: −0.4 to 0.4."""
     bins = np.floor(values / width * 160).astype(int)
-    _, place = np.unique(bins, return_inverse=True)
-    order = np.argsort(place, kind="stable")
-    counts = np.bincount(place)
-    first = np.cumsum(counts) - counts
+    _, place, counts = np.unique(bins, return_inverse=True, return_counts=True)
     nth = np.empty(len(values))
-    nth[order] = np.arange(len(values)) - first[place[order]]
+    # In the order of the bins, how many came since each bin began.
+    nth[np.argsort(place, kind="stable")] = np.arange(len(values)) - np.repeat(np.cumsum(counts) - counts, counts)
     # Alternately above and below the middle.
     offset = np.where(nth % 2 == 0, -nth / 2, (nth + 1) / 2)
     return np.asarray(0.8 * offset / max(float(counts.max()), 16.0))

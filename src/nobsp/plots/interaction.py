@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import count, require_whole_number
+from nobsp._messages import count, join_names, require_whole_number
 from nobsp.plots import _lookup, colours
 from nobsp.plots._axes import NORMAL, SMALL, Axes, add_note, colour_bar, get_axes, tidy, turn_labels
 from nobsp.plots._lookup import Array, Output
@@ -71,10 +72,16 @@ def interaction(
     require_whole_number("points", points, least=2)
     what = _lookup.find_drawn(explainer, "interaction")
     functions = what.functions
-    term = _lookup.pair_term(pair, functions.terms, functions.feature_names)
+    if isinstance(pair, str) or not isinstance(pair, Iterable) or len(tuple(pair)) != 2:
+        raise ValueError(f"pair must be two features, found {pair!r}.")
+    ends = [_lookup.feature_position(one, functions.feature_names) for one in pair]
+    term = tuple(functions.feature_names[k] for k in ends)
+    pairs = [one for one in functions.terms if len(one) == 2]
+    if set(term) not in map(set, pairs):
+        have = f"fitted are {join_names(pairs)}" if pairs else "none was"
+        raise ValueError(f"the pair {term!r} was not fitted; {have}. Calibrate with interactions=[{term!r}].")
     chosen = _lookup.one_output(output, functions.output_names, what.of_outputs)
     places, axes = what.places(data), functions.level_axes
-    ends = [functions.position(name) for name in term]
     across, up = (
         _side(functions.features[k], axes.get(k), np.zeros(0) if places is None else places[k], int(points))
         for k in ends

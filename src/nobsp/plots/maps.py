@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nobsp._messages import as_numpy, percent, require_whole_number
 from nobsp.plots import colours
-from nobsp.plots._axes import NORMAL, SMALL, Axes, bare, get_axes, get_grid, tidy
+from nobsp.plots._axes import NORMAL, SMALL, Axes, bare, get_axes, get_panels, tidy
 from nobsp.plots._lookup import Array
 from nobsp.plots.labels import escape, shorten
 
@@ -90,7 +90,8 @@ def cam_grid(
     true = _names_of(labels, maps)
     height, width = pictures.shape[1:3]
     size = (1.75 * len(kinds) + 3.05, (1.75 * height / width + 0.15) * len(rows) + 0.4)
-    grid = get_grid(ax, len(rows), 1 + len(kinds), size)
+    panels = get_panels(ax, len(rows) * (1 + len(kinds)), 1 + len(kinds), size, "this grid")
+    grid = np.array(panels, dtype=object).reshape(len(rows), -1)
     for place, (image, one) in enumerate(rows):
         large = one.resize((height, width))
         both = max(_peak(large.positive[image]), _peak(large.negative[image]))
@@ -132,7 +133,8 @@ def confusions(
     shown = found.pairs[:max_display]
     if not shown:
         raise ValueError("found has no pairs: no image was taken for another class.")
-    grid = get_grid(ax, len(shown), 2, (5.2, 2.1 * len(shown) + 0.4))
+    panels = get_panels(ax, 2 * len(shown), 2, (5.2, 2.1 * len(shown) + 0.4), "this grid")
+    grid = np.array(panels, dtype=object).reshape(-1, 2)
     for axes, pair in zip(grid, shown, strict=True):
         true = [pair.truth] * len(pair.maps)
         cam_grid(pair.maps, pair.images, kinds="account", labels=true, mean=mean, std=std, max_display=1, ax=axes)

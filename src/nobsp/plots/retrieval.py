@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nobsp._messages import as_numpy, percent, require_whole_number, suggest
 from nobsp.plots import _lookup, colours
-from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, new_figure
+from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, get_panels, new_figure
 from nobsp.plots._lookup import Array
 from nobsp.plots.labels import clean, format_label, format_number, format_value, shorten, shorten_all
 
@@ -174,12 +174,9 @@ def _table(
     columns = _columns(database, features)
     wanted = _query(query, row, list(columns))
     labels = shorten_all(columns, 24)
-    if ax is None:
-        count = max(len(space.indices) for space in spaces)
-        figure = new_figure((1.15 * (count + 1) + 2.0, len(spaces) * (0.27 * len(columns) + 0.95) + 0.1))
-        axes = [figure.add_subplot(len(spaces), 1, place + 1) for place in range(len(spaces))]
-    else:
-        axes = as_axes(ax, len(spaces), "this retrieval")
+    count = max(len(space.indices) for space in spaces)
+    size = (1.15 * (count + 1) + 2.0, len(spaces) * (0.27 * len(columns) + 0.95) + 0.1)
+    axes = get_panels(ax, len(spaces), 1, size, "this retrieval")
     for panel, space in zip(axes, spaces, strict=True):
         cells = [[wanted[name], *(_from(column, k) for k in space.indices)] for name, column in columns.items()]
         far = np.array([_far(line, column) for line, column in zip(cells, columns.values(), strict=True)])
