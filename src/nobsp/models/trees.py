@@ -80,11 +80,9 @@ def both_sides(thresholds: Iterable[Any], *, single: bool, below: bool) -> Array
     return np.unique(sides, axis=0)
 
 
-def _steps(pairs: Iterable[tuple[int, float]], *, single: bool, below: bool) -> dict[int, Array]:
-    by_column: dict[int, set[float]] = {}
-    for column, threshold in pairs:
-        by_column.setdefault(int(column), set()).add(float(threshold))
-    return {k: both_sides(found, single=single, below=below) for k, found in sorted(by_column.items())}
+def _steps(columns: Any, cuts: Any, *, single: bool, below: bool) -> dict[int, Array]:
+    columns, cuts = np.asarray(columns, dtype=np.intp), np.asarray(cuts)
+    return {int(k): both_sides(cuts[columns == k], single=single, below=below) for k in np.unique(columns)}
 
 
 def _in_ranges(
@@ -143,14 +141,14 @@ def _xgboost(model: Any) -> Trees | None:
     best = booster.attr("best_iteration")
     rounds = booster.num_boosted_rounds() if best is None else int(best) + 1
     used = int(forest["iteration_indptr"][rounds])
-    pairs: list[tuple[int, float]] = []
-    codes = {k for k, kind in enumerate(booster.feature_types or ()) if kind == "c"}
-    for tree in forest["trees"][:used]:
-        split = np.asarray(tree["left_children"]) >= 0
-        columns, cuts = np.asarray(tree["split_indices"]), np.asarray(tree["split_conditions"], dtype=np.float32)
-        numeric = split & (np.asarray(tree["split_type"]) == 0)
-        pairs += zip(columns[numeric].tolist(), cuts[numeric].tolist(), strict=True)
-        codes |= set(columns[split & ~numeric].tolist())
+    left, kind, columns, cuts = (
+        np.concatenate([tree[part] for tree in forest["trees"][:used]])
+        for part in ("left_children", "split_type", "split_indices", "split_conditions")
+    )
+    codes = {k for k, one in enumerate(booster.feature_types or ()) if one == "c"}
+    codes |= set(columns[(left >= 0) & (kind != 0)].tolist())
+    numeric = (left >= 0) & (kind == 0)
+    columns, cuts = columns[numeric], cuts[numeric].astype(np.float32)
     names, types = booster.feature_names, booster.feature_types
 
     def margin(X: Any, first: int, last: int) -> Any:
@@ -161,23 +159,22 @@ def _xgboost(model: Any) -> Trees | None:
         data = xgb.DMatrix(X, enable_categorical=True, **given)
         return booster.predict(data, output_margin=True, iteration_range=(first, last))
 
-    found = _in_ranges(margin, rounds, _some_rows(booster.num_features(), pairs))
+    found = _in_ranges(margin, rounds, _some_rows(booster.num_features(), columns, cuts))
     if found is None:
         return None
     objective = json.loads(booster.save_config())["learner"]["objective"]["name"]
     links = {"reg:logistic": "sigmoid", "reg:gamma": "exp", "reg:tweedie": "exp", "binary:hinge": "identity"}
     links |= {"binary": "sigmoid", "multi": "softmax", "count": "exp"}
     link = links.get(objective) or links.get(objective.partition(":")[0], "identity")
-    steps = _steps(pairs, single=True, below=True)
+    steps = _steps(columns, cuts, single=True, below=True)
     known = None if names is None else tuple(names)
     return Trees(*found, link, steps, bytes(booster.save_raw("ubj")), tuple(sorted(codes)), known)
 
 
-def _some_rows(columns: int, pairs: Sequence[tuple[int, float]]) -> Array:
+def _some_rows(width: int, columns: Any, cuts: Any) -> Array:
     """Rows that fall on different sides of thresholds."""
-    rows = np.zeros((16, columns))
-    for number, (column, threshold) in enumerate(pairs):
-        rows[number * 7 % 16, column] = threshold
+    rows = np.zeros((16, width))
+    rows[np.arange(len(cuts)) * 7 % 16, np.asarray(columns, dtype=np.intp)] = cuts
     return rows
 
 
@@ -187,7 +184,8 @@ def _lightgbm(model: Any) -> Trees | None:
     booster = model if isinstance(model, lgb.Booster) else model.booster_
     rounds = booster.best_iteration if booster.best_iteration > 0 else booster.current_iteration()
     dump = booster.dump_model(num_iteration=rounds)
-    pairs: list[tuple[int, float]] = []
+    columns: list[int] = []
+    cuts: list[float] = []
     codes: set[int] = set()
     nodes = [tree["tree_structure"] for tree in dump["tree_info"]]
     while nodes:
@@ -199,11 +197,12 @@ def _lightgbm(model: Any) -> Trees | None:
         if node["decision_type"] != "<=":
             codes.add(column)
             continue
-        pairs.append((column, node["threshold"]))
-        if node["missing_type"] == "Zero":  # what is smaller than this counts as missing
-            pairs += [(column, 1e-35), (column, float(np.nextafter(-1e-35, -1)))]
+        # What is smaller than this may count as missing.
+        zero = [1e-35, float(np.nextafter(-1e-35, -1))] if node["missing_type"] == "Zero" else []
+        cuts += [node["threshold"], *zero]
+        columns += [column] * (1 + len(zero))
     names, width = tuple(booster.feature_name()), booster.num_feature()
-    probe, known = _some_rows(width, pairs), booster.pandas_categorical
+    probe, known = _some_rows(width, columns, cuts), booster.pandas_categorical
     if known:
         import pandas as pd
 
@@ -222,7 +221,7 @@ def _lightgbm(model: Any) -> Trees | None:
     objective = dump.get("objective", "").partition(" ")[0]
     links = {"binary": "sigmoid", "cross_entropy": "sigmoid", "multiclass": "softmax", "multiclassova": "sigmoid"}
     link = links.get(objective, "exp" if objective in ("poisson", "gamma", "tweedie") else "identity")
-    steps, about = _steps(pairs, single=False, below=False), booster.model_to_string().encode()
+    steps, about = _steps(columns, cuts, single=False, below=False), booster.model_to_string().encode()
     given = None if names == tuple(f"Column_{k}" for k in range(width)) else names
     return Trees(*found, link, steps, about, tuple(sorted(codes)), given, frame=bool(known))
 
@@ -231,7 +230,8 @@ def _catboost(model: Any) -> Trees | None:
     codes = tuple(int(k) for k in model.get_cat_feature_indices())
     names = tuple(str(name) for name in model.feature_names_)
     borders = {int(k): cuts for k, cuts in model.get_borders().items() if cuts}
-    probe: Any = _some_rows(len(names), [(k, t) for k, cuts in borders.items() for t in cuts])
+    columns = np.repeat([*borders], [*map(len, borders.values())])
+    probe: Any = _some_rows(len(names), columns, np.concatenate([[], *borders.values()]))
     if codes:
         probe = probe.astype(object)
         probe[:, list(codes)] = "0"
@@ -250,12 +250,9 @@ def _catboost(model: Any) -> Trees | None:
 
 def _sklearn_trees(trees: Sequence[Any]) -> tuple[dict[int, Array], bytes]:
     """Thresholds of scikit-learn's trees, and their bytes."""
-    pairs: list[tuple[int, float]] = []
-    for tree in trees:
-        splits = tree.feature >= 0
-        pairs += zip(tree.feature[splits].tolist(), tree.threshold[splits].tolist(), strict=True)
+    columns, cuts = (np.concatenate([getattr(tree, name) for tree in trees]) for name in ("feature", "threshold"))
     about = b"".join(part.tobytes() for tree in trees for part in (tree.feature, tree.threshold, tree.value))
-    return _steps(pairs, single=True, below=False), about
+    return _steps(columns[columns >= 0], cuts[columns >= 0], single=True, below=False), about
 
 
 def _forest(model: Any) -> Trees | None:
@@ -307,10 +304,8 @@ def _hist(model: Any) -> Trees:
     categorical = getattr(model, "is_categorical_", None)
     if categorical is not None:  # it puts categories first
         order = np.concatenate([np.flatnonzero(categorical), np.flatnonzero(~categorical)])
-    pairs: list[tuple[int, float]] = []
-    for part in nodes:
-        split = part[(part["is_leaf"] == 0) & (part["is_categorical"] == 0)]
-        pairs += zip(order[split["feature_idx"]].tolist(), split["num_threshold"].tolist(), strict=True)
+    every = np.concatenate(nodes)
+    split = every[(every["is_leaf"] == 0) & (every["is_categorical"] == 0)]
     classifier = hasattr(model, "classes_")
     log_scale = not classifier and model.loss in ("poisson", "gamma")
 
@@ -319,8 +314,8 @@ def _hist(model: Any) -> Trees:
         return (np.log(stage) for stage in stages) if log_scale else stages
 
     outputs = int(model.n_trees_per_iteration_)
-    steps, names = _steps(pairs, single=False, below=False), _names(model)
-    about = b"".join(part.tobytes() for part in nodes) + np.asarray(model._baseline_prediction).tobytes()
+    steps = _steps(order[split["feature_idx"]], split["num_threshold"], single=False, below=False)
+    names, about = _names(model), every.tobytes() + np.asarray(model._baseline_prediction).tobytes()
     codes = () if categorical is None else tuple(np.flatnonzero(categorical).tolist())
     grouped = _staged(staged, outputs, model.n_iter_)
     link = "exp" if log_scale else ""
@@ -354,6 +349,4 @@ def _interpret(model: Any) -> Trees | None:
 
 def _names(model: Any) -> tuple[str, ...] | None:
     names = getattr(model, "feature_names_in_", None)
-    if names is None or not hasattr(names, "dtype") or not all(isinstance(name, str) for name in names):
-        return None
-    return tuple(names)
+    return tuple(names) if isinstance(names, np.ndarray) else None
