@@ -59,10 +59,9 @@ def region_deletion_auc(
 ) -> RegionCurves:
     """Masks the regions a map ranks highest and integrates the drop of the target's probability.
 
-    Regions are ranked by the mean of the map in them (equal ones from top left to bottom right). At step s of `steps`
-    the first s/steps of them are masked, all of them at the last. With p the probability of the target, the drop is
-    (p of the image - p of the masked image) / p of the image, integrated over the masked share by trapezoids: higher
-    is better.
+    Regions are ranked by the mean of the map in them (equal ones from top left to bottom right); at step s of `steps`
+    the first s/steps of them are masked. The drop is 1 - p of the masked image / p of the image, with p the target's
+    probability, integrated over the masked share by trapezoids: higher is better.
 
     Args:
         model: A torch module, or a function from images to outputs of shape (images, classes).
@@ -125,10 +124,8 @@ def region_deletion_auc(
 def region_insertion_auc(model: Model, images: Any, maps: Any, **options: Any) -> RegionCurves:
     """The counterpart of deletion: starts from the baseline and uncovers the highest-ranked regions first.
 
-    The curve is the target's probability as a share of that of the whole image, integrated over the uncovered share:
-    higher is better, and more than 1 is possible where parts of the image speak against the target.
-
-    Arguments, results and errors are those of `region_deletion_auc`.
+    The curve is the target's probability as a share of that of the whole image: higher is better, and more than 1 is
+    possible where parts of the image speak against the target. Arguments are those of `region_deletion_auc`.
     """
     return region_deletion_auc(model, images, maps, insert=True, **options)
 

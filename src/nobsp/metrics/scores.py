@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,10 @@ class FunctionReproduction:
     """How well the functions that made the data were recovered.
 
     Attributes:
-        r2: Per feature, R² of the contribution against the true function, both centred; nan for features that play
-            no part.
+        r2: Per feature, R² of the contribution against the true function, both centred; nan where it plays no part.
         nrmse: Per feature, root mean squared error as a share of the true function's standard deviation; nan likewise.
         null_attribution: Per feature that plays no part, the mean absolute centred contribution; nan for the others.
-        reconstruction_r2: R² of the summed contributions against the model's outputs, both centred; nan if no outputs
-            were given.
+        reconstruction_r2: R² of the summed contributions against the model's outputs, both centred; nan without any.
     """
 
     r2: Array
@@ -121,9 +119,7 @@ def sparseness(attributions: Any) -> Array:
 
 
 def gini_sparseness(attributions: Any) -> Array:
-    """The Gini index of the absolute values, which Quantus calls sparseness.
-
-    It is 0 if all n absolute values are equal and 1 - 1/n if one is not zero.
+    """The Gini index of the absolute values, which Quantus calls sparseness: 0 if all are equal, 1 - 1/n for one of n.
 
     Arguments, results and errors are those of `sparseness`.
 
@@ -156,7 +152,7 @@ def _magnitudes(attributions: Any) -> Array:
         return np.asarray(values / largest)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class Faithfulness:
     """Attributed importance beside the effect of removal.
 
@@ -167,11 +163,8 @@ class Faithfulness:
     """
 
     correlation: float
-    importance: Array
-    effect: Array
-
-    def __repr__(self) -> str:
-        return f"Faithfulness(correlation={self.correlation:.3f}, {len(self.effect)} features)"
+    importance: Array = field(repr=False)
+    effect: Array = field(repr=False)
 
 
 def removal_effects(
@@ -179,7 +172,7 @@ def removal_effects(
 ) -> Array:
     """How the output of each row changes when one feature, or group of columns, is set to the baseline.
 
-    The effects belong to the model, not to an explanation: compute them once and judge every method by them.
+    Effects belong to the model, not to an explanation: compute them once and judge every method by them.
 
     Args:
         model: A torch module, or a function from rows to outputs.
@@ -226,8 +219,8 @@ def attribution_faithfulness(attributions: Any, effects: Any, *, groups: Groups 
 
     Example:
         >>> from nobsp.metrics import attribution_faithfulness
-        >>> attribution_faithfulness([[3.0, -2.0, 0.1]], [[2.5, -2.2, 0.3]])
-        Faithfulness(correlation=1.000, 3 features)
+        >>> attribution_faithfulness([[3.0, -2.0, 0.1]], [[2.5, -2.2, 0.3]]).correlation > 0.99
+        True
     """
     given, change = as_array(attributions, "attributions", ndim=(2,)), as_array(effects, "effects", ndim=(2,))
     if groups is not None:
@@ -276,7 +269,7 @@ class Pairs:
         return f"Pairs({len(self)} pairs among {self.rows} rows, {some} of {every} features)"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class DeltaAgreement:
     """Explanation deltas beside the model's, over pairs of rows.
 
@@ -290,12 +283,9 @@ class DeltaAgreement:
 
     pearson: float
     nrmse: float
-    feature_pearson: Array
-    feature_nrmse: Array
+    feature_pearson: Array = field(repr=False)
+    feature_nrmse: Array = field(repr=False)
     pairs: int
-
-    def __repr__(self) -> str:
-        return f"DeltaAgreement(pearson={self.pearson:.3f}, nrmse={self.nrmse:.3f}, {self.pairs} pairs)"
 
 
 def find_pairs(
@@ -310,10 +300,9 @@ def find_pairs(
 ) -> Pairs:
     """Pairs of observed rows that differ in one feature and are close in all others.
 
-    For each feature, among all pairs of rows with the same predicted class: the feature differs by at least the median
-    of the differences that are not zero, and the Euclidean distance in all other columns is at most the 15th percentile
-    of those distances. A group of columns differs by the Euclidean distance in them. Pairs depend on the data and the
-    predictions only, so one selection judges every explanation alike.
+    For each feature, among all pairs of rows with the same predicted class: the feature (a group by its Euclidean
+    distance) differs by at least the median of the differences that are not zero, and the Euclidean distance in all
+    other columns is at most the 15th percentile of those distances. One selection judges every explanation alike.
 
     Args:
         X: Rows as the model gets them, standardised, shape (rows, columns).
@@ -321,8 +310,7 @@ def find_pairs(
         groups: Columns by feature, where a feature has several; every column by itself if None.
         max_pairs: How many pairs a feature keeps, drawn at random where there are more.
         distance_percentile: How close is close.
-        max_rows: Where there are more rows than this, pairs are looked for among as many drawn at random: memory grows
-            with the square of the rows (5,000 rows: about 0.7 GB).
+        max_rows: Of more rows as many are drawn: memory grows with their square (5,000 rows: about 0.7 GB).
         seed: Decides what is drawn.
 
     Returns:
