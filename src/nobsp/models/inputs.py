@@ -310,7 +310,7 @@ def _parts(module: nn.Module, X: Any) -> Mapping[str, Any] | list[tuple[str, Any
         return _known(module, X) if isinstance(X, Mapping) else _by_position(module, X)
     if isinstance(X, torch.utils.data.DataLoader):
         with torch.random.fork_rng(devices=[]):  # looking must not move the caller's random numbers
-            batch = next(iter(X), None)
+            batch: Any = next(iter(X), None)
     else:
         batch = X[0] if isinstance(X, list) and X else None
     if _is_nested(batch):

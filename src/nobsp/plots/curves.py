@@ -173,9 +173,10 @@ def _curves(functions: CompiledExplainer, outputs: Sequence[int], *, points: int
         here = np.asarray(table["feature"]) == feature.name
         if here.any():
             # Rows come output by output, each with the same points.
-            x, *values = (part[here].reshape(len(functions.output_names), -1).T[:, outputs] for part in columns)
+            each = len(functions.output_names)
+            x, value, lower, upper = (part[here].reshape(each, -1).T[:, outputs] for part in columns)
             along = np.arange(len(x), dtype=np.float64) if feature.kind == "levels" else x[:, 0]
-            found[k] = _Curve(feature, along, *values, float(functions.baseline[k]))
+            found[k] = _Curve(feature, along, value, lower, upper, float(functions.baseline[k]))
     return found
 
 
@@ -320,9 +321,8 @@ def _draw_legend(ax: Axes, made: Sequence[_Curve], outputs: Sequence[str], level
 
     truth = any(len(curve.truth) for curve in made)
     names = [legend_label(name) for name in outputs] if len(outputs) > 1 else ["average effect"]
-    entries: list[tuple[Any, str]] = [
-        (line(*look, 2.0), name) for *look, name in zip(colours.SERIES, colours.DASHES, names, strict=False)
-    ]
+    looks = zip(colours.SERIES, colours.DASHES, names, strict=False)
+    entries: list[tuple[Any, str]] = [(line(colour, dashes, 2.0), name) for colour, dashes, name in looks]
     if any(curve.banded for curve in made):
         entries.append((Patch(facecolor=colours.SERIES[0], alpha=0.2), f"{level:.0%} band"))
     if truth:

@@ -243,4 +243,4 @@ def picture_of(item: Any, argument: str) -> Array:
         raise ValueError(f"{argument} has an image of shape {array.shape}; expected (channels, height, width).")
     if array.shape[2] == 4 and array.shape[0] not in (1, 3):
         array = array[..., :3]  # without its transparency
-    return pictures_of(array[None], 1)[0]
+    return np.asarray(pictures_of(array[None], 1)[0])
