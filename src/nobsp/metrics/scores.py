@@ -310,7 +310,7 @@ def find_pairs(
         groups: Columns by feature, where a feature has several; every column by itself if None.
         max_pairs: How many pairs a feature keeps, drawn at random where there are more.
         distance_percentile: How close is close.
-        max_rows: Of more rows as many are drawn: memory grows with their square (5,000 rows: about 0.7 GB).
+        max_rows: Of more rows as many are drawn: memory grows with their square (5,000 rows: about 0.9 GB).
         seed: Decides what is drawn.
 
     Returns:

@@ -74,10 +74,43 @@ def both_sides(thresholds: Iterable[Any], *, single: bool, below: bool) -> Array
         under = np.where(under.astype(np.float32) == high, np.nextafter(under, -np.inf), under)
     else:
         under = np.nextafter(found, -np.inf) if below else found
-    sides = np.column_stack([under, np.nextafter(under, np.inf)])
+    return _apart(np.column_stack([under, np.nextafter(under, np.inf)]))
+
+
+def _apart(sides: Array) -> Array:
     thin = sides[:, 1] - sides[:, 0] < _LEAST_GAP  # around zero numbers lie closer than their inverses reach
     sides[thin, 1] = sides[thin, 0] + _LEAST_GAP
     return np.unique(sides, axis=0)
+
+
+def steps_before(encode: Callable[[Array], Array], steps: Mapping[int, Array], width: int) -> dict[int, Array]:
+    """Thresholds of columns that were scaled, each by itself and upwards, as numbers of the columns before that.
+
+    Halving the numbers that there are, in their order, finds neighbours that are scaled to either side of each.
+    """
+    last = np.full((max(map(len, steps.values()), default=0), width), np.inf)
+    for k, sides in steps.items():
+        last[: len(sides), k] = sides[:, 0]
+    top = int(_in_order(np.array([np.finfo(np.float64).max]))[0])
+    low, high = np.full(last.shape, -top), np.full(last.shape, top)
+    while (high - 1 > low).any() if last.size else False:
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)  # their sum may be too large
+        with np.errstate(over="ignore", invalid="ignore"):
+            below = encode(_in_order(middle)) <= last
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    found: dict[int, Array] = {}
+    for k, sides in steps.items():
+        reached = (low[: len(sides), k] > -top) & (high[: len(sides), k] < top)
+        pairs = np.column_stack([_in_order(side[: len(sides), k][reached]) for side in (low, high)])
+        found |= {k: _apart(pairs)} if len(pairs) else {}
+    return found
+
+
+def _in_order(values: NDArray[Any]) -> NDArray[Any]:
+    """Numbers as whole numbers in the same order, neighbours one apart; and back."""
+    bits = values.view(np.int64)
+    found = bits ^ ((bits >> 63) & np.iinfo(np.int64).max)
+    return found.view(np.float64) if values.dtype == np.int64 else found
 
 
 def _steps(columns: Any, cuts: Any, *, single: bool, below: bool) -> dict[int, Array]:
