@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from nobsp.network.adapted import framed
 
 Array = NDArray[np.float64]
+Function = Callable[[Any], Array]
 
 # Groups of trees for every output: more cost time and explain next to nothing more.
 GROUPS = 32
@@ -29,7 +30,7 @@ _LEAST_GAP = 1e-200
 class Trees:
     """A tree model."""
 
-    function: Callable[[Any], Array]  # rows, as the library takes them, to what groups of trees answer, (rows, width)
+    function: Function  # rows, as the library takes them, to what groups of trees answer, (rows, width)
     weight: Array  # which groups belong to which output, (outputs, width)
     base: Array  # what each output has besides the trees
     link: str  # what follows the margin; "" for what follows that of a classifier, where it is one
@@ -66,51 +67,41 @@ def both_sides(thresholds: Iterable[Any], *, single: bool, below: bool) -> Array
     """Per threshold two neighbouring numbers between which a model goes from one side to the other."""
     found = np.unique(np.array(list(thresholds), dtype=np.float64))
     found = found[np.abs(found) < 1e38]  # libraries write "missing or not" as a threshold that no number passes
-    if single:
-        near = found.astype(np.float32)
-        near = np.where(near >= found if below else near > found, np.nextafter(near, np.float32(-np.inf)), near)
-        low, high = near.astype(np.float64), np.nextafter(near, np.float32(np.inf)).astype(np.float64)
-        under = low + (high - low) / 2  # rounds to either, by the last digit
-        under = np.where(under.astype(np.float32) == high, np.nextafter(under, -np.inf), under)
-    else:
-        under = np.nextafter(found, -np.inf) if below else found
-    return _apart(np.column_stack([under, np.nextafter(under, np.inf)]))
-
-
-def _apart(sides: Array) -> Array:
-    thin = sides[:, 1] - sides[:, 0] < _LEAST_GAP  # around zero numbers lie closer than their inverses reach
-    sides[thin, 1] = sides[thin, 0] + _LEAST_GAP
+    kind = np.float32 if single else np.float64
+    sides = _part(lambda x: x.astype(kind) < found if below else x.astype(kind) <= found, found.shape)
     return np.unique(sides, axis=0)
 
 
 def steps_before(encode: Callable[[Array], Array], steps: Mapping[int, Array], width: int) -> dict[int, Array]:
-    """Thresholds of columns that were scaled, each by itself and upwards, as numbers of the columns before that.
-
-    Halving the numbers that there are, in their order, finds neighbours that are scaled to either side of each.
-    """
+    """Thresholds of columns that were scaled, each by itself and upwards, as numbers of the columns before that."""
     last = np.full((max(map(len, steps.values()), default=0), width), np.inf)
     for k, sides in steps.items():
         last[: len(sides), k] = sides[:, 0]
-    top = int(_in_order(np.array([np.finfo(np.float64).max]))[0])
-    low, high = np.full(last.shape, -top), np.full(last.shape, top)
-    while (high - 1 > low).any() if last.size else False:
+    if not last.size:
+        return {}
+    found = _part(lambda x: encode(x) <= last, last.shape)
+    own = {k: found[: len(sides), k] for k, sides in steps.items()}
+    reached = {k: np.unique(sides[np.isfinite(sides).all(axis=1)], axis=0) for k, sides in own.items()}
+    return {k: sides for k, sides in reached.items() if len(sides)}
+
+
+def _part(is_below: Callable[[Array], NDArray[np.bool_]], shape: tuple[int, ...]) -> Array:
+    """The last number that is below and the first that is not, (*shape, 2), by halving the numbers in their order."""
+    low, high = (np.full(shape, end).view(np.int64) for end in (-np.inf, np.inf))
+    low = low ^ np.iinfo(np.int64).max  # as whole numbers in the same order, neighbours one apart
+    while (high - 1 > low).any():
         middle = (low >> 1) + (high >> 1) + (low & high & 1)  # their sum may be too large
-        with np.errstate(over="ignore", invalid="ignore"):
-            below = encode(_in_order(middle)) <= last
+        with np.errstate(over="ignore"):
+            below = is_below(_as_floats(middle))
         low, high = np.where(below, middle, low), np.where(below, high, middle)
-    found: dict[int, Array] = {}
-    for k, sides in steps.items():
-        reached = (low[: len(sides), k] > -top) & (high[: len(sides), k] < top)
-        pairs = np.column_stack([_in_order(side[: len(sides), k][reached]) for side in (low, high)])
-        found |= {k: _apart(pairs)} if len(pairs) else {}
-    return found
+    sides = np.stack([_as_floats(low), _as_floats(high)], axis=-1)
+    thin = sides[..., 1] - sides[..., 0] < _LEAST_GAP  # around zero numbers lie closer than their inverses reach
+    sides[thin, 1] = sides[thin, 0] + _LEAST_GAP
+    return sides
 
 
-def _in_order(values: NDArray[Any]) -> NDArray[Any]:
-    """Numbers as whole numbers in the same order, neighbours one apart; and back."""
-    bits = values.view(np.int64)
-    found = bits ^ ((bits >> 63) & np.iinfo(np.int64).max)
-    return found.view(np.float64) if values.dtype == np.int64 else found
+def _as_floats(order: NDArray[np.int64]) -> Array:
+    return (order ^ ((order >> 63) & np.iinfo(np.int64).max)).view(np.float64)
 
 
 def _steps(columns: Any, cuts: Any, *, single: bool, below: bool) -> dict[int, Array]:
@@ -118,19 +109,20 @@ def _steps(columns: Any, cuts: Any, *, single: bool, below: bool) -> dict[int, A
     return {int(k): both_sides(cuts[columns == k], single=single, below=below) for k in np.unique(columns)}
 
 
-def _in_ranges(
-    margin: Callable[[Any, int, int], Any], rounds: int, probe: Any
-) -> tuple[Callable[[Any], Array], Array, Array] | None:
+def _ends(rounds: int) -> list[int]:
+    """Where groups of rounds end, after 0 where the first begins."""
+    return [int(end) for end in np.unique(np.linspace(0, rounds, min(rounds, GROUPS) + 1).astype(int))]
+
+
+def _in_ranges(margin: Callable[..., Any], rounds: int, probe: Any) -> tuple[Function, Array, Array] | None:
     """Ranges of rounds as groups: their function, the head's weight, and what the library adds to every range."""
-    ends = list(pairwise(np.unique(np.linspace(0, rounds, min(rounds, GROUPS) + 1).astype(int)).tolist()))
+    ends = list(pairwise(_ends(rounds)))
 
     def of(X: Any, first: int, last: int) -> Array:
         return np.asarray(margin(X, first, last), dtype=np.float64).reshape(len(X), -1)
 
     whole = of(probe, 0, rounds)
-    added = np.zeros_like(whole)
-    if len(ends) > 1:
-        added = (sum(of(probe, *end) for end in ends) - whole) / (len(ends) - 1)
+    added = (sum(of(probe, *end) for end in ends) - whole) / max(len(ends) - 1, 1)
     if np.abs(added - added[0]).max() > 1e-5 * (1 + np.abs(whole).max()):
         return None
     base = added[0]
@@ -141,22 +133,17 @@ def _in_ranges(
     return function, np.tile(np.eye(len(base)), (1, len(ends))), base
 
 
-def _grouped(
-    answers: Callable[[Any], Iterable[Array]], rounds: int, outputs: int
-) -> tuple[Callable[[Any], Array], Array]:
-    """Answers of single rounds, (rows, outputs) each, as groups; and the head's weight."""
-    group = np.arange(rounds) * min(rounds, GROUPS) // rounds
+def _in_stages(staged: Callable[[Any], Iterable[Any]], outputs: int, rounds: int) -> tuple[Function, Array]:
+    """Groups as differences between stages of boosting, the first with the model's base; and the head's weight."""
+    ends = _ends(rounds)[1:]
 
     def function(X: Any) -> Array:
-        found: list[Array] = []
-        for number, answer in enumerate(answers(X)):
-            if number and group[number] == group[number - 1]:
-                found[-1] = found[-1] + answer
-            else:
-                found.append(answer)
-        return np.column_stack(found)
+        # Copies: scikit-learn adds every stage to the same memory.
+        kept = [np.array(stage, np.float64) for number, stage in enumerate(staged(X), 1) if number in ends]
+        kept = [stage.reshape(-1, outputs) for stage in kept]
+        return np.column_stack([kept[0], *(after - before for before, after in pairwise(kept))])
 
-    return function, np.tile(np.eye(outputs), (1, int(group[-1]) + 1))
+    return function, np.tile(np.eye(outputs), (1, len(ends)))
 
 
 # ---------------------------------------------------------------------- libraries
@@ -296,35 +283,25 @@ def _forest(model: Any) -> Trees | None:
     count = len(model.classes_) if hasattr(model, "classes_") else 1
     outputs = 1 if count == 2 else count
 
-    def answers(X: Any) -> Iterable[Array]:
+    groups = [trees[first:last] for first, last in pairwise(_ends(len(trees)))]
+
+    def answer(tree: Any, rows: Any) -> Array:
+        values = tree.predict(rows).reshape(len(rows), -1)
+        values = values / values.sum(1, keepdims=True) if count > 1 else values
+        return np.asarray(values[:, 1:] if count == 2 else values) / len(trees)
+
+    def function(X: Any) -> Array:
         rows = np.ascontiguousarray(X, dtype=np.float32)  # as a forest gives them to its trees
-        for tree in trees:
-            values = tree.predict(rows).reshape(len(rows), -1)
-            if count > 1:
-                values = values / values.sum(1, keepdims=True)
-            yield (values[:, 1:] if count == 2 else values) / len(trees)
+        return np.column_stack([sum(answer(tree, rows) for tree in group) for group in groups])
 
-    grouped = _grouped(answers, len(trees), outputs)
-    return Trees(*grouped, np.zeros(outputs), "identity", *_sklearn_trees(trees), names=_names(model))
-
-
-def _staged(staged: Callable[[Any], Iterable[Any]], outputs: int, rounds: int) -> tuple[Callable[[Any], Array], Array]:
-    """Trees as differences between stages of boosting; the first has the model's base in it."""
-
-    def answers(X: Any) -> Iterable[Array]:
-        before: Any = 0.0
-        for stage in staged(X):
-            now = np.array(stage, dtype=np.float64).reshape(-1, outputs)
-            yield now - before
-            before = now
-
-    return _grouped(answers, rounds, outputs)
+    weight, base = np.tile(np.eye(outputs), (1, len(groups))), np.zeros(outputs)
+    return Trees(function, weight, base, "identity", *_sklearn_trees(trees), names=_names(model))
 
 
 def _boosting(model: Any) -> Trees:
     rounds, outputs = model.estimators_.shape
     staged = model.staged_decision_function if hasattr(model, "classes_") else model.staged_predict
-    function, weight = _staged(staged, outputs, rounds)
+    function, weight = _in_stages(staged, outputs, rounds)
     names, zeros = _names(model), np.zeros((1, model.n_features_in_))
     begun = function(zeros if names is None else framed(zeros, names)).tobytes()  # what it begins with is in no tree
     steps, about = _sklearn_trees([member.tree_ for member in model.estimators_.ravel()])
@@ -350,7 +327,7 @@ def _hist(model: Any) -> Trees:
     steps = _steps(order[split["feature_idx"]], split["num_threshold"], single=False, below=False)
     names, about = _names(model), every.tobytes() + np.asarray(model._baseline_prediction).tobytes()
     codes = () if categorical is None else tuple(np.flatnonzero(categorical).tolist())
-    grouped = _staged(staged, outputs, model.n_iter_)
+    grouped = _in_stages(staged, outputs, model.n_iter_)
     link = "exp" if log_scale else ""
     return Trees(*grouped, np.zeros(outputs), link, steps, about, codes, names, names is not None)
 

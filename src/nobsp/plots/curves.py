@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import count, join_names, require_whole_number
-from nobsp.plots import _lookup, colours
+from nobsp.plots import _axes, _lookup
 from nobsp.plots._axes import NORMAL, SMALL, Axes, get_panels, legend_label, text_colour, tidy, turn_labels
 from nobsp.plots._lookup import Array
 from nobsp.plots.labels import short_labels, shorten, shorten_all
@@ -113,7 +113,7 @@ def curves(
     what = _lookup.find_drawn(explainer, "curves")
     functions, names = what.functions, what.functions.output_names
     outputs = _lookup.some_outputs(output, names, what.of_outputs)
-    if len(outputs) > len(colours.SERIES):
+    if len(outputs) > len(_axes.SERIES):
         raise ValueError(f"output must be chosen among {join_names(names)}; {len(outputs)} cannot be distinguished.")
     if truth and len(outputs) > 1:
         raise ValueError(f"truth is that of one output; choose it among {join_names(names)}.")
@@ -160,7 +160,7 @@ def curves(
     _draw_legend(axes[0], made, labels, level, outside=ax is None)
     if ax is None and features is None and len(made) < len(found):
         note = f"the {len(made)} strongest of {count(len(found), 'function')}"
-        axes[0].figure.supxlabel(note, fontsize=SMALL, color=colours.MUTED, x=0.99, ha="right")
+        axes[0].figure.supxlabel(note, fontsize=SMALL, color=_axes.MUTED, x=0.99, ha="right")
     return axes[0] if single else np.array(axes, dtype=object)
 
 
@@ -247,10 +247,10 @@ def _limits(made: Sequence[_Curve]) -> tuple[float, float]:
 
 def _draw(ax: Axes, curve: _Curve) -> None:
     tidy(ax)
-    ax.axhline(0.0, color=colours.FAINT, linewidth=0.8, zorder=0.5)
+    ax.axhline(0.0, color=_axes.FAINT, linewidth=0.8, zorder=0.5)
     (_draw_apart if curve.levels or curve.dots else _draw_lines)(ax, curve)
     if curve.baseline == curve.baseline:
-        ax.axvline(curve.baseline, color=colours.MUTED, linewidth=1.0, linestyle=":", zorder=0.8, gid="baseline")
+        ax.axvline(curve.baseline, color=_axes.MUTED, linewidth=1.0, linestyle=":", zorder=0.8, gid="baseline")
     if not curve.levels:
         beside = 0.6 * curve.gap if curve.dots else 0.03 * (float(curve.x[-1] - curve.x[0]) or 1.0)
         ax.set_xlim(curve.x[0] - beside, curve.x[-1] + beside)
@@ -273,7 +273,7 @@ def _draw_lines(ax: Axes, curve: _Curve) -> None:
     inner[1:] &= covered[:-1]
     inner[:-1] &= covered[1:]
     for number, (value, low, high) in enumerate(zip(curve.value.T, curve.lower.T, curve.upper.T, strict=True)):
-        style: dict[str, Any] = {"color": colours.SERIES[number], "linestyle": colours.DASHES[number]}
+        style: dict[str, Any] = {"color": _axes.SERIES[number], "linestyle": _axes.DASHES[number]}
         if curve.banded:
             ax.fill_between(curve.x, low, high, color=style["color"], alpha=0.2, linewidth=0, zorder=2, gid="band")
         ax.plot(curve.x, np.where(inner, np.nan, value), linewidth=1.4, alpha=0.5, zorder=2.5, **style)
@@ -285,14 +285,14 @@ def _draw_apart(ax: Axes, curve: _Curve) -> None:
     outputs = curve.value.shape[1]
     for number, (value, lower, upper) in enumerate(zip(curve.value.T, curve.lower.T, curve.upper.T, strict=True)):
         whiskers = np.clip([value - lower, upper - value], 0.0, None) if curve.banded else None
-        style: dict[str, Any] = {"color": colours.SERIES[number], "gid": "function"}
+        style: dict[str, Any] = {"color": _axes.SERIES[number], "gid": "function"}
         x = curve.x + (0.78 if curve.levels else 0.5 * curve.gap) * ((number + 0.5) / outputs - 0.5)
         if curve.levels:
-            style |= {"hatch": colours.HATCHES[number], "edgecolor": "white", "linewidth": 0.5, "alpha": 0.85}
+            style |= {"hatch": _axes.HATCHES[number], "edgecolor": "white", "linewidth": 0.5, "alpha": 0.85}
             ax.bar(x, value, width=0.94 * 0.78 / outputs, zorder=2, **style)
             ax.errorbar(x, value, yerr=whiskers, fmt="none", ecolor=text_colour(ax), elinewidth=1.0, zorder=3)
         else:
-            dashes, marker = colours.DASHES[number], colours.MARKERS[number]
+            dashes, marker = _axes.DASHES[number], _axes.MARKERS[number]
             ax.plot(x, value, color=style["color"], linestyle=dashes, linewidth=0.8, alpha=0.5, zorder=2)
             ax.errorbar(x, value, yerr=whiskers, fmt=marker, markersize=4.5, elinewidth=1.2, zorder=3, **style)
     if curve.levels:
@@ -302,7 +302,7 @@ def _draw_apart(ax: Axes, curve: _Curve) -> None:
 
 def _draw_rows(ax: Axes, curve: _Curve) -> None:
     """How the rows lie, as a grey shape at the foot of the panel."""
-    style: dict[str, Any] = {"color": colours.ROWS, "transform": ax.get_xaxis_transform(), "zorder": 1, "gid": "rows"}
+    style: dict[str, Any] = {"color": _axes.ROWS, "transform": ax.get_xaxis_transform(), "zorder": 1, "gid": "rows"}
     if curve.levels or curve.dots:
         where, counts = np.unique(curve.rows, return_counts=True)
         ax.bar(where, _STRIP * counts / counts.max(), width=0.5 * curve.gap, **style)
@@ -321,16 +321,16 @@ def _draw_legend(ax: Axes, made: Sequence[_Curve], outputs: Sequence[str], level
 
     truth = any(len(curve.truth) for curve in made)
     names = [legend_label(name) for name in outputs] if len(outputs) > 1 else ["average effect"]
-    looks = zip(colours.SERIES, colours.DASHES, names, strict=False)
+    looks = zip(_axes.SERIES, _axes.DASHES, names, strict=False)
     entries: list[tuple[Any, str]] = [(line(colour, dashes, 2.0), name) for colour, dashes, name in looks]
     if any(curve.banded for curve in made):
-        entries.append((Patch(facecolor=colours.SERIES[0], alpha=0.2), f"{level:.0%} band"))
+        entries.append((Patch(facecolor=_axes.SERIES[0], alpha=0.2), f"{level:.0%} band"))
     if truth:
         entries.append((line(text_colour(ax), _TRUTH_DASHES, 1.3), "truth"))
     if any(curve.baseline == curve.baseline for curve in made):
-        entries.append((line(colours.MUTED, ":", 1.0), "baseline"))
+        entries.append((line(_axes.MUTED, ":", 1.0), "baseline"))
     if any(len(curve.rows) for curve in made):
-        entries.append((Patch(facecolor=colours.ROWS), "rows"))
+        entries.append((Patch(facecolor=_axes.ROWS), "rows"))
     if outside:
         columns = -(-len(entries) // 2) if len(made) == 1 and len(entries) > 4 else len(entries)
         place: dict[str, Any] = {"loc": "outside upper center", "ncols": columns}

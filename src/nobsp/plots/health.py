@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import count, number_outputs, percent, require_whole_number
-from nobsp.plots import colours
+from nobsp.plots import _axes
 from nobsp.plots._axes import NORMAL, SMALL, Axes, get_axes, label_rows, tidy, write_beside
 from nobsp.plots._lookup import Array
 from nobsp.plots.labels import clean, escape, shorten_all, term_labels
@@ -60,14 +60,14 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
         text, reach = f"{share:.3f}", share
         if abs(within - share) > 0.002:
             text, reach = f"{share:.3f} ({within:.3f} inside)", max(share, within)
-            [ring] = ax.plot(max(within, 0.0), place, "o", color=colours.MAIN, zorder=4, gid="inside")
+            [ring] = ax.plot(max(within, 0.0), place, "o", color=_axes.MAIN, zorder=4, gid="inside")
             ring.set(markersize=7, markerfacecolor="none", markeredgewidth=1.4)
-        _draw_share(ax, place, share, _EXPLAINED, colours.MAIN, text, at=reach)
+        _draw_share(ax, place, share, _EXPLAINED, _axes.MAIN, text, at=reach)
     for place, share in enumerate(own[least], start=len(worst)):
         text = f"{share:.2%}" if share < 0.01 else percent(share)
-        _draw_share(ax, place, share, _OWN, colours.RESIDUAL, text, at=share)
+        _draw_share(ax, place, share, _OWN, _axes.RESIDUAL, text, at=share)
     if len(worst) and len(least):
-        ax.axhline(len(worst) - 0.5, color=colours.MUTED, linewidth=0.8, zorder=1)
+        ax.axhline(len(worst) - 0.5, color=_axes.MUTED, linewidth=0.8, zorder=1)
     label_rows(ax, [outputs[k] for k in worst] + [of_terms[k] for k in least])
     for label in ax.get_yticklabels()[: len(worst)]:
         label.set_fontweight("bold")
@@ -91,7 +91,7 @@ def _least(shares: Array, most: int) -> tuple[NDArray[np.intp], int]:
 def _draw_share(ax: Axes, place: int, share: float, doubtful: float, colour: str, text: str, *, at: float) -> None:
     """A line from zero to a share, with a cross at its end where it is doubtful, and a text behind `at`."""
     weak = share < doubtful
-    colour, end = colours.FOR if weak else colour, float(np.clip(share, 0.0, 1.0))
+    colour, end = _axes.FOR if weak else colour, float(np.clip(share, 0.0, 1.0))
     ax.plot([0.0, end], [place, place], color=colour, linewidth=2.0, zorder=2)
     ax.plot(end, place, marker="X" if weak else "o", markersize=7, color=colour, zorder=3, clip_on=False, gid="share")
     write_beside(ax, text.replace("-", "−"), float(np.clip(at, 0.0, 1.0)), place, points=7)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import count, join_names, require_whole_number
-from nobsp.plots import _lookup, colours
+from nobsp.plots import _axes, _lookup
 from nobsp.plots._axes import NORMAL, SMALL, Axes, add_note, colour_bar, get_axes, tidy, turn_labels
 from nobsp.plots._lookup import Array, Output
 from nobsp.plots.labels import decimals_for, format_number, short_labels, shorten, shorten_all
@@ -140,12 +140,12 @@ def _draw_surface(ax: Axes, across: _Side, up: _Side, surface: Any, output: str)
     from matplotlib.patches import Rectangle
 
     width, height = across.edges[-1] - across.edges[0], up.edges[-1] - up.edges[0]
-    empty, lines = colours.EMPTY
+    empty, lines = _axes.EMPTY
     ground = Rectangle((across.edges[0], up.edges[0]), width, height, facecolor=empty, edgecolor=lines, hatch="///")
     ground.set(linewidth=0, zorder=0, gid="no rows")
     ax.add_patch(ground)
     largest = (float(np.abs(surface).max()) if surface.count() else 0.0) or 1.0
-    shades = colours.blend(colours.AGAINST_TO_FOR)
+    shades = _axes.blend(_axes.AGAINST_TO_FOR)
     mesh = ax.pcolormesh(across.edges, up.edges, surface, cmap=shades, vmin=-largest, vmax=largest, zorder=1)
     mesh.set(rasterized=True, gid="surface")
     colour_bar(ax, mesh, f"joint effect on {output}")
@@ -231,14 +231,14 @@ def interaction_matrix(what: Any, *, output: Output = None, max_display: int = 1
     largest = float(np.nanmax(matrix)) or 1.0
     side = 0.42 * len(shown)
     ax = get_axes(ax, (side + 3.0, side + 1.5))
-    mesh = ax.imshow(matrix, cmap=colours.blend(colours.NOTHING_TO_MUCH), vmin=0.0, vmax=largest, aspect="equal")
+    mesh = ax.imshow(matrix, cmap=_axes.blend(_axes.NOTHING_TO_MUCH), vmin=0.0, vmax=largest, aspect="equal")
     for down, right in zip(*np.nonzero(~np.isnan(matrix)), strict=True):
         strength = matrix[down, right]
         cell = ax.text(right, down, f"{100 * strength:.{int(strength < 0.095)}f}", ha="center", va="center")
         cell.set(color="white" if strength > 0.55 * largest else "black", fontsize=SMALL)
         if frozenset((shown[right], shown[down + 1])) in fitted:
             cell.set_fontweight("bold")
-            frame: dict[str, Any] = {"edgecolor": colours.PAIR, "linewidth": 2.0, "gid": "fitted"}
+            frame: dict[str, Any] = {"edgecolor": _axes.PAIR, "linewidth": 2.0, "gid": "fitted"}
             ax.add_patch(Rectangle((right - 0.46, down - 0.46), 0.92, 0.92, fill=False, **frame))
     labels = short_labels(features, 26)
     names = [labels[name] for name in shown]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import as_numpy, percent, require_whole_number
-from nobsp.plots import colours
+from nobsp.plots import _axes
 from nobsp.plots._axes import NORMAL, SMALL, Axes, bare, get_axes, get_panels, tidy
 from nobsp.plots._lookup import Array
 from nobsp.plots.labels import escape, shorten
@@ -155,7 +155,7 @@ def _lay_over(ax: Axes, values: Array, kind: str, scale: float, opacity: float) 
     if kind in ("positive", "negative"):
         part = np.maximum(part, 0.0) * (1.0 if kind == "positive" else -1.0)
     tint = np.empty((*part.shape, 4))
-    tint[..., :3] = np.where((part >= 0)[..., None], to_rgb(colours.FOR_TINT), to_rgb(colours.AGAINST_TINT))
+    tint[..., :3] = np.where((part >= 0)[..., None], to_rgb(_axes.FOR_TINT), to_rgb(_axes.AGAINST_TINT))
     tint[..., 3] = opacity * np.abs(part).clip(0.0, 1.0)
     ax.imshow(tint, interpolation="bilinear", gid=kind)
     for level, line in ((0.5, "solid"), (-0.5, "dashed")):
@@ -210,7 +210,7 @@ def signal(maps: ActivationMaps, signals: Any, *, row: int = 0, channel: int = 0
     axes = get_axes(ax, (6.4, 2.2))
     points = np.stack([np.arange(len(line)), line], axis=1)
     pieces = list(np.stack([points[:-1], points[1:]], axis=1))
-    drawn = LineCollection(pieces, cmap=colours.blend(colours.AGAINST_TO_FOR), linewidths=2.2, capstyle="round")
+    drawn = LineCollection(pieces, cmap=_axes.blend(_axes.AGAINST_TO_FOR), linewidths=2.2, capstyle="round")
     drawn.set(array=(strength[:-1] + strength[1:]) / 2, clim=(-1.0, 1.0))
     axes.add_collection(drawn)
     axes.autoscale_view()
@@ -290,7 +290,7 @@ def _tinted(maps: ActivationMaps, tokens: Sequence[str], row: int) -> list[tuple
         found = f"maps has the shape {maps.account.shape} but there are {len(tokens)} tokens"
         raise ValueError(f"{found}; pass maps of texts for one target each, and the tokens of one text.")
     shares = getattr(maps, maps.kind)[row, : len(tokens)] / maps.locations[0]
-    tint, largest = colours.blend(colours.AGAINST_TO_FOR), _peak(shares) or 1.0
+    tint, largest = _axes.blend(_axes.AGAINST_TO_FOR), _peak(shares) or 1.0
     return [
         (token, float(share), to_hex(tint(0.5 + 0.5 * share / largest)))
         for token, share in zip(tokens, shares, strict=True)

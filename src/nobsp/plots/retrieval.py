@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import as_numpy, percent, require_whole_number, suggest
-from nobsp.plots import _lookup, colours
+from nobsp.plots import _axes, _lookup
 from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, get_panels, new_figure
 from nobsp.plots._lookup import Array
 from nobsp.plots.labels import clean, format_label, format_number, format_value, shorten, shorten_all
@@ -111,7 +111,7 @@ def retrieval_panel(
             one.set_xlabel(space.caption(place, 18), fontsize=SMALL)
             if space.agrees:
                 agrees = space.agrees[place]
-                one.spines[:].set(visible=True, linewidth=3.0, color=colours.MAIN if agrees else colours.FOR)
+                one.spines[:].set(visible=True, linewidth=3.0, color=_axes.MAIN if agrees else _axes.FOR)
                 one.spines[:].set_linestyle("solid" if agrees else (0, (2.5, 1.5)))
         axes[0].set_title(space.title, fontsize=NORMAL, loc="left")
     return np.array([[first, *axes] for axes in panels], dtype=object)
@@ -180,11 +180,11 @@ def _table(
     for panel, space in zip(axes, spaces, strict=True):
         cells = [[wanted[name], *(_from(column, k) for k in space.indices)] for name, column in columns.items()]
         far = np.array([_far(line, column) for line, column in zip(cells, columns.values(), strict=True)])
-        shades = colours.blend(colours.NOTHING_TO_MUCH)
+        shades = _axes.blend(_axes.NOTHING_TO_MUCH)
         panel.imshow(far, cmap=shades, vmin=0.0, vmax=2.2 * _FAR, aspect="auto", gid="far")
         for (down, right), _ in np.ndenumerate(far):
             panel.text(right, down, format_value(cells[down][right], 12), ha="center", va="center", fontsize=SMALL)
-        panel.axvline(0.5, color=colours.MUTED, linewidth=1.5)
+        panel.axvline(0.5, color=_axes.MUTED, linewidth=1.5)
         heads = [title.replace("query: ", "query\n", 1), *(space.caption(k, 14) for k in range(len(space.indices)))]
         panel.xaxis.tick_top()
         panel.set_xticks(range(len(heads)), labels=heads, fontsize=SMALL)
