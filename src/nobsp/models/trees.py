@@ -67,7 +67,7 @@ def both_sides(thresholds: Iterable[Any], *, single: bool, below: bool) -> Array
     """Per threshold two neighbouring numbers between which a model goes from one side to the other."""
     found = np.unique(np.array(list(thresholds), dtype=np.float64))
     found = found[np.abs(found) < 1e38]  # libraries write "missing or not" as a threshold that no number passes
-    kind = np.float32 if single else np.float64
+    kind: Any = np.float32 if single else np.float64
     sides = _part(lambda x: x.astype(kind) < found if below else x.astype(kind) <= found, found.shape)
     return np.unique(sides, axis=0)
 

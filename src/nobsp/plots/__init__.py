@@ -1,6 +1,6 @@
 """Plots of explanations, with matplotlib: axes in, axes out, nothing shown."""
 
-from nobsp.plots.accounts import beeswarm, importance, ledger, waterfall
+from nobsp.plots.accounts import beeswarm, importance, ledger, waterfall, windows
 from nobsp.plots.curves import curves
 from nobsp.plots.health import health
 from nobsp.plots.interaction import interaction, interaction_matrix
@@ -20,6 +20,7 @@ __all__ = [
     "retrieval_panel",
     "signal",
     "waterfall",
+    "windows",
     "words",
     "words_html",
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import count, percent, require_whole_number
+from nobsp._messages import count, join_names, percent, require_whole_number
 from nobsp.plots import _axes, _lookup, labels
 from nobsp.plots._axes import Axes
 from nobsp.plots._lookup import Array, Output
@@ -22,6 +23,7 @@ _KINDS = (
     ("of three and more", (_axes.LARGER, _axes.LARGER_HATCH)),
     ("residual", _RESIDUAL),
 )
+_MOST_NUMBERS = 48  # windows that have room for a number
 _MOST_POINTS = 2000  # rows that a swarm still shows one by one
 
 
@@ -327,3 +329,114 @@ def _spread_out(values: Array, width: float) -> Array:
     # Alternately above and below the middle.
     offset = np.where(nth % 2 == 0, -nth / 2, (nth + 1) / 2)
     return np.asarray(0.8 * offset / max(float(counts.max()), 16.0))
+
+
+# ---------------------------------------------------------------------- sequences
+
+
+def windows(
+    ex: Explanation,
+    row: Hashable = 0,
+    *,
+    sequence: str | None = None,
+    output: Output = None,
+    channels: Sequence[str] | None = None,
+    channels_first: bool = False,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draws what windows of a sequence contribute as a heat map: time along the bottom, a line for each channel.
+
+    A window has its main effect and equal shares of its interactions, so that all windows, other features and the
+    residual add up to the prediction less the base. What is below zero is hatched.
+
+    Args:
+        ex: An explanation whose features are windows of an input (n, time, channels) or (n, time).
+        row: Position or label of the row, as in `waterfall`; None for the mean absolute value over all rows.
+        sequence: Name of the input; may be left out where only one is a sequence.
+        output: Position or name of the output; may be left out where there is only one.
+        channels: Names of the channels.
+        channels_first: Whether the input is (n, channels, time).
+        ax: Axes to draw on; a new figure when None.
+
+    Example:
+        >>> import torch
+        >>> from nobsp import NObSP, plots
+        >>> class Last(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.cell, self.head = torch.nn.GRU(2, 8, batch_first=True), torch.nn.Linear(8, 1)
+        ...
+        ...     def forward(self, series):
+        ...         return self.head(self.cell(series)[0][:, -1])
+        >>> X = {"series": torch.randn(100, 12, 2)}
+        >>> parts = {f"{t} to {t + 3}": ("series", slice(t, t + 4)) for t in (0, 4, 8)}
+        >>> plots.windows(NObSP(Last(), features=parts, interactions=0).fit(X)(X), row=3).get_xlabel()
+        'time step'
+    """
+    from matplotlib.collections import PolyCollection
+
+    chosen = _lookup.one_output(output, _lookup.require_explanation(ex, "windows").output_names)
+    owner = _owners(ex, sequence)
+    owner = owner if channels_first else owner.T
+    names = list(map(str, range(len(owner)))) if channels is None else labels.shorten_all(channels, 24)
+    if len(names) != len(owner):
+        raise ValueError(f"channels has {len(names)} names but the sequence has {len(owner)}; pass one each.")
+    members = np.array([[name in term for name in ex.feature_names] for term in ex.terms], dtype=np.float64)
+    shares = ex.values[:, :, chosen] @ (members / members.sum(1, keepdims=True))
+    position = None if row is None else _lookup.row_position(row, ex)
+    values = np.abs(shares[np.isfinite(shares).all(1)]).mean(0) if position is None else shares[position]
+    cells = values[owner]
+    if not np.isfinite(cells).all():
+        raise ValueError(f"row is {row!r}, of which contributions are not known: it has missing values.")
+    largest = float(np.abs(cells).max()) or 1.0
+    decimals = labels.decimals_for([largest])
+    ax = _axes.get_axes(ax, (7.4, 0.36 * len(names) + 1.5))
+    across, up = (np.arange(size + 1) - 0.5 for size in owner.shape[::-1])
+    shades, least = (_axes.NOTHING_TO_MUCH, 0.0) if position is None else (_axes.AGAINST_TO_FOR, -largest)
+    mesh = ax.pcolormesh(across, up, cells, cmap=_axes.blend(shades), vmin=least, vmax=largest, gid="windows")
+    mesh.set_rasterized(True)
+    corners = np.array([(-0.5, -0.5), (0.5, -0.5), (0.5, 0.5), (-0.5, 0.5)])
+    below = PolyCollection([place + corners for place in np.argwhere(cells < 0)[:, ::-1]], hatch="///", linewidths=0)
+    below.set(facecolor="none", edgecolor="#00000059", gid="against")
+    ax.add_collection(below)
+    line, place = np.nonzero(np.diff(owner, axis=1))
+    ax.vlines(place + 0.5, line - 0.5, line + 0.5, color="white", linewidth=1.5)
+    line, place = np.nonzero(np.diff(owner, axis=0))
+    ax.hlines(line + 0.5, place - 0.5, place + 0.5, color="white", linewidth=1.5)
+    drawn = np.unique(owner)
+    for k in drawn if len(drawn) <= _MOST_NUMBERS else ():
+        line, place = np.nonzero(owner == k)
+        number = labels.format_number(float(values[k]), decimals, "" if position is None else "+")
+        text = ax.text(place.mean(), line.mean(), number, ha="center", va="center", fontsize=_axes.SMALL)
+        text.set_bbox({"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1.0})
+    ax.set_yticks(range(len(names)), labels=names)
+    ax.tick_params(labelsize=_axes.SMALL, length=3)
+    ax.spines[:].set_visible(False)
+    ax.invert_yaxis()
+    ax.set_xlabel("time step", fontsize=_axes.NORMAL)
+    title, what = count(len(ex), "row"), "mean |contribution|"
+    if position is not None:
+        title, what = f"row {position if _lookup.is_position(row) else labels.shorten(str(row), 40)}", "contribution"
+        rest = float(ex.predictions[position, chosen] - ex.base_values[chosen] - values[drawn].sum())
+        _axes.add_note(ax, f"all else, residual included: {labels.format_number(rest, decimals, '+')}")
+    _axes.colour_bar(ax, mesh, f"{what} to {labels.shorten(ex.output_names[chosen], 24)}")
+    ax.set_title(title, loc="left", fontsize=_axes.LARGE)
+    return ax
+
+
+def _owners(ex: Explanation, sequence: str | None) -> NDArray[np.intp]:
+    """The feature that each place of a sequence belongs to; its columns are named "series[time,channel]"."""
+    names = getattr(ex.explainer, "column_names", None) or ()
+    places = [re.fullmatch(r"(.+)\[(\d+)(?:,(\d+))?\]", name) for name in names]
+    known = {place[1] for place in places if place and place[3]} or {place[1] for place in places if place}
+    if not known:
+        raise ValueError("ex has no feature that is a window of a sequence; fit a model of inputs (n, time, channels).")
+    chosen = sequence if sequence is not None or len(known) > 1 else next(iter(known))
+    columns = {column: place for column, place in enumerate(places) if place and place[1] == chosen}
+    if not columns:
+        raise ValueError(f"sequence is {sequence!r}; choose it among {join_names(sorted(known))}.")
+    feature = {column: k for k, one in enumerate(ex.explainer.features) for column in one.columns}
+    time, channel = ([int(place[part] or 0) for place in columns.values()] for part in (2, 3))
+    owner = np.zeros((max(time) + 1, max(channel) + 1), dtype=np.intp)
+    owner[time, channel] = [feature[column] for column in columns]
+    return owner
