@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import as_numpy, join_names, suggest
+from nobsp.plots.labels import shorten
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation, output_position
 from nobsp.tabular.lookup import Chunk
@@ -37,15 +38,15 @@ def known_rows(given: Explanation, *, residual: str = "") -> Explanation:
     return given if kept.all() else given[kept]
 
 
-def row_position(row: Any, ex: Explanation) -> int:
-    """Position of a row given by its position, or by its label in the index of the frame that was explained."""
+def find_row(row: Any, ex: Explanation) -> tuple[int, str]:
+    """Position of a row given by that, or by its label in the index of the frame that was explained; and its title."""
     import narwhals as nw
 
     frame = frame_of(ex.data)
     index: Any = None if frame is None else nw.maybe_get_index(frame)
     if is_position(row):
         if -len(ex) <= row < len(ex):
-            return int(row) % len(ex)
+            return int(row) % len(ex), f"row {int(row) % len(ex)}"
         meant = f"; for the label pass row=ex.data.index.get_loc({row})" if index is not None and row in index else ""
         raise IndexError(f"row {row} is out of range: row is a position, and there are {len(ex)}{meant}.")
     named = index is not None and index.inferred_type != "integer"
@@ -57,7 +58,7 @@ def row_position(row: Any, ex: Explanation) -> int:
         raise ValueError(f"no row {row!r} in the index of ex.data; {suggest(row, index)}") from None
     if np.size(found) != 1:
         raise ValueError(f"row {row!r} is not one row but those at {join_names(found, 12)}; pass one position.")
-    return int(np.ravel(found)[0])
+    return int(np.ravel(found)[0]), f"row {shorten(str(row), 40)}"
 
 
 def some_outputs(output: Output, names: Sequence[str], among: Sequence[int] | None = None) -> list[int]:

@@ -51,7 +51,7 @@ def waterfall(
         'row 7'
     """
     require_whole_number("max_display", max_display)
-    position = _lookup.row_position(row, _lookup.require_explanation(ex, "waterfall"))
+    position, title = _lookup.find_row(row, _lookup.require_explanation(ex, "waterfall"))
     chosen = _lookup.one_output(output, ex.output_names)
     one = ex[position]
     terms, base, residual = one.values[0, :, chosen], float(one.base_values[chosen]), float(one.residual[0, chosen])
@@ -91,8 +91,7 @@ def waterfall(
     room = 0.14 * ((high - low) or 1.0)  # for the numbers beside bars
     ax.set_xlim(low - room, high + room)
     ax.set_xlabel(labels.shorten(one.output_names[chosen], 60), fontsize=_axes.NORMAL)
-    called = position if isinstance(row, int | np.integer) else labels.shorten(str(row), 40)
-    ax.set_title(f"row {called}", loc="left", fontsize=_axes.LARGE)
+    ax.set_title(title, loc="left", fontsize=_axes.LARGE)
     if one.outside.any():
         _axes.add_note(ax, "* outside the calibrated range")
     return ax
@@ -193,11 +192,8 @@ def importance(what: Any, *, output: Output = None, max_display: int = 15, ax: A
     if isinstance(what, Explanation):
         ex = _lookup.known_rows(_lookup.require_explanation(what, "importance"))
         features, outputs = ex.feature_names, ex.output_names
-        main = np.zeros((len(features), len(outputs)))
-        for position, term in enumerate(ex.terms):
-            if len(term) == 1:
-                main[features.index(term[0])] = np.abs(ex.values[:, position]).mean(0)
-        total, residual = np.abs(ex.total()).mean(0), np.abs(ex.residual).mean(0)
+        main, total = (np.abs(part.total()).mean(0) for part in (ex.order(1), ex))
+        residual = np.abs(ex.residual).mean(0)
     else:
         functions = _lookup.find_functions(what, "importance")
         features, outputs = functions.feature_names, functions.output_names
@@ -383,7 +379,7 @@ def windows(
         raise ValueError(f"channels has {len(names)} names but the sequence has {len(owner)}; pass one each.")
     members = np.array([[name in term for name in ex.feature_names] for term in ex.terms], dtype=np.float64)
     shares = ex.values[:, :, chosen] @ (members / members.sum(1, keepdims=True))
-    position = None if row is None else _lookup.row_position(row, ex)
+    position, title = (None, count(len(ex), "row")) if row is None else _lookup.find_row(row, ex)
     values = np.abs(shares[np.isfinite(shares).all(1)]).mean(0) if position is None else shares[position]
     cells = values[owner]
     if not np.isfinite(cells).all():
@@ -414,11 +410,10 @@ def windows(
     ax.spines[:].set_visible(False)
     ax.invert_yaxis()
     ax.set_xlabel("time step", fontsize=_axes.NORMAL)
-    title, what = count(len(ex), "row"), "mean |contribution|"
     if position is not None:
-        title, what = f"row {position if _lookup.is_position(row) else labels.shorten(str(row), 40)}", "contribution"
         rest = float(ex.predictions[position, chosen] - ex.base_values[chosen] - values[drawn].sum())
         _axes.add_note(ax, f"all else, residual included: {labels.format_number(rest, decimals, '+')}")
+    what = "mean |contribution|" if position is None else "contribution"
     _axes.colour_bar(ax, mesh, f"{what} to {labels.shorten(ex.output_names[chosen], 24)}")
     ax.set_title(title, loc="left", fontsize=_axes.LARGE)
     return ax

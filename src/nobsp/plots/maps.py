@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # Letters in a line of a text.
 _COLUMNS = 72
-_KINDS = ("contrast", "account", "positive", "negative", "signed")
 
 
 def cam_grid(
@@ -69,7 +68,7 @@ def cam_grid(
         >>> plots.cam_grid(cam(images), images).shape
         (2, 3)
     """
-    from nobsp.vision.maps import LIGHT
+    from nobsp.vision.maps import KINDS, LIGHT
 
     require_whole_number("max_display", max_display)
     if not hasattr(maps, "overlay"):
@@ -78,8 +77,8 @@ def cam_grid(
         kinds = [maps.kind] if maps.kind != "contrast" else ["contrast", "account"]
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
     for kind in kinds:
-        if kind not in _KINDS:
-            raise ValueError(f"kinds must be of {', '.join(map(repr, _KINDS))}, found {kind!r}.")
+        if kind not in KINDS:
+            raise ValueError(f"kinds must be of {', '.join(map(repr, KINDS))}, found {kind!r}.")
     if not 0 <= opacity <= 1:
         raise ValueError(f"opacity must lie between 0 and 1, found {opacity!r}.")
     targets = [maps]
