@@ -1,4 +1,4 @@
-"""Sentences that several rooms write the same way."""
+"""What several rooms write, check and read the same way."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 def join_names(names: Iterable[Any], most: int = 8) -> str:
@@ -45,3 +46,11 @@ def require_whole_number(name: str, value: Any, *, least: int = 1) -> None:
     """Refuses whatever is no whole number from `least` on."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, found {value!r}.")
+
+
+def as_numpy(values: Any) -> NDArray[Any]:
+    """Anything numpy understands as an array, and tensors on any device; recognised so that torch is not needed."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = values.float() if "bfloat16" in str(values.dtype) else values  # numpy knows no bfloat16
+    return np.asarray(values)

@@ -55,7 +55,6 @@ def test_constant_outputs_have_no_reconstruction() -> None:
         (TRUTH, TRUTH[:, :2], {}, r"\(200, 3\) but truth has \(200, 2\)"),
         (TRUTH[:1], TRUTH[:1], {}, "1 rows, and comparing rows needs at least 2"),
         (TRUTH, TRUTH, {"outputs": np.ones(3)}, "one number for each of the 200 rows"),
-        (TRUTH, TRUTH, {"feature_names": ["a"]}, "1 names but there are 3 features"),
         (TRUTH[:, 0], TRUTH[:, 0], {}, "should have 2 dimensions"),
     ],
 )

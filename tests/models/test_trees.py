@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.decomposition import PCA
 from sklearn.ensemble import (
     ExtraTreesClassifier,
     GradientBoostingClassifier,
@@ -17,6 +18,8 @@ from sklearn.ensemble import (
     RandomForestClassifier,
     RandomForestRegressor,
 )
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
 from sklearn.tree import DecisionTreeRegressor
 
 from nobsp import NObSP
@@ -146,6 +149,38 @@ def test_both_sides_of_a_threshold_are_neighbours(single: bool, below: bool) -> 
         assert goes_up(high)
         assert not goes_up(low)
         assert high == np.nextafter(low, np.inf) or t == 0
+
+
+SCALERS = [StandardScaler(), MinMaxScaler((-3, 1)), RobustScaler(), MaxAbsScaler()]
+
+
+@pytest.mark.parametrize("frame", [False, True])
+@pytest.mark.parametrize("scalers", [*([scaler] for scaler in SCALERS), SCALERS], ids=lambda scalers: str(len(scalers)))
+def test_thresholds_behind_scalers_are_found_in_the_callers_own_numbers(scalers: list[Any], frame: bool) -> None:
+    rows: Any = X * [1e-3, 1.0, 40.0, 1.0] + [0.0, 0.0, 1e4, 0.0]
+    rows = pytest.importorskip("pandas").DataFrame(rows, columns=list("abcd")) if frame else rows
+    model = make_pipeline(*scalers, HistGradientBoostingRegressor(max_iter=20, max_leaf_nodes=7)).fit(rows, NUMBER)
+    adapted, inner = adapt(model), adapt(model[-1]).steps
+    assert {k: len(steps) for k, steps in adapted.steps.items()} == {k: len(steps) for k, steps in inner.items()}
+    for k, steps in adapted.steps.items():
+        for side, place in ((0, "below"), (1, "above")):
+            at = np.zeros((len(steps), 4))
+            at[:, k] = steps[:, side]
+            scaled = adapted.encode(at)[:, k]
+            assert (scaled <= inner[k][:, 0]).all() if place == "below" else (scaled >= inner[k][:, 1]).all()
+        assert ((steps[:, 1] == np.nextafter(steps[:, 0], np.inf)) | (np.abs(steps[:, 0]) < 1e-190)).all()
+    explainer = NObSP(model, interactions=0).fit(rows)
+    steps, curve = adapted.steps[0], explainer.function("a" if frame else "x0")
+    inner_points = (steps[:-1, 1] + steps[1:, 0]) / 2
+    assert_same_to_rounding(curve(steps[:-1, 1]), curve(inner_points))
+    assert_same_to_rounding(curve(steps[1:, 0]), curve(inner_points))
+
+
+def test_thresholds_behind_anything_else_than_scalers_stay_unknown() -> None:
+    model = make_pipeline(StandardScaler(), PCA(4), HistGradientBoostingRegressor(max_iter=5)).fit(X, NUMBER)
+    assert adapt(model).steps == {}
+    clipped = make_pipeline(MinMaxScaler(clip=True), HistGradientBoostingRegressor(max_iter=5)).fit(X, NUMBER)
+    assert adapt(clipped).steps.keys() == adapt(clipped[-1]).steps.keys()
 
 
 @pytest.mark.parametrize("kind", KINDS)

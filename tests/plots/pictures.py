@@ -52,6 +52,30 @@ def interaction_matrix():
     return plots.interaction_matrix(explainer(interactions=1))
 
 
+def series(**options):
+    """A model of (n, time, channels): the middle of the first channel, and the end of the second with it."""
+
+    class Watch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 1, dtype=torch.float64)
+            with torch.no_grad():
+                self.head.weight.copy_(torch.tensor([[1.0, -0.6, 0.8]]))
+
+        def forward(self, series):
+            middle, end = series[:, 3:6, 0].mean(1), series[:, 9:, 1].mean(1)
+            return self.head(torch.stack([middle, end, middle * end], 1))
+
+    X = torch.from_numpy(np.random.default_rng(0).normal(size=(200, 12, 2)))
+    parts = {f"{t}, {c}": ("series", slice(t, t + 3), c) for c in (0, 1) for t in (0, 3, 6, 9)}
+    options = {"features": parts, "interactions": [("3, 0", "9, 1")], "output_names": ["risk"]} | options
+    return NObSP(Watch(), background=8, **options).fit({"series": X})({"series": X})
+
+
+def windows():
+    return plots.windows(series(), 3, channels=["pulse", "breath"])
+
+
 def health():
     terms = tuple(TermHealth((name,), 3, share) for name, share in (("age", 0.4), ("rooms", 0.004)))
     findings = (
@@ -112,6 +136,7 @@ PLOTS = {
     waterfall: ("residual", "for", "against"),
     beeswarm: ("residual",),
     ledger: ("residual",),
+    windows: ("windows", "against"),
     interaction: ("no rows", "rows"),
     interaction_matrix: ("fitted",),
     health: ("share", "inside"),

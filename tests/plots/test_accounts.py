@@ -10,6 +10,7 @@ from torch import nn
 
 from nobsp import NObSP, plots
 from nobsp.plots.accounts import variance_shares
+from tests.plots.pictures import series
 
 
 def bars_of(ax):
@@ -218,3 +219,68 @@ def test_without_variance_or_residual_there_is_no_ledger(ex):
         plots.ledger(ex[:1])
     with pytest.raises(ValueError, match="predictions="):
         plots.ledger(replace(ex, residual=np.full_like(ex.residual, np.nan)))
+
+
+# ---------------------------------------------------------------------- windows of a sequence
+
+
+@pytest.fixture(scope="module")
+def sequence():
+    return series()
+
+
+def cells_of(ax):
+    [mesh] = [part for part in ax.collections if part.get_gid() == "windows"]
+    return np.asarray(mesh.get_array())
+
+
+def test_windows_have_their_main_effects_and_half_of_each_pair_and_the_rest_is_told(sequence):
+    ax = plots.windows(sequence, 3)
+    cells, alone = cells_of(ax), sequence.values[3, :, 0]
+    assert cells.shape == (2, 12)
+    pair = alone[sequence.terms.index(("3, 0", "9, 1"))]
+    own = {
+        name: alone[sequence.terms.index((name,))] + pair / 2 * (name in ("3, 0", "9, 1"))
+        for name in sequence.feature_names
+    }
+    expected = [[own[f"{t - t % 3}, {c}"] for t in range(12)] for c in (0, 1)]
+    assert cells == pytest.approx(np.array(expected))
+    rest = sequence.predictions[3, 0] - sequence.base_values[0] - cells[:, ::3].sum()
+    assert ax.get_title(loc="right").endswith(f"{rest:+.3f}".replace("-", "−"))
+    assert rest == pytest.approx(sequence.residual[3, 0])
+
+
+def test_only_windows_below_zero_are_hatched_and_few_of_them_have_numbers(sequence):
+    ax = plots.windows(sequence, 3)
+    [hatched] = [part for part in ax.collections if part.get_gid() == "against"]
+    assert len(hatched.get_paths()) == (cells_of(ax) < 0).sum()
+    assert len(ax.texts) == 8
+
+
+def test_without_a_row_windows_have_their_mean_size(sequence):
+    cells = cells_of(plots.windows(sequence, None))
+    sizes = np.abs(sequence.values[:, sequence.terms.index(("6, 1",)), 0]).mean()
+    assert cells[1, 6:9] == pytest.approx(sizes)
+    assert cells.min() >= 0
+
+
+def test_channels_may_come_first(sequence):
+    assert cells_of(plots.windows(sequence, channels_first=True)).shape == (12, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sequence": "serie"}, "choose it among 'series'"),
+        ({"channels": ["pulse"]}, "channels has 1 names but the sequence has 2"),
+    ],
+)
+def test_sequences_and_channels_that_are_not_there_are_told(sequence, options, message):
+    with pytest.raises(ValueError, match=message):
+        plots.windows(sequence, **options)
+
+
+def test_a_table_has_no_windows(ex, known, table):
+    for what in (ex, known(table)):
+        with pytest.raises(ValueError, match="no feature that is a window of a sequence"):
+            plots.windows(what)

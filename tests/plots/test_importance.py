@@ -63,6 +63,8 @@ def test_more_outputs_than_can_be_told_apart_are_summed(ex):
     many = replace(
         ex,
         values=np.repeat(ex.values, 12, 2),
+        base_values=np.repeat(ex.base_values, 12),
+        baseline_contributions=np.repeat(ex.baseline_contributions, 12, 1),
         residual=np.repeat(ex.residual, 12, 1),
         predictions=np.repeat(ex.predictions, 12, 1),
         output_names=tuple(f"class {k}" for k in range(12)),

@@ -28,6 +28,7 @@ ON_ONE_AXES = {
     "waterfall": lambda ax: plots.waterfall(account(), ax=ax),
     "beeswarm": lambda ax: plots.beeswarm(account(), ax=ax),
     "ledger": lambda ax: plots.ledger(account(), ax=ax),
+    "windows": lambda ax: plots.windows(pictures.series(interactions=0), ax=ax),
     "interaction": lambda ax: plots.interaction(pictures.explainer(), ("age", "income"), ax=ax),
     "interaction_matrix": lambda ax: plots.interaction_matrix(pictures.explainer(interactions=1), ax=ax),
     "health": lambda ax: plots.health(pictures.explainer(), ax=ax),

@@ -158,7 +158,7 @@ def explain_functions(page: Path, *, epochs: int) -> tuple[dict[str, Any], dict[
     explainer = NObSP(network, features=list(FUNCTIONS), output_names=["y"]).fit(rows[:TRAINING])
     fresh, truth, explanation = x[TRAINING:], y[TRAINING:], explainer(x[TRAINING:])
     outputs, single = explanation.predictions[:, 0], explanation.values[:, : len(FUNCTIONS), 0]
-    scores = function_reproduction(single, true[TRAINING:], outputs=outputs, feature_names=FUNCTIONS)
+    scores = function_reproduction(single, true[TRAINING:], outputs=outputs)
     report(
         explanation,
         page,

@@ -4,13 +4,16 @@ Pure functions over arrays: numpy, anything numpy understands, and torch tensors
 that is not defined, of a constant vector say, is nan and comes with an `UndefinedScoreWarning`.
 """
 
-from nobsp.metrics.agreement import DeltaAgreement, Pairs, delta_agreement, find_pairs
 from nobsp.metrics.arrays import UndefinedScoreWarning, at_target
 from nobsp.metrics.deletion import RegionCurves, region_deletion_auc, region_insertion_auc
 from nobsp.metrics.scores import (
+    DeltaAgreement,
     Faithfulness,
     FunctionReproduction,
+    Pairs,
     attribution_faithfulness,
+    delta_agreement,
+    find_pairs,
     function_reproduction,
     gini_sparseness,
     removal_effects,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import nn
 
-from nobsp._messages import require_whole_number
+from nobsp._messages import as_numpy, require_whole_number
 from nobsp.network.inference import device_and_dtype, evaluation_mode, unwrap
 
 Array = NDArray[np.float64]
@@ -31,7 +31,7 @@ def undefined(message: str, *, depth: int = 1) -> None:
 
 def as_array(values: Any, name: str, *, ndim: tuple[int, ...] = (), dtype: Any = np.float64) -> NDArray[Any]:
     """An array of finite numbers from anything numpy understands, or a torch tensor on any device."""
-    array = np.asarray(_on_host(values), dtype=dtype)
+    array = np.asarray(as_numpy(values), dtype=dtype)
     if ndim and array.ndim not in ndim:
         wanted = " or ".join(map(str, ndim))
         raise ValueError(f"{name} should have {wanted} dimensions, found the shape {array.shape}.")
@@ -46,13 +46,6 @@ def as_images(values: Any) -> NDArray[Any]:
     """Images, floating numbers in the precision they came in."""
     array = as_array(values, "images (images, channels, height, width)", ndim=(4,), dtype=None)
     return array if array.dtype == np.float32 else array.astype(np.float64)
-
-
-def _on_host(values: Any) -> Any:
-    if not hasattr(values, "detach"):
-        return values
-    values = values.detach().cpu()
-    return values.float() if values.dtype == torch.bfloat16 else values  # numpy knows no bfloat16
 
 
 def require_shape(values: Array, name: str, *, rows: int = 1, like: Array | None = None, called: str = "") -> None:
@@ -84,7 +77,7 @@ def at_target(values: Any, target: Any) -> Array:
 
 def targets_of(target: Any, outputs: Array) -> NDArray[np.int64]:
     """One valid output a row; the largest of (rows, outputs) where none is given."""
-    given = outputs.argmax(axis=1) if target is None else np.asarray(_on_host(target))
+    given = outputs.argmax(axis=1) if target is None else as_numpy(target)
     rows, count = len(outputs), outputs.shape[-1]
     if given.ndim > 1 or (given.ndim == 1 and len(given) != rows):
         raise ValueError(f"target should be one output or one for each of the {rows} rows, found {given.shape}.")
@@ -121,41 +114,32 @@ def mean_of_known(values: Array) -> float:
     return float(known.mean()) if len(known) else float("nan")
 
 
-def name_features(names: Iterable[str] | None, count: int) -> tuple[str, ...]:
-    """One name each; "x0", "x1", ... if none are given."""
-    given = tuple(f"x{position}" for position in range(count)) if names is None else tuple(map(str, names))
-    if len(given) != count:
-        raise ValueError(f"feature_names has {len(given)} names but there are {count} features.")
-    return given
-
-
 @contextmanager
 def running(model: Model, *, batch_size: int) -> Iterator[Callable[[NDArray[Any]], Array]]:
     """A function from rows to outputs of shape (rows, outputs), run in batches.
 
-    A torch module is run in evaluation mode, without gradients, on its own device and in its own precision, and is
-    left as it was. Any other function gets arrays and may return an array or a tensor.
+    A torch module is run in evaluation mode on its own device and in its own precision, and is left as it was. Any
+    other function gets arrays and may return an array or a tensor.
     """
     require_whole_number("batch_size", batch_size)
     if not callable(model):
         raise TypeError(f"model should be a torch module or a function, found {type(model).__name__}.")
+    with ExitStack() as stack:
+        call: Callable[[Any], Any] = model
+        if isinstance(model, nn.Module):
+            module = unwrap(model)
+            device, dtype = device_and_dtype(module)
+            forward = stack.enter_context(evaluation_mode(module))
+            call = lambda batch: forward(torch.as_tensor(batch, dtype=dtype, device=device))  # noqa: E731
 
-    def run(rows: NDArray[Any]) -> Array:
-        found = []
-        for start in range(0, len(rows), batch_size):
-            batch = rows[start : start + batch_size]
-            outputs = as_array(call(batch), "what the model returned", ndim=(1, 2))
-            if len(outputs) != len(batch):
-                raise ValueError(f"the model returned {len(outputs)} outputs for {len(batch)} rows.")
-            found.append(outputs.reshape(len(batch), -1))
-        return np.concatenate(found)
+        def run(rows: NDArray[Any]) -> Array:
+            found = []
+            for start in range(0, len(rows), batch_size):
+                batch = rows[start : start + batch_size]
+                outputs = as_array(call(batch), "what the model returned", ndim=(1, 2))
+                if len(outputs) != len(batch):
+                    raise ValueError(f"the model returned {len(outputs)} outputs for {len(batch)} rows.")
+                found.append(outputs.reshape(len(batch), -1))
+            return np.concatenate(found)
 
-    call: Callable[[Any], Any] = model
-    if not isinstance(model, nn.Module):
-        yield run
-        return
-    module = unwrap(model)
-    device, dtype = device_and_dtype(module)
-    with evaluation_mode(module) as forward:
-        call = lambda batch: forward(torch.as_tensor(batch, dtype=dtype, device=device))  # noqa: E731
         yield run

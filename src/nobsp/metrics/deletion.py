@@ -22,9 +22,8 @@ class RegionCurves:
     """What removing, or inserting, region after region does to the target's probability.
 
     Attributes:
-        auc: Area under each image's curve, shape (images,).
-        curves: Per image the normalised drop (deletion) or the normalised probability (insertion), from no region to
-            all of them, shape (images, steps + 1).
+        auc: Area under each image's curve.
+        curves: Per image the normalised drop (deletion) or probability (insertion), from no region to all of them.
         fractions: Share of the regions removed or inserted at each step.
         target: The class watched, per image.
         patch: Side of a region in pixels.
@@ -60,10 +59,9 @@ def region_deletion_auc(
 ) -> RegionCurves:
     """Masks the regions a map ranks highest and integrates the drop of the target's probability.
 
-    Regions are ranked by the mean of the map in them (equal ones from top left to bottom right). At step s of `steps`
-    the first s/steps of them are masked, all of them at the last. With p the probability of the target, the drop is
-    (p of the image - p of the masked image) / p of the image, integrated over the masked share by trapezoids: higher
-    is better.
+    Regions are ranked by the mean of the map in them (equal ones from top left to bottom right); at step s of `steps`
+    the first s/steps of them are masked. The drop is 1 - p of the masked image / p of the image, with p the target's
+    probability, integrated over the masked share by trapezoids: higher is better.
 
     Args:
         model: A torch module, or a function from images to outputs of shape (images, classes).
@@ -96,7 +94,12 @@ def region_deletion_auc(
         raise ValueError(f"outputs should be 'logits' or 'probabilities', found {outputs!r}.")
     require_whole_number("steps", steps)
     side = _patch_for(values.shape, patch)
-    blank = _blank(baseline, values.shape, values.dtype)
+    blank = as_array(baseline, "baseline").astype(values.dtype)
+    try:
+        blank = np.broadcast_to(blank[:, None, None] if blank.ndim == 1 else blank, values.shape)
+    except ValueError as failure:
+        wrong = f"baseline has the shape {np.shape(baseline)} but images have {values.shape}"
+        raise ValueError(f"{wrong}; pass a number, one a channel, or images.") from failure
     place, rank = _ranked_regions(heat, side)
     regions = rank.shape[1]
     taken = np.rint(np.linspace(0, regions, steps + 1)).astype(np.int64)
@@ -110,23 +113,19 @@ def region_deletion_auc(
             here = slice(first, first + batch_size)
             for step, count in enumerate(taken):
                 top = (rank[here] < count)[:, place][:, None]
-                shown = np.where(top, values[here], blank[here]) if insert else np.where(top, blank[here], values[here])
-                found = _probabilities(run(shown), outputs)
+                found = _probabilities(run(np.where(top == insert, values[here], blank[here])), outputs)
                 curves[here, step] = found[np.arange(len(found)), chosen[here]]
     # A probability may have underflown to zero; there is then nothing left to drop.
-    share = curves / np.maximum(start, np.finfo(np.float64).tiny)[:, None]
-    curves = share if insert else 1.0 - share
-    fractions = taken / regions
+    curves /= np.maximum(start, np.finfo(np.float64).tiny)[:, None]
+    curves, fractions = curves if insert else 1.0 - curves, taken / regions
     return RegionCurves(trapezoid(curves, fractions, axis=1), curves, fractions, chosen, side)
 
 
 def region_insertion_auc(model: Model, images: Any, maps: Any, **options: Any) -> RegionCurves:
     """The counterpart of deletion: starts from the baseline and uncovers the highest-ranked regions first.
 
-    The curve is the target's probability as a share of that of the whole image, integrated over the uncovered share:
-    higher is better, and more than 1 is possible where parts of the image speak against the target.
-
-    Arguments, results and errors are those of `region_deletion_auc`.
+    The curve is the target's probability as a share of that of the whole image: higher is better, and more than 1 is
+    possible where parts of the image speak against the target. Arguments are those of `region_deletion_auc`.
     """
     return region_deletion_auc(model, images, maps, insert=True, **options)
 
@@ -138,16 +137,6 @@ def _patch_for(shape: tuple[int, ...], patch: int | None) -> int:
     if not 1 <= patch <= side:
         raise ValueError(f"patch is {patch} but images are {shape[2]} by {shape[3]} pixels; pass 1 to {side}.")
     return patch
-
-
-def _blank(baseline: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    given = as_array(baseline, "baseline").astype(dtype)
-    given = given[:, None, None] if given.ndim == 1 else given
-    try:
-        return np.broadcast_to(given, shape)
-    except ValueError as failure:
-        wrong = f"baseline has the shape {np.shape(baseline)} but images have {shape}"
-        raise ValueError(f"{wrong}; pass a number, one a channel, or images.") from failure
 
 
 def _ranked_regions(heat: Array, side: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

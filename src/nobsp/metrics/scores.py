@@ -1,27 +1,21 @@
-"""Scores of attributions: known functions recovered, faithfulness to what removal does, and concentration."""
+"""Scores of attributions: known functions recovered, faithfulness to what removal does, concentration, deltas."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.distance import pdist
 
-from nobsp.metrics.arrays import (
-    Array,
-    Model,
-    as_array,
-    is_constant,
-    mean_of_known,
-    name_features,
-    require_shape,
-    running,
-    spearman,
-    targets_of,
-    undefined,
-)
+from nobsp._messages import require_whole_number
+from nobsp.metrics import arrays
+from nobsp.metrics.arrays import Array, Model, as_array, is_constant, mean_of_known, require_shape, undefined
 from nobsp.network.inputs import resolve_features
+
+Groups = Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -29,16 +23,12 @@ class FunctionReproduction:
     """How well the functions that made the data were recovered.
 
     Attributes:
-        feature_names: One a feature.
-        r2: Per feature, R² of the contribution against the true function, both centred; nan for features that play
-            no part.
+        r2: Per feature, R² of the contribution against the true function, both centred; nan where it plays no part.
         nrmse: Per feature, root mean squared error as a share of the true function's standard deviation; nan likewise.
         null_attribution: Per feature that plays no part, the mean absolute centred contribution; nan for the others.
-        reconstruction_r2: R² of the summed contributions against the model's outputs, both centred; nan if no outputs
-            were given.
+        reconstruction_r2: R² of the summed contributions against the model's outputs, both centred; nan without any.
     """
 
-    feature_names: tuple[str, ...]
     r2: Array
     nrmse: Array
     null_attribution: Array
@@ -66,9 +56,7 @@ class FunctionReproduction:
         )
 
 
-def function_reproduction(
-    contributions: Any, truth: Any, *, outputs: Any = None, feature_names: Iterable[str] | None = None
-) -> FunctionReproduction:
+def function_reproduction(contributions: Any, truth: Any, *, outputs: Any = None) -> FunctionReproduction:
     """Compares contributions with the functions they should be, feature by feature.
 
     Additive functions are known up to a constant each, so both sides are centred first. A feature whose true function
@@ -78,7 +66,6 @@ def function_reproduction(
         contributions: What an explanation assigns to each feature, shape (rows, features).
         truth: The true functions at the same rows, same shape.
         outputs: What the explained model says, shape (rows,), to score the sum of the contributions as well.
-        feature_names: One a feature.
 
     Example:
         >>> import numpy as np
@@ -106,13 +93,8 @@ def function_reproduction(
         else:
             error = found.sum(axis=1) - (said.ravel() - said.mean())
             reconstruction = float(1.0 - (error**2).mean() / said.var())
-    return FunctionReproduction(
-        feature_names=name_features(feature_names, found.shape[1]),
-        r2=1.0 - unexplained,
-        nrmse=np.sqrt(unexplained),
-        null_attribution=np.where(null, np.abs(found).mean(axis=0), np.nan),
-        reconstruction_r2=reconstruction,
-    )
+    sizes = np.where(null, np.abs(found).mean(axis=0), np.nan)
+    return FunctionReproduction(1.0 - unexplained, np.sqrt(unexplained), sizes, reconstruction)
 
 
 def sparseness(attributions: Any) -> Array:
@@ -137,9 +119,7 @@ def sparseness(attributions: Any) -> Array:
 
 
 def gini_sparseness(attributions: Any) -> Array:
-    """The Gini index of the absolute values, which Quantus calls sparseness.
-
-    It is 0 if all n absolute values are equal and 1 - 1/n if one is not zero.
+    """The Gini index of the absolute values, which Quantus calls sparseness: 0 if all are equal, 1 - 1/n for one of n.
 
     Arguments, results and errors are those of `sparseness`.
 
@@ -172,7 +152,7 @@ def _magnitudes(attributions: Any) -> Array:
         return np.asarray(values / largest)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class Faithfulness:
     """Attributed importance beside the effect of removal.
 
@@ -180,30 +160,19 @@ class Faithfulness:
         correlation: Spearman correlation between the two; nan if either is the same for all features.
         importance: Mean absolute attribution of each feature.
         effect: Mean absolute change of the output when the feature is set to the baseline.
-        feature_names: One a feature.
     """
 
     correlation: float
-    importance: Array
-    effect: Array
-    feature_names: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        return f"Faithfulness(correlation={self.correlation:.3f}, {len(self.feature_names)} features)"
+    importance: Array = field(repr=False)
+    effect: Array = field(repr=False)
 
 
 def removal_effects(
-    model: Model,
-    X: Any,
-    *,
-    baseline: Any,
-    groups: Mapping[str, Any] | None = None,
-    target: Any = None,
-    batch_size: int = 4096,
+    model: Model, X: Any, *, baseline: Any, groups: Groups = None, target: Any = None, batch_size: int = 4096
 ) -> Array:
     """How the output of each row changes when one feature, or group of columns, is set to the baseline.
 
-    The effects belong to the model, not to an explanation: compute them once and judge every method by them.
+    Effects belong to the model, not to an explanation: compute them once and judge every method by them.
 
     Args:
         model: A torch module, or a function from rows to outputs.
@@ -228,49 +197,206 @@ def removal_effects(
     if reference.ndim and len(reference) != columns:
         raise ValueError(f"baseline has {len(reference)} values but X has {columns} columns; pass one value a column.")
     reference = np.broadcast_to(reference, (columns,))
-    features = resolve_features(groups, columns=columns, names=None)
-    with running(model, batch_size=batch_size) as run:
+    features = resolve_features(groups, columns=columns, names=None).columns
+    with arrays.running(model, batch_size=batch_size) as run:
         before = run(rows)
-        chosen = targets_of(target, before)
-        each = np.arange(len(rows))
-        effects = np.empty((len(rows), len(features.columns)))
-        for position, members in enumerate(features.columns):
+        watched = np.arange(len(rows)), arrays.targets_of(target, before)
+        effects = np.empty((len(rows), len(features)))
+        for position, members in enumerate(map(list, features)):
             without = rows.copy()
-            without[:, list(members)] = reference[list(members)]
-            effects[:, position] = before[each, chosen] - run(without)[each, chosen]
+            without[:, members] = reference[members]
+            effects[:, position] = before[watched] - run(without)[watched]
     return effects
 
 
-def attribution_faithfulness(
-    attributions: Any,
-    effects: Any,
-    *,
-    groups: Mapping[str, Any] | None = None,
-    feature_names: Iterable[str] | None = None,
-) -> Faithfulness:
+def attribution_faithfulness(attributions: Any, effects: Any, *, groups: Groups = None) -> Faithfulness:
     """Spearman correlation between mean absolute attributions and mean absolute effects of removal.
 
     Args:
         attributions: Shape (rows, features); (rows, columns) if `groups` says which columns to add up.
         effects: What `removal_effects` gives, shape (rows, features).
         groups: Columns by feature, where attributions come column by column and effects do not.
-        feature_names: One a feature, for the result; taken from `groups` where it is given.
 
     Example:
         >>> from nobsp.metrics import attribution_faithfulness
-        >>> attribution_faithfulness([[3.0, -2.0, 0.1]], [[2.5, -2.2, 0.3]])
-        Faithfulness(correlation=1.000, 3 features)
+        >>> attribution_faithfulness([[3.0, -2.0, 0.1]], [[2.5, -2.2, 0.3]]).correlation > 0.99
+        True
     """
     given, change = as_array(attributions, "attributions", ndim=(2,)), as_array(effects, "effects", ndim=(2,))
     if groups is not None:
         features = resolve_features(groups, columns=given.shape[1], names=None)
         given = np.column_stack([given[:, list(members)].sum(axis=1) for members in features.columns])
-        feature_names = features.names if feature_names is None else feature_names
     require_shape(given, f"attributions{' added up by groups' if groups else ''}", like=change, called="effects")
     if given.shape[1] < 2:
         raise ValueError("there is one feature, but ranking features needs at least two.")
     importance, effect = np.abs(given).mean(axis=0), np.abs(change).mean(axis=0)
-    correlation = float(spearman(importance, effect))
+    correlation = float(arrays.spearman(importance, effect))
     if np.isnan(correlation):
         undefined("all features have the same importance or the same effect, so their correlation is nan.")
-    return Faithfulness(correlation, importance, effect, name_features(feature_names, given.shape[1]))
+    return Faithfulness(correlation, importance, effect)
+
+
+# ---------------------------------------------------------------------- pairs of rows that differ in one feature
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pairs:
+    """Pairs of rows that differ in one feature and hardly in the others.
+
+    Attributes:
+        feature_names: One a feature.
+        feature: Per pair, the position of the feature in which its rows differ.
+        first: Per pair, one row; `second` the other.
+        rows: How many rows the pairs were chosen from.
+    """
+
+    feature_names: tuple[str, ...]
+    feature: NDArray[np.int64]
+    first: NDArray[np.int64]
+    second: NDArray[np.int64]
+    rows: int
+
+    def __len__(self) -> int:
+        return len(self.feature)
+
+    def per_feature(self) -> dict[str, int]:
+        """How many pairs each feature has."""
+        counts = np.bincount(self.feature, minlength=len(self.feature_names))
+        return dict(zip(self.feature_names, counts.tolist(), strict=True))
+
+    def __repr__(self) -> str:
+        some, every = len(np.unique(self.feature)), len(self.feature_names)
+        return f"Pairs({len(self)} pairs among {self.rows} rows, {some} of {every} features)"
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaAgreement:
+    """Explanation deltas beside the model's, over pairs of rows.
+
+    Attributes:
+        pearson: Correlation over all pairs of all features.
+        nrmse: Root mean squared difference as a share of the standard deviation of the model's deltas.
+        feature_pearson: Correlation over the pairs of one feature; nan without pairs or without variation.
+        feature_nrmse: Likewise.
+        pairs: How many pairs.
+    """
+
+    pearson: float
+    nrmse: float
+    feature_pearson: Array = field(repr=False)
+    feature_nrmse: Array = field(repr=False)
+    pairs: int
+
+
+def find_pairs(
+    X: Any,
+    *,
+    classes: Any = None,
+    groups: Groups = None,
+    max_pairs: int = 800,
+    distance_percentile: float = 15.0,
+    max_rows: int = 5000,
+    seed: int = 0,
+) -> Pairs:
+    """Pairs of observed rows that differ in one feature and are close in all others.
+
+    For each feature, among all pairs of rows with the same predicted class: the feature (a group by its Euclidean
+    distance) differs by at least the median of the differences that are not zero, and the Euclidean distance in all
+    other columns is at most the 15th percentile of those distances. One selection judges every explanation alike.
+
+    Args:
+        X: Rows as the model gets them, standardised, shape (rows, columns).
+        classes: Predicted class of each row; None for regression.
+        groups: Columns by feature, where a feature has several; every column by itself if None.
+        max_pairs: How many pairs a feature keeps, drawn at random where there are more.
+        distance_percentile: How close is close.
+        max_rows: Of more rows as many are drawn: memory grows with their square (5,000 rows: about 0.9 GB).
+        seed: Decides what is drawn.
+
+    Returns:
+        The pairs; none for a feature that does not vary or whose pairs are all too far apart.
+
+    Example:
+        >>> import numpy as np
+        >>> from nobsp.metrics import find_pairs
+        >>> X = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 5.0]])
+        >>> find_pairs(X).per_feature()
+        {'x0': 1, 'x1': 1}
+    """
+    rows = as_array(X, "X", ndim=(2,))
+    require_shape(rows, "X", rows=2)
+    count = len(rows)
+    features = resolve_features(groups, columns=rows.shape[1], names=None)
+    require_whole_number("max_pairs", max_pairs)
+    require_whole_number("max_rows", max_rows, least=2)
+    if not 0 <= distance_percentile <= 100:
+        raise ValueError(f"distance_percentile is {distance_percentile}; pass a number from 0 to 100.")
+    labels = np.zeros(count) if classes is None else np.asarray(classes)
+    if labels.shape != (count,):
+        raise ValueError(f"classes has the shape {labels.shape}; pass one class for each of the {count} rows.")
+    rng = np.random.default_rng(seed)
+    used = np.arange(len(rows))
+    if len(used) > max_rows:
+        used = np.sort(rng.choice(used, size=max_rows, replace=False))
+    first, second = (used[side] for side in np.triu_indices(len(used), 1))  # in the order of pdist
+    same = np.flatnonzero(labels[first] == labels[second])
+    same = same[np.argsort(labels[first[same]], kind="stable")]  # class by class
+    first, second, rows = first[same], second[same], rows[used]
+    everywhere = pdist(rows, "sqeuclidean")[same]
+    # What the difference of two sums leaves of an exact zero must not decide which pairs are close.
+    rounding = 1e-12 * everywhere.max(initial=0.0)
+    chosen = []
+    for members in features.columns:
+        delta = pdist(rows[:, list(members)], "sqeuclidean")[same]
+        found = np.flatnonzero(delta > 0)
+        if len(found):
+            others = np.maximum(everywhere - delta, 0.0)
+            # Squares are in the order of distances, and a threshold between two neighbours parts them wherever it lies.
+            close = others <= np.percentile(others, distance_percentile) + rounding
+            found = np.flatnonzero((delta >= np.median(delta[found]) * (1 - 1e-12)) & close)
+        chosen.append(np.sort(rng.choice(found, size=max_pairs, replace=False)) if len(found) > max_pairs else found)
+    feature, picked = np.repeat(np.arange(len(chosen)), list(map(len, chosen))), np.concatenate(chosen)
+    return Pairs(features.names, feature, first[picked], second[picked], count)
+
+
+def delta_agreement(attributions: Any, outputs: Any, pairs: Pairs) -> DeltaAgreement:
+    """Compares, over pairs that isolate a feature, the change of the output with the change of its attribution.
+
+    Args:
+        attributions: What an explanation assigns to each feature, shape (rows, features).
+        outputs: What the model says, for the class both rows of a pair are predicted to be, shape (rows,).
+        pairs: What `find_pairs` gives for the same rows.
+
+    Example:
+        >>> import numpy as np
+        >>> from nobsp.metrics import delta_agreement, find_pairs
+        >>> X = np.random.default_rng(0).normal(size=(60, 2))
+        >>> parts = np.column_stack([X[:, 0] ** 2, 3 * X[:, 1]])
+        >>> pairs = find_pairs(X)
+        >>> delta_agreement(parts, parts.sum(axis=1), pairs).pearson > 0.99
+        True
+    """
+    given = as_array(attributions, "attributions", ndim=(2,))
+    said = as_array(outputs, "outputs", ndim=(1,))
+    features = len(pairs.feature_names)
+    if given.shape != (pairs.rows, features) or len(said) != pairs.rows:
+        raise ValueError(
+            f"attributions have the shape {given.shape} and outputs has {len(said)} rows, but the pairs were found "
+            f"among {pairs.rows} rows with {features} features."
+        )
+    explained = given[pairs.second, pairs.feature] - given[pairs.first, pairs.feature]
+    changed = said[pairs.second] - said[pairs.first]
+    overall = _agreement(explained, changed)
+    if np.isnan(overall).any():
+        why = "deltas are the same in all pairs" if len(pairs) else "no pairs of rows isolate a feature"
+        undefined(f"{why}, so delta agreement is nan.")
+    by_feature = [pairs.feature == position for position in range(features)]
+    correlations, errors = np.array([_agreement(explained[own], changed[own]) for own in by_feature]).T
+    return DeltaAgreement(*overall, correlations, errors, len(pairs))
+
+
+def _agreement(explained: Array, changed: Array) -> tuple[float, float]:
+    if len(changed) < 2 or is_constant(changed):
+        return float("nan"), float("nan")
+    error = float(np.sqrt(((explained - changed) ** 2).mean()) / changed.std())
+    return float(arrays.pearson(explained, changed)), error

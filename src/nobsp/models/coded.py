@@ -12,22 +12,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from nobsp._messages import as_numpy
+
 Array = NDArray[np.float64]
 Function = Callable[[Array], Any]
+Levels = Mapping[int, Sequence[Any]]
+
+_LAYOUT = ("columns", "names", "levels", "kinds", "absent")
 
 
 class Coded:
     """Turns rows into a matrix: codes for names, and for numbers that may be missing a second column that says so."""
 
     def __init__(
-        self,
-        columns: int,
-        names: Sequence[str] | None,
-        levels: Mapping[int, Sequence[Any]],
-        kinds: Mapping[int, str],
-        absent: Sequence[int],
+        self, columns: int, names: Sequence[str] | None, levels: Levels, kinds: Mapping[int, str], absent: Sequence[int]
     ) -> None:
         self.columns, self.names = columns, None if names is None else tuple(names)
+        # A file has its keys as texts.
         self.levels = {int(k): list(found) for k, found in levels.items()}
         self.kinds, self.absent = {int(k): kind for k, kind in kinds.items()}, tuple(int(k) for k in absent)
         self._places = {k: {level: i for i, level in enumerate(found)} for k, found in self.levels.items()}
@@ -39,45 +40,36 @@ class Coded:
             frame = nw.from_native(X, eager_only=True, pass_through=True)
         except nw.exceptions.DuplicateError:
             return None  # whatever reads the table next says so
-        if not isinstance(frame, nw.DataFrame):
-            if not (isinstance(X, np.ndarray) and X.ndim == 2):
-                return None
-            columns = [X[:, k] for k in range(X.shape[1])]
-            words = {
-                k: {v for v in x.tolist() if isinstance(v, str)} for k, x in enumerate(columns) if x.dtype.kind in "OU"
-            }
-            named = {k: sorted(found) for k, found in words.items() if found}
-            if named and not text:
-                return None
-            absent = [k for k, x in enumerate(columns) if missing and k not in named and np.isnan(_floats(x)).any()]
-            found = cls(X.shape[1], None, named, dict.fromkeys(named, "object"), absent)
-            return found if named or absent else None
-        levels, kinds, absent = {}, {}, []
-        for k in range(len(frame.columns)):
-            series = frame[:, k]
-            if isinstance(series.dtype, nw.Categorical | nw.Enum):
+        named = isinstance(frame, nw.DataFrame)
+        if not named and not (isinstance(X, np.ndarray) and X.ndim == 2):
+            return None
+        levels: dict[int, list[Any]] = {}
+        kinds, absent = {}, []
+        for k in range(frame.shape[1]):
+            series = frame[:, k] if named else None
+            values = X[:, k] if series is None else series.to_numpy()
+            if series is not None and isinstance(series.dtype, nw.Categorical | nw.Enum):
                 levels[k], kinds[k] = _categories(series), "category"
-            elif not series.dtype.is_numeric() and not isinstance(series.dtype, nw.Boolean):
+            elif _holds_names(values if series is None else series):
                 if not text:
                     return None  # whatever reads the table next says which column is not numbers
-                levels[k] = sorted((v for v in series.drop_nulls().unique().to_list() if v == v), key=str)
-                kinds[k] = "object"
-            elif missing and bool(np.isnan(_floats(series.to_numpy())).any()):
+                known = {v for v in values.tolist() if v is not None and v == v}
+                levels[k], kinds[k] = sorted(known, key=str), "object"
+            elif missing and bool(np.isnan(_floats(values)).any()):
                 absent.append(k)
-        names = [str(name) for name in frame.columns]
-        return cls(len(names), names, levels, kinds, absent) if levels or absent else None
+        names = [str(name) for name in frame.columns] if named else None
+        return cls(frame.shape[1], names, levels, kinds, absent) if levels or absent else None
 
     @property
     def layout(self) -> dict[str, Any]:
         """What `Coded.from_layout` makes the same again from."""
         levels = {k: list(found) for k, found in self.levels.items()}
-        about = {"columns": self.columns, "names": self.names, "kinds": self.kinds, "absent": self.absent}
-        return {**about, "levels": levels}
+        return {**{name: getattr(self, name) for name in _LAYOUT}, "levels": levels}
 
     @classmethod
     def from_layout(cls, layout: Mapping[str, Any]) -> Coded:
         """The same as the one whose layout it is."""
-        return cls(*(layout[name] for name in ("columns", "names", "levels", "kinds", "absent")))
+        return cls(*(layout[name] for name in _LAYOUT))
 
     def __call__(self, X: Any) -> Array:
         """Rows as a matrix of finite numbers: the columns, then for those that may be missing whether they are."""
@@ -138,6 +130,13 @@ def _categories(series: nw.Series[Any]) -> list[Any]:
     return sorted(series.drop_nulls().unique().to_list(), key=str)
 
 
+def _holds_names(column: Any) -> bool:
+    """Whether a column is neither numbers nor truth values; an array of objects where there is a text among them."""
+    if isinstance(column, np.ndarray):
+        return column.dtype.kind in "OU" and any(isinstance(value, str) for value in column.tolist())
+    return not column.dtype.is_numeric() and not isinstance(column.dtype, nw.Boolean)
+
+
 def _floats(column: NDArray[Any]) -> Array:
     if column.dtype.kind == "O":
         column = np.array([np.nan if value is None else value for value in column.tolist()], dtype=np.float64)
@@ -177,9 +176,8 @@ def linear(weight: Array, bias: Array | None = None) -> nn.Linear:
 
 def numbers_of(found: Any, rows: int) -> Array:
     """What a function returned as (rows, outputs), or an error that says what it was."""
-    found = found.detach().cpu().numpy() if isinstance(found, Tensor) else found
     try:
-        values = np.asarray(found, dtype=np.float64)
+        values = as_numpy(found).astype(np.float64)
     except (TypeError, ValueError) as failure:
         raise TypeError(f"the model returned a {type(found).__name__} that is not numbers ({failure}).") from failure
     if values.ndim == 0 or len(values) != rows:

@@ -11,14 +11,17 @@ import numpy as np
 from torch import nn
 
 from nobsp.models.coded import Array, Coded, Runs, linear, log_odds, numbers_of
-from nobsp.models.trees import Trees, read_trees
+from nobsp.models.trees import Trees, read_trees, steps_before
 from nobsp.network.adapted import Adapted, encoder_of, framed
 
+# They scale every column by itself.
+_SCALERS = {"StandardScaler", "MinMaxScaler", "MaxAbsScaler", "RobustScaler"}
 _ACTIVATIONS = {"identity": nn.Identity, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 def adapt_estimator(model: Any, coded: Coded | None) -> Adapted | None:
     """A fitted scikit-learn estimator, or one of another library with the same manners; None for anything else."""
+    from sklearn import config_context
     from sklearn.pipeline import Pipeline
     from sklearn.utils.validation import check_is_fitted
 
@@ -49,8 +52,11 @@ def adapt_estimator(model: Any, coded: Coded | None) -> Adapted | None:
     else:
         found = _adapt_function(last, own) if trees is None else _adapt_trees(trees, own)
     if preprocessing:
-        # Thresholds and codes of the last step are of columns that the caller does not see.
-        found = replace(found, encode=encoder_of(preprocessing), steps={}, codes=(), layout=None)
+        # Codes of the last step are of columns that the caller does not see, and so are thresholds unless scaled only.
+        encode, kinds = encoder_of(preprocessing), {type(step).__name__ for part in preprocessing for step in part}
+        with config_context(assume_finite=True):  # the largest numbers may be scaled to infinity
+            cuts = steps_before(encode, found.steps, preprocessing[0].n_features_in_) if kinds <= _SCALERS else {}
+        found = replace(found, encode=encode, steps=cuts, codes=(), layout=None)
     return replace(found, feature_names=_names_of(model) or (found.feature_names if not preprocessing else None))
 
 

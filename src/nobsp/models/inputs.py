@@ -173,17 +173,17 @@ class Packing:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the matrix's columns."""
-        found: list[str] = []
-        for one in self.inputs:
-            places = [",".join(map(str, place)) for place in np.ndindex(*one.shape)] if one.shape else [""]
-            found += [f"{one.name}[{place}]" if place else one.name for place in places]
-        return tuple(found)
+        return tuple(
+            f"{one.name}[{','.join(map(str, place))}]" if place else one.name
+            for one in self.inputs
+            for place in np.ndindex(*one.shape)
+        )
 
     @property
     def codes(self) -> tuple[int, ...]:
         """Columns of inputs that hold whole numbers."""
-        whole = [one.name for one in self.inputs if one.dtype.startswith(("int", "uint"))]
-        return tuple(int(column) for name in whole for column in self._columns[name].ravel())
+        whole = [self._columns[one.name].ravel() for one in self.inputs if one.dtype.startswith(("int", "uint"))]
+        return tuple(np.concatenate([np.zeros(0, np.intp), *whole]).tolist())
 
     def pack(self, X: Any) -> Any:
         """Rows of all inputs as a matrix; a loader as one of such matrices."""
@@ -248,10 +248,8 @@ class Packing:
             return [int(column) for column in np.atleast_1d(chosen).ravel()]
         if isinstance(given, str) and given in self.names:
             return [self.names.index(given)]
-        raise ValueError(
-            f"features[{name!r}] is {given!r}; pass the name of an input, or (input, column or slice). The inputs are "
-            f"{list(self._columns)}."
-        )
+        wanted = "pass the name of an input, or (input, column or slice)"
+        raise ValueError(f"features[{name!r}] is {given!r}; {wanted}. The inputs are {list(self._columns)}.")
 
 
 class _Stream:
@@ -262,8 +260,12 @@ class _Stream:
 
     def __iter__(self) -> Iterator[Tensor]:
         for batch in self._X:
-            nested = isinstance(batch, tuple | list) and len(batch) and isinstance(batch[0], Mapping | tuple | list)
-            yield self._packing.matrix(batch[0] if nested else batch)
+            yield self._packing.matrix(batch[0] if _is_nested(batch) else batch)
+
+
+def _is_nested(batch: Any) -> bool:
+    """Whether a batch is (inputs, labels)."""
+    return isinstance(batch, tuple | list) and len(batch) > 0 and isinstance(batch[0], Mapping | tuple | list)
 
 
 class Unpacks(nn.Module):
@@ -304,16 +306,14 @@ def _packed(module: nn.Module, packing: Packing) -> Adapted:
 
 def _parts(module: nn.Module, X: Any) -> Mapping[str, Any] | list[tuple[str, Any]] | None:
     """The inputs by name where there are several, of the rows themselves or of a loader's first batch; else None."""
-    if isinstance(X, Mapping):
-        return _known(module, X)
-    if isinstance(X, tuple):
-        return _by_position(module, X)
+    if isinstance(X, Mapping | tuple):
+        return _known(module, X) if isinstance(X, Mapping) else _by_position(module, X)
     if isinstance(X, torch.utils.data.DataLoader):
         with torch.random.fork_rng(devices=[]):  # looking must not move the caller's random numbers
-            batch = next(iter(X), None)
+            batch: Any = next(iter(X), None)
     else:
         batch = X[0] if isinstance(X, list) and X else None
-    if isinstance(batch, tuple | list) and len(batch) and isinstance(batch[0], Mapping | tuple | list):
+    if _is_nested(batch):
         batch = batch[0]
     elif isinstance(batch, tuple | list):
         batch = batch[: sum(p.default is p.empty for p in _parameters(module))]  # labels come after
@@ -332,17 +332,15 @@ def _known(module: nn.Module, parts: Mapping[str, Any]) -> Mapping[str, Any]:
         return parts
     found = {name: part for name, part in parts.items() if name in parameters and name not in ("labels", "label")}
     if not found:
-        raise TypeError(
-            f"X is a dict of {list(parts)}, but the model takes {list(parameters)}; pass a matrix, or rename them."
-        )
+        has = f"X is a dict of {list(parts)}, but the model takes {list(parameters)}"
+        raise TypeError(f"{has}; pass a matrix, or rename them.")
     return found
 
 
 def _by_position(module: nn.Module, parts: Any) -> list[tuple[str, Any]] | None:
-    arrays = isinstance(parts, tuple | list) and all(
-        isinstance(part, Tensor | np.ndarray) and part.ndim for part in parts
-    )
-    if not arrays or not 2 <= len(parts) <= len(parameters := _parameters(module)):
+    parameters, parts = _parameters(module), parts if isinstance(parts, tuple | list) else ()
+    arrays = all(isinstance(part, Tensor | np.ndarray) and part.ndim for part in parts)
+    if not arrays or not 2 <= len(parts) <= len(parameters):
         return None
     return [(p.name, part) for p, part in zip(parameters, parts, strict=False)]
 

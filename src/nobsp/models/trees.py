@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from nobsp.network.adapted import framed
 
 Array = NDArray[np.float64]
+Function = Callable[[Any], Array]
 
 # Groups of trees for every output: more cost time and explain next to nothing more.
 GROUPS = 32
@@ -29,7 +30,7 @@ _LEAST_GAP = 1e-200
 class Trees:
     """A tree model."""
 
-    function: Callable[[Any], Array]  # rows, as the library takes them, to what groups of trees answer, (rows, width)
+    function: Function  # rows, as the library takes them, to what groups of trees answer, (rows, width)
     weight: Array  # which groups belong to which output, (outputs, width)
     base: Array  # what each output has besides the trees
     link: str  # what follows the margin; "" for what follows that of a classifier, where it is one
@@ -66,49 +67,62 @@ def both_sides(thresholds: Iterable[Any], *, single: bool, below: bool) -> Array
     """Per threshold two neighbouring numbers between which a model goes from one side to the other."""
     found = np.unique(np.array(list(thresholds), dtype=np.float64))
     found = found[np.abs(found) < 1e38]  # libraries write "missing or not" as a threshold that no number passes
-    if single:
-        near = found.astype(np.float32)
-        if below:  # the first single number at or above the threshold, and the one before it
-            above = np.where(near.astype(np.float64) >= found, near, np.nextafter(near, np.float32(np.inf)))
-            under = np.nextafter(above, np.float32(-np.inf))
-        else:
-            under = np.where(near.astype(np.float64) <= found, near, np.nextafter(near, np.float32(-np.inf)))
-            above = np.nextafter(under, np.float32(np.inf))
-        low, high = under.astype(np.float64), above.astype(np.float64)
-        middle = low + (high - low) / 2  # rounds to either, by the last digit
-        up = middle.astype(np.float32).astype(np.float64) == high
-        sides = np.column_stack(
-            [np.where(up, np.nextafter(middle, -np.inf), middle), np.where(up, middle, np.nextafter(middle, np.inf))]
-        )
-    elif below:
-        sides = np.column_stack([np.nextafter(found, -np.inf), found])
-    else:
-        sides = np.column_stack([found, np.nextafter(found, np.inf)])
-    thin = sides[:, 1] - sides[:, 0] < _LEAST_GAP  # around zero numbers lie closer than their inverses reach
-    sides[thin, 1] = sides[thin, 0] + _LEAST_GAP
+    kind: Any = np.float32 if single else np.float64
+    sides = _part(lambda x: x.astype(kind) < found if below else x.astype(kind) <= found, found.shape)
     return np.unique(sides, axis=0)
 
 
-def _steps(pairs: Iterable[tuple[int, float]], *, single: bool, below: bool) -> dict[int, Array]:
-    by_column: dict[int, set[float]] = {}
-    for column, threshold in pairs:
-        by_column.setdefault(int(column), set()).add(float(threshold))
-    return {k: both_sides(found, single=single, below=below) for k, found in sorted(by_column.items())}
+def steps_before(encode: Callable[[Array], Array], steps: Mapping[int, Array], width: int) -> dict[int, Array]:
+    """Thresholds of columns that were scaled, each by itself and upwards, as numbers of the columns before that."""
+    last = np.full((max(map(len, steps.values()), default=0), width), np.inf)
+    for k, sides in steps.items():
+        last[: len(sides), k] = sides[:, 0]
+    if not last.size:
+        return {}
+    found = _part(lambda x: encode(x) <= last, last.shape)
+    own = {k: found[: len(sides), k] for k, sides in steps.items()}
+    reached = {k: np.unique(sides[np.isfinite(sides).all(axis=1)], axis=0) for k, sides in own.items()}
+    return {k: sides for k, sides in reached.items() if len(sides)}
 
 
-def _in_ranges(
-    margin: Callable[[Any, int, int], Any], rounds: int, probe: Any
-) -> tuple[Callable[[Any], Array], Array, Array] | None:
+def _part(is_below: Callable[[Array], NDArray[np.bool_]], shape: tuple[int, ...]) -> Array:
+    """The last number that is below and the first that is not, (*shape, 2), by halving the numbers in their order."""
+    low, high = (np.full(shape, end).view(np.int64) for end in (-np.inf, np.inf))
+    low = low ^ np.iinfo(np.int64).max  # as whole numbers in the same order, neighbours one apart
+    while (high - 1 > low).any():
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)  # their sum may be too large
+        with np.errstate(over="ignore"):
+            below = is_below(_as_floats(middle))
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    sides = np.stack([_as_floats(low), _as_floats(high)], axis=-1)
+    thin = sides[..., 1] - sides[..., 0] < _LEAST_GAP  # around zero numbers lie closer than their inverses reach
+    sides[thin, 1] = sides[thin, 0] + _LEAST_GAP
+    return sides
+
+
+def _as_floats(order: NDArray[np.int64]) -> Array:
+    return (order ^ ((order >> 63) & np.iinfo(np.int64).max)).view(np.float64)
+
+
+def _steps(columns: Any, cuts: Any, *, single: bool, below: bool) -> dict[int, Array]:
+    columns, cuts = np.asarray(columns, dtype=np.intp), np.asarray(cuts)
+    return {int(k): both_sides(cuts[columns == k], single=single, below=below) for k in np.unique(columns)}
+
+
+def _ends(rounds: int) -> list[int]:
+    """Where groups of rounds end, after 0 where the first begins."""
+    return [int(end) for end in np.unique(np.linspace(0, rounds, min(rounds, GROUPS) + 1).astype(int))]
+
+
+def _in_ranges(margin: Callable[..., Any], rounds: int, probe: Any) -> tuple[Function, Array, Array] | None:
     """Ranges of rounds as groups: their function, the head's weight, and what the library adds to every range."""
-    ends = list(pairwise(np.unique(np.linspace(0, rounds, min(rounds, GROUPS) + 1).astype(int)).tolist()))
+    ends = list(pairwise(_ends(rounds)))
 
     def of(X: Any, first: int, last: int) -> Array:
         return np.asarray(margin(X, first, last), dtype=np.float64).reshape(len(X), -1)
 
     whole = of(probe, 0, rounds)
-    added = np.zeros_like(whole)
-    if len(ends) > 1:
-        added = (sum(of(probe, *end) for end in ends) - whole) / (len(ends) - 1)
+    added = (sum(of(probe, *end) for end in ends) - whole) / max(len(ends) - 1, 1)
     if np.abs(added - added[0]).max() > 1e-5 * (1 + np.abs(whole).max()):
         return None
     base = added[0]
@@ -119,22 +133,17 @@ def _in_ranges(
     return function, np.tile(np.eye(len(base)), (1, len(ends))), base
 
 
-def _grouped(
-    answers: Callable[[Any], Iterable[Array]], rounds: int, outputs: int
-) -> tuple[Callable[[Any], Array], Array]:
-    """Answers of single rounds, (rows, outputs) each, as groups; and the head's weight."""
-    group = np.arange(rounds) * min(rounds, GROUPS) // rounds
+def _in_stages(staged: Callable[[Any], Iterable[Any]], outputs: int, rounds: int) -> tuple[Function, Array]:
+    """Groups as differences between stages of boosting, the first with the model's base; and the head's weight."""
+    ends = _ends(rounds)[1:]
 
     def function(X: Any) -> Array:
-        found: list[Array] = []
-        for number, answer in enumerate(answers(X)):
-            if number and group[number] == group[number - 1]:
-                found[-1] = found[-1] + answer
-            else:
-                found.append(answer)
-        return np.column_stack(found)
+        # Copies: scikit-learn adds every stage to the same memory.
+        kept = [np.array(stage, np.float64) for number, stage in enumerate(staged(X), 1) if number in ends]
+        kept = [stage.reshape(-1, outputs) for stage in kept]
+        return np.column_stack([kept[0], *(after - before for before, after in pairwise(kept))])
 
-    return function, np.tile(np.eye(outputs), (1, int(group[-1]) + 1))
+    return function, np.tile(np.eye(outputs), (1, len(ends)))
 
 
 # ---------------------------------------------------------------------- libraries
@@ -152,14 +161,14 @@ def _xgboost(model: Any) -> Trees | None:
     best = booster.attr("best_iteration")
     rounds = booster.num_boosted_rounds() if best is None else int(best) + 1
     used = int(forest["iteration_indptr"][rounds])
-    pairs: list[tuple[int, float]] = []
-    codes = {k for k, kind in enumerate(booster.feature_types or ()) if kind == "c"}
-    for tree in forest["trees"][:used]:
-        split = np.asarray(tree["left_children"]) >= 0
-        columns, cuts = np.asarray(tree["split_indices"]), np.asarray(tree["split_conditions"], dtype=np.float32)
-        numeric = split & (np.asarray(tree["split_type"]) == 0)
-        pairs += zip(columns[numeric].tolist(), cuts[numeric].tolist(), strict=True)
-        codes |= set(columns[split & ~numeric].tolist())
+    left, kind, columns, cuts = (
+        np.concatenate([tree[part] for tree in forest["trees"][:used]])
+        for part in ("left_children", "split_type", "split_indices", "split_conditions")
+    )
+    codes = {k for k, one in enumerate(booster.feature_types or ()) if one == "c"}
+    codes |= set(columns[(left >= 0) & (kind != 0)].tolist())
+    numeric = (left >= 0) & (kind == 0)
+    columns, cuts = columns[numeric], cuts[numeric].astype(np.float32)
     names, types = booster.feature_names, booster.feature_types
 
     def margin(X: Any, first: int, last: int) -> Any:
@@ -170,23 +179,22 @@ def _xgboost(model: Any) -> Trees | None:
         data = xgb.DMatrix(X, enable_categorical=True, **given)
         return booster.predict(data, output_margin=True, iteration_range=(first, last))
 
-    found = _in_ranges(margin, rounds, _some_rows(booster.num_features(), pairs))
+    found = _in_ranges(margin, rounds, _some_rows(booster.num_features(), columns, cuts))
     if found is None:
         return None
     objective = json.loads(booster.save_config())["learner"]["objective"]["name"]
     links = {"reg:logistic": "sigmoid", "reg:gamma": "exp", "reg:tweedie": "exp", "binary:hinge": "identity"}
     links |= {"binary": "sigmoid", "multi": "softmax", "count": "exp"}
     link = links.get(objective) or links.get(objective.partition(":")[0], "identity")
-    steps = _steps(pairs, single=True, below=True)
+    steps = _steps(columns, cuts, single=True, below=True)
     known = None if names is None else tuple(names)
     return Trees(*found, link, steps, bytes(booster.save_raw("ubj")), tuple(sorted(codes)), known)
 
 
-def _some_rows(columns: int, pairs: Sequence[tuple[int, float]]) -> Array:
+def _some_rows(width: int, columns: Any, cuts: Any) -> Array:
     """Rows that fall on different sides of thresholds."""
-    rows = np.zeros((16, columns))
-    for number, (column, threshold) in enumerate(pairs):
-        rows[number * 7 % 16, column] = threshold
+    rows = np.zeros((16, width))
+    rows[np.arange(len(cuts)) * 7 % 16, np.asarray(columns, dtype=np.intp)] = cuts
     return rows
 
 
@@ -196,7 +204,8 @@ def _lightgbm(model: Any) -> Trees | None:
     booster = model if isinstance(model, lgb.Booster) else model.booster_
     rounds = booster.best_iteration if booster.best_iteration > 0 else booster.current_iteration()
     dump = booster.dump_model(num_iteration=rounds)
-    pairs: list[tuple[int, float]] = []
+    columns: list[int] = []
+    cuts: list[float] = []
     codes: set[int] = set()
     nodes = [tree["tree_structure"] for tree in dump["tree_info"]]
     while nodes:
@@ -208,11 +217,12 @@ def _lightgbm(model: Any) -> Trees | None:
         if node["decision_type"] != "<=":
             codes.add(column)
             continue
-        pairs.append((column, node["threshold"]))
-        if node["missing_type"] == "Zero":  # what is smaller than this counts as missing
-            pairs += [(column, 1e-35), (column, float(np.nextafter(-1e-35, -1)))]
+        # What is smaller than this may count as missing.
+        zero = [1e-35, float(np.nextafter(-1e-35, -1))] if node["missing_type"] == "Zero" else []
+        cuts += [node["threshold"], *zero]
+        columns += [column] * (1 + len(zero))
     names, width = tuple(booster.feature_name()), booster.num_feature()
-    probe, known = _some_rows(width, pairs), booster.pandas_categorical
+    probe, known = _some_rows(width, columns, cuts), booster.pandas_categorical
     if known:
         import pandas as pd
 
@@ -231,7 +241,7 @@ def _lightgbm(model: Any) -> Trees | None:
     objective = dump.get("objective", "").partition(" ")[0]
     links = {"binary": "sigmoid", "cross_entropy": "sigmoid", "multiclass": "softmax", "multiclassova": "sigmoid"}
     link = links.get(objective, "exp" if objective in ("poisson", "gamma", "tweedie") else "identity")
-    steps, about = _steps(pairs, single=False, below=False), booster.model_to_string().encode()
+    steps, about = _steps(columns, cuts, single=False, below=False), booster.model_to_string().encode()
     given = None if names == tuple(f"Column_{k}" for k in range(width)) else names
     return Trees(*found, link, steps, about, tuple(sorted(codes)), given, frame=bool(known))
 
@@ -240,7 +250,8 @@ def _catboost(model: Any) -> Trees | None:
     codes = tuple(int(k) for k in model.get_cat_feature_indices())
     names = tuple(str(name) for name in model.feature_names_)
     borders = {int(k): cuts for k, cuts in model.get_borders().items() if cuts}
-    probe: Any = _some_rows(len(names), [(k, t) for k, cuts in borders.items() for t in cuts])
+    columns = np.repeat([*borders], [*map(len, borders.values())])
+    probe: Any = _some_rows(len(names), columns, np.concatenate([[], *borders.values()]))
     if codes:
         probe = probe.astype(object)
         probe[:, list(codes)] = "0"
@@ -259,12 +270,9 @@ def _catboost(model: Any) -> Trees | None:
 
 def _sklearn_trees(trees: Sequence[Any]) -> tuple[dict[int, Array], bytes]:
     """Thresholds of scikit-learn's trees, and their bytes."""
-    pairs: list[tuple[int, float]] = []
-    for tree in trees:
-        splits = tree.feature >= 0
-        pairs += zip(tree.feature[splits].tolist(), tree.threshold[splits].tolist(), strict=True)
+    columns, cuts = (np.concatenate([getattr(tree, name) for tree in trees]) for name in ("feature", "threshold"))
     about = b"".join(part.tobytes() for tree in trees for part in (tree.feature, tree.threshold, tree.value))
-    return _steps(pairs, single=True, below=False), about
+    return _steps(columns[columns >= 0], cuts[columns >= 0], single=True, below=False), about
 
 
 def _forest(model: Any) -> Trees | None:
@@ -275,35 +283,25 @@ def _forest(model: Any) -> Trees | None:
     count = len(model.classes_) if hasattr(model, "classes_") else 1
     outputs = 1 if count == 2 else count
 
-    def answers(X: Any) -> Iterable[Array]:
+    groups = [trees[first:last] for first, last in pairwise(_ends(len(trees)))]
+
+    def answer(tree: Any, rows: Any) -> Array:
+        values = tree.predict(rows).reshape(len(rows), -1)
+        values = values / values.sum(1, keepdims=True) if count > 1 else values
+        return np.asarray(values[:, 1:] if count == 2 else values) / len(trees)
+
+    def function(X: Any) -> Array:
         rows = np.ascontiguousarray(X, dtype=np.float32)  # as a forest gives them to its trees
-        for tree in trees:
-            values = tree.predict(rows).reshape(len(rows), -1)
-            if count > 1:
-                values = values / values.sum(1, keepdims=True)
-            yield (values[:, 1:] if count == 2 else values) / len(trees)
+        return np.column_stack([sum(answer(tree, rows) for tree in group) for group in groups])
 
-    grouped = _grouped(answers, len(trees), outputs)
-    return Trees(*grouped, np.zeros(outputs), "identity", *_sklearn_trees(trees), names=_names(model))
-
-
-def _staged(staged: Callable[[Any], Iterable[Any]], outputs: int, rounds: int) -> tuple[Callable[[Any], Array], Array]:
-    """Trees as differences between stages of boosting; the first has the model's base in it."""
-
-    def answers(X: Any) -> Iterable[Array]:
-        before: Any = 0.0
-        for stage in staged(X):
-            now = np.array(stage, dtype=np.float64).reshape(-1, outputs)
-            yield now - before
-            before = now
-
-    return _grouped(answers, rounds, outputs)
+    weight, base = np.tile(np.eye(outputs), (1, len(groups))), np.zeros(outputs)
+    return Trees(function, weight, base, "identity", *_sklearn_trees(trees), names=_names(model))
 
 
 def _boosting(model: Any) -> Trees:
     rounds, outputs = model.estimators_.shape
     staged = model.staged_decision_function if hasattr(model, "classes_") else model.staged_predict
-    function, weight = _staged(staged, outputs, rounds)
+    function, weight = _in_stages(staged, outputs, rounds)
     names, zeros = _names(model), np.zeros((1, model.n_features_in_))
     begun = function(zeros if names is None else framed(zeros, names)).tobytes()  # what it begins with is in no tree
     steps, about = _sklearn_trees([member.tree_ for member in model.estimators_.ravel()])
@@ -316,10 +314,8 @@ def _hist(model: Any) -> Trees:
     categorical = getattr(model, "is_categorical_", None)
     if categorical is not None:  # it puts categories first
         order = np.concatenate([np.flatnonzero(categorical), np.flatnonzero(~categorical)])
-    pairs: list[tuple[int, float]] = []
-    for part in nodes:
-        split = part[(part["is_leaf"] == 0) & (part["is_categorical"] == 0)]
-        pairs += zip(order[split["feature_idx"]].tolist(), split["num_threshold"].tolist(), strict=True)
+    every = np.concatenate(nodes)
+    split = every[(every["is_leaf"] == 0) & (every["is_categorical"] == 0)]
     classifier = hasattr(model, "classes_")
     log_scale = not classifier and model.loss in ("poisson", "gamma")
 
@@ -328,10 +324,10 @@ def _hist(model: Any) -> Trees:
         return (np.log(stage) for stage in stages) if log_scale else stages
 
     outputs = int(model.n_trees_per_iteration_)
-    steps, names = _steps(pairs, single=False, below=False), _names(model)
-    about = b"".join(part.tobytes() for part in nodes) + np.asarray(model._baseline_prediction).tobytes()
+    steps = _steps(order[split["feature_idx"]], split["num_threshold"], single=False, below=False)
+    names, about = _names(model), every.tobytes() + np.asarray(model._baseline_prediction).tobytes()
     codes = () if categorical is None else tuple(np.flatnonzero(categorical).tolist())
-    grouped = _staged(staged, outputs, model.n_iter_)
+    grouped = _in_stages(staged, outputs, model.n_iter_)
     link = "exp" if log_scale else ""
     return Trees(*grouped, np.zeros(outputs), link, steps, about, codes, names, names is not None)
 
@@ -363,6 +359,4 @@ def _interpret(model: Any) -> Trees | None:
 
 def _names(model: Any) -> tuple[str, ...] | None:
     names = getattr(model, "feature_names_in_", None)
-    if names is None or not hasattr(names, "dtype") or not all(isinstance(name, str) for name in names):
-        return None
-    return tuple(names)
+    return tuple(names) if isinstance(names, np.ndarray) else None

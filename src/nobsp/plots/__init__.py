@@ -1,9 +1,8 @@
 """Plots of explanations, with matplotlib: axes in, axes out, nothing shown."""
 
-from nobsp.plots.accounts import ledger, waterfall
+from nobsp.plots.accounts import beeswarm, importance, ledger, waterfall, windows
 from nobsp.plots.curves import curves
 from nobsp.plots.health import health
-from nobsp.plots.importance import beeswarm, importance
 from nobsp.plots.interaction import interaction, interaction_matrix
 from nobsp.plots.maps import cam_grid, confusions, signal, words, words_html
 from nobsp.plots.retrieval import retrieval_panel
@@ -21,6 +20,7 @@ __all__ = [
     "retrieval_panel",
     "signal",
     "waterfall",
+    "windows",
     "words",
     "words_html",
 ]

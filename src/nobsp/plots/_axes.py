@@ -1,4 +1,4 @@
-"""Axes to draw on: the caller's, or those of a new figure; sizes and manners that all plots share."""
+"""Axes to draw on: the caller's, or those of a new figure; colours, sizes and manners that all plots share."""
 
 from __future__ import annotations
 
@@ -6,18 +6,41 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nobsp._messages import count
-from nobsp.plots.colours import FAINT, MUTED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 else:
     Axes = Any
 
 SMALL, NORMAL, LARGE = 8.0, 9.0, 10.5
+
+# Colours for people who see few of them too and, with hatches and dashes, in grey.
+# Okabe and Ito's colours, darkest contrast first; yellow is left out, for it vanishes on white.
+SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#5B5B5B")
+DASHES: Any = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1)), (0, (8, 2)), (0, (2, 2)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "||||", "++++")
+
+# What each thing looks like in every plot it is in.
+MAIN, PAIR, LARGER = SERIES[:3]
+PAIR_HATCH, LARGER_HATCH = "\\\\\\\\", "xxxx"
+FOR, AGAINST, AGAINST_HATCH = "#C8501E", SERIES[0], "////"
+RESIDUAL, RESIDUAL_HATCH = "#8C8C8C", "...."
+MUTED = "#757575"  # the lightest grey that is still read on white (WCAG AA)
+FAINT = "#D9D9D9"
+ROWS = "#B5B5B5"
+EMPTY = ("#F2F2F2", "#CFCFCF")  # ground and hatching where nothing is known
+FOR_TINT, AGAINST_TINT = "#FF5A1F", "#2F86FF"  # laid over pictures, where both have to shine
+
+# From dark to light all along, so that the order also shows in grey; the light end still shows on white.
+LOW_TO_HIGH = ("#12235A", "#2E5C8A", "#6F8796", "#BF9A5C", "#F2B134")
+# White is nothing. In grey both ends are dark: plots add solid lines above zero and dashed ones below.
+AGAINST_TO_FOR = ("#2A6CB0", "#7DB3DE", "#F7F7F7", "#F2A582", "#C8502F")
+NOTHING_TO_MUCH = ("#FFFFFF", "#CFE0EE", "#7FB0D5", "#2F78B2", "#08306B")
 
 
 def new_figure(size: tuple[float, float]) -> Figure:
@@ -31,7 +54,15 @@ def new_figure(size: tuple[float, float]) -> Figure:
 
 def get_axes(ax: Any, size: tuple[float, float]) -> Axes:
     """The caller's axes, or the only one of a new figure."""
-    return new_figure(size).add_subplot() if ax is None else as_axes(ax, 1, "this plot")[0]
+    return get_panels(ax, 1, 1, size, "this plot")[0]
+
+
+def get_panels(ax: Any, panels: int, across: int, size: tuple[float, float], what: str) -> list[Axes]:
+    """The caller's axes, or those of a new figure, so many in a row."""
+    if ax is not None:
+        return as_axes(ax, panels, what)
+    figure = new_figure(size)
+    return [figure.add_subplot(-(-panels // across), across, place + 1) for place in range(panels)]
 
 
 def as_axes(ax: Any, panels: int, what: str) -> list[Axes]:
@@ -44,14 +75,6 @@ def as_axes(ax: Any, panels: int, what: str) -> list[Axes]:
         wanted = f"{what} has {count(panels, 'panel')}; pass as many, or leave ax out"
         raise ValueError(f"ax has {len(given)} axes but {wanted}.")
     return given
-
-
-def get_grid(ax: Any, down: int, across: int, size: tuple[float, float]) -> NDArray[Any]:
-    """The caller's axes, or those of a new figure, in rows and columns."""
-    if ax is None:
-        figure = new_figure(size)
-        ax = [figure.add_subplot(down, across, place + 1) for place in range(down * across)]
-    return np.array(as_axes(ax, down * across, "this grid"), dtype=object).reshape(down, across)
 
 
 def tidy(ax: Axes, *, grid: bool = False) -> None:
@@ -121,3 +144,10 @@ def write_beside(ax: Axes, text: str, x: float, y: float, *, points: float = 4.0
 def text_colour(ax: Axes) -> Any:
     """The colour of text, which shows on any ground."""
     return ax.xaxis.label.get_color()
+
+
+def blend(colours: Sequence[str]) -> Colormap:
+    """All colours from the first over the others to the last."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("nobsp", colours)

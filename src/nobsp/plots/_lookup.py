@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import join_names, suggest
+from nobsp._messages import as_numpy, join_names, suggest
+from nobsp.plots.labels import shorten
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation, output_position
 from nobsp.tabular.lookup import Chunk
 
 Array = NDArray[np.float64]
+Output = int | str | None  # position or name of an output, or none in particular
 
 
 def require_explanation(given: Any, plot: str) -> Explanation:
@@ -36,15 +38,15 @@ def known_rows(given: Explanation, *, residual: str = "") -> Explanation:
     return given if kept.all() else given[kept]
 
 
-def row_position(row: Any, ex: Explanation) -> int:
-    """Position of a row given by its position, or by its label in the index of the frame that was explained."""
+def find_row(row: Any, ex: Explanation) -> tuple[int, str]:
+    """Position of a row given by that, or by its label in the index of the frame that was explained; and its title."""
     import narwhals as nw
 
     frame = frame_of(ex.data)
     index: Any = None if frame is None else nw.maybe_get_index(frame)
-    if isinstance(row, int | np.integer) and not isinstance(row, bool):
+    if is_position(row):
         if -len(ex) <= row < len(ex):
-            return int(row) % len(ex)
+            return int(row) % len(ex), f"row {int(row) % len(ex)}"
         meant = f"; for the label pass row=ex.data.index.get_loc({row})" if index is not None and row in index else ""
         raise IndexError(f"row {row} is out of range: row is a position, and there are {len(ex)}{meant}.")
     named = index is not None and index.inferred_type != "integer"
@@ -56,36 +58,33 @@ def row_position(row: Any, ex: Explanation) -> int:
         raise ValueError(f"no row {row!r} in the index of ex.data; {suggest(row, index)}") from None
     if np.size(found) != 1:
         raise ValueError(f"row {row!r} is not one row but those at {join_names(found, 12)}; pass one position.")
-    return int(np.ravel(found)[0])
+    return int(np.ravel(found)[0]), f"row {shorten(str(row), 40)}"
 
 
-def one_output(output: int | str | None, names: Sequence[str], among: Sequence[int] | None = None) -> int:
-    """Position of the output to draw; may be left out where there is only one, or only one is `among` those meant."""
-    meant = some_outputs(output, names, among)
-    if len(meant) != 1:
-        known = join_names([names[k] for k in meant], 12)
-        raise ValueError(f"output must be chosen among {known}, as in output={names[meant[0]]!r}.")
-    return meant[0]
-
-
-def some_outputs(output: int | str | None, names: Sequence[str], among: Sequence[int] | None = None) -> list[int]:
+def some_outputs(output: Output, names: Sequence[str], among: Sequence[int] | None = None) -> list[int]:
     """Positions of the outputs to draw: the one given, or all that are meant."""
     if output is not None:
         return [output_position(output, names)]
-    return list(range(len(names))) if among is None else list(among)
+    return list(range(len(names)) if among is None else among)
 
 
-def feature_positions(features: Any, names: Sequence[str]) -> list[int]:
-    """Positions of features given by name or position."""
-    wanted = [features] if isinstance(features, str | int | np.integer) else list(features)
-    if not wanted:
-        raise ValueError("features is empty; name at least one, or leave it out to draw the strongest.")
-    return [feature_position(one, names) for one in wanted]
+def one_output(output: Output, names: Sequence[str], among: Sequence[int] | None = None) -> int:
+    """Position of the output to draw; may be left out where only one is meant."""
+    first, *others = some_outputs(output, names, among)
+    if others:
+        known = join_names([names[k] for k in (first, *others)], 12)
+        raise ValueError(f"output must be chosen among {known}, as in output={names[first]!r}.")
+    return first
+
+
+def is_position(given: Any) -> bool:
+    """Whether something is a whole number."""
+    return isinstance(given, int | np.integer) and not isinstance(given, bool)
 
 
 def feature_position(feature: Any, names: Sequence[str]) -> int:
     """Position of a feature, or an error with the close matches."""
-    if isinstance(feature, int | np.integer) and not isinstance(feature, bool):
+    if is_position(feature):
         if not -len(names) <= feature < len(names):
             raise ValueError(f"feature {feature} is out of range; there are {len(names)}.")
         return int(feature) % len(names)
@@ -94,28 +93,13 @@ def feature_position(feature: Any, names: Sequence[str]) -> int:
     raise ValueError(f"no feature {feature!r}; {suggest(feature, names)}")
 
 
-def pair_term(pair: Any, terms: Sequence[tuple[str, ...]], names: Sequence[str]) -> tuple[str, str]:
-    """The fitted pair of two features, in the order given."""
-    if isinstance(pair, str) or not isinstance(pair, Iterable) or len(tuple(pair)) != 2:
-        raise ValueError(f"pair must be two features, found {pair!r}.")
-    first, second = (names[feature_position(one, names)] for one in pair)
-    pairs = [term for term in terms if len(term) == 2]
-    if not any({first, second} == set(term) for term in pairs):
-        have, wanted = f"fitted are {join_names(pairs)}" if pairs else "none was", (first, second)
-        raise ValueError(f"the pair {wanted!r} was not fitted; {have}. Calibrate with interactions=[{wanted!r}].")
-    return first, second
-
-
-# ---------------------------------------------------------------------- functions, and rows to draw them over
-
-
 @dataclass(frozen=True, eq=False)
 class Drawn:
     """Functions, rows to draw them over (None without any), and the outputs drawn unless others are chosen."""
 
     functions: CompiledExplainer
     rows: Any
-    of_outputs: tuple[int, ...]
+    of_outputs: Sequence[int]
 
     def places(self, data: Any) -> dict[int, Array] | None:
         """Where the caller's rows lie, or those that are known where none are given; None without any."""
@@ -128,14 +112,14 @@ def find_drawn(given: Any, plot: str) -> Drawn:
     """What plots need to know of an explainer, or of the functions behind an explanation."""
     if not isinstance(given, Explanation):
         functions = find_functions(given, plot)
-        return Drawn(functions, getattr(given, "sample_", None), tuple(range(len(functions.output_names))))
+        return Drawn(functions, getattr(given, "sample_", None), range(len(functions.output_names)))
     if given.explainer is None:
         raise TypeError(f"{plot} draws functions, and this explanation has none with it; pass the explainer itself.")
     names = given.explainer.output_names
     for name in given.output_names:
         if name not in names:
             raise ValueError(f"{plot} draws functions of outputs, and {name!r} is none; pass the explainer itself.")
-    return Drawn(given.explainer, given.data, tuple(names.index(name) for name in given.output_names))
+    return Drawn(given.explainer, given.data, [names.index(name) for name in given.output_names])
 
 
 def find_functions(given: Any, plot: str) -> CompiledExplainer:
@@ -164,7 +148,7 @@ def feature_values(ex: Explanation) -> dict[str, NDArray[Any] | None]:
     """Every feature's values in the rows of an explanation, levels by their names; None for what is no one value."""
     found: dict[str, NDArray[Any] | None] = dict.fromkeys(ex.feature_names)
     if ex.explainer is None:
-        columns = columns_of(ex.data) or {}
+        columns = columns_of(ex.data)
         if len(columns) == len(found) and not columns.keys() & found.keys():
             columns = dict(zip(found, columns.values(), strict=True))
         return found | {name: column for name, column in columns.items() if name in found}
@@ -186,17 +170,14 @@ def frame_of(data: Any) -> Any:
     return frame if isinstance(frame, nw.DataFrame) else None
 
 
-def columns_of(data: Any) -> dict[str, NDArray[Any]] | None:
-    """The columns of a frame by name, of an array or tensor as x0, x1, ...; None for what is no table."""
+def columns_of(data: Any) -> dict[str, NDArray[Any]]:
+    """The columns of a frame by name, of an array or tensor as x0, x1, ...; none of what is no table."""
     frame = frame_of(data)
     if frame is not None:
         return {str(name): np.asarray(frame[name].to_numpy()) for name in frame.columns}
-    if hasattr(data, "detach"):
-        data = data.detach().cpu()
-        data = data.float() if "bfloat16" in str(data.dtype) else data
     if getattr(data, "ndim", 0) != 2:
-        return None
-    return {f"x{position}": column for position, column in enumerate(np.asarray(data).T)}
+        return {}
+    return {f"x{position}": column for position, column in enumerate(as_numpy(data).T)}
 
 
 def as_numbers(values: NDArray[Any] | None) -> Array | None:

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import count, join_names, require_whole_number
-from nobsp.plots import _lookup, colours
-from nobsp.plots._axes import NORMAL, SMALL, Axes, as_axes, legend_label, new_figure, text_colour, tidy, turn_labels
+from nobsp.plots import _axes, _lookup
+from nobsp.plots._axes import NORMAL, SMALL, Axes, get_panels, legend_label, text_colour, tidy, turn_labels
+from nobsp.plots._lookup import Array
 from nobsp.plots.labels import short_labels, shorten, shorten_all
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.lookup import Feature
 
-Array = NDArray[np.float64]
 Truth = Callable[[Any], Any]
 
 _MOST_LEVELS = 16  # of one category that can still be distinguished
@@ -29,7 +29,7 @@ _HARDLY_ANY = 0.005  # rows at either end of a function
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class _Curve:
     """One feature's function where it is drawn, over numbers or positions of levels."""
 
     feature: Feature
@@ -45,17 +45,14 @@ class Curve:
 
     @property
     def banded(self) -> bool:
-        """Whether it has a band."""
         return not np.isnan(self.lower).all()
 
     @property
     def levels(self) -> bool:
-        """Whether it is that of a category."""
         return self.feature.kind == "levels"
 
     @property
-    def gap(self) -> float:
-        """Room between two dots or levels."""
+    def gap(self) -> float:  # between two dots or levels
         return float(np.diff(self.x).min()) if len(self.x) > 1 else 1.0
 
     @property
@@ -73,7 +70,7 @@ def curves(
     explainer: Any,
     features: Any = None,
     *,
-    output: int | str | None = None,
+    output: _lookup.Output = None,
     data: Any = None,
     truth: Mapping[str, Truth] | None = None,
     points: int = 200,
@@ -85,21 +82,17 @@ def curves(
     """Draws every feature's average effect: one panel a feature, with band, baseline and how the rows lie.
 
     A curve is what the model predicts with the feature at x, averaged over the other features' values, less the mean
-    prediction; see `NObSP.curves`. A line is a function of numbers, pale where hardly any rows are; dots with whiskers
-    are one of a number that takes few values; bars are the levels of a category. The shape at the foot of a panel shows
-    how many rows there are along it. The dotted upright line is the baseline, the point that `from_baseline` measures
-    from. All panels have one scale, so that a flat line means a feature that does little; it holds the functions where
-    rows are, and may cut their ends.
+    prediction. A line is a function of numbers, pale where hardly any rows are; dots with whiskers are one of a number
+    that takes few values; bars are the levels of a category. The shape at the foot shows how the rows lie, the dotted
+    line the baseline, the point that `from_baseline` measures from. The scale holds the functions where rows are.
 
     Args:
-        explainer: A calibrated `NObSP`, a `CompiledExplainer`, or an `Explanation`, for the functions behind it over
-            its rows.
+        explainer: A calibrated `NObSP`, a `CompiledExplainer`, or an `Explanation`, for the functions behind it.
         features: One name, or several; when None the strongest, by their total importance.
         output: Position or name of the output; all outputs, up to seven, when None.
-        data: Rows to show how the data lies: a table or an `Explanation`. When None, those of the explanation, or
+        data: Rows, to show how they lie: a table or an `Explanation`. When None, those of the explanation, or
             calibrated rows where the explainer keeps some (not after loading, and not for pipelines).
-        truth: Known functions by feature, to be called on values, or on levels of a category. As a contribution is
-            centred, each is shifted by the constant that brings it closest over the rows.
+        truth: Known functions by feature, of values or of levels; each is shifted to lie closest over the rows.
         points: Points along a curve.
         level: Share of the curves inside the band that other rows of the same kind would give.
         max_display: Most panels.
@@ -120,22 +113,25 @@ def curves(
     what = _lookup.find_drawn(explainer, "curves")
     functions, names = what.functions, what.functions.output_names
     outputs = _lookup.some_outputs(output, names, what.of_outputs)
-    if len(outputs) > len(colours.SERIES):
+    if len(outputs) > len(_axes.SERIES):
         raise ValueError(f"output must be chosen among {join_names(names)}; {len(outputs)} cannot be distinguished.")
     if truth and len(outputs) > 1:
         raise ValueError(f"truth is that of one output; choose it among {join_names(names)}.")
     known = {_lookup.feature_position(name, functions.feature_names): true for name, true in (truth or {}).items()}
     found = _curves(functions, outputs, points=points, level=level)
+    single = isinstance(features, str) or _lookup.is_position(features)
     if features is None:
         sizes = functions.importances["total"][:, outputs].sum(1)
         chosen = sorted(found, key=lambda k: (-sizes[k], k))[:max_display]
     else:
-        chosen = _lookup.feature_positions(features, functions.feature_names)[:max_display]
+        wanted = [features] if single else list(features)[:max_display]
+        chosen = [_lookup.feature_position(one, functions.feature_names) for one in wanted]
         for k in chosen:
             if k not in found:
                 raise ValueError(f"feature {functions.feature_names[k]!r} is no function of one column: no curve.")
     if not chosen:
-        raise ValueError("no feature is a function of one column, so there are no curves to draw.")
+        why = "no feature is a function of one column" if features is None else "features is empty"
+        raise ValueError(f"{why}, so there are no curves to draw.")
     places = what.places(data)
     made = []
     for k in chosen:
@@ -143,7 +139,9 @@ def curves(
         if places is not None:
             curve = _over_rows(functions, outputs, curve, places[k][np.isfinite(places[k])])
         made.append(_fewer_levels(_with_truth(functions, k, curve, known[k]) if k in known else curve))
-    axes = _new_panels(len(made)) if ax is None else as_axes(ax, len(made), "the plot of these curves")
+    across = 3 if len(made) in (5, 6) else min(len(made), 4)
+    size = (2.55 * across + 0.9, 2.15 * -(-len(made) // across) + 0.55) if len(made) > 1 else (5.2, 3.6)
+    axes = get_panels(ax, len(made), across, size, "the plot of these curves")
     labels = [shorten(names[k], 24) for k in outputs]
     effect = "average effect" + (f" on {labels[0]}" if len(labels) == 1 else "")
     if len(made) > 1 and len(effect) > 26:
@@ -162,30 +160,27 @@ def curves(
     _draw_legend(axes[0], made, labels, level, outside=ax is None)
     if ax is None and features is None and len(made) < len(found):
         note = f"the {len(made)} strongest of {count(len(found), 'function')}"
-        axes[0].figure.supxlabel(note, fontsize=SMALL, color=colours.MUTED, x=0.99, ha="right")
-    return axes[0] if isinstance(features, str | int | np.integer) else np.array(axes, dtype=object)
+        axes[0].figure.supxlabel(note, fontsize=SMALL, color=_axes.MUTED, x=0.99, ha="right")
+    return axes[0] if single else np.array(axes, dtype=object)
 
 
-def _curves(functions: CompiledExplainer, outputs: Sequence[int], *, points: int, level: float) -> dict[int, Curve]:
+def _curves(functions: CompiledExplainer, outputs: Sequence[int], *, points: int, level: float) -> dict[int, _Curve]:
     """The curve, for some outputs, of every feature that has one."""
     table = functions.curves(points, level=level)
-    names, every = np.asarray(table["feature"]), len(functions.output_names)
+    columns = [np.asarray(table[name], dtype=np.float64) for name in ("x", "value", "lower", "upper")]
     found = {}
     for k, feature in enumerate(functions.features):
-        here = names == feature.name
-        if not here.any():
-            continue
-        # Rows come output by output, each with the same points.
-        x, value, lower, upper = (
-            np.asarray(table[name], dtype=np.float64)[here].reshape(every, -1).T[:, outputs]
-            for name in ("x", "value", "lower", "upper")
-        )
-        along = np.arange(len(x), dtype=np.float64) if feature.kind == "levels" else x[:, 0]
-        found[k] = Curve(feature, along, value, lower, upper, float(functions.baseline[k]))
+        here = np.asarray(table["feature"]) == feature.name
+        if here.any():
+            # Rows come output by output, each with the same points.
+            each = len(functions.output_names)
+            x, value, lower, upper = (part[here].reshape(each, -1).T[:, outputs] for part in columns)
+            along = np.arange(len(x), dtype=np.float64) if feature.kind == "levels" else x[:, 0]
+            found[k] = _Curve(feature, along, value, lower, upper, float(functions.baseline[k]))
     return found
 
 
-def _over_rows(functions: CompiledExplainer, outputs: Sequence[int], curve: Curve, rows: Array) -> Curve:
+def _over_rows(functions: CompiledExplainer, outputs: Sequence[int], curve: _Curve, rows: Array) -> _Curve:
     """The curve over some rows; at their values alone where a number takes few."""
     values = np.unique(rows)
     if curve.levels or not 0 < 2 * len(values) <= len(rows) or len(values) > _FEW_VALUES:
@@ -198,14 +193,14 @@ def _over_rows(functions: CompiledExplainer, outputs: Sequence[int], curve: Curv
     return replace(curve, x=values, value=value, lower=lower, upper=upper, rows=rows, dots=True)
 
 
-def _with_truth(functions: CompiledExplainer, k: int, curve: Curve, truth: Truth) -> Curve:
+def _with_truth(functions: CompiledExplainer, k: int, curve: _Curve, truth: Truth) -> _Curve:
     """The curve with its known function, shifted by the constant that brings it closest over the rows."""
     feature, x = curve.feature, curve.x
     given: Any = x
     if curve.levels:  # values of one column; of several, the names of the levels
         axis = functions.level_axes[k]
-        several = feature.labels if len(axis.columns) > 1 else axis.levels
-        given = np.array([one[0] if isinstance(one, np.ndarray) else one for one in several], dtype=object)
+        own = axis.levels if isinstance(axis.levels, tuple) else axis.levels[:, 0]
+        given = np.array(feature.labels if len(axis.columns) > 1 else own, dtype=object)
     known = np.asarray(truth(given))
     if known.shape != x.shape:
         raise ValueError(f"truth of {feature.name!r} gives shape {known.shape} for {len(x)} values; give one each.")
@@ -215,7 +210,7 @@ def _with_truth(functions: CompiledExplainer, k: int, curve: Curve, truth: Truth
     return replace(curve, truth=known + gap.mean())
 
 
-def _fewer_levels(curve: Curve) -> Curve:
+def _fewer_levels(curve: _Curve) -> _Curve:
     """The same, of a category with many levels only those that contribute most."""
     if not curve.levels or len(curve.x) <= _MOST_LEVELS:
         return curve
@@ -238,15 +233,7 @@ def _fewer_levels(curve: Curve) -> Curve:
 # ---------------------------------------------------------------------- drawing
 
 
-def _new_panels(count: int) -> list[Axes]:
-    """Panels of a new figure, in rows of up to four."""
-    across = 3 if count in (5, 6) else min(count, 4)
-    down = -(-count // across)
-    figure = new_figure((2.55 * across + 0.9, 2.15 * down + 0.55) if count > 1 else (5.2, 3.6))
-    return [figure.add_subplot(down, across, place + 1) for place in range(count)]
-
-
-def _limits(made: Sequence[Curve]) -> tuple[float, float]:
+def _limits(made: Sequence[_Curve]) -> tuple[float, float]:
     """Limits that hold the functions where rows are, most of the rest, and a strip for the rows."""
     needed = np.concatenate([curve.value[curve.covered].ravel() for curve in made])
     low, high = float(needed.min(initial=0.0)), float(needed.max(initial=0.0))
@@ -258,12 +245,12 @@ def _limits(made: Sequence[Curve]) -> tuple[float, float]:
     return low - height * (0.06 + _STRIP * 1.15), high + 0.06 * height
 
 
-def _draw(ax: Axes, curve: Curve) -> None:
+def _draw(ax: Axes, curve: _Curve) -> None:
     tidy(ax)
-    ax.axhline(0.0, color=colours.FAINT, linewidth=0.8, zorder=0.5)
+    ax.axhline(0.0, color=_axes.FAINT, linewidth=0.8, zorder=0.5)
     (_draw_apart if curve.levels or curve.dots else _draw_lines)(ax, curve)
     if curve.baseline == curve.baseline:
-        ax.axvline(curve.baseline, color=colours.MUTED, linewidth=1.0, linestyle=":", zorder=0.8, gid="baseline")
+        ax.axvline(curve.baseline, color=_axes.MUTED, linewidth=1.0, linestyle=":", zorder=0.8, gid="baseline")
     if not curve.levels:
         beside = 0.6 * curve.gap if curve.dots else 0.03 * (float(curve.x[-1] - curve.x[0]) or 1.0)
         ax.set_xlim(curve.x[0] - beside, curve.x[-1] + beside)
@@ -273,41 +260,39 @@ def _draw(ax: Axes, curve: Curve) -> None:
     if len(curve.truth):
         apart = curve.levels or curve.dots
         [line] = ax.plot(curve.x, curve.truth, color=text_colour(ax), linewidth=1.3, zorder=4, gid="truth")
-        line.set_linestyle("none" if apart else _TRUTH_DASHES)
-        line.set(marker="D" if apart else "", markersize=4.5, markerfacecolor="none")
-    _draw_rows(ax, curve)
+        line.set(linestyle="none" if apart else _TRUTH_DASHES, marker="D" if apart else "")
+        line.set(markersize=4.5, markerfacecolor="none")
+    if len(curve.rows):
+        _draw_rows(ax, curve)
 
 
-def _draw_lines(ax: Axes, curve: Curve) -> None:
+def _draw_lines(ax: Axes, curve: _Curve) -> None:
     covered = curve.covered
     # All but its ends, from which the pale parts go on.
     inner = covered.copy()
     inner[1:] &= covered[:-1]
     inner[:-1] &= covered[1:]
-    for number, value in enumerate(curve.value.T):
-        colour, dashes = colours.SERIES[number], colours.DASHES[number]
+    for number, (value, low, high) in enumerate(zip(curve.value.T, curve.lower.T, curve.upper.T, strict=True)):
+        style: dict[str, Any] = {"color": _axes.SERIES[number], "linestyle": _axes.DASHES[number]}
         if curve.banded:
-            low, high = curve.lower[:, number], curve.upper[:, number]
-            ax.fill_between(curve.x, low, high, color=colour, alpha=0.2, linewidth=0, zorder=2, gid="band")
-        pale = np.where(inner, np.nan, value)
-        ax.plot(curve.x, pale, color=colour, linestyle=dashes, linewidth=1.4, alpha=0.5, zorder=2.5)
-        solid: dict[str, Any] = {"color": colour, "linestyle": dashes, "linewidth": 2.0, "gid": "function"}
-        ax.plot(curve.x[covered], value[covered], zorder=3, **solid)
+            ax.fill_between(curve.x, low, high, color=style["color"], alpha=0.2, linewidth=0, zorder=2, gid="band")
+        ax.plot(curve.x, np.where(inner, np.nan, value), linewidth=1.4, alpha=0.5, zorder=2.5, **style)
+        ax.plot(curve.x[covered], value[covered], linewidth=2.0, zorder=3, gid="function", **style)
 
 
-def _draw_apart(ax: Axes, curve: Curve) -> None:
+def _draw_apart(ax: Axes, curve: _Curve) -> None:
     """Bars of levels, or dots of a number that takes few values, those of several outputs beside each other."""
     outputs = curve.value.shape[1]
     for number, (value, lower, upper) in enumerate(zip(curve.value.T, curve.lower.T, curve.upper.T, strict=True)):
         whiskers = np.clip([value - lower, upper - value], 0.0, None) if curve.banded else None
-        style: dict[str, Any] = {"color": colours.SERIES[number], "gid": "function"}
+        style: dict[str, Any] = {"color": _axes.SERIES[number], "gid": "function"}
         x = curve.x + (0.78 if curve.levels else 0.5 * curve.gap) * ((number + 0.5) / outputs - 0.5)
         if curve.levels:
-            style |= {"hatch": colours.HATCHES[number], "edgecolor": "white", "linewidth": 0.5, "alpha": 0.85}
+            style |= {"hatch": _axes.HATCHES[number], "edgecolor": "white", "linewidth": 0.5, "alpha": 0.85}
             ax.bar(x, value, width=0.94 * 0.78 / outputs, zorder=2, **style)
             ax.errorbar(x, value, yerr=whiskers, fmt="none", ecolor=text_colour(ax), elinewidth=1.0, zorder=3)
         else:
-            dashes, marker = colours.DASHES[number], colours.MARKERS[number]
+            dashes, marker = _axes.DASHES[number], _axes.MARKERS[number]
             ax.plot(x, value, color=style["color"], linestyle=dashes, linewidth=0.8, alpha=0.5, zorder=2)
             ax.errorbar(x, value, yerr=whiskers, fmt=marker, markersize=4.5, elinewidth=1.2, zorder=3, **style)
     if curve.levels:
@@ -315,42 +300,40 @@ def _draw_apart(ax: Axes, curve: Curve) -> None:
         ax.set_xlim(-0.6, len(curve.x) - 0.4)
 
 
-def _draw_rows(ax: Axes, curve: Curve) -> None:
+def _draw_rows(ax: Axes, curve: _Curve) -> None:
     """How the rows lie, as a grey shape at the foot of the panel."""
-    if len(curve.rows) == 0:
-        return
-    foot = ax.get_xaxis_transform()
+    style: dict[str, Any] = {"color": _axes.ROWS, "transform": ax.get_xaxis_transform(), "zorder": 1, "gid": "rows"}
     if curve.levels or curve.dots:
         where, counts = np.unique(curve.rows, return_counts=True)
-        heights = _STRIP * counts / counts.max()
-        ax.bar(where, heights, width=0.5 * curve.gap, color=colours.ROWS, transform=foot, zorder=1, gid="rows")
-        return
-    counts, edges = np.histogram(curve.rows, bins=32, range=(curve.x[0], curve.x[-1]))
-    heights = _STRIP * counts / max(counts.max(), 1)
-    ax.stairs(heights, edges, fill=True, color=colours.ROWS, transform=foot, zorder=1, gid="rows")
+        ax.bar(where, _STRIP * counts / counts.max(), width=0.5 * curve.gap, **style)
+    else:
+        counts, edges = np.histogram(curve.rows, bins=32, range=(curve.x[0], curve.x[-1]))
+        ax.stairs(_STRIP * counts / max(counts.max(), 1), edges, fill=True, **style)
 
 
-def _draw_legend(ax: Axes, made: Sequence[Curve], outputs: Sequence[str], level: float, *, outside: bool) -> None:
+def _draw_legend(ax: Axes, made: Sequence[_Curve], outputs: Sequence[str], level: float, *, outside: bool) -> None:
     """Says what is what: above all panels of a figure of ours, or in the caller's first axes where it is needed."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    entries: list[tuple[Any, str]] = []
-    for number, name in enumerate(outputs):
-        line = Line2D([], [], color=colours.SERIES[number], linestyle=colours.DASHES[number], linewidth=2.0)
-        entries.append((line, name if len(outputs) > 1 else "average effect"))
+    def line(colour: Any, dashes: Any, width: float) -> Line2D:
+        return Line2D([], [], color=colour, linestyle=dashes, linewidth=width)
+
+    truth = any(len(curve.truth) for curve in made)
+    names = [legend_label(name) for name in outputs] if len(outputs) > 1 else ["average effect"]
+    looks = zip(_axes.SERIES, _axes.DASHES, names, strict=False)
+    entries: list[tuple[Any, str]] = [(line(colour, dashes, 2.0), name) for colour, dashes, name in looks]
     if any(curve.banded for curve in made):
-        entries.append((Patch(facecolor=colours.SERIES[0], alpha=0.2), f"{level:.0%} band"))
-    if any(len(curve.truth) for curve in made):
-        entries.append((Line2D([], [], color=text_colour(ax), linestyle=_TRUTH_DASHES, linewidth=1.3), "truth"))
+        entries.append((Patch(facecolor=_axes.SERIES[0], alpha=0.2), f"{level:.0%} band"))
+    if truth:
+        entries.append((line(text_colour(ax), _TRUTH_DASHES, 1.3), "truth"))
     if any(curve.baseline == curve.baseline for curve in made):
-        entries.append((Line2D([], [], color=colours.MUTED, linestyle=":", linewidth=1.0), "baseline"))
+        entries.append((line(_axes.MUTED, ":", 1.0), "baseline"))
     if any(len(curve.rows) for curve in made):
-        entries.append((Patch(facecolor=colours.ROWS), "rows"))
-    handles, labels = [handle for handle, _ in entries], [legend_label(label) for _, label in entries]
+        entries.append((Patch(facecolor=_axes.ROWS), "rows"))
     if outside:
-        many = len(made) == 1 and len(labels) > 4
-        columns = -(-len(labels) // 2) if many else len(labels)
-        ax.figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=SMALL)
-    elif len(outputs) > 1 or any(len(curve.truth) for curve in made):
-        ax.legend(handles, labels, frameon=False, fontsize=SMALL)
+        columns = -(-len(entries) // 2) if len(made) == 1 and len(entries) > 4 else len(entries)
+        place: dict[str, Any] = {"loc": "outside upper center", "ncols": columns}
+        ax.figure.legend(*zip(*entries, strict=True), frameon=False, fontsize=SMALL, **place)
+    elif len(outputs) > 1 or truth:
+        ax.legend(*zip(*entries, strict=True), frameon=False, fontsize=SMALL)

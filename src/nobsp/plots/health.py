@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import count, number_outputs, percent, require_whole_number
-from nobsp.plots import colours
+from nobsp.plots import _axes
 from nobsp.plots._axes import NORMAL, SMALL, Axes, get_axes, label_rows, tidy, write_beside
+from nobsp.plots._lookup import Array
 from nobsp.plots.labels import clean, escape, shorten_all, term_labels
-
-Array = NDArray[np.float64]
 
 _EXPLAINED = 0.8  # less of an output's variance explained is doubtful
 _OWN = 0.01  # and so is less of a term's spread that is its own
@@ -24,10 +23,9 @@ _MARKS = {"error": "✗", "warning": "!", "note": "·"}
 def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
     """Draws what to know before believing an explanation.
 
-    First comes the held-out R² of every output, the worst first: the share of its variance that is explained on rows
-    that were not used for the coefficients; a ring shows the same without rows outside the range fitted on. Then, for
-    tables, how much of each term's spread the other terms cannot reproduce, the least first: what has hardly any of
-    its own may as well be another term's. Crosses are doubtful. Below stand the findings, errors first.
+    First the held-out R² of every output, the worst first; a ring shows the same without rows outside the range fitted
+    on. Then, for tables, how much of each term's spread the other terms cannot reproduce, the least first: what has
+    hardly any of its own may as well be another term's. Crosses are doubtful. Below stand the findings, errors first.
 
     Args:
         what: A calibrated `NObSP` or `NObSPCam`, a `CompiledExplainer`, or what its `health()` returned.
@@ -62,14 +60,14 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
         text, reach = f"{share:.3f}", share
         if abs(within - share) > 0.002:
             text, reach = f"{share:.3f} ({within:.3f} inside)", max(share, within)
-            [ring] = ax.plot(max(within, 0.0), place, "o", color=colours.MAIN, zorder=4, gid="inside")
+            [ring] = ax.plot(max(within, 0.0), place, "o", color=_axes.MAIN, zorder=4, gid="inside")
             ring.set(markersize=7, markerfacecolor="none", markeredgewidth=1.4)
-        _draw_share(ax, place, share, _EXPLAINED, colours.MAIN, text, at=reach)
+        _draw_share(ax, place, share, _EXPLAINED, _axes.MAIN, text, at=reach)
     for place, share in enumerate(own[least], start=len(worst)):
         text = f"{share:.2%}" if share < 0.01 else percent(share)
-        _draw_share(ax, place, share, _OWN, colours.RESIDUAL, text, at=share)
+        _draw_share(ax, place, share, _OWN, _axes.RESIDUAL, text, at=share)
     if len(worst) and len(least):
-        ax.axhline(len(worst) - 0.5, color=colours.MUTED, linewidth=0.8, zorder=1)
+        ax.axhline(len(worst) - 0.5, color=_axes.MUTED, linewidth=0.8, zorder=1)
     label_rows(ax, [outputs[k] for k in worst] + [of_terms[k] for k in least])
     for label in ax.get_yticklabels()[: len(worst)]:
         label.set_fontweight("bold")
@@ -93,7 +91,7 @@ def _least(shares: Array, most: int) -> tuple[NDArray[np.intp], int]:
 def _draw_share(ax: Axes, place: int, share: float, doubtful: float, colour: str, text: str, *, at: float) -> None:
     """A line from zero to a share, with a cross at its end where it is doubtful, and a text behind `at`."""
     weak = share < doubtful
-    colour, end = colours.FOR if weak else colour, float(np.clip(share, 0.0, 1.0))
+    colour, end = _axes.FOR if weak else colour, float(np.clip(share, 0.0, 1.0))
     ax.plot([0.0, end], [place, place], color=colour, linewidth=2.0, zorder=2)
     ax.plot(end, place, marker="X" if weak else "o", markersize=7, color=colour, zorder=3, clip_on=False, gid="share")
     write_beside(ax, text.replace("-", "−"), float(np.clip(at, 0.0, 1.0)), place, points=7)
@@ -117,7 +115,6 @@ def _findings(state: Any, characters: int) -> str:
         subject = f"{clean(finding.subject)}: " if getattr(finding, "subject", "") else ""
         line = f"{_MARKS[finding.severity]} {finding.severity}: {subject}{clean(finding.message)}"
         lines += textwrap.wrap(line, characters, subsequent_indent="   ", break_long_words=True)
-    more = len(order) - _MOST_FINDINGS
-    if more > 0:
-        lines.append(f"and {count(more, 'other finding')}")
+    if len(order) > _MOST_FINDINGS:
+        lines.append(f"and {count(len(order) - _MOST_FINDINGS, 'other finding')}")
     return escape("\n".join(lines or ["Nothing to worry about."]))

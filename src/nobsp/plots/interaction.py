@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -9,15 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import count, require_whole_number
-from nobsp.plots import _lookup, colours
+from nobsp._messages import count, join_names, require_whole_number
+from nobsp.plots import _axes, _lookup
 from nobsp.plots._axes import NORMAL, SMALL, Axes, add_note, colour_bar, get_axes, tidy, turn_labels
+from nobsp.plots._lookup import Array, Output
 from nobsp.plots.labels import decimals_for, format_number, short_labels, shorten, shorten_all
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.lookup import Feature, LevelAxis
-
-Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 _NEAR = 0.055  # how far from a row a surface is still shown, as a share of the axis
 _TAIL = 0.005  # rows so far out would shrink everything else, and are left out of the picture
@@ -46,13 +45,7 @@ class _Side:
 
 
 def interaction(
-    explainer: Any,
-    pair: Any,
-    *,
-    output: int | str | None = None,
-    data: Any = None,
-    points: int = 80,
-    ax: Axes | None = None,
+    explainer: Any, pair: Any, *, output: Output = None, data: Any = None, points: int = 80, ax: Axes | None = None
 ) -> Axes:
     """Draws the interaction of two features, what they contribute only together, where there are rows.
 
@@ -64,9 +57,7 @@ def interaction(
         explainer: A calibrated `NObSP`, a `CompiledExplainer`, or an `Explanation`, for the functions behind it.
         pair: Two features, by name; the first runs along the bottom.
         output: Position or name of the output; may be left out where there is only one.
-        data: Rows that show where the data is: a table or an `Explanation`. When None, those of the explanation, or
-            calibrated rows where the explainer keeps some (not after loading, and not for pipelines). Without any, the
-            whole range is drawn, and it says so.
+        data: Rows that show where the data is, as in `curves`; without any, the whole range is drawn.
         points: Points along each side of numbers.
         ax: Axes to draw on; a new figure when None.
 
@@ -81,10 +72,16 @@ def interaction(
     require_whole_number("points", points, least=2)
     what = _lookup.find_drawn(explainer, "interaction")
     functions = what.functions
-    term = _lookup.pair_term(pair, functions.terms, functions.feature_names)
+    if isinstance(pair, str) or not isinstance(pair, Iterable) or len(tuple(pair)) != 2:
+        raise ValueError(f"pair must be two features, found {pair!r}.")
+    ends = [_lookup.feature_position(one, functions.feature_names) for one in pair]
+    term = tuple(functions.feature_names[k] for k in ends)
+    pairs = [one for one in functions.terms if len(one) == 2]
+    if set(term) not in map(set, pairs):
+        have = f"fitted are {join_names(pairs)}" if pairs else "none was"
+        raise ValueError(f"the pair {term!r} was not fitted; {have}. Calibrate with interactions=[{term!r}].")
     chosen = _lookup.one_output(output, functions.output_names, what.of_outputs)
     places, axes = what.places(data), functions.level_axes
-    ends = [functions.position(name) for name in term]
     across, up = (
         _side(functions.features[k], axes.get(k), np.zeros(0) if places is None else places[k], int(points))
         for k in ends
@@ -126,7 +123,7 @@ def _side(feature: Feature, axis: LevelAxis | None, rows: Array, points: int) ->
     return _Side(feature, None, (edges[:-1] + edges[1:]) / 2, edges, rows, _NEAR * points)
 
 
-def _near(across: _Side, up: _Side) -> Mask:
+def _near(across: _Side, up: _Side) -> NDArray[np.bool_]:
     """Which cells have a row in them or nearby."""
     from scipy.ndimage import distance_transform_edt
 
@@ -143,12 +140,12 @@ def _draw_surface(ax: Axes, across: _Side, up: _Side, surface: Any, output: str)
     from matplotlib.patches import Rectangle
 
     width, height = across.edges[-1] - across.edges[0], up.edges[-1] - up.edges[0]
-    empty, lines = colours.EMPTY
+    empty, lines = _axes.EMPTY
     ground = Rectangle((across.edges[0], up.edges[0]), width, height, facecolor=empty, edgecolor=lines, hatch="///")
     ground.set(linewidth=0, zorder=0, gid="no rows")
     ax.add_patch(ground)
     largest = (float(np.abs(surface).max()) if surface.count() else 0.0) or 1.0
-    shades = colours.blend(colours.AGAINST_TO_FOR)
+    shades = _axes.blend(_axes.AGAINST_TO_FOR)
     mesh = ax.pcolormesh(across.edges, up.edges, surface, cmap=shades, vmin=-largest, vmax=largest, zorder=1)
     mesh.set(rasterized=True, gid="surface")
     colour_bar(ax, mesh, f"joint effect on {output}")
@@ -199,18 +196,15 @@ def _draw_rows(ax: Axes, across: _Side, up: _Side) -> None:
 # ---------------------------------------------------------------------- every two features
 
 
-def interaction_matrix(
-    what: Any, *, output: int | str | None = None, max_display: int = 12, ax: Axes | None = None
-) -> Axes:
+def interaction_matrix(what: Any, *, output: Output = None, max_display: int = 12, ax: Axes | None = None) -> Axes:
     """Draws how strong the interaction of every two features is, as a share of an output's spread.
 
     A framed cell is a pair that was fitted, and so has a term of its own. Features in the strongest pairs come first.
 
     Args:
         what: An `NObSP` or a `CompiledExplainer`: every pair as screened, for the output it matters to most. Or an
-            `Explanation`: the fitted pairs, standard deviation of their contributions over that of the predictions;
-            the largest of all outputs unless one is chosen.
-        output: Position or name of the output, for an `Explanation`.
+            `Explanation`: the fitted pairs, standard deviation of their contributions over that of the predictions.
+        output: Position or name of the output, for an `Explanation`; the largest of all when None.
         max_display: Most features.
         ax: Axes to draw on; a new figure when None.
 
@@ -237,14 +231,14 @@ def interaction_matrix(
     largest = float(np.nanmax(matrix)) or 1.0
     side = 0.42 * len(shown)
     ax = get_axes(ax, (side + 3.0, side + 1.5))
-    mesh = ax.imshow(matrix, cmap=colours.blend(colours.NOTHING_TO_MUCH), vmin=0.0, vmax=largest, aspect="equal")
+    mesh = ax.imshow(matrix, cmap=_axes.blend(_axes.NOTHING_TO_MUCH), vmin=0.0, vmax=largest, aspect="equal")
     for down, right in zip(*np.nonzero(~np.isnan(matrix)), strict=True):
         strength = matrix[down, right]
         cell = ax.text(right, down, f"{100 * strength:.{int(strength < 0.095)}f}", ha="center", va="center")
         cell.set(color="white" if strength > 0.55 * largest else "black", fontsize=SMALL)
         if frozenset((shown[right], shown[down + 1])) in fitted:
             cell.set_fontweight("bold")
-            frame: dict[str, Any] = {"edgecolor": colours.PAIR, "linewidth": 2.0, "gid": "fitted"}
+            frame: dict[str, Any] = {"edgecolor": _axes.PAIR, "linewidth": 2.0, "gid": "fitted"}
             ax.add_patch(Rectangle((right - 0.46, down - 0.46), 0.92, 0.92, fill=False, **frame))
     labels = short_labels(features, 26)
     names = [labels[name] for name in shown]
@@ -259,7 +253,7 @@ def interaction_matrix(
     return ax
 
 
-def _strengths(what: Any, output: int | str | None) -> tuple[tuple[str, ...], dict[frozenset[str], float], set[Any]]:
+def _strengths(what: Any, output: Output) -> tuple[tuple[str, ...], dict[frozenset[str], float], set[Any]]:
     """Features, how strongly pairs of them act together, strongest first, and which pairs have a term."""
     if isinstance(what, Explanation):
         ex = _lookup.known_rows(_lookup.require_explanation(what, "interaction_matrix"), residual="interaction_matrix")

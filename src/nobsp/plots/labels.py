@@ -80,7 +80,7 @@ def decimals_for(values: Any) -> int:
 
 def format_value(value: Any, width: int = 14) -> str:
     """A value of a feature: a number with four digits, anything else as a short name."""
-    return escape(_cut(format_label(value), width, width // 2))
+    return shorten(format_label(value), width)
 
 
 def format_label(value: Any) -> str:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
-from html import escape
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import percent, require_whole_number
-from nobsp.plots import colours
-from nobsp.plots._axes import NORMAL, SMALL, Axes, bare, get_axes, get_grid, tidy
-from nobsp.plots.labels import shorten
+from nobsp._messages import as_numpy, percent, require_whole_number
+from nobsp.plots import _axes
+from nobsp.plots._axes import NORMAL, SMALL, Axes, bare, get_axes, get_panels, tidy
+from nobsp.plots._lookup import Array
+from nobsp.plots.labels import escape, shorten
 
 if TYPE_CHECKING:
     from nobsp.vision import ActivationMaps, Confusions
 
-Array = NDArray[np.float64]
-
 # Letters in a line of a text.
 _COLUMNS = 72
-_KINDS = ("contrast", "account", "positive", "negative", "signed")
 
 
 def cam_grid(
@@ -40,10 +38,9 @@ def cam_grid(
 ) -> NDArray[Any]:
     """Draws each image beside its maps, with the class they are about and the model's confidence in it.
 
-    Red is evidence for the class, blue evidence against it; the image below is grey, so that its own colours are not
-    taken for evidence. Lines run where a map reaches half of its scale: solid around evidence for, dashed around
-    evidence against. Of "positive", "negative" and "signed", all share one scale in each row, so that they can be
-    compared; a map that stays below it says how far it gets.
+    Red is evidence for the class, blue evidence against it, on the image in grey. Lines run where a map reaches half of
+    its scale: solid around evidence for, dashed around evidence against. "positive", "negative" and "signed" share one
+    scale in each row; a map that stays below it says how far it gets.
 
     Args:
         maps: What an `NObSPCam` returned; with several targets an image, each has a row.
@@ -51,8 +48,8 @@ def cam_grid(
         kinds: Which maps, of "contrast", "account", "positive", "negative" and "signed"; by default the one the
             explainer shows (the account against the other classes) and, where that is another, the account.
         labels: True classes, numbers or names; where one is not the class of the map, it is written beside it.
-        mean: What was subtracted from each channel when the images were normalised, to show them in their colours.
-        std: What each channel was divided by.
+        mean: What was subtracted from each channel when images were normalised, and `std` what they were divided by.
+        std: See `mean`.
         share_scale: Whether maps of an image share one scale, or each has its own.
         opacity: How strong the colour is where a map is largest, 0 to 1.
         max_display: Most rows.
@@ -71,7 +68,7 @@ def cam_grid(
         >>> plots.cam_grid(cam(images), images).shape
         (2, 3)
     """
-    from nobsp.vision.maps import LIGHT
+    from nobsp.vision.maps import KINDS, LIGHT
 
     require_whole_number("max_display", max_display)
     if not hasattr(maps, "overlay"):
@@ -80,19 +77,20 @@ def cam_grid(
         kinds = [maps.kind] if maps.kind != "contrast" else ["contrast", "account"]
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
     for kind in kinds:
-        if kind not in _KINDS:
-            raise ValueError(f"kinds must be of {', '.join(map(repr, _KINDS))}, found {kind!r}.")
+        if kind not in KINDS:
+            raise ValueError(f"kinds must be of {', '.join(map(repr, KINDS))}, found {kind!r}.")
     if not 0 <= opacity <= 1:
         raise ValueError(f"opacity must lie between 0 and 1, found {opacity!r}.")
-    several = maps.target.ndim == 2
-    targets = [maps.of_target(place) for place in range(maps.positive.shape[1])] if several else [maps]
+    targets = [maps]
+    if maps.target.ndim == 2:
+        targets = [maps.of_target(place) for place in range(maps.target.shape[1])]
     pictures = targets[0].overlay(images, opacity=0.0, mean=mean, std=std)
     rows = [(image, one) for image in range(len(maps)) for one in targets][:max_display]
     true = _names_of(labels, maps)
     height, width = pictures.shape[1:3]
-    columns = 1 + len(kinds)
-    size = (1.75 * columns + 1.3, (1.75 * height / width + 0.15) * len(rows) + 0.4)
-    grid = get_grid(ax, len(rows), columns, size)
+    size = (1.75 * len(kinds) + 3.05, (1.75 * height / width + 0.15) * len(rows) + 0.4)
+    panels = get_panels(ax, len(rows) * (1 + len(kinds)), 1 + len(kinds), size, "this grid")
+    grid = np.array(panels, dtype=object).reshape(len(rows), -1)
     for place, (image, one) in enumerate(rows):
         large = one.resize((height, width))
         both = max(_peak(large.positive[image]), _peak(large.negative[image]))
@@ -108,7 +106,10 @@ def cam_grid(
                     panel.set_xlabel(f"at most {percent(_peak(own) / both)} of the scale", fontsize=SMALL)
             if place == 0:
                 panel.set_title(fill("image" if kind == "image" else one.caption(kind), 22), fontsize=NORMAL)
-        _name_row(grid[place, 0], one, image, true)
+        target = str(one.target_names[image])
+        text = f"{shorten(target, 18)}\n{percent(float(one.confidence[image]))}"
+        text += f"\n(is {shorten(true[image], 16)})" if true and true[image] != target else ""
+        grid[place, 0].set_ylabel(text, rotation=0, ha="right", va="center", fontsize=NORMAL, labelpad=6)
     return grid
 
 
@@ -119,8 +120,8 @@ def confusions(
 
     Args:
         found: What `nobsp.confusions` returned.
-        mean: What was subtracted from each channel when the images were normalised, to show them in their colours.
-        std: What each channel was divided by.
+        mean: What was subtracted from each channel when images were normalised, and `std` what they were divided by.
+        std: See `mean`.
         max_display: Most pairs.
         ax: Axes to draw on, two for each pair; a new figure when None.
 
@@ -131,7 +132,8 @@ def confusions(
     shown = found.pairs[:max_display]
     if not shown:
         raise ValueError("found has no pairs: no image was taken for another class.")
-    grid = get_grid(ax, len(shown), 2, (5.2, 2.1 * len(shown) + 0.4))
+    panels = get_panels(ax, 2 * len(shown), 2, (5.2, 2.1 * len(shown) + 0.4), "this grid")
+    grid = np.array(panels, dtype=object).reshape(-1, 2)
     for axes, pair in zip(grid, shown, strict=True):
         true = [pair.truth] * len(pair.maps)
         cam_grid(pair.maps, pair.images, kinds="account", labels=true, mean=mean, std=std, max_display=1, ax=axes)
@@ -152,7 +154,7 @@ def _lay_over(ax: Axes, values: Array, kind: str, scale: float, opacity: float) 
     if kind in ("positive", "negative"):
         part = np.maximum(part, 0.0) * (1.0 if kind == "positive" else -1.0)
     tint = np.empty((*part.shape, 4))
-    tint[..., :3] = np.where((part >= 0)[..., None], to_rgb(colours.FOR_TINT), to_rgb(colours.AGAINST_TINT))
+    tint[..., :3] = np.where((part >= 0)[..., None], to_rgb(_axes.FOR_TINT), to_rgb(_axes.AGAINST_TINT))
     tint[..., 3] = opacity * np.abs(part).clip(0.0, 1.0)
     ax.imshow(tint, interpolation="bilinear", gid=kind)
     for level, line in ((0.5, "solid"), (-0.5, "dashed")):
@@ -161,19 +163,11 @@ def _lay_over(ax: Axes, values: Array, kind: str, scale: float, opacity: float) 
                 ax.contour(part, levels=[level], colors=colour, linestyles=line, linewidths=width)
 
 
-def _name_row(ax: Axes, maps: ActivationMaps, image: int, true: Sequence[str]) -> None:
-    target = str(maps.target_names[image])
-    text = f"{shorten(target, 18)}\n{percent(float(maps.confidence[image]))}"
-    if true and true[image] != target:
-        text += f"\n(is {shorten(true[image], 16)})"
-    ax.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=NORMAL, labelpad=6)
-
-
 def _names_of(labels: Any, maps: ActivationMaps) -> list[str]:
     """True classes by name."""
     if labels is None:
         return []
-    given = np.asarray(labels.detach().cpu() if hasattr(labels, "detach") else labels).ravel()
+    given = as_numpy(labels).ravel()
     if len(given) != len(maps):
         raise ValueError(f"labels has {len(given)} entries but there are {len(maps)} images; pass one each.")
     if given.dtype.kind not in "iu":
@@ -207,20 +201,16 @@ def signal(maps: ActivationMaps, signals: Any, *, row: int = 0, channel: int = 0
     from matplotlib.collections import LineCollection
 
     if len(maps.locations) != 1 or maps.target.ndim != 1 or np.ndim(signals) != 3 or len(signals) != len(maps):
-        raise ValueError(
-            f"maps has the shape {maps.account.shape} and signals {np.shape(signals)}; pass the maps of signals "
-            "(n, channels, time), for one target each, and the signals."
-        )
-    given = signals[row, channel]
-    line = np.asarray(given.detach().cpu().double() if hasattr(given, "detach") else given, dtype=np.float64)
+        found = f"maps has the shape {maps.account.shape} and signals {np.shape(signals)}"
+        raise ValueError(f"{found}; pass the signals (n, channels, time), and maps of them for one target each.")
+    line = as_numpy(signals[row, channel]).astype(np.float64)
     values = getattr(maps.resize(len(line)), maps.kind)[row]
     strength = values / (_peak(values) or 1.0)
     axes = get_axes(ax, (6.4, 2.2))
     points = np.stack([np.arange(len(line)), line], axis=1)
-    pieces = np.stack([points[:-1], points[1:]], axis=1)
-    drawn = LineCollection(list(pieces), cmap=colours.blend(colours.AGAINST_TO_FOR), linewidths=2.2, capstyle="round")
-    drawn.set_array((strength[:-1] + strength[1:]) / 2)
-    drawn.set_clim(-1.0, 1.0)
+    pieces = list(np.stack([points[:-1], points[1:]], axis=1))
+    drawn = LineCollection(pieces, cmap=_axes.blend(_axes.AGAINST_TO_FOR), linewidths=2.2, capstyle="round")
+    drawn.set(array=(strength[:-1] + strength[1:]) / 2, clim=(-1.0, 1.0))
     axes.add_collection(drawn)
     axes.autoscale_view()
     tidy(axes)
@@ -251,8 +241,8 @@ def words(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0, ax: Any 
     axes.set_ylim(line + 0.7, -0.7)
     for (column, line), (token, _, colour) in zip(places, tinted, strict=True):
         box = {"facecolor": colour, "edgecolor": "none", "boxstyle": "round,pad=0.15"}
-        text = axes.text(column, line, token.replace("$", r"\$"), family="monospace", fontsize=SMALL, bbox=box)
-        text.set(va="center", color="black")
+        style: dict[str, Any] = {"family": "monospace", "va": "center", "color": "black", "bbox": box}
+        axes.text(column, line, escape(token), fontsize=SMALL, **style)
     axes.set_xlabel(f"{shorten(str(maps.target_names[row]), 24)}: {maps.caption()}", fontsize=NORMAL)
     return axes
 
@@ -285,7 +275,7 @@ def words_html(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0) -> 
     """
     style = "color:#000;padding:0 .15em;border-radius:.2em;background:"
     return " ".join(
-        f'<span style="{style}{colour}" title="{share:+.4g}">{escape(token)}</span>'
+        f'<span style="{style}{colour}" title="{share:+.4g}">{html.escape(token)}</span>'
         for token, share, colour in _tinted(maps, tokens, row)
     )
 
@@ -296,12 +286,10 @@ def _tinted(maps: ActivationMaps, tokens: Sequence[str], row: int) -> list[tuple
 
     tokens = [str(token) for token in tokens]
     if len(maps.locations) != 1 or maps.target.ndim != 1 or len(tokens) > maps.locations[0]:
-        raise ValueError(
-            f"maps has the shape {maps.account.shape} but there are {len(tokens)} tokens; pass maps of texts for one "
-            "target each, and the tokens of one of them."
-        )
+        found = f"maps has the shape {maps.account.shape} but there are {len(tokens)} tokens"
+        raise ValueError(f"{found}; pass maps of texts for one target each, and the tokens of one text.")
     shares = getattr(maps, maps.kind)[row, : len(tokens)] / maps.locations[0]
-    tint, largest = colours.blend(colours.AGAINST_TO_FOR), _peak(shares) or 1.0
+    tint, largest = _axes.blend(_axes.AGAINST_TO_FOR), _peak(shares) or 1.0
     return [
         (token, float(share), to_hex(tint(0.5 + 0.5 * share / largest)))
         for token, share in zip(tokens, shares, strict=True)

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import percent, require_whole_number, suggest
-from nobsp.plots import _lookup, colours
-from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, new_figure
+from nobsp._messages import as_numpy, percent, require_whole_number, suggest
+from nobsp.plots import _axes, _lookup
+from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, get_panels, new_figure
+from nobsp.plots._lookup import Array
 from nobsp.plots.labels import clean, format_label, format_number, format_value, shorten, shorten_all
-
-Array = NDArray[np.float64]
 
 _MOST_COLUMNS = 8
 _FAR = 2.0  # standard deviations from the query that are shaded fully
@@ -52,9 +51,9 @@ def retrieval_panel(
 ) -> NDArray[Any]:
     """Draws a query, and beside it its neighbours in the space of contributions and in that of activations.
 
-    Under each neighbour stand its label and its distance. A solid frame and a tick mark mean the class predicted for
-    the query, a dashed frame and a cross another one. Of a table, each neighbour is a column of values; the darker a
-    cell, the further it is from the query, up to two standard deviations of the database.
+    A solid frame and a tick mark mean the class predicted for the query, a dashed frame and a cross another one. Of a
+    table, each neighbour is a column of values; the darker a cell, the further it is from the query, up to two standard
+    deviations of the database.
 
     Args:
         query: One image or row, or all that were queried, of which `row` is taken.
@@ -65,11 +64,9 @@ def retrieval_panel(
         row: Which of the queries.
         label: The true class of the query, written where it is not the predicted one.
         class_names: Names of the classes, where labels are numbers.
-        features: Of a frame, the columns to show; of an array, the names of its columns. The first eight are shown
-            when None, and of an array.
+        features: Of a frame, the columns to show (the first eight when None); of an array, the names of its columns.
         max_display: Most neighbours in each space.
-        ax: Axes to draw on; a new figure when None. For images one for the query, then one for each neighbour, space by
-            space; for a table one for each space.
+        ax: Axes to draw on, in the order they are returned, the query's once; a new figure when None.
 
     Returns:
         The axes: for images of shape (spaces, 1 + neighbours), the query first in each; for a table of shape (spaces,).
@@ -114,7 +111,7 @@ def retrieval_panel(
             one.set_xlabel(space.caption(place, 18), fontsize=SMALL)
             if space.agrees:
                 agrees = space.agrees[place]
-                one.spines[:].set(visible=True, linewidth=3.0, color=colours.MAIN if agrees else colours.FOR)
+                one.spines[:].set(visible=True, linewidth=3.0, color=_axes.MAIN if agrees else _axes.FOR)
                 one.spines[:].set_linestyle("solid" if agrees else (0, (2.5, 1.5)))
         axes[0].set_title(space.title, fontsize=NORMAL, loc="left")
     return np.array([[first, *axes] for axes in panels], dtype=object)
@@ -162,9 +159,9 @@ def _query_title(hits: Any, row: int, label: Any, class_names: Sequence[str] | N
 def _from(database: Any, index: int) -> Any:
     try:
         return database[index]
-    except (IndexError, KeyError) as missing:
+    except (IndexError, KeyError):
         text = f"database has no row {index}, which is a neighbour; pass the rows that were indexed."
-        raise ValueError(text) from missing
+        raise ValueError(text) from None
 
 
 # ---------------------------------------------------------------------- tables
@@ -177,21 +174,17 @@ def _table(
     columns = _columns(database, features)
     wanted = _query(query, row, list(columns))
     labels = shorten_all(columns, 24)
-    if ax is None:
-        count = max(len(space.indices) for space in spaces)
-        figure = new_figure((1.15 * (count + 1) + 2.0, len(spaces) * (0.27 * len(columns) + 0.95) + 0.1))
-        axes = [figure.add_subplot(len(spaces), 1, place + 1) for place in range(len(spaces))]
-    else:
-        axes = as_axes(ax, len(spaces), "this retrieval")
+    count = max(len(space.indices) for space in spaces)
+    size = (1.15 * (count + 1) + 2.0, len(spaces) * (0.27 * len(columns) + 0.95) + 0.1)
+    axes = get_panels(ax, len(spaces), 1, size, "this retrieval")
     for panel, space in zip(axes, spaces, strict=True):
         cells = [[wanted[name], *(_from(column, k) for k in space.indices)] for name, column in columns.items()]
         far = np.array([_far(line, column) for line, column in zip(cells, columns.values(), strict=True)])
-        panel.imshow(
-            far, cmap=colours.blend(colours.NOTHING_TO_MUCH), vmin=0.0, vmax=2.2 * _FAR, aspect="auto", gid="far"
-        )
+        shades = _axes.blend(_axes.NOTHING_TO_MUCH)
+        panel.imshow(far, cmap=shades, vmin=0.0, vmax=2.2 * _FAR, aspect="auto", gid="far")
         for (down, right), _ in np.ndenumerate(far):
             panel.text(right, down, format_value(cells[down][right], 12), ha="center", va="center", fontsize=SMALL)
-        panel.axvline(0.5, color=colours.MUTED, linewidth=1.5)
+        panel.axvline(0.5, color=_axes.MUTED, linewidth=1.5)
         heads = [title.replace("query: ", "query\n", 1), *(space.caption(k, 14) for k in range(len(space.indices)))]
         panel.xaxis.tick_top()
         panel.set_xticks(range(len(heads)), labels=heads, fontsize=SMALL)
@@ -204,7 +197,7 @@ def _table(
 
 def _columns(database: Any, features: Sequence[str] | None) -> dict[str, NDArray[Any]]:
     """The columns to show, by name."""
-    every = _lookup.columns_of(database) or {}
+    every = _lookup.columns_of(database)
     if _lookup.frame_of(database) is None and features is not None:
         if len(features) != len(every):
             raise ValueError(f"features has {len(features)} names but database has {len(every)} columns.")
@@ -226,7 +219,7 @@ def _query(query: Any, row: int, names: Sequence[str]) -> dict[str, Any]:
         query = query.to_dict()
     if isinstance(query, dict):
         return {str(name): value for name, value in query.items()}
-    values = np.asarray(query.detach().cpu() if hasattr(query, "detach") else query)
+    values = as_numpy(query)
     return dict(zip(names, values[row] if values.ndim == 2 else values, strict=False))
 
 
@@ -240,23 +233,14 @@ def _far(line: Sequence[Any], column: NDArray[Any]) -> Array:
     return np.asarray(np.minimum(np.abs(values - values[0]) / spread, _FAR))
 
 
-def picture_of(item: Any, argument: str) -> NDArray[np.float64]:
+def picture_of(item: Any, argument: str) -> Array:
     """One image, shape (height, width, 3), from 0 to 1."""
-    given = item[0] if isinstance(item, tuple | list) and len(item) else item
-    if hasattr(given, "detach"):
-        given = given.detach().cpu()
-        given = given.double() if given.is_floating_point() else given  # numpy has no bfloat16
-    given = np.asarray(given)
-    whole = given.dtype.kind in "iu"
-    array = np.asarray(given, dtype=np.float64)
-    if array.ndim == 2:
-        array = array[:, :, None]
-    elif array.ndim == 3 and array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3):
-        array = np.moveaxis(array, 0, 2)
-    if array.ndim != 3 or array.shape[2] not in (1, 3, 4) or array.size == 0:
+    from nobsp.vision.maps import pictures_of
+
+    array = as_numpy(item[0] if isinstance(item, tuple | list) and len(item) else item)
+    array = array[None] if array.ndim == 2 else array
+    if array.ndim != 3 or array.size == 0:
         raise ValueError(f"{argument} has an image of shape {array.shape}; expected (channels, height, width).")
-    array = array[:, :, :3] / (255.0 if whole else 1.0)
-    low, high = float(array.min()), float(array.max())
-    if low < 0 or high > 1:
-        array = (array - low) / ((high - low) or 1.0)
-    return np.asarray(np.broadcast_to(array, (*array.shape[:2], 3)))
+    if array.shape[2] == 4 and array.shape[0] not in (1, 3):
+        array = array[..., :3]  # without its transparency
+    return np.asarray(pictures_of(array[None], 1)[0])

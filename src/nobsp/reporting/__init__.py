@@ -3,7 +3,3 @@
 from nobsp.reporting.build import report
 
 __all__ = ["report"]
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import count
-from nobsp.reporting.packing import Fact, known, packed, packed_codes
+from nobsp.reporting.packing import Names, known, packed, packed_codes
 
 # By how much they ask for a look; a row that is of several kinds stands with the first of them.
 KINDS = {
@@ -21,12 +21,7 @@ KINDS = {
 MOST_FLAGGED = 2000
 
 
-def is_audit(subject: Any) -> bool:
-    """Whether something has what a page needs of an audit."""
-    return all(hasattr(subject, name) for name in ("predicted", "suggested", "reasons", "joint", "confidence", *KINDS))
-
-
-def audit_for_page(audit: Any, *, rows: int, names: Sequence[str] | None, classes: Sequence[str]) -> dict[str, Any]:
+def audit_for_page(audit: Any, *, rows: int, names: Names, classes: Sequence[str]) -> dict[str, Any]:
     """The rows that were flagged, with everything that was found about them."""
     if len(audit.predicted) != rows:
         raise ValueError(f"audit is of {len(audit.predicted)} rows but there are {rows}; audit the same ones.")
@@ -52,6 +47,9 @@ def audit_for_page(audit: Any, *, rows: int, names: Sequence[str] | None, classe
     # Labels that are numbers are not the numbers of classes where the audit knows other labels.
     own = getattr(getattr(audit, "by_contributions", None), "classes", None)
     place = {} if own is None or len(own) != len(classes) else {value: at for at, value in enumerate(own.tolist())}
+    facts = [("Audited", count(rows, "prediction"))]
+    facts += [(KINDS[kind].capitalize(), f"{int(flag.sum()):,}") for kind, flag in flags.items()]
+    facts += [("Joint confidence", audit.joint_kind)] if getattr(audit, "joint_kind", None) else []
     classes_of = {"label": getattr(audit, "labels", None), "predicted": audit.predicted, "suggested": audit.suggested}
     return {
         "total": rows,
@@ -71,15 +69,8 @@ def audit_for_page(audit: Any, *, rows: int, names: Sequence[str] | None, classe
         "places": flagged.tolist(),
         "rows": np.asarray(getattr(audit, "rows", np.arange(rows)))[flagged].tolist(),
         "reasons": [str(audit.reasons[row]) for row in flagged],
-        "facts": _facts(audit, rows, flags),
+        "facts": facts,
     }
-
-
-def _facts(audit: Any, rows: int, flags: dict[str, Any]) -> list[Fact]:
-    facts = [("Audited", count(rows, "prediction"))]
-    facts += [(KINDS[kind].capitalize(), f"{int(flag.sum()):,}") for kind, flag in flags.items()]
-    kind = getattr(audit, "joint_kind", None)
-    return [*facts, ("Joint confidence", str(kind))] if kind is not None else facts
 
 
 def hits_for_page(hits: Any, kept: NDArray[np.intp], *, rows: int, names: Sequence[str]) -> dict[str, Any]:
@@ -103,8 +94,10 @@ def hits_for_page(hits: Any, kept: NDArray[np.intp], *, rows: int, names: Sequen
     }
     if labels is None:
         return found
-    if getattr(hits, "residuals", None) is not None or _are_measurements(labels):
-        return found | {"values": packed(np.asarray(labels, dtype=np.float64)[kept], "f4")}
+    array = np.asarray(labels)
+    measured = array.dtype.kind == "f" and not bool((array == np.rint(array)).all())
+    if measured or getattr(hits, "residuals", None) is not None:
+        return found | {"values": packed(array[kept], "f4")}
     given = {"labels": labels} | ({} if predicted is None else {"predicted": predicted})
     texts = {
         key: [label_text(value, names) for value in np.asarray(part)[kept].ravel().tolist()]
@@ -122,11 +115,6 @@ def _optional(hits: Any, name: str, kept: NDArray[np.intp]) -> list[Any] | None:
         return None
     some = None if values is None else np.asarray(values, dtype=np.float64)[kept]
     return None if some is None or np.isnan(some).all() else known(some)
-
-
-def _are_measurements(labels: Any) -> bool:
-    array = np.asarray(labels)
-    return array.dtype.kind == "f" and not bool((array == np.rint(array)).all())
 
 
 def label_text(value: Any, names: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
@@ -13,11 +14,17 @@ from typing import Any
 
 import nobsp
 from nobsp._messages import count as count_of
-from nobsp.reporting.audits import audit_for_page, is_audit
+from nobsp.reporting.audits import KINDS, audit_for_page
 from nobsp.reporting.packing import embedded
 
 _BASIC = ("numbers", "functions", "charts", "account")
 _SCRIPTS = (*_BASIC, "overview", "curves", "whatif", "rows", "pictures", "audit", "page")
+_SUBJECTS = {
+    "table": ("values", "base_values", "terms", "feature_names"),
+    "images": ("positive", "negative", "signed", "logits"),
+    "neighbours": ("indices", "distances"),
+    "audit": ("predicted", "suggested", "reasons", "joint", "confidence", *KINDS),
+}
 
 
 def report(
@@ -93,36 +100,22 @@ def report(
 
         maps, hits = (subject, hits) if kind == "images" else (None, subject)
         data["pictures"] = pictures_data(maps, hits=hits, images=images, gallery=gallery, **shared)
-    audit = subject if kind == "audit" else audit
+    audit, noun = subject if kind == "audit" else audit, (data["pictures"] or {}).get("noun", "row")
     classes = class_names or (data["table"] or data["pictures"] or {}).get("classes", ())
     data["audit"] = None if audit is None else audit_for_page(audit, rows=count, names=names, classes=classes)
-    data["title"] = title or _usual_title(data)
+    usual = {"audit": "What the audit found", "neighbours": f"Neighbours of {count_of(count, noun)}"}
+    data["title"] = title or usual.get(kind, "What the network has learned")
     write_text(target, render(data))
     return target
 
 
 def _kind_of(subject: Any) -> str:
     """Which kind of page a subject asks for, by what it has: the page knows no index, and loads no torch by itself."""
-    if all(hasattr(subject, name) for name in ("values", "base_values", "terms", "feature_names")):
-        return "table"
-    if all(hasattr(subject, name) for name in ("positive", "negative", "signed", "logits")):
-        return "images"
-    if all(hasattr(subject, name) for name in ("indices", "distances")):
-        return "neighbours"
-    if is_audit(subject):
-        return "audit"
-    raise TypeError(
-        f"subject must be explainer(X), cam(images), index.query(X) or audit(index), found {type(subject).__name__}."
-    )
-
-
-def _usual_title(data: dict[str, Any]) -> str:
-    pictures = data["pictures"]
-    if data["table"] is None and pictures is None:
-        return "What the audit found"
-    if pictures is None or pictures["maps"] is not None:
-        return "What the network has learned"
-    return f"Neighbours of {count_of(pictures['total'], pictures['noun'])}"
+    for kind, names in _SUBJECTS.items():
+        if all(hasattr(subject, name) for name in names):
+            return kind
+    known = "explainer(X), cam(images), index.query(X) or audit(index)"
+    raise TypeError(f"subject must be {known}, found {type(subject).__name__}.")
 
 
 def render(data: dict[str, Any]) -> str:
@@ -137,7 +130,8 @@ def render(data: dict[str, Any]) -> str:
     scripts = [(here / "theme.js").read_text(encoding="utf-8")]
     scripts.append(f'(() => {{\n"use strict";\n{own}\n}})();')
     scripts += [get_plotlyjs()] if data["table"] else []
-    scripts = [_as_parsed(script) for script in scripts]
+    # As a browser reads them, so that hashes hold: a line ends in a line feed alone.
+    scripts = [re.sub("\r\n?", "\n", script).replace("</script", "<\\/script") for script in scripts]
     return fill_template(
         here / "page.html.j2",
         data=data,
@@ -155,11 +149,6 @@ def fill_template(template: Any, **values: Any) -> str:
     options: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, **options)
     return environment.from_string(template.read_text(encoding="utf-8")).render(**values)
-
-
-def _as_parsed(script: str) -> str:
-    """A script as a browser reads it, so that its hash holds: a line ends in a line feed alone."""
-    return script.replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script")
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:

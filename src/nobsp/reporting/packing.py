@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import count
+from nobsp._messages import as_numpy, count
 
 Packed = dict[str, Any]
 Fact = tuple[str, str]
+Names = Sequence[str] | None
 
 
 def packed(values: Any, kind: str = "f8") -> Packed:
@@ -80,8 +81,7 @@ def read_labels(labels: Any, *, rows: int, names: Sequence[str], classes: bool) 
     """Labels as positions among names, or as numbers where they are no such positions; `classes` forbids that."""
     if labels is None:
         return None
-    given = labels.detach().cpu().numpy() if hasattr(labels, "detach") else labels
-    given = np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else given)
+    given = as_numpy(labels)
     if given.ndim == 2 and given.shape[1] == 1:
         given = given[:, 0]
     if given.shape != (rows,):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from nobsp._messages import count as counted
 from nobsp.reporting.audits import hits_for_page
-from nobsp.reporting.packing import Fact, describe_model, evenly, known, packed, read_labels
+from nobsp.reporting.packing import Fact, Names, describe_model, evenly, known, packed, read_labels
 
 # A photograph of 160 pixels a side takes about 60 kB; sixty of them, and their neighbours, fit into 8 MB.
 MOST_IMAGES = 60
@@ -23,15 +22,7 @@ _MANY, _SMALLEST_SIDE = 160, 48
 
 
 def pictures_data(
-    maps: Any,
-    *,
-    hits: Any,
-    images: Any,
-    gallery: Any,
-    explainer: Any,
-    labels: Any,
-    class_names: Sequence[str] | None,
-    names: Sequence[str] | None,
+    maps: Any, *, hits: Any, images: Any, gallery: Any, explainer: Any, labels: Any, class_names: Names, names: Names
 ) -> dict[str, Any]:
     """Everything the page shows of maps, of neighbours, or of both."""
     count = len(maps) if maps is not None else len(hits.indices)
@@ -77,15 +68,12 @@ def _facts(maps: Any, hits: Any, explainer: Any, data: str) -> list[Fact]:
     facts = [("Model", describe_model(explainer.model))] if hasattr(explainer, "model") else []
     facts.append(("Data", data))
     if maps is not None:
+        height, width = maps.locations
         facts.append(("Classes", counted(len(maps.output_names), "class").replace("classs", "classes")))
-        facts.append(("Map", f"{maps.positive.shape[-2]} × {maps.positive.shape[-1]} places in layer {maps.layer}"))
-        facts.append(("Shown", maps.caption()))
-        facts.append(("Compared with", maps.reference))
-    if maps is not None and hasattr(explainer, "health"):
-        facts.append(("Calibrated on", counted(explainer.health().rows, "image")))
-    if hits is not None:
-        facts.append(("Neighbours", f"{np.asarray(hits.indices).shape[1]} for each"))
-    return facts
+        facts.append(("Map", f"{height} × {width} places in layer {maps.layer}"))
+        facts += [("Shown", maps.caption()), ("Compared with", maps.reference)]
+        facts += [("Calibrated on", counted(explainer.health().rows, "image"))] if hasattr(explainer, "health") else []
+    return facts if hits is None else [*facts, ("Neighbours", f"{np.asarray(hits.indices).shape[1]} for each")]
 
 
 # ---------------------------------------------------------------------- maps
@@ -102,15 +90,17 @@ def _maps(maps: Any, kept: NDArray[np.intp]) -> dict[str, Any]:
             "nobsp.plots.signal and texts with nobsp.plots.words."
         )
     height, width = maps.positive.shape[-2:]
-    target = np.asarray(maps.target)[kept].reshape(len(kept), -1)
+    target = maps.target[kept].reshape(len(kept), -1)
     data: dict[str, Any] = {
+        **{
+            name: known(getattr(maps, name)[kept].reshape(target.shape))
+            for name in ("confidence", "residual", "class_token")
+        },
         "height": height,
         "width": width,
         "targets": target.tolist(),
-        "confidence": known(np.asarray(maps.confidence)[kept].reshape(len(kept), -1)),
-        "residual": known(np.asarray(maps.residual)[kept].reshape(len(kept), -1)),
-        "predicted": np.asarray(maps.logits)[kept].argmax(1).tolist(),
-        "logits": packed(np.asarray(maps.logits)[kept], "f4"),
+        "predicted": maps.logits[kept].argmax(1).tolist(),
+        "logits": packed(maps.logits[kept], "f4"),
         "base": known(maps.base_values),
         "outputs": list(maps.output_names),
         "several": maps.target.ndim == 2,
@@ -118,10 +108,9 @@ def _maps(maps: Any, kept: NDArray[np.intp]) -> dict[str, Any]:
         "captions": [maps.caption(kind) for kind in kinds],
         "against": maps.against,
         "scale": maps.scale,
-        "class_token": known(np.asarray(maps.class_token)[kept].reshape(len(kept), -1)),
     }
     for kind in kinds:
-        values = np.asarray(getattr(maps, kind), dtype=np.float64)[kept].reshape(*target.shape, height, width)
+        values = getattr(maps, kind)[kept].reshape(*target.shape, height, width)
         largest = np.abs(values).max((2, 3))
         steps = np.rint(127 * values / np.where(largest > 0, largest, 1.0)[:, :, None, None])
         data[kind] = {"steps": packed(steps, "i1"), "largest": known(largest)}
@@ -135,14 +124,11 @@ def _chosen(images: Any, kept: NDArray[Any], count: int | None, argument: str) -
     """Some images as (n, height, width, 3) from 0 to 1; whole data sets are not converted for a few."""
     shape = tuple(images.shape)
     if len(shape) != 4 or (count is not None and shape[0] != count):
-        wanted = f"{count} images" if count is not None else "images"
-        raise ValueError(
-            f"{argument} has shape {shape}; expected {wanted}, (n, channels, height, width) or channels last."
-        )
+        expected = f"{'' if count is None else f'{count} '}images, (n, channels, height, width) or channels last"
+        raise ValueError(f"{argument} has shape {shape}; expected {expected}.")
     if count is None and len(kept) and int(kept.max()) >= shape[0]:
-        raise ValueError(
-            f"{argument} has {shape[0]} images but number {int(kept.max())} was found; pass the images of the index."
-        )
+        wrong = f"{argument} has {shape[0]} images but number {int(kept.max())} was found"
+        raise ValueError(f"{wrong}; pass the images of the index.")
     from nobsp.vision.maps import pictures_of
 
     part = images[kept.tolist()] if hasattr(images, "detach") else np.asarray(images)[kept]

@@ -11,23 +11,15 @@ from numpy.typing import NDArray
 
 from nobsp._messages import count, suggest
 from nobsp.base import Finding, sort_findings
+from nobsp.reporting import packing
 from nobsp.reporting.audits import hits_for_page
-from nobsp.reporting.packing import (
-    Fact,
-    Labels,
-    describe_model,
-    evenly,
-    known,
-    packed,
-    packed_codes,
-    packed_column,
-    read_labels,
-)
+from nobsp.reporting.packing import Fact, Labels, Names, known, packed, packed_codes
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.lookup import NumberAxis, TermTable
 
 Array = NDArray[np.float64]
+Truth = Mapping[str, Callable[[Any], Any]] | None
 
 # Bytes a page can hold beside plotly and stay under 8 MB: base64 makes a third more of them.
 ROOM = 2_250_000
@@ -43,80 +35,68 @@ _LINKS = {
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """An explanation as the page shows it: what its tables contribute, what terms without one (`direct`) do, the rest.
-
-    `dropped` interactions have grids that do not fit; `size` is the bytes of those that do.
-    """
+    """An explanation as the page shows it."""
 
     functions: CompiledExplainer
     columns: dict[int, NDArray[Any]]
-    values: Array
-    direct: Array | None
-    predictions: Array
-    residual: Array
-    outside: NDArray[np.bool_]
-    dropped: int
-    size: int
+    account: Explanation  # of the terms with tables, as the page reads these, then of those only the model could tell
+    dropped: int  # interactions whose grids do not fit
+    size: int  # bytes of those that do
 
     @property
     def most_rows(self) -> int:
         """How many rows fit beside the tables."""
-        direct = 0 if self.direct is None else self.direct.shape[1]
-        numbers = len(self.columns) + (2 + direct) * int(self.predictions.shape[1])
-        bytes_of_row = 8 * numbers + int(4 * self.outside.sum() / len(self.values)) + 8
+        direct = len(self.account.terms) - len(self.functions.tables)
+        numbers = len(self.columns) + (2 + direct) * len(self.account.output_names)
+        bytes_of_row = 8 * numbers + int(4 * self.account.outside.sum() / len(self.account)) + 8
         return min(MOST_ROWS, max(1, (ROOM - self.size) // bytes_of_row))
 
 
 def table_data(
-    explanation: Explanation,
-    *,
-    explainer: Any,
-    labels: Any,
-    class_names: Sequence[str] | None,
-    truth: Mapping[str, Callable[[Any], Any]] | None,
-    hits: Any,
-    names: Sequence[str] | None,
+    explanation: Explanation, *, explainer: Any, labels: Any, class_names: Names, truth: Truth, hits: Any, names: Names
 ) -> dict[str, Any]:
     """Everything the page shows of an explanation."""
     functions = explanation.explainer if explainer is None else getattr(explainer, "functions_", explainer)
     _require_whole(explanation, functions)
     classes_shown = _class_names(class_names, explainer, explanation.output_names)
-    given = read_labels(labels, rows=len(explanation), names=classes_shown, classes=class_names is not None)
+    given = packing.read_labels(labels, rows=len(explanation), names=classes_shown, classes=class_names is not None)
     classes = (given is not None and bool(given.names)) or getattr(hits, "classes", None) is not None
-    link = choose_link(functions.link, outputs=len(explanation.output_names), classes=classes)
+    link = {"log_softmax": "softmax"}.get(functions.link, functions.link)
+    if link == "identity" and classes:  # the usual one
+        link = "softmax" if len(explanation.output_names) > 1 else "sigmoid"
     if given is not None and given.names:
         classes_shown = given.names
     elif link not in ("softmax", "sigmoid"):
         classes_shown = ()
     shown = _shown(explanation, functions)
     functions, health = shown.functions, functions.state
-    kept = evenly(len(explanation), shown.most_rows)
-    sizes = [_mean_size(part) for part in (shown.values, shown.direct) if part is not None]
-    unknown = np.full((len(functions.left_out) if shown.direct is None else 0, len(functions.output_names)), np.nan)
+    kept = packing.evenly(len(explanation), shown.most_rows)
+    sizes = _mean_size(shown.account.values)
+    unknown = np.full((len(functions.terms) + len(functions.left_out) - len(sizes), sizes.shape[1]), np.nan)
     return {
         "outputs": explanation.output_names,
         "link": link,
         "classes": classes_shown,
-        "facts": list_facts(explanation, explainer, functions, link, dropped=shown.dropped),
-        "findings": list_findings(explanation, functions, shown.values, dropped=shown.dropped),
+        "facts": list_facts(explanation, explainer, shown, link),
+        "findings": list_findings(explanation, shown),
         "health": {
             "explained": known(health.explained),
             "inside": known(health.inside),
             "outside_rows": health.outside_rows,
             "held_out": health.held_out,
         },
-        **account_for_variance(shown),
+        **account_for_variance(shown.account),
         "hits": None if hits is None else hits_for_page(hits, kept, rows=len(explanation), names=classes_shown),
         "base": known(functions.base_values),
         "features": features_for_page(functions),
         **tables_for_page(functions),
         "interactions": sum(len(term) > 1 for term in (*functions.terms, *functions.left_out)),
-        "strengths": known(np.concatenate([*sizes, unknown])),
+        "strengths": known(np.concatenate([sizes, unknown])),
         "mains": known(functions.importances["main"]),
         "totals": known(functions.importances["total"]),
         "truth": truth_for_page(truth, functions, shown.columns),
         "difference": _difference(explanation, shown),
-        "rows": _rows(explanation[kept].data, shown, given, kept, names),
+        "rows": _rows(shown, given, kept, names),
     }
 
 
@@ -126,14 +106,14 @@ def _shown(explanation: Explanation, functions: CompiledExplainer) -> Shown:
     columns, count = functions.read_columns(explanation.data)
     values, _ = functions.read_tables(columns, count)
     kept, size = drop_weakest(functions, _mean_size(values).sum(1), ROOM // 2)
-    values = values[:, [functions.terms.index(term) for term in kept.terms]]
-    direct = None
-    if functions.left_out and len(explanation.terms) > len(functions.terms):
+    values, terms = values[:, [functions.terms.index(term) for term in kept.terms]], kept.terms
+    if len(explanation.terms) > len(functions.terms):
         direct = explanation.values[:, [explanation.terms.index(term) for term in functions.left_out]]
-    total = functions.base_values + values.sum(1) + (0.0 if direct is None else direct.sum(1))
-    predictions, dropped = explanation.predictions, len(functions.tables) - len(kept.tables)
-    residual, outside = predictions - total, explanation.outside
-    return Shown(kept, columns, values, direct, predictions, residual, outside, dropped, size)
+        values, terms = np.concatenate([values, direct], axis=1), (*terms, *functions.left_out)
+    residual = explanation.predictions - functions.base_values - values.sum(1)
+    nothing = np.zeros(values.shape[1:])
+    account = replace(explanation, values=values, terms=terms, residual=residual, baseline_contributions=nothing)
+    return Shown(kept, columns, account, len(functions.tables) - len(kept.tables), size)
 
 
 def _mean_size(values: Array) -> Array:
@@ -147,22 +127,17 @@ def _require_whole(explanation: Explanation, functions: Any) -> None:
         raise ValueError("subject has no rows; explain some first.")
     if not isinstance(functions, CompiledExplainer):
         raise ValueError("subject does not know its functions (it was made by hand); pass its explainer as explainer=.")
-    everything = {frozenset(term) for term in (*functions.terms, *functions.left_out)}
-    terms = {frozenset(term) for term in explanation.terms}
-    whole = terms in (everything, {frozenset(term) for term in functions.terms})
-    if not whole or explanation.output_names != functions.output_names:
+    terms = {frozenset(term) for term in functions.terms}
+    whole = {frozenset(term) for term in explanation.terms} in (terms, terms | set(map(frozenset, functions.left_out)))
+    same = explanation.output_names == functions.output_names
+    if not whole or not same or not np.array_equal(explanation.base_values, functions.base_values):
         raise ValueError(
-            "subject holds only some of its explainer's terms or outputs, or a contrast of them; pass the whole "
-            "explanation, as explainer(X) gives it. Rows may be chosen: explainer(X)[:100]."
-        )
-    if not np.array_equal(explanation.base_values, functions.base_values):
-        raise ValueError(
-            "subject is not what its explainer gives now (it is measured from the baseline, or the explainer was "
-            "calibrated anew); pass explainer(X)."
+            "subject is not all that its explainer gives now (it has some terms or outputs, is a contrast, measured "
+            "from the baseline, or of an earlier calibration); pass explainer(X), or rows of it, explainer(X)[:100]."
         )
 
 
-def _class_names(given: Sequence[str] | None, explainer: Any, outputs: Sequence[str]) -> tuple[str, ...]:
+def _class_names(given: Names, explainer: Any, outputs: Sequence[str]) -> tuple[str, ...]:
     if given is not None:
         return tuple(str(name) for name in given)
     if len(outputs) > 1:
@@ -173,28 +148,20 @@ def _class_names(given: Sequence[str] | None, explainer: Any, outputs: Sequence[
     return (f"not {outputs[0]}", outputs[0])
 
 
-def account_for_variance(shown: Shown) -> dict[str, Any]:
+def account_for_variance(account: Explanation) -> dict[str, Any]:
     """What is accounted for over these rows, per output; None where it does not vary, or is not known.
 
     The ledger has shares of the variance that add up to one: main effects, what interactions add, what is left over.
     Residuals are how far the sum of the terms is from the model, beside how far predictions are spread.
     """
-    alone = shown.values[:, [len(term) == 1 for term in shown.functions.terms]].sum(1)
-    if shown.direct is not None:
-        alone = alone + shown.direct[:, [len(term) == 1 for term in shown.functions.left_out]].sum(1)
-    rows = np.isfinite(shown.residual).all(1)
-    residual, predictions, alone = shown.residual[rows], shown.predictions[rows], alone[rows]
-    if not rows.any():
-        residual = predictions = alone = np.full((1, shown.predictions.shape[1]), np.nan)
-    sizes, total = np.abs(residual), predictions.var(0)
-    varies = np.ptp(predictions, axis=0) > 100 * np.finfo(float).eps * np.abs(predictions).max(0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        left = np.where(varies, residual.var(0) / total, np.nan)
-        first = np.where(varies, 1 - (predictions - alone).var(0) / total, np.nan)
+    whole = account[np.isfinite(account.residual).all(1)]
+    first, left = whole.order(1).explained(), 1 - whole.explained()
+    unknown = np.full((1, len(account.output_names)), np.nan)
+    sizes, predictions = (np.abs(whole.residual), whole.predictions) if len(whole) else (unknown, unknown)
     return {
         "ledger": {"singles": known(first), "interactions": known(1 - left - first), "left": known(left)},
         "residuals": {
-            "rows": int(rows.sum()),
+            "rows": len(whole),
             "median": known(np.median(sizes, 0)),
             "most": known(np.quantile(sizes, 0.95, axis=0)),
             "largest": known(sizes.max(0)),
@@ -206,32 +173,31 @@ def account_for_variance(shown: Shown) -> dict[str, Any]:
 def _difference(explanation: Explanation, shown: Shown) -> list[float | None]:
     """Largest difference of the tables' sum to the explanation's, over rows within what was calibrated."""
     terms = [explanation.terms.index(term) for term in shown.functions.terms]
-    inside = ~shown.outside.any(1)
-    apart = np.abs(explanation.values[:, terms].sum(1) - shown.values.sum(1))[inside]
-    return known(apart.max(0, initial=0.0))
+    apart = explanation.values[:, terms].sum(1) - shown.account.values[:, : len(terms)].sum(1)
+    return known(np.abs(apart[~explanation.outside.any(1)]).max(0, initial=0.0))
 
 
-def _rows(
-    data: Any, shown: Shown, labels: Labels | None, kept: NDArray[np.intp], names: Sequence[str] | None
-) -> dict[str, Any]:
+def _rows(shown: Shown, labels: Labels | None, kept: NDArray[np.intp], names: Names) -> dict[str, Any]:
     """Rows to browse in."""
-    levels, columns = shown.functions.level_axes, shown.columns
-    ran = bool(np.isfinite(shown.predictions).any())
+    levels, columns, account = shown.functions.level_axes, shown.columns, shown.account[kept]
+    direct = account.values[:, len(shown.functions.tables) :]
+    ran = bool(np.isfinite(shown.account.predictions).any())
     numbers = {f.columns[0] for k, f in enumerate(shown.functions.features) if f.kind == "number" and k not in levels}
-    outside = shown.outside[kept]
     return {
         "count": len(kept),
-        "total": len(shown.values),
-        "names": _row_names(data, kept) if names is None else [names[row] for row in kept],
-        "columns": {str(c): packed_column(columns[c][kept]) for c in sorted(numbers) if c in columns},
+        "total": len(shown.account),
+        "names": _row_names(account.data, kept) if names is None else [names[row] for row in kept],
+        "columns": {str(c): packing.packed_column(columns[c][kept]) for c in sorted(numbers) if c in columns},
         "levels": {
             str(k): packed_codes(axis.places([columns[column][kept] for column in axis.columns]))
             for k, axis in levels.items()
         },
-        "outside": {str(k): packed_codes(np.flatnonzero(outside[:, k])) for k in np.flatnonzero(outside.any(0))},
-        "direct": None if shown.direct is None else packed(shown.direct[kept]),
-        "predictions": packed(shown.predictions[kept]) if ran else None,
-        "residuals": packed(shown.residual[kept]) if ran else None,
+        "outside": {
+            str(k): packed_codes(np.flatnonzero(rows)) for k, rows in enumerate(account.outside.T) if rows.any()
+        },
+        "direct": packed(direct) if direct.shape[1] else None,
+        "predictions": packed(account.predictions) if ran else None,
+        "residuals": packed(account.residual) if ran else None,
         "labels": None if labels is None else labels.pack(kept),
     }
 
@@ -253,32 +219,24 @@ def _row_names(data: Any, kept: NDArray[np.intp]) -> list[str] | list[int]:
 def drop_weakest(functions: CompiledExplainer, strengths: Array, room: int) -> tuple[CompiledExplainer, int]:
     """The functions whose grids fit into so many bytes, the strongest first, and the bytes that their tables take."""
     tables = functions.tables
-    order = sorted(range(len(tables)), key=lambda i: (len(tables[i].features) > 1, -strengths[i]))
-    sizes = np.array([tables[i].values.nbytes for i in order])
-    pairs = np.array([len(tables[i].features) > 1 for i in order], dtype=bool)
-    fits = np.cumsum(np.where(pairs, sizes, 0)) <= room
-    kept = sorted(i for i, stays in zip(order, fits, strict=True) if stays)
-    knots = {id(axis): axis.knots.nbytes for i in kept for axis in tables[i].axes if isinstance(axis, NumberAxis)}
+    pairs = sorted((i for i, table in enumerate(tables) if len(table.features) > 1), key=lambda i: -strengths[i])
+    fit = int((np.cumsum([tables[i].values.nbytes for i in pairs]) <= room).sum())
+    kept = [i for i in range(len(tables)) if i not in pairs[fit:]]
+    left, at_baseline = tuple(tables[i] for i in kept), functions.baseline_contributions[kept]
+    knots = {id(axis): axis.knots.nbytes for table in left for axis in table.axes if isinstance(axis, NumberAxis)}
     bands = sum(spread.size * 4 for spread in functions.spreads.values())
-    if len(kept) < len(tables):
-        functions = replace(
-            functions,
-            tables=tuple(tables[i] for i in kept),
-            baseline_contributions=functions.baseline_contributions[kept],
-        )
-    return functions, int(sizes[fits].sum()) + sum(knots.values()) + bands
+    size = sum(table.values.nbytes for table in left) + sum(knots.values()) + bands
+    return replace(functions, tables=left, baseline_contributions=at_baseline), size
 
 
 def features_for_page(functions: CompiledExplainer) -> list[dict[str, Any]]:
     """What the page must know of each feature to offer a slider or a list of levels for it."""
     found: list[dict[str, Any]] = []
-    for feature in functions.features:
-        about: dict[str, Any] = {"columns": []}
-        if feature.kind == "levels":
-            about = {"levels": feature.labels}
-        elif feature.kind == "number":
-            about["columns"] = [{"column": feature.columns[0], "name": feature.name, "range": feature.ranges[0]}]
-        found.append({"name": feature.name, **about, "kind": feature.kind, "width": len(feature.columns)})
+    for one in functions.features:
+        about: dict[str, Any] = {"levels": one.labels} if one.kind == "levels" else {"columns": []}
+        if one.kind == "number":
+            about["columns"] = [{"column": one.columns[0], "name": one.name, "range": one.ranges[0]}]
+        found.append({"name": one.name, **about, "kind": one.kind, "width": len(one.columns)})
     return found
 
 
@@ -308,9 +266,7 @@ def tables_for_page(functions: CompiledExplainer) -> dict[str, Any]:
     return {"axes": axes, "terms": terms}
 
 
-def truth_for_page(
-    truth: Mapping[str, Callable[[Any], Any]] | None, functions: CompiledExplainer, columns: Mapping[int, Any]
-) -> list[dict[str, Any] | None]:
+def truth_for_page(truth: Truth, functions: CompiledExplainer, columns: Mapping[int, Any]) -> list[Any]:
     """Per feature its known function along the calibrated range, with the mean over the rows of the learned one.
 
     A term of a sum is known but for a constant; learned ones have mean zero over the calibration rows, not over these.
@@ -336,26 +292,23 @@ def truth_for_page(
 # ---------------------------------------------------------------------- in words
 
 
-def list_facts(
-    explanation: Explanation, explainer: Any, functions: CompiledExplainer, link: str, *, dropped: int
-) -> list[Fact]:
+def list_facts(explanation: Explanation, explainer: Any, shown: Shown, link: str) -> list[Fact]:
     """Model, data and what is explained, in words."""
-    sizes = [len(term) for term in (*functions.terms, *functions.left_out)]
-    mains, pairs = sizes.count(1), len(sizes) - sizes.count(1) + dropped
-    facts = [("Model", describe_model(explainer.model))] if hasattr(explainer, "model") else []
+    sizes = [len(term) for term in (*shown.functions.terms, *shown.functions.left_out)]
+    mains, pairs = sizes.count(1), len(sizes) - sizes.count(1) + shown.dropped
+    facts = [("Model", packing.describe_model(explainer.model))] if hasattr(explainer, "model") else []
     facts.append(("Data", f"{count(len(explanation), 'row')}, {count(len(explanation.feature_names), 'feature')}"))
-    facts.append(("Calibrated on", count(functions.state.rows, "row")))
-    shown = ", ".join(explanation.output_names[:4]) + (", …" if len(explanation.output_names) > 4 else "")
-    facts.append(("Explained", f"{shown} ({_LINKS[link]})"))
+    facts.append(("Calibrated on", count(shown.functions.state.rows, "row")))
+    outputs = ", ".join(explanation.output_names[:4]) + (", …" if len(explanation.output_names) > 4 else "")
+    facts.append(("Explained", f"{outputs} ({_LINKS[link]})"))
     facts.append(("Found", count(mains, "main effect") + (f" and {count(pairs, 'interaction')}" if pairs else "")))
     return facts
 
 
-def list_findings(
-    explanation: Explanation, functions: CompiledExplainer, values: NDArray[np.float64], *, dropped: int
-) -> list[dict[str, str]]:
+def list_findings(explanation: Explanation, shown: Shown) -> list[dict[str, str]]:
     """What is worth knowing before the page is believed, errors first; equal messages about several subjects once."""
-    rows, found = len(explanation), list(functions.state.findings)
+    rows, dropped, functions = len(explanation), shown.dropped, shown.functions
+    found = list(functions.state.findings)
 
     def add(severity: str, code: str, message: str, subject: str = "") -> None:
         found.append(Finding(severity, code, subject, message))
@@ -365,20 +318,16 @@ def list_findings(
         order = [k for k in np.argsort(-outside, kind="stable").tolist() if outside[k]]
         those = count(int(explanation.outside.any(1).sum()), "row")
         message = (
-            f"{those} of {rows:,} lie outside what was calibrated: a number out of range (its function is "
-            "extrapolated), a missing value, or a level not seen (it contributes nothing in this page). Calibrate on "
-            "rows that cover them."
+            f"{those} of {rows:,} lie outside what was calibrated: a number out of range (its function goes on), a "
+            "missing value, or a level not seen (it contributes nothing here). Calibrate on rows that cover them."
         )
         add("warning", "outside", message, _join([f"{explanation.feature_names[k]} ({outside[k]:,})" for k in order]))
-    if unknown := int((~np.isfinite(values)).any((1, 2)).sum()):
+    if unknown := int((~np.isfinite(shown.account.values)).any((1, 2)).sum()):
         missing = f"{count(unknown, 'row')} of {rows:,} have missing values for which no contribution is known."
         add("warning", "missing", missing)
     if dropped:
-        message = (
-            f"The weakest {count(dropped, 'interaction')} would make this page too large. Their grids are left out, "
-            "and what they contribute is part of the residual shown."
-        )
-        add("note", "pairs_left_out", message)
+        message = f"The weakest {count(dropped, 'interaction')} would make this page too large"
+        add("note", "pairs_left_out", f"{message}: what they contribute is part of the residual shown.")
     if functions.left_out and len(explanation.terms) == len(functions.terms) + dropped:
         message = "They have no table and the model was not run here: what they contribute is part of the residual."
         add("note", "not_run", message, _join([" × ".join(term) for term in functions.left_out]))
@@ -396,10 +345,3 @@ def list_findings(
 
 def _join(names: list[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def choose_link(own: str, *, outputs: int, classes: bool) -> str:
-    """The model's own link, else the usual one where labels are classes."""
-    if own != "identity" or not classes:
-        return {"log_softmax": "softmax"}.get(own, own)
-    return "softmax" if outputs > 1 else "sigmoid"
