@@ -172,7 +172,9 @@ def main() -> None:
         (Column("correlation", ".1f"), Column("method"), Column("R²", ".4f"), Column("seconds", ".1f")),
         tuple(rows),
     )
-    behind = [f"{name}, {kind}" for name, kind, cells in real if min(c["NObSP"] - c["distilled EBM"] for c in cells) < 0]
+    behind = [
+        f"{name}, {kind}" for name, kind, cells in real if min(c["NObSP"] - c["distilled EBM"] for c in cells) < 0
+    ]
     low = [f"{name}, {kind}" for name, kind, cells in real if np.mean([c["NObSP"] for c in cells]) < ASKED]
     best = {at: max((row for row in rows if row[0] == at), key=lambda row: row[2].mean) for at in CORRELATIONS}
     publish(
@@ -181,7 +183,7 @@ def main() -> None:
             title="Tree models, taken apart",
             tables=(shares, recovery),
             findings=(
-                f"At least {ASKED} is explained in all cases but {', '.join(low) or 'none'}.",
+                f"At least {ASKED} is explained in all cases{' but ' * bool(low)}{', '.join(low)}.",
                 f"The distilled EBM is ahead in {', '.join(behind) or 'no case'}.",
                 *(f"Correlation {at}: {row[1]} recovers the main functions best." for at, row in best.items()),
             ),
