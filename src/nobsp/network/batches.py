@@ -96,9 +96,6 @@ def first_non_finite(values: Tensor) -> tuple[int, ...] | None:
     return tuple(bad[0].tolist()) if len(bad) else None
 
 
-# ---------------------------------------------------------------------- streams
-
-
 def open_stream(X: Any, argument: str) -> tuple[Any, Callable[[], Iterator[Any]], bool]:
     """The first batch of an iterable, what reads all of them, and whether it can do so more than once.
 
@@ -179,9 +176,6 @@ def _stream_source(X: Any, reader: _Reader) -> Source:
     return Source(head.names, count_ahead(X), again, integer, peeked.shape[1], read)
 
 
-# ---------------------------------------------------------------------- tables
-
-
 @dataclass(frozen=True, eq=False)
 class _Table:
     """A table that can be cut into tensors of rows."""
@@ -210,7 +204,11 @@ class _Reader:
         numeric = self.encode is None
         if isinstance(X, Tensor | np.ndarray):
             _check_shape(X.shape, argument=argument, columns=columns)
-            return _tensor_table(X, argument) if isinstance(X, Tensor) else _array_table(X, argument, numeric=numeric)
+            if isinstance(X, Tensor):
+                if X.layout != torch.strided or X.is_complex() or X.is_quantized:
+                    raise TypeError(f"{argument} must be a dense real tensor, found {X.dtype} with layout {X.layout}.")
+                X = (X.float() if X.dtype == torch.bfloat16 else X).detach().cpu().numpy()  # numpy has no bfloat16
+            return _array_table(X, argument, numeric=numeric)
         try:
             frame = nw.from_native(X, eager_only=True, pass_through=True)
         except nw.exceptions.DuplicateError as duplicate:
@@ -295,19 +293,6 @@ def _check_shape(shape: Sequence[int], *, argument: str, columns: Sequence[str] 
         )
     if shape[1] == 0:
         raise ValueError(f"{argument} has no columns.")
-
-
-def _tensor_table(X: Tensor, argument: str) -> _Table:
-    if X.layout != torch.strided or X.is_complex() or X.is_quantized:
-        raise TypeError(f"{argument} must be a dense real tensor, found {X.dtype} with layout {X.layout}.")
-    # float64, float32 and integers keep their kind; half precision and booleans become float32.
-    dtype = torch.float32 if X.is_floating_point() or X.dtype == torch.bool else torch.int64
-    dtype = torch.float64 if X.dtype == torch.float64 else dtype
-
-    def cut(start: int, stop: int) -> Tensor:
-        return X[start:stop].detach().cpu().to(dtype)
-
-    return _Table(None, len(X), X.shape[1], cut, lambda start, stop: cut(start, stop).numpy())
 
 
 def _array_table(X: np.ndarray[Any, Any], argument: str, *, numeric: bool) -> _Table:
