@@ -29,9 +29,9 @@ Tail = Callable[[Tensor, Tensor], Tensor]
 
 CHANNELS, OUTPUTS = "channels", "outputs"
 
-# Points of the integral, of which the larger number is taken for images whose residual is above the tolerance, as a
-# share of what is accounted for. Pooled units cost next to nothing beside the pass that carries them.
-POINTS, POINTS_OF_POOLED, TOLERANCE = (8, 32), (16, 64), 2e-3
+# Points of the integral, of which larger numbers are taken for images whose residual is above the tolerance, as a share
+# of what is accounted for. Pooled units cost next to nothing beside the pass that carries them.
+POINTS, POINTS_OF_POOLED, TOLERANCE = (8, 16, 32), (16, 64), 2e-3
 # Numbers of units that are put into the layers behind the map at once.
 _AT_ONCE = 2**22
 # A mean of fewer images says little about what is usual; an integral that carries less is not to be relied on.
