@@ -172,7 +172,9 @@ def main() -> None:
         (Column("correlation", ".1f"), Column("method"), Column("R²", ".4f"), Column("seconds", ".1f")),
         tuple(rows),
     )
-    behind = [f"{name}, {kind}" for name, kind, cells in real if min(c["NObSP"] - c["distilled EBM"] for c in cells) < 0]
+    behind = [
+        f"{name}, {kind}" for name, kind, cells in real if min(c["NObSP"] - c["distilled EBM"] for c in cells) < 0
+    ]
     low = [f"{name}, {kind}" for name, kind, cells in real if np.mean([c["NObSP"] for c in cells]) < ASKED]
     best = {at: max((row for row in rows if row[0] == at), key=lambda row: row[2].mean) for at in CORRELATIONS}
     publish(

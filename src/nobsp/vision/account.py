@@ -31,7 +31,8 @@ CHANNELS, OUTPUTS = "channels", "outputs"
 
 # Points of the integral, of which larger numbers are taken for images whose residual is above the tolerance, as a share
 # of what is accounted for. Pooled units cost next to nothing beside the pass that carries them.
-POINTS, POINTS_OF_POOLED, TOLERANCE = (8, 16, 32), (16, 64), 2e-3
+POINTS: tuple[int, ...] = (8, 16, 32)
+POINTS_OF_POOLED, TOLERANCE = (16, 64), 2e-3
 # Numbers of units that are put into the layers behind the map at once.
 _AT_ONCE = 2**22
 # A mean of fewer images says little about what is usual; an integral that carries less is not to be relied on.
@@ -92,12 +93,14 @@ class Account:
     explained: Tensor
     unique_share: Tensor | None = None  # per unit, the share of its spread that the others cannot reproduce
     note: str = ""  # what is wrong with the calibration; empty when all is well
+    points: int | None = None  # how many the integral has, where that was asked for
 
     def slopes(self, feature_map: FeatureMap, seen: ForwardPass, question: Question) -> Tensor:
         """β or mean gradients of what is asked for, shape (n, targets, units)."""
         if self.coefficients is not None:
             return question.columns(self.coefficients.to(seen.maps.device), seen.logits)
         points = POINTS if feature_map.reach == "full" else POINTS_OF_POOLED
+        points = points if self.points is None else (self.points,)
         start, readout = self.mean.to(seen.maps.device), feature_map.readout
         linear = readout is not None and not question.probability
         if readout is not None and linear:
@@ -170,7 +173,7 @@ class MapMeans:
         share = other.rows / max(rows, 1)
         return MapMeans(torch.lerp(self.units, other.units, share), torch.lerp(self.logits, other.logits, share), rows)
 
-    def solve(self, feature_map: FeatureMap, ridge: Ridge, images: Tensor) -> Account:  # noqa: ARG002
+    def solve(self, feature_map: FeatureMap, ridge: Ridge, images: Tensor, points: int | None) -> Account:  # noqa: ARG002
         """The head's weights, or where to integrate from; tried out on some images."""
         mean, mean_logits = self.units, self.logits
         if len(mean) < feature_map.units:  # one mean for all tokens
@@ -189,7 +192,7 @@ class MapMeans:
             # Quantised layers give no gradient.
             if not logits.requires_grad or torch.autograd.grad(logits, units, ones, allow_unused=True)[0] is None:
                 slopes = _slopes_by_differences(feature_map, tail, start).cpu()
-        account = Account(slopes, mean, base, mean_logits, every)
+        account = Account(slopes, mean, base, mean_logits, every, points=points)
         with feature_map.running() as forward:
             seen = forward(images)
         question = Targets(None, None, outputs=feature_map.outputs, names=()).question(seen.logits, 0, base)
@@ -236,7 +239,7 @@ class ChannelMoments:
         """Makes these the moments of all ranks' images."""
         self.moments = reduce(self.moments)
 
-    def solve(self, feature_map: FeatureMap, ridge: Ridge, images: Tensor) -> Account:  # noqa: ARG002
+    def solve(self, feature_map: FeatureMap, ridge: Ridge, images: Tensor, points: int | None) -> Account:  # noqa: ARG002
         """The coefficients, by Algorithm 1 in closed form."""
         assert feature_map.head is not None
         weight, mean = feature_map.head.weight, self.moments.mean(CHANNELS)
@@ -321,8 +324,8 @@ def examine(feature_map: FeatureMap, account: Account, *, rows: int) -> CamHealt
     elif account.coefficients is None and least < LEAST_CARRIED:
         found["quadrature"] = (
             f"The integral through the layers behind {layer!r} misses much of the logits of the first images (it "
-            f"carries {max(least, 0.0):.1%} of their squares) with up to {POINTS[-1]} points; read maps.residual along "
-            "with the maps, or choose a later layer."
+            f"carries {max(least, 0.0):.1%} of their squares) with up to {account.points or POINTS[-1]} points; read "
+            "maps.residual along with the maps, or choose a later layer."
         )
     elif account.coefficients is not None and least < 0.8:
         found["weak"] = (
