@@ -13,11 +13,13 @@ from torch.nn import functional
 
 from benchmarks.report import Cell, Column, Report, Table, options, publish
 from benchmarks.significance import bootstrap_interval
+from benchmarks.vision.accounts import times_forward
 from nobsp.metrics import region_deletion_auc, region_insertion_auc
 from nobsp.vision import NObSPCam
 
 SEED, SIDE, PATCH, WIDTH, BLOCKS = 0, 8, 2, 48, 4
 CELLS = SIDE // PATCH
+POINTS = (1, 2, 4, 8, None)
 Maps = NDArray[np.float64]
 
 
@@ -136,6 +138,33 @@ def occluded(model: Transformer, images: Tensor, target: Tensor) -> Maps:
     return as_grid(torch.stack(parts, 1))
 
 
+def explainer(model: nn.Module, block: int, images: Tensor, points: int | None = None) -> NObSPCam:
+    """Of the tokens that enter a block."""
+    layer = "embed" if block == 0 else f"blocks.{block - 1}"
+    return NObSPCam(model, layer=layer, points=points, batch_size=128).fit(images[:400])
+
+
+def deletion(model: nn.Module, images: Tensor, maps: Maps, target: Tensor) -> Maps:
+    large = np.repeat(np.repeat(maps, PATCH, 1), PATCH, 2)
+    found: Maps = region_deletion_auc(model, images, large, target=target.numpy(), patch=PATCH, steps=16).auc
+    return found
+
+
+def price(model: nn.Module, train: Tensor, images: Tensor, target: Tensor) -> list[tuple[Cell, ...]]:
+    """What the number of points of the integral costs and brings, block by block."""
+    rows: list[tuple[Cell, ...]] = []
+    for block in range(BLOCKS):
+        for points in POINTS:
+            cam = explainer(model, block, train, points)
+            maps = cam(images, target)
+            gain = maps.logits[range(len(maps)), maps.target] - maps.base_values[maps.target]
+            missed = float(np.median(np.abs(maps.residual / gain)))
+            score = float(deletion(model, images, maps.account, target).mean())
+            cost = times_forward(cam, model, images[:128])
+            rows.append((f"entering block {block}", str(points or "8 to 32"), score, missed, cost))
+    return rows
+
+
 def main() -> None:
     chosen = options((__doc__ or "").splitlines()[0]).parse_args()
     warnings.filterwarnings("ignore", category=UserWarning)
@@ -147,7 +176,7 @@ def main() -> None:
     maps = attention_maps(model, images, target)
     share: dict[str, float] = {}
     for block in range(BLOCKS):
-        cam = NObSPCam(model, layer="embed" if block == 0 else f"blocks.{block - 1}").fit(train[:400])
+        cam = explainer(model, block, train)
         found, name = cam(images, target), f"account entering block {block}"
         maps[name] = found.account
         gain = found.logits[range(len(found)), found.target] - found.base_values[found.target]
@@ -165,10 +194,8 @@ def main() -> None:
     scores = {}
     for name, values in maps.items():
         large = np.repeat(np.repeat(values, PATCH, 1), PATCH, 2)
-        scores[name] = [
-            judge(model, images, large, target=target.numpy(), patch=PATCH, steps=16).auc
-            for judge in (region_deletion_auc, region_insertion_auc)
-        ]
+        inserted = region_insertion_auc(model, images, large, target=target.numpy(), patch=PATCH, steps=16).auc
+        scores[name] = [deletion(model, images, values, target), inserted]
     rivals = ("attention rollout", "Chefer", "LeGrad", "GradCAM")
     best = max(rivals, key=lambda name: float(scores[name][0].mean()))
     rows: list[tuple[Cell, ...]] = []
@@ -192,6 +219,18 @@ def main() -> None:
                 tuple(rows),
                 "4 × 4 patches, deleted or inserted one by one; higher is better. In brackets 95% bootstrap intervals "
                 f"of paired differences from {best}, the best of the attention maps.",
+            ),
+            Table(
+                "Points of the integral: what they cost and bring",
+                (
+                    Column("account"),
+                    Column("points"),
+                    Column("deletion", ".3f"),
+                    Column("missed", ".3f"),
+                    Column("× forward", ".1f"),
+                ),
+                tuple(price(model, train, images, target)),
+                "Missed of logit − base (median); processor time of a call, account and contrast, over a forward pass.",
             ),
         ),
         findings=(

@@ -36,7 +36,7 @@ def test_nothing_is_among_no_levels() -> None:
 
 def test_a_group_of_codes_is_counted_column_by_column_where_combinations_are_many() -> None:
     X = torch.randint(0, 400, (5000, 2), generator=torch.Generator().manual_seed(0)).double()
-    tally = LevelCounts()
+    tally = LevelCounts.of(2)
     for part in X.split(700):
         tally.add(part)
     assert tally.joint is None
@@ -48,7 +48,7 @@ def test_a_group_of_codes_is_counted_column_by_column_where_combinations_are_man
 
 @pytest.mark.parametrize("span", [MOST_CODES, MOST_CODES + 1])
 def test_codes_are_bounded(span: int) -> None:
-    tally = LevelCounts()
+    tally = LevelCounts.of(1)
     tally.add(torch.arange(MOST_LEVELS + 1.0, dtype=torch.float64)[:, None])
     tally.add(torch.tensor([[span - 1.0]], dtype=torch.float64))
     assert tally.over == (span > MOST_CODES)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nobsp.network.inputs import MOST_LEVELS, SAMPLE_ROWS, Summary
+from nobsp.network.inputs import MOST_LEVELS, SAMPLE_ROWS, Features, Summary, resolve_baseline
 from tests.tolerances import SUMS, assert_same_to_rounding
 
 
@@ -17,6 +17,14 @@ def summary_of(X: np.ndarray, *, size: int = 50, groups: list[list[int]] | None 
     for start in range(0, len(X), size):
         summary.update(torch.tensor(X[start : start + size]))
     return summary
+
+
+def baseline(summary: Summary, kind: str) -> torch.Tensor:
+    groups = tuple(tuple(group) for group in summary.groups)
+    features = Features(tuple(f"x{k}" for k in range(len(groups))), groups)
+    columns = sum(map(len, groups))
+    every = frozenset(range(len(groups))) if kind == "mode" else frozenset()
+    return resolve_baseline(kind, features=features, columns=columns, summary=summary, categories=every)
 
 
 def mixed(rows: int, seed: int = 0) -> np.ndarray:
@@ -37,8 +45,8 @@ def test_means_ranges_and_levels_are_those_of_the_whole_table(rows: int, size: i
         levels, counts = np.unique(X[:, feature], return_counts=True)
         np.testing.assert_array_equal(summary.levels[feature][0][:, 0], levels)
         np.testing.assert_array_equal(summary.levels[feature][1], counts)
-        assert summary.mode(feature, [feature]) == levels[counts.argmax()]
-    assert_same_to_rounding(summary.median([0, 1, 2]), np.median(X, axis=0))
+        assert baseline(summary, "mode")[feature] == levels[counts.argmax()]
+    assert_same_to_rounding(baseline(summary, "median"), np.median(X, axis=0))
 
 
 def test_groups_have_levels_of_their_own() -> None:
@@ -49,7 +57,7 @@ def test_groups_have_levels_of_their_own() -> None:
     values, counts = summary.levels[1]
     assert values.shape == (3, 3)
     assert counts.sum() == 500
-    np.testing.assert_array_equal(summary.mode(1, [1, 2, 3]), [0, 1, 0])
+    np.testing.assert_array_equal(baseline(summary, "mode")[[1, 2, 3]], [0, 1, 0])
 
 
 @pytest.mark.parametrize("count", [MOST_LEVELS, MOST_LEVELS + 1])
@@ -69,7 +77,7 @@ def test_levels_that_come_late_are_counted_too() -> None:
 
 def test_a_feature_with_too_many_levels_still_has_a_mode() -> None:
     X = np.concatenate([np.arange(1000), [77.0]])[:, None]
-    assert summary_of(X).mode(0, [0]) == 77.0
+    assert baseline(summary_of(X), "mode")[0] == 77.0
 
 
 def test_whole_numbers_and_single_precision_are_summed_in_double() -> None:
@@ -169,7 +177,7 @@ def test_whole_numbers_are_counted_however_many(size: int, start: int) -> None:
     assert known is not None
     np.testing.assert_array_equal(known[0][:, 0], values)
     np.testing.assert_array_equal(known[1], counts)
-    assert summary.mode(0, [0]) == values[counts.argmax()]
+    assert baseline(summary, "mode")[0] == values[counts.argmax()]
 
 
 @pytest.mark.parametrize("odd", [0.5, 1e6, -1e6])
@@ -190,7 +198,7 @@ def test_every_level_of_a_wide_one_hot_group_is_counted(size: int) -> None:
     assert known is not None
     assert len(known[0]) == len(np.unique(level))
     assert int(known[1].sum()) == 3000
-    assert int(summary.mode(0, columns).argmax()) == 17
+    assert int(baseline(summary, "mode").argmax()) == 17
     assert summary.two_valued.tolist() == [True] * 300 + [False]
 
 

@@ -186,9 +186,24 @@ def test_more_points_are_taken_where_few_miss_much() -> None:
     slopes = integrate(kinked, start, stop, logits, question)
     # The second row meets no kink, so that eight points are enough for it.
     assert seen[0] == 1
-    assert seen[1:] == [2 * 8, 32]
+    assert seen[1:] == [2 * 8, 16, 32]
     missed = question.whole - (slopes * stop[:, None]).sum(2)
     assert float(missed.abs().max()) < 0.02 * float(question.whole.abs().max())
+
+
+@pytest.mark.filterwarnings("ignore:The integral through the layers")
+def test_the_number_of_points_can_be_chosen_and_what_they_miss_is_the_residual() -> None:
+    parts, x = parts_of("class token"), images(40)
+    maps = NObSPCam(parts.model, points=1).fit(x)(x[:3], target=1)
+    with torch.no_grad():
+        tensors = parts.tensor(x)
+    start, stop = tensors.mean(0, True), tensors[:3]
+    middle = riemann(parts.tail, start, stop, 1, steps=1)
+    assert_same_to_rounding(maps.account.mean((1, 2)), parts.patches(middle).sum((1, 2)), within=SUMS, size=1.0)
+    whole = (maps.logits - maps.base_values)[:, 1]
+    assert_same_to_rounding(maps.account.mean((1, 2)) + maps.class_token + maps.residual, whole, within=SUMS, size=1.0)
+    with pytest.raises(ValueError, match="points must be a whole number"):
+        NObSPCam(parts.model, points=0).fit(x)
 
 
 def test_the_contrast_is_the_account_against_the_others() -> None:

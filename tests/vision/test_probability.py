@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nobsp.vision import NObSPCam
-from nobsp.vision.targets import probability_weights
+from nobsp.vision.targets import Targets
 from tests.tolerances import SUMS
 from tests.vision.networks import averaged, images, through_layers
 
@@ -56,8 +56,8 @@ def test_the_integral_is_exact_however_far_logits_are_apart(factor: float) -> No
     generator = torch.Generator().manual_seed(0)
     start = factor * torch.randn(7, dtype=torch.float64, generator=generator)
     stop = factor * torch.randn(5, 7, dtype=torch.float64, generator=generator)
-    target = torch.arange(7).expand(5, 7)
-    weights = probability_weights(start, stop, target, sigmoid=False)
+    targets = Targets([list(range(7))] * 5, None, outputs=7, names=(), scale="probability")
+    weights = targets.question(stop, 0, start).mean_gradient(stop)
     change = stop.softmax(1) - start.softmax(0)
     torch.testing.assert_close(torch.einsum("ntq,nq->nt", weights, stop - start), change, rtol=0, atol=SUMS)
 

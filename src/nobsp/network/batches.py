@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import chain
@@ -54,19 +55,50 @@ def batches_of(
     strict: bool = True,
 ) -> Source:
     """Read any kind of table in batches."""
-    size = check_batch_size(batch_size)
+    reader = _Reader(check_batch_size(batch_size), encode, argument, columns, strict)
     if isinstance(X, list | tuple) and X and isinstance(X[0], list | tuple) and X[0] and all(map(np.isscalar, X[0])):
         X = np.asarray(X)  # a list of lists of numbers is a matrix, not a list of batches
-    reader = _Reader(size, encode, argument, columns, strict)
-    table = reader.table_of(X, argument, columns)
-    if table is None:
-        return _stream_source(X, reader)
-    if table.rows == 0:
-        raise NoRowsError(f"{argument} has no rows.")
+    whole = reader.table_of(X, argument, columns)
+    if whole is None:
+        kind = type(X).__name__
+        if type(X).__module__.partition(".")[0] == "ray":
+            raise TypeError(
+                f"{argument} is a Ray {kind}; only `fit` takes it whole. Work on its batches where they are, with "
+                f"{argument}.map_batches(..., batch_format='pandas')."
+            )
+        if hasattr(X, "collect") and "Lazy" in kind:
+            raise TypeError(f"{argument} is a {kind}; pass {argument}.collect().")
+        if hasattr(X, "toarray"):
+            raise TypeError(f"{argument} is a sparse matrix; pass {argument}.toarray().")
+        given, batches, again = open_stream(X, argument)
+        first, total = reader.batch_table(given, 0, columns), count_ahead(X)
+        if first.rows == 0:
+            raise ValueError(f"batch 0 of {argument} has no rows.")
+    else:
+        batches, again, first, total = (lambda: iter([X])), True, whole, whole.rows
+        if total == 0:
+            raise NoRowsError(f"{argument} has no rows.")
     # An empty cut still knows its dtype, and is not checked for missing values.
-    begun = reader.cut(table, 0, 0 if encode is None else 1)
-    whole = encode is None and not begun.is_floating_point()
-    return Source(table.names, table.rows, True, whole, begun.shape[1], lambda: reader.rows_of(table, first_row=0))
+    begun = reader.cut(first, 0, 0 if encode is None else 1)
+    integer = encode is None and not begun.is_floating_point()
+
+    def read() -> Iterator[tuple[Tensor, Any]]:
+        seen = 0
+        for number, batch in enumerate(batches()):
+            table = whole or reader.batch_table(batch, number, columns or first.names)
+            if table.columns != first.columns:
+                raise ValueError(
+                    f"batch {number} of {argument} has {table.columns} columns but batch 0 had {first.columns}; every "
+                    "batch needs the same columns."
+                )
+            for rows, native in reader.rows_of(table, first_row=seen):
+                # Whole numbers in a stream that began with floats are floats that happened to be whole.
+                yield rows if integer or rows.is_floating_point() else rows.to(begun.dtype), native
+            seen += table.rows
+        if seen == 0:
+            raise ValueError(f"{argument} gave no rows when it was read again; its __iter__ must start anew.")
+
+    return Source(first.names, total, again, integer, begun.shape[1], read)
 
 
 def check_batch_size(size: Any) -> int:
@@ -94,9 +126,6 @@ def first_non_finite(values: Tensor) -> tuple[int, ...] | None:
         return None
     bad = (~values.isfinite()).nonzero()
     return tuple(bad[0].tolist()) if len(bad) else None
-
-
-# ---------------------------------------------------------------------- streams
 
 
 def open_stream(X: Any, argument: str) -> tuple[Any, Callable[[], Iterator[Any]], bool]:
@@ -142,46 +171,6 @@ def count_ahead(X: Any) -> int | None:
     return sum(map(len, rows_of)) if rows_of and all(hasattr(rows, "shape") for rows in rows_of) else None
 
 
-def _stream_source(X: Any, reader: _Reader) -> Source:
-    kind, argument = type(X).__name__, reader.argument
-    if type(X).__module__.partition(".")[0] == "ray":
-        raise TypeError(
-            f"{argument} is a Ray {kind}; only `fit` takes it whole. Work on its batches where they are, with "
-            f"{argument}.map_batches(..., batch_format='pandas')."
-        )
-    if hasattr(X, "collect") and "Lazy" in kind:
-        raise TypeError(f"{argument} is a {kind}; pass {argument}.collect().")
-    if hasattr(X, "toarray"):
-        raise TypeError(f"{argument} is a sparse matrix; pass {argument}.toarray().")
-    first, batches, again = open_stream(X, argument)
-    head = reader.batch_table(first, 0, reader.columns)
-    if head.rows == 0:
-        raise ValueError(f"batch 0 of {argument} has no rows.")
-    peeked = reader.cut(head, 0, 1)
-    integer = reader.encode is None and not peeked.is_floating_point()
-
-    def read() -> Iterator[tuple[Tensor, Any]]:
-        seen = 0
-        for number, batch in enumerate(batches()):
-            table = reader.batch_table(batch, number, reader.columns or head.names)
-            if table.columns != head.columns:
-                raise ValueError(
-                    f"batch {number} of {argument} has {table.columns} columns but batch 0 had {head.columns}; every "
-                    "batch needs the same columns."
-                )
-            for rows, native in reader.rows_of(table, first_row=seen):
-                # Whole numbers in a stream that began with floats are floats that happened to be whole.
-                yield rows if integer or rows.is_floating_point() else rows.to(peeked.dtype), native
-            seen += table.rows
-        if seen == 0:
-            raise ValueError(f"{argument} gave no rows when it was read again; its __iter__ must start anew.")
-
-    return Source(head.names, count_ahead(X), again, integer, peeked.shape[1], read)
-
-
-# ---------------------------------------------------------------------- tables
-
-
 @dataclass(frozen=True, eq=False)
 class _Table:
     """A table that can be cut into tensors of rows."""
@@ -210,7 +199,11 @@ class _Reader:
         numeric = self.encode is None
         if isinstance(X, Tensor | np.ndarray):
             _check_shape(X.shape, argument=argument, columns=columns)
-            return _tensor_table(X, argument) if isinstance(X, Tensor) else _array_table(X, argument, numeric=numeric)
+            if isinstance(X, Tensor):
+                if X.layout != torch.strided or X.is_complex() or X.is_quantized:
+                    raise TypeError(f"{argument} must be a dense real tensor, found {X.dtype} with layout {X.layout}.")
+                X = (X.float() if X.dtype == torch.bfloat16 else X).detach().cpu().numpy()  # numpy has no bfloat16
+            return _array_table(X, argument, numeric=numeric)
         try:
             frame = nw.from_native(X, eager_only=True, pass_through=True)
         except nw.exceptions.DuplicateError as duplicate:
@@ -263,18 +256,17 @@ class _Reader:
 
     def _cut_apart(self, table: _Table, start: int, stop: int, failure: Exception) -> Tensor:
         """Rows that the encoder refuses together: those that it refuses alone become NaN."""
-        halves: list[Tensor | int] = []
+        halves: dict[int, Tensor] = {}
         middle = (start + stop) // 2
         for first, last in ((start, middle), (middle, stop)):
-            try:
-                halves.append(self.cut(table, first, last))
-            except (TypeError, ValueError):
-                halves.append(last - first)
-        width = next((half.shape[1] for half in halves if isinstance(half, Tensor)), None)
-        if width is None:
+            with suppress(TypeError, ValueError):
+                halves[first] = self.cut(table, first, last)
+        if not halves:
             raise ValueError(f"{self.argument} does not pass the model's preprocessing: {failure}") from failure
-        empty = torch.full((1, width), torch.nan, dtype=torch.float64)
-        return torch.cat([half if isinstance(half, Tensor) else empty.expand(half, -1) for half in halves])
+        found = torch.full((stop - start, next(iter(halves.values())).shape[1]), torch.nan, dtype=torch.float64)
+        for first, half in halves.items():
+            found[first - start : first - start + len(half)] = half
+        return found
 
 
 def is_frame(X: Any) -> bool:
@@ -295,19 +287,6 @@ def _check_shape(shape: Sequence[int], *, argument: str, columns: Sequence[str] 
         )
     if shape[1] == 0:
         raise ValueError(f"{argument} has no columns.")
-
-
-def _tensor_table(X: Tensor, argument: str) -> _Table:
-    if X.layout != torch.strided or X.is_complex() or X.is_quantized:
-        raise TypeError(f"{argument} must be a dense real tensor, found {X.dtype} with layout {X.layout}.")
-    # float64, float32 and integers keep their kind; half precision and booleans become float32.
-    dtype = torch.float32 if X.is_floating_point() or X.dtype == torch.bool else torch.int64
-    dtype = torch.float64 if X.dtype == torch.float64 else dtype
-
-    def cut(start: int, stop: int) -> Tensor:
-        return X[start:stop].detach().cpu().to(dtype)
-
-    return _Table(None, len(X), X.shape[1], cut, lambda start, stop: cut(start, stop).numpy())
 
 
 def _array_table(X: np.ndarray[Any, Any], argument: str, *, numeric: bool) -> _Table:

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +20,6 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from nobsp.network.batches import batches_of
-
-Kind = Literal["exported", "script", "skops", "pickle", "safetensors", "unknown"]
 
 RECIPE = 'torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},))'
 # Operators, as opposed to functions of torch that would do things; what a graph made by torch.export calls.
@@ -34,8 +32,8 @@ class UntrustedError(ValueError):
     """A file that could run code when it is loaded."""
 
 
-def kind_of(path: str | os.PathLike[str]) -> Kind:
-    """What a file holds, told from its content."""
+def kind_of(path: str | os.PathLike[str]) -> str:
+    """What a file holds, told from its content: "exported", "script", "skops", "pickle", "safetensors", "unknown"."""
     with open(path, "rb") as file:
         start = file.read(64)
     if zipfile.is_zipfile(path):
@@ -72,17 +70,16 @@ def load_exported(path: str | os.PathLike[str], *, trust_pickle: bool = False) -
 def as_module(model: ExportedProgram | GraphModule | str | os.PathLike[str], example: Any) -> GraphModule:
     """An exported program as a module whose layers can be observed, so that it can be explained.
 
-    Such programs run without calling any module, so nothing tells what enters their layers. Here every operation on
-    rows gets a module of its own: an `nn.Linear`, `nn.Embedding` or pointwise convolution with the model's own weights
-    and named after them, or a `Step`.
+    Such programs run without calling any module. Here every operation on rows gets a module of its own: an `nn.Linear`,
+    `nn.Embedding` or pointwise convolution with the model's own weights and named after them, or a `Step`.
 
     Args:
-        model: An exported program, its module, or a file that holds one.
+        model: An exported program, its module, or a file that holds one; see `load_exported`.
         example: Some rows (tensor, array or frame) or images (tensor or array) as the model takes them, the more
             varied the better.
 
     Raises:
-        UntrustedError: If a file could run code when it is loaded; see `load_exported`.
+        UntrustedError: If a file could run code when it is loaded.
         TypeError: If the model is a TorchScript module.
         ValueError: If the model takes more than one input, cannot be run on the rows, or was exported for a fixed
             number of rows on which its result depends.
@@ -125,10 +122,9 @@ def as_module(model: ExportedProgram | GraphModule | str | os.PathLike[str], exa
 
 
 def _checked(module: GraphModule, example: Tensor) -> GraphModule:
-    """The module, where it can be run on the rows, however many there are at a time."""
+    """The module, where it can be run on the rows, and makes the same of rows however many there are at a time."""
     made_for = next(node for node in module.graph.nodes if node.op == "placeholder").meta.get("val")
     rows = made_for.shape[0] if isinstance(made_for, Tensor) and made_for.ndim else None
-    rows = rows if isinstance(rows, int) else None  # else any number will do
     fixed = (
         f"the model was exported for exactly {rows} row{'s' if rows != 1 else ''} at a time and cannot take others; "
         f"export it with a dynamic first dimension: {RECIPE}."
@@ -136,10 +132,17 @@ def _checked(module: GraphModule, example: Tensor) -> GraphModule:
     try:
         with torch.no_grad():
             module(example)
+            if not isinstance(rows, int):  # any number will do
+                return module
+            enough = example[: 8 * rows]
+            if len(enough) < 2 * rows:
+                enough = enough.repeat((2 * rows // len(enough) + 1, *([1] * (enough.ndim - 1))))
+            whole = enough[: len(enough) // rows * rows]
+            apart, together = torch.cat([module(some) for some in torch.split(whole, rows)]), module(whole)
     except (RuntimeError, IndexError, TypeError) as failure:
         reason = f"the model cannot be run on input of shape {tuple(example.shape)}: {_said(failure)}"
-        raise ValueError(reason if rows is None else fixed) from failure
-    if rows is not None and not _same_rows(module, example[: 8 * rows], rows):
+        raise ValueError(fixed if isinstance(rows, int) else reason) from failure
+    if together.shape != apart.shape or not bool((together - apart).abs().max() <= 1e-4 * apart.abs().max()):
         raise ValueError(fixed)
     return module
 
@@ -198,7 +201,8 @@ class _Rewriter:
         if node.kwargs:
             return None
         if kind is _aten.embedding.default and (table := self.weight(given[0])) is not None:
-            return self.call(("embedding", table), given[1], lambda: _lookup(self.tensor(table)))
+            make: Callable[[Tensor], nn.Module] = nn.Embedding.from_pretrained
+            return self.call(("embedding", table), given[1], lambda: make(self.tensor(table).detach()))
         if kind in (_aten.linear.default, _aten.addmm.default, _aten.mm.default):
             name, (entering, matrix, bias) = "linear", _product(kind, given)
         elif kind in _CONVOLUTIONS:
@@ -277,11 +281,6 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
     return layer
 
 
-def _lookup(table: Tensor) -> nn.Module:
-    made: nn.Module = nn.Embedding.from_pretrained(table.detach())  # type: ignore[no-untyped-call]
-    return made
-
-
 def _is_pointwise(kind: Any, weight: Tensor, options: Sequence[Any]) -> bool:
     """Whether a convolution is a linear layer at every position."""
     if kind is _aten.convolution.default:
@@ -304,20 +303,6 @@ def _place(home: nn.Module, name: str, part: nn.Module) -> str:
     if first not in home._modules:
         home.add_module(first, nn.Module())
     return f"{first}.{_place(home.get_submodule(first), rest, part)}"
-
-
-def _same_rows(closed: nn.Module, example: Tensor, rows: int) -> bool:
-    """Whether a model makes the same of rows given at once and given as many at a time as it was exported for."""
-    if len(example) < 2 * rows:  # too few to tell
-        example = example.repeat((2 * rows // len(example) + 1, *([1] * (example.ndim - 1))))
-    whole = len(example) // rows * rows
-    try:
-        with torch.no_grad():
-            apart = torch.cat([closed(example[start : start + rows]) for start in range(0, whole, rows)])
-            together = closed(example[:whole])
-    except (RuntimeError, TypeError, IndexError):
-        return False
-    return together.shape == apart.shape and bool((together - apart).abs().max() <= 1e-4 * apart.abs().max())
 
 
 def _code_in(archive: zipfile.ZipFile) -> Iterator[str]:

@@ -6,7 +6,7 @@ import copy
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import local
 from typing import Any, Literal, TypeVar, cast
@@ -87,15 +87,16 @@ def evaluation_mode(module: nn.Module, *, gradients: bool = False) -> Iterator[C
             part.training = False
 
     def run(x: Tensor) -> Any:
-        with ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(gradients))
-            stack.enter_context(torch.autocast(device_type=x.device.type, enabled=False))
-            if compiled:
-                # A compiled part would not call hooks registered after it was compiled.
-                if not hasattr(torch.compiler, "set_stance"):
-                    raise TypeError("model is compiled, which needs torch 2.6 or newer; pass the original module.")
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(_untouched_generators(x.device))
+        # A compiled part would not call hooks registered after it was compiled.
+        if compiled and not hasattr(torch.compiler, "set_stance"):
+            raise TypeError("model is compiled, which needs torch 2.6 or newer; pass the original module.")
+        eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+        with (
+            torch.set_grad_enabled(gradients),
+            torch.autocast(device_type=x.device.type, enabled=False),
+            eager,
+            _untouched_generators(x.device),
+        ):
             return module(x)
 
     try:
@@ -127,6 +128,20 @@ def device_and_dtype(module: nn.Module) -> tuple[torch.device, torch.dtype]:
         if tensor.is_floating_point():
             return tensor.device, tensor.dtype
     return (tensors[0].device if tensors else torch.device("cpu")), torch.get_default_dtype()
+
+
+@contextmanager
+def moved_to(module: nn.Module, device: torch.device | str | None) -> Iterator[torch.device]:
+    """Holds the model on another device where one is asked for, and hands out which; it is brought back."""
+    home, _ = device_and_dtype(module)
+    away = home if device is None else torch.device(device)
+    if away != home:
+        module.to(away)
+    try:
+        yield away
+    finally:
+        if away != home:
+            module.to(home)
 
 
 def portable(model: T, module: nn.Module) -> T:
@@ -163,8 +178,6 @@ def explain_failure(
         ) from failure
 
 
-# ---------------------------------------------------------------------- hooks
-
 Side = Literal["output", "input"]
 
 
@@ -177,9 +190,7 @@ class Place:
     call: int  # which of its calls in a forward pass; -1 for the last
     side: Side  # whether it is what the module returns or what it is given
     calls: int = 1  # how many calls it gets in a forward pass
-    overwritten: bool = (
-        False  # whether the model changes the tensor in place later, so that it has to be copied at once
-    )
+    overwritten: bool = False  # whether the model changes the tensor later, so that it has to be copied at once
 
 
 @contextmanager
@@ -217,22 +228,28 @@ def hooked(parts: Mapping[str, nn.Module], side: Side, see: Callable[[str, nn.Mo
 
 
 @contextmanager
-def catching(place: Place) -> Iterator[Callable[[Callable[[], Any]], tuple[Any, Tensor]]]:
-    """Hands out `catch(work)`: what `work` returns, and the tensor that passes the place in this thread meanwhile."""
+def catching(place: Place) -> Iterator[Callable[..., tuple[Any, Tensor]]]:
+    """Hands out `catch(work, value=None)`: what `work` returns, and the tensor that passes the place meanwhile.
 
-    def see(_: str, __: nn.Module, found: Any) -> None:
+    A value is put in the place of that tensor. Other threads notice nothing.
+    """
+    chosen = place.call if place.call >= 0 else place.calls - 1
+
+    def see(_: str, __: nn.Module, found: Any) -> Tensor | None:
         if isinstance(found, Tensor):
             found = found if torch.is_grad_enabled() else found.detach()
-            here.caught.append(found.clone() if place.overwritten else found)
+            found = found.clone() if place.overwritten else found
+        here.caught.append(found)
+        return here.value if len(here.caught) - 1 == chosen else None
 
     with hooked({place.name: place.module}, place.side, see) as here:
 
-        def catch(work: Callable[[], Any]) -> tuple[Any, Tensor]:
-            here.on, here.caught = True, []
+        def catch(work: Callable[[], Any], value: Tensor | None = None) -> tuple[Any, Tensor]:
+            here.on, here.caught, here.value = True, [], value
             try:
                 result, caught = work(), here.caught
             finally:
-                here.on, here.caught = False, []
+                here.on, here.caught, here.value = False, [], None
             if len(caught) <= max(place.call, 0):
                 raise RuntimeError(
                     f"{place.name!r} was called {len(caught)} times for this batch, fewer than on the probe; call this "
@@ -241,27 +258,6 @@ def catching(place: Place) -> Iterator[Callable[[Callable[[], Any]], tuple[Any, 
             return result, caught[place.call]
 
         yield catch
-
-
-@contextmanager
-def replacing(place: Place) -> Iterator[Callable[[Tensor, Callable[[], Any]], Any]]:
-    """Hands out `put(value, work)`: what `work` returns with a value in the place of what passes there."""
-    chosen = place.call if place.call >= 0 else place.calls - 1
-
-    def see(*_: Any) -> Tensor | None:
-        here.calls += 1
-        return here.value if here.calls - 1 == chosen else None
-
-    with hooked({place.name: place.module}, place.side, see) as here:
-
-        def put(value: Tensor, work: Callable[[], Any]) -> Any:
-            here.on, here.value, here.calls = True, value, 0
-            try:
-                return work()
-            finally:
-                here.on, here.value = False, None
-
-        yield put
 
 
 def plain(name: str) -> str:

@@ -55,26 +55,24 @@ def resolve_features(
 ) -> Features:
     """What the caller calls a feature, as columns."""
     if features is None:
-        found = tuple(names) if names is not None else tuple(f"x{i}" for i in range(columns))
-        return Features(found, tuple((i,) for i in range(columns)))
+        features = [f"x{i}" for i in range(columns)] if names is None else names
     if isinstance(features, str) or not isinstance(features, Iterable):
         what = "the string " if isinstance(features, str) else ""
         raise TypeError(f"features must be a list of names or a dictionary, found {what}{features!r}.")
     if not isinstance(features, Mapping):
-        listed = tuple(str(name) for name in features)
+        listed = list(features)
         if len(listed) != columns:
             raise ValueError(
                 f"features has {len(listed)} names but the data has {columns} columns; pass one name per column, or a "
                 "dictionary of names and their columns to group them."
             )
-        if len(set(listed)) != len(listed):
-            twice = next(name for name in listed if listed.count(name) > 1)
-            raise ValueError(f"features has the name {twice!r} twice; names must differ.")
-        return Features(listed, tuple((i,) for i in range(columns)))
+        pairs: Iterable[tuple[Any, Any]] = zip(listed, range(columns), strict=True)
+    else:
+        pairs = features.items()
     groups: dict[str, tuple[int, ...]] = {}
-    for key, given in features.items():
+    for key, given in pairs:
         if str(key) in groups:
-            raise ValueError(f"features has the name {str(key)!r} twice, as text and as {key!r}; names must differ.")
+            raise ValueError(f"features has the name {str(key)!r} twice; names must differ.")
         groups[str(key)] = _columns(key, given, columns, names)
     called = [str(column) for column in range(columns)] if names is None else [repr(name) for name in names]
     owner: dict[int, str] = {}
@@ -141,23 +139,25 @@ def reference(rows: Tensor, baseline: Tensor, columns: Sequence[int]) -> Tensor:
 def _feature_baseline(
     kind: Any, position: int, group: list[int], summary: Summary, category: bool, name: str
 ) -> Tensor:
-    if isinstance(kind, str):
-        if kind not in ("mean", "zero", "median", "mode"):
-            known = '"mean", "zero", "median", "mode" or numbers'
-            raise ValueError(f"baseline for {name!r} must be {known}, found {kind!r}.")
-        if kind == "zero":
-            return torch.zeros(len(group), dtype=torch.float64)
-        if kind == "mode" and not category:
-            _, counts = summary.levels_of(position, group) or distinct(summary.sample[:, group])
-            if len(counts) > 2 and int(counts.max()) == 1:
-                raise ValueError(f'baseline for {name!r} is "mode", but no value occurs twice; pass "mean" or a value.')
-        if kind == "mode" or category:
-            return summary.mode(position, group)
-        return summary.mean[group] if kind == "mean" else summary.median(group)
-    vector = _numbers(f"baseline for {name!r}", kind)
-    if vector.numel() not in (1, len(group)):
-        raise ValueError(f"baseline for {name!r} has {vector.numel()} values but the feature has {len(group)} columns.")
-    return vector.expand(len(group)) if vector.numel() == 1 else vector
+    if not isinstance(kind, str):
+        vector = _numbers(f"baseline for {name!r}", kind)
+        if vector.numel() not in (1, len(group)):
+            found, columns = vector.numel(), len(group)
+            raise ValueError(f"baseline for {name!r} has {found} values but the feature has {columns} columns.")
+        return vector.expand(len(group))
+    if kind not in ("mean", "zero", "median", "mode"):
+        known = '"mean", "zero", "median", "mode" or numbers'
+        raise ValueError(f"baseline for {name!r} must be {known}, found {kind!r}.")
+    if kind == "zero":
+        return torch.zeros(len(group), dtype=torch.float64)
+    if kind == "mode" or category:
+        # The most frequent level; among equals the smallest.
+        values, counts = summary.levels_of(position, group) or distinct(summary.sample[:, group])
+        if not category and len(counts) > 2 and int(counts.max()) == 1:
+            raise ValueError(f'baseline for {name!r} is "mode", but no value occurs twice; pass "mean" or a value.')
+        return values[int(counts.argmax())]
+    # Of the sample, where there are more rows than it holds.
+    return summary.mean[group] if kind == "mean" else summary.sample[:, group].quantile(0.5, dim=0)
 
 
 def _numbers(argument: str, given: Any) -> Tensor:
@@ -197,9 +197,6 @@ def _columns(name: Any, given: Any, columns: int, names: Sequence[str] | None) -
     return tuple(found)
 
 
-# ---------------------------------------------------------------------- columns at a glance
-
-
 def _nothing() -> Tensor:
     return torch.zeros(0, dtype=torch.float64)
 
@@ -219,9 +216,7 @@ class Summary:
 
     def __post_init__(self) -> None:
         self.groups = tuple(tuple(group) for group in self.groups)
-        self.tallies = self.tallies or [LevelCounts() for _ in self.groups]
-
-    # ------------------------------------------------------------------ adding rows
+        self.tallies = self.tallies or [LevelCounts.of(len(group)) for group in self.groups]
 
     def update(self, batch: Tensor) -> None:
         """Adds rows."""
@@ -254,7 +249,10 @@ class Summary:
             pieces = [one.sample.clone()] if one.rows else []
             return replace(one, tallies=[tally.copy() for tally in one.tallies], pieces=pieces)
         tallies = [mine.merge(theirs) for mine, theirs in zip(self.tallies, other.tallies, strict=True)]
-        both = replace(self, tallies=tallies, pieces=_joint_sample(self, other))
+        share = round(SAMPLE_ROWS * self.rows / (self.rows + other.rows))
+        share = min(max(share, SAMPLE_ROWS - len(other.sample)), len(self.sample))
+        sample = torch.cat([self.some_rows(share), other.some_rows(SAMPLE_ROWS - share)])
+        both = replace(self, tallies=tallies, pieces=[sample])
         both._join(other.rows, other.mean, other.minimum, other.maximum, other.two_valued)
         both.rows += other.rows
         return both
@@ -285,8 +283,6 @@ class Summary:
         # Through numpy, where of several rows for one slot the last one stays.
         sample.numpy()[slots[taken].numpy()] = rest[taken].to(torch.float64).numpy()
 
-    # ------------------------------------------------------------------ reading
-
     @property
     def sample(self) -> Tensor:
         """All rows, or a uniform sample of 16,384 where there are more, as float64."""
@@ -310,29 +306,12 @@ class Summary:
         tally = self.tallies[feature]
         return tally.joint if tally.joint is not None else tally.codes.get(0) if len(columns) == 1 else None
 
-    def mode(self, feature: int, columns: Sequence[int]) -> Tensor:
-        """Most frequent level of a feature; among equals the smallest."""
-        values, counts = self.levels_of(feature, columns) or distinct(self.sample[:, list(columns)])
-        return values[int(counts.argmax())]
-
-    def median(self, columns: Sequence[int]) -> Tensor:
-        """Median of each column; of the sample where there are more rows than it holds."""
-        return self.sample[:, list(columns)].quantile(0.5, dim=0)
-
     def some_rows(self, count: int) -> Tensor:
         """At most `count` rows of the sample, evenly spaced: the table may be sorted."""
         rows = self.sample
         if len(rows) <= count:
             return rows
         return rows[torch.linspace(0, len(rows) - 1, count, dtype=torch.float64).long()]
-
-
-def _joint_sample(first: Summary, second: Summary) -> list[Tensor]:
-    if len(first.sample) + len(second.sample) <= SAMPLE_ROWS:
-        return [torch.cat([first.sample, second.sample])]
-    share = round(SAMPLE_ROWS * first.rows / (first.rows + second.rows))
-    share = min(max(share, SAMPLE_ROWS - len(second.sample)), len(first.sample))
-    return [torch.cat([first.some_rows(share), second.some_rows(SAMPLE_ROWS - share)])]
 
 
 @dataclass(eq=False)
@@ -344,11 +323,14 @@ class LevelCounts:
     as long as its numbers span no more than 100,000.
     """
 
-    # distinct rows (levels, columns) and how often each occurred; None once they are too many
-    joint: Counted | None = None
+    joint: Counted | None  # distinct rows (levels, columns) and how often each occurred; None once they are too many
     # by place in the feature, whole numbers (levels, 1) and how often each occurred; empty before that
     codes: dict[int, Counted] = field(default_factory=dict)
-    begun: bool = False
+
+    @classmethod
+    def of(cls, columns: int) -> LevelCounts:
+        """Nothing counted yet."""
+        return cls((torch.zeros(0, columns, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)))
 
     def copy(self) -> LevelCounts:
         """One that goes on by itself."""
@@ -357,54 +339,63 @@ class LevelCounts:
     @property
     def over(self) -> bool:
         """Whether there is nothing left to count."""
-        return self.begun and self.joint is None and not self.codes
+        return self.joint is None and not self.codes
 
     def add(self, values: Tensor) -> None:
         """Counts rows (rows, columns of the feature)."""
-        if self.joint is not None or not self.begun:
+        if self.joint is not None:
             look = distinct(values[:_LOOK])
             if len(look[0]) <= _limit(look[0]):
                 self._join(distinct(values))
                 return
-            self._part(values.shape[1])
-        self._add_codes({place: (values[:, place], None) for place in self.codes})
+            self._part()
+        for place in list(self.codes):
+            self._add_codes(place, values[:, place], None)
 
     def merge(self, other: LevelCounts) -> LevelCounts:
         """What both have counted."""
-        if not self.begun or not other.begun:
-            return (self if self.begun else other).copy()
         mine, theirs = self.copy(), other.copy()
         if mine.joint is not None and theirs.joint is not None:
             mine._join(theirs.joint)
             return mine
-        for tally in (mine, theirs):
-            if tally.joint is not None:
-                tally._part(tally.joint[0].shape[1])
+        mine._part()
+        theirs._part()
         mine.codes = {place: code for place, code in mine.codes.items() if place in theirs.codes}
-        mine._add_codes({place: (theirs.codes[place][0][:, 0], theirs.codes[place][1]) for place in mine.codes})
+        for place in list(mine.codes):
+            values, counts = theirs.codes[place]
+            mine._add_codes(place, values[:, 0], counts)
         return mine
 
     def _join(self, found: Counted) -> None:
-        self.joint = found if self.joint is None else _joined(self.joint, found)
-        self.begun = True
+        assert self.joint is not None
+        self.joint = _joined(self.joint, found)
         if len(self.joint[0]) > _limit(self.joint[0]):
-            self._part(self.joint[0].shape[1])
+            self._part()
 
-    def _part(self, columns: int) -> None:
+    def _part(self) -> None:
         """Gives joint levels up and goes on with codes, of columns that so far hold such."""
-        nothing = torch.zeros(0, columns, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
-        levels, counts = self.joint or nothing
-        self.joint, self.begun = None, True
-        self.codes = dict.fromkeys(range(columns), (nothing[0][:, :1], nothing[1]))
-        self._add_codes({place: (levels[:, place], counts) for place in range(columns)})
+        if self.joint is None:
+            return
+        (levels, counts), self.joint = self.joint, None
+        for place in range(levels.shape[1]):
+            self.codes[place] = levels[:0, :1], counts[:0]
+            self._add_codes(place, levels[:, place], counts)
 
-    def _add_codes(self, found: dict[int, tuple[Tensor, Tensor | None]]) -> None:
-        for place, (values, counts) in found.items():
-            joined = _joined_codes(self.codes[place], values, counts)
-            if joined is None:
-                del self.codes[place]
-            else:
-                self.codes[place] = joined
+    def _add_codes(self, place: int, values: Tensor, counts: Tensor | None) -> None:
+        """Counts whole numbers of a column; it is given up where there are fractions, or the span is too wide."""
+        if len(values) == 0:
+            return
+        held, times = self.codes.pop(place)
+        low, high = float(values.min()), float(values.max())
+        if len(held):
+            low, high = min(low, float(held[0])), max(high, float(held[-1]))
+        if not high - low < MOST_CODES or not torch.equal(values, values.round()):
+            return
+        weights = None if counts is None else counts.double()
+        total = torch.bincount((values - low).long(), weights=weights, minlength=int(high - low) + 1).long()
+        total[(held[:, 0] - low).long()] += times
+        present = total.nonzero()[:, 0]
+        self.codes[place] = (present + low)[:, None].to(torch.float64), total[present]
 
 
 def distinct(values: Tensor) -> Counted:
@@ -452,24 +443,10 @@ def _limit(levels: Tensor) -> int:
 
 
 def _joined(first: Counted, second: Counted) -> Counted:
+    if not len(first[0]) or not len(second[0]):
+        return first if len(first[0]) else second
     if torch.equal(first[0], second[0]):  # two of no columns too
         return first[0], first[1] + second[1]
     values, place = torch.unique(torch.cat([first[0], second[0]]), dim=0, return_inverse=True)
     counts = torch.zeros(len(values), dtype=torch.int64)
     return values, counts.index_add_(0, place, torch.cat([first[1], second[1]]))
-
-
-def _joined_codes(held: Counted, values: Tensor, counts: Tensor | None) -> Counted | None:
-    """Whole numbers counted together with others; None where there are fractions, or the span is too wide."""
-    if len(values) == 0:
-        return held
-    low, high = float(values.min()), float(values.max())
-    if len(held[0]):
-        low, high = min(low, float(held[0][0])), max(high, float(held[0][-1]))
-    if not high - low < MOST_CODES or not torch.equal(values, values.round()):
-        return None
-    weights = None if counts is None else counts.double()
-    times = torch.bincount((values - low).long(), weights=weights, minlength=int(high - low) + 1).long()
-    times[(held[0][:, 0] - low).long()] += held[1]
-    present = times.nonzero()[:, 0]
-    return (present + low)[:, None].to(torch.float64), times[present]

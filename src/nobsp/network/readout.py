@@ -23,6 +23,7 @@ from nobsp.network.inference import (
     explain_failure,
     find_part,
     hooked,
+    moved_to,
     plain,
     portable,
     unwrap,
@@ -75,15 +76,6 @@ def exact(tensor: Tensor) -> Tensor:
 class Readout:
     """A model seen as `W z(x) + b`: where its linear head is, and how to get `z`.
 
-    Attributes:
-        module: The model itself, without compile or parallel wrappers.
-        head: Weight and bias of the last linear layer, float64 on the CPU, and its name.
-        link: What follows the head: "identity", "softmax", "log_softmax", "sigmoid", "exp", "softplus" or "clamp".
-        embedded_columns: Columns of the probe that reach `nn.Embedding` layers as integer codes.
-        device: Where the model lives.
-        dtype: Floating precision in which the model takes its input.
-        integer: Whether the model takes integers.
-
     Example:
         >>> import torch
         >>> from torch import nn
@@ -99,13 +91,13 @@ class Readout:
         True
     """
 
-    module: nn.Module
-    head: Head
-    link: str
-    embedded_columns: tuple[int, ...]
-    device: torch.device
-    dtype: torch.dtype
-    integer: bool
+    module: nn.Module  # the model itself, without compile or parallel wrappers
+    head: Head  # the last linear layer
+    link: str  # what follows it: "identity", "softmax", "log_softmax", "sigmoid", "exp", "softplus" or "clamp"
+    embedded_columns: tuple[int, ...]  # columns of the probe that reach `nn.Embedding` layers as integer codes
+    device: torch.device  # where the model lives
+    dtype: torch.dtype  # floating precision in which the model takes its input
+    integer: bool  # whether the model takes integers
     _place: Place  # where the representation passes
     _overwrites_x: bool
     no_head: bool = False  # whether the outputs themselves stand for a representation
@@ -116,17 +108,13 @@ class Readout:
 
         Args:
             model: Any module that takes one tensor and ends in a linear layer, possibly followed by a softmax,
-                log-softmax, sigmoid, squeeze or reshape.
+                log-softmax, sigmoid, squeeze or reshape; if not, or if several layers do, that is an error.
             probe: A few rows of typical input; the first 256 are used.
             head: Name of the head, or the layer itself, for models with several; a container means the head inside it.
-
-        Raises:
-            ValueError: If the output is not finite, or is `W z + b` for no layer or for several.
         """
         module = checked(model)
         if not isinstance(probe, Tensor) or probe.ndim == 0 or len(probe) == 0:
-            found = f"shape {tuple(probe.shape)}" if isinstance(probe, Tensor) else type(probe).__name__
-            raise ValueError(f"probe must be a tensor with at least one row, found {found}.")
+            raise ValueError(f"probe must be a tensor with at least one row, found {getattr(probe, 'shape', probe)}.")
         layers = _choose_layers(module, head)
         with _probing(module, probe) as (run, prepare, rows, (device, dtype, integer)):
             given = prepare(rows)
@@ -172,10 +160,10 @@ class Readout:
 
     @contextmanager
     def running(self) -> Iterator[Callable[[Tensor], Tensor]]:
-        """Hold the model in evaluation mode and hand out `represent`; the model is restored at the end.
+        """Hold the model in evaluation mode, in any number of threads, and hand out `represent`.
 
         `represent(x)` gives the representation of the rows of `x`, shape (rows, width), in the model's dtype and on its
-        device, without gradient. Several threads may do this on one model at once.
+        device, without gradient.
         """
         with evaluation_mode(self.module) as run, self.listening() as heard:
 
@@ -263,15 +251,8 @@ class Network:
 @contextmanager
 def running_on(readout: Readout, device: torch.device | str | None) -> Iterator[Callable[[Tensor], Tensor]]:
     """Hands out the model's `represent`, run on another device where one is asked for, and brings it back."""
-    away = readout.device if device is None else torch.device(device)
-    if away != readout.device:
-        readout.module.to(away)
-    try:
-        with replace(readout, device=away).running() as represent:
-            yield represent
-    finally:
-        if away != readout.device:
-            readout.module.to(readout.device)
+    with moved_to(readout.module, device) as away, replace(readout, device=away).running() as represent:
+        yield represent
 
 
 def as_model_takes(rows: Tensor, readout: Readout) -> Tensor:
@@ -347,29 +328,14 @@ def _prepared(x: Tensor, device: torch.device, dtype: torch.dtype, integer: bool
     return x.to(device, copy=copy)
 
 
-# ---------------------------------------------------------------------- finding the head
-
-
-@dataclass(frozen=True, eq=False)
-class _Call:
-    """One call of a linear layer: its input rows, where they line up with the model's rows."""
-
-    name: str
-    layer: nn.Module
-    index: int  # how many times this layer had been called before
-    z: Tensor | None  # (rows, width), a copy
-    source: Tensor  # the very tensor the layer was given, to see whether it is overwritten later
-    positions: int  # at how many positions of each row the layer was applied
-
-
 def _linear_layers(module: nn.Module) -> dict[str, nn.Module]:
     """Linear layers and 1x1 convolutions, whose output is W z + b at every position, compiled ones by plain names."""
-    found = {}
-    for name, part in module.named_modules():
+
+    def is_linear(part: nn.Module) -> bool:
         pointwise = isinstance(part, _CONVOLUTIONS) and all(size == 1 for size in part.kernel_size) and part.groups == 1
-        if pointwise or isinstance(part, nn.Linear):
-            found[plain(name)] = part
-    return found
+        return pointwise or isinstance(part, nn.Linear)
+
+    return {plain(name): part for name, part in module.named_modules() if is_linear(part)}
 
 
 def _choose_layers(module: nn.Module, head: str | nn.Module | None) -> dict[str, nn.Module]:
@@ -399,64 +365,58 @@ def _find_head(
 ) -> tuple[Head, str, Place]:
     """The layer whose W z + b is in the model's output, the link, and where its input passes."""
     rows = len(x)
-    # A first run tells what sizes to look for. The model may write into its input, so each run has a copy.
-    sizes = {flat.shape[1] for flat in outputs_of(run(x.clone()), rows).values()}
-    calls: list[_Call] = []
+    # A first run tells what to look for. The model may write into its input, so each run has a copy.
+    outputs = outputs_of(run(x.clone()), rows)
+    sizes = {output.shape[1] for output in outputs.values()}
+    best: dict[str, tuple[int, int]] = {}  # per output the simplest link, then the last call as a negative number
+    matches: list[tuple[Head, nn.Module, int, Tensor, Tensor]] = []  # head, layer, which of its calls, z, its source
     counts: Counter[str] = Counter()
+    near: list[tuple[float, str]] = []  # by how much the outputs of other layers differ
+    apart: list[tuple[str, int]] = []  # layers at several positions of every row
 
     def see(name: str, layer: nn.Module, source: Tensor) -> None:
-        source = source.detach()
+        source, width = source.detach(), len(torch.as_tensor(layer.weight))
         positions = _positions(layer, source, rows)
-        seen_whole = positions > 0 if isinstance(layer, _CONVOLUTIONS) else positions == 1
-        usable = seen_whole and len(torch.as_tensor(layer.weight)) in sizes
-        z = _rows_entering(layer, source, rows).clone() if usable else None
-        calls.append(_Call(name, layer, counts[name], z, source if usable else source.new_empty(0), positions))
         counts[name] += 1
+        if width not in sizes or not (positions == 1 or (positions and isinstance(layer, _CONVOLUTIONS))):
+            if positions > 1 and {width, width * positions} & sizes:
+                apart.append((name, positions))
+            return
+        head, entering = Head.of(layer, name), _rows_entering(layer, source, rows).clone()
+        z, order = entering.to("cpu", torch.float64), -len(matches)
+        logits, allowed = head.logits(z), _allowance(z, head, dtype, x.device)
+        for path in (path for path, output in outputs.items() if output.shape == logits.shape):
+            near.append((float((logits - outputs[path]).abs().max()), name))
+            for rank, link in enumerate(LINKS):
+                if width == 1 and "softmax" in link:
+                    continue  # the softmax of a single logit is always one
+                if _agrees(logits, outputs[path], allowed, link, dtype):
+                    best[path] = min(best.get(path, (rank, order)), (rank, order))
+                    break
+        if any(number == order for _, number in best.values()):
+            matches.append((head, layer, counts[name] - 1, entering, source))
 
     with hooked(layers, "input", see) as here:
         here.on = True
-        outputs = outputs_of(run(x.clone()), rows)
-    best: dict[str, tuple[int, int]] = {}  # per output the simplest link, then the last call as a negative number
-    near: list[tuple[float, str]] = []
-    heads: dict[str, Head] = {}
-    for order, call in enumerate(calls):
-        if call.z is None:
-            continue
-        head = heads.setdefault(call.name, Head.of(call.layer, call.name))
-        z = call.z.to("cpu", torch.float64)
-        logits, allowed = head.logits(z), _allowance(z, head, dtype, x.device)
-        for path, output in outputs.items():
-            if output.shape != logits.shape:
-                continue
-            for rank, link in enumerate(LINKS):
-                if "softmax" in link and logits.shape[1] == 1:
-                    continue  # the softmax of a single logit is always one
-                same, difference = _compare(logits, output, allowed, link, dtype)
-                if same:
-                    best[path] = min(best.get(path, (rank, -order)), (rank, -order))
-                    break
-                if link == "identity":
-                    near.append((difference, call.name))
+        run(x.clone())
     if not best:
         refuse_non_finite(outputs)
-        raise _why_none(outputs, calls, near, layers)
-    found = [calls[-order] for _, order in best.values()]
-    names = [name for name in layers if any(call.name == name for call in found)]
+        raise _why_none(outputs, near, apart, [name for name in layers if name not in counts])
+    found = [matches[-order] for _, order in best.values()]
+    names = [name for name in layers if any(head.name == name for head, *_ in found)]
     if len(names) > 1:
         asked = "head names a container with" if given else "the model's output holds"
         raise ValueError(f"{asked} {len(names)} heads: {join_names(names)}; choose one, e.g. head={names[0]!r}.")
-    if len({call.index for call in found}) > 1:
+    if len({index for _, _, index, _, _ in found}) > 1:
         raise ValueError(
             f"the head {names[0]!r} is called several times and more than one of its results is returned; "
             "wrap the model so that it returns only the result to explain."
         )
     rank, order = min(best.values())
-    chosen = calls[-order]
-    assert chosen.z is not None
-    last = chosen.index == counts[chosen.name] - 1
-    overwritten = not torch.equal(chosen.z, _rows_entering(chosen.layer, chosen.source, rows))
-    place = Place(chosen.name, chosen.layer, -1 if last else chosen.index, "input", overwritten=overwritten)
-    return heads[chosen.name], list(LINKS)[rank], place
+    head, layer, index, z, source = matches[-order]
+    overwritten = not torch.equal(z, _rows_entering(layer, source, rows))
+    call = -1 if index == counts[head.name] - 1 else index
+    return head, list(LINKS)[rank], Place(head.name, layer, call, "input", overwritten=overwritten)
 
 
 def _positions(layer: nn.Module, source: Tensor, rows: int) -> int:
@@ -476,17 +436,14 @@ def _rows_entering(layer: nn.Module, source: Tensor, rows: int) -> Tensor:
 
 
 def _why_none(
-    outputs: dict[str, Tensor], calls: list[_Call], near: list[tuple[float, str]], layers: dict[str, nn.Module]
-) -> ValueError:
-    sizes = {output.shape[1] for output in outputs.values()}
-    for call in calls:
-        width = len(torch.as_tensor(call.layer.weight))
-        if call.positions > 1 and call.z is None and {width, width * call.positions} & sizes:
-            return NoHeadError(
-                f"the linear layer {call.name!r} is applied at each of {call.positions} positions of every row; only "
-                "heads that see one vector per row can be explained. Wrap the model so that it pools the positions, or "
-                "picks one, before this layer."
-            )
+    outputs: dict[str, Tensor], near: list[tuple[float, str]], apart: list[tuple[str, int]], silent: list[str]
+) -> NoHeadError:
+    if apart:
+        return NoHeadError(
+            f"the linear layer {apart[0][0]!r} is applied at each of {apart[0][1]} positions of every row; only heads "
+            "that see one vector per row can be explained. Wrap the model so that it pools the positions, or picks "
+            "one, before this layer."
+        )
     if near:
         difference, name = min(near)
         return NoHeadError(
@@ -494,8 +451,6 @@ def _why_none(
             f"difference of {difference:.3g}. Something else follows that layer; pass a model that returns its result "
             "(a softmax, log_softmax, sigmoid and reshapes are recognised)."
         )
-    called = {call.name for call in calls}
-    silent = [name for name in layers if name not in called]
     unused = f" (never called as a module: {join_names(silent)})" if silent else ""
     return NoHeadError(
         f"the model's output of shape {', '.join(str(tuple(output.shape)) for output in outputs.values())} comes from "
@@ -561,23 +516,17 @@ def _allowance(z: Tensor, head: Head, dtype: torch.dtype, device: torch.device) 
     return 4 * stored * ((z @ head.weight.T).abs() + bias) + 16 * summed * (size + bias) + 1e-300
 
 
-def _compare(logits: Tensor, output: Tensor, allowed: Tensor, link: str, dtype: torch.dtype) -> tuple[bool, float]:
-    """Whether `output` is `link(logits)` within rounding, and the largest difference."""
-    expected = LINKS[link](logits)
-    difference = (expected - output).abs()
-    coarse = 8 * torch.finfo(dtype).eps
+def _agrees(logits: Tensor, output: Tensor, allowed: Tensor, link: str, dtype: torch.dtype) -> bool:
+    """Whether `output` is `link(logits)` within rounding."""
+    expected, coarse, tolerance = LINKS[link](logits), 8 * torch.finfo(dtype).eps, allowed
     worst, largest = allowed.amax(dim=-1, keepdim=True), logits.abs().amax(dim=-1, keepdim=True)
-    tolerance = allowed
     if link == "log_softmax":
         tolerance = 2 * worst + coarse * (expected.abs() + largest)
     elif link == "softmax":
         tolerance = expected * (2 * worst + coarse * (1 + largest)) + coarse
     elif link == "sigmoid":
         tolerance = expected * (1 - expected) * allowed + coarse
-    return bool((difference <= tolerance).all()), float(difference.max())
-
-
-# ---------------------------------------------------------------------- columns that are looked up
+    return bool(((expected - output).abs() <= tolerance).all())
 
 
 def _embedded_columns(
@@ -607,15 +556,12 @@ def _embedded_columns(
             run(prepare(rows))
         return lookups
 
-    codes = probe.detach().to("cpu", torch.float64).trunc()
-    before = lookups_of(probe)
-    found: set[int] = set()
+    codes, before, found = probe.detach().to("cpu", torch.float64).trunc(), lookups_of(probe), set()
     for number, (looked_up, levels) in enumerate(before):
         shift = looked_up[:, None].to(torch.float64) - codes
         columns = (shift == shift[:1]).all(dim=0).nonzero().flatten().tolist()
         if len(columns) == 1 and bool((looked_up != looked_up[0]).any()):
             found.add(columns[0])
-            continue
         for column in set(columns) - found:
             # Moved to the next valid code, so that no lookup leaves the embedding.
             changed = probe.detach().clone()

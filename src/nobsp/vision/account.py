@@ -29,56 +29,55 @@ Tail = Callable[[Tensor, Tensor], Tensor]
 
 CHANNELS, OUTPUTS = "channels", "outputs"
 
-# Points of the integral, of which the larger number is taken for images whose residual is above the tolerance, as a
-# share of what is accounted for. Pooled units cost next to nothing beside the pass that carries them.
-POINTS, POINTS_OF_POOLED, TOLERANCE = (8, 32), (16, 64), 2e-3
+# Points of the integral, of which larger numbers are taken for images whose residual is above the tolerance, as a share
+# of what is accounted for. Pooled units cost next to nothing beside the pass that carries them.
+POINTS: tuple[int, ...] = (8, 16, 32)
+POINTS_OF_POOLED, TOLERANCE = (16, 64), 2e-3
 # Numbers of units that are put into the layers behind the map at once.
 _AT_ONCE = 2**22
 # A mean of fewer images says little about what is usual; an integral that carries less is not to be relied on.
 FEW_IMAGES, LEAST_CARRIED = 16, 0.99
 
 
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """What an account says about some images, float64."""
-
-    positive: Tensor  # Σ_k u_k max(g_k, 0) with u_k the map behind unit k, shape (n, targets, *locations)
-    negative: Tensor  # Σ_k u_k max(−g_k, 0)
-    account: Tensor  # evidence location by location; its mean is the sum of the contributions
-    contributions: Tensor  # g_c, shape (n, targets, channels)
-    class_token: Tensor  # evidence without a place: of class tokens, or of a text's length, shape (n, targets)
-
-    @property
-    def carried(self) -> Tensor:
-        """All that is accounted for, shape (n, targets)."""
-        return self.account.flatten(2).mean(2) + self.class_token
-
-
-def answer(account: Account, feature_map: FeatureMap, seen: ForwardPass, question: Question, image: Tensor) -> Answer:
-    """Units times their slopes, put back where they came from; `image` is any."""
+def answer(
+    account: Account, feature_map: FeatureMap, seen: ForwardPass, question: Question, *, contrast: bool = False
+) -> dict[str, Tensor]:
+    """What `ActivationMaps` says, float64, by its names: units times their slopes, put back where they came from."""
     maps, pooling, size = seen.maps, feature_map.pooling, feature_map.map_units
-    mean = account.mean.to(maps.device)
-    shift = torch.zeros_like(question.whole)
+    targets, mean = question.target.shape[1], account.mean.to(maps.device)
+    asked = question.with_contrast(seen.logits) if contrast else question
+    shift = torch.zeros_like(asked.whole)
     if seen.typical is not None:
         # With a text's own mask, the output at the mean map is another than without.
         with feature_map.behind(seen.images) as tail, torch.no_grad():
             own = tail(mean.expand(len(maps), -1), torch.arange(len(maps))).detach()
-        shift = question.change(question.base.expand_as(own), own)
-        question = replace(question, whole=question.whole - shift)
-    slopes = account.slopes(feature_map, seen, question, image)
+        shift = asked.change(asked.base.expand_as(own), own)
+        asked = replace(asked, whole=asked.whole - shift)
+    slopes = account.slopes(feature_map, seen, asked)
     own, rest = slopes[..., :size], slopes[..., size:]
-    centred = seen.units[:, :size] - mean[:size]
     if pooling == "flatten":
-        evidence_map = spread(maps - torch.unflatten(mean[:size], 0, maps.shape[1:]), own, pooling)
+        located = spread(maps - torch.unflatten(mean[:size], 0, maps.shape[1:]), own, pooling)
     else:
         reference = own @ mean[:size]
-        evidence_map = spread(maps, own, pooling) - reference.reshape(*reference.shape, *(1 for _ in maps.shape[2:]))
-    evidence = own * centred[:, None]
+        located = spread(maps, own, pooling) - reference.reshape(*reference.shape, *(1 for _ in maps.shape[2:]))
+    tokens = (rest * (seen.units[:, size:] - mean[size:])[:, None]).sum(2) + shift
+    # g_k, and Σ_k u_k max(±g_k, 0) with u_k the map behind unit k.
+    evidence = own[:, :targets] * (seen.units[:, :size] - mean[:size])[:, None]
     both = torch.cat([evidence.clamp_min(0.0), (-evidence).clamp_min(0.0)], dim=1)
-    positive, negative = torch.split(spread(maps, both, pooling), own.shape[1], dim=1)
-    contributions = per_channel(evidence, feature_map.channels, pooling)
-    tokens = (rest * (seen.units[:, size:] - mean[size:])[:, None]).sum(2)
-    return Answer(positive, negative, evidence_map, contributions, tokens + shift)
+    positive, negative = torch.split(spread(maps, both, pooling), targets, dim=1)
+    return {
+        "positive": positive,
+        "negative": negative,
+        "signed": positive - negative,
+        "account": located[:, :targets],
+        "contrast": located[:, -targets:],
+        "contributions": per_channel(evidence, feature_map.channels, pooling),
+        "class_token": tokens[:, :targets],
+        "target": question.target,
+        "logits": seen.logits,
+        "residual": question.whole - (located.flatten(2).mean(2) + tokens)[:, :targets],
+        "confidence": question.confidence,
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,14 +93,21 @@ class Account:
     explained: Tensor
     unique_share: Tensor | None = None  # per unit, the share of its spread that the others cannot reproduce
     note: str = ""  # what is wrong with the calibration; empty when all is well
+    points: int | None = None  # how many the integral has, where that was asked for
 
-    def slopes(self, feature_map: FeatureMap, seen: ForwardPass, question: Question, image: Tensor) -> Tensor:
+    def slopes(self, feature_map: FeatureMap, seen: ForwardPass, question: Question) -> Tensor:
         """β or mean gradients of what is asked for, shape (n, targets, units)."""
         if self.coefficients is not None:
             return question.columns(self.coefficients.to(seen.maps.device), seen.logits)
-        with feature_map.behind(image if seen.typical is None else seen.images) as tail:
-            points = POINTS if feature_map.reach == "full" else POINTS_OF_POOLED
-            return integrate(tail, self.mean.to(seen.maps.device), seen.units, seen.logits, question, points)
+        points = POINTS if feature_map.reach == "full" else POINTS_OF_POOLED
+        points = points if self.points is None else (self.points,)
+        start, readout = self.mean.to(seen.maps.device), feature_map.readout
+        linear = readout is not None and not question.probability
+        if readout is not None and linear:
+            # The head has one gradient everywhere, so that what is asked of the logits is asked of what enters it.
+            question = replace(question, classes=question.classes @ readout.head.weight.to(question.classes))
+        with feature_map.behind(seen.images, head=not linear) as tail:
+            return integrate(tail, start, seen.units, seen.logits, question, points)
 
     def cast(self, dtype: torch.dtype) -> Account:
         """The same with what there is much of in another precision: in single, maps move by less than a millionth."""
@@ -139,15 +145,11 @@ def _mean_gradients(tail: Tail, start: Tensor, change: Tensor, question: Questio
         units = (start + (nodes[node, None] + 1) / 2 * change[row]).requires_grad_()
         with torch.enable_grad():
             logits = tail(units, rows[row])
-        here = question.rows(row)
         for target in range(targets):
-            weights = here.weights(logits.detach(), target)
+            weights = question.gradient(question.classes[row, target], logits.detach())
             (gradient,) = torch.autograd.grad(logits, units, weights, retain_graph=target + 1 < targets)
             slopes[:, target].index_add_(0, row, shares[node, None] / 2 * gradient)
     return slopes
-
-
-# ---------------------------------------------------------------------- calibration
 
 
 @dataclass(eq=False)
@@ -169,13 +171,9 @@ class MapMeans:
         """Both calibrations together."""
         rows = self.rows + other.rows
         share = other.rows / max(rows, 1)
-        units, logits = (
-            self.units + (other.units - self.units) * share,
-            self.logits + (other.logits - self.logits) * share,
-        )
-        return MapMeans(units, logits, rows)
+        return MapMeans(torch.lerp(self.units, other.units, share), torch.lerp(self.logits, other.logits, share), rows)
 
-    def solve(self, feature_map: FeatureMap, ridge: Ridge, images: Tensor) -> Account:  # noqa: ARG002
+    def solve(self, feature_map: FeatureMap, ridge: Ridge, images: Tensor, points: int | None) -> Account:  # noqa: ARG002
         """The head's weights, or where to integrate from; tried out on some images."""
         mean, mean_logits = self.units, self.logits
         if len(mean) < feature_map.units:  # one mean for all tokens
@@ -190,17 +188,15 @@ class MapMeans:
             with torch.enable_grad():
                 units = start.clone().requires_grad_()
                 logits = tail(units, torch.zeros(1, dtype=torch.int64))
-            base = logits[0].detach().cpu()
-            slopes, ones = None, torch.ones_like(logits)
+            base, slopes, ones = logits[0].detach().cpu(), None, torch.ones_like(logits)
             # Quantised layers give no gradient.
             if not logits.requires_grad or torch.autograd.grad(logits, units, ones, allow_unused=True)[0] is None:
                 slopes = _slopes_by_differences(feature_map, tail, start).cpu()
-        account = Account(slopes, mean, base, mean_logits, every)
+        account = Account(slopes, mean, base, mean_logits, every, points=points)
         with feature_map.running() as forward:
             seen = forward(images)
         question = Targets(None, None, outputs=feature_map.outputs, names=()).question(seen.logits, 0, base)
-        found = answer(account, feature_map, seen, question, images[:1])
-        missed = question.whole - found.carried
+        missed = answer(account, feature_map, seen, question)["residual"]
         share = 1 - float(missed.square().sum() / question.whole.square().sum().clamp_min(1e-300))
         return replace(account, explained=every * share)
 
@@ -243,15 +239,16 @@ class ChannelMoments:
         """Makes these the moments of all ranks' images."""
         self.moments = reduce(self.moments)
 
-    def solve(self, feature_map: FeatureMap, ridge: Ridge, images: Tensor) -> Account:  # noqa: ARG002
+    def solve(self, feature_map: FeatureMap, ridge: Ridge, images: Tensor, points: int | None) -> Account:  # noqa: ARG002
         """The coefficients, by Algorithm 1 in closed form."""
         assert feature_map.head is not None
-        weight = feature_map.head.weight
-        moments = with_outputs(self.moments, weight)
-        fit = channel_coefficients(moments, ridge=ridge)
-        mean = moments.mean(CHANNELS)
+        weight, mean = feature_map.head.weight, self.moments.mean(CHANNELS)
+        fit = channel_coefficients(with_outputs(self.moments, weight), ridge=ridge)
+        # 1 − Var(y − Σ_k g_k) / Var(y) per output, y being W z; NaN for one that does not vary.
+        gram = self.moments.product(CHANNELS, CHANNELS)
+        total, left = ((rows * (gram @ rows)).sum(0) for rows in (weight.T, weight.T - fit.coefficients))
+        explained = torch.where(total > 0, 1 - left / total, torch.nan)
         base = weight @ mean + feature_map.head.bias
-        explained = explained_share(moments, fit.coefficients)
         return Account(fit.coefficients, mean, base, base, explained, fit.unique_share, fit.note)
 
 
@@ -277,18 +274,6 @@ def with_outputs(moments: Moments, weight: Tensor) -> Moments:
     extended: dict[str, Any] = {**state, "products": products[*torch.triu_indices(*products.shape)]}
     extended |= {name: torch.cat([state[name], weight @ state[name]]) for name in ("origin", "offset")}
     return Moments.from_state({CHANNELS: weight.shape[1], OUTPUTS: len(weight)}, extended)
-
-
-def explained_share(moments: Moments, coefficients: Tensor) -> Tensor:
-    """1 − Var(y − Σ_k g_k) / Var(y) per output; NaN for an output that does not vary."""
-    gram, cross = moments.product(CHANNELS, CHANNELS), moments.product(CHANNELS, OUTPUTS)
-    total = moments.product(OUTPUTS, OUTPUTS).diagonal()
-    carried = (coefficients * (gram @ coefficients)).sum(0)
-    left = total - 2 * (coefficients * cross).sum(0) + carried
-    return torch.where(total > 0, 1 - left / total, torch.nan)
-
-
-# ---------------------------------------------------------------------- health
 
 
 @dataclass(frozen=True, repr=False)
@@ -328,54 +313,49 @@ class CamHealth:
 
 def examine(feature_map: FeatureMap, account: Account, *, rows: int) -> CamHealth:
     """Collects everything that is worth knowing about a calibration, warnings first."""
-    findings: list[Finding] = []
-
-    def add(severity: str, code: str, message: str) -> None:
-        findings.append(Finding(severity, code, "", message))
-
-    layer = feature_map.layer
-    known = account.explained[~account.explained.isnan()]
+    layer, full = feature_map.layer, feature_map.reach == "full"
+    explained = account.explained.double()
+    known = explained[~explained.isnan()]
     least = float(known.min()) if len(known) else 1.0
-    integral = account.coefficients is None
+    dead = 0 if account.unique_share is None else int((account.unique_share == 0).sum())
+    found: dict[str, str] = {}  # messages by code, of which these may be warnings
     if account.note:
-        add("warning", "coefficients", account.note)
-    elif integral and least < LEAST_CARRIED:
-        message = (
+        found["coefficients"] = account.note
+    elif account.coefficients is None and least < LEAST_CARRIED:
+        found["quadrature"] = (
             f"The integral through the layers behind {layer!r} misses much of the logits of the first images (it "
-            f"carries {max(least, 0.0):.1%} of their squares) with up to {POINTS[-1]} points; read maps.residual along "
-            "with the maps, or choose a later layer."
+            f"carries {max(least, 0.0):.1%} of their squares) with up to {account.points or POINTS[-1]} points; read "
+            "maps.residual along with the maps, or choose a later layer."
         )
-        add("warning", "quadrature", message)
-    elif not integral and least < 0.8:
-        message = (
+    elif account.coefficients is not None and least < 0.8:
+        found["weak"] = (
             f"The coefficients carry only {least:.1%} of a logit's variance: the ridge is too strong for these "
             'channels, or the images are too few. Use a smaller ridge, more images, or coefficients="head".'
         )
-        add("warning", "weak", message)
-    if integral:
+    warnings = tuple(found)
+    if account.coefficients is None:
         apart = account.base - account.mean_logits
         largest = int(apart.abs().argmax())
-        parts = "all of it" if feature_map.reach == "full" else "only its means"
-        message = (
-            f"Layers stand between {layer!r} and the output, which see {parts}: gradients are integrated through them, "
-            "and maps.residual is the integral's error. Accounts start from the output at the mean map, which is up to "
-            f"{abs(float(apart[largest])):.3g} away from the mean output (output {largest}), a constant."
+        found["integral"] = (
+            f"Layers stand between {layer!r} and the output, which see {'all of it' if full else 'only its means'}: "
+            "gradients are integrated through them, and maps.residual is the integral's error. Accounts start from the "
+            f"output at the mean map, which is up to {abs(float(apart[largest])):.3g} away from the mean output, a "
+            f"constant (output {largest})."
         )
-        add("note", "integral", message)
-    if integral and feature_map.head is None:
-        add("note", "no_head", "No linear layer makes the model's output, so the output is explained as it is.")
-    if integral and feature_map.reach == "full" and feature_map.grid.prefix:
-        message = f"{feature_map.grid.prefix} tokens of {layer!r} have no place in the image: see maps.class_token."
-        add("note", "class_token", message)
-    dead = 0 if account.unique_share is None else int((account.unique_share == 0).sum())
+        if feature_map.head is None:
+            found["no_head"] = "No linear layer makes the model's output, so the output is explained as it is."
+        if full and feature_map.grid.prefix:
+            tokens = feature_map.grid.prefix
+            found["class_token"] = f"{tokens} tokens of {layer!r} have no place in the image: see maps.class_token."
     if dead:
-        message = f"{dead} channels never varied over the calibration images and contribute nothing; vary the images."
-        add("note", "dead", message)
+        found["dead"] = f"{dead} channels never varied over the calibration images and add nothing; vary the images."
     if rows < FEW_IMAGES:
-        message = f"The reference is a mean of {rows} images only: what all have in common is in no account. Use more."
-        add("note", "few_images", message)
+        found["few_images"] = (
+            f"The reference is a mean of {rows} images only: what all have in common is in no account. Use more."
+        )
     if max(feature_map.shape) < 4:
         size, inputs = ("×".join(map(str, one)) for one in (feature_map.shape, feature_map.image_shape[1:]))
-        add("note", "coarse", f"The map has only {size} locations for inputs of {inputs}; larger ones give finer maps.")
-    explained = tuple(account.explained.double().tolist())
-    return CamHealth(tuple(findings), rows, feature_map.units, dead, explained, layer, feature_map.direct)
+        found["coarse"] = f"The map has only {size} locations for inputs of {inputs}; larger ones give finer maps."
+    findings = [Finding("warning" if code in warnings else "note", code, "", said) for code, said in found.items()]
+    shares = tuple(explained.tolist())
+    return CamHealth(tuple(findings), rows, feature_map.units, dead, shares, layer, feature_map.direct)

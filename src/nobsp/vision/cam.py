@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
@@ -20,19 +21,10 @@ from nobsp.base import Explainer
 from nobsp.calibration import Engine, choose_engine
 from nobsp.network.batches import with_progress
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, read_activations, sign_coefficients
-from nobsp.network.inference import device_and_dtype
+from nobsp.network.inference import moved_to
 from nobsp.network.readout import checked
 from nobsp.projection import Ridge
-from nobsp.vision.account import (
-    Account,
-    CamHealth,
-    ChannelMoments,
-    Coefficients,
-    MapMeans,
-    answer,
-    examine,
-    start_calibration,
-)
+from nobsp.vision.account import Account, CamHealth, ChannelMoments, MapMeans, answer, examine, start_calibration
 from nobsp.vision.feature_map import PACKED, FeatureMap, ForwardPass, as_taken, pooled
 from nobsp.vision.find_map import PROBE_IMAGES, find_map
 from nobsp.vision.images import Images, images_of, read_images
@@ -41,11 +33,9 @@ from nobsp.vision.removal import Removal, ThoroughMaps, average_regions, lose_re
 from nobsp.vision.targets import Against, Question, Scale, Targets
 
 T = TypeVar("T")
-
 Calibration = MapMeans | ChannelMoments
 
-KIND = "class activation maps"
-VERSION = 5
+KIND, VERSION = "class activation maps", 6
 # What a checkpoint of a calibration holds.
 CHECKPOINTED = (MapMeans, ChannelMoments)
 
@@ -54,13 +44,13 @@ class NObSPCam(Explainer):
     """Class activation maps of a network, which add up to its logits.
 
     The map, what follows it and the head are found by running the model. Calibration streams images and keeps means.
-    What an account then rests on depends on the network:
 
-    - The map is pooled straight into a linear head (ResNet, MobileNetV2, EfficientNet, RegNet, DenseNet, Swin): the
-      head's weights, exactly; two images suffice. A maximum belongs to the location where it was found, an entry of a
-      flattened map to its own. A map of the classes that is averaged (SqueezeNet) has the identity as head.
+    - Where the map is pooled straight into a linear head (ResNet, MobileNetV2, EfficientNet, RegNet, DenseNet, Swin),
+      accounts rest on the head's weights, exactly; two images suffice. A maximum belongs to the location where it was
+      found, an entry of a flattened map to its own. A map of the classes that is averaged (SqueezeNet) has the identity
+      as head.
     - Anything else between map and output (LayerNorm in ConvNeXt, fully connected layers in VGG, attention pooling, the
-      last blocks of a transformer with a class token, a head that is no layer): the gradient of those layers alone,
+      last blocks of a transformer with a class token, a head that is no layer) has the gradient of those layers alone,
       integrated on the straight line from the calibration mean of the map to the map. `maps.residual` is the error of
       the integral, `maps.class_token` the share of tokens that have no place in the image.
 
@@ -77,6 +67,8 @@ class NObSPCam(Explainer):
             follows the model's last layer, and a softmax where nothing does.
         ridge: Strength of the regularisation of calibrated coefficients.
         ridge_scale: "absolute" as in the paper, or "relative" to the matrix it is added to.
+        points: Points of the integral through layers behind the map. None for 8, or 16 where only the channels' means
+            count, and up to four times as many for images that these miss by more than 0.2%.
         output_names: Names of the classes.
         device: Where to run the model; where it is when None.
         batch_size: Most images in one forward call.
@@ -103,11 +95,12 @@ class NObSPCam(Explainer):
         *,
         layer: str | nn.Module | None = None,
         head: str | nn.Module | None = None,
-        coefficients: Coefficients = "head",
+        coefficients: Literal["head", "calibrated"] = "head",
         kind: Kind = "contrast",
         link: Literal["softmax", "sigmoid"] | None = None,
         ridge: float = 1e-4,
         ridge_scale: Literal["relative", "absolute"] = "absolute",
+        points: int | None = None,
         output_names: Sequence[str] | None = None,
         device: torch.device | str | None = None,
         batch_size: int = 32,
@@ -120,6 +113,7 @@ class NObSPCam(Explainer):
         self.link = link
         self.ridge = ridge
         self.ridge_scale = ridge_scale
+        self.points = points
         self.output_names = output_names
         self.device = device
         self.batch_size = batch_size
@@ -130,12 +124,8 @@ class NObSPCam(Explainer):
         published = {"coefficients": "calibrated", "kind": "positive", "ridge": 1e-4, "ridge_scale": "absolute"}
         return cls(model, **{**published, **options})
 
-    # ------------------------------------------------------------------ calibration
-
     def fit(self, images: Any, y: Any = None, *, engine: Engine | None = None, progress: bool = False) -> Self:  # noqa: ARG002
-        """Calibrates on images; a former calibration is replaced. Memory does not grow with their number.
-
-        What makes the maps doubtful is a warning; `health` has the whole list.
+        """Calibrates on images, in memory that does not grow with them; what makes maps doubtful is a warning.
 
         Args:
             images: Tensor or array (n, channels, height, width), DataLoader (labels in its batches are left aside), an
@@ -152,24 +142,27 @@ class NObSPCam(Explainer):
             ridge = self._checked_ridge()
             source = read_images(run, images, batch_size=self.batch_size)
             feature_map = find_map(as_taken(self.model, source.keys), source.first, layer=self.layer, head=self.head)
-            empty, names = start_calibration(feature_map, self.coefficients), self._names(feature_map)
-            fingerprint = feature_map.fingerprint()
+            empty, fingerprint = start_calibration(feature_map, self.coefficients), feature_map.fingerprint()
+            names = number_outputs(feature_map.outputs) if self.output_names is None else self.output_names
+            names = tuple(str(name) for name in names)
+            if len(names) != feature_map.outputs:
+                found = f"{len(names)} names but the model has {feature_map.outputs} classes"
+                raise ValueError(f"output_names has {found}.")
             if run.size > 1 or run.checkpoint is not None:
                 options = repr((feature_map.described(), self.coefficients, ridge, names))
                 what = "the layer, coefficients, ridge or output_names asked for"
                 run.require_same({"the model": fingerprint, what: options})
-            calibration = run.accumulate(
-                source, empty, _add_images, model=run.share(feature_map), name="calibrating", progress=progress
-            )
+            about: dict[str, Any] = {"model": run.share(feature_map), "name": "calibrating", "progress": progress}
+            calibration = run.accumulate(source, empty, _add_images, **about)
             if calibration.rows < 2:
                 raise ValueError(f"images has {calibration.rows} image; calibration needs at least two.")
             probe = source.first[:PROBE_IMAGES].detach().to("cpu", copy=True)
             # Every rank solves, rather than wait longer than a process group allows for another that does, and takes
             # what the first one found: processors differ in their last digits.
-            solved = calibration.solve(feature_map, ridge, probe)
+            solved = calibration.solve(feature_map, ridge, probe, self.points)
             account: Account = run.decide(lambda: solved)
-        self._fit = _Fitted(feature_map, account, calibration, calibration.rows, names, probe, fingerprint)
-        self._remember_state()
+        fitted = _Fitted({}, feature_map.described(), fingerprint, account, calibration, calibration.rows, names)
+        self._fit = fitted.of(feature_map, probe)
         for finding in self.health().findings:
             if finding.severity == "warning":
                 warnings.warn(finding.message, stacklevel=2)
@@ -180,13 +173,15 @@ class NObSPCam(Explainer):
         mine, theirs = self._fitted, other._fitted
         if mine.calibration is None or theirs.calibration is None:
             raise ValueError("a calibration saved without its moments cannot be merged; save with mergeable=True.")
-        one, two = ((fit.feature_map.described(), fit.fingerprint) for fit in (mine, theirs))
-        if one != two or self.coefficients != other.coefficients:
+        one, two = ((fit.found, fit.fingerprint, type(fit.calibration)) for fit in (mine, theirs))
+        if one != two:
             raise ValueError("the two calibrations are of different models, layers or kinds of coefficients.")
         calibration: Calibration = mine.calibration.merge(theirs.calibration)  # type: ignore[arg-type]  # same kind
         with self._running():
-            account = calibration.solve(mine.feature_map.on_current_device(), self._checked_ridge(), mine.probe)
-        self._fit = dataclasses.replace(mine, account=account, calibration=calibration, rows=calibration.rows)
+            found, ridge = mine.feature_map.on_current_device(), self._checked_ridge()
+            account = calibration.solve(found, ridge, mine.probe, self.points)
+        both = dataclasses.replace(mine, account=account, calibration=calibration, rows=calibration.rows)
+        self._fit = both.of(mine.feature_map, mine.probe)
         return self
 
     def _checked_ridge(self) -> Ridge:
@@ -195,17 +190,8 @@ class NObSPCam(Explainer):
             if getattr(self, name) not in values:
                 said = ", ".join("None" if value is None else f'"{value}"' for value in values)
                 raise ValueError(f"{name} must be one of {said}, found {getattr(self, name)!r}.")
+        require_whole_number("points", 1 if self.points is None else self.points)
         return Ridge(self.ridge, self.ridge_scale)
-
-    def _names(self, feature_map: FeatureMap) -> tuple[str, ...]:
-        if self.output_names is None:
-            return number_outputs(feature_map.outputs)
-        if len(self.output_names) != feature_map.outputs:
-            found, outputs = len(self.output_names), feature_map.outputs
-            raise ValueError(f"output_names has {found} names but the model has {outputs} classes.")
-        return tuple(str(name) for name in self.output_names)
-
-    # ------------------------------------------------------------------ explaining
 
     def __call__(
         self,
@@ -235,8 +221,8 @@ class NObSPCam(Explainer):
             ValueError: If a target is out of range, an image is not finite, or the model's weights have changed.
         """
         targets, fitted = self._targets(target, against, scale), self._fitted
-        part_of = partial(self._part, contrast=targets.has_contrast)
-        parts = self._each(images, targets, part_of, description="explaining", progress=progress)
+        say = partial(answer, fitted.account, contrast=targets.has_contrast)
+        parts = self._each(images, targets, say, description="explaining", progress=progress)
         return join(
             parts,
             several=targets.several,
@@ -264,8 +250,8 @@ class NObSPCam(Explainer):
             progress: Whether to show a progress bar on stderr.
 
         Raises:
-            ValueError: If several targets per image are given, or if the logits are no sum over locations: where layers
-                stand between map and head, where the map is pooled by its maximum, or for a layer further down.
+            ValueError: If the logits are no sum over locations: where layers stand between map and head, where the map
+                is pooled by its maximum, or for a layer further down.
         """
         targets, found = self._one_target(target), self._fitted.feature_map
         if not found.direct or found.pooling not in ("mean", "flatten"):
@@ -288,8 +274,7 @@ class NObSPCam(Explainer):
         """The account and what is lost without each region, together: slow, and the best at saying where a class is.
 
         Each region in turn is blurred away and the network is run again: 49 forward passes an image with 7 × 7 regions.
-        The account says what a region brings with all others there, the removal what is lost when it goes first. Both
-        are brought to one scale, image by image, and added.
+        What is lost and the account are brought to one scale, image by image, and added.
 
         Args:
             images: Images, signals or volumes of any kind that a call takes.
@@ -302,16 +287,16 @@ class NObSPCam(Explainer):
         if fitted.feature_map.text:
             raise ValueError("texts have no regions to blur away; use cam(texts).account.")
         require_whole_number("regions", regions)
-        count = every = regions ** len(fitted.feature_map.shape)
-        if most is not None:
-            require_whole_number("most", most)
-            count = min(most, every)
+        every = regions ** len(fitted.feature_map.shape)
+        require_whole_number("most", every if most is None else most)
+        count = every if most is None else min(most, every)
 
         def remove(feature_map: FeatureMap, view: ForwardPass, question: Question) -> tuple[Tensor, ...]:
-            account = average_regions(self._part(feature_map, view, question, contrast=False)["account"], regions)[:, 0]
+            account = answer(fitted.account, feature_map, view, question)["account"]
+            account = average_regions(account, regions)[:, 0]
             tried = account.flatten(1).topk(count, dim=1).indices
             own = question.target[:, 0]
-            lost = lose_regions(feature_map, view, own, regions, tried, self.batch_size, sigmoid=targets.sigmoid)
+            lost = lose_regions(feature_map, view, own, tried, regions, self.batch_size, sigmoid=targets.sigmoid)
             return account.cpu(), lost.reshape(account.shape).cpu(), own.cpu()
 
         parts = self._each(images, targets, remove, description="removing", progress=progress)
@@ -334,7 +319,7 @@ class NObSPCam(Explainer):
         self,
         images: Any,
         targets: Targets,
-        answer: Callable[[FeatureMap, ForwardPass, Question], T],
+        say: Callable[[FeatureMap, ForwardPass, Question], T],
         *,
         description: str,
         progress: bool,
@@ -350,7 +335,7 @@ class NObSPCam(Explainer):
         seen = 0
         for feature_map, view in self._views(source, description, progress=progress):
             question = targets.question(view.logits, seen, fitted.account.base)
-            answers.append(answer(feature_map, view, question))
+            answers.append(say(feature_map, view, question))
             seen += len(view.logits)
         targets.require(seen)
         return answers
@@ -363,24 +348,7 @@ class NObSPCam(Explainer):
                 for batch in with_progress(source, total=source.rows, enabled=progress, description=description):
                     yield feature_map, forward(batch)
         if self.device is not None:
-            self._remember_state()  # the model has been away and back, the very same
-
-    def _part(
-        self, feature_map: FeatureMap, view: ForwardPass, question: Question, *, contrast: bool
-    ) -> dict[str, Tensor]:
-        account, targets = self._fitted.account, question.target.shape[1]
-        both = question.with_contrast(view.logits) if contrast else question
-        found = answer(account, feature_map, view, both, self._fitted.probe[:1])
-        names = ("positive", "negative", "account", "contributions", "class_token")
-        parts = {name: getattr(found, name)[:, :targets] for name in names}
-        return parts | {
-            "signed": parts["positive"] - parts["negative"],
-            "contrast": found.account[:, -targets:],
-            "target": question.target,
-            "logits": view.logits,
-            "residual": question.whole - found.carried[:, :targets],
-            "confidence": question.confidence,
-        }
+            self._fitted.remember_state()  # the model has been away and back, the very same
 
     def evidence_source(self) -> EvidenceSource:
         """What an index of neighbours needs of an explainer."""
@@ -417,15 +385,13 @@ class NObSPCam(Explainer):
                 continue
             every = torch.arange(feature_map.outputs).expand_as(view.logits) if wanted == "every" else None
             question = self._targets(every, None, "logit").question(view.logits, 0, fitted.account.base)
-            part = self._part(feature_map, view, question, contrast=False)
-            yield EvidenceBatch(units, view.logits.cpu(), part["contributions"].cpu())
+            said = answer(fitted.account, feature_map, view, question)
+            yield EvidenceBatch(units, view.logits.cpu(), said["contributions"].cpu())
 
     def health(self) -> CamHealth:
         """What is worth knowing before the maps are believed, each with what to do about it."""
         fitted = self._fitted
         return examine(fitted.feature_map, fitted.account, rows=fitted.rows)
-
-    # ------------------------------------------------------------------ files
 
     def save(self, path: str | os.PathLike[str], *, mergeable: bool = False) -> None:
         """Writes the calibration to one safetensors file; the model itself and the images are not in it.
@@ -439,16 +405,9 @@ class NObSPCam(Explainer):
         fitted = self._fitted
         if mergeable and fitted.calibration is None:
             raise ValueError("mergeable: this explainer was loaded from a file without what merge needs; pass False.")
-        found = fitted.feature_map
-        stored = _Stored(
-            self._stored_options(),
-            fitted.fingerprint,
-            *(found.described(), found.image_shape, found.text, found.keys),
-            fitted.account.cast(torch.float32),
-            fitted.calibration if mergeable else None,
-            fitted.rows,
-            fitted.output_names,
-        )
+        kept = fitted.calibration if mergeable else None
+        account = fitted.account.cast(torch.float32)
+        stored = dataclasses.replace(fitted, options=self._stored_options(), account=account, calibration=kept)
         serialization.save(path, stored, kind=KIND, version=VERSION)
 
     @classmethod
@@ -459,42 +418,38 @@ class NObSPCam(Explainer):
             path: The file.
             model: The very model it was calibrated on; another one is an error.
         """
-        classes = (*CHECKPOINTED, Account, _Stored)
+        classes = (*CHECKPOINTED, Account, _Fitted)
         stored = serialization.load(path, kind=KIND, version=VERSION, classes=classes)
-        if not isinstance(stored, _Stored):
+        if not isinstance(stored, _Fitted):
             raise ValueError(f"path {str(path)!r} is damaged: it does not hold an explainer.")
-        cam = cls(model, **stored.options)
+        cam, (image_shape, text, keys) = cls(model, **stored.options["init"]), stored.options["images"]
         # Any images show where the map is; these are the same every time.
-        generator, shape = torch.Generator().manual_seed(0), (2, *stored.image_shape)
-        probe = torch.randn(shape, generator=generator)
-        if stored.text:
-            probe = torch.randint(1, 4, shape, generator=generator)
-        for place, key in enumerate(stored.keys[1:], start=1):
+        generator, shape = torch.Generator().manual_seed(0), (2, *image_shape)
+        probe = torch.randint(1, 4, shape, generator=generator) if text else torch.randn(shape, generator=generator)
+        for place, key in enumerate(keys[1:], start=1):
             probe[:, place] = int(key == "attention_mask")
         with cam._running():
-            feature_map = find_map(as_taken(model, stored.keys), probe, layer=cam.layer, head=cam.head)
-        found, known = feature_map.described(), stored.feature_map
+            feature_map = find_map(as_taken(model, keys), probe, layer=cam.layer, head=cam.head)
+        found, known = feature_map.described(), stored.found
         if feature_map.fingerprint() != stored.fingerprint or found["outputs"] != known["outputs"]:
             raise ValueError("model is not the one this explainer was calibrated on; its weights differ.")
         if found != known:
             different = [name for name in known if found[name] != known[name]]
             raise ValueError(f"the model's map is not where it was when this explainer was calibrated: {different}.")
-        account, about = stored.account.cast(torch.float64), (stored.output_names, probe, stored.fingerprint)
-        cam._fit = _Fitted(feature_map, account, stored.calibration, stored.rows, *about)
-        cam._remember_state()
+        cam._fit = dataclasses.replace(stored, account=stored.account.cast(torch.float64)).of(feature_map, probe)
         return cam
 
     def _stored_options(self) -> dict[str, Any]:
-        fitted, found = self._fitted, self._fitted.feature_map
+        """What makes the same explainer around the same model: its parameters, and what its images are like."""
+        found = self._fitted.feature_map
         inside = PACKED if found.keys else ""
         layer = None if self.layer is None else found.place.name.removeprefix(inside)
         head = None if self.head is None or found.head is None else found.head.name.removeprefix(inside)
-        names = None if self.output_names is None else list(fitted.output_names)
+        names = None if self.output_names is None else list(self.output_names_)
         device = None if self.device is None else str(self.device)
         stored = {"layer": layer, "head": head, "output_names": names, "device": device}
-        return self._options() | stored | {"batch_size": int(self.batch_size)}
-
-    # ------------------------------------------------------------------ what was found
+        init = self._options() | stored | {"batch_size": int(self.batch_size)}
+        return {"init": init, "images": (found.image_shape, found.text, found.keys)}
 
     @property
     def layer_(self) -> str:
@@ -536,57 +491,46 @@ class NObSPCam(Explainer):
             # Tensors also move with their model, so that only their values count.
             if fitted.feature_map.fingerprint() != fitted.fingerprint:
                 raise ValueError("the model's weights have changed since fit; call fit(images) again.")
-            self._remember_state()
-        return self._fitted
-
-    def _remember_state(self) -> None:
-        self._fit = dataclasses.replace(self._fitted, state=_state_of(self._fitted.feature_map.module))
+            fitted.remember_state()
+        return fitted
 
     @contextmanager
     def _running(self) -> Iterator[None]:
         """No gradients, ordinary tensors also inside an inference mode, and the model on the chosen device."""
-        module = checked(self.model)
-        home, _ = device_and_dtype(module)
-        away = home if self.device is None else torch.device(self.device)
-        # Gradients that are taken outside of a pass would follow the caller's autocast too.
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast(away.type, enabled=False):
-            if away != home:
-                module.to(away)
-            try:
-                yield
-            finally:
-                if away != home:
-                    module.to(home)
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            moved_to(checked(self.model), self.device) as away,
+            # Gradients that are taken outside of a pass would follow the caller's autocast too.
+            torch.autocast(away.type, enabled=False),
+        ):
+            yield
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Fitted:
-    """A calibration: where the map is, what was found, and what it was found from."""
+    """A calibration; what is not given to `__init__` is not in its file."""
 
-    feature_map: FeatureMap
+    options: dict[str, Any]  # of the explainer, in a file
+    found: dict[str, Any]  # what must be the same for it to apply
+    fingerprint: str  # of the model
     account: Account
-    calibration: Calibration | None
+    calibration: Calibration | None  # what `merge` needs
     rows: int
     output_names: tuple[str, ...]
-    probe: Tensor
-    fingerprint: str
-    state: tuple[Any, ...] = ()  # of the model's tensors
+    feature_map: FeatureMap = field(init=False)  # where the map is
+    probe: Tensor = field(init=False)  # some images
+    state: tuple[Any, ...] = field(init=False)  # of the model's tensors
 
+    def of(self, feature_map: FeatureMap, probe: Tensor) -> Self:
+        """The same of a model."""
+        self.feature_map, self.probe = feature_map, probe
+        self.remember_state()
+        return self
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Stored:
-    """What a file holds."""
-
-    options: dict[str, Any]
-    fingerprint: str
-    feature_map: dict[str, Any]
-    image_shape: tuple[int, ...]
-    text: bool
-    keys: tuple[str, ...]
-    account: Account
-    calibration: Calibration | None
-    rows: int
-    output_names: tuple[str, ...]
+    def remember_state(self) -> None:
+        """Takes the model's tensors as they are for those it was calibrated on."""
+        self.state = _state_of(self.feature_map.module)
 
 
 def _add_images(calibration: Calibration, images: Tensor, forward: Callable[[Tensor], ForwardPass]) -> None:

@@ -19,38 +19,25 @@ from nobsp.vision.maps import ActivationMaps
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Confusion:
-    """Images of one class, `truth`, that were taken for another, `predicted`.
+    """Images of one class that were taken for another."""
 
-    Attributes:
-        positions: Their numbers; the first are those of `images`, which are kept as examples.
-        maps: Why the predicted class and not the true one: the account of one logit less the other, of the examples.
-        channels: Channels of the map by their mean contribution to that difference, largest first.
-        contributions: These means.
-    """
-
-    truth: str
-    predicted: str
+    truth: str  # the class they are of
+    predicted: str  # the class they were taken for
     count: int
-    positions: NDArray[np.int64]
+    positions: NDArray[np.int64]  # their numbers; the first are those of `images`, which are kept as examples
     images: Tensor
-    maps: ActivationMaps
-    channels: NDArray[np.int64]
-    contributions: NDArray[np.float64]
+    maps: ActivationMaps  # why the predicted class and not the true one: the account of one logit less the other
+    channels: NDArray[np.int64]  # channels of the map by their mean contribution to that difference, largest first
+    contributions: NDArray[np.float64]  # these means
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Confusions:
-    """Pairs of classes that a network confuses, the most frequent first.
-
-    Attributes:
-        pairs: One `Confusion` for each pair.
-        matrix: How many images of each class (rows) were taken for which (columns).
-        output_names: Names of the classes.
-    """
+    """Pairs of classes that a network confuses, the most frequent first."""
 
     pairs: tuple[Confusion, ...]
-    matrix: NDArray[np.int64]
-    output_names: tuple[str, ...]
+    matrix: NDArray[np.int64]  # how many images of each class (rows) were taken for which (columns)
+    output_names: tuple[str, ...]  # names of the classes
 
     @property
     def maps(self) -> ActivationMaps:

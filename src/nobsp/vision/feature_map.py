@@ -13,15 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.network.batches import first_non_finite
-from nobsp.network.inference import (
-    Place,
-    catching,
-    device_and_dtype,
-    evaluation_mode,
-    explain_failure,
-    portable,
-    replacing,
-)
+from nobsp.network.inference import Place, catching, device_and_dtype, evaluation_mode, explain_failure, portable
 from nobsp.network.readout import Head, Readout, checked, exact, fingerprint_of, tensors_in
 
 Layout = Literal["first", "last", "tokens"]
@@ -179,22 +171,27 @@ class FeatureMap:
     relu: bool  # whether a rectifier that is no module of its own follows before the pooling
     pooling: Pooling  # how the map becomes units; "flatten" where the layers behind it see all of it
     reach: Reach  # what of the map the layers behind it depend on
-    fixed_batch: bool  # whether the layers behind the map want as many rows as there were images
     head: Head | None  # the linear head
-    link: str  # what follows the head
     readout: Readout | None  # how to catch the representation that enters the head; None where there is no head
     outputs: int  # how many outputs the model has
     channels: int  # channels of the map
     shape: Space  # extent of the map for the images it was found with
     text: bool  # whether the input is codes of tokens
     image_shape: tuple[int, ...]  # channels, height and width of those images, or what other inputs have
+    carrier: Tensor  # an image that carries what is put in the place of the map through the layers before it
     device: torch.device  # where the model lives
     dtype: torch.dtype  # in which precision it takes images
+    fixed_batch: bool = False  # whether the layers behind the map want as many rows as there were images
 
     @property
     def keys(self) -> tuple[str, ...]:
         """Under which keywords the model takes tokens; none for one that takes a tensor."""
         return self.module.keys if isinstance(self.module, TokenModel) else ()
+
+    @property
+    def link(self) -> str:
+        """What follows the head."""
+        return "identity" if self.readout is None else self.readout.link
 
     @property
     def direct(self) -> bool:
@@ -251,7 +248,7 @@ class FeatureMap:
     def running(self) -> Iterator[Callable[[Tensor], ForwardPass]]:
         """Hold the model in evaluation mode and hand out `forward(images)`: one forward pass, maps and logits."""
         with torch.no_grad(), evaluation_mode(self.module) as run, catching(self.place) as catch:
-            watched = nullcontext(lambda x, _: run(x)) if self.direct else self._observing_logits(run)
+            watched = nullcontext(lambda x, _: run(x)) if self.direct else self._observing(run)
             with watched as logits_of:
 
                 def forward(images: Tensor) -> ForwardPass:
@@ -278,17 +275,18 @@ class FeatureMap:
                 yield forward
 
     @contextmanager
-    def behind(self, images: Tensor) -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
+    def behind(self, images: Tensor, *, head: bool = True) -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
         """Hand out `tail(units, rows)`: the logits, with their graph, of units put in the place of the map.
 
-        The model is run on one image, whatever the number of rows, and the units are put in on the way. Of tokens it is
-        run on those of `images` that `rows` name, since masks and lengths reach the layers behind the map too.
+        Without the head, what enters it. The model is run on one small image, whatever the number of rows, and the
+        units are put in on the way. Of tokens it is run on those of `images` that `rows` name, since masks and lengths
+        reach the layers behind the map too.
         """
         shape = tuple(1 for _ in self.shape) if self.reach == "point" else self.shape
         with (
             evaluation_mode(self.module, gradients=True) as run,
-            replacing(self.place) as put,
-            self._observing_logits(run) as logits_of,
+            catching(self.place) as catch,
+            self._observing(run, head=head) as observe,
         ):
 
             def tail(units: Tensor, which: Tensor) -> Tensor:
@@ -303,10 +301,10 @@ class FeatureMap:
                 # A clone, since the next layer may work in place and leaves of a graph must not change.
                 put_in = self.grid.tensor(maps, tokens).to(self.device, self.dtype)
                 put_in = put_in.clone(memory_format=torch.contiguous_format)
-                carrier = images[:1].expand(rows, *images.shape[1:]) if self.fixed_batch else images[:1]
-                carrier = carrier if images.is_floating_point() else images[which.to(images.device)]
-                logits: Tensor = put(put_in, lambda: logits_of(self._ready(carrier), rows))
-                return logits
+                carrier = images[which.to(images.device)] if self.text else self.carrier
+                carrier = carrier.expand(rows, *carrier.shape[1:]) if self.fixed_batch else carrier
+                found: Tensor = catch(lambda: observe(self._ready(carrier), rows), put_in)[0]
+                return found
 
             yield tail
 
@@ -319,14 +317,16 @@ class FeatureMap:
         return (maps * mask[:, None]).sum(2) / mask.sum(1, keepdim=True).clamp_min(1.0)
 
     @contextmanager
-    def _observing_logits(self, run: Callable[[Tensor], Any]) -> Iterator[Callable[[Tensor, int], Tensor]]:
-        """Hand out what runs the model and gives its logits in float64: W z + b, or the output itself."""
+    def _observing(
+        self, run: Callable[[Tensor], Any], *, head: bool = True
+    ) -> Iterator[Callable[[Tensor, int], Tensor]]:
+        """Hand out what runs the model and gives its logits in float64: W z + b, or the output itself; or z."""
         if self.readout is None:
             yield lambda x, rows: exact(next(iter(tensors_in(run(x)).values()))).reshape(rows, -1)
             return
-        readout = self.readout
-        with readout.listening() as heard:
-            yield lambda x, rows: readout.logits(heard(lambda: run(x), rows))
+        made = self.readout.logits if head else exact
+        with self.readout.listening() as heard:
+            yield lambda x, rows: made(heard(lambda: run(x), rows))
 
     def _ready(self, images: Tensor) -> Tensor:
         if self.readout is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,8 +31,6 @@ from nobsp.vision.feature_map import (
 )
 
 PROBE_IMAGES = 3
-# Maps with fewer values per image than this are kept whole, to be compared with flattened vectors.
-_SMALL = 1 << 17
 # How many tensors back from the output a map is looked for when layers stand between map and head.
 _LATEST = 96
 # Of how many of the modules that a tensor passes it is tried to be put in.
@@ -51,30 +49,17 @@ class _Seen:
     grid: Grid
     relu: bool
     shape: Space
-    mean: Tensor  # (n, channels), as are the next two
-    size: Tensor
-    top: Tensor
-    flat: Tensor | None
+    channels: int
+    poolings: list[Pooling]  # those that make the representation of it
     raw: Tensor | None = None  # the tensor itself; kept of the latest ones
 
-    def matches(self, pooling: Pooling, z: Tensor, dtype: torch.dtype) -> bool:
-        """Whether the pooled map is a representation, but for rounding."""
-        if pooling == "flatten":
-            made = size = self.flat
-        else:
-            parts = pooling.split("+")
-            made = torch.cat([self.mean if part == "mean" else self.top for part in parts], dim=1)
-            size = torch.cat([self.size] * len(parts), dim=1)
-        if made is None or size is None or made.shape != z.shape:
-            return False
-        allowed = 8 * torch.finfo(dtype).eps * (z.abs() + size.abs()) + 1e-300
-        return bool(((made - z).abs() <= allowed).all()) and bool((z != 0).any())
-
-    def units(self) -> Tensor:
-        """All of the map and the tokens before it, shape (n, units), as `FeatureMap.units_of` lays them out."""
+    def units(self, *, means: bool = False) -> Tensor:
+        """All of the map and the tokens before it, as `FeatureMap.units` lays them out, or the channels' means."""
         assert self.raw is not None
         maps, tokens = self.grid.maps(self.raw, self.shape), self.grid.prefix_tokens(self.raw)
-        return torch.cat([maps.flatten(1), tokens.flatten(1)], dim=1).to("cpu", torch.float64)
+        maps = maps.clamp_min(0.0) if self.relu else maps
+        units = pooled(maps.double(), "mean") if means else torch.cat([maps.flatten(1), tokens.flatten(1)], dim=1)
+        return units.to("cpu", torch.float64)
 
     def misfit(self, images: Tensor) -> tuple[float, ...]:
         """Small where the locations have the proportions of the images, but for rounding; exact for tokens."""
@@ -106,11 +91,10 @@ def find_map(
     _refuse_non_finite_state(module)
     chosen = None if layer is None else find_part(module, layer, argument="layer")
     device, dtype = device_and_dtype(module)
-    dtype_in = dtype if probe.is_floating_point() else probe.dtype
-    readout: Readout | None = None
+    x, readout = probe.to(device, dtype if probe.is_floating_point() else probe.dtype, copy=True), None
     try:
         with evaluation_mode(module) as run:
-            result = run(probe.to(device, dtype_in, copy=True))
+            result = run(x.clone())
         for shape in (tuple(output.shape) for output in tensors_in(result).values()):
             if len(shape) > 2 and shape[0] == len(probe) and math.prod(shape[2:]) > 1:
                 raise ValueError(
@@ -119,35 +103,27 @@ def find_map(
                 )
         try:
             readout = Readout.find(module, probe, head=head)
+            z = readout.represent(probe).to("cpu", torch.float64)
         except ValueError:
             # No linear layer ends the model: its output may be the average of a map, or of a tail that needs no head.
-            outputs = list(outputs_of(result, len(probe)).values())
-            if head is not None or len(outputs) != 1 or not bool(torch.isfinite(outputs[0]).all()):
+            z, *more = outputs_of(result, len(probe)).values()
+            if head is not None or more or not bool(torch.isfinite(z).all()):
                 raise
     except (RuntimeError, IndexError) as failure:
         raise ValueError(
             f"the model cannot take images of shape {tuple(probe.shape[1:])} ({failure}); pass images of the shape it "
             "was trained on, a single one as a batch of one, images[None]."
         ) from failure
-    keep = None if chosen is None else chosen[1]
-    seen, observed, counts = _observe(module, probe.to(device, dtype_in, copy=True), readout, keep)
-    logits = observed if readout is None else readout.logits(observed)
+    makes = partial(_makes, z, torch.finfo(dtype).eps)
+    seen, counts = _observe(module, x, makes, None if chosen is None else chosen[1])
+    logits = z if readout is None else readout.logits(z)
     found = FeatureMap(
         *(module, Place("", module, -1, "output"), Grid("first"), False, "flatten", "full"),
-        fixed_batch=False,
-        head=None if readout is None else readout.head,
-        link="identity" if readout is None else readout.link,
-        readout=readout,
-        outputs=int(logits.shape[1]),
-        channels=0,
-        shape=(),
-        text=not probe.is_floating_point(),
-        image_shape=tuple(probe.shape[1:]),
-        device=device,
-        dtype=dtype,
+        *(None if readout is None else readout.head, readout, int(logits.shape[1]), 0, ()),
+        *(not probe.is_floating_point(), tuple(probe.shape[1:]), x[:1], device, dtype),
     )
-    search = _Search(found, probe, seen, observed, logits, counts)
-    return search.ready(search.automatic() if chosen is None else search.chosen(*chosen))
+    search = _Search(found, probe, seen, logits, counts)
+    return search.ready(search.find(chosen))
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,17 +131,29 @@ class _Search:
     about: FeatureMap  # what is the same of all that are tried
     probe: Tensor
     seen: list[_Seen]
-    observed: Tensor  # the representation that enters the head, or the output
     logits: Tensor
     counts: Counter[str]
 
-    def automatic(self) -> FeatureMap:
-        """The last map that is pooled into the head, or else the last on whose locations the output depends."""
-        match = self.best(self.seen)
+    def find(self, chosen: tuple[str, nn.Module] | None) -> FeatureMap:
+        """The last map that is pooled into the head, or else the last on whose locations the output depends.
+
+        Where the caller has chosen a layer, its own.
+        """
+        own, what = self.seen, "no layer of the model gives"
+        if chosen is not None:
+            own = [seen for seen in own if seen.module is chosen[1]]
+            own, what = [seen for seen in own if seen.side == "output"] or own, f"layer {chosen[0]!r} does not give"
+        if not own:
+            raise ValueError(
+                f"{what} a map with more than one location for images of shape {tuple(self.probe.shape[1:])}, so there "
+                "is nothing to show evidence on. Maps need a convolutional network or a transformer, an earlier layer, "
+                "or larger images."
+            )
+        match = self.best(own)
         if match is not None:
             return match
         pointless, passed_on = "", 0
-        for views in self.latest():
+        for views in self.latest() if chosen is None else [[seen for seen in own if seen.order == own[-1].order]]:
             found = "" if id(views[0].raw) == passed_on else self.behind(views)
             if isinstance(found, FeatureMap):
                 return found
@@ -173,45 +161,18 @@ class _Search:
                 pointless, passed_on = pointless or found, id(views[0].raw)
         if pointless:
             raise ValueError(
-                f"the output depends on no location of {pointless!r}, only on its first tokens, and no earlier layer "
-                "passes everything on; name a layer with layer=..., e.g. the block before the last."
-            )
-        if not self.seen:
-            raise ValueError(
-                "no layer of the model gives a map with more than one location, so there is nothing to show evidence "
-                "on. Maps need a convolutional network or a transformer, or larger images."
+                f"the output depends on no location of {pointless!r}, only on its first tokens; name a layer through "
+                "which everything passes with layer=..., e.g. the block before the last."
             )
         raise ValueError(
-            "no map of the model makes its output by itself: other paths lead there too. Wrap the model so that one "
-            "layer passes everything on, and name it with layer=..."
-        )
-
-    def chosen(self, name: str, part: nn.Module) -> FeatureMap:
-        """The map of a layer that the caller named."""
-        own = [seen for seen in self.seen if seen.module is part]
-        own = [seen for seen in own if seen.side == "output"] or own
-        if not own:
-            raise ValueError(
-                f"layer {name!r} ({type(part).__name__}) gives no map with more than one location for images of shape "
-                f"{tuple(self.probe.shape[1:])}; choose an earlier layer."
-            )
-        found = self.best(own) or self.behind([seen for seen in own if seen.order == own[-1].order])
-        if isinstance(found, FeatureMap):
-            return found
-        if found:
-            raise ValueError(
-                f"the output depends on no location of layer {name!r}, only on its first tokens; choose an earlier "
-                "layer, or layer=None for the last that has one."
-            )
-        raise ValueError(
-            f"the output depends on more than layer {name!r}: another path leads around it; choose a layer through "
-            "which everything passes, or layer=None."
+            f"{'no map of the model makes' if chosen is None else f'layer {chosen[0]!r} does not make'} the output by "
+            "itself: other paths lead there too. Choose a layer through which everything passes, or wrap the model so "
+            "that there is one; layer=None looks for it."
         )
 
     def best(self, seen: list[_Seen]) -> FeatureMap | None:
         """The last map that is pooled into the head: a module's own output before something derived from it."""
-        z, dtype = self.observed, self.about.dtype
-        hits = [(one, pooling) for one in seen for pooling in POOLINGS if one.matches(pooling, z, dtype)]
+        hits = [(one, pooling) for one in seen for pooling in one.poolings]
         rank = lambda hit: (hit[0].side == "output", not hit[0].relu, hit[0].order, -POOLINGS.index(hit[1]))  # noqa: E731
         return self.feature_map(*max(hits, key=rank), "head") if hits else None
 
@@ -224,13 +185,12 @@ class _Search:
             eye = torch.eye(found.outputs, dtype=torch.float64)
             head = Head(eye, eye.new_zeros(found.outputs), name=seen.name)
         how: dict[str, Any] = {"pooling": pooling, "reach": reach, "fixed_batch": fixed_batch, "head": head}
-        return dataclasses.replace(found, channels=int(seen.mean.shape[1]), **how)
+        return dataclasses.replace(found, channels=seen.channels, **how)
 
     def ready(self, found: FeatureMap) -> FeatureMap:
         """The same, noting whether the tensor has other values at the end of a pass than when it was made."""
         place = dataclasses.replace(found.place, overwritten=True)
-        dtype = self.about.dtype if self.probe.is_floating_point() else self.probe.dtype
-        x = self.probe[:1].to(self.about.device, dtype, copy=True)
+        x = self.about.carrier.clone()
         with evaluation_mode(self.about.module) as run, catching(found.place) as live, catching(place) as copied:
             (_, before), after = live(lambda: copied(lambda: run(x)))
             overwritten = not torch.equal(before, after)
@@ -270,10 +230,9 @@ class _Search:
         for view in views:
             for reach in ("point", "constant"):
                 trial = self.feature_map(view, "mean", reach, fixed_batch=fixed)
-                if self.agrees(trial, view.mean):
-                    return trial
-        text = not self.probe.is_floating_point()
-        for kept in (0, -1) if text else (None,) if full.grid.prefix else ():
+                if self.agrees(trial, view.units(means=True)):
+                    return self.lighten(trial, view.units(means=True))
+        for kept in (0, -1) if whole.text else (None,) if full.grid.prefix else ():
             # Of texts, the first or the last token may be all that is read.
             maps = torch.unflatten(units[:, : whole.map_units], 1, (whole.channels, -1))
             still = (maps.mean(0) * 0.5).expand_as(maps).clone()
@@ -281,14 +240,23 @@ class _Search:
                 still[..., kept] = maps[..., kept]
             if self.agrees(whole, torch.cat([still.flatten(1), units[:, whole.map_units :]], dim=1)):
                 return full.name or "the model"
-        return whole
+        return self.lighten(whole, units)
 
-    def agrees(self, trial: FeatureMap, units: Tensor) -> bool | None:
+    def lighten(self, found: FeatureMap, units: Tensor) -> FeatureMap:
+        """The same with the smallest image that does for running the layers before the map, whose result is unused."""
+        for step in (8, 4, 2) if not found.text else ():
+            small = found.carrier[(slice(None), slice(None), *(slice(None, None, step) for _ in found.image_shape[1:]))]
+            if self.agrees(found, units, small):
+                return dataclasses.replace(found, carrier=small)
+        return found
+
+    def agrees(self, trial: FeatureMap, units: Tensor, other: Tensor | None = None) -> bool | None:
         """Whether units of the probe, put into a pass over another image, give its logits; None for an error."""
-        other = 0.5 * self.probe[:1].flip(-1) if self.probe.is_floating_point() else _other_tokens(self.probe)
+        if other is None:
+            other = _other_tokens(self.probe) if trial.text else 0.5 * self.probe[:1].flip(-1)
         every = torch.arange(len(units), device=self.about.device)
         try:
-            with trial.behind(other) as tail, torch.no_grad():
+            with dataclasses.replace(trial, carrier=other).behind(other) as tail, torch.no_grad():
                 found = tail(units.to(self.about.device), every).detach().to("cpu", torch.float64)
         except (RuntimeError, ValueError, IndexError, AssertionError):
             return None
@@ -297,13 +265,10 @@ class _Search:
         return found.shape == expected.shape and bool(((found - expected).abs() <= tolerance * scale).all())
 
 
-# ---------------------------------------------------------------------- watching a forward pass
-
-
 def _observe(
-    module: nn.Module, x: Tensor, readout: Readout | None, keep: nn.Module | None
-) -> tuple[list[_Seen], Tensor, Counter[str]]:
-    """Every spatial tensor of one forward pass, the representation (or the output), and calls per module."""
+    module: nn.Module, x: Tensor, makes: Callable[[Tensor, Pooling], bool], keep: nn.Module | None
+) -> tuple[list[_Seen], Counter[str]]:
+    """Every spatial tensor of one forward pass, and how it makes the representation; all calls."""
     seen: list[_Seen] = []
     counts: Counter[str] = Counter()
     images, space, order = x.detach().clone(), space_of(x), 0
@@ -318,7 +283,7 @@ def _observe(
         order += 1
         found = found.detach()
         about = {"order": order, "name": name, "module": part, "call": counts[name] - 1, "side": side}
-        views = list(_views(about, found, space, text=not images.is_floating_point()))
+        views = list(_views(about, found, space, makes, text=not images.is_floating_point()))
         if views:
             # A copy, since the model may write into it, and one for all modules it passes; older ones are let go.
             same = (group[0].raw for group in kept if group[0].raw is not None and torch.equal(group[0].raw, found))
@@ -343,27 +308,31 @@ def _observe(
         hooked(parts, "output", partial(note, "output")) as other,
     ):
         one.on = other.on = True
-        if readout is None:
-            return seen, next(iter(outputs_of(run(x.clone()), len(x)).values())), counts
-        with readout.listening() as heard:
-            z = heard(lambda: run(x.clone()), len(x))
-    return seen, z.to("cpu", torch.float64), counts
+        run(x.clone())
+    return seen, counts
 
 
-def _views(about: dict[str, Any], found: Tensor, space: Space, *, text: bool) -> Iterator[_Seen]:
+def _views(
+    about: dict[str, Any], found: Tensor, space: Space, makes: Callable[[Tensor, Pooling], bool], *, text: bool
+) -> Iterator[_Seen]:
     signed = bool((found < 0).any())
     # Of a text, every token has its place.
     for grid in grids_of(found, space, prefixes=1) if text else grids_of(found, space):
-        maps = grid.maps(found, space)
+        maps, first = grid.maps(found, space), grid.layout == "first"
         for relu in (False, True) if signed else (False,):
             used = maps.clamp_min(0.0) if relu else maps
-            flat = used.flatten(2)
-            mean, size = (one.mean(2, dtype=torch.float64).cpu() for one in (flat, flat.abs()))
-            small = used[0].numel() <= _SMALL and grid.layout == "first"
-            whole = pooled(used, "flatten").to("cpu", torch.float64) if small else None
-            top = flat.amax(2).to("cpu", torch.float64)
+            poolings = [one for one in POOLINGS if makes(used, one) and (one != "flatten" or first)]
             shape = tuple(maps.shape[2:])
-            yield _Seen(**about, grid=grid, relu=relu, shape=shape, mean=mean, size=size, top=top, flat=whole)
+            yield _Seen(**about, grid=grid, relu=relu, shape=shape, channels=maps.shape[1], poolings=poolings)
+
+
+def _makes(z: Tensor, eps: float, maps: Tensor, pooling: Pooling) -> bool:
+    """Whether pooled maps are a representation, but for rounding."""
+    parts, whole = pooling.split("+"), pooling == "flatten"
+    if z.shape[1] != (maps[0].numel() if whole else maps.shape[1] * len(parts)) or not bool(z.any()):
+        return False
+    made, sizes = pooled(maps.double(), pooling).cpu(), pooled(maps.double().abs(), "flatten" if whole else "mean")
+    return bool(((made - z).abs() <= 8 * eps * (z.abs() + sizes.cpu().repeat(1, len(parts))) + 1e-300).all())
 
 
 def _other_tokens(tokens: Tensor) -> Tensor:

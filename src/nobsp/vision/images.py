@@ -50,7 +50,13 @@ class DatasetImages(RayRows):
 def read_images(run: Run, images: Any, *, batch_size: int) -> Images | DatasetImages:
     """The images of a calibration, of which no process but one needs to have any; all have the same `first`."""
     if isinstance(run, RayRun):
-        return _dataset_images(images, batch_size)
+        if not is_ray(images):
+            kind = type(images).__name__
+            raise TypeError(f"engine is RayCluster, but images is a {kind}; pass a ray.data.Dataset, or no engine.")
+        batch = first_batch(images, PROBE_IMAGES, argument="images", batch_format="numpy")
+        first = _read_block(batch, batch_size=batch_size, argument="images").first
+        read, size = partial(_read_block, batch_size=batch_size), first[0].numel() * first.element_size()
+        return DatasetImages(images, read, batch_size, size, batch_format="numpy", most_rows=AT_ONCE, first=first)
     if is_ray(images):
         raise ValueError(
             f"images is a Ray dataset, but the engine has {run.size} processes that read images themselves; call fit "
@@ -63,35 +69,17 @@ def read_images(run: Run, images: Any, *, batch_size: int) -> Images | DatasetIm
             raise
         found = Images(0, torch.empty(0), lambda: iter(()))
     # A copy: what is sent would take all of a larger tensor along.
-    firsts = run.gather(found.first[:PROBE_IMAGES].to("cpu", copy=True))
-    first = next((one for one in firsts if len(one)), None)
-    if first is None:
+    firsts = [one for one in run.gather(found.first[:PROBE_IMAGES].to("cpu", copy=True)) if len(one)]
+    if not firsts:
         raise ValueError(f"images is empty on all {run.size} ranks.")
-    return replace(found, first=first)
-
-
-def _dataset_images(images: Any, batch_size: int) -> DatasetImages:
-    if not is_ray(images):
-        raise TypeError(
-            f"engine is RayCluster, but images is a {type(images).__name__}; pass a ray.data.Dataset, or no engine."
-        )
-    batch = first_batch(images, PROBE_IMAGES, argument="images", batch_format="numpy")
-    first = _read_block(batch, batch_size=batch_size, argument="images").first
-    read = partial(_read_block, batch_size=batch_size)
-    size = first[0].numel() * first.element_size()
-    return DatasetImages(images, read, batch_size, size, batch_format="numpy", most_rows=AT_ONCE, first=first)
+    return replace(found, first=firsts[0])
 
 
 def _read_block(
     block: Mapping[str, Any], *, batch_size: int, argument: str = "images (in one of its batches)"
 ) -> Images:
     """The images of a dataset's block, in one of its workers."""
-    keys = list(block) if len(block) == 1 else [key for key in KEYS if key in block]
-    if not keys:
-        raise TypeError(
-            f"{argument} has the columns {sorted(map(str, block))}; name that of the images {KEYS[1]!r}, or select it."
-        )
-    column = np.asarray(block[keys[0]])
+    column = np.asarray(next(iter(block.values())) if len(block) == 1 else _images_in(block, argument))
     if column.dtype == object:
         shapes = sorted({np.shape(image) for image in column}, key=str)
         raise ValueError(f"{argument} has images of the shapes {shapes[:4]}; bring them to one size first.")
@@ -132,13 +120,17 @@ def _batch(given: Any, argument: str, number: int) -> Tensor:
     if _keys(given):
         return torch.stack([_checked(given[key], f"{key} of {where}").long() for key in _keys(given)], dim=1)
     if isinstance(given, Mapping):
-        keys = [key for key in KEYS if key in given]
-        if not keys:
-            raise TypeError(f"{where} is a dictionary with {sorted(map(str, given))}; expected one of {list(KEYS)}.")
-        given = given[keys[0]]
+        given = _images_in(given, where)
     elif isinstance(given, tuple | list) and given:
         given = given[0]
     return _checked(given, where)
+
+
+def _images_in(given: Mapping[str, Any], argument: str) -> Any:
+    found = [given[key] for key in KEYS if key in given]
+    if not found:
+        raise TypeError(f"{argument} has {sorted(map(str, given))}, none of which is one of {list(KEYS)}; rename one.")
+    return found[0]
 
 
 def _checked(batch: Any, argument: str) -> Tensor:

@@ -28,27 +28,20 @@ OPACITY, LIGHT = 0.7, (0.2126, 0.7152, 0.0722)
 class ActivationMaps:
     """Maps for a batch of images. With several targets per image, every array has an axis for them after the first.
 
-    - `account`: an account in logits: its mean over the locations, plus `class_token`, plus `residual`, is the target's
-      logit less `base_values`, the logit at the calibration mean of the map, to rounding in float64. Where the pooled
-      map enters the head it is Σ_c w_c (F_c(h, w) − z̄_c), with F the map, z̄ the channels' means and w the head's
-      weights, and the residual is zero.
-    - `contrast`: the account of the same less that of the other classes in proportion to their softmax, which tells
-      classes apart best. The same as `account` where `against` or a probability is asked for, or classes do not exclude
-      each other.
-    - `positive`: Σ_c F_c(h, w) · max(g_c, 0), the paper's map: where the channels that speak for the class are active,
-      g_c being the contribution of channel c. It can be below zero where activations are (SiLU, GELU).
-    - `negative`: Σ_c F_c(h, w) · max(−g_c, 0), where the channels that speak against it are active.
-    - `signed`: their difference, Σ_c F_c(h, w) · g_c.
-
-    With scale="probability" the account is of the target's probability p instead of its logit, by the integral of its
-    gradient on the straight line from the calibration mean of the map: its mean is p less p at that mean.
+    With F the map, z̄ the channels' calibration means and g_c the contribution of channel c:
 
     Attributes:
-        positive: Shape (n, h, w), as are the next four; (n, t) for signals and tokens, (n, d, h, w) for volumes.
-        negative: Evidence against.
-        signed: Positive less negative.
-        account: Evidence per location, in logits or in probability.
-        contrast: Evidence per location against the other classes.
+        positive: Σ_c F_c(h, w) · max(g_c, 0), the paper's map: where the channels that speak for the class are active,
+            shape (n, h, w), as are the next four; (n, t) for signals and tokens, (n, d, h, w) for volumes. It can be
+            below zero where activations are (SiLU, GELU).
+        negative: Σ_c F_c(h, w) · max(−g_c, 0), where the channels that speak against it are active.
+        signed: Their difference, Σ_c F_c(h, w) · g_c.
+        account: Evidence per location in logits: its mean over the locations, plus `class_token`, plus `residual`, is
+            the target's logit less `base_values`, to rounding in float64. Where the pooled map enters the head it is
+            Σ_c w_c (F_c(h, w) − z̄_c), with w the head's weights. With scale="probability" it is of the target's
+            probability p, and its mean is p less p at the calibration mean of the map.
+        contrast: The account less that of the other classes in proportion to their softmax, which tells classes apart
+            best; the account itself where `against` or a probability is asked for, or classes exclude no other.
         contributions: g_c, shape (n, channels).
         class_token: Share of the account that belongs to tokens without a place in the image, or to a text's mask
             (the output at the mean map depends on it), shape (n,).
@@ -56,7 +49,7 @@ class ActivationMaps:
         logits: What the model says, shape (n, outputs).
         base_values: Logits at the calibration mean of the map, shape (outputs,).
         mean_values: Mean logits over the calibration images; not `base_values` where layers follow that are not linear.
-        residual: What the account misses, shape (n,).
+        residual: What the account misses, shape (n,): zero where the pooled map enters the head.
         confidence: The model's probability of the target, shape (n,).
         output_names: Names of the classes.
         layer: Where in the model the map is.
@@ -229,19 +222,14 @@ def pictures_of(images: Any, count: int, *, mean: Any = None, std: Any = None) -
         raise ValueError(f"images has {array.shape[3]} channels; expected one or three.")
     scaled = array.astype(np.float64) / (255.0 if array.dtype.kind in "iu" else 1.0)
     if mean is not None or std is not None:
-        shift, factor = _per_channel(mean, 0.0, array.shape[3], "mean"), _per_channel(std, 1.0, array.shape[3], "std")
+        given = {"mean": 0.0 if mean is None else mean, "std": 1.0 if std is None else std}
+        shift, factor = (np.asarray(one, dtype=np.float64).ravel() for one in given.values())
+        for name, values in zip(given, (shift, factor), strict=True):
+            if len(values) not in (1, array.shape[3]):
+                raise ValueError(f"{name} has {len(values)} values, but the images have {array.shape[3]} channels.")
         scaled = np.clip(scaled * factor + shift, 0.0, 1.0)
     low, high = scaled.min((1, 2, 3), keepdims=True), scaled.max((1, 2, 3), keepdims=True)
     outside = (low < 0) | (high > 1)
     stretched = (scaled - low) / np.where(high > low, high - low, 1.0)
     result: Array = np.broadcast_to(np.where(outside, stretched, scaled), (*array.shape[:3], 3))
     return result
-
-
-def _per_channel(given: Any, usual: float, channels: int, name: str) -> Array:
-    values = np.asarray(usual if given is None else given, dtype=np.float64).ravel()
-    if len(values) not in (1, channels):
-        raise ValueError(
-            f"{name} has {len(values)} values, but the images have {channels} channels; pass one for each."
-        )
-    return values

@@ -18,7 +18,6 @@ Array = NDArray[np.float64]
 
 # Evidence of all classes and locations held at once, in numbers.
 _AT_ONCE = 2**23
-
 # Evidence beyond this has moved any probability to 0 or 1; its exponential still is a number.
 _MOST = 300.0
 
@@ -27,7 +26,6 @@ _MOST = 300.0
 class Removal:
     """In which order locations have to go for a class to go fastest, and what is left of its probability.
 
-    The account says what a location brings while all others stay; here each step counts what those before have left.
     The head is linear in the pooled map, so every step is exact, and no further pass through the network is needed.
 
     Attributes:
@@ -63,13 +61,11 @@ def remove_locations(
 ) -> tuple[Tensor, Tensor]:
     """Steps at which locations go, shape (n, *locations), and the target's probability; see `remove_one_by_one`."""
     assert feature_map.head is not None
-    weight = feature_map.head.weight.to(seen.maps.device)
-    locations = seen.maps[0, 0].numel()
-    at_once = max(1, _AT_ONCE // (len(weight) * locations))
+    weight, locations = feature_map.head.weight.to(seen.maps.device), seen.maps[0, 0].numel()
     parts = []
-    for maps, logits, own in zip(*(torch.split(one, at_once) for one in (seen.maps, seen.logits, target)), strict=True):
-        evidence = spread(maps, weight.expand(len(maps), -1, -1), feature_map.pooling).flatten(2) / locations
-        parts.append(remove_one_by_one(logits, evidence, own, sigmoid=sigmoid))
+    for some in torch.split(torch.arange(len(target)), max(1, _AT_ONCE // (len(weight) * locations))):
+        evidence = spread(seen.maps[some], weight.expand(len(some), -1, -1), feature_map.pooling).flatten(2)
+        parts.append(remove_one_by_one(seen.logits[some], evidence / locations, target[some], sigmoid=sigmoid))
     order, chances = (torch.cat(part) for part in zip(*parts, strict=True))
     return torch.unflatten(order, 1, seen.maps.shape[2:]), chances
 
@@ -100,9 +96,6 @@ def remove_one_by_one(
         gap = gap + apart[rows, :, gone]
         chances.append(torch.sigmoid(-against))
     return order, torch.stack(chances, dim=1)
-
-
-# ---------------------------------------------------------------------- regions of the input
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -143,9 +136,9 @@ def lose_regions(
     feature_map: FeatureMap,
     seen: ForwardPass,
     target: Tensor,
-    regions: int,
     tried: Tensor,
-    batch_size: int,
+    regions: int,
+    at_once: int,
     *,
     sigmoid: bool,
 ) -> Tensor:
@@ -163,10 +156,10 @@ def lose_regions(
     before = _log_odds(seen.logits, target, sigmoid=sigmoid)
     lost = before.new_zeros(len(before), regions ** len(space))
     with feature_map.running() as forward:
-        for some in torch.split(torch.arange(tried.numel(), device=tried.device), batch_size):
+        for some in torch.split(torch.arange(tried.numel(), device=tried.device), at_once):
             rows, region = some // tried.shape[1], tried.flatten()[some]
-            here, gone = rows.to(images.device), region.to(images.device)
-            gone = number == gone.reshape(-1, *(1 for _ in space))
+            here = rows.to(images.device)
+            gone = number == region.to(images.device).reshape(-1, *(1 for _ in space))
             changed = torch.where(gone[:, None], blurred[here], images[here])
             lost[rows, region] = before[rows] - _log_odds(forward(changed).logits, target[rows], sigmoid=sigmoid)
     return lost
