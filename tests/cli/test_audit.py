@@ -15,6 +15,9 @@ import pytest
 import torch
 from torch import nn
 
+from nobsp import ContributionIndex, NObSP
+from nobsp.network.exported import as_module
+
 Run = Callable[..., Any]
 NAMES = ["cat", "dog", "owl"]
 
@@ -191,6 +194,61 @@ def test_an_image_in_no_folder_has_no_label(nobsp: Run, gallery: Path, tmp_path:
     )
     assert done.code == 2
     assert "0.png lies in no folder" in done.err
+
+
+# ---------------------------------------------------------------------- what speaks for a prediction
+
+
+def test_rows_that_speak_for_what_was_flagged_are_those_of_the_index(nobsp: Run, kinds: Path, tmp_path: Path) -> None:
+    words = [*asked(kinds, "kinds.csv", "kind"), "--output-names", *NAMES, "--influence", 2]
+    found = json.loads(nobsp(*words, "--out", tmp_path / "out").out)
+    table = pd.read_csv(kinds / "kinds.csv")
+    rows = table[["a", "b", "c"]]
+    explainer = NObSP(as_module(kinds / "kinds.pt2", rows), output_names=NAMES).fit(rows)
+    index = ContributionIndex(explainer).fit(rows, table["kind"])
+    first = [line["row"] for line in lines_of(tmp_path / "out" / "audit.csv")][:2]
+    expected = index.influence(rows.iloc[[int(row) for row in first]], k=2)
+    lines = lines_of(tmp_path / "out" / "influence.csv")
+    assert [line["row"] for line in lines[:8]] == [row for row in first for _ in range(4)]
+    frame = expected.to_frame(4)
+    assert [int(line["by"]) for line in lines[:8]] == frame["index"].tolist()
+    assert [line["label"] for line in lines[:8]] == frame["label"].tolist()
+    np.testing.assert_allclose([float(line["value"]) for line in lines[:8]], frame["value"], rtol=1e-3)
+    assert found["influence_exact"] == pytest.approx(expected.exact, rel=1e-3)
+    page = told_in(tmp_path / "out" / "report.html")["table"]["influence"]
+    assert (page["count"], page["targets"][int(first[0])]) == (4, expected.target[0])
+    without = json.loads(nobsp(*words, "--influence", 0, "--out", tmp_path / "none").out)
+    assert "influence.csv" not in without["files"]
+    assert {path.name for path in (tmp_path / "none").iterdir()} == {"audit.csv", "report.html"}
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_labels_of_images_come_as_a_table(nobsp: Run, gallery: Path, tmp_path: Path, several: bool) -> None:
+    names = [path.relative_to(gallery / "more").as_posix() for path in sorted((gallery / "more").rglob("*.png"))]
+    kinds = ["down" if name in ("across/0.png", "across/7.png") else name.split("/")[0] for name in names]  # two wrong
+    labels = pd.DataFrame({"image": names[::-1], "kind": kinds[::-1]})  # in whatever order
+    if several:
+        labels = pd.DataFrame({"image": names[::-1]}).assign(
+            **{k: (labels["kind"] == k) * 1 for k in ("across", "down")}
+        )
+    labels.to_csv(tmp_path / "labels.csv", index=False)
+    words = ["audit", "--model", gallery / "trained.pt2", "--images", gallery / "more", "--channels", 1]
+    words += ["--labels", tmp_path / "labels.csv", "--json", "--influence", 3]
+    done = nobsp(*words, "--output-names", "across", "down", "--budget", 4 if several else 2, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    lines = lines_of(tmp_path / "out" / "audit.csv")
+    assert len(lines) == (80 if several else 40)
+    wrong = [line for line in lines if line["is_label_issue"] == "True"]
+    assert {Path(line["image"]).name for line in wrong} == {"0.png", "7.png"}
+    assert all("across" in line["image"] for line in wrong)
+    page = told_in(tmp_path / "out" / "report.html")
+    told = {f"across/{n}.png{c}" for n in (0, 7) for c in ((", across", ", down") if several else ("",))}
+    assert set(page["audit"]["names"][: len(told)]) == told
+    assert page["pictures"]["influence"]["count"] == 6
+    labels[1:].to_csv(tmp_path / "labels.csv", index=False)
+    refused = nobsp(*words, "--out", tmp_path / "other")
+    assert refused.code == 2
+    assert f"has no line for '{names[-1]}'" in refused.err
 
 
 # ---------------------------------------------------------------------- decisions

@@ -33,9 +33,10 @@ from nobsp.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from nobsp import Audit
+    from nobsp import Audit, ContributionIndex
+    from nobsp.neighbors import Influence
 
-FILES = ("audit.csv", "report.html")
+FILES = ("audit.csv", "influence.csv", "report.html")
 _COUNTS = ("likely_wrong_labels", "likely_errors", "boundary_cases", "outliers")
 _ROWS_IN_REPORT, _IMAGES_IN_REPORT = 5000, 60
 
@@ -62,6 +63,8 @@ class AuditOptions:
     """How many labels to suspect, instead of --precision."""
     outliers: float = 0.01
     """Typicality below which a row is an outlier."""
+    influence: int = 4
+    """How many rows that speak for a prediction, and how many against it, to show; 0 for none."""
     apply: Path | None = None
     """Decisions saved from the report (CSV or JSON): writes the table, or the list of images, after them; no --model
     is needed."""
@@ -86,10 +89,10 @@ def audit(
     Finds rows, or images, that deserve a second look: likely errors of the model, likely wrong labels, cases on the
     boundary, and outliers, by comparing the evidence behind each prediction with that behind its neighbours'. Give a
     table with --data and --target (classes, or values of a regression), --images with one folder a class, or either
-    with a table of --labels. The folder of --out gets **audit.csv** (every
-    row with its findings, most suspicious first) and **report.html** (the cases with their neighbours), where one ticks
-    what to keep, relabel or drop and saves it. With --apply, that file is applied: --out gets **cleaned.csv** and
-    **changes.csv**, a log.
+    with a table of --labels. The folder of --out gets **audit.csv** (every row with its findings, most suspicious
+    first), **influence.csv** (for those flagged, the rows that speak for and against the prediction, where a linear
+    head makes it) and **report.html** (the cases with their neighbours), where one ticks what to keep, relabel or drop
+    and saves it. With --apply, that file is applied: --out gets **cleaned.csv** and **changes.csv**, a log.
     """
     if (table.data is None) == (images.images is None):
         raise UsageError("choose what to audit: a table with --data and --target, or images with --images.")
@@ -98,7 +101,7 @@ def audit(
             raise UsageError("--apply changes labels of --target or of folders; those of --labels are yours to change.")
         _apply_decisions(method.apply, table, images, output, console)
         return
-    require_positive(neighbours=method.neighbours)
+    require_positive(neighbours=method.neighbours, influence=method.influence or None)
     with output.write(FILES) as folder, model.limit_threads(None if table.data is None else 1):
         loaded = load_model(model)
         if table.data is not None:
@@ -108,13 +111,20 @@ def audit(
         found = audited.found
         rest = np.setdiff1d(np.arange(len(found)), found.flagged)
         order = np.concatenate([found.flagged, rest[np.argsort(found.joint[rest], kind="stable")]])
-        summary = _summarise(output, audited, order)
+        # Rows in the order of the file, so that they have the same numbers everywhere.
+        shown = found[order[:_IMAGES_IN_REPORT] if audited.columns else np.sort(order[:_ROWS_IN_REPORT])]
+        influence = audited.weigh_influence(shown, method.influence)
+        summary = _summarise(output, audited, order, influence)
         frame = found.to_frame()
         columns = {**audited.columns, **{str(name): list(frame[name]) for name in frame.columns}}
         write_csv(folder / "audit.csv", {name: [values[row] for row in order] for name, values in columns.items()})
+        if influence is not None:
+            write_csv(folder / "influence.csv", audited.tabulate(shown, influence))
         if output.report:
             console.step("writing the report")
-            _write_report(folder / "report.html", audited, order, output, loaded, _describe_counts(summary))
+            title = output.title or f"An audit of {loaded.name}"
+            about = f"{loaded.name} ({loaded.origin}) on {audited.where}: {_describe_counts(summary)}"
+            _write_report(folder / "report.html", audited, shown, influence, title=title, about=about)
     console.show(summary, _describe)
 
 
@@ -123,36 +133,51 @@ class Audited:
     """What was found, and what a report of some of it is made of."""
 
     found: Audit
+    index: ContributionIndex
     names: Sequence[str]  # of the rows of the data
+    others: Sequence[str]  # of the rows of the index
     where: str
-    page: Callable[[Audit], dict[str, Any]]
-    columns: dict[str, list[str]]  # that audit.csv begins with
+    take: Callable[[Audit], Any]  # the rows that a part of the audit is about
+    page: Callable[[Audit, Influence | None], dict[str, Any]]
+    columns: dict[str, list[str]]  # that audit.csv begins with: the images
     warning: str | None = None
+
+    def weigh_influence(self, shown: Audit, k: int) -> Influence | None:
+        """Rows that speak for the predictions shown, and against them; None without a linear head that makes these."""
+        if k == 0:
+            return None
+        try:
+            return self.index.influence(self.take(shown), target=shown.outputs, k=k)
+        except ValueError:
+            return None
+
+    def tabulate(self, shown: Audit, influence: Influence) -> dict[str, list[Any]]:
+        """What speaks for the predictions that were flagged, as columns."""
+        flagged = shown.flagged
+        frame = influence[flagged].to_frame(influence.values.shape[1])
+        names = [self.names[shown.rows[flagged[query]]] for query in frame["query"]]
+        found = {"image" if self.columns else "row": names, "class": list(frame["target"])}
+        found["by"] = [self.others[index] for index in frame["index"]]
+        return found | {name: list(frame[name]) for name in ("label", "value", "share", "logit")}
 
 
 def _write_report(
-    path: Path, audited: Audited, order: NDArray[np.intp], output: OutputOptions, loaded: Loaded, counts: str
+    path: Path, audited: Audited, shown: Audit, influence: Influence | None, *, title: str, about: str
 ) -> None:
     from nobsp.reporting import report
 
-    images = "image" in audited.columns
-    # Rows in the order of the file, so that they have the same numbers everywhere.
-    kept = order[:_IMAGES_IN_REPORT] if images else np.sort(order[:_ROWS_IN_REPORT])
-    shown = audited.found[kept]
-    about = f"{loaded.name} ({loaded.origin}) on {audited.where}: {counts}"
     about += f" Shown are the {len(shown):,} most suspicious." if len(shown) < len(audited.found) else ""
-    about += " Most suspicious first, in the order of audit.csv." if images else ""
+    about += " Most suspicious first, in the order of audit.csv." if audited.columns else ""
     about += "" if audited.warning is None else f" Warning: {audited.warning}"
     which = [""] * len(shown) if shown.outputs is None else [f", {name}" for name in shown.outputs]
-    names = [audited.names[row] + about for row, about in zip(shown.rows, which, strict=True)]
-    part: dict[str, Any] = {"hits": shown.by_contributions, "audit": shown, "names": names}
+    names = [audited.names[row] + output for row, output in zip(shown.rows, which, strict=True)]
+    part: dict[str, Any] = {"hits": shown.by_contributions, "influence": influence, "audit": shown, "names": names}
     classes = shown.by_contributions.classes
     if shown.labels is not None and shown.outputs is None:
         known = None if classes is None else classes.tolist()
         part["labels"] = shown.labels if known is None else [known.index(label) for label in shown.labels.tolist()]
         part["class_names"] = None if known is None else list(map(str, known))
-    title = output.title or f"An audit of {loaded.name}"
-    report(path=path, title=title, about=about, **part | audited.page(shown))
+    report(path=path, title=title, about=about, **part | audited.page(shown, influence))
 
 
 def _audit_table(
@@ -173,12 +198,16 @@ def _audit_table(
             raise UsageError(f"--labels {method.labels} has {lines} lines for {rows} rows of --data.")
     method.check(len(database.rows) - (data is database))
     explainer = fit_explainer(model, table, loaded, database, console)
-    found = _compare(explainer, model, method, database.rows, data.rows, labels, console)
+    found, index = _compare(explainer, model, method, database.rows, data.rows, labels, console)
+    names, others = ([str(row) for row in range(len(one.rows))] for one in (data, database))
 
-    def page(shown: Audit) -> dict[str, Any]:
+    def take(shown: Audit) -> Any:
+        return data.rows.iloc[shown.rows]
+
+    def page(shown: Audit, _: Influence | None) -> dict[str, Any]:
         return {"subject": explainer(data.rows)[shown.rows]}
 
-    return Audited(found, [str(row) for row in range(len(data.rows))], data.where, page, {})
+    return Audited(found, index, names, others, data.where, take, page, {})
 
 
 def _audit_images(
@@ -195,7 +224,7 @@ def _audit_images(
     link = "sigmoid" if labels[0].ndim == 2 else None
     network = cam.prepare_network(model, loaded, database, console)
     explainer = cam.fit_cam(model, *network, database, console, coefficients=method.coefficients, link=link)
-    found = _compare(explainer, model, method, database, pictures, labels, console)
+    found, index = _compare(explainer, model, method, database, pictures, labels, console)
     warning = None
     if method.labels is None and found.by_contributions.classes is not None:
         classes, predicted = ([str(one) for one in ones] for ones in (found.by_contributions.classes, found.predicted))
@@ -203,15 +232,18 @@ def _audit_images(
         warning = cam.check_order(pictures.labels, predicted, classes, option=option)
     console.warn(warning)
 
-    def page(shown: Audit) -> dict[str, Any]:
-        some = pictures.chosen(shown.rows.tolist())
+    def take(shown: Audit) -> Any:
+        return pictures.chosen(shown.rows.tolist())
+
+    def page(shown: Audit, influence: Influence | None) -> dict[str, Any]:
+        some = take(shown)
         batch = some.batch(range(len(some)))
         likely = np.argsort(-explainer(batch).logits, axis=1)[:, : cam.CLASSES_SHOWN]
         about = {"subject": explainer(batch, likely), "explainer": explainer, "images": some.shown(batch)}
-        return about | cam.show_neighbours(shown.by_contributions, database)
+        return about | cam.show_neighbours(database, hits=shown.by_contributions, influence=influence)
 
-    paths = [str(pictures.paths[row]) for row in found.rows]
-    return Audited(found, pictures.names, pictures.where, page, {"image": paths}, warning)
+    paths = {"image": [str(pictures.paths[row]) for row in found.rows]}
+    return Audited(found, index, pictures.names, database.names, pictures.where, take, page, paths, warning)
 
 
 def _read_labels(columns: Any, path: Path, option: str) -> NDArray[Any]:
@@ -248,7 +280,7 @@ def _compare(
     rows: Any,
     labels: Sequence[NDArray[Any]],
     console: Console,
-) -> Audit:
+) -> tuple[Audit, ContributionIndex]:
     """Compares every row with its neighbours in the database, which may hold the row itself."""
     from nobsp.neighbors import ContributionIndex, audit
 
@@ -265,10 +297,10 @@ def _compare(
     console.step(f"auditing {len(labels[1]):,} predictions")
     asked = (None, None) if rows is database else (rows, labels[1])
     flags: dict[str, Any] = {name: getattr(method, name) for name in ("budget", "precision", "outliers")}
-    return audit(index, *asked, k=method.neighbours, **flags)
+    return audit(index, *asked, k=method.neighbours, **flags), index
 
 
-def _summarise(output: OutputOptions, audited: Audited, order: Any) -> dict[str, Any]:
+def _summarise(output: OutputOptions, audited: Audited, order: Any, influence: Influence | None) -> dict[str, Any]:
     found = audited.found
     names = audited.columns.get("image") or [f"row {row}" for row in found.rows]
     flags: Any = (found.mislabels, found.errors, found.boundary, found.outliers)
@@ -284,7 +316,8 @@ def _summarise(output: OutputOptions, audited: Audited, order: Any) -> dict[str,
         "warning": audited.warning,
         "auroc": found.auroc,
         "first": [{"name": names[row], "reason": found.reasons[row]} for row in order[:5] if found.reasons[row]],
-        "files": output.paths(FILES),
+        "influence_exact": None if influence is None else influence.exact,
+        "files": output.paths([name for name in FILES if influence is not None or name != "influence.csv"]),
     }
 
 
@@ -302,6 +335,9 @@ def _describe(found: Mapping[str, Any]) -> list[str]:
         scores = ", ".join(f"{name} {score:.3f}" for name, score in found["auroc"].items())
         lines.append(f"Telling right from wrong predictions, AUROC: {scores}.")
     lines += [f"{one['name']}: {one['reason']}." for one in found["first"]]
+    if found["influence_exact"] is not None:
+        share = f"training on these rows explains {found['influence_exact']:.1%} of the head's weights"
+        lines.append(f"What speaks for and against what was flagged is in influence.csv; {share}.")
     return lines
 
 
