@@ -249,6 +249,14 @@ def test_labels_of_images_come_as_a_table(nobsp: Run, gallery: Path, tmp_path: P
     refused = nobsp(*words, "--out", tmp_path / "other")
     assert refused.code == 2
     assert f"has no line for '{names[-1]}'" in refused.err
+    if several:
+        labels.to_csv(tmp_path / "labels.csv", index=False)
+        decisions = ticked(page, tmp_path / "d.json", {"across/0.png, across": "relabel", "across/7.png, down": "drop"})
+        given = ("--images", gallery / "more", "--labels", tmp_path / "labels.csv", "--apply", decisions)
+        assert nobsp("audit", *given, "--out", tmp_path / "cleaned").code == 0
+        cleaned = {Path(line["image"]).as_posix(): line for line in lines_of(tmp_path / "cleaned" / "cleaned.csv")}
+        first = cleaned[(gallery / "more" / "across" / "0.png").as_posix()]
+        assert (len(cleaned), first["across"], first["down"]) == (39, "1", "1")
 
 
 # ---------------------------------------------------------------------- decisions
@@ -297,6 +305,48 @@ def test_what_the_page_saves_can_be_applied_to_images(nobsp: Run, tmp_path: Path
     nobsp("audit", "--images", tmp_path / "scans", "--apply", tmp_path / "decisions.json", "--out", tmp_path / "out")
     lines = lines_of(tmp_path / "out" / "cleaned.csv")
     assert [(Path(line["image"]).name, line["label"]) for line in lines] == [("a.png", "up"), ("b.png", "down")]
+
+
+def ticked(page: Any, path: Path, decisions: dict[str, str]) -> Path:
+    """Decisions by name, as the page saves them."""
+    told, records = page["audit"], []
+    for name, decision in decisions.items():
+        at = told["names"].index(name)
+        record = {"row": told["rows"][at], "name": name, "decision": decision, "output": told["outputs"][at]}
+        suggested = told["classes"]["suggested"][at] if decision == "relabel" else ""
+        records.append(record | {"given_label": told["classes"]["label"][at], "new_label": suggested})
+    path.write_text(json.dumps(records), encoding="utf-8")
+    return path
+
+
+def test_decisions_about_one_of_several_classes_are_applied_to_its_column(
+    nobsp: Run, kinds: Path, tmp_path: Path
+) -> None:
+    rows = pd.read_csv(kinds / "kinds.csv")[["a", "b", "c"]]
+    labels = pd.DataFrame(np.eye(3, dtype=int)[np.repeat([0, 1, 2], 40)], columns=["is a cat", "dog, or wolf", "owl"])
+    labels.loc[7, "owl"], labels.loc[[50, 90], "is a cat"] = 1, 1
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    labels.to_csv(tmp_path / "labels.csv", index=False)
+    given = ["audit", "--data", tmp_path / "rows.csv", "--labels", tmp_path / "labels.csv"]
+    done = nobsp(*given, "--model", kinds / "kinds.pt2", "--budget", 3, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    wrong = {"7, owl": "relabel", "50, is a cat": "relabel", "90, is a cat": "drop"}
+    decisions = ticked(told_in(tmp_path / "out" / "report.html"), tmp_path / "decisions.json", wrong)
+    done = nobsp(*given, "--apply", decisions, "--json", "--out", tmp_path / "cleaned")
+    found = json.loads(done.out)
+    assert (found["kept"], found["dropped"], found["relabelled"]) == (119, 1, 2)
+    labels.loc[7, "owl"], labels.loc[50, "is a cat"] = 0, 0
+    expected = pd.concat([rows, labels], axis=1).drop(index=90).reset_index(drop=True)
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "cleaned" / "cleaned.csv"), expected)
+    log = [tuple(line.values()) for line in lines_of(tmp_path / "cleaned" / "changes.csv")]
+    assert log == [
+        ("7, owl", "relabel", "1", "0"),
+        ("50, is a cat", "relabel", "1", "0"),
+        ("90, is a cat", "drop", "1", ""),
+    ]
+    labels.rename(columns={"owl": "bird"}).to_csv(tmp_path / "labels.csv", index=False)
+    refused = nobsp(*given, "--apply", decisions, "--out", tmp_path / "no")
+    assert (refused.code, "there is no column 'owl' of labels" in refused.err) == (2, True)
 
 
 @pytest.mark.parametrize(

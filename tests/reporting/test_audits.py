@@ -105,6 +105,16 @@ def test_findings_are_grouped_by_kind_and_filtered(show, found, tmp_path):
     assert opened.complaints == []
 
 
+def test_a_decision_about_one_of_several_classes_says_which(show, found, tmp_path):
+    found.outputs = np.array(["round", "red"] * 7)
+    page = show(report(found, tmp_path / "audit.html")).page
+    page.check("input[name=decision-0][value=drop]")  # the first line is row 5
+    with page.expect_download() as waiting:
+        page.click("#audit-json")
+    [record] = json.loads(waiting.value.path().read_text(encoding="utf-8"))
+    assert (record["row"], record["output"]) == (105, "red")
+
+
 def test_decisions_are_ticked_and_saved_by_the_page_itself(show, found, tmp_path):
     opened = show(report(found, tmp_path / "audit.html", class_names=["cat", "dog", "owl"]))
     page = opened.page

@@ -69,6 +69,11 @@ class AuditOptions:
     """Decisions saved from the report (CSV or JSON): writes the table, or the list of images, after them; no --model
     is needed."""
 
+    def name_classes(self, labels: Any) -> AuditOptions:
+        """The same with several classes called as the columns of their labels, where they have no other names."""
+        names = split_names(self.classes) or [str(name) for name in labels.columns]
+        return self if labels.shape[1] == 1 else dataclasses.replace(self, classes=names)
+
     def check(self, others: int) -> None:
         """Raises a UsageError where there are fewer others to compare with."""
         if self.neighbours > others:
@@ -97,9 +102,7 @@ def audit(
     if (table.data is None) == (images.images is None):
         raise UsageError("choose what to audit: a table with --data and --target, or images with --images.")
     if method.apply is not None:
-        if method.labels is not None:
-            raise UsageError("--apply changes labels of --target or of folders; those of --labels are yours to change.")
-        _apply_decisions(method.apply, table, images, output, console)
+        _apply_decisions(table, images, method, output, console)
         return
     require_positive(neighbours=method.neighbours, influence=method.influence or None)
     with output.write(FILES) as folder, model.limit_threads(None if table.data is None else 1):
@@ -192,10 +195,8 @@ def _audit_table(
     if method.labels is None:
         labels = [_read_labels(one.labels, one.path, "--target") for one in (database, data)]
     else:
-        labels = [_read_labels(read_frame(method.labels, option="--labels"), method.labels, "--labels")] * 2
-        lines, rows = len(labels[0]), len(data.rows)
-        if lines != rows:
-            raise UsageError(f"--labels {method.labels} has {lines} lines for {rows} rows of --data.")
+        given = _label_table(method.labels, len(data.rows))
+        labels, method = [_read_labels(given, method.labels, "--labels")] * 2, method.name_classes(given)
     method.check(len(database.rows) - (data is database))
     explainer = fit_explainer(model, table, loaded, database, console)
     found, index = _compare(explainer, model, method, database.rows, data.rows, labels, console)
@@ -215,7 +216,9 @@ def _audit_images(
 ) -> Audited:
     pictures, database = cam.find_images(images, method.calibrate, model)
     if method.labels is not None:
-        labels = [_labels_of_images(method.labels, ones.names) for ones in (database, pictures)]
+        tables = [_label_table(method.labels, ones.names) for ones in (database, pictures)]
+        labels = [_read_labels(one, method.labels, "--labels") for one in tables]
+        method = method.name_classes(tables[0])
     else:
         for option, ones in (("--images", pictures), ("--calibrate", database)):
             cam.require_folders(ones, option, "an audit needs one folder a class, or --labels")
@@ -260,16 +263,20 @@ def _read_labels(columns: Any, path: Path, option: str) -> NDArray[Any]:
     return np.asarray(values, dtype=np.int64 if whole else np.float64)
 
 
-def _labels_of_images(path: Path, names: Sequence[str]) -> NDArray[Any]:
-    """Labels of images from a table whose first column has their names in the folder."""
+def _label_table(path: Path, rows: int | Sequence[str]) -> Any:
+    """The columns of --labels for so many rows; for images, whose names in the folder are in the first column."""
     frame = read_frame(path, option="--labels")
+    if isinstance(rows, int):
+        if len(frame) != rows:
+            raise UsageError(f"--labels {path} has {len(frame)} lines for {rows} rows of --data.")
+        return frame
     if frame.shape[1] < 2:
         raise UsageError(f"--labels {path} needs a column with the images' names and at least one of labels.")
     place = {str(name): row for row, name in enumerate(frame.iloc[:, 0])}
-    missing = next((name for name in names if name not in place), None)
+    missing = next((name for name in rows if name not in place), None)
     if missing is not None:
         raise UsageError(f"--labels {path} has no line for {missing!r}; {suggest(missing, place)}")
-    return _read_labels(frame.iloc[[place[name] for name in names], 1:], path, "--labels")
+    return frame.iloc[[place[name] for name in rows], 1:]
 
 
 def _compare(
@@ -284,7 +291,7 @@ def _compare(
     """Compares every row with its neighbours in the database, which may hold the row itself."""
     from nobsp.neighbors import ContributionIndex, audit
 
-    names = split_names(method.classes)
+    names = method.classes if labels[0].ndim == 2 else split_names(method.classes)
     known = None if names is None else np.array(names)
     if known is not None and labels[0].dtype.kind == "i" and labels[0].ndim == 1:
         try:
@@ -345,57 +352,84 @@ def _describe(found: Mapping[str, Any]) -> list[str]:
 
 
 def _apply_decisions(
-    path: Path, table: TableOptions, images: ImageOptions, output: OutputOptions, console: Console
+    table: TableOptions, images: ImageOptions, method: AuditOptions, output: OutputOptions, console: Console
 ) -> None:
     """Writes what is left after decisions, with labels changed, and a log of the changes."""
-    decisions = _read_decisions(path)
-    if table.data is not None:
-        if table.target is None:
-            raise UsageError("--data needs --target, the column whose labels are changed.")
-        frame = read_frame(table.data, option="--data")
-        if table.target not in frame.columns:
-            raise UsageError(f"--target: {table.data} has no column {table.target!r}; {suggest(table.target, frame)}")
-        columns = {str(name): frame[name].tolist() for name in frame.columns}
-        labels, keys, key = columns[table.target], [str(row) for row in range(len(frame))], "row"
-    else:
-        pictures = find_pictures(images.images, images, option="--images", batch_size=1)
-        labels, keys, key = list(pictures.labels), pictures.names, "name"
-        columns = {"image": [str(one) for one in pictures.paths], "label": labels}
+    columns, changed, keys, key = _labelled_rows(table, images, method)
     place = {name: number for number, name in enumerate(keys)}
-    numbers = all(isinstance(label, int | float) for label in labels)
-    log: dict[str, list[Any]] = {key: [], "decision": [], "before": [], "after": []}
-    kept = dict.fromkeys(range(len(keys)))
-    for one in decisions:
-        row, which = place.get(str(one[key])), f"--apply {path}: {key} {one[key]!r}"
+    log: dict[str, list[Any]] = {name: [] for name in (key, "decision", "before", "after")}
+    kept = dict.fromkeys(place.values())
+    for one in _read_decisions(method.apply):
+        # Where rows may have several classes, a decision is about one of them.
+        name, about = str(one["name" if one.get("output") else key]), one.get("output") or changed[0]
+        row, which = place.get(name.removesuffix(f", {about}")), f"--apply {method.apply}: {key} {name!r}"
         if row is None:
             raise UsageError(f"{which} is not in {table.data or images.images}.")
-        before, after, given = labels[row], one.get("new_label", ""), one.get("given_label", labels[row])
-        if str(given) != str(before) and not (numbers and float(given) == before):
+        if about not in changed:
+            raise UsageError(f"{which}: there is no column {about!r} of labels; {suggest(about, changed)}")
+        labels = columns[about]
+        before, numbers = labels[row], all(isinstance(label, int | float) for label in labels)
+        given, after = (_as_label(one.get(part, before), numbers) for part in ("given_label", "new_label"))
+        if given != before:
             raise UsageError(f"{which} was labelled {given!r}, and is {before!r} now; the decisions are on other data.")
         if one["decision"] == "drop":
             kept.pop(row, None)
         elif one["decision"] == "relabel":
-            try:
-                labels[row] = (int(after) if str(after).lstrip("-").isdigit() else float(after)) if numbers else after
-            except ValueError:
-                raise UsageError(f"{which}: new_label {after!r} is no number, as all labels are.") from None
-        line = (one[key], one["decision"], before, labels[row] if row in kept else "")
-        for column, value in zip(log.values(), line, strict=True):
-            column.append(value)
+            if after is None:
+                raise UsageError(f"{which}: new_label {one['new_label']!r} is no number, as all labels are.")
+            labels[row] = after
+        for column, value in zip(log, (name, one["decision"], before, labels[row] if row in kept else ""), strict=True):
+            log[column].append(value)
     files = ("cleaned.csv", "changes.csv")
     with write_folder(output.out, files, force=output.force) as folder:
         write_csv(folder / files[0], {name: [values[row] for row in kept] for name, values in columns.items()})
         write_csv(folder / files[1], log)
     result: dict[str, Any] = {"kept": len(kept), "dropped": len(keys) - len(kept)}
-    result |= {
-        "relabelled": log["decision"].count("relabel"),
-        "files": {name: str(output.out / name) for name in files},
-    }
+    result["relabelled"] = log["decision"].count("relabel")
+    result["files"] = {name: str(output.out / name) for name in files}
     said = "{kept:,} kept, {dropped:,} dropped, {relabelled:,} relabelled."
     console.show(result, lambda found: [said.format(**found)])
 
 
-def _read_decisions(path: Path) -> list[dict[str, Any]]:
+def _labelled_rows(
+    table: TableOptions, images: ImageOptions, method: AuditOptions
+) -> tuple[dict[str, list[Any]], list[str], list[str], str]:
+    """Columns of what is left after decisions, those of labels, names of the rows, and how decisions call these."""
+    if table.data is not None:
+        if (table.target is None) == (method.labels is None):
+            raise UsageError("--data needs --target, the column whose labels are changed, or the table of --labels.")
+        frame, key = read_frame(table.data, option="--data"), "row"
+        if table.target is not None and table.target not in frame.columns:
+            raise UsageError(f"--target: {table.data} has no column {table.target!r}; {suggest(table.target, frame)}")
+        keys, changed = [str(row) for row in range(len(frame))], [str(table.target)]
+        columns = {str(name): frame[name].tolist() for name in frame.columns}
+    else:
+        pictures = find_pictures(images.images, images, option="--images", batch_size=1)
+        keys, changed, key = pictures.names, ["label"], "name"
+        columns = {"image": list(map(str, pictures.paths)), "label": list(pictures.labels)}
+    if method.labels is not None:
+        labels = _label_table(method.labels, keys if key == "name" else len(keys))
+        columns.pop("label" if key == "name" else "", None)
+        changed = [str(name) for name in labels.columns]
+        for name in columns.keys() & set(changed):
+            raise UsageError(f"--labels {method.labels} has a column {name!r}, as the data has; rename one.")
+        columns |= {name: labels[name].tolist() for name in changed}
+    return columns, changed, keys, key
+
+
+def _as_label(written: Any, numbers: bool) -> Any:
+    """A label as its column has it; None for what is no number. Of several classes the page writes True and False."""
+    if not numbers:
+        return written
+    try:
+        number = float({"True": "1", "False": "0"}.get(str(written), written))
+    except ValueError:
+        return None
+    return int(number) if number.is_integer() else number
+
+
+def _read_decisions(path: Path | None) -> list[dict[str, Any]]:
+    assert path is not None
     require_path(path, "--apply")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -26,7 +26,20 @@ _COVERED, _MOST_NUMBERS = 4096, 1 << 26
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Neighbors:
+class Answers:
+    """What was found about several queries."""
+
+    def __getitem__(self, queries: Any) -> Self:
+        """Some of the queries, by position, slice, list of positions or mask."""
+        every = {
+            name: whole for name, whole in vars(self).items() if isinstance(whole, np.ndarray) and name != "classes"
+        }
+        chosen = np.atleast_1d(np.arange(len(every["indices"]))[queries])
+        return replace(self, **{name: whole[chosen] for name, whole in every.items()})
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Neighbors(Answers):
     """The rows of a database nearest to each query, nearest first.
 
     Attributes:
@@ -108,10 +121,6 @@ class Neighbors:
         kept: dict[str, Any] = {name: None if (a := getattr(self, name)) is None else a[:, :k] for name in names}
         return replace(self, **kept)
 
-    def __getitem__(self, queries: Any) -> Neighbors:
-        """Some of the queries, by position, slice, list of positions or mask."""
-        return _some_rows(self, queries)
-
     def to_frame(self) -> Any:
         """One line per query and neighbour, as a pandas frame, or a polars one where pandas is missing."""
         count, k = self.indices.shape
@@ -137,15 +146,6 @@ class Neighbors:
         if len(self):
             parts.append(f"median distance {np.median(self.distances):.3f}")
         return f"Neighbors({', '.join(parts)})"
-
-
-def _some_rows(found: Any, queries: Any) -> Any:
-    """What was found about some of the queries."""
-    chosen = np.atleast_1d(np.arange(len(found))[queries])
-    columns = {
-        name: value for name, value in vars(found).items() if name != "classes" and isinstance(value, np.ndarray)
-    }
-    return replace(found, **{name: value[chosen] for name, value in columns.items()})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -382,7 +382,7 @@ def _margins(fitted: Fitted) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Influence:
+class Influence(Answers):
     """What the rows of a database add to the logits of others, as a linear head learns from them.
 
     Attributes:
@@ -414,10 +414,6 @@ class Influence:
 
     def __len__(self) -> int:
         return len(self.values)
-
-    def __getitem__(self, queries: Any) -> Influence:
-        """Some of the queries, by position, slice, list of positions or mask."""
-        return _some_rows(self, queries)
 
     @property
     def shares(self) -> Array:
@@ -487,18 +483,19 @@ def weigh_influence(fitted: Fitted, asked: Rows, target: Any, k: int | None) -> 
     parts = []
     for piece in pieces(len(asked), count, numbers=_MOST_NUMBERS // 4):
         values = (x[piece] @ centred.T) * best[:, codes[piece]].T
-        sums = values.sum(1), values.abs().sum(1)
+        totals = values.sum(1), values.abs().sum(1)
         places = torch.empty(len(values), 0, dtype=torch.long)
         if k is not None:
             values, places = values.sort(dim=1, descending=True, stable=True)
             ends = [*range(min(k, count)), *range(max(k, count - k), count)]
             values, places = values[:, ends], places[:, ends]
-        parts.append((values, places, *sums))
+        parts.append((values, places, *totals))
     values, places, added, size = (torch.cat(part) for part in zip(*parts, strict=True))
     indices = places.numpy() if k is not None else np.broadcast_to(np.arange(count), values.shape)
     labels = outcomes.decode(rows.truth)
     labels = labels[indices, codes[:, None]] > 0 if outcomes.several else labels[indices]
     others = torch.zeros(len(asked)) if values.shape[1] == count else added - values.sum(1)
     said = found.numpy() if outcomes.classes is None else outcomes.classes[codes.numpy()]
-    sums = tuple(one.numpy() for one in (size, others, base, found, found - base - added))
-    return Influence(values.numpy(), indices, labels, *sums, said, exact)
+    numbers = {"size": size, "others": others, "base": base, "logits": found, "residual": found - base - added}
+    columns: dict[str, Any] = {name: one.numpy() for name, one in numbers.items()}
+    return Influence(values.numpy(), indices, labels, target=said, exact=exact, **columns)

@@ -46,6 +46,8 @@ def audit_for_page(audit: Any, *, rows: int, names: Names, classes: Sequence[str
     numbers = {word: found for word, found in numbers.items() if found is not None and not np.isnan(found).all()}
     if "expected error" in numbers:  # of a regression: its values are no numbers of classes
         classes, flags = (), {kind: flag for kind, flag in flags.items() if kind != "boundary"}
+    outputs = getattr(audit, "outputs", None)
+    classes = classes if outputs is None else ()  # labels say whether a row is of the class that its line is about
     # Labels that are numbers are not the numbers of classes where the audit knows other labels.
     own = getattr(getattr(audit, "by_contributions", None), "classes", None)
     place = {} if own is None or len(own) != len(classes) else {value: at for at, value in enumerate(own.tolist())}
@@ -71,6 +73,8 @@ def audit_for_page(audit: Any, *, rows: int, names: Names, classes: Sequence[str
         "places": flagged.tolist(),
         "rows": np.asarray(getattr(audit, "rows", np.arange(rows)))[flagged].tolist(),
         "reasons": [str(audit.reasons[row]) for row in flagged],
+        # Of rows that may have several classes, the one that a line is about.
+        "outputs": None if outputs is None else [str(outputs[row]) for row in flagged],
         "facts": facts,
     }
 
