@@ -15,6 +15,9 @@ import pytest
 import torch
 from torch import nn
 
+from nobsp import ContributionIndex, NObSP
+from nobsp.network.exported import as_module
+
 Run = Callable[..., Any]
 NAMES = ["cat", "dog", "owl"]
 
@@ -193,6 +196,69 @@ def test_an_image_in_no_folder_has_no_label(nobsp: Run, gallery: Path, tmp_path:
     assert "0.png lies in no folder" in done.err
 
 
+# ---------------------------------------------------------------------- what speaks for a prediction
+
+
+def test_rows_that_speak_for_what_was_flagged_are_those_of_the_index(nobsp: Run, kinds: Path, tmp_path: Path) -> None:
+    words = [*asked(kinds, "kinds.csv", "kind"), "--output-names", *NAMES, "--influence", 2]
+    found = json.loads(nobsp(*words, "--out", tmp_path / "out").out)
+    table = pd.read_csv(kinds / "kinds.csv")
+    rows = table[["a", "b", "c"]]
+    explainer = NObSP(as_module(kinds / "kinds.pt2", rows), output_names=NAMES).fit(rows)
+    index = ContributionIndex(explainer).fit(rows, table["kind"])
+    first = [line["row"] for line in lines_of(tmp_path / "out" / "audit.csv")][:2]
+    expected = index.influence(rows.iloc[[int(row) for row in first]], k=2)
+    lines = lines_of(tmp_path / "out" / "influence.csv")
+    assert [line["row"] for line in lines[:8]] == [row for row in first for _ in range(4)]
+    frame = expected.to_frame(4)
+    assert [int(line["by"]) for line in lines[:8]] == frame["index"].tolist()
+    assert [line["label"] for line in lines[:8]] == frame["label"].tolist()
+    np.testing.assert_allclose([float(line["value"]) for line in lines[:8]], frame["value"], rtol=1e-3)
+    assert found["influence_exact"] == pytest.approx(expected.exact, rel=1e-3)
+    page = told_in(tmp_path / "out" / "report.html")["table"]["influence"]
+    assert (page["count"], page["targets"][int(first[0])]) == (4, expected.target[0])
+    without = json.loads(nobsp(*words, "--influence", 0, "--out", tmp_path / "none").out)
+    assert "influence.csv" not in without["files"]
+    assert {path.name for path in (tmp_path / "none").iterdir()} == {"audit.csv", "report.html"}
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_labels_of_images_come_as_a_table(nobsp: Run, gallery: Path, tmp_path: Path, several: bool) -> None:
+    names = [path.relative_to(gallery / "more").as_posix() for path in sorted((gallery / "more").rglob("*.png"))]
+    kinds = ["down" if name in ("across/0.png", "across/7.png") else name.split("/")[0] for name in names]  # two wrong
+    labels = pd.DataFrame({"image": names[::-1], "kind": kinds[::-1]})  # in whatever order
+    if several:
+        labels = pd.DataFrame({"image": names[::-1]}).assign(
+            **{k: (labels["kind"] == k) * 1 for k in ("across", "down")}
+        )
+    labels.to_csv(tmp_path / "labels.csv", index=False)
+    words = ["audit", "--model", gallery / "trained.pt2", "--images", gallery / "more", "--channels", 1]
+    words += ["--labels", tmp_path / "labels.csv", "--json", "--influence", 3]
+    done = nobsp(*words, "--output-names", "across", "down", "--budget", 4 if several else 2, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    lines = lines_of(tmp_path / "out" / "audit.csv")
+    assert len(lines) == (80 if several else 40)
+    wrong = [line for line in lines if line["is_label_issue"] == "True"]
+    assert {Path(line["image"]).name for line in wrong} == {"0.png", "7.png"}
+    assert all("across" in line["image"] for line in wrong)
+    page = told_in(tmp_path / "out" / "report.html")
+    told = {f"across/{n}.png{c}" for n in (0, 7) for c in ((", across", ", down") if several else ("",))}
+    assert set(page["audit"]["names"][: len(told)]) == told
+    assert page["pictures"]["influence"]["count"] == 6
+    labels[1:].to_csv(tmp_path / "labels.csv", index=False)
+    refused = nobsp(*words, "--out", tmp_path / "other")
+    assert refused.code == 2
+    assert f"has no line for '{names[-1]}'" in refused.err
+    if several:
+        labels.to_csv(tmp_path / "labels.csv", index=False)
+        decisions = ticked(page, tmp_path / "d.json", {"across/0.png, across": "relabel", "across/7.png, down": "drop"})
+        given = ("--images", gallery / "more", "--labels", tmp_path / "labels.csv", "--apply", decisions)
+        assert nobsp("audit", *given, "--out", tmp_path / "cleaned").code == 0
+        cleaned = {Path(line["image"]).as_posix(): line for line in lines_of(tmp_path / "cleaned" / "cleaned.csv")}
+        first = cleaned[(gallery / "more" / "across" / "0.png").as_posix()]
+        assert (len(cleaned), first["across"], first["down"]) == (39, "1", "1")
+
+
 # ---------------------------------------------------------------------- decisions
 
 
@@ -239,6 +305,48 @@ def test_what_the_page_saves_can_be_applied_to_images(nobsp: Run, tmp_path: Path
     nobsp("audit", "--images", tmp_path / "scans", "--apply", tmp_path / "decisions.json", "--out", tmp_path / "out")
     lines = lines_of(tmp_path / "out" / "cleaned.csv")
     assert [(Path(line["image"]).name, line["label"]) for line in lines] == [("a.png", "up"), ("b.png", "down")]
+
+
+def ticked(page: Any, path: Path, decisions: dict[str, str]) -> Path:
+    """Decisions by name, as the page saves them."""
+    told, records = page["audit"], []
+    for name, decision in decisions.items():
+        at = told["names"].index(name)
+        record = {"row": told["rows"][at], "name": name, "decision": decision, "output": told["outputs"][at]}
+        suggested = told["classes"]["suggested"][at] if decision == "relabel" else ""
+        records.append(record | {"given_label": told["classes"]["label"][at], "new_label": suggested})
+    path.write_text(json.dumps(records), encoding="utf-8")
+    return path
+
+
+def test_decisions_about_one_of_several_classes_are_applied_to_its_column(
+    nobsp: Run, kinds: Path, tmp_path: Path
+) -> None:
+    rows = pd.read_csv(kinds / "kinds.csv")[["a", "b", "c"]]
+    labels = pd.DataFrame(np.eye(3, dtype=int)[np.repeat([0, 1, 2], 40)], columns=["is a cat", "dog, or wolf", "owl"])
+    labels.loc[7, "owl"], labels.loc[[50, 90], "is a cat"] = 1, 1
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    labels.to_csv(tmp_path / "labels.csv", index=False)
+    given = ["audit", "--data", tmp_path / "rows.csv", "--labels", tmp_path / "labels.csv"]
+    done = nobsp(*given, "--model", kinds / "kinds.pt2", "--budget", 3, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    wrong = {"7, owl": "relabel", "50, is a cat": "relabel", "90, is a cat": "drop"}
+    decisions = ticked(told_in(tmp_path / "out" / "report.html"), tmp_path / "decisions.json", wrong)
+    done = nobsp(*given, "--apply", decisions, "--json", "--out", tmp_path / "cleaned")
+    found = json.loads(done.out)
+    assert (found["kept"], found["dropped"], found["relabelled"]) == (119, 1, 2)
+    labels.loc[7, "owl"], labels.loc[50, "is a cat"] = 0, 0
+    expected = pd.concat([rows, labels], axis=1).drop(index=90).reset_index(drop=True)
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "cleaned" / "cleaned.csv"), expected)
+    log = [tuple(line.values()) for line in lines_of(tmp_path / "cleaned" / "changes.csv")]
+    assert log == [
+        ("7, owl", "relabel", "1", "0"),
+        ("50, is a cat", "relabel", "1", "0"),
+        ("90, is a cat", "drop", "1", ""),
+    ]
+    labels.rename(columns={"owl": "bird"}).to_csv(tmp_path / "labels.csv", index=False)
+    refused = nobsp(*given, "--apply", decisions, "--out", tmp_path / "no")
+    assert (refused.code, "there is no column 'owl' of labels" in refused.err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -578,6 +578,39 @@ def test_training_rows_that_speak_for_a_class_are_those_of_the_dual_solution_and
     assert np.array_equal(index.influence(asked).target, logits.argmax(1))
 
 
+def test_influence_of_a_few_rows_is_that_of_all_with_the_rest_added_up():
+    head, rows, truth = noisy(200)
+    index = ContributionIndex(head, classes=list("abc")).fit(rows, np.array(list("abc"))[truth])
+    every, few = index.influence(rows[:7]), index.influence(rows[:7], k=3)
+    order = np.argsort(-every.values, axis=1)
+    ends = np.concatenate([order[:, :3], order[:, -3:]], axis=1)
+    assert np.array_equal(few.indices, ends)
+    assert np.array_equal(few.labels, np.array(list("abc"))[truth][ends])
+    assert_same_to_rounding(few.values, np.take_along_axis(every.values, ends, 1))
+    assert_same_to_rounding(few.base + few.values.sum(1) + few.others + few.residual, few.logits)
+    assert_same_to_rounding(np.abs(every.shares).sum(1), np.ones(7))
+    assert_same_to_rounding(few.shares, np.take_along_axis(every.shares, ends, 1))
+    assert few[[2, 5]].top(2).tolist() == every.top(2)[[2, 5]].tolist()
+    assert few.to_frame(2)["label"].tolist() == [
+        few.labels[q][few.indices[q] == i].item() for q in range(7) for i in few.top(2)[q]
+    ]
+    assert index.influence(rows[:2], k=150).values.shape == (2, 200)
+    with pytest.raises(ValueError, match="k must be"):
+        index.influence(rows[:2], k=0)
+
+
+def test_influence_about_one_of_several_classes_says_which_rows_are_of_it():
+    head, rows, given, _ = several(300)
+    index = ContributionIndex(head, classes=list("abcd")).fit(rows, given)
+    found = index.influence(rows[:3], target=["b", "d", "a"], k=5)
+    assert found.target.tolist() == ["b", "d", "a"]
+    assert np.array_equal(
+        found.labels, np.stack([given[i, c] > 0 for i, c in zip(found.indices, (1, 3, 0), strict=True)])
+    )
+    logits = (torch.from_numpy(rows[:3]) @ head.weight.T).detach().numpy()[np.arange(3), [1, 3, 0]]
+    assert np.allclose(found.logits, logits, atol=1e-5)
+
+
 def test_influence_on_a_head_trained_otherwise_adds_up_and_says_that_it_is_an_approximation():
     head, rows, truth = noisy(200)
     index = ContributionIndex(head).fit(rows, truth)

@@ -33,6 +33,50 @@ def found() -> SimpleNamespace:
     )
 
 
+def spoken(rows: int) -> SimpleNamespace:
+    """What six rows of an index add to a prediction, three for it and three against."""
+    values = np.tile([0.1, -0.4, 0.3, -0.2, 0.2, -0.1], (rows, 1))
+    labels = np.tile(["cat", "dog", "owl", "cat", "dog", "owl"], (rows, 1))
+    parts = {
+        "values": values,
+        "indices": np.tile(np.arange(10, 16), (rows, 1)),
+        "labels": labels,
+        "shares": values / 1.3,
+    }
+    whole = {"target": np.full(rows, "owl"), "base": np.full(rows, 0.5), "logits": np.full(rows, 0.4), "exact": 0.6}
+    return SimpleNamespace(**parts, **whole)
+
+
+def test_rows_that_speak_for_a_prediction_stand_beside_its_neighbours(show, classes, pictures, tmp_path):
+    said, out = spoken(len(classes.X)), tmp_path / "table.html"
+    opened = show(report(classes.explanation, out, hits=classes.hits, influence=said))
+    table = opened.page.locator("#row table.values").last
+    assert table.locator("tbody th").all_inner_texts() == ["12", "14", "10", "11", "13", "15"]
+    assert table.locator("td:nth-child(2)").all_inner_texts() == ["owl", "dog", "cat", "dog", "cat", "owl"]
+    assert table.locator("td:nth-child(3)").all_inner_texts() == [
+        "+0.300",
+        "+0.200",
+        "+0.100",
+        "−0.400",
+        "−0.200",
+        "−0.100",
+    ]
+    assert table.locator("td:nth-child(4)").all_inner_texts()[0] == "23.1%"
+    assert "The logit of owl is 0.4: 0.5 at the mean of the index" in opened.page.inner_text("#row")
+    assert "explains 60.0% of this head's weights" in opened.page.text_content("body")
+    assert opened.complaints == []
+    said = spoken(len(pictures.maps))
+    gallery = {"images": pictures.images, "gallery": pictures.gallery}
+    opened = show(report(pictures.maps, tmp_path / "p.html", hits=pictures.hits, influence=said, **gallery))
+    strips = opened.page.locator("article.plate").first.locator(".found")
+    assert strips.count() == 3
+    assert strips.nth(1).locator("figcaption span").all_inner_texts()[:2] == ["+0.300", "23.1%"]
+    assert strips.nth(2).locator("img").count() == 3
+    assert opened.complaints == []
+    with pytest.raises(ValueError, match="influence is of 3 rows"):
+        report(classes.explanation, tmp_path / "t.html", influence=spoken(3))
+
+
 def groups(page) -> dict[str, list[str]]:
     return {
         body.get_attribute("data-kind"): body.locator("tr:not(.group) th").all_inner_texts()
@@ -59,6 +103,16 @@ def test_findings_are_grouped_by_kind_and_filtered(show, found, tmp_path):
     assert "Nothing of this kind" in page.inner_text("#audit-found")
     assert page.locator(".health").count() == 0
     assert opened.complaints == []
+
+
+def test_a_decision_about_one_of_several_classes_says_which(show, found, tmp_path):
+    found.outputs = np.array(["round", "red"] * 7)
+    page = show(report(found, tmp_path / "audit.html")).page
+    page.check("input[name=decision-0][value=drop]")  # the first line is row 5
+    with page.expect_download() as waiting:
+        page.click("#audit-json")
+    [record] = json.loads(waiting.value.path().read_text(encoding="utf-8"))
+    assert (record["row"], record["output"]) == (105, "red")
 
 
 def test_decisions_are_ticked_and_saved_by_the_page_itself(show, found, tmp_path):

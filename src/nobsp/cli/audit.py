@@ -33,9 +33,10 @@ from nobsp.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from nobsp import Audit
+    from nobsp import Audit, ContributionIndex
+    from nobsp.neighbors import Influence
 
-FILES = ("audit.csv", "report.html")
+FILES = ("audit.csv", "influence.csv", "report.html")
 _COUNTS = ("likely_wrong_labels", "likely_errors", "boundary_cases", "outliers")
 _ROWS_IN_REPORT, _IMAGES_IN_REPORT = 5000, 60
 
@@ -62,9 +63,16 @@ class AuditOptions:
     """How many labels to suspect, instead of --precision."""
     outliers: float = 0.01
     """Typicality below which a row is an outlier."""
+    influence: int = 4
+    """How many rows that speak for a prediction, and how many against it, to show; 0 for none."""
     apply: Path | None = None
     """Decisions saved from the report (CSV or JSON): writes the table, or the list of images, after them; no --model
     is needed."""
+
+    def name_classes(self, labels: Any) -> AuditOptions:
+        """The same with several classes called as the columns of their labels, where they have no other names."""
+        names = split_names(self.classes) or [str(name) for name in labels.columns]
+        return self if labels.shape[1] == 1 else dataclasses.replace(self, classes=names)
 
     def check(self, others: int) -> None:
         """Raises a UsageError where there are fewer others to compare with."""
@@ -86,19 +94,17 @@ def audit(
     Finds rows, or images, that deserve a second look: likely errors of the model, likely wrong labels, cases on the
     boundary, and outliers, by comparing the evidence behind each prediction with that behind its neighbours'. Give a
     table with --data and --target (classes, or values of a regression), --images with one folder a class, or either
-    with a table of --labels. The folder of --out gets **audit.csv** (every
-    row with its findings, most suspicious first) and **report.html** (the cases with their neighbours), where one ticks
-    what to keep, relabel or drop and saves it. With --apply, that file is applied: --out gets **cleaned.csv** and
-    **changes.csv**, a log.
+    with a table of --labels. The folder of --out gets **audit.csv** (every row with its findings, most suspicious
+    first), **influence.csv** (for those flagged, the rows that speak for and against the prediction, where a linear
+    head makes it) and **report.html** (the cases with their neighbours), where one ticks what to keep, relabel or drop
+    and saves it. With --apply, that file is applied: --out gets **cleaned.csv** and **changes.csv**, a log.
     """
     if (table.data is None) == (images.images is None):
         raise UsageError("choose what to audit: a table with --data and --target, or images with --images.")
     if method.apply is not None:
-        if method.labels is not None:
-            raise UsageError("--apply changes labels of --target or of folders; those of --labels are yours to change.")
-        _apply_decisions(method.apply, table, images, output, console)
+        _apply_decisions(table, images, method, output, console)
         return
-    require_positive(neighbours=method.neighbours)
+    require_positive(neighbours=method.neighbours, influence=method.influence or None)
     with output.write(FILES) as folder, model.limit_threads(None if table.data is None else 1):
         loaded = load_model(model)
         if table.data is not None:
@@ -108,13 +114,20 @@ def audit(
         found = audited.found
         rest = np.setdiff1d(np.arange(len(found)), found.flagged)
         order = np.concatenate([found.flagged, rest[np.argsort(found.joint[rest], kind="stable")]])
-        summary = _summarise(output, audited, order)
+        # Rows in the order of the file, so that they have the same numbers everywhere.
+        shown = found[order[:_IMAGES_IN_REPORT] if audited.columns else np.sort(order[:_ROWS_IN_REPORT])]
+        influence = audited.weigh_influence(shown, method.influence)
+        summary = _summarise(output, audited, order, influence)
         frame = found.to_frame()
         columns = {**audited.columns, **{str(name): list(frame[name]) for name in frame.columns}}
         write_csv(folder / "audit.csv", {name: [values[row] for row in order] for name, values in columns.items()})
+        if influence is not None:
+            write_csv(folder / "influence.csv", audited.tabulate(shown, influence))
         if output.report:
             console.step("writing the report")
-            _write_report(folder / "report.html", audited, order, output, loaded, _describe_counts(summary))
+            title = output.title or f"An audit of {loaded.name}"
+            about = f"{loaded.name} ({loaded.origin}) on {audited.where}: {_describe_counts(summary)}"
+            _write_report(folder / "report.html", audited, shown, influence, title=title, about=about)
     console.show(summary, _describe)
 
 
@@ -123,36 +136,51 @@ class Audited:
     """What was found, and what a report of some of it is made of."""
 
     found: Audit
+    index: ContributionIndex
     names: Sequence[str]  # of the rows of the data
+    others: Sequence[str]  # of the rows of the index
     where: str
-    page: Callable[[Audit], dict[str, Any]]
-    columns: dict[str, list[str]]  # that audit.csv begins with
+    take: Callable[[Audit], Any]  # the rows that a part of the audit is about
+    page: Callable[[Audit, Influence | None], dict[str, Any]]
+    columns: dict[str, list[str]]  # that audit.csv begins with: the images
     warning: str | None = None
+
+    def weigh_influence(self, shown: Audit, k: int) -> Influence | None:
+        """Rows that speak for the predictions shown, and against them; None without a linear head that makes these."""
+        if k == 0:
+            return None
+        try:
+            return self.index.influence(self.take(shown), target=shown.outputs, k=k)
+        except ValueError:
+            return None
+
+    def tabulate(self, shown: Audit, influence: Influence) -> dict[str, list[Any]]:
+        """What speaks for the predictions that were flagged, as columns."""
+        flagged = shown.flagged
+        frame = influence[flagged].to_frame(influence.values.shape[1])
+        names = [self.names[shown.rows[flagged[query]]] for query in frame["query"]]
+        found = {"image" if self.columns else "row": names, "class": list(frame["target"])}
+        found["by"] = [self.others[index] for index in frame["index"]]
+        return found | {name: list(frame[name]) for name in ("label", "value", "share", "logit")}
 
 
 def _write_report(
-    path: Path, audited: Audited, order: NDArray[np.intp], output: OutputOptions, loaded: Loaded, counts: str
+    path: Path, audited: Audited, shown: Audit, influence: Influence | None, *, title: str, about: str
 ) -> None:
     from nobsp.reporting import report
 
-    images = "image" in audited.columns
-    # Rows in the order of the file, so that they have the same numbers everywhere.
-    kept = order[:_IMAGES_IN_REPORT] if images else np.sort(order[:_ROWS_IN_REPORT])
-    shown = audited.found[kept]
-    about = f"{loaded.name} ({loaded.origin}) on {audited.where}: {counts}"
     about += f" Shown are the {len(shown):,} most suspicious." if len(shown) < len(audited.found) else ""
-    about += " Most suspicious first, in the order of audit.csv." if images else ""
+    about += " Most suspicious first, in the order of audit.csv." if audited.columns else ""
     about += "" if audited.warning is None else f" Warning: {audited.warning}"
     which = [""] * len(shown) if shown.outputs is None else [f", {name}" for name in shown.outputs]
-    names = [audited.names[row] + about for row, about in zip(shown.rows, which, strict=True)]
-    part: dict[str, Any] = {"hits": shown.by_contributions, "audit": shown, "names": names}
+    names = [audited.names[row] + output for row, output in zip(shown.rows, which, strict=True)]
+    part: dict[str, Any] = {"hits": shown.by_contributions, "influence": influence, "audit": shown, "names": names}
     classes = shown.by_contributions.classes
     if shown.labels is not None and shown.outputs is None:
         known = None if classes is None else classes.tolist()
         part["labels"] = shown.labels if known is None else [known.index(label) for label in shown.labels.tolist()]
         part["class_names"] = None if known is None else list(map(str, known))
-    title = output.title or f"An audit of {loaded.name}"
-    report(path=path, title=title, about=about, **part | audited.page(shown))
+    report(path=path, title=title, about=about, **part | audited.page(shown, influence))
 
 
 def _audit_table(
@@ -167,18 +195,20 @@ def _audit_table(
     if method.labels is None:
         labels = [_read_labels(one.labels, one.path, "--target") for one in (database, data)]
     else:
-        labels = [_read_labels(read_frame(method.labels, option="--labels"), method.labels, "--labels")] * 2
-        lines, rows = len(labels[0]), len(data.rows)
-        if lines != rows:
-            raise UsageError(f"--labels {method.labels} has {lines} lines for {rows} rows of --data.")
+        given = _label_table(method.labels, len(data.rows))
+        labels, method = [_read_labels(given, method.labels, "--labels")] * 2, method.name_classes(given)
     method.check(len(database.rows) - (data is database))
     explainer = fit_explainer(model, table, loaded, database, console)
-    found = _compare(explainer, model, method, database.rows, data.rows, labels, console)
+    found, index = _compare(explainer, model, method, database.rows, data.rows, labels, console)
+    names, others = ([str(row) for row in range(len(one.rows))] for one in (data, database))
 
-    def page(shown: Audit) -> dict[str, Any]:
+    def take(shown: Audit) -> Any:
+        return data.rows.iloc[shown.rows]
+
+    def page(shown: Audit, _: Influence | None) -> dict[str, Any]:
         return {"subject": explainer(data.rows)[shown.rows]}
 
-    return Audited(found, [str(row) for row in range(len(data.rows))], data.where, page, {})
+    return Audited(found, index, names, others, data.where, take, page, {})
 
 
 def _audit_images(
@@ -186,7 +216,9 @@ def _audit_images(
 ) -> Audited:
     pictures, database = cam.find_images(images, method.calibrate, model)
     if method.labels is not None:
-        labels = [_labels_of_images(method.labels, ones.names) for ones in (database, pictures)]
+        tables = [_label_table(method.labels, ones.names) for ones in (database, pictures)]
+        labels = [_read_labels(one, method.labels, "--labels") for one in tables]
+        method = method.name_classes(tables[0])
     else:
         for option, ones in (("--images", pictures), ("--calibrate", database)):
             cam.require_folders(ones, option, "an audit needs one folder a class, or --labels")
@@ -195,7 +227,7 @@ def _audit_images(
     link = "sigmoid" if labels[0].ndim == 2 else None
     network = cam.prepare_network(model, loaded, database, console)
     explainer = cam.fit_cam(model, *network, database, console, coefficients=method.coefficients, link=link)
-    found = _compare(explainer, model, method, database, pictures, labels, console)
+    found, index = _compare(explainer, model, method, database, pictures, labels, console)
     warning = None
     if method.labels is None and found.by_contributions.classes is not None:
         classes, predicted = ([str(one) for one in ones] for ones in (found.by_contributions.classes, found.predicted))
@@ -203,15 +235,18 @@ def _audit_images(
         warning = cam.check_order(pictures.labels, predicted, classes, option=option)
     console.warn(warning)
 
-    def page(shown: Audit) -> dict[str, Any]:
-        some = pictures.chosen(shown.rows.tolist())
+    def take(shown: Audit) -> Any:
+        return pictures.chosen(shown.rows.tolist())
+
+    def page(shown: Audit, influence: Influence | None) -> dict[str, Any]:
+        some = take(shown)
         batch = some.batch(range(len(some)))
         likely = np.argsort(-explainer(batch).logits, axis=1)[:, : cam.CLASSES_SHOWN]
         about = {"subject": explainer(batch, likely), "explainer": explainer, "images": some.shown(batch)}
-        return about | cam.show_neighbours(shown.by_contributions, database)
+        return about | cam.show_neighbours(database, hits=shown.by_contributions, influence=influence)
 
-    paths = [str(pictures.paths[row]) for row in found.rows]
-    return Audited(found, pictures.names, pictures.where, page, {"image": paths}, warning)
+    paths = {"image": [str(pictures.paths[row]) for row in found.rows]}
+    return Audited(found, index, pictures.names, database.names, pictures.where, take, page, paths, warning)
 
 
 def _read_labels(columns: Any, path: Path, option: str) -> NDArray[Any]:
@@ -228,16 +263,20 @@ def _read_labels(columns: Any, path: Path, option: str) -> NDArray[Any]:
     return np.asarray(values, dtype=np.int64 if whole else np.float64)
 
 
-def _labels_of_images(path: Path, names: Sequence[str]) -> NDArray[Any]:
-    """Labels of images from a table whose first column has their names in the folder."""
+def _label_table(path: Path, rows: int | Sequence[str]) -> Any:
+    """The columns of --labels for so many rows; for images, whose names in the folder are in the first column."""
     frame = read_frame(path, option="--labels")
+    if isinstance(rows, int):
+        if len(frame) != rows:
+            raise UsageError(f"--labels {path} has {len(frame)} lines for {rows} rows of --data.")
+        return frame
     if frame.shape[1] < 2:
         raise UsageError(f"--labels {path} needs a column with the images' names and at least one of labels.")
     place = {str(name): row for row, name in enumerate(frame.iloc[:, 0])}
-    missing = next((name for name in names if name not in place), None)
+    missing = next((name for name in rows if name not in place), None)
     if missing is not None:
         raise UsageError(f"--labels {path} has no line for {missing!r}; {suggest(missing, place)}")
-    return _read_labels(frame.iloc[[place[name] for name in names], 1:], path, "--labels")
+    return frame.iloc[[place[name] for name in rows], 1:]
 
 
 def _compare(
@@ -248,11 +287,11 @@ def _compare(
     rows: Any,
     labels: Sequence[NDArray[Any]],
     console: Console,
-) -> Audit:
+) -> tuple[Audit, ContributionIndex]:
     """Compares every row with its neighbours in the database, which may hold the row itself."""
     from nobsp.neighbors import ContributionIndex, audit
 
-    names = split_names(method.classes)
+    names = method.classes if labels[0].ndim == 2 else split_names(method.classes)
     known = None if names is None else np.array(names)
     if known is not None and labels[0].dtype.kind == "i" and labels[0].ndim == 1:
         try:
@@ -265,10 +304,10 @@ def _compare(
     console.step(f"auditing {len(labels[1]):,} predictions")
     asked = (None, None) if rows is database else (rows, labels[1])
     flags: dict[str, Any] = {name: getattr(method, name) for name in ("budget", "precision", "outliers")}
-    return audit(index, *asked, k=method.neighbours, **flags)
+    return audit(index, *asked, k=method.neighbours, **flags), index
 
 
-def _summarise(output: OutputOptions, audited: Audited, order: Any) -> dict[str, Any]:
+def _summarise(output: OutputOptions, audited: Audited, order: Any, influence: Influence | None) -> dict[str, Any]:
     found = audited.found
     names = audited.columns.get("image") or [f"row {row}" for row in found.rows]
     flags: Any = (found.mislabels, found.errors, found.boundary, found.outliers)
@@ -284,7 +323,8 @@ def _summarise(output: OutputOptions, audited: Audited, order: Any) -> dict[str,
         "warning": audited.warning,
         "auroc": found.auroc,
         "first": [{"name": names[row], "reason": found.reasons[row]} for row in order[:5] if found.reasons[row]],
-        "files": output.paths(FILES),
+        "influence_exact": None if influence is None else influence.exact,
+        "files": output.paths([name for name in FILES if influence is not None or name != "influence.csv"]),
     }
 
 
@@ -302,6 +342,9 @@ def _describe(found: Mapping[str, Any]) -> list[str]:
         scores = ", ".join(f"{name} {score:.3f}" for name, score in found["auroc"].items())
         lines.append(f"Telling right from wrong predictions, AUROC: {scores}.")
     lines += [f"{one['name']}: {one['reason']}." for one in found["first"]]
+    if found["influence_exact"] is not None:
+        share = f"training on these rows explains {found['influence_exact']:.1%} of the head's weights"
+        lines.append(f"What speaks for and against what was flagged is in influence.csv; {share}.")
     return lines
 
 
@@ -309,57 +352,84 @@ def _describe(found: Mapping[str, Any]) -> list[str]:
 
 
 def _apply_decisions(
-    path: Path, table: TableOptions, images: ImageOptions, output: OutputOptions, console: Console
+    table: TableOptions, images: ImageOptions, method: AuditOptions, output: OutputOptions, console: Console
 ) -> None:
     """Writes what is left after decisions, with labels changed, and a log of the changes."""
-    decisions = _read_decisions(path)
-    if table.data is not None:
-        if table.target is None:
-            raise UsageError("--data needs --target, the column whose labels are changed.")
-        frame = read_frame(table.data, option="--data")
-        if table.target not in frame.columns:
-            raise UsageError(f"--target: {table.data} has no column {table.target!r}; {suggest(table.target, frame)}")
-        columns = {str(name): frame[name].tolist() for name in frame.columns}
-        labels, keys, key = columns[table.target], [str(row) for row in range(len(frame))], "row"
-    else:
-        pictures = find_pictures(images.images, images, option="--images", batch_size=1)
-        labels, keys, key = list(pictures.labels), pictures.names, "name"
-        columns = {"image": [str(one) for one in pictures.paths], "label": labels}
+    columns, changed, keys, key = _labelled_rows(table, images, method)
     place = {name: number for number, name in enumerate(keys)}
-    numbers = all(isinstance(label, int | float) for label in labels)
-    log: dict[str, list[Any]] = {key: [], "decision": [], "before": [], "after": []}
-    kept = dict.fromkeys(range(len(keys)))
-    for one in decisions:
-        row, which = place.get(str(one[key])), f"--apply {path}: {key} {one[key]!r}"
+    log: dict[str, list[Any]] = {name: [] for name in (key, "decision", "before", "after")}
+    kept = dict.fromkeys(place.values())
+    for one in _read_decisions(method.apply):
+        # Where rows may have several classes, a decision is about one of them.
+        name, about = str(one["name" if one.get("output") else key]), one.get("output") or changed[0]
+        row, which = place.get(name.removesuffix(f", {about}")), f"--apply {method.apply}: {key} {name!r}"
         if row is None:
             raise UsageError(f"{which} is not in {table.data or images.images}.")
-        before, after, given = labels[row], one.get("new_label", ""), one.get("given_label", labels[row])
-        if str(given) != str(before) and not (numbers and float(given) == before):
+        if about not in changed:
+            raise UsageError(f"{which}: there is no column {about!r} of labels; {suggest(about, changed)}")
+        labels = columns[about]
+        before, numbers = labels[row], all(isinstance(label, int | float) for label in labels)
+        given, after = (_as_label(one.get(part, before), numbers) for part in ("given_label", "new_label"))
+        if given != before:
             raise UsageError(f"{which} was labelled {given!r}, and is {before!r} now; the decisions are on other data.")
         if one["decision"] == "drop":
             kept.pop(row, None)
         elif one["decision"] == "relabel":
-            try:
-                labels[row] = (int(after) if str(after).lstrip("-").isdigit() else float(after)) if numbers else after
-            except ValueError:
-                raise UsageError(f"{which}: new_label {after!r} is no number, as all labels are.") from None
-        line = (one[key], one["decision"], before, labels[row] if row in kept else "")
-        for column, value in zip(log.values(), line, strict=True):
-            column.append(value)
+            if after is None:
+                raise UsageError(f"{which}: new_label {one['new_label']!r} is no number, as all labels are.")
+            labels[row] = after
+        for column, value in zip(log, (name, one["decision"], before, labels[row] if row in kept else ""), strict=True):
+            log[column].append(value)
     files = ("cleaned.csv", "changes.csv")
     with write_folder(output.out, files, force=output.force) as folder:
         write_csv(folder / files[0], {name: [values[row] for row in kept] for name, values in columns.items()})
         write_csv(folder / files[1], log)
     result: dict[str, Any] = {"kept": len(kept), "dropped": len(keys) - len(kept)}
-    result |= {
-        "relabelled": log["decision"].count("relabel"),
-        "files": {name: str(output.out / name) for name in files},
-    }
+    result["relabelled"] = log["decision"].count("relabel")
+    result["files"] = {name: str(output.out / name) for name in files}
     said = "{kept:,} kept, {dropped:,} dropped, {relabelled:,} relabelled."
     console.show(result, lambda found: [said.format(**found)])
 
 
-def _read_decisions(path: Path) -> list[dict[str, Any]]:
+def _labelled_rows(
+    table: TableOptions, images: ImageOptions, method: AuditOptions
+) -> tuple[dict[str, list[Any]], list[str], list[str], str]:
+    """Columns of what is left after decisions, those of labels, names of the rows, and how decisions call these."""
+    if table.data is not None:
+        if (table.target is None) == (method.labels is None):
+            raise UsageError("--data needs --target, the column whose labels are changed, or the table of --labels.")
+        frame, key = read_frame(table.data, option="--data"), "row"
+        if table.target is not None and table.target not in frame.columns:
+            raise UsageError(f"--target: {table.data} has no column {table.target!r}; {suggest(table.target, frame)}")
+        keys, changed = [str(row) for row in range(len(frame))], [str(table.target)]
+        columns = {str(name): frame[name].tolist() for name in frame.columns}
+    else:
+        pictures = find_pictures(images.images, images, option="--images", batch_size=1)
+        keys, changed, key = pictures.names, ["label"], "name"
+        columns = {"image": list(map(str, pictures.paths)), "label": list(pictures.labels)}
+    if method.labels is not None:
+        labels = _label_table(method.labels, keys if key == "name" else len(keys))
+        columns.pop("label" if key == "name" else "", None)
+        changed = [str(name) for name in labels.columns]
+        for name in columns.keys() & set(changed):
+            raise UsageError(f"--labels {method.labels} has a column {name!r}, as the data has; rename one.")
+        columns |= {name: labels[name].tolist() for name in changed}
+    return columns, changed, keys, key
+
+
+def _as_label(written: Any, numbers: bool) -> Any:
+    """A label as its column has it; None for what is no number. Of several classes the page writes True and False."""
+    if not numbers:
+        return written
+    try:
+        number = float({"True": "1", "False": "0"}.get(str(written), written))
+    except ValueError:
+        return None
+    return int(number) if number.is_integer() else number
+
+
+def _read_decisions(path: Path | None) -> list[dict[str, Any]]:
+    assert path is not None
     require_path(path, "--apply")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nobsp import ActivationMaps, Neighbors, NObSPCam
+    from nobsp.neighbors import Influence
     from nobsp.vision.confusions import Confusions
 
 FILES = ("maps", "predictions.csv", "explainer.nobsp", "report.html")
@@ -204,16 +205,17 @@ def _write_confusions(
         explainer=explainer,
         images=pictures.shown(found.images),
         names=[pictures.names[place] for place in shown],
-        **show_neighbours(replace(hits, **taken), others),
+        **show_neighbours(others, hits=replace(hits, **taken)),
     )
 
 
-def show_neighbours(hits: Neighbors, others: Pictures) -> dict[str, Any]:
-    """Neighbours and their images for a report: only these are read again, and numbered."""
-    near, places = np.unique(hits.indices, return_inverse=True)
+def show_neighbours(others: Pictures, **found: Neighbors | Influence | None) -> dict[str, Any]:
+    """What was found of other images, with these, for a report: only these are read again, and numbered."""
+    given = {name: one for name, one in found.items() if one is not None}
+    near = np.unique(np.concatenate([one.indices.ravel() for one in given.values()]))
     gallery = others.chosen(near.tolist())
-    shown = gallery.shown(gallery.batch(range(len(gallery))))
-    return {"hits": replace(hits, indices=places.reshape(hits.indices.shape)), "gallery": shown}
+    numbered = {name: replace(one, indices=np.searchsorted(near, one.indices)) for name, one in given.items()}
+    return {**numbered, "gallery": gallery.shown(gallery.batch(range(len(gallery))))}
 
 
 def _describe_confusions(found: Mapping[str, Any]) -> list[str]:

@@ -310,12 +310,13 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         labels = [fitted.backend.take(torch.from_numpy(group)).truth for group in found.groups]
         return replace(found, conflicting=np.array([bool((codes != codes[0]).any()) for codes in labels], dtype=bool))
 
-    def influence(self, X: Any, *, target: Any = None) -> Influence:
+    def influence(self, X: Any, *, target: Any = None, k: int | None = None) -> Influence:
         """Which rows of the database speak for a class of other rows, and how much, adding up to the logit.
 
         Args:
             X: Rows, as for `query`.
             target: The class, for all rows or one each; the predicted one when None.
+            k: Only the k rows that speak most for the class and the k most against it; all rows when None.
 
         Raises:
             ValueError: If no linear head reads the activations, or the database has no labels.
@@ -329,7 +330,9 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             >>> found.values.shape, bool(abs(found.base + found.values.sum(1) - found.logits).max() < 1e-6)
             ((3, 50), True)
         """
-        return weigh_influence(self._fitted, self._read(X), target)
+        if k is not None:
+            require_whole_number("k", k)
+        return weigh_influence(self._fitted, self._read(X), target, k)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the index, without its explainer, to one safetensors file; rows that are in Milvus stay there.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nobsp._messages import join_names, require_whole_number
 from nobsp.neighbors.evidence import Rows, label_array
-from nobsp.neighbors.search import Fitted, spaced
+from nobsp.neighbors.search import Fitted, pieces, spaced
 from nobsp.tabular.explanation import frame_like
 
 if TYPE_CHECKING:
@@ -26,7 +26,20 @@ _COVERED, _MOST_NUMBERS = 4096, 1 << 26
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Neighbors:
+class Answers:
+    """What was found about several queries."""
+
+    def __getitem__(self, queries: Any) -> Self:
+        """Some of the queries, by position, slice, list of positions or mask."""
+        every = {
+            name: whole for name, whole in vars(self).items() if isinstance(whole, np.ndarray) and name != "classes"
+        }
+        chosen = np.atleast_1d(np.arange(len(every["indices"]))[queries])
+        return replace(self, **{name: whole[chosen] for name, whole in every.items()})
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Neighbors(Answers):
     """The rows of a database nearest to each query, nearest first.
 
     Attributes:
@@ -107,16 +120,6 @@ class Neighbors:
         names = ("indices", "distances", "labels", "residuals")
         kept: dict[str, Any] = {name: None if (a := getattr(self, name)) is None else a[:, :k] for name in names}
         return replace(self, **kept)
-
-    def __getitem__(self, queries: Any) -> Neighbors:
-        """Some of the queries, by position, slice, list of positions or mask."""
-        chosen = np.atleast_1d(np.arange(len(self))[queries])
-        rows = {
-            field.name: value[chosen]
-            for field in fields(self)
-            if field.name != "classes" and isinstance(value := getattr(self, field.name), np.ndarray)
-        }
-        return replace(self, **rows)
 
     def to_frame(self) -> Any:
         """One line per query and neighbour, as a pandas frame, or a polars one where pandas is missing."""
@@ -379,12 +382,17 @@ def _margins(fitted: Fitted) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Influence:
+class Influence(Answers):
     """What the rows of a database add to the logits of others, as a linear head learns from them.
 
     Attributes:
-        values: What each row of the database adds, for the class where positive, shape (queries, rows).
-        base: The logit at the mean of the database; `base + values.sum(1) + residual` are the logits.
+        values: What rows of the database add, for the class where positive, shape (queries, rows); of those that were
+            asked for, the most for it first and the most against it last.
+        indices: Positions of these rows in the database, shape (queries, rows).
+        labels: Their labels; where rows may have several classes, whether they are of the class asked for.
+        size: Sum of the sizes of what all rows of the database add and take away, shape (queries,).
+        others: What the rows that were not asked for add together, shape (queries,); zero without `k`.
+        base: The logit at the mean of the database; `base + values.sum(1) + others + residual` are the logits.
         logits: Logits of the classes asked for, shape (queries,); of a model with one, half of it for either class.
         residual: What no row can add, as it lies in directions in which no two of them differ; shape (queries,).
         target: These classes, written as labels are; of a regression the value predicted.
@@ -394,6 +402,10 @@ class Influence:
     """
 
     values: Array
+    indices: NDArray[np.int64]
+    labels: NDArray[Any]
+    size: Array
+    others: Array
     base: Array
     logits: Array
     residual: Array
@@ -403,27 +415,36 @@ class Influence:
     def __len__(self) -> int:
         return len(self.values)
 
+    @property
+    def shares(self) -> Array:
+        """The values as shares of all that the rows of the database add and take away."""
+        return self.values / np.maximum(self.size, 1e-300)[:, None]
+
     def top(self, k: int = 8) -> NDArray[np.int64]:
         """The rows that add or take away most, largest first, shape (queries, k)."""
-        return np.argsort(-np.abs(self.values), axis=1, kind="stable")[:, :k].astype(np.int64)
+        return np.take_along_axis(self.indices, self._largest(k), 1)
 
     def to_frame(self, k: int = 8) -> Any:
         """One line per query and row, the k that matter most, as a pandas frame, or a polars one."""
-        rows = self.top(k)
-        queries = np.repeat(np.arange(len(self)), rows.shape[1])
-        found = {"query": queries, "index": rows.ravel(), "value": self.values[queries, rows.ravel()]}
-        return frame_like(None, found | {"target": self.target[queries], "logit": self.logits[queries]})
+        places = self._largest(k)
+        query, place = np.repeat(np.arange(len(self)), places.shape[1]), places.ravel()
+        found = {"query": query, "index": self.indices[query, place], "label": list(self.labels[query, place])}
+        found |= {"value": self.values[query, place], "share": self.shares[query, place]}
+        return frame_like(None, found | {"target": self.target[query], "logit": self.logits[query]})
+
+    def _largest(self, k: int) -> NDArray[np.int64]:
+        return np.argsort(-np.abs(self.values), axis=1, kind="stable")[:, :k].astype(np.int64)
 
     def __repr__(self) -> str:
         return f"Influence({len(self)} queries, {self.values.shape[1]} rows, exact to {self.exact:.1%})"
 
 
-def weigh_influence(fitted: Fitted, asked: Rows, target: Any) -> Influence:
+def weigh_influence(fitted: Fitted, asked: Rows, target: Any, k: int | None) -> Influence:
     """Representer values of a linear head: w_c = Σ_i α_ic (z_i − z̄), so that row i adds α_ic (z_i − z̄) · (x − z̄).
 
     Where w minimises a loss with weight decay λ, α_ic = r_ic / λ, with r what the head has still to learn of row i: its
-    label less its probability (of a head trained by squares, less its logit). λ is found by least squares from
-    Σ_i r_ic (z_i − z̄) = λ w_c, and what this leaves of w is written as Σ_i δ_i (z_i − z̄) with the smallest δ.
+    label less its probability (of a head trained by squares, less its logit). 1 / λ is found by least squares from
+    Σ_i r_ic (z_i − z̄) / λ = w_c, and what this leaves of w is written as Σ_i δ_i (z_i − z̄) with the smallest δ.
     """
     outcomes = fitted.outcomes
     if fitted.source.head is None:
@@ -441,27 +462,40 @@ def weigh_influence(fitted: Fitted, asked: Rows, target: Any) -> Influence:
     else:
         several = rows.truth if outcomes.several else torch.nn.functional.one_hot(rows.truth, outcomes.count)
         truth, learnt = several.to(torch.float64), [outcomes.log_probabilities(logits).exp(), logits]
-    best, exact = torch.zeros_like(logits), -torch.inf
+    best, exact = torch.zeros_like(logits), 0.0
     for known in learnt:
         left = truth - known
         pull = centred.T @ left  # (width, classes), λ w where the head was trained so
-        decay = float((pull * weight.T).sum() / weight.square().sum().clamp_min(1e-300))
-        if decay > 0:
-            share = 1 - float((pull / decay - weight.T).square().sum() / weight.square().sum())
-            if share > exact:
-                best, exact = left / decay, share
+        scale = float((pull * weight.T).sum() / pull.square().sum().clamp_min(1e-300))
+        share = 1 - float((scale * pull - weight.T).square().sum() / weight.square().sum().clamp_min(1e-300))
+        if scale > 0 and share > exact:
+            best, exact = scale * left, share
     rest = weight.T - centred.T @ best
     best = best + centred @ (torch.linalg.pinv(centred.T @ centred, hermitian=True) @ rest)
     if target is not None and outcomes.classes is None:
         raise ValueError("a regression has no classes; leave target out.")
-    codes = asked.predicted
+    codes, count = asked.predicted, len(rows)
     if target is not None:
-        codes = outcomes.encode(np.broadcast_to(np.asarray(target), len(asked)), len(asked))
+        codes = replace(outcomes, several=False).encode(np.broadcast_to(np.asarray(target), len(asked)), len(asked))
     x = asked.activations.to(torch.float64) - mean
-    values = (x @ centred.T) * best[:, codes].T
     base = (weight @ mean + bias)[codes]
     found = base + (x * weight[codes]).sum(1)
+    parts = []
+    for piece in pieces(len(asked), count, numbers=_MOST_NUMBERS // 4):
+        values = (x[piece] @ centred.T) * best[:, codes[piece]].T
+        totals = values.sum(1), values.abs().sum(1)
+        places = torch.empty(len(values), 0, dtype=torch.long)
+        if k is not None:
+            values, places = values.sort(dim=1, descending=True, stable=True)
+            ends = [*range(min(k, count)), *range(max(k, count - k), count)]
+            values, places = values[:, ends], places[:, ends]
+        parts.append((values, places, *totals))
+    values, places, added, size = (torch.cat(part) for part in zip(*parts, strict=True))
+    indices = places.numpy() if k is not None else np.broadcast_to(np.arange(count), values.shape)
+    labels = outcomes.decode(rows.truth)
+    labels = labels[indices, codes[:, None]] > 0 if outcomes.several else labels[indices]
+    others = torch.zeros(len(asked)) if values.shape[1] == count else added - values.sum(1)
     said = found.numpy() if outcomes.classes is None else outcomes.classes[codes.numpy()]
-    residual = found - base - values.sum(1)
-    parts = (values.numpy(), base.numpy(), found.numpy(), residual.numpy())
-    return Influence(*parts, said, max(0.0, float(exact)))
+    numbers = {"size": size, "others": others, "base": base, "logits": found, "residual": found - base - added}
+    columns: dict[str, Any] = {name: one.numpy() for name, one in numbers.items()}
+    return Influence(values.numpy(), indices, labels, target=said, exact=exact, **columns)

@@ -30,7 +30,7 @@ function decidedRecords() {
   return [...decisions].map(([i, decision]) => ({
     row: audit.rows[i], name: audit.names[i], decision, given_label: audit.classes.label?.[i] ?? "",
     new_label: decision === "relabel" ? audit.classes.suggested[i] : "", label_score: audit.numbers["label right"]?.[i] ?? "",
-    reason: audit.reasons[i],
+    reason: audit.reasons[i], ...(audit.outputs ? { output: audit.outputs[i] } : {}),
   })).sort((a, b) => a.row - b.row);
 }
 

@@ -19,6 +19,8 @@ KINDS = {
     "outliers": "outliers",
 }
 MOST_FLAGGED = 2000
+# Rows that are shown to speak for a prediction, and against it.
+SPEAKERS = 4
 
 
 def audit_for_page(audit: Any, *, rows: int, names: Names, classes: Sequence[str]) -> dict[str, Any]:
@@ -44,6 +46,8 @@ def audit_for_page(audit: Any, *, rows: int, names: Names, classes: Sequence[str
     numbers = {word: found for word, found in numbers.items() if found is not None and not np.isnan(found).all()}
     if "expected error" in numbers:  # of a regression: its values are no numbers of classes
         classes, flags = (), {kind: flag for kind, flag in flags.items() if kind != "boundary"}
+    outputs = getattr(audit, "outputs", None)
+    classes = classes if outputs is None else ()  # labels say whether a row is of the class that its line is about
     # Labels that are numbers are not the numbers of classes where the audit knows other labels.
     own = getattr(getattr(audit, "by_contributions", None), "classes", None)
     place = {} if own is None or len(own) != len(classes) else {value: at for at, value in enumerate(own.tolist())}
@@ -69,6 +73,8 @@ def audit_for_page(audit: Any, *, rows: int, names: Names, classes: Sequence[str
         "places": flagged.tolist(),
         "rows": np.asarray(getattr(audit, "rows", np.arange(rows)))[flagged].tolist(),
         "reasons": [str(audit.reasons[row]) for row in flagged],
+        # Of rows that may have several classes, the one that a line is about.
+        "outputs": None if outputs is None else [str(outputs[row]) for row in flagged],
         "facts": facts,
     }
 
@@ -106,6 +112,40 @@ def hits_for_page(hits: Any, kept: NDArray[np.intp], *, rows: int, names: Sequen
     shown = list(dict.fromkeys([*names, *sorted({text for part in texts.values() for text in part})]))
     place = {name: code for code, name in enumerate(shown)}
     return found | {"names": shown} | {key: packed_codes([place[t] for t in part]) for key, part in texts.items()}
+
+
+def influence_for_page(
+    influence: Any, kept: NDArray[np.intp], *, rows: int, names: Sequence[str]
+) -> dict[str, Any] | None:
+    """The rows of an index that speak most for some predictions, most first, and against them, most last."""
+    if influence is None:
+        return None
+    if len(influence.values) != rows:
+        raise ValueError(f"influence is of {len(influence.values)} rows but there are {rows}; ask about the same ones.")
+    values = np.asarray(influence.values)[kept]
+    order = np.argsort(-values, axis=1, kind="stable")
+    order = np.concatenate([order[:, :SPEAKERS], order[:, SPEAKERS:][:, -SPEAKERS:]], axis=1)
+    labels, indices, shares = (
+        np.take_along_axis(np.asarray(part)[kept], order, 1)
+        for part in (influence.labels, influence.indices, influence.shares)
+    )
+    measured = np.asarray(influence.target).dtype.kind == "f"  # values of a regression
+    texts = [f"{label:.4g}" if measured else label_text(label, names) for label in labels.ravel().tolist()]
+    shown = sorted(set(texts))
+    return {
+        "count": order.shape[1],
+        "indices": packed_codes(indices),
+        "values": packed(np.take_along_axis(values, order, 1), "f4"),
+        "shares": packed(shares, "f4"),
+        "labels": packed_codes([shown.index(text) for text in texts]),
+        "names": shown,
+        "targets": None
+        if measured
+        else [label_text(one, names) for one in np.asarray(influence.target)[kept].tolist()],
+        "base": known(np.asarray(influence.base)[kept]),
+        "logits": known(np.asarray(influence.logits)[kept]),
+        "exact": float(influence.exact),
+    }
 
 
 def _optional(hits: Any, name: str, kept: NDArray[np.intp]) -> list[Any] | None:

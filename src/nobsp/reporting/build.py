@@ -37,6 +37,7 @@ def report(
     class_names: Sequence[str] | None = None,
     names: Sequence[str] | None = None,
     hits: Any = None,
+    influence: Any = None,
     audit: Any = None,
     images: Any = None,
     gallery: Any = None,
@@ -57,6 +58,7 @@ def report(
         class_names: Names of classes 0, 1, …; the outputs' names when None.
         names: Names of the rows or images, e.g. those of files; positions when None.
         hits: Neighbours of the same rows or images, as an index finds them.
+        influence: Which rows of an index speak for the predictions, as `index.influence` finds them.
         audit: What an audit of the same rows or images found, for a section of its own.
         images: The images that maps or neighbours are about, (n, channels, height, width) or channels last.
         gallery: The images the index was fitted on, for panels of what was found.
@@ -91,6 +93,7 @@ def report(
             raise ValueError(f"names must be one per row, {count}, found {len(names)}.")
     data: dict[str, Any] = {"about": about or "", "version": nobsp.__version__, "table": None, "pictures": None}
     shared: dict[str, Any] = {"labels": labels, "class_names": class_names, "names": names, "explainer": explainer}
+    shared["influence"] = influence
     if kind == "table":
         from nobsp.reporting.tables import table_data
 

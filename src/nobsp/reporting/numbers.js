@@ -86,5 +86,26 @@ function plainTable(heads, lines, numbers) {
   return make("table", { className: "values" }, make("thead", {}, head), make("tbody", {}, ...lines.map(row)));
 }
 
+// ---------------------------------------------------------------- rows of an index that speak for a prediction
+
+function unpackInfluence(found) {
+  if (found) for (const name of ["indices", "values", "shares", "labels"]) found[name] = unpacked(found[name]);
+}
+
+// Those that speak for it (side 1) or against it (side −1), the most first.
+function speakers(found, row, side) {
+  const places = [...Array(found.count).keys()].map((i) => row * found.count + i).filter((at) => found.values[at] * side > 0);
+  return (side > 0 ? places : places.reverse()).map((at) => ({
+    index: found.indices[at], label: found.names[found.labels[at]], value: found.values[at], share: Math.abs(found.shares[at]),
+  }));
+}
+
+function influenceInWords(found, row) {
+  const whose = found.targets ? ["The logit of ", bdi(found.targets[row], "name")] : ["The prediction"];
+  const about = found.exact < 0.995 ? " (an approximation)" : "";
+  return make("p", { className: "quiet" }, ...whose, ` is ${shown(found.logits[row])}: ${shown(found.base[row])} at the mean of the index,`
+    + ` and what its rows add${about}.`);
+}
+
 const byId = (id) => document.getElementById(id);
 const bdi = (text, className = "") => make("bdi", { textContent: text, className });

@@ -7,6 +7,7 @@ if (pictures) {
   if (maps) for (const kind of maps.kinds) maps[kind].steps = unpacked(maps[kind].steps);
   if (maps) maps.logits = unpacked(maps.logits);
   if (hits) for (const name of ["indices", "distances", "labels", "predicted", "values"]) hits[name] = unpacked(hits[name]);
+  unpackInfluence(pictures.influence);
   if (labels?.codes) labels.codes = unpacked(labels.codes);
 }
 
@@ -100,6 +101,7 @@ function plateFor(plate) {
   if (image) panels.append(make("figure", {}, image, make("figcaption", { textContent: "image" })));
   if (pictures.maps) addMaps(card, head, panels, image, plate);
   if (pictures.hits) card.append(...found(plate));
+  if (pictures.influence) card.append(influenceInWords(pictures.influence, plate), ...[1, -1].flatMap((side) => spoken(plate, side)));
   plates.push({ plate, card });
   return card;
 }
@@ -155,6 +157,18 @@ function found(plate) {
   }
   const agree = hits.purity ? `: ${percent(hits.purity[plate])} have the predicted class` : "";
   return [make("p", { className: "quiet", textContent: "Neighbours, nearest first" + agree }), strip];
+}
+
+// Images that speak for the prediction (side 1) or against it (side −1), and how much.
+function spoken(plate, side) {
+  const lines = speakers(pictures.influence, plate, side), strip = make("div", { className: "found" });
+  for (const { index, label, value, share } of lines) {
+    const uri = pictures.gallery[index];
+    const seen = uri ? make("img", { src: uri, alt: `Image ${index}, ${label}` }) : make("span", { className: "blank", textContent: String(index) });
+    strip.append(make("figure", {}, seen, make("figcaption", { title: label }, bdi(label, "name"),
+      make("span", { textContent: signed(value) }), make("span", { textContent: percent(share) }))));
+  }
+  return lines.length ? [make("p", { className: "quiet", textContent: side > 0 ? "For it" : "Against it" }), strip] : [];
 }
 
 const ORDERS = [

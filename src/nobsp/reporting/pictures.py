@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import count as counted
-from nobsp.reporting.audits import hits_for_page
+from nobsp.reporting.audits import hits_for_page, influence_for_page
 from nobsp.reporting.packing import Fact, Names, describe_model, evenly, known, packed, read_labels
 
 # A photograph of 160 pixels a side takes about 60 kB; sixty of them, and their neighbours, fit into 8 MB.
@@ -22,7 +22,16 @@ _MANY, _SMALLEST_SIDE = 160, 48
 
 
 def pictures_data(
-    maps: Any, *, hits: Any, images: Any, gallery: Any, explainer: Any, labels: Any, class_names: Names, names: Names
+    maps: Any,
+    *,
+    hits: Any,
+    images: Any,
+    gallery: Any,
+    explainer: Any,
+    labels: Any,
+    class_names: Names,
+    names: Names,
+    influence: Any = None,
 ) -> dict[str, Any]:
     """Everything the page shows of maps, of neighbours, or of both."""
     count = len(maps) if maps is not None else len(hits.indices)
@@ -45,14 +54,16 @@ def pictures_data(
         "coarse": max(getattr(images if images is not None else gallery, "shape", (0,))[1:], default=0) <= 48,
         "maps": None if maps is None else _maps(maps, kept),
         "hits": None if hits is None else hits_for_page(hits, kept, rows=count, names=classes),
+        "influence": influence_for_page(influence, kept, rows=count, names=classes),
         "gallery": {},
         "facts": _facts(maps, hits, explainer, counted(count, noun)),
         # None where nothing was examined: silence is no verdict.
         "findings": None,
         "explained": None,
     }
-    if hits is not None and gallery is not None:
-        found = np.unique(np.asarray(hits.indices)[kept])
+    near = [np.asarray(one.indices)[kept].ravel() for one in (hits, influence) if one is not None]
+    if near and gallery is not None:
+        found = np.unique(np.concatenate(near))
         found = found[found >= 0]
         side = _SMALL_SIDE if len(found) <= _MANY else _SMALLEST_SIDE
         pictures = _uris(_chosen(gallery, found, None, "gallery"), side)

@@ -120,6 +120,7 @@ function drawRow() {
   if (out) parts.push(make("p", { className: "finding warning" }, make("b", { textContent: "Extrapolated" }), " ", bdi(out)));
   if (prediction && Number.isFinite(account.total[o])) parts.push(small("Its residual among all"), residualStrip(o, prediction[o] - account.total[o]));
   if (table.hits) parts.push(small("Its neighbours"), ...neighboursOf(row));
+  if (table.influence) parts.push(small("What speaks for it, and against it"), ...speakersOf(row));
   const go = make("button", { type: "button", className: "go", textContent: "Try it under “What if”" });
   go.addEventListener("click", () => {
     startFrom(row);
@@ -139,10 +140,17 @@ function neighboursOf(row) {
   return [make("p", { className: "quiet", textContent: said }), plainTable(["row of the index", "label", "distance"], lines, [2])];
 }
 
+function speakersOf(row) {
+  const found = table.influence, lines = [...speakers(found, row, 1), ...speakers(found, row, -1)];
+  const cells = lines.map(({ index, label, value, share }) => [String(index), bdi(label), signed(value), percent(share)]);
+  return [influenceInWords(found, row), plainTable(["row of the index", "label", "adds", "share"], cells, [2, 3])];
+}
+
 // ---------------------------------------------------------------- the section
 
 function startRows() {
   const { rows, hits } = table;
+  unpackInfluence(table.influence);
   if (hits) for (const name of ["indices", "distances", "labels", "values"]) hits[name] = unpacked(hits[name]);
   const few = rows.count < rows.total ? `${written(rows.count, 0, 0)} of ${counted(rows.total, "row")}, evenly spread` : counted(rows.count, "row");
   byId("rows-words").textContent = `${few}. Sort by a column, open a row to see what each term contributes.`;

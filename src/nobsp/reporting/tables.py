@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from nobsp._messages import count, suggest
 from nobsp.base import Finding, sort_findings
 from nobsp.reporting import packing
-from nobsp.reporting.audits import hits_for_page
+from nobsp.reporting.audits import hits_for_page, influence_for_page
 from nobsp.reporting.packing import Fact, Labels, Names, known, packed, packed_codes
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation
@@ -53,7 +53,15 @@ class Shown:
 
 
 def table_data(
-    explanation: Explanation, *, explainer: Any, labels: Any, class_names: Names, truth: Truth, hits: Any, names: Names
+    explanation: Explanation,
+    *,
+    explainer: Any,
+    labels: Any,
+    class_names: Names,
+    truth: Truth,
+    hits: Any,
+    names: Names,
+    influence: Any = None,
 ) -> dict[str, Any]:
     """Everything the page shows of an explanation."""
     functions = explanation.explainer if explainer is None else getattr(explainer, "functions_", explainer)
@@ -87,6 +95,7 @@ def table_data(
         },
         **account_for_variance(shown.account),
         "hits": None if hits is None else hits_for_page(hits, kept, rows=len(explanation), names=classes_shown),
+        "influence": influence_for_page(influence, kept, rows=len(explanation), names=classes_shown),
         "base": known(functions.base_values),
         "features": features_for_page(functions),
         **tables_for_page(functions),
