@@ -60,6 +60,17 @@ def test_the_files_hold_what_the_library_finds(nobsp: Run, home: Path, tmp_path:
     assert {curve["feature"] for curve in curves} == {"age", "income", "oslo", "rome"}
 
 
+@pytest.mark.parametrize("left_out", ["--model", "--data", "--out"])
+def test_what_is_required_is_asked_for_before_anything_runs(
+    nobsp: Run, home: Path, tmp_path: Path, left_out: str
+) -> None:
+    given = {"--model": "house.pt2", "--data": "houses.csv", "--out": tmp_path / "out"}
+    done = nobsp("explain", *(word for pair in given.items() if pair[0] != left_out for word in pair))
+    assert done.code == 2
+    assert left_out in done.err
+    assert "reading" not in done.err
+
+
 def test_json_is_all_there_is_on_stdout(nobsp: Run, home: Path, tmp_path: Path) -> None:
     done = nobsp("explain", *HOUSE, *FAST, "--out", tmp_path / "out", "--no-report", "--json", "--quiet")
     found = json.loads(done.out)

@@ -407,6 +407,15 @@ def test_rows_of_one_place_are_not_read_from_another(fitted, tmp_path):
         ContributionIndex.load(tmp_path / "index", world()[0], backend="faiss")
 
 
+def test_a_name_that_was_damaged_in_the_file_is_told(tmp_path):
+    head, X, labels = world()
+    path = tmp_path / "index"
+    ContributionIndex(head).fit(X, labels).save(path)
+    path.write_bytes(path.read_bytes().replace(b"fingerprint", b"fingerprimt"))
+    with pytest.raises(ValueError, match="damaged: it lacks 'fingerprint'"):
+        ContributionIndex.load(path, head)
+
+
 @pytest.mark.parametrize("where", [0, 1000, 5000])
 def test_a_graph_that_was_damaged_in_the_file_is_refused(where, tmp_path):
     """The library that walks it would follow whatever edges it reads, out of memory."""

@@ -159,8 +159,8 @@ class RankRun(Run):
                 state.all_reduce(lambda moments: moments.all_reduce(self._group))
             return state
         total = sum(self.gather(state.rows))
-        mine = state.thin(total) if hasattr(state, "thin") and state.rows else state
-        parts = [part for part in self.gather(mine) if part.rows]
+        mine = state.thin(total) if hasattr(state, "thin") else state
+        parts = [part for part in self.gather(mine if state.rows else None) if part is not None]
         whole: S = reduce(merge_states, parts) if parts else state
         return whole
 

@@ -21,6 +21,8 @@ from nobsp.cli.options import (
     ImageOptions,
     ModelOptions,
     OutputOptions,
+    RequiredImages,
+    RequiredModel,
     UsageError,
     require_positive,
     split_names,
@@ -70,8 +72,8 @@ class MapOptions:
 
 def cam(
     *,
-    model: ModelOptions = ModelOptions(),
-    images: ImageOptions = ImageOptions(),
+    model: RequiredModel,
+    images: RequiredImages,
     maps: MapOptions = MapOptions(),
     output: OutputOptions,
     console: Console = Console(),
@@ -125,8 +127,8 @@ class ConfusionOptions:
 
 def confusions(
     *,
-    model: ModelOptions = ModelOptions(),
-    images: ImageOptions = ImageOptions(),
+    model: RequiredModel,
+    images: RequiredImages,
     method: ConfusionOptions = ConfusionOptions(),
     output: OutputOptions,
     console: Console = Console(),

@@ -14,7 +14,18 @@ from numpy.typing import NDArray
 
 from nobsp._messages import count, suggest
 from nobsp.cli.inputs import Data, Loaded, add_hint, group_columns, load_model, read_table, write_csv
-from nobsp.cli.options import METHOD, Console, ModelOptions, Names, OutputOptions, TableOptions, UsageError, split_names
+from nobsp.cli.options import (
+    METHOD,
+    Console,
+    ModelOptions,
+    Names,
+    OutputOptions,
+    RequiredModel,
+    RequiredTable,
+    TableOptions,
+    UsageError,
+    split_names,
+)
 
 if TYPE_CHECKING:
     from nobsp import NObSP
@@ -61,8 +72,8 @@ class MethodOptions:
 
 def explain(
     *,
-    model: ModelOptions = ModelOptions(),
-    table: TableOptions = TableOptions(),
+    model: RequiredModel,
+    table: RequiredTable,
     method: MethodOptions = MethodOptions(),
     output: OutputOptions,
     console: Console = Console(),

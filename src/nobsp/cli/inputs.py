@@ -60,7 +60,7 @@ def load_model(options: ModelOptions) -> Loaded:
     """Finds the model of --model."""
     given, weights, trust_pickle = options.model, options.weights, options.trust_pickle
     if not given:
-        raise UsageError("--model is missing; name a file, or package.module:factory.")
+        raise UsageError("--model is missing; name a file, or package.module:factory; only --apply needs none.")
     path = Path(given)
     if path.is_file():
         if weights is not None:

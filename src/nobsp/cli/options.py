@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -140,6 +140,13 @@ class ModelOptions:
         return use_threads(default if self.threads is None else self.threads)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RequiredModel(ModelOptions):
+    """The same, where nothing can be done without one."""
+
+    model: str = field()
+
+
 @Parameter(name="*", group=TABLE)
 @dataclass(frozen=True, kw_only=True)
 class TableOptions:
@@ -153,6 +160,13 @@ class TableOptions:
     """Columns the model takes, in its order (default: all but the target)."""
     groups: Names = None
     """Columns that are one feature, such as city=oslo,rome; or a JSON file with {"city": ["oslo", "rome"]}."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequiredTable(TableOptions):
+    """The same, where there is nothing else to look at."""
+
+    data: Path = field()
 
 
 @Parameter(name="*", group=IMAGES)
@@ -176,6 +190,13 @@ class ImageOptions:
     """Divided by, instead of --normalise: one number, or one per channel."""
     limit: int | None = None
     """Use the first images only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequiredImages(ImageOptions):
+    """The same, where there is nothing else to look at."""
+
+    images: Path = field()
 
 
 @Parameter(name="*", group=OUTPUT)

@@ -192,7 +192,7 @@ def explain_cells(page: Path, *, epochs: int) -> dict[str, Any]:
     x, fresh, y, truth = train_test_split(data.data, malignant, test_size=0.3, random_state=0, stratify=malignant)
     rows, targets = torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)[:, None]
     with seeded(0):
-        scaled = nn.BatchNorm1d(30, affine=False, momentum=None)  # columns come in their own units
+        scaled = nn.BatchNorm1d(30, 1e-12, None, affine=False)  # columns come in their own units
         network = nn.Sequential(scaled, nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
         loss = nn.functional.binary_cross_entropy_with_logits
         train(network, rows, targets, loss, epochs=epochs, rate=2e-3, decay=1.0)

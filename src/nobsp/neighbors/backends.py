@@ -471,14 +471,21 @@ def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any
     serialization.save(path, stored, kind=KIND, version=VERSION)
 
 
-def load(
+def load(path: str | os.PathLike[str], *given: Any, **options: Any) -> tuple[Fitted, dict[str, Any], Any]:
+    """Reads an index: what was fitted, the options it was made with, and those of its backend."""
+    try:
+        return _load(path, *given, **options)
+    except KeyError as missing:
+        raise ValueError(f"path {str(path)!r} is damaged: it lacks {missing}.") from missing
+
+
+def _load(
     path: str | os.PathLike[str],
     source: EvidenceSource,
     *,
     backend: Usearch | Milvus | str | None,
     device: torch.device | str | None,
 ) -> tuple[Fitted, dict[str, Any], Usearch | Milvus | None]:
-    """Reads an index: what was fitted, the options it was made with, and those of its backend."""
     known = (Evidence, Milvus, Outcomes, Rows, Space, Usearch)
     stored: dict[str, Any] = serialization.load(path, kind=KIND, version=VERSION, classes=known)
     if stored["fingerprint"] != source.fingerprint() or not _near(stored["signature"], source.signature):

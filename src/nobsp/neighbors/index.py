@@ -302,7 +302,8 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         require_whole_number("k", k)
         fitted, own = self._fitted, X is None
         if own and len(self) == 1:  # which has no others
-            return Duplicates(np.empty((0, 2), np.int64), np.empty(0), (), np.empty(0, bool))
+            none = np.empty(0, bool) if fitted.labelled else None
+            return Duplicates(np.empty((0, 2), np.int64), np.empty(0), (), none)
         hits = self._view(space="activations").query(X, min(int(k), len(self) - own))
         found = link_duplicates(hits, float(threshold), own=own)
         if not own or not fitted.labelled:

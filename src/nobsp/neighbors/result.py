@@ -109,6 +109,8 @@ class Neighbors(Answers):
             raise TypeError(f"labels are {towards.dtype}, but those of the database are {known.dtype}.")
         same = self.labels == towards[:, None] if self.labels.ndim == 2 else None
         if same is None:
+            if (unknown := ~np.isin(towards, self.classes)).any():
+                raise ValueError(f"labels has {towards[unknown][0]!r}, which is no class of the database.")
             same = np.einsum("qkc,qc->qk", self.labels, self.classes == towards[:, None])
         share: Array = np.mean(same, axis=1)
         return share

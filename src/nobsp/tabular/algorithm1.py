@@ -241,7 +241,9 @@ class Accumulator:
 
     def all_reduce(self, reduce: Callable[[Moments], Moments]) -> None:
         """Replaces every block by that of all ranks."""
-        self.parts = {name: [reduce(moments) for moments in blocks] for name, blocks in self.parts.items()}
+        for blocks in self.parts.values():
+            for place, moments in enumerate(blocks):  # one after another: all of them twice would be the most ever held
+                blocks[place] = reduce(moments)
 
 
 def add_rows(plan: Plan, state: Accumulator, batch: Tensor, network: Network) -> None:

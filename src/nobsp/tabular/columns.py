@@ -412,13 +412,19 @@ def read_ahead(run: Run, rows: Rows, columns: Columns, baseline: Any, *, planned
     wanted = hasattr(rows.X, "shape") or (not planned and needs_data(baseline, columns.features))
     ahead = any(run.gather(wanted))
     if ahead and not rows.source.reiterable:
-        raise ValueError(f"X can be read only once, but baseline={baseline!r} must be known before; pass its values.")
+        raise ValueError(
+            f"X can be read only once, but baseline={baseline!r} must be known before; pass its values, or "
+            "data that can be read again."
+        )
     return ahead
 
 
 def require_passes(run: Run, rows: Rows, count: int) -> None:
     """An error where rows cannot be read, or not be kept, as often as the memory asks for."""
     if not rows.source.reiterable:
-        raise ValueError(f"X can be read only once, but within memory={run.memory:,} bytes it is read {count} times.")
+        raise ValueError(
+            f"X can be read only once, but within memory={run.memory:,} bytes it is read {count} times; pass data "
+            "that can be read again, or give the engine more memory."
+        )
     if run.checkpoint is not None:
         raise ValueError("checkpoint needs a calibration in one pass; give the engine more memory, or no checkpoint.")

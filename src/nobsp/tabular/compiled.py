@@ -386,13 +386,13 @@ class CompiledExplainer:
             self._require_count(len(places))
             order = list(range(len(places)))
         else:
-            for one, other, what in (
-                (self.column_names, places, "lacks"),
-                (places, self.column_names, "has the unexpected"),
-            ):
-                if different := [name for name in one if name not in set(other)]:
-                    named = join_names(self.column_names, 12)
-                    raise ValueError(f"X {what} {join_names(different, 12)}; expected are {named}.")
+            known = set(self.column_names)
+            lacks = [name for name in self.column_names if name not in places]
+            more = [name for name in places if name not in known]
+            if lacks or more:
+                found = (("lacks", lacks), ("has the unexpected", more))
+                said = " and ".join(f"{what} {join_names(names, 12)}" for what, names in found if names)
+                raise ValueError(f"X {said}; expected are {join_names(self.column_names, 12)}.")
             order = [places[name] for name in self.column_names]
         needed = {column for feature in self.features for column in feature.columns}
         taken = {i: np.asarray(frame[:, position].to_numpy()) for i, position in enumerate(order) if i in needed}
