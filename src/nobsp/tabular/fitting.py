@@ -19,7 +19,7 @@ from nobsp.network.inference import use_threads
 from nobsp.network.inputs import SAMPLE_ROWS, Features, Subset, Summary, resolve_baseline
 from nobsp.network.readout import Network, Readout, as_model_takes
 from nobsp.projection import Ridge
-from nobsp.tabular.columns import Columns, categories_of, input_baseline, rows_like
+from nobsp.tabular.columns import Columns, categories_of, input_baseline, ranks, rows_like
 from nobsp.tabular.compiled import CompiledExplainer, Health, Measure, TermHealth
 from nobsp.tabular.explanation import term_name
 from nobsp.tabular.fitted import Estimate
@@ -402,7 +402,7 @@ def feature_findings(facts: Facts, order: Sequence[Subset], values: Tensor, rows
     for k, partner, how in _partners(facts, rows):
         message = (
             f"It goes along with {facts.names[partner]!r} ({how}): the rows cannot tell which of the two does what. "
-            "Group them as one feature, or leave one out."
+            "Group them as one feature (NObSP.suggest_features), or leave one out."
         )
         findings.append(Finding("warning", "dependent", facts.names[k], message))
     return findings
@@ -423,7 +423,7 @@ def _partners(facts: Facts, rows: Sample) -> list[tuple[int, int, str]]:
         return []
     found: dict[int, tuple[int, str]] = {}
     if len(numbers) > 1:
-        alike = np.abs(np.corrcoef([_ranks(codes[k]) for k in numbers]))
+        alike = np.abs(np.corrcoef([ranks(codes[k]) for k in numbers]))
         for a, b in np.argwhere(np.triu(alike > _SAME_RANKS, 1)):
             found.setdefault(numbers[b], (numbers[a], f"rank correlation {alike[a, b]:.3f}"))
     known: dict[bytes, int] = {}
@@ -435,13 +435,6 @@ def _partners(facts: Facts, rows: Sample) -> list[tuple[int, int, str]]:
             if partner != k:
                 found.setdefault(k, (partner, "their values are one-to-one"))
     return [(k, partner, how) for k, (partner, how) in sorted(found.items())]
-
-
-def _ranks(x: Array) -> Array:
-    """Positions in order, equal values sharing theirs."""
-    _, place, counts = np.unique(x, return_inverse=True, return_counts=True)
-    ranks: Array = (np.cumsum(counts) - (counts - 1) / 2)[place]
-    return ranks
 
 
 def _unique_shares(values: Tensor) -> list[float]:
