@@ -331,16 +331,17 @@ def _place(domain: Domain, origin: Sample) -> float:
 # ---------------------------------------------------------------------- health
 
 
-def _examine(facts: Facts, terms: Terms, values: Tensor, rows: Sample) -> Health:
+def _examine(facts: Facts, terms: Terms, values: Tensor, measured: Sample) -> Health:
     fit = terms.fit
     worst = torch.fmin(fit.explained, fit.inside)  # one outlier may carry all of the variance
-    findings = [*share_findings(worst, facts.output_names), *feature_findings(facts, terms.order, values, rows)]
+    findings = [*share_findings(worst, facts.output_names), *feature_findings(facts, terms.order, values, measured)]
 
     def note(code: str, message: str, subject: str = "") -> None:
         findings.append(Finding("note", code, subject, message))
 
     if terms.economy:
-        note("economy", f"The model is large, so tables are coarse: {terms.forward_rows:,} forward rows in all.")
+        rows = f"{terms.forward_rows:,} forward rows in all"
+        note("economy", f"The model is large, or features are many, so tables are coarse: {rows}.")
     if facts.readout.no_head:
         note(
             "no_head",
