@@ -272,9 +272,9 @@ def ranks(x: NDArray[np.float64]) -> NDArray[np.float64]:
 def suggest_features(X: Any, *, correlation: float = 0.9) -> dict[str, list[Any]]:
     """Columns that go along with each other, put together as `features` takes them: a suggestion to look at.
 
-    Rows cannot tell such columns apart, so that each one's curve rests on the background; together they have the effect
-    that all of them have. In return a group of numbers has no curve and no table: every row that is explained takes 8
-    more forward rows for each group, and compiled explainers and what-if pages leave it out.
+    Rows cannot tell such columns apart; together they have the effect that all of them have. In return a group of
+    numbers has no curve and no table: every row explained takes 8 more forward rows for it, and compiled explainers
+    and what-if pages leave it out.
 
     Args:
         X: Array, tensor or frame, of which 2,048 rows are looked at. Columns that hold no numbers stay alone.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -16,7 +16,7 @@ from nobsp._messages import number_outputs
 from nobsp.base import Finding, sort_findings
 from nobsp.network.adapted import Adapted
 from nobsp.network.inference import use_threads
-from nobsp.network.inputs import SAMPLE_ROWS, Features, Subset, Summary, resolve_baseline
+from nobsp.network.inputs import SAMPLE_ROWS, Subset, Summary, resolve_baseline
 from nobsp.network.readout import Network, Readout, as_model_takes
 from nobsp.projection import Ridge
 from nobsp.tabular.columns import Columns, categories_of, input_baseline, ranks, rows_like
@@ -191,7 +191,15 @@ class Facts:
         wanted = self.options.interactions
         if isinstance(wanted, str | int):
             return None if isinstance(wanted, str) else wanted
-        return named_terms(wanted, self.columns.features)
+        found: set[Subset] = set()
+        for term in wanted:
+            if isinstance(term, str) or not isinstance(term, Collection) or not 2 <= len(term) <= 3:
+                raise ValueError(f"interactions must list pairs or triples of feature names, found {term!r}.")
+            positions = tuple(sorted(self.columns.features.index(name, argument="interactions") for name in term))
+            if len(set(positions)) != len(positions):
+                raise ValueError(f"interactions has {tuple(term)!r}, which names a feature twice.")
+            found |= {positions, *combinations(positions, 2)}  # a triple brings its pairs along
+        return sorted(found, key=lambda term: (len(term), term))
 
     def background(self) -> int | Tensor:
         """How many background rows, or the rows themselves; one is the baseline."""
@@ -201,19 +209,6 @@ class Facts:
         width, size = self.summary.mean.numel(), self.options.batch_size
         rows = rows_like(wanted, self.adapted, self.columns, width, size, argument="background")
         return as_model_takes(torch.cat([part.double() for part in rows]), self.readout)
-
-
-def named_terms(given: Sequence[Sequence[str]], features: Features) -> list[Subset]:
-    """Pairs and triples by name; a triple brings its pairs along."""
-    found: set[Subset] = set()
-    for term in given:
-        if isinstance(term, str) or not isinstance(term, Sized) or not 2 <= len(term) <= 3:
-            raise ValueError(f"interactions must list pairs or triples of feature names, found {term!r}.")
-        positions = tuple(sorted(features.index(name, argument="interactions") for name in term))
-        if len(set(positions)) != len(positions):
-            raise ValueError(f"interactions has {tuple(term)!r}, which names a feature twice.")
-        found |= {positions, *combinations(positions, 2)}
-    return sorted(found, key=lambda term: (len(term), term))
 
 
 # ---------------------------------------------------------------------- all terms at once

@@ -181,7 +181,9 @@ def fit_terms(
             chosen = list(strengths)[: effort.most_pairs if pairs is None else pairs]
             grid_terms = [pair for pair in chosen if pairs is not None or strengths[pair] >= WORTH_TRYING]
         else:
-            grid_terms = [term for term in named if _has_grid(term, domains)]
+            nodes = {k: len(domain.levels or ()) or 32 for k, domain in enumerate(domains) if domain.tabulated}
+            two = [term for term in named if len(term) == 2 and nodes.keys() >= set(term)]
+            grid_terms = [term for term in two if nodes[term[0]] * nodes[term[1]] <= MOST_NODES]
         wanted = sorted({k for pair in grid_terms for k in pair})
         steps = share_steps({k: (domains[k].steps, *mains[k]) for k in wanted}, chunk, unit)
         most_lines, even = effort.pair_quantiles, effort.pair_even
@@ -240,11 +242,6 @@ def fit_terms(
         offsets={k: occupancy(points, chunk) @ table.mean @ weight for k, (points, table) in mains.items()},
         background=tabulate.background,
     )
-
-
-def _has_grid(term: Subset, domains: Sequence[Domain]) -> bool:
-    levels = [len(domains[k].levels or ()) or 32 for k in term]
-    return len(term) == 2 and all(domains[k].tabulated for k in term) and levels[0] * levels[1] <= MOST_NODES
 
 
 # ---------------------------------------------------------------------- tables
