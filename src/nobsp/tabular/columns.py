@@ -441,18 +441,6 @@ def _dataset_rows(X: Any, adapted: Adapted, batch_size: int, columns: Sequence[s
     return DatasetRows(X, batches, batch_size, size, source=source, probe=next(iter(source)), tables=of_tables)
 
 
-def rows_like(
-    X: Any, adapted: Adapted, columns: Columns, width: int, batch_size: int, *, argument: str = "X", strict: bool = True
-) -> Source:
-    """Rows in batches, with the columns that were calibrated on."""
-    X = X if adapted.pack is None else adapted.pack(X)
-    names, encode = columns.names, adapted.encode
-    source = batches_of(X, batch_size=batch_size, encode=encode, columns=names, argument=argument, strict=strict)
-    if source.columns != width:
-        raise ValueError(f"{argument} has {source.columns} columns but the explainer was calibrated on {width}.")
-    return source
-
-
 def find_columns(run: Run, rows: Rows, adapted: Adapted, given: Sequence[str] | Mapping[str, Any] | None) -> Columns:
     """The columns, with the levels and ranges of all rows where a preprocessing stands before the network."""
     settle = partial(columns_of, adapted=adapted, given=given, width=rows.source.columns, names=rows.source.names)

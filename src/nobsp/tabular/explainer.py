@@ -511,5 +511,5 @@ class NObSP(Explainer):
 
     @property
     def _fitted(self) -> Fitted:
-        fitted: Fitted = super()._fitted
+        fitted: Fitted = self._fit if hasattr(self, "_fit") else super()._fitted
         return fitted

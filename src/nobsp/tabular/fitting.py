@@ -19,10 +19,10 @@ from nobsp.network.inference import use_threads
 from nobsp.network.inputs import SAMPLE_ROWS, Subset, Summary, resolve_baseline
 from nobsp.network.readout import Network, Readout, as_model_takes
 from nobsp.projection import Ridge
-from nobsp.tabular.columns import Columns, categories_of, input_baseline, ranks, rows_like
+from nobsp.tabular.columns import Columns, categories_of, input_baseline, ranks
 from nobsp.tabular.compiled import CompiledExplainer, Health, Measure, TermHealth
 from nobsp.tabular.explanation import term_name
-from nobsp.tabular.fitted import Estimate
+from nobsp.tabular.fitted import Estimate, rows_like
 from nobsp.tabular.lookup import TermTable
 from nobsp.tabular.regression import Sample, read, spread_of_curves
 from nobsp.tabular.tabulate import Array, Domain, Represent, describe, own_columns
