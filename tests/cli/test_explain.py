@@ -248,6 +248,25 @@ def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_contributions_to_a_probability_add_up_to_it(nobsp: Run, pipelines: Path, tmp_path: Path) -> None:
+    given = ("--model", pipelines / "people.skops", "--data", pipelines / "people.csv", "--target", "rich", *FAST)
+    written = {}
+    for name, more in {"logits": (), "chances": ("--probability",)}.items():
+        done = nobsp("explain", *given, *more, "--no-report", "--out", tmp_path / name)
+        assert done.code == 0, done.err
+        written[name] = pd.read_parquet(tmp_path / name / "contributions.parquet")
+    chances = written["chances"]
+    assert_same_to_rounding(chances["prediction"], 1 / (1 + np.exp(-written["logits"]["prediction"])))
+    assert_same_to_rounding(chances[["base", "age", "city", "residual"]].sum(axis=1), chances["prediction"])
+
+
+def test_an_output_that_is_no_probability_has_no_account_of_one(nobsp: Run, home: Path, tmp_path: Path) -> None:
+    done = nobsp("explain", *HOUSE, *FAST, "--probability", "--no-report", "--out", tmp_path / "out")
+    assert done.code == 2
+    assert "--probability: the model applies no softmax" in done.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_pipeline_from_skops_explains_the_caller_s_own_columns(nobsp: Run, pipelines: Path, tmp_path: Path) -> None:
     options = ("--data", pipelines / "people.csv", "--target", "rich", "--json", *FAST)
     done = nobsp("explain", "--model", pipelines / "people.skops", *options, "--out", tmp_path / "out")

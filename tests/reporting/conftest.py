@@ -39,6 +39,7 @@ AGAIN = """() => {
     e.dispatchEvent(new Event('input', {bubbles: true})); e.dispatchEvent(new Event('change', {bubbles: true})); };
   for (const id of ['find', 'find-control', 'filter-low', 'filter-high', 'from-row']) put(id, '');
   for (const id of ['only-beyond', 'only-wrong', 'same-scale', 'picture-wrong']) put(id, false);
+  document.querySelector('.as-linked input:checked')?.click();  // the others follow
   put('output', '0'); put('order', 'strength'); put('picture-order', 'given');
   document.querySelectorAll('.platehead select').forEach(e => { e.value = '0'; e.dispatchEvent(new Event('change')); });
   document.getElementById('typical')?.click();

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nobsp import NObSP
 from nobsp.tabular import fitting
 from nobsp.tabular.regression import Rows, choose_strength, fit_correction, judge
-from nobsp.tabular.terms import Terms
+from nobsp.tabular.terms import FULL, MAIN_ROWS, Terms
 from tests.tabular.nets import Net, additive, net, table
 from tests.tabular.oracles import Background, share_explained
 from tests.tolerances import COEFFICIENTS, CONTRIBUTIONS, SUMS, assert_same_to_rounding
@@ -311,3 +311,18 @@ def test_no_pair_is_put_in_where_all_but_nothing_is_explained_without(strength, 
     explainer = NObSP(model).fit(rows)
     assert {term for term in explainer.terms_ if len(term) == 2} == pairs
     assert explainer.explained_[0] > 0.995
+
+
+# ---------------------------------------------------------------------- many features
+
+
+@pytest.mark.parametrize("features", [1, 20, 300])
+def test_few_features_are_tabulated_in_full(features: int) -> None:
+    assert FULL.shared(features) == FULL
+
+
+@pytest.mark.parametrize("features", [500, 1000, 5000])
+def test_many_features_share_forward_rows(features: int) -> None:
+    shared = FULL.shared(features)
+    assert features * min(shared.background, 32) * shared.most_knots <= MAIN_ROWS
+    assert shared.most_knots >= FULL.quantiles + FULL.even

@@ -53,6 +53,8 @@ class MethodOptions:
     """Fit all terms together, or one by one as in the paper's Algorithm 1."""
     ridge: str = "auto"
     """Regularisation: auto, chosen on held-out rows, or a number."""
+    probability: bool = False
+    """Contributions to the probability instead of the logit in contributions.parquet; a page has a switch for it."""
 
     def for_explainer(self) -> dict[str, Any]:
         """Arguments of `NObSP`."""
@@ -100,7 +102,8 @@ def explain(
         explanation = explainer(rows.rows, progress=console.progress)
         found = _summarise(output, rows, others, explainer, explanation)
         console.warn(found["predicts"] and found["predicts"]["warning"])
-        write_contributions(folder / "contributions.parquet", explanation)
+        account = _probabilities(explanation, found["predicts"]) if method.probability else explanation
+        write_contributions(folder / "contributions.parquet", account)
         curves = explainer.curves()
         write_csv(folder / "curves.csv", {str(name): list(curves[name]) for name in curves})
         explainer.save(folder / "explainer.nobsp")
@@ -228,6 +231,15 @@ def score_predictions(
         score = _describe_score(found).rstrip(".")
         found["warning"] = f"{score}, no better than {constant}; is the order of the columns right?"
     return found
+
+
+def _probabilities(explanation: Explanation, predicts: Mapping[str, Any] | None) -> Explanation:
+    """The account of probabilities, by the model's own link, else by the usual one where the target holds classes."""
+    link, classes = explanation.explainer.link, predicts is not None and predicts["measure"] == "accuracy"
+    if link == "identity" and not classes:
+        raise UsageError("--probability: the model applies no softmax, sigmoid or exp, and --target names no classes.")
+    usual = "softmax" if len(explanation.output_names) > 1 else "sigmoid"
+    return explanation.to_probability(link=usual if link == "identity" else None)
 
 
 def _as_text(value: Any) -> str:

@@ -8,9 +8,9 @@ function orderOf(contributions, output) {
 }
 
 // One step a term, the smallest ones put together.
-function stepsOf(point, contributions, order) {
+function stepsOf(base, point, contributions, order) {
   const o = state.output, steps = [];
-  let sum = table.base[o];
+  let sum = base;
   const step = (about, value) => { steps.push({ ...about, value, from: sum, to: sum + value }); sum += value; };
   const known = order.filter((i) => contributions[i]), most = known.length > SHOWN + 1 ? SHOWN : known.length;
   for (const i of known.slice(0, most)) {
@@ -25,9 +25,9 @@ function stepsOf(point, contributions, order) {
 }
 
 function drawAccount(place, { caption, point, account, prediction = null, order = null }) {
-  const o = state.output, base = table.base[o], total = account.total[o];
-  const steps = stepsOf(point, account.contributions, order || orderOf(account.contributions, o));
-  const left = prediction ? prediction[o] - total : 0;
+  const o = state.output, scaled = onScale(account, prediction), base = scaled.base[o], total = scaled.total[o];
+  const steps = stepsOf(base, point, scaled.contributions, order || orderOf(scaled.contributions, o));
+  const end = prediction ? scaled.prediction[o] : null, left = prediction ? end - total : 0;
   const ends = [base, total, total + left, ...steps.flatMap((step) => [step.from, step.to])].filter(Number.isFinite);
   const low = Math.min(...ends), span = Math.max(...ends) - low || 1;
   const scale = Math.max(...steps.map((step) => Math.abs(step.value) || 0), Math.abs(left) || 0, 1e-12);
@@ -50,24 +50,37 @@ function drawAccount(place, { caption, point, account, prediction = null, order 
       make("td", { className: "number", textContent: text }));
   };
 
-  const body = make("tbody", {}, line("sum", base, "average prediction", level(base, ""), fixed(base, scale)));
+  const body = make("tbody", {}, line("sum", base, scaled.linked ? "at the average output" : "average prediction", level(base, ""), fixed(base, scale)));
   for (const { name, values, value, from, to } of steps) {
     body.append(line("term", value, name, bar(from, to, value < 0 ? "against" : "for"), signed(value, scale), values));
   }
-  body.append(line("sum total", total, "sum of the terms", level(total, "total"), fixed(total, scale)));
+  body.append(line("sum total", total, scaled.linked ? "sum of the shares" : "sum of the terms", level(total, "total"), fixed(total, scale)));
   if (prediction) {
     body.append(
-      line("left", left, "left over (residual)", bar(total, prediction[o], "rest"), signed(left, scale)),
-      line("sum total", prediction[o], "model's prediction", level(prediction[o], "total"), fixed(prediction[o], scale)),
+      line("left", left, "left over (residual)", bar(total, end, "rest"), signed(left, scale)),
+      line("sum total", end, "model's prediction", level(end, "total"), fixed(end, scale)),
     );
   }
-  const which = table.outputs.length > 1 ? make("span", { className: "quiet" }, " for ", bdi(table.outputs[o])) : "";
+  const which = table.outputs.length > 1 ? make("span", { className: "quiet" }, scaled.linked && table.link !== "exp" ? " for the probability of " : " for ", bdi(table.outputs[o])) : "";
   const unknown = table.untabled.filter((term) => !account.contributions[term.position]).map((term) => term.name);
   const missing = Number.isFinite(total) ? "" : "A value is missing for which the functions have no place: that contribution and the sum are not known. ";
   const said = missing + (unknown.length ? `Not counted here, since they need the model: ${unknown.slice(0, 6).join(", ")}${unknown.length > 6 ? " and others" : ""}.` : "");
   place.replaceChildren(make("table", { className: "account" }, make("caption", {}, caption, which), body),
+    ...(scaled.linked ? [make("p", { className: "quiet path", textContent: PATH })] : []),
     ...(said ? [make("p", { className: "quiet unknown", dir: "auto", textContent: said })] : []),
-    ...(Number.isFinite(total) ? probabilities(account.total, prediction) : []));
+    ...(Number.isFinite(total) && !scaled.linked ? probabilities(account.total, prediction) : []));
+}
+
+const PATH = "Each term's share is taken on the straight line from the average output to the prediction; along another path terms "
+  + "would have other shares.";
+
+// The account as it is, or on the scale of the link where that was asked for and all of it is known.
+function onScale(account, prediction) {
+  const { contributions, total } = account, { base } = table, stop = prediction || total;
+  if (!state.linked || !stop.every(Number.isFinite)) return { base, contributions, total, prediction, linked: false };
+  const carried = carriedOver(contributions, stop), start = linked(base);
+  const sum = start.map((value, o) => carried.reduce((all, part) => all + (part ? part[o] : 0), value));
+  return { base: start, contributions: carried, total: sum, prediction: prediction && linked(prediction), linked: true };
 }
 
 // Probabilities by the sum of the terms, and by the model where it was run; never one in the name of the other.

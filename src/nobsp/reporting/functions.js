@@ -2,7 +2,7 @@
 const data = JSON.parse(byId("data").textContent);
 const table = data.table || null;
 const FEW = 10;
-const state = { output: 0 };
+const state = { output: 0, linked: false };
 const watchers = [];
 const whenOutputChanges = (work) => watchers.push(work);
 
@@ -164,6 +164,41 @@ function linked(logits) {
   const sizes = Array.from(logits, (v) => Math.exp(v - top));
   const sum = sizes.reduce((a, b) => a + b, 0);
   return sizes.map((v) => v / sum);
+}
+
+// Gauss and Legendre's nodes and weights on the way from 0 to 1.
+const rules = new Map();
+function ruleOf(count) {
+  const nodeOf = (i) => {
+    let x = Math.cos((Math.PI * (i + 0.75)) / (count + 0.5)), slope = 1;
+    for (let turn = 0, step = 1; turn < 100 && Math.abs(step) > 1e-15; turn++) {
+      let [here, before] = [1, 0];
+      for (let n = 1; n <= count; n++) [here, before] = [((2 * n - 1) * x * here - (n - 1) * before) / n, here];
+      slope = (count * (x * here - before)) / (x * x - 1);
+      step = here / slope;
+      x -= step;
+    }
+    return [(x + 1) / 2, 1 / ((1 - x * x) * slope * slope)];
+  };
+  if (!rules.has(count)) rules.set(count, [...Array(count).keys()].map(nodeOf));
+  return rules.get(count);
+}
+
+// Contributions on the scale of the link, as `Explanation.to_probability` has them: times its mean slope on the straight
+// line from the base to where the prediction is.
+function carriedOver(contributions, stop) {
+  const { base, link } = table, way = Array.from(stop, (value, o) => value - base[o]);
+  const reach = link === "softmax" ? Math.max(...way) - Math.min(...way) : Math.max(...way.map(Math.abs));
+  const carried = contributions.map((part) => part && new Float64Array(part.length));
+  for (const [node, share] of ruleOf(Math.min(256, Math.ceil(18 / Math.asinh((2 * Math.PI) / Math.max(reach, 1)))))) {
+    const chances = linked(way.map((step, o) => base[o] + node * step));
+    contributions.forEach((part, i) => {
+      const mean = link === "softmax" ? part?.reduce((sum, value, o) => sum + value * chances[o], 0) : 0;
+      const slope = (value, p) => (link === "softmax" ? p * (value - mean) : link === "exp" ? p * value : p * (1 - p) * value);
+      part?.forEach((value, o) => { carried[i][o] += share * slope(value, chances[o]); });
+    });
+  }
+  return carried;
 }
 
 const classifies = () => table.link === "softmax" || (table.link === "sigmoid" && table.outputs.length === 1);

@@ -11,6 +11,23 @@ function startOutputs() {
   list.addEventListener("change", () => chooseOutput(Number(list.value)));
 }
 
+// Accounts of probabilities instead of logits, in all places at once.
+function startScale() {
+  const boxes = linked(table.base) ? document.querySelectorAll(".as-linked") : [];
+  for (const box of boxes) {
+    const tick = make("input", { type: "checkbox" });
+    box.replaceChildren(tick, table.link === "exp" ? " in units of the output, not its logarithm" : " as probabilities");
+    box.hidden = false;
+    tick.addEventListener("change", () => {
+      state.linked = tick.checked;
+      for (const other of boxes) other.firstChild.checked = tick.checked;
+      order = null;
+      changed();
+      drawRow();
+    });
+  }
+}
+
 function tellExactness() {
   const within = shown(Math.max(table.difference[state.output] ?? 0, 1e-15), 2);
   byId("exactness").textContent = "What this page computes is what Python computes, to rounding: it reads the same tables. On these rows the "
@@ -30,6 +47,7 @@ if (table) {
   startCurves();
   startWhatif();
   startRows();
+  startScale();
   whenOutputChanges(() => {
     drawOverview();
     arrangeCurves();
@@ -61,7 +79,7 @@ addEventListener("afterprint", () => { if (beforePrint) setTheme(beforePrint); b
 // For those who want to compute with it: nobsp.account({numbers: {0: 1.5}, levels: {3: 0}}).
 if (table) {
   const terms = table.terms.map((term) => term.name);
-  window.nobsp = { account: accountOf, row: pointOfRow, typical: typicalPoint, probabilities: linked, terms };
+  window.nobsp = { account: accountOf, row: pointOfRow, typical: typicalPoint, probabilities: linked, carried: carriedOver, terms };
 }
 document.documentElement.dataset.ready = "yes";
 addEventListener("load", () => requestAnimationFrame(() => setTimeout(startDrawing)));

@@ -44,11 +44,12 @@ function startFrom(row) {
 function changed() {
   for (const control of controls) control.update();
   const account = accountOf(point);
-  order = order || orderOf(account.contributions, state.output);
   const untouched = startedFrom !== null && same(point, pointOfRow(startedFrom));
+  const prediction = untouched ? predictionOf(startedFrom) : null;
+  order = order || orderOf(onScale(account, prediction).contributions, state.output);
   drawAccount(byId("whatif-account"), {
     caption: untouched ? `Row ${table.rows.names[startedFrom]}, term by term` : "What you set, term by term",
-    point, account, prediction: untouched ? predictionOf(startedFrom) : null, order,
+    point, account, prediction, order,
   });
   const chance = table.link === "softmax" || table.link === "sigmoid" ? `, ${percent(linked(account.total)[state.output])}` : "";
   byId("running").textContent = shown(account.total[state.output], 4) + chance;

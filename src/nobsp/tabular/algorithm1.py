@@ -71,9 +71,10 @@ class Isolation:
                 if not columns:  # a column that the preprocessing drops
                     yield subset, baseline[None], torch.zeros(len(rows), dtype=torch.long)
                 elif all(feature in self.few_valued for feature in subset):
-                    values, place = _unique_rows(rows[:, columns])
+                    few = rows[:, columns[0] if len(columns) == 1 else columns]  # numbers sort faster than rows do
+                    values, place = torch.unique(few, dim=None if few.ndim == 1 else 0, return_inverse=True)
                     filled = baseline.expand(len(values), -1).clone()
-                    filled[:, columns] = values
+                    filled[:, columns] = values.view(-1, len(columns))
                     yield subset, filled, place
                 else:
                     yield subset, isolated(rows, baseline, columns), None
@@ -114,15 +115,6 @@ class Isolation:
                 waiting = []
             if one is not None:
                 waiting.append(one)
-
-
-def _unique_rows(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct rows, and the position of each row among them."""
-    if values.shape[1] == 1:  # sorting numbers is many times faster than sorting rows
-        distinct, place = torch.unique(values[:, 0], return_inverse=True)
-        return distinct[:, None], place
-    distinct, place = torch.unique(values, dim=0, return_inverse=True)
-    return distinct, place
 
 
 def subsets_of(term: Subset) -> list[Subset]:

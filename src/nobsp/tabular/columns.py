@@ -27,6 +27,8 @@ from nobsp.network.readout import PROBE_ROWS
 from nobsp.tabular.explanation import take_rows
 from nobsp.tabular.lookup import value_rows
 
+# Rows that tell which columns go along with each other.
+_LOOKED_AT = 2048
 # Distinct numbers of a column that are kept, for encoders that know no others; a one-hot group is seldom wider.
 _MOST_NUMBERS = 4096
 
@@ -260,6 +262,71 @@ def _seen_numbers(column: np.ndarray[Any, Any], most: int) -> Seen:
     return Seen(True, levels.tolist() if len(levels) <= most else None, typical, span, kept)
 
 
+def ranks(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Positions in order, equal values sharing theirs."""
+    _, place, counts = np.unique(x, return_inverse=True, return_counts=True)
+    found: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return found
+
+
+def suggest_features(X: Any, *, correlation: float = 0.9) -> dict[str, list[Any]]:
+    """Columns that go along with each other, put together as `features` takes them: a suggestion to look at.
+
+    Rows cannot tell such columns apart; together they have the effect that all of them have. In return a group of
+    numbers has no curve and no table: every row explained takes 8 more forward rows for it, and compiled explainers
+    and what-if pages leave it out.
+
+    Args:
+        X: Array, tensor or frame, of which 2,048 rows are looked at. Columns that hold no numbers stay alone.
+        correlation: The least that the ranks of any two columns of a group are correlated, either way. It takes 8
+            bytes for every two columns.
+
+    Returns:
+        Names of features and their columns, by name where the table has names. Every column is in one.
+
+    Example:
+        >>> import numpy as np
+        >>> from nobsp import NObSP
+        >>> x = np.random.default_rng(0).normal(size=(500, 3))
+        >>> NObSP.suggest_features(np.column_stack([x, -x[:, 0] + 0.01 * x[:, 1]]))
+        {'x0 + x3': [0, 3], 'x1': [1], 'x2': [2]}
+    """
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
+    if isinstance(correlation, str) or not 0 < correlation <= 1:
+        raise ValueError(f"correlation must lie between 0 and 1, found {correlation!r}.")
+    if len(getattr(X, "shape", ())) != 2:
+        raise TypeError(f"X must be an array, a tensor or a frame of rows, found {type(X).__name__}.")
+    X = take_rows(X, np.unique(np.linspace(0, X.shape[0] - 1, min(X.shape[0], _LOOKED_AT)).astype(np.intp)))
+    frame = nw.from_native(X, eager_only=True, pass_through=True)
+    known: Sequence[Any] = range(X.shape[1])
+    if isinstance(frame, nw.DataFrame):
+        columns, known = [np.asarray(frame[:, k].to_numpy()) for k in known], [str(name) for name in frame.columns]
+    else:
+        columns = list(np.asarray(X).T)
+    names = [f"x{name}" if isinstance(name, int) else name for name in known]
+    numbers = {k: ranks(column.astype(np.float64)) for k, column in enumerate(columns) if column.dtype.kind in "biuf"}
+    numbers = {k: x for k, x in numbers.items() if np.ptp(x) > 0}
+    groups = {k: [k] for k in range(len(names))}
+    if len(numbers) > 1:
+        apart = np.clip(1 - np.abs(np.corrcoef(list(numbers.values()))), 0, None)
+        np.fill_diagonal(apart, 0)
+        tree = linkage(squareform(apart, checks=False), "complete")
+        owner: dict[int, int] = {}
+        for k, group in zip(numbers, fcluster(tree, 1 - correlation, "distance").tolist(), strict=True):
+            if owner.setdefault(group, k) != k:
+                groups[owner[group]] += groups.pop(k)
+    found: dict[str, list[Any]] = {}
+    for group in groups.values():
+        some = [names[k] for k in group[:3]]
+        name = " + ".join(some if len(group) < 4 else [some[0], f"{len(group) - 1} more"])
+        while len(group) > 1 and name in names:
+            name = f"({name})"
+        found[name] = [known[k] for k in group]
+    return found
+
+
 # ---------------------------------------------------------------------- rows
 
 
@@ -372,18 +439,6 @@ def _dataset_rows(X: Any, adapted: Adapted, batch_size: int, columns: Sequence[s
     source, size = replace(source, names=names), 8 * source.columns
     of_tables = RayRows(X, tables, batch_size, size)
     return DatasetRows(X, batches, batch_size, size, source=source, probe=next(iter(source)), tables=of_tables)
-
-
-def rows_like(
-    X: Any, adapted: Adapted, columns: Columns, width: int, batch_size: int, *, argument: str = "X", strict: bool = True
-) -> Source:
-    """Rows in batches, with the columns that were calibrated on."""
-    X = X if adapted.pack is None else adapted.pack(X)
-    names, encode = columns.names, adapted.encode
-    source = batches_of(X, batch_size=batch_size, encode=encode, columns=names, argument=argument, strict=strict)
-    if source.columns != width:
-        raise ValueError(f"{argument} has {source.columns} columns but the explainer was calibrated on {width}.")
-    return source
 
 
 def find_columns(run: Run, rows: Rows, adapted: Adapted, given: Sequence[str] | Mapping[str, Any] | None) -> Columns:

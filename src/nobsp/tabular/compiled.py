@@ -312,10 +312,10 @@ class CompiledExplainer:
         width = NormalDist().inv_cdf(0.5 + level / 2)
         found: list[dict[str, Any]] = []
         for table in self.tables:
-            drawn = _drawn_at(self.features[table.features[0]], table, int(points))
-            if drawn is None:
+            if len(table.axes) != 1:
                 continue
-            k, (x, labels, chunk) = table.features[0], drawn
+            k = table.features[0]
+            x, labels, chunk = _drawn_at(self.features[k], table.axes[0], int(points))
             values = table(chunk)
             away = np.full_like(values, np.nan)
             if k in spreads:
@@ -323,7 +323,7 @@ class CompiledExplainer:
             for position, output in enumerate(self.output_names):
                 value, band = values[:, position], away[:, position]
                 names = [np.full(len(x), name, dtype=object) for name in (self.features[k].name, output)]
-                columns = (*names, np.array(x), np.array(labels, dtype=object), value, value - band, value + band)
+                columns = (*names, x, np.array(labels, dtype=object), value, value - band, value + band)
                 found.append(dict(zip(_CURVES, columns, strict=True)))
         return as_table({key: np.concatenate([np.zeros(0), *(part[key] for part in found)]) for key in _CURVES})
 
@@ -426,25 +426,19 @@ class CompiledExplainer:
 CLASSES = (CompiledExplainer, Feature, Finding, Health, LevelAxis, NumberAxis, TermHealth, TermTable)
 
 
-def _drawn_at(feature: Feature, table: TermTable, points: int) -> tuple[list[float], list[str], Chunk] | None:
+def _drawn_at(feature: Feature, axis: NumberAxis | LevelAxis, points: int) -> tuple[Array, Sequence[str], Chunk]:
     """Where a feature's function is drawn: numbers, their names, and the same as rows."""
-    if len(table.axes) != 1:
-        return None
-    axis = table.axes[0]
     if isinstance(axis, LevelAxis):
-        levels = axis.levels
-        named = isinstance(levels, tuple) or levels.shape[1] > 1
-        x = [float("nan")] * len(axis) if isinstance(levels, tuple) or named else levels[:, 0].tolist()
-        labels = list(feature.labels) if named else [""] * len(axis)
-        if isinstance(levels, tuple):
-            rows = {axis.columns[0]: np.array(levels, dtype=object)}
-        else:
-            rows = {column: levels[:, place] for place, column in enumerate(axis.columns)}
-        return x, labels, Chunk(rows, slice(0, len(axis)))
+        named = isinstance(axis.levels, tuple)
+        levels = np.array(axis.levels, dtype=object)[:, None] if named else np.asarray(axis.levels)
+        chunk = Chunk(dict(zip(axis.columns, levels.T, strict=True)), slice(0, len(axis)))
+        if named or len(axis.columns) > 1:
+            return np.full(len(axis), np.nan), feature.labels, chunk
+        return levels[:, 0], [""] * len(axis), chunk
     low, high = feature.ranges[0]
     inside = axis.knots[(axis.knots >= low) & (axis.knots <= high)]
     grid = inside if len(inside) <= _FEW_POINTS else np.linspace(low, high, points)
-    return grid.tolist(), [""] * len(grid), Chunk({axis.column: grid}, slice(0, len(grid)))
+    return grid, [""] * len(grid), Chunk({axis.column: grid}, slice(0, len(grid)))
 
 
 def function_of(

@@ -24,7 +24,7 @@ from nobsp.network.inputs import Summary
 from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.tabular import files
 from nobsp.tabular.algorithm1 import calibrate_published, estimate_published, published_of
-from nobsp.tabular.columns import find_columns, input_values, read_rows, repeat_rows
+from nobsp.tabular.columns import find_columns, input_values, read_rows, repeat_rows, suggest_features
 from nobsp.tabular.compiled import CompiledExplainer, Health, function_of
 from nobsp.tabular.explanation import Explanation, output_position, term_name
 from nobsp.tabular.files import CHECKPOINTED
@@ -90,6 +90,8 @@ class NObSP(Explainer):
     output_names: Sequence[str] | None = None
     device: torch.device | str | None = None
     batch_size: int = 4096
+
+    suggest_features = staticmethod(suggest_features)
 
     @classmethod
     def as_published(cls, model: Any, **options: Any) -> Self:
@@ -509,5 +511,5 @@ class NObSP(Explainer):
 
     @property
     def _fitted(self) -> Fitted:
-        fitted: Fitted = super()._fitted
+        fitted: Fitted = self._fit if hasattr(self, "_fit") else super()._fitted
         return fitted

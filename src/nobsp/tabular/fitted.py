@@ -13,10 +13,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nobsp.network.adapted import Adapted
-from nobsp.network.batches import Source
+from nobsp.network.batches import Source, batches_of
 from nobsp.network.inputs import MOST_LEVELS, Subset, Summary, distinct
 from nobsp.network.readout import Readout, as_model_takes
-from nobsp.tabular.columns import Columns, input_values, rows_like
+from nobsp.tabular.columns import Columns, input_values
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.regression import DirectTerm
 from nobsp.tabular.tabulate import Represent, Tabulator
@@ -54,6 +54,18 @@ class Account:
     values: Tensor | None  # contributions, (rows, terms, outputs); None where they were not asked for
     outside: NDArray[np.bool_]  # which features lie outside what was calibrated, (rows, features)
     inputs: Tensor  # the rows as the network takes them
+
+
+def rows_like(
+    X: Any, adapted: Adapted, columns: Columns, width: int, batch_size: int, *, argument: str = "X", strict: bool = True
+) -> Source:
+    """Rows in batches, with the columns that were calibrated on."""
+    X = X if adapted.pack is None else adapted.pack(X)
+    names, encode = columns.names, adapted.encode
+    source = batches_of(X, batch_size=batch_size, encode=encode, columns=names, argument=argument, strict=strict)
+    if source.columns != width:
+        raise ValueError(f"{argument} has {source.columns} columns but the explainer was calibrated on {width}.")
+    return source
 
 
 @dataclass(frozen=True, eq=False)

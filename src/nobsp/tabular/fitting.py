@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -16,13 +16,13 @@ from nobsp._messages import number_outputs
 from nobsp.base import Finding, sort_findings
 from nobsp.network.adapted import Adapted
 from nobsp.network.inference import use_threads
-from nobsp.network.inputs import SAMPLE_ROWS, Features, Subset, Summary, resolve_baseline
+from nobsp.network.inputs import SAMPLE_ROWS, Subset, Summary, resolve_baseline
 from nobsp.network.readout import Network, Readout, as_model_takes
 from nobsp.projection import Ridge
-from nobsp.tabular.columns import Columns, categories_of, input_baseline, rows_like
+from nobsp.tabular.columns import Columns, categories_of, input_baseline, ranks
 from nobsp.tabular.compiled import CompiledExplainer, Health, Measure, TermHealth
 from nobsp.tabular.explanation import term_name
-from nobsp.tabular.fitted import Estimate
+from nobsp.tabular.fitted import Estimate, rows_like
 from nobsp.tabular.lookup import TermTable
 from nobsp.tabular.regression import Sample, read, spread_of_curves
 from nobsp.tabular.tabulate import Array, Domain, Represent, describe, own_columns
@@ -191,7 +191,15 @@ class Facts:
         wanted = self.options.interactions
         if isinstance(wanted, str | int):
             return None if isinstance(wanted, str) else wanted
-        return named_terms(wanted, self.columns.features)
+        found: set[Subset] = set()
+        for term in wanted:
+            if isinstance(term, str) or not isinstance(term, Collection) or not 2 <= len(term) <= 3:
+                raise ValueError(f"interactions must list pairs or triples of feature names, found {term!r}.")
+            positions = tuple(sorted(self.columns.features.index(name, argument="interactions") for name in term))
+            if len(set(positions)) != len(positions):
+                raise ValueError(f"interactions has {tuple(term)!r}, which names a feature twice.")
+            found |= {positions, *combinations(positions, 2)}  # a triple brings its pairs along
+        return sorted(found, key=lambda term: (len(term), term))
 
     def background(self) -> int | Tensor:
         """How many background rows, or the rows themselves; one is the baseline."""
@@ -201,19 +209,6 @@ class Facts:
         width, size = self.summary.mean.numel(), self.options.batch_size
         rows = rows_like(wanted, self.adapted, self.columns, width, size, argument="background")
         return as_model_takes(torch.cat([part.double() for part in rows]), self.readout)
-
-
-def named_terms(given: Sequence[Sequence[str]], features: Features) -> list[Subset]:
-    """Pairs and triples by name; a triple brings its pairs along."""
-    found: set[Subset] = set()
-    for term in given:
-        if isinstance(term, str) or not isinstance(term, Sized) or not 2 <= len(term) <= 3:
-            raise ValueError(f"interactions must list pairs or triples of feature names, found {term!r}.")
-        positions = tuple(sorted(features.index(name, argument="interactions") for name in term))
-        if len(set(positions)) != len(positions):
-            raise ValueError(f"interactions has {tuple(term)!r}, which names a feature twice.")
-        found |= {positions, *combinations(positions, 2)}
-    return sorted(found, key=lambda term: (len(term), term))
 
 
 # ---------------------------------------------------------------------- all terms at once
@@ -331,16 +326,17 @@ def _place(domain: Domain, origin: Sample) -> float:
 # ---------------------------------------------------------------------- health
 
 
-def _examine(facts: Facts, terms: Terms, values: Tensor, rows: Sample) -> Health:
+def _examine(facts: Facts, terms: Terms, values: Tensor, measured: Sample) -> Health:
     fit = terms.fit
     worst = torch.fmin(fit.explained, fit.inside)  # one outlier may carry all of the variance
-    findings = [*share_findings(worst, facts.output_names), *feature_findings(facts, terms.order, values, rows)]
+    findings = [*share_findings(worst, facts.output_names), *feature_findings(facts, terms.order, values, measured)]
 
     def note(code: str, message: str, subject: str = "") -> None:
         findings.append(Finding("note", code, subject, message))
 
     if terms.economy:
-        note("economy", f"The model is large, so tables are coarse: {terms.forward_rows:,} forward rows in all.")
+        rows = f"{terms.forward_rows:,} forward rows in all"
+        note("economy", f"The model is large, or features are many, so tables are coarse: {rows}.")
     if facts.readout.no_head:
         note(
             "no_head",
@@ -402,7 +398,7 @@ def feature_findings(facts: Facts, order: Sequence[Subset], values: Tensor, rows
     for k, partner, how in _partners(facts, rows):
         message = (
             f"It goes along with {facts.names[partner]!r} ({how}): the rows cannot tell which of the two does what. "
-            "Group them as one feature, or leave one out."
+            "Group them as one feature (NObSP.suggest_features), or leave one out."
         )
         findings.append(Finding("warning", "dependent", facts.names[k], message))
     return findings
@@ -423,7 +419,7 @@ def _partners(facts: Facts, rows: Sample) -> list[tuple[int, int, str]]:
         return []
     found: dict[int, tuple[int, str]] = {}
     if len(numbers) > 1:
-        alike = np.abs(np.corrcoef([_ranks(codes[k]) for k in numbers]))
+        alike = np.abs(np.corrcoef([ranks(codes[k]) for k in numbers]))
         for a, b in np.argwhere(np.triu(alike > _SAME_RANKS, 1)):
             found.setdefault(numbers[b], (numbers[a], f"rank correlation {alike[a, b]:.3f}"))
     known: dict[bytes, int] = {}
@@ -435,13 +431,6 @@ def _partners(facts: Facts, rows: Sample) -> list[tuple[int, int, str]]:
             if partner != k:
                 found.setdefault(k, (partner, "their values are one-to-one"))
     return [(k, partner, how) for k, (partner, how) in sorted(found.items())]
-
-
-def _ranks(x: Array) -> Array:
-    """Positions in order, equal values sharing theirs."""
-    _, place, counts = np.unique(x, return_inverse=True, return_counts=True)
-    ranks: Array = (np.cumsum(counts) - (counts - 1) / 2)[place]
-    return ranks
 
 
 def _unique_shares(values: Tensor) -> list[float]:

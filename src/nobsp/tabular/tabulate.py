@@ -368,7 +368,7 @@ def describe(columns: Columns, adapted: Adapted, summary: Summary, categories: f
         numbers,
         feature=Feature(name, members, "number", ranges=ranges),
         span=ranges[0],
-        reaches=not (plain and k in summary.levels and len(summary.levels[k][0]) <= 2),
+        reaches=not (plain and (known_levels := summary.tallies[k].joint) is not None and len(known_levels[0]) <= 2),
         missing=missing,
         seen=np.zeros(0) if column is None else column.quantiles,
         steps=adapted.steps.get(members[0], np.zeros((0, 2))),

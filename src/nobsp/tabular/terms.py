@@ -52,6 +52,8 @@ from nobsp.tabular.tabulate import (
 # linear pieces goes on as straight lines, and unseen rows of heavy-tailed columns lie there.
 MAIN_REACH = (0.05, 0.25, 1.0, 4.0, 20.0, 100.0)
 PAIR_REACH = (0.25, 2.0, 16.0, 100.0)
+# Forward rows that the tables of single features share where these are many, and the fewest background rows then.
+MAIN_ROWS, FEWEST_BACKGROUND, USUAL_BACKGROUND = 2_000_000, 8, 32
 # Pairs whose spread on a coarse table is below this share of the outputs' are not put on trial.
 WORTH_TRYING = 0.005
 # Most nodes of a grid; two categories of very many levels are left to the residual.
@@ -83,6 +85,15 @@ class Effort:
     screen_lines: int  # of a number, while all pairs are screened
     screen_background: int
     screen_budget: int  # forward rows meanwhile
+
+    def shared(self, features: int) -> Effort:
+        """The same for a table of so many features, whose own tables share forward rows."""
+        rows, least = MAIN_ROWS // features, self.quantiles + self.even + 2 * len(MAIN_REACH)
+        background = self.background
+        if rows < least * USUAL_BACKGROUND:
+            background = min(background, max(rows // least, FEWEST_BACKGROUND))
+        knots = max(rows // min(background, USUAL_BACKGROUND), least)
+        return replace(self, background=background, most_knots=min(self.most_knots, knots))
 
 
 FULL = Effort(1 << 30, 25, 9, 192, 16, 20, 10, 48, 8, 6, 1_000_000)
@@ -141,7 +152,7 @@ def fit_terms(
     progress: bool = False,
 ) -> Terms:
     """Fits all terms; `pairs` are those to fit, how many of the strongest, or None for those that pay held out."""
-    effort = FULL if operations <= _MOST_OPERATIONS else ECONOMY
+    effort = (FULL if operations <= _MOST_OPERATIONS else ECONOMY).shared(len(domains))
     numbers = [domain.columns[0] for domain in domains if domain.reaches and domain.span and len(domain.columns) == 1]
     most = len(background) if isinstance(background, Tensor) else min(background, len(sample))
     made: dict[int, Tabulator] = {}
@@ -170,7 +181,9 @@ def fit_terms(
             chosen = list(strengths)[: effort.most_pairs if pairs is None else pairs]
             grid_terms = [pair for pair in chosen if pairs is not None or strengths[pair] >= WORTH_TRYING]
         else:
-            grid_terms = [term for term in named if _has_grid(term, domains)]
+            nodes = {k: len(domain.levels or ()) or 32 for k, domain in enumerate(domains) if domain.tabulated}
+            two = [term for term in named if len(term) == 2 and nodes.keys() >= set(term)]
+            grid_terms = [term for term in two if nodes[term[0]] * nodes[term[1]] <= MOST_NODES]
         wanted = sorted({k for pair in grid_terms for k in pair})
         steps = share_steps({k: (domains[k].steps, *mains[k]) for k in wanted}, chunk, unit)
         most_lines, even = effort.pair_quantiles, effort.pair_even
@@ -224,16 +237,11 @@ def fit_terms(
         ),
         strengths=strengths,
         forward_rows=sum(each.forward_rows for each in made.values()),
-        economy=effort is ECONOMY,
+        economy=effort.most_knots < FULL.most_knots,
         thresholds={k: (min(len(d.steps), MOST_STEPS), len(d.steps)) for k, d in enumerate(domains) if len(d.steps)},
         offsets={k: occupancy(points, chunk) @ table.mean @ weight for k, (points, table) in mains.items()},
         background=tabulate.background,
     )
-
-
-def _has_grid(term: Subset, domains: Sequence[Domain]) -> bool:
-    levels = [len(domains[k].levels or ()) or 32 for k in term]
-    return len(term) == 2 and all(domains[k].tabulated for k in term) and levels[0] * levels[1] <= MOST_NODES
 
 
 # ---------------------------------------------------------------------- tables
