@@ -32,7 +32,7 @@ CHANNELS, OUTPUTS = "channels", "outputs"
 # Points of the integral, of which larger numbers are taken for images whose residual is above the tolerance, as a share
 # of what is accounted for. Pooled units cost next to nothing beside the pass that carries them.
 POINTS: tuple[int, ...] = (8, 16, 32)
-POINTS_OF_POOLED, TOLERANCE = (16, 64), 2e-3
+POINTS_OF_POOLED, TOLERANCE = (16, 64), 1e-2
 # Numbers of units that are put into the layers behind the map at once.
 _AT_ONCE = 2**22
 # A mean of fewer images says little about what is usual; an integral that carries less is not to be relied on.
@@ -278,26 +278,17 @@ def with_outputs(moments: Moments, weight: Tensor) -> Moments:
 
 @dataclass(frozen=True, repr=False)
 class CamHealth:
-    """The state of a calibration.
+    """The state of a calibration."""
 
-    Attributes:
-        findings: What is worth knowing, warnings first; empty when all is well.
-        rows: Calibration images.
-        channels: Units that have a coefficient each.
-        dead: Channels that never varied over the calibration images.
-        explained: Share of each logit's variance that the contributions carry; NaN for a logit that does not vary.
-            Where layers stand between map and head, what the integral carried of the first images, for all alike.
-        layer: Where the map is.
-        direct: Whether the pooled map is what the linear head sees; else layers stand between.
-    """
-
-    findings: tuple[Finding, ...]
-    rows: int
-    channels: int
-    dead: int
+    findings: tuple[Finding, ...]  # what is worth knowing, warnings first; empty when all is well
+    rows: int  # calibration images
+    channels: int  # units that have a coefficient each
+    dead: int  # channels that never varied over the calibration images
+    # share of each logit's variance that the contributions carry, NaN for one that does not vary; where layers stand
+    # between map and head, what the integral carried of the first images, for all alike
     explained: tuple[float, ...]
-    layer: str
-    direct: bool
+    layer: str  # where the map is
+    direct: bool  # whether the pooled map is what the linear head sees; else layers stand between
 
     @property
     def healthy(self) -> bool:

@@ -68,7 +68,7 @@ class NObSPCam(Explainer):
         ridge: Strength of the regularisation of calibrated coefficients.
         ridge_scale: "absolute" as in the paper, or "relative" to the matrix it is added to.
         points: Points of the integral through layers behind the map. None for 8, or 16 where only the channels' means
-            count, and up to four times as many for images that these miss by more than 0.2%.
+            count, and up to four times as many for images that these miss by more than 1%.
         output_names: Names of the classes.
         device: Where to run the model; where it is when None.
         batch_size: Most images in one forward call.

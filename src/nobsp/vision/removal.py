@@ -27,20 +27,13 @@ class Removal:
     """In which order locations have to go for a class to go fastest, and what is left of its probability.
 
     The head is linear in the pooled map, so every step is exact, and no further pass through the network is needed.
-
-    Attributes:
-        order: Per location its step, 1 for the first to go, shape (n, *locations).
-        probability: The target's probability before any step and after each, shape (n, locations + 1).
-        target: Class each image was asked about, shape (n,).
-        output_names: Names of the classes.
-        layer: Where in the model the map is.
     """
 
-    order: NDArray[np.int64]
-    probability: Array
-    target: NDArray[np.int64]
-    output_names: tuple[str, ...]
-    layer: str
+    order: NDArray[np.int64]  # per location its step, 1 for the first to go, shape (n, *locations)
+    probability: Array  # the target's probability before any step and after each, shape (n, locations + 1)
+    target: NDArray[np.int64]  # class each image was asked about, shape (n,)
+    output_names: tuple[str, ...]  # names of the classes
+    layer: str  # where in the model the map is
 
     @property
     def importance(self) -> Array:
@@ -100,25 +93,14 @@ def remove_one_by_one(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ThoroughMaps:
-    """Where a class is, by what regions bring and by what is lost without them; see `NObSPCam.thorough`.
+    """Where a class is, by what regions bring and by what is lost without them; see `NObSPCam.thorough`."""
 
-    Attributes:
-        thorough: Account and removal, each less its mean over the image's regions and divided by their standard
-            deviation, added up, shape (n, *regions).
-        account: The account of the logit, averaged over each region.
-        removal: By how much the log-odds of the target fall when the region alone is blurred away; 0 for regions that
-            were not tried.
-        passes: Forward passes an image took.
-        target: Class each image was asked about, shape (n,).
-        output_names: Names of the classes.
-    """
-
-    thorough: Array
-    account: Array
-    removal: Array
-    passes: int
-    target: NDArray[np.int64]
-    output_names: tuple[str, ...]
+    thorough: Array  # account and removal, each standardised over the image's regions, added up, shape (n, *regions)
+    account: Array  # the account of the logit, averaged over each region
+    removal: Array  # by how much the target's log-odds fall without the region; 0 for regions that were not tried
+    passes: int  # forward passes an image took
+    target: NDArray[np.int64]  # class each image was asked about, shape (n,)
+    output_names: tuple[str, ...]  # names of the classes
 
     def __len__(self) -> int:
         return len(self.thorough)
