@@ -222,6 +222,27 @@ def test_categories_are_levels_by_name(kind: str, tmp_path: Path) -> None:
     assert_same_to_rounding(again.values, explanation.values)
 
 
+@pytest.mark.parametrize("kind", ["xgboost", "lightgbm", "hist"])
+def test_missing_names_reach_the_model_as_missing(kind: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    town = np.array(["oslo", "rome", "wien"], dtype=object)[LABEL]
+    town[::6] = np.nan
+    frame = pandas.DataFrame({"size": X[:, 0], "town": pandas.Categorical(town)})
+    model = boosters(kind)[0]
+    if kind == "xgboost":
+        model.set_params(enable_categorical=True)
+    if kind == "hist":
+        model.set_params(categorical_features="from_dtype")
+    gone = frame["town"].isna().to_numpy()
+    model.fit(frame, X[:, 0] + 3.0 * (town == "rome") - 4.0 * gone)
+    explanation = NObSP(model, interactions=0).fit(frame)(frame)
+    assert_same_to_rounding(explanation.predictions[:, 0], margin_of(model, frame), within=SINGLE)
+    account = explanation.base_values + explanation.values.sum(1) + explanation.residual
+    assert_same_to_rounding(account, explanation.predictions)
+    own = explanation.values[:, 1, 0]
+    assert own[gone].max() < own[~gone].min()
+
+
 def test_an_ebm_comes_back_as_its_own_functions() -> None:
     glassbox = pytest.importorskip("interpret.glassbox", reason="interpret is not installed")
     model = glassbox.ExplainableBoostingRegressor(interactions=0, outer_bags=2, max_rounds=200, n_jobs=1)
