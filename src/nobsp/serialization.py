@@ -27,9 +27,6 @@ if TYPE_CHECKING:  # files of arrays are written and read where there is no torc
 Framework = Literal["pt", "numpy"]
 
 
-# ---------------------------------------------------------------------- whole values
-
-
 def save(path: str | os.PathLike[str], value: Any, *, kind: str, version: int) -> None:
     """Writes a value, atomically: the file is whole or not there."""
     tensors: dict[str, Any] = {}
@@ -141,9 +138,6 @@ def _fields(kind: type) -> list[dataclasses.Field[Any]]:
 def _is_tensor(value: Any) -> bool:
     torch = sys.modules.get("torch")  # where it was not loaded, nothing is a tensor
     return torch is not None and isinstance(value, torch.Tensor)
-
-
-# ---------------------------------------------------------------------- tensors by name
 
 
 def write(

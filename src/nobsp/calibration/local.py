@@ -177,9 +177,6 @@ def initialised() -> Any:
     return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 
 
-# ---------------------------------------------------------------------- states
-
-
 @runtime_checkable
 class State(Protocol):
     """A dataclass that rows are added to, in memory that does not grow with them.

@@ -121,9 +121,6 @@ class RayRun(Run):
         return send(model.portable(), "the model"), model.device
 
 
-# ---------------------------------------------------------------------- datasets
-
-
 def first_batch(dataset: Any, count: int, *, argument: str, batch_format: str) -> Any:
     """The first rows of a Ray dataset."""
     if not hasattr(dataset, "map_batches") or not hasattr(dataset, "take_batch"):
@@ -188,9 +185,6 @@ def send(held: Any, what: str) -> Any:
         ) from failure
 
 
-# ---------------------------------------------------------------------- in the workers
-
-
 class _Worker:
     """Lives in an actor, and so loads what it needs once."""
 
@@ -229,9 +223,6 @@ def _cells(table: Any) -> list[Any]:
 
     # An empty table may have lost its columns on the way.
     return [cloudpickle.loads(cell.as_buffer()) for cell in table.column(_COLUMN)] if table.num_rows else []
-
-
-# ---------------------------------------------------------------------- in the caller's process
 
 
 def _joined(blocks: Iterator[Any], join: Callable[[Any, Any], Any]) -> Any:

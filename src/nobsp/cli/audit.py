@@ -348,9 +348,6 @@ def _describe(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-# ---------------------------------------------------------------------- decisions of the page
-
-
 def _apply_decisions(
     table: TableOptions, images: ImageOptions, method: AuditOptions, output: OutputOptions, console: Console
 ) -> None:

@@ -236,9 +236,6 @@ def attribution_faithfulness(attributions: Any, effects: Any, *, groups: Groups 
     return Faithfulness(correlation, importance, effect)
 
 
-# ---------------------------------------------------------------------- pairs of rows that differ in one feature
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Pairs:
     """Pairs of rows that differ in one feature and hardly in the others.

@@ -110,9 +110,6 @@ def _refusal(model: Any) -> str:
     )
 
 
-# ---------------------------------------------------------------------- torch modules
-
-
 def _adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) -> Adapted:
     """A torch module, with its inputs side by side in one matrix where there are several."""
     module = Members(model) if type(unwrap(model)).__module__.partition(".")[0] == "tabm" else model

@@ -60,9 +60,6 @@ def read_trees(model: Any) -> Trees | None:
     return replace(trees, link=trees.link or link, classes=names)
 
 
-# ---------------------------------------------------------------------- thresholds
-
-
 def both_sides(thresholds: Iterable[Any], *, single: bool, below: bool) -> Array:
     """Per threshold two neighbouring numbers between which a model goes from one side to the other."""
     found = np.unique(np.array(list(thresholds), dtype=np.float64))
@@ -144,9 +141,6 @@ def _in_stages(staged: Callable[[Any], Iterable[Any]], outputs: int, rounds: int
         return np.column_stack([kept[0], *(after - before for before, after in pairwise(kept))])
 
     return function, np.tile(np.eye(outputs), (1, len(ends)))
-
-
-# ---------------------------------------------------------------------- libraries
 
 
 def _xgboost(model: Any) -> Trees | None:

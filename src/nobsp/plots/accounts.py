@@ -164,9 +164,6 @@ def variance_shares(ex: Explanation) -> Array:
     return np.diff([np.zeros_like(parts[0]), *parts, np.ones_like(parts[0])], axis=0)
 
 
-# ---------------------------------------------------------------------- features and terms
-
-
 def importance(what: Any, *, output: Output = None, max_display: int = 15, ax: Axes | None = None) -> Axes:
     """Draws how much each feature contributes on average, strongest first.
 
@@ -325,9 +322,6 @@ def _spread_out(values: Array, width: float) -> Array:
     # Alternately above and below the middle.
     offset = np.where(nth % 2 == 0, -nth / 2, (nth + 1) / 2)
     return np.asarray(0.8 * offset / max(float(counts.max()), 16.0))
-
-
-# ---------------------------------------------------------------------- sequences
 
 
 def windows(

@@ -230,9 +230,6 @@ def _fewer_levels(curve: _Curve) -> _Curve:
     )
 
 
-# ---------------------------------------------------------------------- drawing
-
-
 def _limits(made: Sequence[_Curve]) -> tuple[float, float]:
     """Limits that hold the functions where rows are, most of the rest, and a strip for the rows."""
     needed = np.concatenate([curve.value[curve.covered].ravel() for curve in made])

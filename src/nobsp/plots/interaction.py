@@ -193,9 +193,6 @@ def _draw_rows(ax: Axes, across: _Side, up: _Side) -> None:
     ax.plot(x[inside], y[inside], ".", markersize=2.2, color="black", alpha=0.35, zorder=3, gid="rows")
 
 
-# ---------------------------------------------------------------------- every two features
-
-
 def interaction_matrix(what: Any, *, output: Output = None, max_display: int = 12, ax: Axes | None = None) -> Axes:
     """Draws how strong the interaction of every two features is, as a share of an output's spread.
 

@@ -164,9 +164,6 @@ def _from(database: Any, index: int) -> Any:
         raise ValueError(text) from None
 
 
-# ---------------------------------------------------------------------- tables
-
-
 def _table(
     query: Any, database: Any, spaces: Sequence[_Space], title: str, row: int, features: Sequence[str] | None, ax: Any
 ) -> NDArray[Any]:

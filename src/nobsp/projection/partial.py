@@ -101,9 +101,6 @@ def spectrum(
     return Spectrum(values[:rank].clone(), vectors[:, :rank].clone(), null_weight, floor, certain)
 
 
-# ---------------------------------------------------------------------- one term
-
-
 @dataclass(frozen=True)
 class PartialRegression:
     """What Algorithm 1 finds for one term."""
@@ -238,9 +235,6 @@ def _unique_by_spectrum(products: _Products, ridge: float, rows: int) -> _Unique
 
 def _norm(gram: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(gram, 2) if gram.numel() else gram.new_zeros(())
-
-
-# ---------------------------------------------------------------------- all channels
 
 
 @dataclass(frozen=True)

@@ -87,9 +87,6 @@ def _facts(maps: Any, hits: Any, explainer: Any, data: str) -> list[Fact]:
     return facts if hits is None else [*facts, ("Neighbours", f"{np.asarray(hits.indices).shape[1]} for each")]
 
 
-# ---------------------------------------------------------------------- maps
-
-
 def _maps(maps: Any, kept: NDArray[np.intp]) -> dict[str, Any]:
     """Maps as whole numbers from −127 to 127 and the size each stands for, with an axis for targets."""
     kinds = [maps.kind] if maps.kind != "contrast" else ["contrast", "account"]
@@ -126,9 +123,6 @@ def _maps(maps: Any, kept: NDArray[np.intp]) -> dict[str, Any]:
         steps = np.rint(127 * values / np.where(largest > 0, largest, 1.0)[:, :, None, None])
         data[kind] = {"steps": packed(steps, "i1"), "largest": known(largest)}
     return data
-
-
-# ---------------------------------------------------------------------- pictures
 
 
 def _chosen(images: Any, kept: NDArray[Any], count: int | None, argument: str) -> NDArray[np.float32]:

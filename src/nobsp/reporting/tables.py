@@ -222,9 +222,6 @@ def _row_names(data: Any, kept: NDArray[np.intp]) -> list[str] | list[int]:
     return [str(name) for name in index]
 
 
-# ---------------------------------------------------------------------- functions
-
-
 def drop_weakest(functions: CompiledExplainer, strengths: Array, room: int) -> tuple[CompiledExplainer, int]:
     """The functions whose grids fit into so many bytes, the strongest first, and the bytes that their tables take."""
     tables = functions.tables
@@ -296,9 +293,6 @@ def truth_for_page(truth: Truth, functions: CompiledExplainer, columns: Mapping[
         values = (np.asarray(function(x), dtype=np.float64) - at_rows.mean(0)).reshape(len(x), -1) + np.array(learned)
         drawn[k] = {"x": packed(x), "value": known(values)}
     return drawn
-
-
-# ---------------------------------------------------------------------- in words
 
 
 def list_facts(explanation: Explanation, explainer: Any, shown: Shown, link: str) -> list[Fact]:
