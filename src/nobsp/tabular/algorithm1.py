@@ -46,8 +46,6 @@ _PUBLISHED_LEAST, _PUBLISHED_PAIRS = 0.02, 16
 
 OUTPUTS, TARGET, REFERENCE = "outputs", "target", "reference"
 
-# ---------------------------------------------------------------------- isolated and reference inputs
-
 
 @dataclass(frozen=True, eq=False)
 class Isolation:
@@ -122,9 +120,6 @@ def subsets_of(term: Subset) -> list[Subset]:
     return [subset for size in range(1, len(term) + 1) for subset in combinations(term, size)]
 
 
-# ---------------------------------------------------------------------- plan and bases
-
-
 @dataclass(frozen=True, eq=False)
 class Plan:
     """What must be agreed on before rows are added up, so that shards can be merged."""
@@ -184,9 +179,6 @@ def _basis(rows: Tensor, counts: Tensor, *, deep: bool) -> Tensor:
     kept[count - 1 :] = False  # centring takes one direction
     basis: Tensor = vectors[kept].T
     return basis
-
-
-# ---------------------------------------------------------------------- moments
 
 
 @dataclass(eq=False)
@@ -262,9 +254,6 @@ def bytes_of_moments(shape: Mapping[str, int]) -> int:
     return 8 * sum(shape.values()) ** 2
 
 
-# ---------------------------------------------------------------------- memory
-
-
 def room_for_moments(plan: Plan, memory: int) -> int:
     """Bytes for sums: half of all, and less where bases are large; a quarter is left for batches under way."""
     return min(memory // 2, 3 * memory // 4 - _bytes_of_bases(plan))
@@ -291,9 +280,6 @@ def split_plan(plan: Plan, readout: Readout, *, memory: int) -> list[Plan]:
 
 def _bytes_of_bases(plan: Plan) -> int:
     return sum(basis.numel() * basis.element_size() for basis in plan.bases.values())
-
-
-# ---------------------------------------------------------------------- coefficients
 
 
 def join_solutions(solutions: Sequence[Solution]) -> Solution:
@@ -360,9 +346,6 @@ class Published:
         return replace(self, parts=parts, solution=solve(self.plan, parts, ridge=self.ridge))
 
 
-# ---------------------------------------------------------------------- levels too rare to be in the sample
-
-
 def rare_rows(summary: Summary, isolation: Isolation) -> Tensor:
     """Rows of the sample with the levels and extremes put in that it lacks, though the table has them.
 
@@ -394,9 +377,6 @@ def _put_in(hosts: Tensor, columns: Sequence[int], values: Tensor) -> Tensor:
     rows = hosts[which]
     rows[:, list(columns)] = values.repeat_interleave(copies, dim=0)
     return rows
-
-
-# ---------------------------------------------------------------------- run by an engine
 
 
 def published_of(fitted: Fitted, argument: str) -> Published:

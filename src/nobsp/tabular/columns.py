@@ -327,9 +327,6 @@ def suggest_features(X: Any, *, correlation: float = 0.9) -> dict[str, list[Any]
     return found
 
 
-# ---------------------------------------------------------------------- rows
-
-
 class TableRows:
     """A table's rows in batches, read as often as it allows; what was looked at first is not lost."""
 

@@ -166,8 +166,6 @@ class CompiledExplainer:
         """The terms that have tables, as names of features."""
         return tuple(tuple(self.features[k].name for k in table.features) for table in self.tables)
 
-    # ------------------------------------------------------------------ explaining
-
     def __call__(self, X: Any, *, predictions: Any = None, threads: int | None = None) -> Explanation:
         """The same as `explain`."""
         return self.explain(X, predictions=predictions, threads=threads)
@@ -358,8 +356,6 @@ class CompiledExplainer:
         """How well the functions describe the model."""
         return self.state
 
-    # ------------------------------------------------------------------ reading tables
-
     def read_columns(self, X: Any) -> tuple[dict[int, NDArray[Any]], int]:
         """The caller's columns that tables stand on, and the number of rows."""
         if hasattr(X, "detach"):
@@ -401,8 +397,6 @@ class CompiledExplainer:
     def _require_count(self, found: int) -> None:
         if found != self.column_count:
             raise ValueError(f"X has {found} columns but the explainer was calibrated on {self.column_count}.")
-
-    # ------------------------------------------------------------------ files and looks
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything to one safetensors file, atomically; docs/compiled-format.md describes it."""

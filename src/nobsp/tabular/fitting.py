@@ -38,8 +38,6 @@ _LOW_SHARE = 0.8
 # Two numbers whose ranks go along like this cannot be told apart by the rows.
 _SAME_RANKS = 0.995
 
-# ---------------------------------------------------------------------- options
-
 
 @dataclass(frozen=True, eq=False)
 class Options:
@@ -136,9 +134,6 @@ def names_of_outputs(given: Sequence[str] | None, *, outputs: int, known: Sequen
     return named
 
 
-# ---------------------------------------------------------------------- what is known before anything is estimated
-
-
 @dataclass(eq=False)
 class Facts:
     """What is known before anything is estimated: the model, the columns and the rows in memory."""
@@ -209,9 +204,6 @@ class Facts:
         width, size = self.summary.mean.numel(), self.options.batch_size
         rows = rows_like(wanted, self.adapted, self.columns, width, size, argument="background")
         return as_model_takes(torch.cat([part.double() for part in rows]), self.readout)
-
-
-# ---------------------------------------------------------------------- all terms at once
 
 
 def estimate_terms(facts: Facts, *, progress: bool = False) -> Estimate:
@@ -321,9 +313,6 @@ def _place(domain: Domain, origin: Sample) -> float:
         place = int(origin.chunk().places(domain.levels)[0][0])
         return float(place) if place < len(domain.levels) else float("nan")
     return float(origin.own[domain.feature.columns[0]][0]) if domain.span is not None else float("nan")
-
-
-# ---------------------------------------------------------------------- health
 
 
 def _examine(facts: Facts, terms: Terms, values: Tensor, measured: Sample) -> Health:

@@ -43,8 +43,6 @@ DIRECT_ROWS = 2048
 # Copies of the calibration that bands are made of, and rows on which their priors are read.
 COPIES, _PRIOR_ROWS = 64, 2048
 
-# ---------------------------------------------------------------------- terms as columns
-
 
 @dataclass(frozen=True, eq=False)
 class Sample:
@@ -249,9 +247,6 @@ def transfer(points: Points, values: Tensor, wanted: Points) -> Tensor:
     return found.reshape(len(knots), *values.shape[1:])
 
 
-# ---------------------------------------------------------------------- the correction
-
-
 @dataclass(frozen=True, eq=False)
 class Rows:
     """What the rows give the regression."""
@@ -376,9 +371,6 @@ def solve_ridge(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
     return least
 
 
-# ---------------------------------------------------------------------- pairs that pay, and the strength
-
-
 @dataclass(frozen=True, eq=False)
 class Fit:
     """Pieces that stayed, their functions, and the regression behind them, as long as the rows are in memory."""
@@ -489,9 +481,6 @@ def _hold_outside(sample: Sample, domains: Sequence[Domain], fold: Tensor) -> tu
         own[column] = held
     where = np.flatnonzero(beyond)
     return torch.from_numpy(where), replace(sample, own=own).take(where)
-
-
-# ---------------------------------------------------------------------- bands
 
 
 @dataclass(frozen=True, eq=False)

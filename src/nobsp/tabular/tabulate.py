@@ -171,9 +171,6 @@ def compress(mean: Tensor, share: Tensor, *, most: int) -> Tensor:
     return found
 
 
-# ---------------------------------------------------------------------- background
-
-
 # Rows of the table that a choice of background rows is compared with, and how many choices are compared.
 _COMPARED_ROWS = 512
 _CANDIDATES = 64
@@ -209,9 +206,6 @@ def choose_background(rows: Tensor, count: int, numbers: Sequence[int]) -> Tenso
     ends = values.quantile(torch.tensor([0.25, 0.75], dtype=torch.float64), dim=0)
     chosen[:, columns] += torch.where(shift.abs() <= ends[1] - ends[0], shift, 0.0)
     return chosen
-
-
-# ---------------------------------------------------------------------- features
 
 
 @dataclass(frozen=True, eq=False)

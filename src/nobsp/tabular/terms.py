@@ -244,9 +244,6 @@ def fit_terms(
     )
 
 
-# ---------------------------------------------------------------------- tables
-
-
 def tabulate_main(
     tabulate: Tabulator, domain: Domain, chunk: Chunk, unit: Tensor, effort: Effort
 ) -> tuple[Points, Table]:
