@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from nobsp._messages import matched
 from nobsp.models.coded import Coded, Runs, linear
 from nobsp.network.adapted import Adapted, MixedColumnsError, grouping_rows
-from nobsp.network.batches import matched
 from nobsp.network.inference import unwrap
 
 _OPENED = "nobsp.as_module(model, rows)"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from tqdm import tqdm
 
-from nobsp._messages import join_names
+from nobsp._messages import as_numpy, join_names, matched
 
 Batch = TypeVar("Batch", bound=Any)
 Encode = Callable[[Any], "np.ndarray[Any, Any]"]
@@ -28,10 +27,7 @@ class NoRowsError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Rows of a table in batches: 2-D tensors on the CPU, never more than the asked number of rows each.
-
-    Batches may share memory with the caller's data and must not be written to.
-    """
+    """Rows in batches: 2-D tensors on the CPU that may share memory with the caller's data, so never write to them."""
 
     names: tuple[str, ...] | None  # column names where the data has any (those before encoding); else None
     rows: int | None  # number of rows, or None where it is not known before reading
@@ -129,10 +125,7 @@ def first_non_finite(values: Tensor) -> tuple[int, ...] | None:
 
 
 def open_stream(X: Any, argument: str) -> tuple[Any, Callable[[], Iterator[Any]], bool]:
-    """The first batch of an iterable, what reads all of them, and whether it can do so more than once.
-
-    The first one is looked at now and not lost, nor is the iterable opened twice for it.
-    """
+    """The first batch of an iterable, what reads all with that one, and whether it can do so more than once."""
     if isinstance(X, Dataset) and not isinstance(X, IterableDataset):
         raise TypeError(f"{argument} is a Dataset; pass torch.utils.data.DataLoader({argument}, batch_size=...).")
     if isinstance(X, str | bytes | Mapping) or type(X).__name__ == "Series" or not hasattr(X, "__iter__"):
@@ -178,9 +171,7 @@ class _Table:
     names: tuple[str, ...] | None  # column names of a frame; None for arrays and tensors
     rows: int  # how many rows it has
     columns: int  # how many columns, before any encoding
-    # `cut(start, stop)`, the rows in between as a 2-D tensor on the CPU. May share memory with the caller's data: never
-    # write into it
-    cut: Callable[[int, int], Tensor]
+    cut: Callable[[int, int], Tensor]  # `cut(start, stop)`, the rows in between as a batch of a `Source`
     native: Callable[[int, int], Any]  # `native(start, stop)`, the same rows in the caller's own kind
 
 
@@ -199,11 +190,9 @@ class _Reader:
         numeric = self.encode is None
         if isinstance(X, Tensor | np.ndarray):
             _check_shape(X.shape, argument=argument, columns=columns)
-            if isinstance(X, Tensor):
-                if X.layout != torch.strided or X.is_complex() or X.is_quantized:
-                    raise TypeError(f"{argument} must be a dense real tensor, found {X.dtype} with layout {X.layout}.")
-                X = (X.float() if X.dtype == torch.bfloat16 else X).detach().cpu().numpy()  # numpy has no bfloat16
-            return _array_table(X, argument, numeric=numeric)
+            if isinstance(X, Tensor) and (X.layout != torch.strided or X.is_complex() or X.is_quantized):
+                raise TypeError(f"{argument} must be a dense real tensor, found {X.dtype} with layout {X.layout}.")
+            return _array_table(as_numpy(X), argument, numeric=numeric)
         try:
             frame = nw.from_native(X, eager_only=True, pass_through=True)
         except nw.exceptions.DuplicateError as duplicate:
@@ -343,23 +332,6 @@ def _frame_table(frame: nw.DataFrame[Any], argument: str, *, numeric: bool, stri
         return torch.from_numpy(rows)
 
     return _Table(names, len(frame), len(names), cut, lambda start, stop: frame[start:stop].to_native())
-
-
-def matched(frame: nw.DataFrame[Any], *, argument: str, columns: Sequence[str] | None) -> nw.DataFrame[Any]:
-    """The frame with its columns in the expected order."""
-    if columns is None:
-        return frame
-    places = {str(name): position for position, name in enumerate(frame.columns)}
-    missing = [name for name in columns if name not in places]
-    unexpected = [name for name in places if name not in set(columns)]
-    if missing or unexpected:
-        said = [f"lacks {join_names(missing, 12)}"] if missing else []
-        said += [f"has the unexpected {join_names(unexpected, 12)}"] if unexpected else []
-        close = [f"{near[0]!r} for {name!r}" for name in missing if (near := get_close_matches(name, unexpected, n=1))]
-        hint = f" Is {', '.join(close)}?" if close else ""
-        raise ValueError(f"{argument} {' and '.join(said)}; expected are {join_names(columns, 12)}.{hint}")
-    order = [places[name] for name in columns]
-    return frame if order == sorted(order) else frame[:, order]
 
 
 def _missing(argument: str, value: str, row: int, column: str | int) -> str:

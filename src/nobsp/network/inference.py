@@ -6,7 +6,7 @@ import copy
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import local
 from typing import Any, Literal, TypeVar, cast
@@ -214,25 +214,18 @@ def hooked(parts: Mapping[str, nn.Module], side: Side, see: Callable[[str, nn.Mo
 
         return before if side == "input" else after
 
-    handles = []
-    try:
+    with ExitStack() as handles:
         for name, part in parts.items():
             if side == "input":
-                handles.append(part.register_forward_pre_hook(hook_for(name), with_kwargs=True))
+                handles.callback(part.register_forward_pre_hook(hook_for(name), with_kwargs=True).remove)
             else:
-                handles.append(part.register_forward_hook(hook_for(name)))
+                handles.callback(part.register_forward_hook(hook_for(name)).remove)
         yield here
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
 def catching(place: Place) -> Iterator[Callable[..., tuple[Any, Tensor]]]:
-    """Hands out `catch(work, value=None)`: what `work` returns, and the tensor that passes the place meanwhile.
-
-    A value is put in the place of that tensor. Other threads notice nothing.
-    """
+    """Hands out `catch(work, value=None)`: what `work` returns, and the tensor that passes; a value replaces it."""
     chosen = place.call if place.call >= 0 else place.calls - 1
 
     def see(_: str, __: nn.Module, found: Any) -> Tensor | None:

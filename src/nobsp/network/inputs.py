@@ -316,11 +316,9 @@ class Summary:
 
 @dataclass(eq=False)
 class LevelCounts:
-    """Values of one feature, counted batch by batch in memory that does not grow with the rows.
+    """Values of one feature, counted in memory that does not grow: jointly up to 256 or what a one-hot group can have.
 
-    Values are counted jointly as long as they are at most 256, or no more than a one-hot group of so many columns can
-    have. A column of whole numbers with more values may hold the codes of a category, and is then counted on its own
-    as long as its numbers span no more than 100,000.
+    Columns of whole numbers with more, perhaps codes, are counted by themselves while they span no more than 100,000.
     """
 
     joint: Counted | None  # distinct rows (levels, columns) and how often each occurred; None once they are too many
@@ -368,8 +366,17 @@ class LevelCounts:
 
     def _join(self, found: Counted) -> None:
         assert self.joint is not None
-        self.joint = _joined(self.joint, found)
-        if len(self.joint[0]) > _limit(self.joint[0]):
+        levels, counts = self.joint
+        if not len(levels):
+            levels, counts = found
+        elif torch.equal(levels, found[0]):  # two of no columns too
+            counts = counts + found[1]
+        elif len(found[0]):
+            times = torch.cat([counts, found[1]])
+            levels, place = torch.unique(torch.cat([levels, found[0]]), dim=0, return_inverse=True)
+            counts = torch.zeros(len(levels), dtype=torch.int64).index_add_(0, place, times)
+        self.joint = levels, counts
+        if len(levels) > _limit(levels):
             self._part()
 
     def _part(self) -> None:
@@ -440,13 +447,3 @@ def _limit(levels: Tensor) -> int:
     if MOST_LEVELS <= levels.shape[1] <= _MOST_ONE_HOT and bool(two_valued(levels).all()):
         return levels.shape[1] + 1
     return MOST_LEVELS
-
-
-def _joined(first: Counted, second: Counted) -> Counted:
-    if not len(first[0]) or not len(second[0]):
-        return first if len(first[0]) else second
-    if torch.equal(first[0], second[0]):  # two of no columns too
-        return first[0], first[1] + second[1]
-    values, place = torch.unique(torch.cat([first[0], second[0]]), dim=0, return_inverse=True)
-    counts = torch.zeros(len(values), dtype=torch.int64)
-    return values, counts.index_add_(0, place, torch.cat([first[1], second[1]]))

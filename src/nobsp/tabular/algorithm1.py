@@ -164,14 +164,11 @@ def make_plan(
 
 
 def _basis(rows: Tensor, counts: Tensor, *, deep: bool) -> Tensor:
-    """Orthonormal directions (width, rank) in which centred rows vary, each counted as often as it occurs.
-
-    Products of rows hold directions down to the square root of rounding only, which is as deep as single precision
-    goes; the rows themselves reach down to rounding.
-    """
+    """Orthonormal directions (width, rank) in which centred rows vary, each counted as often as it occurs."""
     count, width = rows.shape
     share = counts.to(torch.float64)
     centred = (rows - (share @ rows) / share.sum()) * share.sqrt()[:, None]
+    # Products hold directions down to the square root of rounding only, as deep as single precision goes.
     if count > width and not deep:
         return spectrum(centred.T @ centred, rows=count).vectors
     _, values, vectors = torch.linalg.svd(torch.linalg.qr(centred, mode="r").R, full_matrices=False)
@@ -183,12 +180,9 @@ def _basis(rows: Tensor, counts: Tensor, *, deep: bool) -> Tensor:
 
 @dataclass(eq=False)
 class Accumulator:
-    """Moments of calibration rows, by term in a few blocks of rows kept apart: a `State`.
+    """Moments of calibration rows, by term in a few blocks of rows kept apart: a `State`."""
 
-    Row i goes to block i modulo their number: of a sorted table each block sees all, whatever the batches are.
-    """
-
-    parts: Parts
+    parts: Parts  # row i goes to block i modulo their number: of a sorted table each sees all, whatever the batches are
 
     @classmethod
     def of(cls, plan: Plan, readout: Readout, *, memory: int = _BLOCK_BYTES) -> Accumulator:
@@ -321,17 +315,14 @@ class Published:
     ridge: Ridge  # strength of the regularisation
 
     def values(self, represent: Represent, rows: Tensor, *, terms: Sequence[Subset] | None = None) -> Tensor:
-        """g_S(x) of every term, shape (rows, terms, outputs), float64 on the CPU.
-
-        As published, a pair's projection holds its single features' contributions too, which are subtracted
-        (A.14), and a triple's its pairs' (A.15).
-        """
+        """g_S(x) of every term, shape (rows, terms, outputs), float64 on the CPU."""
         chosen = self.plan.terms if terms is None else terms
         needed = sorted({s for term in chosen for s in subsets_of(term)}, key=lambda s: (len(s), s))
         matrices = {term: self.solution.matrices[term] for term in needed}
         found = dict(self.plan.isolation.multiplied(represent, rows, matrices))
         for term in needed:
             found[term] = found[term] - self.solution.offsets[term]
+            # A pair's projection holds its single features' contributions too (A.14), and a triple's its pairs' (A.15).
             for inner in subsets_of(term)[:-1]:
                 found[term] -= found[inner]
         return torch.stack([found[term] for term in chosen], 1)
@@ -347,10 +338,7 @@ class Published:
 
 
 def rare_rows(summary: Summary, isolation: Isolation) -> Tensor:
-    """Rows of the sample with the levels and extremes put in that it lacks, though the table has them.
-
-    A basis that never saw a level would leave it without a contribution.
-    """
+    """Rows with the levels and extremes of the table that the sample lacks: a basis without them would drop them."""
     sample = summary.sample
     if summary.rows <= len(sample):
         return sample[:0]

@@ -96,10 +96,7 @@ class Fitted:
     def explain(
         self, X: Any, represent: Represent, *, batch_size: int, progress: bool = False, values: bool = True
     ) -> Iterator[Account]:
-        """The account of every batch of rows.
-
-        Rows that cannot be read as a whole are explained as far as they can, and flagged in `outside`.
-        """
+        """The account of every batch; rows that cannot be read whole as far as they can, flagged in `outside`."""
         source = self.source(X, batch_size, strict=False)
         finite = torch.zeros(source.columns, dtype=torch.bool)
         seen = 0

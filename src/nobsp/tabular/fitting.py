@@ -423,10 +423,7 @@ def _partners(facts: Facts, rows: Sample) -> list[tuple[int, int, str]]:
 
 
 def _unique_shares(values: Tensor) -> list[float]:
-    """Per term the share of its variance that the other terms' contributions cannot reproduce: one over its VIF.
-
-    Of several outputs the one in which the terms vary most.
-    """
+    """Per term the share of its variance that the others cannot reproduce, 1/VIF; of the output that varies most."""
     if values.shape[0] <= values.shape[1]:
         return [float("nan")] * values.shape[1]
     output = int(values.var(0, correction=0).sum(0).argmax())

@@ -102,11 +102,6 @@ class TablePiece:
     basis: Tensor  # the compressed representation, (nodes, rank)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Points along each axis."""
-        return tuple(len(points) for points in self.points)
-
-    @property
     def rank(self) -> int:
         """Columns of the regression."""
         return int(self.basis.shape[1])
@@ -114,14 +109,14 @@ class TablePiece:
     def table(self, values: Tensor) -> TermTable:
         """A table on the term's nodes."""
         axes = tuple(points.axis for points in self.points)
-        return TermTable(self.term, axes, values.reshape(*self.shape, values.shape[-1]).numpy())
+        return TermTable(self.term, axes, values.reshape(*map(len, self.points), values.shape[-1]).numpy())
 
     def held(self) -> Tensor:
         """Per node, the position of the node it is held at beyond the calibrated range."""
         if not self.points:  # a feature that the network never sees
             return torch.zeros(1, dtype=torch.long)
         grids = np.meshgrid(*(points.held for points in self.points), indexing="ij")
-        return torch.from_numpy(np.atleast_1d(np.ravel_multi_index([grid.ravel() for grid in grids], self.shape)))
+        return torch.from_numpy(np.atleast_1d(np.ravel_multi_index([grid.ravel() for grid in grids], grids[0].shape)))
 
     def read(self, rows: Sample) -> tuple[Tensor, Tensor]:
         """Compressed representation and prior of some rows."""
@@ -340,11 +335,7 @@ def level_strengths(errors: Tensor) -> Tensor:
 
 
 def choose_strength(errors: Tensor) -> Tensor:
-    """Per output the strongest ridge that the folds cannot tell from the best one.
-
-    Where features go along with each other, a weaker ridge moves pieces from one curve to another and hardly changes
-    their sum: what rows held out cannot tell apart is decided for the prior.
-    """
+    """Per output the strongest ridge that the folds cannot tell from the best one: in doubt the prior decides."""
     level = level_strengths(errors)
     return torch.where(level, torch.arange(len(level))[:, None], -1).amax(0)
 
@@ -492,7 +483,7 @@ class Traces:
     grids: dict[Subset, Tensor]  # outputs (background of pairs, points, points, outputs)
 
 
-def spread_of_curves(fit: Fit, traces: Traces, *, copies: int = COPIES, seed: int = 0) -> dict[int, Tensor]:
+def spread_of_curves(fit: Fit, traces: Traces) -> dict[int, Tensor]:
     """Per feature how far its curve moves from calibration to calibration, (points, outputs).
 
     Every copy draws the calibration rows and the background rows anew, with replacement. Prior and margins are made
@@ -505,10 +496,10 @@ def spread_of_curves(fit: Fit, traces: Traces, *, copies: int = COPIES, seed: in
     """
     if not traces.mains:
         return {}
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     lots = fit.sample.lots()
     count = int(lots[-1]) + 1
-    draws = generator.multinomial(count, np.full(count, 1 / count), size=copies)[:, lots].astype(np.float64)
+    draws = generator.multinomial(count, np.full(count, 1 / count), size=COPIES)[:, lots].astype(np.float64)
     chunk = fit.sample.chunk()
     priors = _copy_priors(traces, chunk, draws, generator)
     values, vectors = torch.linalg.eigh(fit.rows.products.sum(0) / len(fit.rows.terms))

@@ -18,7 +18,6 @@ from nobsp.tabular.lookup import Axis, Chunk, Feature, Level, LevelAxis, NumberA
 
 Array = NDArray[np.float64]
 Represent = Callable[[Tensor], Tensor]
-Encode = Callable[[Array], Tensor]
 
 # Numbers with at most so many distinct values have their knots there.
 FEW_VALUES = 32
