@@ -70,8 +70,7 @@ class Adapted:
             mixed = [name for name, row in zip(names, changed[:, shared], strict=True) if row.any()]
             raise MixedColumnsError(
                 f"the preprocessing mixes the columns {', '.join(map(repr, mixed))}: {shared.sum()} of its "
-                f"{changed.shape[1]} outputs depend on several of them, so no output belongs to one column. Pass the "
-                "network itself and the transformed matrix: model[-1] and model[:-1].transform(X)."
+                f"{changed.shape[1]} outputs depend on several. Pass model[-1] and model[:-1].transform(X) instead."
             )
         return {name: np.flatnonzero(row).tolist() for name, row in zip(names, changed, strict=True) if row.any()}
 
@@ -112,9 +111,8 @@ def encoder_of(steps: Sequence[Any]) -> Encode:
 def framed(X: Matrix, names: Sequence[str]) -> Any:
     """An array given to steps that were fitted on a frame: its columns get the names of the frame's."""
     if X.shape[1] != len(names):
-        raise ValueError(
-            f"X has {X.shape[1]} columns but the model was fitted on {len(names)}: {join_names(map(str, names))}."
-        )
+        known = join_names(map(str, names))
+        raise ValueError(f"X has {X.shape[1]} columns but the model was fitted on {len(names)}: {known}.")
     if importlib.util.find_spec("pandas") is None:
         raise TypeError("the model was fitted on a frame; pass a frame with the same column names.")
     import pandas as pd

@@ -51,17 +51,15 @@ def batches_of(
     strict: bool = True,
 ) -> Source:
     """Read any kind of table in batches."""
-    reader = _Reader(check_batch_size(batch_size), encode, argument, columns, strict)
+    reader = _Reader(check_batch_size(batch_size), encode, argument, strict)
     if isinstance(X, list | tuple) and X and isinstance(X[0], list | tuple) and X[0] and all(map(np.isscalar, X[0])):
         X = np.asarray(X)  # a list of lists of numbers is a matrix, not a list of batches
     whole = reader.table_of(X, argument, columns)
     if whole is None:
         kind = type(X).__name__
         if type(X).__module__.partition(".")[0] == "ray":
-            raise TypeError(
-                f"{argument} is a Ray {kind}; only `fit` takes it whole. Work on its batches where they are, with "
-                f"{argument}.map_batches(..., batch_format='pandas')."
-            )
+            hint = f"work on its batches with {argument}.map_batches(..., batch_format='pandas')"
+            raise TypeError(f"{argument} is a Ray {kind}, which only `fit` takes whole; {hint}.")
         if hasattr(X, "collect") and "Lazy" in kind:
             raise TypeError(f"{argument} is a {kind}; pass {argument}.collect().")
         if hasattr(X, "toarray"):
@@ -83,10 +81,8 @@ def batches_of(
         for number, batch in enumerate(batches()):
             table = whole or reader.batch_table(batch, number, columns or first.names)
             if table.columns != first.columns:
-                raise ValueError(
-                    f"batch {number} of {argument} has {table.columns} columns but batch 0 had {first.columns}; every "
-                    "batch needs the same columns."
-                )
+                found, expected = f"{table.columns} columns", f"batch 0 had {first.columns}; all need the same"
+                raise ValueError(f"batch {number} of {argument} has {found} but {expected}.")
             for rows, native in reader.rows_of(table, first_row=seen):
                 # Whole numbers in a stream that began with floats are floats that happened to be whole.
                 yield rows if integer or rows.is_floating_point() else rows.to(begun.dtype), native
@@ -106,10 +102,7 @@ def check_batch_size(size: Any) -> int:
 
 def with_progress(iterable: Iterable[Batch], *, total: int | None, enabled: bool, description: str) -> Iterator[Batch]:
     """Pass batches through, counting their rows on a progress bar on stderr."""
-    if not enabled:
-        yield from iterable
-        return
-    with tqdm(total=total, desc=description, unit=" rows", unit_scale=True) as bar:
+    with tqdm(total=total, desc=description, unit=" rows", unit_scale=True, disable=not enabled) as bar:
         for batch in iterable:
             yield batch
             bar.update(len(batch))
@@ -182,7 +175,6 @@ class _Reader:
     batch_size: int
     encode: Encode | None
     argument: str
-    columns: Sequence[str] | None
     strict: bool
 
     def table_of(self, X: Any, argument: str, columns: Sequence[str] | None) -> _Table | None:
@@ -206,10 +198,8 @@ class _Reader:
         """The rows of one batch of a stream, labels left aside."""
         argument = f"batch {number} of {self.argument}"
         if isinstance(batch, Mapping):
-            raise TypeError(
-                f"{argument} is a dictionary with {list(batch)}; pass batches of rows, e.g. "
-                f"(batch[{next(iter(batch), 'x')!r}] for batch in loader)."
-            )
+            hint = f"pass batches of rows, e.g. (batch[{next(iter(batch), 'x')!r}] for batch in loader)"
+            raise TypeError(f"{argument} is a dictionary with {list(batch)}; {hint}.")
         rows = batch[0] if isinstance(batch, tuple | list) and len(batch) else batch
         table = self.table_of(rows, argument, columns)
         if table is None:
@@ -271,8 +261,7 @@ def _check_shape(shape: Sequence[int], *, argument: str, columns: Sequence[str] 
         raise ValueError(f"{argument} must have two dimensions, found shape {tuple(shape)}; {hint}.")
     if columns is not None and shape[1] != len(columns):
         raise ValueError(
-            f"{argument} has {shape[1]} columns but {len(columns)} are expected: {join_names(columns, 12)}; pass the "
-            "same columns in the same order."
+            f"{argument} has {shape[1]} columns but {len(columns)} are expected, in order: {join_names(columns, 12)}."
         )
     if shape[1] == 0:
         raise ValueError(f"{argument} has no columns.")
@@ -303,10 +292,8 @@ def _frame_table(frame: nw.DataFrame[Any], argument: str, *, numeric: bool, stri
     schema = [frame[:, position].dtype for position in range(len(names))]
     for name, dtype in zip(names, schema, strict=True) if numeric else ():
         if not (dtype.is_numeric() or isinstance(dtype, nw.Boolean)):
-            raise TypeError(
-                f"{argument} column {name!r} holds {dtype}, not numbers; encode it first, or pass a scikit-learn "
-                "Pipeline that does so together with its network."
-            )
+            hint = "encode it first, or pass a scikit-learn Pipeline that does so together with its network"
+            raise TypeError(f"{argument} column {name!r} holds {dtype}, not numbers; {hint}.")
     # One dtype for all columns: integers if all are, float32 where that loses nothing, else float64.
     kind: type[np.number[Any]] = np.float64
     if all(isinstance(dtype, nw.Float32 | nw.Boolean) for dtype in schema):

@@ -8,8 +8,7 @@ Where it is not, the outputs themselves are, and the head is the identity.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +24,7 @@ _ROUNDING = 128
 Link = tuple[str, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
 
-@dataclass(frozen=True, eq=False)
-class Product:
+class Product(NamedTuple):
     """One product of rows with a matrix: z W (+ b)."""
 
     order: int
@@ -75,9 +73,7 @@ class Composed(nn.Module):
             with Products(len(x), self.places) as seen:
                 self.model(x)
             if len(seen.found) != len(self.places):
-                raise RuntimeError(
-                    "the model made fewer products with matrices than on the probe; it must not depend on x."
-                )
+                raise RuntimeError("the model made fewer products than on the probe; these must not depend on x.")
             z = torch.cat([product.z.double() for product in seen.found], 1)
         return torch.as_tensor(self.head(z.to(self.head.weight.device)))
 

@@ -65,20 +65,12 @@ class EvidenceSource:
         return activations.to(torch.float64) @ self.head[0].T + self.head[1]
 
 
-def read_activations(
-    X: Any,
-    weight: Tensor,
-    bias: Tensor,
-    *,
-    progress: bool,
-    wanted: Wanted = "every",  # noqa: ARG001 - it follows
-) -> Iterator[EvidenceBatch]:
-    """Activations as they are given, and their logits."""
+def read_activations(X: Any, weight: Tensor, bias: Tensor, *, progress: bool, **_: Any) -> Iterator[EvidenceBatch]:
+    """Activations as they are given, and their logits; evidence follows from them, whatever is wanted."""
     source = batches_of(X, batch_size=_AT_ONCE)
     if source.columns != weight.shape[1]:
-        raise ValueError(
-            f"X has {source.columns} columns but the head reads {weight.shape[1]} activations; pass what enters it."
-        )
+        width = weight.shape[1]
+        raise ValueError(f"X has {source.columns} columns but the head reads {width} activations; pass what enters it.")
     for batch in with_progress(source, total=source.rows, enabled=progress, description="reading"):
         z = batch.to(torch.float64)
         yield EvidenceBatch(z, z @ weight.T + bias)

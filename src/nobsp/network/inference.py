@@ -245,8 +245,8 @@ def catching(place: Place) -> Iterator[Callable[..., tuple[Any, Tensor]]]:
                 here.on, here.caught, here.value = False, [], None
             if len(caught) <= max(place.call, 0):
                 raise RuntimeError(
-                    f"{place.name!r} was called {len(caught)} times for this batch, fewer than on the probe; call this "
-                    "inside its with block, and pass a model whose forward pass does not depend on the data."
+                    f"{place.name!r} was called {len(caught)} times for this batch, fewer than on the probe; pass a "
+                    "model whose forward pass does not depend on the data, and call this inside its with block."
                 )
             return result, caught[place.call]
 

@@ -62,10 +62,8 @@ def resolve_features(
     if not isinstance(features, Mapping):
         listed = list(features)
         if len(listed) != columns:
-            raise ValueError(
-                f"features has {len(listed)} names but the data has {columns} columns; pass one name per column, or a "
-                "dictionary of names and their columns to group them."
-            )
+            hint = "pass one name per column, or a dictionary of names and their columns to group them"
+            raise ValueError(f"features has {len(listed)} names but the data has {columns} columns; {hint}.")
         pairs: Iterable[tuple[Any, Any]] = zip(listed, range(columns), strict=True)
     else:
         pairs = features.items()
@@ -79,10 +77,8 @@ def resolve_features(
     for name, group in groups.items():
         for column in group:
             if column in owner:
-                raise ValueError(
-                    f"features puts column {called[column]} into both {owner[column]!r} and {name!r}; a column belongs "
-                    "to one feature."
-                )
+                both = f"both {owner[column]!r} and {name!r}; a column belongs to one feature"
+                raise ValueError(f"features puts column {called[column]} into {both}.")
             owner[column] = name
     left = [called[column] for column in range(columns) if column not in owner]
     if left:
@@ -107,10 +103,8 @@ def resolve_baseline(
         return result
     vector = _numbers("baseline", baseline)
     if vector.numel() != columns:
-        raise ValueError(
-            f"baseline has {vector.numel()} values but the data has {columns} columns; pass one value per column "
-            'or "mean".'
-        )
+        found = f"baseline has {vector.numel()} values but the data has {columns} columns"
+        raise ValueError(f'{found}; pass one value per column or "mean".')
     return vector
 
 
@@ -122,10 +116,10 @@ def needs_data(baseline: Any, features: Features | None) -> bool:
     return isinstance(baseline, str) and baseline != "zero"
 
 
-def isolated(rows: Tensor, baseline: Tensor, columns: Sequence[int]) -> Tensor:
-    """The baseline with some columns of `rows` put in: x° with x_S (equation B.2)."""
-    inputs = baseline.to(rows).expand(rows.shape[0], -1).clone()
-    inputs[:, columns] = rows[:, columns]
+def isolated(values: Tensor, baseline: Tensor, columns: Sequence[int]) -> Tensor:
+    """The baseline with values put into some of its columns: x° with x_S (equation B.2)."""
+    inputs = baseline.to(values).expand(len(values), -1).clone()
+    inputs[:, columns] = values
     return inputs
 
 

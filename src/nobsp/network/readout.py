@@ -183,10 +183,8 @@ class Readout:
                 source = catch(work)[1]
                 positions = _positions(layer, source, rows)
                 if positions == 0 or (isinstance(layer, nn.Linear) and positions != 1):
-                    raise ValueError(
-                        f"the head {self.head.name!r} received an input of shape {tuple(source.shape)} for {rows} "
-                        "rows; the model must treat every row by itself."
-                    )
+                    found = f"an input of shape {tuple(source.shape)} for {rows} rows"
+                    raise ValueError(f"the head {self.head.name!r} received {found}; it must treat each by itself.")
                 return _rows_entering(layer, source, rows)
 
             yield heard
@@ -396,10 +394,8 @@ def _find_head(
         asked = "head names a container with" if given else "the model's output holds"
         raise ValueError(f"{asked} {len(names)} heads: {join_names(names)}; choose one, e.g. head={names[0]!r}.")
     if len({index for _, _, index, _, _ in found}) > 1:
-        raise ValueError(
-            f"the head {names[0]!r} is called several times and more than one of its results is returned; "
-            "wrap the model so that it returns only the result to explain."
-        )
+        several = f"the head {names[0]!r} is called several times and more than one of its results is returned"
+        raise ValueError(f"{several}; wrap the model so that it returns only the result to explain.")
     rank, order = min(best.values())
     head, layer, index, z, source = matches[-order]
     overwritten = not torch.equal(z, _rows_entering(layer, source, rows))
@@ -425,9 +421,8 @@ def _why_none(
 ) -> NoHeadError:
     if apart:
         return NoHeadError(
-            f"the linear layer {apart[0][0]!r} is applied at each of {apart[0][1]} positions of every row; only heads "
-            "that see one vector per row can be explained. Wrap the model so that it pools the positions, or picks "
-            "one, before this layer."
+            f"the linear layer {apart[0][0]!r} is applied at each of {apart[0][1]} positions of every row, not to one "
+            "vector per row. Wrap the model so that it pools the positions, or picks one, before this layer."
         )
     if near:
         difference, name = min(near)
@@ -439,8 +434,7 @@ def _why_none(
     unused = f" (never called as a module: {join_names(silent)})" if silent else ""
     return NoHeadError(
         f"the model's output of shape {', '.join(str(tuple(output.shape)) for output in outputs.values())} comes from "
-        f"no linear layer that sees one vector per row{unused}. Name the right one with head=..., or pass a model that "
-        "ends in a linear layer."
+        f"no linear layer that sees one vector per row{unused}. Name one with head=..., or pass a model that has one."
     )
 
 

@@ -68,14 +68,13 @@ class Isolation:
                 columns = self.features.columns_of(subset)
                 if not columns:  # a column that the preprocessing drops
                     yield subset, baseline[None], torch.zeros(len(rows), dtype=torch.long)
-                elif all(feature in self.few_valued for feature in subset):
-                    few = rows[:, columns[0] if len(columns) == 1 else columns]  # numbers sort faster than rows do
-                    values, place = torch.unique(few, dim=None if few.ndim == 1 else 0, return_inverse=True)
-                    filled = baseline.expand(len(values), -1).clone()
-                    filled[:, columns] = values.view(-1, len(columns))
-                    yield subset, filled, place
                 else:
-                    yield subset, isolated(rows, baseline, columns), None
+                    place: Tensor | None = None
+                    values = rows[:, columns]
+                    if all(feature in self.few_valued for feature in subset):
+                        few = values[:, 0] if len(columns) == 1 else values  # numbers sort faster than rows do
+                        values, place = torch.unique(few, dim=None if few.ndim == 1 else 0, return_inverse=True)
+                    yield subset, isolated(values.view(-1, len(columns)), baseline, columns), place
 
         return self._run(represent, inputs())
 
@@ -227,14 +226,12 @@ class Accumulator:
 def add_rows(plan: Plan, state: Accumulator, batch: Tensor, network: Network) -> None:
     """Adds a batch of input rows to the moments of a plan's terms."""
     rows, represent, outputs = network.run(batch)
-
-    def sets() -> Iterator[tuple[Subset, Mapping[str, Tensor]]]:
-        targets = plan.isolation.multiplied(represent, rows, plan.bases)
-        references = plan.isolation.reference(represent, rows, plan.bases)
-        for (term, target), (_, others) in zip(targets, references, strict=True):
-            yield term, {TARGET: target, REFERENCE: others.cpu(), OUTPUTS: outputs}
-
-    state.update(sets())
+    targets = plan.isolation.multiplied(represent, rows, plan.bases)
+    references = plan.isolation.reference(represent, rows, plan.bases)
+    state.update(
+        (term, {TARGET: target, REFERENCE: others.cpu(), OUTPUTS: outputs})
+        for (term, target), (_, others) in zip(targets, references, strict=True)
+    )
 
 
 def add_rows_and_summarise(plan: Plan, states: tuple[Summary, Accumulator], batch: Tensor, network: Network) -> None:

@@ -192,11 +192,9 @@ def categories_of(columns: Columns, summary: Summary, embedded: Sequence[int], *
         if integer or any(column in embedded for column in group):
             found.add(feature)
             if feature not in summary.levels and len(summary.codes.get(feature, ())) < len(group):
-                warnings.warn(
-                    f"the codes of feature {columns.features.names[feature]!r} are not whole, or span more than the "
-                    f"{MOST_CODES:,} that are counted; codes that calibration did not see will not be refused.",
-                    stacklevel=2,
-                )
+                codes = f"the codes of feature {columns.features.names[feature]!r} are not whole, or span more than"
+                unseen = "codes that calibration did not see will not be refused"
+                warnings.warn(f"{codes} the {MOST_CODES:,} that are counted; {unseen}.", stacklevel=2)
         elif len(group) > 1 and bool(summary.two_valued[list(group)].all()):
             found.add(feature)
     return frozenset(found)
@@ -234,11 +232,8 @@ def _seen(X: Any, frame: Any, position: int, name: str, most: int) -> Seen:
         return _seen_numbers(np.repeat(np.array(list(times), dtype=np.float64), list(times.values())), most)
     levels = sorted(times, key=str)
     if len(levels) > MOST_CODES:
-        warnings.warn(
-            f"column {name!r} has {len(levels):,} levels, of which only the first {MOST_CODES:,} in order are kept; "
-            "leave it out if it numbers the rows.",
-            stacklevel=2,
-        )
+        kept = f"only the first {MOST_CODES:,} in order are kept; leave it out if it numbers the rows"
+        warnings.warn(f"column {name!r} has {len(levels):,} levels, of which {kept}.", stacklevel=2)
     typical = max(levels, key=times.__getitem__)
     return Seen(False, levels[:MOST_CODES] if most else None, typical, (), np.zeros(0))
 

@@ -89,10 +89,8 @@ def restore(stored: Stored, adapted: Adapted, *, head: str | nn.Module | None) -
         if not _near(_outputs(readout, stored.probe), stored.outputs, 1e-3, 1e-4):
             raise ValueError("its outputs differ")
     except (TypeError, ValueError) as failure:
-        raise ValueError(
-            f"model is not the one this explainer was calibrated on ({str(failure).rstrip('.')}); pass that model, or "
-            "calibrate anew."
-        ) from failure
+        found = f"model is not the one this explainer was calibrated on ({str(failure).rstrip('.')})"
+        raise ValueError(f"{found}; pass that model, or calibrate anew.") from failure
     return Fitted(adapted, readout, stored.columns, stored.summary, stored.estimate)
 
 

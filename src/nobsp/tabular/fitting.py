@@ -113,10 +113,8 @@ def find_readout(adapted: Adapted, probe: Tensor, *, head: str | nn.Module | Non
         readout = Readout.find_any(adapted.module, probe, head=head)
         return replace(readout, embedded_columns=tuple(sorted({*readout.embedded_columns, *adapted.codes})))
     except (RuntimeError, IndexError) as failure:
-        raise ValueError(
-            f"the model cannot take the {probe.shape[1]} columns of X ({failure}); pass exactly the columns it "
-            "was trained on, in their order, without labels."
-        ) from failure
+        hint = "pass exactly the columns it was trained on, in their order, without labels"
+        raise ValueError(f"the model cannot take the {probe.shape[1]} columns of X ({failure}); {hint}.") from failure
 
 
 def names_of_outputs(given: Sequence[str] | None, *, outputs: int, known: Sequence[str] | None) -> tuple[str, ...]:

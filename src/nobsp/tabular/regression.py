@@ -411,22 +411,12 @@ def solve_terms(
         fit = fit_correction(rows, torch.tensor(alphas, dtype=torch.float64)[found.best])
         deltas = torch.split(fit.delta, [pieces[i].rank for i in kept])
         values = {i: parts[i][1] + parts[i][0] @ delta for i, delta in zip(kept, deltas, strict=True)}
-        functions = [pieces[i].finish(delta, values[i].mean(0)) for i, delta in zip(kept, deltas, strict=True)]
-        sizes = [float((values[i].std(0, correction=0) / unit).max()) for i in kept]
+        functions = tuple(pieces[i].finish(delta, values[i].mean(0)) for i, delta in zip(kept, deltas, strict=True))
+        sizes = tuple(float((values[i].std(0, correction=0) / unit).max()) for i in kept)
         residual, inside = found.chosen(), torch.ones(count, dtype=torch.bool)
         inside[outside] = False
-        return Fit(
-            tuple(pieces[i] for i in kept),
-            tuple(functions),
-            tuple(sizes),
-            few,
-            rows,
-            alphas,
-            found,
-            fit,
-            share_explained(residual, few.outputs),
-            share_explained(residual[inside], few.outputs[inside]),
-        )
+        shares = (share_explained(residual[part], few.outputs[part]) for part in (slice(None), inside))
+        return Fit(tuple(pieces[i] for i in kept), functions, sizes, few, rows, alphas, found, fit, *shares)
 
     unit = few.spread
     singles = [i for i, piece in enumerate(pieces) if len(piece.term) == 1]
@@ -504,7 +494,7 @@ def spread_of_curves(fit: Fit, traces: Traces) -> dict[int, Tensor]:
     priors = _copy_priors(traces, chunk, draws, generator)
     values, vectors = torch.linalg.eigh(fit.rows.products.sum(0) / len(fit.rows.terms))
     values = values.clamp_min(0)
-    delta = _copy_corrections(fit, draws, priors, values, vectors, generator)
+    delta = _copy_corrections(fit, draws, priors, (values, vectors), generator)
     ridge = fit.correction.ridge[None]
     turned = vectors.T @ fit.correction.delta
     bias = vectors @ (turned * ridge / (values[:, None] + ridge).clamp_min(1e-300))
@@ -555,15 +545,10 @@ def _copy_priors(traces: Traces, chunk: Chunk, draws: Array, generator: np.rando
 
 
 def _copy_corrections(
-    fit: Fit,
-    draws: Array,
-    priors: dict[Subset, Tensor],
-    values: Tensor,
-    vectors: Tensor,
-    generator: np.random.Generator,
+    fit: Fit, draws: Array, priors: dict[Subset, Tensor], eigen: tuple[Tensor, Tensor], generator: np.random.Generator
 ) -> Tensor:
     """The correction in every copy, (copies, columns, outputs)."""
-    rows, copies = fit.rows, len(draws)
+    rows, copies, (values, vectors) = fit.rows, len(draws), eigen
     count, outputs = rows.terms.shape[0], rows.outputs.shape[1]
     residual = fit.held_out.chosen()
     drawn = torch.from_numpy(draws) - 1
