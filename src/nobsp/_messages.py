@@ -60,9 +60,9 @@ def matched(frame: Any, *, argument: str, columns: Sequence[str] | None) -> Any:
     """A frame of narwhals with its columns in the expected order."""
     if columns is None:
         return frame
-    places = {str(name): position for position, name in enumerate(frame.columns)}
+    places, known = {str(name): position for position, name in enumerate(frame.columns)}, set(columns)
     missing = [name for name in columns if name not in places]
-    unexpected = [name for name in places if name not in set(columns)]
+    unexpected = [name for name in places if name not in known]
     if missing or unexpected:
         said = [f"lacks {join_names(missing, 12)}"] if missing else []
         said += [f"has the unexpected {join_names(unexpected, 12)}"] if unexpected else []

@@ -26,25 +26,17 @@ class Adapted:
     """A model as a torch module of one matrix, beside what the caller passes."""
 
     module: nn.Module  # the torch module; for models of other libraries it works in float64 and returns margins
-    # the preprocessing that comes before the module: rows of the caller's kind (frame or array) to a float64 matrix.
-    # None where the module takes the rows as they are
+    # makes a float64 matrix of rows of the caller's kind (frame or array); None where the module takes them as they are
     encode: Encode | None = None
     feature_names: tuple[str, ...] | None = None  # names of the caller's columns, where the model was fitted on a frame
-    # class names, where the model has any; of two classes the second, whose margin it is
-    output_names: tuple[str, ...] | None = None
-    # what the model applies to what is explained: "identity", "softmax", "sigmoid" or "exp". None for torch modules,
-    # whose link `Readout` finds
-    link: str | None = None
-    # by the caller's column, the neighbouring numbers on either side of each of the model's thresholds, (thresholds,
-    # 2); the model is constant in between. Only of models whose functions are steps
+    output_names: tuple[str, ...] | None = None  # class names, if any; of two classes the second, whose margin it is
+    link: str | None = None  # what the model applies to what is explained; None for torch modules: `Readout` finds it
+    # by column of a model of steps, the neighbouring numbers on either side of each threshold, (thresholds, 2)
     steps: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
     codes: tuple[int, ...] = ()  # the caller's columns that hold codes of categories
-    # makes one matrix of what the caller passes, where the model takes several inputs
-    pack: Callable[[Any], Any] | None = None
-    # names and slices of inputs, as the caller writes `features`, as columns of that matrix
-    resolve: Callable[[Any], Any] | None = None
-    # what makes the same of the model again without the rows; plain enough for a file
-    layout: dict[str, Any] | None = None
+    pack: Callable[[Any], Any] | None = None  # makes one matrix of what the caller passes, where inputs are several
+    resolve: Callable[[Any], Any] | None = None  # makes columns of that matrix of what the caller passes as `features`
+    layout: dict[str, Any] | None = None  # makes the same of the model without the rows; plain enough for a file
 
     def groups(self, X: Any) -> dict[str, list[int]]:
         """Which encoded columns each of the caller's goes into: those that change when it is shuffled in the rows."""

@@ -122,10 +122,8 @@ def open_stream(X: Any, argument: str) -> tuple[Any, Callable[[], Iterator[Any]]
     if isinstance(X, Dataset) and not isinstance(X, IterableDataset):
         raise TypeError(f"{argument} is a Dataset; pass torch.utils.data.DataLoader({argument}, batch_size=...).")
     if isinstance(X, str | bytes | Mapping) or type(X).__name__ == "Series" or not hasattr(X, "__iter__"):
-        raise TypeError(
-            f"{argument} is a {type(X).__name__}; expected an array or tensor, a pandas or polars frame of rows, a "
-            "DataLoader, or an iterable of batches."
-        )
+        wanted = "an array or tensor, a pandas or polars frame of rows, a DataLoader, or an iterable of batches"
+        raise TypeError(f"{argument} is a {type(X).__name__}; expected {wanted}.")
     opened = iter(X)
     try:
         first = next(opened)
@@ -135,10 +133,8 @@ def open_stream(X: Any, argument: str) -> tuple[Any, Callable[[], Iterator[Any]]
 
     def read() -> Iterator[Any]:
         if not waiting and opened is X:
-            raise ValueError(
-                f"{argument} is an iterator that can be read only once and it has been; pass a list of batches, a "
-                "DataLoader, or an object whose __iter__ starts anew."
-            )
+            hint = "pass a list of batches, a DataLoader, or an object whose __iter__ starts anew"
+            raise ValueError(f"{argument} is an iterator that can be read only once and it has been; {hint}.")
         return waiting.pop() if waiting else iter(X)
 
     return first, read, opened is not X

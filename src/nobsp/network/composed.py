@@ -84,12 +84,12 @@ def compose(module: nn.Module, run: Callable[[Tensor], Any], x: Tensor, dtype: t
         outputs = outputs_of(run(x.clone()), len(x))
     for path, output in outputs.items():
         refuse_non_finite({path: output})
-        for link, undo, apply in _links(output):
+        for link in _links(output):
             for chosen in _choices(seen.found, output.shape[1]):
-                solved = _solve(chosen, output, undo, apply, torch.finfo(dtype).eps, softmax=link == "softmax")
+                solved = _solve(chosen, output, link, torch.finfo(dtype).eps)
                 if solved is not None:
                     places = [product.order for product in chosen]
-                    return Composed(module, places, *solved, path, centre=False), link
+                    return Composed(module, places, *solved, path, centre=False), link[0]
     path, output = next(iter(outputs.items()))
     centre = _is_simplex(output)
     eye = torch.eye(output.shape[1], dtype=torch.float64)
@@ -126,19 +126,12 @@ def _choices(products: Sequence[Product], outputs: int) -> Iterator[list[Product
         yield narrow
 
 
-def _solve(
-    products: Sequence[Product],
-    output: Tensor,
-    undo: Callable[[Tensor], Tensor],
-    apply: Callable[[Tensor], Tensor],
-    eps: float,
-    *,
-    softmax: bool,
-) -> tuple[Tensor, Tensor] | None:
+def _solve(products: Sequence[Product], output: Tensor, link: Link, eps: float) -> tuple[Tensor, Tensor] | None:
     """Weight and bias of outputs that are a link of an affine function of the products; None where they are not."""
     if sum(product.z.shape[1] for product in products) > _MOST_WIDTH:
         return None
-    target = undo(output)
+    name, undo, apply = link
+    target, softmax = undo(output), name == "softmax"
     weights = [product.weight.double().cpu() for product in products]
     inputs = [product.z.double().cpu() for product in products]
     logits = [z @ weight for z, weight in zip(inputs, weights, strict=True)]

@@ -38,16 +38,13 @@ class EvidenceSource:
     about: str  # what is explained, in words: equal for the same terms, or the same map
     hash_model: Callable[[], str]  # works out what is equal for the same model only
     signature: Tensor  # numbers that are near each other only for calibrations that say the same; files round a little
-    # `read(X, wanted=, progress=)` gives batches, with evidence as far as it is wanted
-    read: Callable[..., Iterator[EvidenceBatch]]
-    # weight and bias that make logits of activations, float64; None where layers stand between
-    head: tuple[Tensor, Tensor] | None = None
+    read: Callable[..., Iterator[EvidenceBatch]]  # `read(X, wanted=, progress=)`, with evidence as far as it is wanted
+    head: tuple[Tensor, Tensor] | None = None  # weight and bias, float64; None where layers stand between
     # β of contributions that are multiples of the activations, g_k = β_k (z_k − z̄_k), shape (width, outputs), float64;
     # None where contributions are worked out row by row
     coefficients: Tensor | None = None
     mean: Tensor | None = None  # z̄, shape (width,); None for the mean of whatever rows are read
-    # labels of the classes as the model itself knows them; None where it knows none
-    classes: NDArray[Any] | None = None
+    classes: NDArray[Any] | None = None  # labels of the classes as the model itself knows them, if it does
 
     @property
     def outputs(self) -> int:

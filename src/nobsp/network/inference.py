@@ -71,8 +71,7 @@ _door = threading.Lock()
 def evaluation_mode(module: nn.Module, *, gradients: bool = False) -> Iterator[Callable[[Tensor], Any]]:
     """Hands out what runs the model in evaluation mode; every submodule gets its own flag and buffers back.
 
-    Visits may nest and may overlap in several threads: the first visitor notes the state, the last one restores it.
-    With `gradients`, runs build a graph, for gradients in what a hook puts in.
+    Visits may nest and overlap in threads: the first notes the state, the last restores it. `gradients` builds graphs.
     """
     parts = list(module.modules())
     compiled = any(is_compiled(part) or part._compiled_call_impl is not None for part in parts)

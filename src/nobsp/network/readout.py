@@ -272,10 +272,8 @@ def checked(model: nn.Module) -> nn.Module:
         raise TypeError(f"model must be a torch.nn.Module, found {type(model).__name__}{hint}.")
     module = unwrap(model)
     if isinstance(module, torch.jit.ScriptModule):
-        raise TypeError(
-            "model is a TorchScript module, whose layers cannot be observed; pass the original, or export it with "
-            f"torch.export and {_OPEN}."
-        )
+        hint = f"pass the original, or export it with torch.export and {_OPEN}"
+        raise TypeError(f"model is a TorchScript module, whose layers cannot be observed; {hint}.")
     lazy = [name for name, tensor in module.named_parameters() if torch.nn.parameter.is_lazy(tensor)]
     if lazy:
         raise ValueError(f"model has parameters that are not initialised yet ({lazy[0]!r}); run it once on your data.")
@@ -473,10 +471,8 @@ def refuse_non_finite(outputs: Mapping[str, Tensor]) -> None:
         bad = (~output.isfinite()).nonzero()
         if len(bad):
             row, column = (int(place) for place in bad[0])
-            raise ValueError(
-                f"the model's output{path} is {float(output[row, column])} in row {row} of the probe (output {column});"
-                " only finite outputs can be explained, so check the input's scale."
-            )
+            found = f"{float(output[row, column])} in row {row} of the probe (output {column})"
+            raise ValueError(f"the model's output{path} is {found}, which is not finite; check the input's scale.")
 
 
 def _allowance(z: Tensor, head: Head, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -55,17 +55,11 @@ def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any
         published = None if estimate.published is None else replace(estimate.published, parts={})
         estimate, summary = replace(estimate, background=None, published=published), replace(summary, pieces=[])
         columns = replace(columns, seen=tuple(replace(one, quantiles=np.zeros(0)) for one in columns.seen))
-    stored = Stored(
-        {name: _plain(name, value, fitted) for name, value in options.items()},
-        fitted.readout.fingerprint(),
-        _probe(fitted),
-        None if fitted.adapted.encode is None else _encoded(fitted.adapted, fitted.columns),
-        columns,
-        summary,
-        estimate,
-        fitted.adapted.layout,
-        _outputs(fitted.readout, _probe(fitted)),
-    )
+    kept = {name: _plain(name, value, fitted) for name, value in options.items()}
+    adapted, readout, probe = fitted.adapted, fitted.readout, _probe(fitted)
+    encoded = None if adapted.encode is None else _encoded(adapted, columns)
+    layout, outputs = adapted.layout, _outputs(readout, probe)
+    stored = Stored(kept, readout.fingerprint(), probe, encoded, columns, summary, estimate, layout, outputs)
     serialization.save(path, stored, kind=KIND, version=VERSION)
 
 

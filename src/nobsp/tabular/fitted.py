@@ -237,7 +237,6 @@ class Fitted:
         return direct(represent, inputs, batch_size=batch_size)
 
 
-# ---------------------------------------------------------------------- removal effects
 # Let terms be centred, so that each has mean zero over the values of any of its features. Then the mean of the output
 # over the values of one feature, the others as they are, is what all terms without the feature add up to, and
 #

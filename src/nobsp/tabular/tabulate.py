@@ -212,18 +212,15 @@ class Domain:
 
     feature: Feature  # what the caller sees of it
     columns: tuple[int, ...]  # columns of the network's input
-    # values in the caller's units, one row each, as the network takes them
-    encode: Callable[[NDArray[np.generic]], Tensor]
+    encode: Callable[[NDArray[np.generic]], Tensor]  # values in the caller's units as the network takes them
     levels: LevelAxis | None = None  # the category's levels; None for numbers
     level_inputs: Tensor | None = None  # the levels as the network takes them
     span: tuple[float, float] | None = None  # the calibrated range of a number; None for others
     reaches: bool = True  # whether the network is followed beyond the range; not for a number of two values
     missing: Tensor | None = None  # what the preprocessing makes of a missing number; None where it takes none
     plain: bool = True  # whether the network takes the caller's own numbers
-    # numbers of the caller's column that follow its distribution, where it passes an encoder
-    seen: Array = field(default_factory=lambda: np.zeros(0))
-    # numbers on either side of each of the model's thresholds, (thresholds, 2), where its functions are steps
-    steps: Array = field(default_factory=lambda: np.zeros((0, 2)))
+    seen: Array = field(default_factory=lambda: np.zeros(0))  # numbers that follow an encoded column's distribution
+    steps: Array = field(default_factory=lambda: np.zeros((0, 2)))  # on either side of thresholds, of a model of steps
 
     @property
     def tabulated(self) -> bool:
