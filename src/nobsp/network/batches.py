@@ -59,7 +59,7 @@ def batches_of(
         kind = type(X).__name__
         if type(X).__module__.partition(".")[0] == "ray":
             hint = f"work on its batches with {argument}.map_batches(..., batch_format='pandas')"
-            raise TypeError(f"{argument} is a Ray {kind}, which only `fit` takes whole; {hint}.")
+            raise TypeError(f"{argument} is a Ray {kind}; only `fit` takes it whole: {hint}.")
         if hasattr(X, "collect") and "Lazy" in kind:
             raise TypeError(f"{argument} is a {kind}; pass {argument}.collect().")
         if hasattr(X, "toarray"):

@@ -471,8 +471,10 @@ def refuse_non_finite(outputs: Mapping[str, Tensor]) -> None:
         bad = (~output.isfinite()).nonzero()
         if len(bad):
             row, column = (int(place) for place in bad[0])
-            found = f"{float(output[row, column])} in row {row} of the probe (output {column})"
-            raise ValueError(f"the model's output{path} is {found}, which is not finite; check the input's scale.")
+            found = (
+                f"{float(output[row, column])} in row {row} of the probe (output {column}), so check the input's scale"
+            )
+            raise ValueError(f"the model's output{path} is {found}: only finite outputs can be explained.")
 
 
 def _allowance(z: Tensor, head: Head, dtype: torch.dtype, device: torch.device) -> Tensor:
