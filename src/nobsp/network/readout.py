@@ -471,9 +471,7 @@ def refuse_non_finite(outputs: Mapping[str, Tensor]) -> None:
         bad = (~output.isfinite()).nonzero()
         if len(bad):
             row, column = (int(place) for place in bad[0])
-            found = (
-                f"{float(output[row, column])} in row {row} of the probe (output {column}), so check the input's scale"
-            )
+            found = f"{float(output[row, column])} in row {row} of the probe (output {column}); check the input's scale"
             raise ValueError(f"the model's output{path} is {found}: only finite outputs can be explained.")
 
 
