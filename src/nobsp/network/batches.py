@@ -257,7 +257,7 @@ def _check_shape(shape: Sequence[int], *, argument: str, columns: Sequence[str] 
         raise ValueError(f"{argument} must have two dimensions, found shape {tuple(shape)}; {hint}.")
     if columns is not None and shape[1] != len(columns):
         raise ValueError(
-            f"{argument} has {shape[1]} columns but {len(columns)} are expected, in order: {join_names(columns, 12)}."
+            f"{argument} has {shape[1]} columns but {len(columns)} are expected: {join_names(columns, 12)}, in order."
         )
     if shape[1] == 0:
         raise ValueError(f"{argument} has no columns.")
