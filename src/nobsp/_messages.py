@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ def percent(share: float) -> str:
 def suggest(name: Any, known: Iterable[Any]) -> str:
     """The last clause of an error about an unknown name: the closest matches, or what there is."""
     names = list(known)
-    close = difflib.get_close_matches(str(name), [str(other) for other in names[:10_000]], n=3)
+    close = get_close_matches(str(name), [str(other) for other in names[:10_000]], n=3)
     return f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {join_names(names, 12)}."
 
 
@@ -54,3 +54,20 @@ def as_numpy(values: Any) -> NDArray[Any]:
         values = values.detach().cpu()
         values = values.float() if "bfloat16" in str(values.dtype) else values  # numpy knows no bfloat16
     return np.asarray(values)
+
+
+def matched(frame: Any, *, argument: str, columns: Sequence[str] | None) -> Any:
+    """A frame of narwhals with its columns in the expected order."""
+    if columns is None:
+        return frame
+    places, known = {str(name): position for position, name in enumerate(frame.columns)}, set(columns)
+    missing = [name for name in columns if name not in places]
+    unexpected = [name for name in places if name not in known]
+    if missing or unexpected:
+        said = [f"lacks {join_names(missing, 12)}"] if missing else []
+        said += [f"has the unexpected {join_names(unexpected, 12)}"] if unexpected else []
+        close = [f"{near[0]!r} for {name!r}" for name in missing if (near := get_close_matches(name, unexpected, n=1))]
+        hint = f" Is {', '.join(close)}?" if close else ""
+        raise ValueError(f"{argument} {' and '.join(said)}; expected are {join_names(columns, 12)}.{hint}")
+    order = [places[name] for name in columns]
+    return frame if order == sorted(order) else frame[:, order]

@@ -197,8 +197,8 @@ def test_isolated_and_reference_inputs_make_up_the_rows(columns: int, data: st.D
     rows = torch.randn(7, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(columns))
     origin = torch.arange(columns, dtype=torch.float64)
     before = rows.clone()
-    inside, outside = isolated(rows, origin, chosen), reference(rows, origin, chosen)
-    assert torch.equal(isolated(rows, origin, others), outside)
+    inside, outside = isolated(rows[:, chosen], origin, chosen), reference(rows, origin, chosen)
+    assert torch.equal(isolated(rows[:, others], origin, others), outside)
     assert torch.equal(inside[:, chosen], rows[:, chosen])
     assert torch.equal(inside[:, others], origin[others].expand(7, -1))
     assert_same_to_rounding(inside + outside, rows + origin)
@@ -211,5 +211,5 @@ def test_isolated_and_reference_inputs_make_up_the_rows(columns: int, data: st.D
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
 def test_inputs_keep_the_kind_of_the_rows(dtype: torch.dtype) -> None:
     rows = torch.ones(2, 2, dtype=dtype)
-    assert isolated(rows, torch.zeros(2, dtype=torch.float64), [0]).dtype == dtype
+    assert isolated(rows[:, [0]], torch.zeros(2, dtype=torch.float64), [0]).dtype == dtype
     assert reference(rows, torch.zeros(2, dtype=torch.float64), [0]).dtype == dtype

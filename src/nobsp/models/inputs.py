@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from nobsp._messages import matched
 from nobsp.models.coded import Coded, Runs, linear
 from nobsp.network.adapted import Adapted, MixedColumnsError, grouping_rows
-from nobsp.network.batches import matched
 from nobsp.network.inference import unwrap
 
 _OPENED = "nobsp.as_module(model, rows)"
@@ -335,8 +335,8 @@ def _known(module: nn.Module, parts: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _by_position(module: nn.Module, parts: Any) -> list[tuple[str, Any]] | None:
-    parameters, parts = _parameters(module), parts if isinstance(parts, tuple | list) else ()
-    arrays = all(isinstance(part, Tensor | np.ndarray) and part.ndim for part in parts)
+    parameters = _parameters(module) if isinstance(parts, tuple | list) else []  # TorchScript modules do not tell them
+    arrays = bool(parameters) and all(isinstance(part, Tensor | np.ndarray) and part.ndim for part in parts)
     if not arrays or not 2 <= len(parts) <= len(parameters):
         return None
     return [(p.name, part) for p, part in zip(parameters, parts, strict=False)]

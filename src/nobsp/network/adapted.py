@@ -26,47 +26,45 @@ class Adapted:
     """A model as a torch module of one matrix, beside what the caller passes."""
 
     module: nn.Module  # the torch module; for models of other libraries it works in float64 and returns margins
-    # the preprocessing that comes before the module: rows of the caller's kind (frame or array) to a float64 matrix.
-    # None where the module takes the rows as they are
+    # makes a float64 matrix of rows of the caller's kind (frame or array); None where the module takes them as they are
     encode: Encode | None = None
     feature_names: tuple[str, ...] | None = None  # names of the caller's columns, where the model was fitted on a frame
-    # class names, where the model has any; of two classes the second, whose margin it is
-    output_names: tuple[str, ...] | None = None
-    # what the model applies to what is explained: "identity", "softmax", "sigmoid" or "exp". None for torch modules,
-    # whose link `Readout` finds
-    link: str | None = None
-    # by the caller's column, the neighbouring numbers on either side of each of the model's thresholds, (thresholds,
-    # 2); the model is constant in between. Only of models whose functions are steps
+    output_names: tuple[str, ...] | None = None  # class names, if any; of two classes the second, whose margin it is
+    link: str | None = None  # what the model applies to what is explained; None for torch modules: `Readout` finds it
+    # by column of a model of steps, the neighbouring numbers on either side of each threshold, (thresholds, 2)
     steps: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
     codes: tuple[int, ...] = ()  # the caller's columns that hold codes of categories
-    # makes one matrix of what the caller passes, where the model takes several inputs
-    pack: Callable[[Any], Any] | None = None
-    # names and slices of inputs, as the caller writes `features`, as columns of that matrix
-    resolve: Callable[[Any], Any] | None = None
-    # what makes the same of the model again without the rows; plain enough for a file
-    layout: dict[str, Any] | None = None
+    pack: Callable[[Any], Any] | None = None  # makes one matrix of what the caller passes, where inputs are several
+    resolve: Callable[[Any], Any] | None = None  # makes columns of that matrix of what the caller passes as `features`
+    layout: dict[str, Any] | None = None  # makes the same of the model without the rows; plain enough for a file
 
     def groups(self, X: Any) -> dict[str, list[int]]:
         """Which encoded columns each of the caller's goes into: those that change when it is shuffled in the rows."""
-        columns = _Columns(X, self.feature_names)
+        frame = _frame_or_array(X)
+        given = self.feature_names if frame is X else frame.columns
+        names = [f"x{j}" for j in range(X.shape[1])] if given is None else [str(name) for name in given]
         if self.encode is None:
-            return {name: [position] for position, name in enumerate(columns.names)}
-        columns = columns.sample()
-        before = self.encode(columns.native)
-        changed = np.zeros((len(columns.names), before.shape[1]), dtype=bool)
-        for position in range(len(columns.names)):
-            after = self.encode(columns.shuffled(position))
+            return {name: [position] for position, name in enumerate(names)}
+        before, turned = self.encode(X), np.roll(np.arange(len(X)), 1)
+        changed = np.zeros((len(names), before.shape[1]), dtype=bool)
+        for position in range(len(names)):
+            # Moved on by one: what depends on the column changes there, unless it is constant on these rows.
+            if frame is X:
+                moved = X.copy()
+                moved[:, position] = X[turned, position]
+            else:
+                column = frame[:, position]
+                moved = frame.with_columns(column[turned.tolist()].alias(column.name)).to_native()
+            after = self.encode(moved)
             changed[position] = ~((after == before) | (np.isnan(after) & np.isnan(before))).all(axis=0)
         shared = changed.sum(axis=0) > 1
         if shared.any():
-            mixed = [name for name, row in zip(columns.names, changed[:, shared], strict=True) if row.any()]
+            mixed = [name for name, row in zip(names, changed[:, shared], strict=True) if row.any()]
             raise MixedColumnsError(
                 f"the preprocessing mixes the columns {', '.join(map(repr, mixed))}: {shared.sum()} of its "
-                f"{changed.shape[1]} outputs depend on several of them, so no output belongs to one column. Pass the "
-                "network itself and the transformed matrix: model[-1] and model[:-1].transform(X)."
+                f"{changed.shape[1]} outputs depend on several. Pass model[-1] and model[:-1].transform(X) instead."
             )
-        found = zip(columns.names, changed, strict=True)
-        return {name: np.flatnonzero(row).tolist() for name, row in found if row.any()}
+        return {name: np.flatnonzero(row).tolist() for name, row in zip(names, changed, strict=True) if row.any()}
 
 
 class MixedColumnsError(ValueError):
@@ -105,9 +103,8 @@ def encoder_of(steps: Sequence[Any]) -> Encode:
 def framed(X: Matrix, names: Sequence[str]) -> Any:
     """An array given to steps that were fitted on a frame: its columns get the names of the frame's."""
     if X.shape[1] != len(names):
-        raise ValueError(
-            f"X has {X.shape[1]} columns but the model was fitted on {len(names)}: {join_names(map(str, names))}."
-        )
+        known = join_names(map(str, names))
+        raise ValueError(f"X has {X.shape[1]} columns but the model was fitted on {len(names)}: {known}.")
     if importlib.util.find_spec("pandas") is None:
         raise TypeError("the model was fitted on a frame; pass a frame with the same column names.")
     import pandas as pd
@@ -116,55 +113,29 @@ def framed(X: Matrix, names: Sequence[str]) -> Any:
 
 
 def grouping_rows(X: Any) -> Any:
-    """The rows of a frame or array that tell which columns its preprocessing makes of which."""
-    return _Columns(X, None).sample().native
+    """Some thousands of rows that tell which columns a preprocessing makes of which, with levels of columns of few."""
+    frame = _frame_or_array(X)
+    if len(X) <= GROUPING_ROWS:
+        return X
+    firsts = [_first_rows(frame[:, position]) for position in range(X.shape[1])]
+    even = np.linspace(0, len(X) - 1, GROUPING_ROWS).astype(np.int64)
+    chosen = np.unique(np.concatenate([even, *(rows for rows in firsts if rows is not None)]))
+    return X[chosen] if frame is X else frame[chosen.tolist(), :].to_native()
 
 
-def stacked(tables: Sequence[Any]) -> Any:
-    """Frames of one kind, or arrays, as one."""
-    if not is_frame(tables[0]):
-        return np.concatenate(tables)
-    return nw.concat([nw.from_native(table, eager_only=True) for table in tables]).to_native()
+def join_grouping_rows(first: Any, second: Any) -> Any:
+    """The same of two frames of one kind, or arrays."""
+    if isinstance(first, np.ndarray):
+        return grouping_rows(np.concatenate([first, second]))
+    return grouping_rows(nw.concat([nw.from_native(table, eager_only=True) for table in (first, second)]).to_native())
 
 
-class _Columns:
-    """A frame or an array whose columns can be shuffled one at a time."""
-
-    def __init__(self, X: Any, names: Sequence[str] | None) -> None:
-        self._frame = nw.from_native(X, eager_only=True, pass_through=True)
-        self._is_frame = isinstance(self._frame, nw.DataFrame)
-        if not self._is_frame and not (isinstance(X, np.ndarray) and X.ndim == 2):
-            raise TypeError(f"X must be a frame or a 2-D array to group its columns, found {type(X).__name__}.")
-        if self._is_frame:
-            names = self._frame.columns
-        self._given = names
-        self.names = [str(n) for n in names] if names is not None else [f"x{j}" for j in range(X.shape[1])]
-        self.native = X
-
-    def sample(self) -> _Columns:
-        """At most some thousands of rows, among them the first row of every level of a column with few."""
-        rows = len(self.native)
-        if rows <= GROUPING_ROWS:
-            return self
-        kept = [np.linspace(0, rows - 1, GROUPING_ROWS).astype(np.int64)]
-        for position in range(len(self.names)):
-            firsts = _first_rows(self._frame[:, position] if self._is_frame else self.native[:, position])
-            if firsts is not None:
-                kept.append(firsts)
-        chosen = np.unique(np.concatenate(kept))
-        if self._is_frame:
-            return _Columns(self._frame[chosen.tolist(), :].to_native(), None)
-        return _Columns(self.native[chosen], self._given)
-
-    def shuffled(self, position: int) -> Any:
-        """The rows with one column moved on by one: what depends on it changes there, unless constant on these rows."""
-        turned = np.roll(np.arange(len(self.native)), 1)
-        if not self._is_frame:
-            moved = self.native.copy()
-            moved[:, position] = moved[turned, position]
-            return moved
-        name = self._frame.columns[position]
-        return self._frame.with_columns(self._frame[name][turned.tolist()].alias(name)).to_native()
+def _frame_or_array(X: Any) -> Any:
+    """A frame as narwhals sees it, or the array itself."""
+    frame = nw.from_native(X, eager_only=True, pass_through=True)
+    if not isinstance(frame, nw.DataFrame) and not (isinstance(X, np.ndarray) and X.ndim == 2):
+        raise TypeError(f"X must be a frame or a 2-D array to group its columns, found {type(X).__name__}.")
+    return frame
 
 
 def _first_rows(series: nw.Series[Any] | Matrix) -> Matrix | None:

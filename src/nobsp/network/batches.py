@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from tqdm import tqdm
 
-from nobsp._messages import join_names
+from nobsp._messages import as_numpy, join_names, matched
 
 Batch = TypeVar("Batch", bound=Any)
 Encode = Callable[[Any], "np.ndarray[Any, Any]"]
@@ -28,10 +27,7 @@ class NoRowsError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Rows of a table in batches: 2-D tensors on the CPU, never more than the asked number of rows each.
-
-    Batches may share memory with the caller's data and must not be written to.
-    """
+    """Rows in batches: 2-D tensors on the CPU that may share memory with the caller's data, so never write to them."""
 
     names: tuple[str, ...] | None  # column names where the data has any (those before encoding); else None
     rows: int | None  # number of rows, or None where it is not known before reading
@@ -55,17 +51,15 @@ def batches_of(
     strict: bool = True,
 ) -> Source:
     """Read any kind of table in batches."""
-    reader = _Reader(check_batch_size(batch_size), encode, argument, columns, strict)
+    reader = _Reader(check_batch_size(batch_size), encode, argument, strict)
     if isinstance(X, list | tuple) and X and isinstance(X[0], list | tuple) and X[0] and all(map(np.isscalar, X[0])):
         X = np.asarray(X)  # a list of lists of numbers is a matrix, not a list of batches
     whole = reader.table_of(X, argument, columns)
     if whole is None:
         kind = type(X).__name__
         if type(X).__module__.partition(".")[0] == "ray":
-            raise TypeError(
-                f"{argument} is a Ray {kind}; only `fit` takes it whole. Work on its batches where they are, with "
-                f"{argument}.map_batches(..., batch_format='pandas')."
-            )
+            hint = f"work on its batches with {argument}.map_batches(..., batch_format='pandas')"
+            raise TypeError(f"{argument} is a Ray {kind}; only `fit` takes it whole: {hint}.")
         if hasattr(X, "collect") and "Lazy" in kind:
             raise TypeError(f"{argument} is a {kind}; pass {argument}.collect().")
         if hasattr(X, "toarray"):
@@ -87,10 +81,8 @@ def batches_of(
         for number, batch in enumerate(batches()):
             table = whole or reader.batch_table(batch, number, columns or first.names)
             if table.columns != first.columns:
-                raise ValueError(
-                    f"batch {number} of {argument} has {table.columns} columns but batch 0 had {first.columns}; every "
-                    "batch needs the same columns."
-                )
+                found, expected = f"{table.columns} columns", f"batch 0 had {first.columns}; all need the same"
+                raise ValueError(f"batch {number} of {argument} has {found} but {expected}.")
             for rows, native in reader.rows_of(table, first_row=seen):
                 # Whole numbers in a stream that began with floats are floats that happened to be whole.
                 yield rows if integer or rows.is_floating_point() else rows.to(begun.dtype), native
@@ -110,10 +102,7 @@ def check_batch_size(size: Any) -> int:
 
 def with_progress(iterable: Iterable[Batch], *, total: int | None, enabled: bool, description: str) -> Iterator[Batch]:
     """Pass batches through, counting their rows on a progress bar on stderr."""
-    if not enabled:
-        yield from iterable
-        return
-    with tqdm(total=total, desc=description, unit=" rows", unit_scale=True) as bar:
+    with tqdm(total=total, desc=description, unit=" rows", unit_scale=True, disable=not enabled) as bar:
         for batch in iterable:
             yield batch
             bar.update(len(batch))
@@ -129,17 +118,12 @@ def first_non_finite(values: Tensor) -> tuple[int, ...] | None:
 
 
 def open_stream(X: Any, argument: str) -> tuple[Any, Callable[[], Iterator[Any]], bool]:
-    """The first batch of an iterable, what reads all of them, and whether it can do so more than once.
-
-    The first one is looked at now and not lost, nor is the iterable opened twice for it.
-    """
+    """The first batch of an iterable, what reads all with that one, and whether it can do so more than once."""
     if isinstance(X, Dataset) and not isinstance(X, IterableDataset):
         raise TypeError(f"{argument} is a Dataset; pass torch.utils.data.DataLoader({argument}, batch_size=...).")
     if isinstance(X, str | bytes | Mapping) or type(X).__name__ == "Series" or not hasattr(X, "__iter__"):
-        raise TypeError(
-            f"{argument} is a {type(X).__name__}; expected an array or tensor, a pandas or polars frame of rows, a "
-            "DataLoader, or an iterable of batches."
-        )
+        wanted = "an array or tensor, a pandas or polars frame of rows, a DataLoader, or an iterable of batches"
+        raise TypeError(f"{argument} is a {type(X).__name__}; expected {wanted}.")
     opened = iter(X)
     try:
         first = next(opened)
@@ -149,10 +133,8 @@ def open_stream(X: Any, argument: str) -> tuple[Any, Callable[[], Iterator[Any]]
 
     def read() -> Iterator[Any]:
         if not waiting and opened is X:
-            raise ValueError(
-                f"{argument} is an iterator that can be read only once and it has been; pass a list of batches, a "
-                "DataLoader, or an object whose __iter__ starts anew."
-            )
+            hint = "pass a list of batches, a DataLoader, or an object whose __iter__ starts anew"
+            raise ValueError(f"{argument} is an iterator that can be read only once and it has been; {hint}.")
         return waiting.pop() if waiting else iter(X)
 
     return first, read, opened is not X
@@ -178,9 +160,7 @@ class _Table:
     names: tuple[str, ...] | None  # column names of a frame; None for arrays and tensors
     rows: int  # how many rows it has
     columns: int  # how many columns, before any encoding
-    # `cut(start, stop)`, the rows in between as a 2-D tensor on the CPU. May share memory with the caller's data: never
-    # write into it
-    cut: Callable[[int, int], Tensor]
+    cut: Callable[[int, int], Tensor]  # `cut(start, stop)`, the rows in between as a batch of a `Source`
     native: Callable[[int, int], Any]  # `native(start, stop)`, the same rows in the caller's own kind
 
 
@@ -191,7 +171,6 @@ class _Reader:
     batch_size: int
     encode: Encode | None
     argument: str
-    columns: Sequence[str] | None
     strict: bool
 
     def table_of(self, X: Any, argument: str, columns: Sequence[str] | None) -> _Table | None:
@@ -199,11 +178,9 @@ class _Reader:
         numeric = self.encode is None
         if isinstance(X, Tensor | np.ndarray):
             _check_shape(X.shape, argument=argument, columns=columns)
-            if isinstance(X, Tensor):
-                if X.layout != torch.strided or X.is_complex() or X.is_quantized:
-                    raise TypeError(f"{argument} must be a dense real tensor, found {X.dtype} with layout {X.layout}.")
-                X = (X.float() if X.dtype == torch.bfloat16 else X).detach().cpu().numpy()  # numpy has no bfloat16
-            return _array_table(X, argument, numeric=numeric)
+            if isinstance(X, Tensor) and (X.layout != torch.strided or X.is_complex() or X.is_quantized):
+                raise TypeError(f"{argument} must be a dense real tensor, found {X.dtype} with layout {X.layout}.")
+            return _array_table(as_numpy(X), argument, numeric=numeric)
         try:
             frame = nw.from_native(X, eager_only=True, pass_through=True)
         except nw.exceptions.DuplicateError as duplicate:
@@ -217,10 +194,8 @@ class _Reader:
         """The rows of one batch of a stream, labels left aside."""
         argument = f"batch {number} of {self.argument}"
         if isinstance(batch, Mapping):
-            raise TypeError(
-                f"{argument} is a dictionary with {list(batch)}; pass batches of rows, e.g. "
-                f"(batch[{next(iter(batch), 'x')!r}] for batch in loader)."
-            )
+            hint = f"pass batches of rows, e.g. (batch[{next(iter(batch), 'x')!r}] for batch in loader)"
+            raise TypeError(f"{argument} is a dictionary with {list(batch)}; {hint}.")
         rows = batch[0] if isinstance(batch, tuple | list) and len(batch) else batch
         table = self.table_of(rows, argument, columns)
         if table is None:
@@ -282,8 +257,7 @@ def _check_shape(shape: Sequence[int], *, argument: str, columns: Sequence[str] 
         raise ValueError(f"{argument} must have two dimensions, found shape {tuple(shape)}; {hint}.")
     if columns is not None and shape[1] != len(columns):
         raise ValueError(
-            f"{argument} has {shape[1]} columns but {len(columns)} are expected: {join_names(columns, 12)}; pass the "
-            "same columns in the same order."
+            f"{argument} has {shape[1]} columns but {len(columns)} are expected: {join_names(columns, 12)}, in order."
         )
     if shape[1] == 0:
         raise ValueError(f"{argument} has no columns.")
@@ -314,10 +288,8 @@ def _frame_table(frame: nw.DataFrame[Any], argument: str, *, numeric: bool, stri
     schema = [frame[:, position].dtype for position in range(len(names))]
     for name, dtype in zip(names, schema, strict=True) if numeric else ():
         if not (dtype.is_numeric() or isinstance(dtype, nw.Boolean)):
-            raise TypeError(
-                f"{argument} column {name!r} holds {dtype}, not numbers; encode it first, or pass a scikit-learn "
-                "Pipeline that does so together with its network."
-            )
+            hint = "encode it first, or pass a scikit-learn Pipeline that does so together with its network"
+            raise TypeError(f"{argument} column {name!r} holds {dtype}, not numbers; {hint}.")
     # One dtype for all columns: integers if all are, float32 where that loses nothing, else float64.
     kind: type[np.number[Any]] = np.float64
     if all(isinstance(dtype, nw.Float32 | nw.Boolean) for dtype in schema):
@@ -343,23 +315,6 @@ def _frame_table(frame: nw.DataFrame[Any], argument: str, *, numeric: bool, stri
         return torch.from_numpy(rows)
 
     return _Table(names, len(frame), len(names), cut, lambda start, stop: frame[start:stop].to_native())
-
-
-def matched(frame: nw.DataFrame[Any], *, argument: str, columns: Sequence[str] | None) -> nw.DataFrame[Any]:
-    """The frame with its columns in the expected order."""
-    if columns is None:
-        return frame
-    places = {str(name): position for position, name in enumerate(frame.columns)}
-    missing = [name for name in columns if name not in places]
-    unexpected = [name for name in places if name not in set(columns)]
-    if missing or unexpected:
-        said = [f"lacks {join_names(missing, 12)}"] if missing else []
-        said += [f"has the unexpected {join_names(unexpected, 12)}"] if unexpected else []
-        close = [f"{near[0]!r} for {name!r}" for name in missing if (near := get_close_matches(name, unexpected, n=1))]
-        hint = f" Is {', '.join(close)}?" if close else ""
-        raise ValueError(f"{argument} {' and '.join(said)}; expected are {join_names(columns, 12)}.{hint}")
-    order = [places[name] for name in columns]
-    return frame if order == sorted(order) else frame[:, order]
 
 
 def _missing(argument: str, value: str, row: int, column: str | int) -> str:

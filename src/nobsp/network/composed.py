@@ -8,8 +8,7 @@ Where it is not, the outputs themselves are, and the head is the identity.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +24,7 @@ _ROUNDING = 128
 Link = tuple[str, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
 
-@dataclass(frozen=True, eq=False)
-class Product:
+class Product(NamedTuple):
     """One product of rows with a matrix: z W (+ b)."""
 
     order: int
@@ -60,11 +58,8 @@ class Composed(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.places, self.path, self.centre = model, places, path, centre
-        outputs, width = weight.shape
-        self.head = nn.Linear(width, outputs, dtype=torch.float64, device="meta").to_empty(device=weight.device)
-        with torch.no_grad():
-            self.head.weight.copy_(weight)
-            self.head.bias.copy_(bias)
+        self.head = nn.Linear(weight.shape[1], len(weight), device="meta")  # no random values are drawn
+        self.head.weight, self.head.bias = nn.Parameter(weight), nn.Parameter(bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
@@ -75,9 +70,7 @@ class Composed(nn.Module):
             with Products(len(x), self.places) as seen:
                 self.model(x)
             if len(seen.found) != len(self.places):
-                raise RuntimeError(
-                    "the model made fewer products with matrices than on the probe; it must not depend on x."
-                )
+                raise RuntimeError("the model made fewer products than on the probe; these must not depend on x.")
             z = torch.cat([product.z.double() for product in seen.found], 1)
         return torch.as_tensor(self.head(z.to(self.head.weight.device)))
 
@@ -88,12 +81,12 @@ def compose(module: nn.Module, run: Callable[[Tensor], Any], x: Tensor, dtype: t
         outputs = outputs_of(run(x.clone()), len(x))
     for path, output in outputs.items():
         refuse_non_finite({path: output})
-        for link, undo, apply in _links(output):
+        for link in _links(output):
             for chosen in _choices(seen.found, output.shape[1]):
-                solved = _solve(chosen, output, undo, apply, torch.finfo(dtype).eps, softmax=link == "softmax")
+                solved = _solve(chosen, output, link, torch.finfo(dtype).eps)
                 if solved is not None:
                     places = [product.order for product in chosen]
-                    return Composed(module, places, *solved, path, centre=False), link
+                    return Composed(module, places, *solved, path, centre=False), link[0]
     path, output = next(iter(outputs.items()))
     centre = _is_simplex(output)
     eye = torch.eye(output.shape[1], dtype=torch.float64)
@@ -130,19 +123,12 @@ def _choices(products: Sequence[Product], outputs: int) -> Iterator[list[Product
         yield narrow
 
 
-def _solve(
-    products: Sequence[Product],
-    output: Tensor,
-    undo: Callable[[Tensor], Tensor],
-    apply: Callable[[Tensor], Tensor],
-    eps: float,
-    *,
-    softmax: bool,
-) -> tuple[Tensor, Tensor] | None:
+def _solve(products: Sequence[Product], output: Tensor, link: Link, eps: float) -> tuple[Tensor, Tensor] | None:
     """Weight and bias of outputs that are a link of an affine function of the products; None where they are not."""
     if sum(product.z.shape[1] for product in products) > _MOST_WIDTH:
         return None
-    target = undo(output)
+    name, undo, apply = link
+    target, softmax = undo(output), name == "softmax"
     weights = [product.weight.double().cpu() for product in products]
     inputs = [product.z.double().cpu() for product in products]
     logits = [z @ weight for z, weight in zip(inputs, weights, strict=True)]

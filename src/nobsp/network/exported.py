@@ -9,6 +9,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from operator import attrgetter
 from typing import Any
@@ -161,10 +162,7 @@ class Step(nn.Module):
 
 
 class _Rewriter:
-    """Rewrites the graph of an exported program so that every operation on rows calls a module; `module` is the result.
-
-    It shares the program's weights, and checks neither shapes nor types.
-    """
+    """Rewrites a program's graph so that every operation on rows calls a module; `module` shares its weights."""
 
     def __init__(self, program: GraphModule) -> None:
         self.program, self.home, self.graph = program, nn.Module(), Graph()
@@ -196,25 +194,27 @@ class _Rewriter:
         self.module = GraphModule(self.home, self.graph)
 
     def layer(self, node: Node) -> Node | None:
-        """A call of the layer that does what an operation does; None where a step has to do."""
-        kind, given = node.target, list(node.args)
-        if node.kwargs:
-            return None
-        if kind is _aten.embedding.default and (table := self.weight(given[0])) is not None:
-            make: Callable[[Tensor], nn.Module] = nn.Embedding.from_pretrained
-            return self.call(("embedding", table), given[1], lambda: make(self.tensor(table).detach()))
-        if kind in (_aten.linear.default, _aten.addmm.default, _aten.mm.default):
-            name, (entering, matrix, bias) = "linear", _product(kind, given)
-        elif kind in _CONVOLUTIONS:
-            name, entering, matrix, bias = "convolution", given[0], given[1], given[2] if len(given) > 2 else None
+        """A call of the layer that does what an operation does, the same one for the same weights; None for a step."""
+        kind, given = node.target, list[Any]([*node.args, None])
+        if kind is _aten.embedding.default:
+            name, (matrix, entering), bias = "embedding", given[:2], None
+        elif kind in (_aten.addmm.default, _aten.mm.default):
+            name, (bias, entering, matrix) = "linear", given[:3] if kind is _aten.addmm.default else [None, *given[:2]]
+            matrix = matrix.args[0] if isinstance(matrix, Node) and matrix.target in _TURNED else None
+        elif kind is _aten.linear.default or kind in _CONVOLUTIONS:
+            name, (entering, matrix, bias) = "linear" if kind is _aten.linear.default else "convolution", given[:3]
         else:
             return None
-        weight, shift = self.weight(matrix), self.weight(bias)
-        if weight is None or (bias is not None and shift is None):
+        key = (name, self.weight(matrix), self.weight(bias))
+        if node.kwargs or key[1] is None or (bias is not None and key[2] is None):
             return None
-        if name == "convolution" and not _is_pointwise(kind, self.tensor(weight), given[3:]):
+        weight, shift = (attrgetter(one)(self.program).detach() if one else None for one in key[1:])
+        assert weight is not None
+        if name == "convolution" and not _is_pointwise(kind, weight, node.args[3:]):
             return None
-        return self.call((name, weight, shift), entering, lambda: _linear(self.tensor(weight), self.tensor(shift)))
+        if key not in self.names:
+            self.names[key] = _place(self.home, key[1].rpartition(".")[0] or name, _layer(name, weight, shift))
+        return self.graph.call_module(self.names[key], (self.copies[entering],))
 
     def step(self, node: Node) -> Node:
         """A call of a step."""
@@ -225,19 +225,9 @@ class _Rewriter:
         args, options = torch.fx.map_arg((node.args, node.kwargs), self.copies.__getitem__)
         return self.graph.call_module(name, args, options)
 
-    def call(self, key: tuple[Any, ...], entering: Any, make: Callable[[], nn.Module]) -> Node:
-        """A call of a layer, which is the same one wherever the same weights are used."""
-        if key not in self.names:
-            self.names[key] = _place(self.home, key[1].rpartition(".")[0] or key[0], make())
-        return self.graph.call_module(self.names[key], (self.copies[entering],))
-
     def weight(self, node: Any) -> str | None:
         """The name of one of the model's own tensors, used as it is."""
         return str(node.target) if isinstance(node, Node) and node.op == "get_attr" else None
-
-    def tensor(self, name: str | None) -> Any:
-        """One of the model's own tensors by name; None without one."""
-        return None if name is None else attrgetter(name)(self.program)
 
     def keep(self, name: str) -> str:
         """Puts a tensor that steps use into the result, and hands back its name there."""
@@ -259,35 +249,25 @@ _CONVOLUTIONS = (_aten.conv1d.default, _aten.conv2d.default, _aten.convolution.d
 _TURNED = (_aten.t.default, _aten.permute.default, _aten.transpose.int)
 
 
-def _product(kind: Any, args: Sequence[Any]) -> tuple[Any, Any, Any]:
-    """What enters a product, its matrix as a linear layer holds it, and the bias; no matrix where it is another."""
-    if kind is _aten.linear.default:
-        return args[0], args[1], (args[2] if len(args) > 2 else None)
-    bias, entering, matrix = args if kind is _aten.addmm.default else (None, *args)
-    turned = isinstance(matrix, Node) and matrix.target in _TURNED
-    return entering, matrix.args[0] if turned else None, bias
-
-
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """A linear layer, or a pointwise convolution, that holds these very tensors."""
-    outputs, width = weight.shape[:2]
+def _layer(name: str, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """An embedding, a linear layer or a pointwise convolution that holds these very tensors."""
+    if name == "embedding":
+        make: Callable[[Tensor], nn.Module] = nn.Embedding.from_pretrained
+        return make(weight)
+    kind: Any = {2: nn.Linear, 3: partial(nn.Conv1d, kernel_size=1), 4: partial(nn.Conv2d, kernel_size=1)}[weight.ndim]
     # Without initial values: drawing them would move the caller's random number generator.
-    layer: nn.Module = nn.Linear(width, outputs, bias=bias is not None, device="meta")
-    if weight.ndim > 2:
-        layer = (nn.Conv1d if weight.ndim == 3 else nn.Conv2d)(width, outputs, 1, bias=bias is not None, device="meta")
-    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    layer: nn.Module = kind(weight.shape[1], len(weight), bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
-        layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
+        layer.bias = nn.Parameter(bias, requires_grad=False)
     return layer
 
 
 def _is_pointwise(kind: Any, weight: Tensor, options: Sequence[Any]) -> bool:
     """Whether a convolution is a linear layer at every position."""
-    if kind is _aten.convolution.default:
-        stride, padding, dilation, transposed, _, groups = options
-    else:
-        given: list[Any] = [*options, *([1], [0], [1], 1)[len(options) :]]
-        (stride, padding, dilation, groups), transposed = given, False
+    given: list[Any] = [*options, *([1], [0], [1], 1)[len(options) :]]
+    stride, padding, dilation, groups = [*given[:3], given[-1]]
+    transposed = kind is _aten.convolution.default and given[3]
     plain = not transposed and groups == 1 and not any(padding) and all(step == 1 for step in (*stride, *dilation))
     return plain and weight.ndim in (3, 4) and weight.shape[2:].numel() == 1
 

@@ -6,7 +6,7 @@ import copy
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import local
 from typing import Any, Literal, TypeVar, cast
@@ -71,8 +71,7 @@ _door = threading.Lock()
 def evaluation_mode(module: nn.Module, *, gradients: bool = False) -> Iterator[Callable[[Tensor], Any]]:
     """Hands out what runs the model in evaluation mode; every submodule gets its own flag and buffers back.
 
-    Visits may nest and may overlap in several threads: the first visitor notes the state, the last one restores it.
-    With `gradients`, runs build a graph, for gradients in what a hook puts in.
+    Visits may nest and overlap in threads: the first notes the state, the last restores it. `gradients` builds graphs.
     """
     parts = list(module.modules())
     compiled = any(is_compiled(part) or part._compiled_call_impl is not None for part in parts)
@@ -214,25 +213,18 @@ def hooked(parts: Mapping[str, nn.Module], side: Side, see: Callable[[str, nn.Mo
 
         return before if side == "input" else after
 
-    handles = []
-    try:
+    with ExitStack() as handles:
         for name, part in parts.items():
             if side == "input":
-                handles.append(part.register_forward_pre_hook(hook_for(name), with_kwargs=True))
+                handles.callback(part.register_forward_pre_hook(hook_for(name), with_kwargs=True).remove)
             else:
-                handles.append(part.register_forward_hook(hook_for(name)))
+                handles.callback(part.register_forward_hook(hook_for(name)).remove)
         yield here
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
 def catching(place: Place) -> Iterator[Callable[..., tuple[Any, Tensor]]]:
-    """Hands out `catch(work, value=None)`: what `work` returns, and the tensor that passes the place meanwhile.
-
-    A value is put in the place of that tensor. Other threads notice nothing.
-    """
+    """Hands out `catch(work, value=None)`: what `work` returns, and the tensor that passes; a value replaces it."""
     chosen = place.call if place.call >= 0 else place.calls - 1
 
     def see(_: str, __: nn.Module, found: Any) -> Tensor | None:
@@ -252,8 +244,8 @@ def catching(place: Place) -> Iterator[Callable[..., tuple[Any, Tensor]]]:
                 here.on, here.caught, here.value = False, [], None
             if len(caught) <= max(place.call, 0):
                 raise RuntimeError(
-                    f"{place.name!r} was called {len(caught)} times for this batch, fewer than on the probe; call this "
-                    "inside its with block, and pass a model whose forward pass does not depend on the data."
+                    f"{place.name!r} was called {len(caught)} times for this batch, fewer than on the probe; pass a "
+                    "model whose forward pass does not depend on the data, and call this inside its with block."
                 )
             return result, caught[place.call]
 

@@ -62,10 +62,8 @@ def resolve_features(
     if not isinstance(features, Mapping):
         listed = list(features)
         if len(listed) != columns:
-            raise ValueError(
-                f"features has {len(listed)} names but the data has {columns} columns; pass one name per column, or a "
-                "dictionary of names and their columns to group them."
-            )
+            hint = "pass one name per column, or a dictionary of names and their columns to group them"
+            raise ValueError(f"features has {len(listed)} names but the data has {columns} columns; {hint}.")
         pairs: Iterable[tuple[Any, Any]] = zip(listed, range(columns), strict=True)
     else:
         pairs = features.items()
@@ -79,10 +77,8 @@ def resolve_features(
     for name, group in groups.items():
         for column in group:
             if column in owner:
-                raise ValueError(
-                    f"features puts column {called[column]} into both {owner[column]!r} and {name!r}; a column belongs "
-                    "to one feature."
-                )
+                both = f"both {owner[column]!r} and {name!r}; a column belongs to one feature"
+                raise ValueError(f"features puts column {called[column]} into {both}.")
             owner[column] = name
     left = [called[column] for column in range(columns) if column not in owner]
     if left:
@@ -107,10 +103,8 @@ def resolve_baseline(
         return result
     vector = _numbers("baseline", baseline)
     if vector.numel() != columns:
-        raise ValueError(
-            f"baseline has {vector.numel()} values but the data has {columns} columns; pass one value per column "
-            'or "mean".'
-        )
+        found = f"baseline has {vector.numel()} values but the data has {columns} columns"
+        raise ValueError(f'{found}; pass one value per column or "mean".')
     return vector
 
 
@@ -122,10 +116,10 @@ def needs_data(baseline: Any, features: Features | None) -> bool:
     return isinstance(baseline, str) and baseline != "zero"
 
 
-def isolated(rows: Tensor, baseline: Tensor, columns: Sequence[int]) -> Tensor:
-    """The baseline with some columns of `rows` put in: x° with x_S (equation B.2)."""
-    inputs = baseline.to(rows).expand(rows.shape[0], -1).clone()
-    inputs[:, columns] = rows[:, columns]
+def isolated(values: Tensor, baseline: Tensor, columns: Sequence[int]) -> Tensor:
+    """The baseline with values put into some of its columns: x° with x_S (equation B.2)."""
+    inputs = baseline.to(values).expand(len(values), -1).clone()
+    inputs[:, columns] = values
     return inputs
 
 
@@ -316,11 +310,9 @@ class Summary:
 
 @dataclass(eq=False)
 class LevelCounts:
-    """Values of one feature, counted batch by batch in memory that does not grow with the rows.
+    """Values of one feature, counted in memory that does not grow: jointly up to 256 or what a one-hot group can have.
 
-    Values are counted jointly as long as they are at most 256, or no more than a one-hot group of so many columns can
-    have. A column of whole numbers with more values may hold the codes of a category, and is then counted on its own
-    as long as its numbers span no more than 100,000.
+    Columns of whole numbers with more, perhaps codes, are counted by themselves while they span no more than 100,000.
     """
 
     joint: Counted | None  # distinct rows (levels, columns) and how often each occurred; None once they are too many
@@ -368,8 +360,17 @@ class LevelCounts:
 
     def _join(self, found: Counted) -> None:
         assert self.joint is not None
-        self.joint = _joined(self.joint, found)
-        if len(self.joint[0]) > _limit(self.joint[0]):
+        levels, counts = self.joint
+        if not len(levels):
+            levels, counts = found
+        elif torch.equal(levels, found[0]):  # two of no columns too
+            counts = counts + found[1]
+        elif len(found[0]):
+            times = torch.cat([counts, found[1]])
+            levels, place = torch.unique(torch.cat([levels, found[0]]), dim=0, return_inverse=True)
+            counts = torch.zeros(len(levels), dtype=torch.int64).index_add_(0, place, times)
+        self.joint = levels, counts
+        if len(levels) > _limit(levels):
             self._part()
 
     def _part(self) -> None:
@@ -440,13 +441,3 @@ def _limit(levels: Tensor) -> int:
     if MOST_LEVELS <= levels.shape[1] <= _MOST_ONE_HOT and bool(two_valued(levels).all()):
         return levels.shape[1] + 1
     return MOST_LEVELS
-
-
-def _joined(first: Counted, second: Counted) -> Counted:
-    if not len(first[0]) or not len(second[0]):
-        return first if len(first[0]) else second
-    if torch.equal(first[0], second[0]):  # two of no columns too
-        return first[0], first[1] + second[1]
-    values, place = torch.unique(torch.cat([first[0], second[0]]), dim=0, return_inverse=True)
-    counts = torch.zeros(len(values), dtype=torch.int64)
-    return values, counts.index_add_(0, place, torch.cat([first[1], second[1]]))

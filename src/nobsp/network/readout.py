@@ -126,11 +126,7 @@ class Readout:
 
     @classmethod
     def find_any(cls, model: nn.Module, probe: Tensor, *, head: str | nn.Module | None = None) -> Readout:
-        """The same for any model of one tensor that can be run.
-
-        Where no single layer is the head, the output is looked for among sums, means and scaled versions of several
-        linear maps; where it is none, the outputs themselves are the representation and `no_head` is set.
-        """
+        """The same for any model of one tensor: where no layer is the head, it is composed (see `compose`)."""
         try:
             return cls.find(model, probe, head=head)
         except NoHeadError:
@@ -155,15 +151,13 @@ class Readout:
         return int(self.head.weight.shape[0])
 
     def __repr__(self) -> str:
-        shape = f"width={self.width}, outputs={self.outputs}"
-        return f"Readout(head={self.head.name!r}, {shape}, link={self.link!r})"
+        return f"Readout(head={self.head.name!r}, width={self.width}, outputs={self.outputs}, link={self.link!r})"
 
     @contextmanager
     def running(self) -> Iterator[Callable[[Tensor], Tensor]]:
         """Hold the model in evaluation mode, in any number of threads, and hand out `represent`.
 
-        `represent(x)` gives the representation of the rows of `x`, shape (rows, width), in the model's dtype and on its
-        device, without gradient.
+        That gives the representation of rows, shape (rows, width), in the model's dtype and on its device.
         """
         with evaluation_mode(self.module) as run, self.listening() as heard:
 
@@ -189,10 +183,8 @@ class Readout:
                 source = catch(work)[1]
                 positions = _positions(layer, source, rows)
                 if positions == 0 or (isinstance(layer, nn.Linear) and positions != 1):
-                    raise ValueError(
-                        f"the head {self.head.name!r} received an input of shape {tuple(source.shape)} for {rows} "
-                        "rows; the model must treat every row by itself."
-                    )
+                    found = f"an input of shape {tuple(source.shape)} for {rows} rows"
+                    raise ValueError(f"the head {self.head.name!r} received {found}; it must treat each by itself.")
                 return _rows_entering(layer, source, rows)
 
             yield heard
@@ -215,17 +207,13 @@ class Readout:
         return fingerprint_of(self.module, self.head.name)
 
 
-def _not_running(x: Tensor) -> Tensor:  # noqa: ARG001 - stands in for `represent`
-    raise RuntimeError("call this inside `with network.running() as running`, as running.represent.")
-
-
 @dataclass(frozen=True, eq=False)
 class Network:
     """A readout and the device to run it on, as calibration engines run it."""
 
     readout: Readout  # the model
     device: torch.device  # where to run it
-    represent: Callable[[Tensor], Tensor] = _not_running  # runs it; only inside `running`
+    represent: Any = None  # runs it on rows; only inside `running`
 
     @contextmanager
     def running(self) -> Iterator[Network]:
@@ -256,12 +244,10 @@ def running_on(readout: Readout, device: torch.device | str | None) -> Iterator[
 
 
 def as_model_takes(rows: Tensor, readout: Readout) -> Tensor:
-    """Whole-number tables as integers for models that take those, as floats for all others.
-
-    A double-precision model gets doubles: the baseline takes the rows' dtype and must not be rounded for it.
-    """
+    """Whole-number tables as integers for models that take those, as floats for all others."""
     if readout.integer:
         return rows.to(torch.int64)
+    # A double-precision model gets doubles: the baseline takes the rows' dtype and must not be rounded for it.
     return rows if rows.dtype == torch.float32 == readout.dtype else rows.to(torch.float64)
 
 
@@ -286,10 +272,8 @@ def checked(model: nn.Module) -> nn.Module:
         raise TypeError(f"model must be a torch.nn.Module, found {type(model).__name__}{hint}.")
     module = unwrap(model)
     if isinstance(module, torch.jit.ScriptModule):
-        raise TypeError(
-            "model is a TorchScript module, whose layers cannot be observed; pass the original, or export it with "
-            f"torch.export and {_OPEN}."
-        )
+        hint = f"pass the original, or export it with torch.export and {_OPEN}"
+        raise TypeError(f"model is a TorchScript module, whose layers cannot be observed; {hint}.")
     lazy = [name for name, tensor in module.named_parameters() if torch.nn.parameter.is_lazy(tensor)]
     if lazy:
         raise ValueError(f"model has parameters that are not initialised yet ({lazy[0]!r}); run it once on your data.")
@@ -408,10 +392,8 @@ def _find_head(
         asked = "head names a container with" if given else "the model's output holds"
         raise ValueError(f"{asked} {len(names)} heads: {join_names(names)}; choose one, e.g. head={names[0]!r}.")
     if len({index for _, _, index, _, _ in found}) > 1:
-        raise ValueError(
-            f"the head {names[0]!r} is called several times and more than one of its results is returned; "
-            "wrap the model so that it returns only the result to explain."
-        )
+        several = f"the head {names[0]!r} is called several times and more than one of its results is returned"
+        raise ValueError(f"{several}; wrap the model so that it returns only the result to explain.")
     rank, order = min(best.values())
     head, layer, index, z, source = matches[-order]
     overwritten = not torch.equal(z, _rows_entering(layer, source, rows))
@@ -428,10 +410,7 @@ def _positions(layer: nn.Module, source: Tensor, rows: int) -> int:
 
 
 def _rows_entering(layer: nn.Module, source: Tensor, rows: int) -> Tensor:
-    """The layer's input as (rows, width); a convolution's input is averaged over its positions.
-
-    A 1x1 convolution followed by global average pooling is linear in the pooled input: mean(W z + b) = W mean(z) + b.
-    """
+    """The layer's input as (rows, width), a convolution's averaged over positions: mean(W z + b) = W mean(z) + b."""
     return source.flatten(2).mean(dim=2) if isinstance(layer, _CONVOLUTIONS) else source.reshape(rows, -1)
 
 
@@ -440,9 +419,8 @@ def _why_none(
 ) -> NoHeadError:
     if apart:
         return NoHeadError(
-            f"the linear layer {apart[0][0]!r} is applied at each of {apart[0][1]} positions of every row; only heads "
-            "that see one vector per row can be explained. Wrap the model so that it pools the positions, or picks "
-            "one, before this layer."
+            f"the linear layer {apart[0][0]!r} is applied at each of {apart[0][1]} positions of every row, not to one "
+            "vector per row. Wrap the model so that it pools the positions, or picks one, before this layer."
         )
     if near:
         difference, name = min(near)
@@ -454,8 +432,7 @@ def _why_none(
     unused = f" (never called as a module: {join_names(silent)})" if silent else ""
     return NoHeadError(
         f"the model's output of shape {', '.join(str(tuple(output.shape)) for output in outputs.values())} comes from "
-        f"no linear layer that sees one vector per row{unused}. Name the right one with head=..., or pass a model that "
-        "ends in a linear layer."
+        f"no linear layer that sees one vector per row{unused}. Name one with head=..., or pass a model that has one."
     )
 
 
@@ -494,18 +471,13 @@ def refuse_non_finite(outputs: Mapping[str, Tensor]) -> None:
         bad = (~output.isfinite()).nonzero()
         if len(bad):
             row, column = (int(place) for place in bad[0])
-            raise ValueError(
-                f"the model's output{path} is {float(output[row, column])} in row {row} of the probe (output {column});"
-                " only finite outputs can be explained, so check the input's scale."
-            )
+            found = f"{float(output[row, column])} in row {row} of the probe (output {column}); check the input's scale"
+            raise ValueError(f"the model's output{path} is {found}: only finite outputs can be explained.")
 
 
 def _allowance(z: Tensor, head: Head, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """How far a model's own rounding may carry its logits from W z + b in float64, elementwise.
-
-    Two parts: products summed in the working precision, bounded through |z| |W|ᵀ; and the stored result,
-    rounded to `dtype`. Half precisions are summed in float32, so only their results are coarse.
-    """
+    """How far rounding may carry a model's logits from W z + b: of sums, bounded through |z| |W|ᵀ, and of results."""
+    # Half precisions are summed in float32, so only their results are coarse.
     stored = torch.finfo(dtype).eps
     summed = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
     tf32 = device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
@@ -532,11 +504,7 @@ def _agrees(logits: Tensor, output: Tensor, allowed: Tensor, link: str, dtype: t
 def _embedded_columns(
     module: nn.Module, run: Callable[[Tensor], Any], probe: Tensor, prepare: Callable[[Tensor], Tensor]
 ) -> tuple[int, ...]:
-    """Columns of `probe` whose integer part, up to a constant shift, is looked up in an embedding.
-
-    Columns that equal a lookup in every row of the probe but could do so by chance (constant columns, two columns with
-    the same codes) are decided by changing that column and looking again.
-    """
+    """Columns of `probe` whose integer part, up to a constant shift, is looked up in an embedding."""
     layers = {n: part for n, part in module.named_modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)}
     if not layers or probe.ndim != 2:
         return ()
@@ -562,6 +530,7 @@ def _embedded_columns(
         columns = (shift == shift[:1]).all(dim=0).nonzero().flatten().tolist()
         if len(columns) == 1 and bool((looked_up != looked_up[0]).any()):
             found.add(columns[0])
+        # Constant columns, or two with the same codes, may go along by chance: one is changed, and looked up again.
         for column in set(columns) - found:
             # Moved to the next valid code, so that no lookup leaves the embedding.
             changed = probe.detach().clone()

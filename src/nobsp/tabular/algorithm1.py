@@ -46,8 +46,6 @@ _PUBLISHED_LEAST, _PUBLISHED_PAIRS = 0.02, 16
 
 OUTPUTS, TARGET, REFERENCE = "outputs", "target", "reference"
 
-# ---------------------------------------------------------------------- isolated and reference inputs
-
 
 @dataclass(frozen=True, eq=False)
 class Isolation:
@@ -70,14 +68,13 @@ class Isolation:
                 columns = self.features.columns_of(subset)
                 if not columns:  # a column that the preprocessing drops
                     yield subset, baseline[None], torch.zeros(len(rows), dtype=torch.long)
-                elif all(feature in self.few_valued for feature in subset):
-                    few = rows[:, columns[0] if len(columns) == 1 else columns]  # numbers sort faster than rows do
-                    values, place = torch.unique(few, dim=None if few.ndim == 1 else 0, return_inverse=True)
-                    filled = baseline.expand(len(values), -1).clone()
-                    filled[:, columns] = values.view(-1, len(columns))
-                    yield subset, filled, place
                 else:
-                    yield subset, isolated(rows, baseline, columns), None
+                    place: Tensor | None = None
+                    values = rows[:, columns]
+                    if all(feature in self.few_valued for feature in subset):
+                        few = values[:, 0] if len(columns) == 1 else values  # numbers sort faster than rows do
+                        values, place = torch.unique(few, dim=None if few.ndim == 1 else 0, return_inverse=True)
+                    yield subset, isolated(values.view(-1, len(columns)), baseline, columns), place
 
         return self._run(represent, inputs())
 
@@ -120,9 +117,6 @@ class Isolation:
 def subsets_of(term: Subset) -> list[Subset]:
     """All subsets of a term but the empty one, small ones first."""
     return [subset for size in range(1, len(term) + 1) for subset in combinations(term, size)]
-
-
-# ---------------------------------------------------------------------- plan and bases
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,14 +163,11 @@ def make_plan(
 
 
 def _basis(rows: Tensor, counts: Tensor, *, deep: bool) -> Tensor:
-    """Orthonormal directions (width, rank) in which centred rows vary, each counted as often as it occurs.
-
-    Products of rows hold directions down to the square root of rounding only, which is as deep as single precision
-    goes; the rows themselves reach down to rounding.
-    """
+    """Orthonormal directions (width, rank) in which centred rows vary, each counted as often as it occurs."""
     count, width = rows.shape
     share = counts.to(torch.float64)
     centred = (rows - (share @ rows) / share.sum()) * share.sqrt()[:, None]
+    # Products hold directions down to the square root of rounding only, as deep as single precision goes.
     if count > width and not deep:
         return spectrum(centred.T @ centred, rows=count).vectors
     _, values, vectors = torch.linalg.svd(torch.linalg.qr(centred, mode="r").R, full_matrices=False)
@@ -186,17 +177,11 @@ def _basis(rows: Tensor, counts: Tensor, *, deep: bool) -> Tensor:
     return basis
 
 
-# ---------------------------------------------------------------------- moments
-
-
 @dataclass(eq=False)
 class Accumulator:
-    """Moments of calibration rows, by term in a few blocks of rows kept apart: a `State`.
+    """Moments of calibration rows, by term in a few blocks of rows kept apart: a `State`."""
 
-    Row i goes to block i modulo their number: of a sorted table each block sees all, whatever the batches are.
-    """
-
-    parts: Parts
+    parts: Parts  # row i goes to block i modulo their number: of a sorted table each sees all, whatever the batches are
 
     @classmethod
     def of(cls, plan: Plan, readout: Readout, *, memory: int = _BLOCK_BYTES) -> Accumulator:
@@ -241,14 +226,12 @@ class Accumulator:
 def add_rows(plan: Plan, state: Accumulator, batch: Tensor, network: Network) -> None:
     """Adds a batch of input rows to the moments of a plan's terms."""
     rows, represent, outputs = network.run(batch)
-
-    def sets() -> Iterator[tuple[Subset, Mapping[str, Tensor]]]:
-        targets = plan.isolation.multiplied(represent, rows, plan.bases)
-        references = plan.isolation.reference(represent, rows, plan.bases)
-        for (term, target), (_, others) in zip(targets, references, strict=True):
-            yield term, {TARGET: target, REFERENCE: others.cpu(), OUTPUTS: outputs}
-
-    state.update(sets())
+    targets = plan.isolation.multiplied(represent, rows, plan.bases)
+    references = plan.isolation.reference(represent, rows, plan.bases)
+    state.update(
+        (term, {TARGET: target, REFERENCE: others.cpu(), OUTPUTS: outputs})
+        for (term, target), (_, others) in zip(targets, references, strict=True)
+    )
 
 
 def add_rows_and_summarise(plan: Plan, states: tuple[Summary, Accumulator], batch: Tensor, network: Network) -> None:
@@ -260,9 +243,6 @@ def add_rows_and_summarise(plan: Plan, states: tuple[Summary, Accumulator], batc
 def bytes_of_moments(shape: Mapping[str, int]) -> int:
     """What one set of moments takes."""
     return 8 * sum(shape.values()) ** 2
-
-
-# ---------------------------------------------------------------------- memory
 
 
 def room_for_moments(plan: Plan, memory: int) -> int:
@@ -291,9 +271,6 @@ def split_plan(plan: Plan, readout: Readout, *, memory: int) -> list[Plan]:
 
 def _bytes_of_bases(plan: Plan) -> int:
     return sum(basis.numel() * basis.element_size() for basis in plan.bases.values())
-
-
-# ---------------------------------------------------------------------- coefficients
 
 
 def join_solutions(solutions: Sequence[Solution]) -> Solution:
@@ -335,17 +312,14 @@ class Published:
     ridge: Ridge  # strength of the regularisation
 
     def values(self, represent: Represent, rows: Tensor, *, terms: Sequence[Subset] | None = None) -> Tensor:
-        """g_S(x) of every term, shape (rows, terms, outputs), float64 on the CPU.
-
-        As published, a pair's projection holds its single features' contributions too, which are subtracted
-        (A.14), and a triple's its pairs' (A.15).
-        """
+        """g_S(x) of every term, shape (rows, terms, outputs), float64 on the CPU."""
         chosen = self.plan.terms if terms is None else terms
         needed = sorted({s for term in chosen for s in subsets_of(term)}, key=lambda s: (len(s), s))
         matrices = {term: self.solution.matrices[term] for term in needed}
         found = dict(self.plan.isolation.multiplied(represent, rows, matrices))
         for term in needed:
             found[term] = found[term] - self.solution.offsets[term]
+            # A pair's projection holds its single features' contributions too (A.14), and a triple's its pairs' (A.15).
             for inner in subsets_of(term)[:-1]:
                 found[term] -= found[inner]
         return torch.stack([found[term] for term in chosen], 1)
@@ -360,14 +334,8 @@ class Published:
         return replace(self, parts=parts, solution=solve(self.plan, parts, ridge=self.ridge))
 
 
-# ---------------------------------------------------------------------- levels too rare to be in the sample
-
-
 def rare_rows(summary: Summary, isolation: Isolation) -> Tensor:
-    """Rows of the sample with the levels and extremes put in that it lacks, though the table has them.
-
-    A basis that never saw a level would leave it without a contribution.
-    """
+    """Rows with the levels and extremes of the table that the sample lacks: a basis without them would drop them."""
     sample = summary.sample
     if summary.rows <= len(sample):
         return sample[:0]
@@ -394,9 +362,6 @@ def _put_in(hosts: Tensor, columns: Sequence[int], values: Tensor) -> Tensor:
     rows = hosts[which]
     rows[:, list(columns)] = values.repeat_interleave(copies, dim=0)
     return rows
-
-
-# ---------------------------------------------------------------------- run by an engine
 
 
 def published_of(fitted: Fitted, argument: str) -> Published:

@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp._messages import suggest
+from nobsp._messages import matched, suggest
 from nobsp.calibration import Run
 from nobsp.calibration.local import Fold, is_ray
 from nobsp.calibration.ray import RayRows, RayRun, first_batch
-from nobsp.network.adapted import Adapted, grouping_rows, stacked
-from nobsp.network.batches import NoRowsError, Source, batches_of, matched
+from nobsp.network.adapted import Adapted, grouping_rows, join_grouping_rows
+from nobsp.network.batches import NoRowsError, Source, batches_of
 from nobsp.network.inputs import MOST_CODES, MOST_LEVELS, SAMPLE_ROWS, Features, Summary, needs_data, resolve_features
 from nobsp.network.readout import PROBE_ROWS
 from nobsp.tabular.explanation import take_rows
@@ -108,7 +108,7 @@ def columns_of(
             known = features.names  # a frame that is explained later is matched to the names given here
         return Columns(features, None if known is None else tuple(known), width, features.columns)
     X, frame = whole_table(X, adapted)
-    groups = adapted.groups(X) if groups is None else groups
+    groups = adapted.groups(grouping_rows(X)) if groups is None else groups
     known = adapted.feature_names or names
     user_names = tuple(known or (f"x{i}" for i in range(X.shape[1])))
     user = resolve_features(given, columns=len(user_names), names=user_names)
@@ -186,20 +186,15 @@ def _feature_baseline(columns: Columns, adapted: Adapted, name: str, given: Any)
 
 
 def categories_of(columns: Columns, summary: Summary, embedded: Sequence[int], *, integer: bool) -> frozenset[int]:
-    """Features whose mean is no possible value.
-
-    These are embedded codes, text columns, and groups of two-valued columns (one-hot, scaled or not).
-    """
+    """Features whose mean is no possible value: embedded codes, text, groups of two-valued columns (one-hot)."""
     found = {feature for feature in range(len(columns.features)) if columns.texts(feature)}
     for feature, group in enumerate(columns.features.columns):
         if integer or any(column in embedded for column in group):
             found.add(feature)
             if feature not in summary.levels and len(summary.codes.get(feature, ())) < len(group):
-                warnings.warn(
-                    f"the codes of feature {columns.features.names[feature]!r} are not whole, or span more than the "
-                    f"{MOST_CODES:,} that are counted; codes that calibration did not see will not be refused.",
-                    stacklevel=2,
-                )
+                codes = f"the codes of feature {columns.features.names[feature]!r} are not whole, or span more than"
+                unseen = "codes that calibration did not see will not be refused"
+                warnings.warn(f"{codes} the {MOST_CODES:,} that are counted; {unseen}.", stacklevel=2)
         elif len(group) > 1 and bool(summary.two_valued[list(group)].all()):
             found.add(feature)
     return frozenset(found)
@@ -237,11 +232,8 @@ def _seen(X: Any, frame: Any, position: int, name: str, most: int) -> Seen:
         return _seen_numbers(np.repeat(np.array(list(times), dtype=np.float64), list(times.values())), most)
     levels = sorted(times, key=str)
     if len(levels) > MOST_CODES:
-        warnings.warn(
-            f"column {name!r} has {len(levels):,} levels, of which only the first {MOST_CODES:,} in order are kept; "
-            "leave it out if it numbers the rows.",
-            stacklevel=2,
-        )
+        kept = f"only the first {MOST_CODES:,} in order are kept; leave it out if it numbers the rows"
+        warnings.warn(f"column {name!r} has {len(levels):,} levels, of which {kept}.", stacklevel=2)
     typical = max(levels, key=times.__getitem__)
     return Seen(False, levels[:MOST_CODES] if most else None, typical, (), np.zeros(0))
 
@@ -325,9 +317,6 @@ def suggest_features(X: Any, *, correlation: float = 0.9) -> dict[str, list[Any]
             name = f"({name})"
         found[name] = [known[k] for k in group]
     return found
-
-
-# ---------------------------------------------------------------------- rows
 
 
 class TableRows:
@@ -449,15 +438,11 @@ def find_columns(run: Run, rows: Rows, adapted: Adapted, given: Sequence[str] | 
     alone = replace(adapted, module=torch.nn.Identity())  # the network is not sent along
     settle = partial(settle, adapted=alone)
     # Rows that tell which columns a preprocessing makes of which.
-    sample = Fold(lambda table: grouping_rows(whole_table(table, alone)[0]), _join_samples)
+    sample = Fold(lambda table: grouping_rows(whole_table(table, alone)[0]), join_grouping_rows)
     sample = run.accumulate(rows.tables, sample, Fold.update)
     make = partial(settle, groups=adapted.groups(sample.value))
     columns: Columns = run.accumulate(rows.tables, Fold(make, Columns.merge), Fold.update).value
     return columns
-
-
-def _join_samples(first: Any, second: Any) -> Any:
-    return grouping_rows(stacked([first, second]))
 
 
 def read_ahead(run: Run, rows: Rows, columns: Columns, baseline: Any, *, planned: bool) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp import serialization
-from nobsp._messages import count, join_names, require_whole_number, suggest
+from nobsp._messages import as_numpy, count, matched, require_whole_number, suggest
 from nobsp.base import Finding, describe_findings, is_healthy
 from nobsp.tabular.explanation import Explanation, Term, as_table, output_position, term_name
 from nobsp.tabular.lookup import Array, Chunk, Feature, LevelAxis, NumberAxis, TermTable, value_rows
@@ -166,8 +166,6 @@ class CompiledExplainer:
         """The terms that have tables, as names of features."""
         return tuple(tuple(self.features[k].name for k in table.features) for table in self.tables)
 
-    # ------------------------------------------------------------------ explaining
-
     def __call__(self, X: Any, *, predictions: Any = None, threads: int | None = None) -> Explanation:
         """The same as `explain`."""
         return self.explain(X, predictions=predictions, threads=threads)
@@ -188,8 +186,7 @@ class CompiledExplainer:
         columns, rows = self.read_columns(X)
         given = np.full((rows, len(self.output_names)), np.nan)
         if predictions is not None:
-            found = predictions.detach().cpu().double().numpy() if hasattr(predictions, "detach") else predictions
-            found = np.array(found, dtype=np.float64)
+            found = np.array(as_numpy(predictions), dtype=np.float64)
             if found.size != given.size or found.ndim > 2 or found.shape[:1] != (rows,):
                 raise ValueError(f"predictions must have shape {given.shape}, found {found.shape}.")
             given = found.reshape(given.shape)
@@ -219,8 +216,28 @@ class CompiledExplainer:
         values = np.empty((rows, len(self.tables), len(self.output_names)))
         outside = np.zeros((rows, len(self.features)), dtype=bool)
 
+        axes = self.level_axes
+
         def work(start: int) -> None:
-            self._read(columns, slice(start, min(start + _CHUNK_ROWS, rows)), values, outside)
+            here = slice(start, min(start + _CHUNK_ROWS, rows))
+            chunk = Chunk(columns, here, self.column_names)
+            account = np.empty((len(self.tables), chunk.count, len(self.output_names)))
+            for position, table in enumerate(self.tables):
+                account[position] = table(chunk)
+            # Written once, row by row: term by term every line of memory would be visited as often as there are terms.
+            values[here] = account.transpose(1, 0, 2)
+            for position, feature in enumerate(self.features):
+                if position in axes:
+                    places, beyond = chunk.places(axes[position])
+                    if beyond:
+                        outside[here, position] = places == len(axes[position])
+                elif feature.span is not None:
+                    column, (low, high) = feature.columns[0], feature.span
+                    x = chunk.numbers(column)
+                    if columns[column].dtype == np.float32:  # a float32 copy of calibration rows lies within the range
+                        low, high = float(np.float32(low)), float(np.float32(high))
+                    if not (x.min() >= low and x.max() <= high):  # NaN included
+                        outside[here, position] = ~((x >= low) & (x <= high))
 
         starts = range(0, rows, _CHUNK_ROWS)
         if threads == 1 or len(starts) < 2:
@@ -230,29 +247,6 @@ class CompiledExplainer:
             with ThreadPoolExecutor(min(threads, len(starts))) as pool:
                 list(pool.map(work, starts))
         return values, outside
-
-    def _read(
-        self, columns: Mapping[int, NDArray[Any]], rows: slice, values: Array, outside: NDArray[np.bool_]
-    ) -> None:
-        chunk = Chunk(columns, rows, self.column_names)
-        account = np.empty((len(self.tables), chunk.count, len(self.output_names)))
-        for position, table in enumerate(self.tables):
-            account[position] = table(chunk)
-        # Written once, row by row: term by term every line of memory would be visited as often as there are terms.
-        values[rows] = account.transpose(1, 0, 2)
-        axes = self.level_axes
-        for position, feature in enumerate(self.features):
-            if position in axes:
-                places, beyond = chunk.places(axes[position])
-                if beyond:
-                    outside[rows, position] = places == len(axes[position])
-            elif feature.span is not None:
-                column, (low, high) = feature.columns[0], feature.span
-                x = chunk.numbers(column)
-                if columns[column].dtype == np.float32:  # a float32 copy of the calibration rows lies within the range
-                    low, high = float(np.float32(low)), float(np.float32(high))
-                if not (x.min() >= low and x.max() <= high):  # NaN included
-                    outside[rows, position] = ~((x >= low) & (x <= high))
 
     @property
     def level_axes(self) -> dict[int, LevelAxis]:
@@ -358,13 +352,9 @@ class CompiledExplainer:
         """How well the functions describe the model."""
         return self.state
 
-    # ------------------------------------------------------------------ reading tables
-
     def read_columns(self, X: Any) -> tuple[dict[int, NDArray[Any]], int]:
         """The caller's columns that tables stand on, and the number of rows."""
-        if hasattr(X, "detach"):
-            X = X.detach().cpu()
-            X = X.numpy() if "bfloat16" not in str(X.dtype) else X.float().numpy()
+        X = as_numpy(X) if hasattr(X, "detach") else X
         if not isinstance(X, np.ndarray):
             return self._frame_columns(X)
         if X.ndim != 2:
@@ -381,28 +371,16 @@ class CompiledExplainer:
             raise ValueError(f"X has two columns of the same name; rename one ({duplicate}).") from duplicate
         if not isinstance(frame, nw.DataFrame):
             raise TypeError(f"X must be an array, a tensor or a frame, found {type(X).__name__}.")
-        places = {str(name): position for position, name in enumerate(frame.columns)}
         if self.column_names is None:
-            self._require_count(len(places))
-            order = list(range(len(places)))
-        else:
-            known = set(self.column_names)
-            lacks = [name for name in self.column_names if name not in places]
-            more = [name for name in places if name not in known]
-            if lacks or more:
-                found = (("lacks", lacks), ("has the unexpected", more))
-                said = " and ".join(f"{what} {join_names(names, 12)}" for what, names in found if names)
-                raise ValueError(f"X {said}; expected are {join_names(self.column_names, 12)}.")
-            order = [places[name] for name in self.column_names]
+            self._require_count(len(frame.columns))
+        frame = matched(frame, argument="X", columns=self.column_names)
         needed = {column for feature in self.features for column in feature.columns}
-        taken = {i: np.asarray(frame[:, position].to_numpy()) for i, position in enumerate(order) if i in needed}
+        taken = {position: np.asarray(frame[:, position].to_numpy()) for position in needed}
         return taken, len(frame)
 
     def _require_count(self, found: int) -> None:
         if found != self.column_count:
             raise ValueError(f"X has {found} columns but the explainer was calibrated on {self.column_count}.")
-
-    # ------------------------------------------------------------------ files and looks
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything to one safetensors file, atomically; docs/compiled-format.md describes it."""

@@ -55,17 +55,11 @@ def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any
         published = None if estimate.published is None else replace(estimate.published, parts={})
         estimate, summary = replace(estimate, background=None, published=published), replace(summary, pieces=[])
         columns = replace(columns, seen=tuple(replace(one, quantiles=np.zeros(0)) for one in columns.seen))
-    stored = Stored(
-        {name: _plain(name, value, fitted) for name, value in options.items()},
-        fitted.readout.fingerprint(),
-        _probe(fitted),
-        None if fitted.adapted.encode is None else _encoded(fitted.adapted, fitted.columns),
-        columns,
-        summary,
-        estimate,
-        fitted.adapted.layout,
-        _outputs(fitted.readout, _probe(fitted)),
-    )
+    kept = {name: _plain(name, value, fitted) for name, value in options.items()}
+    adapted, readout, probe = fitted.adapted, fitted.readout, _probe(fitted)
+    encoded = None if adapted.encode is None else _encoded(adapted, columns)
+    layout, outputs = adapted.layout, _outputs(readout, probe)
+    stored = Stored(kept, readout.fingerprint(), probe, encoded, columns, summary, estimate, layout, outputs)
     serialization.save(path, stored, kind=KIND, version=VERSION)
 
 
@@ -79,28 +73,23 @@ def restore(stored: Stored, adapted: Adapted, *, head: str | nn.Module | None) -
     """A calibration brought together with its model again."""
     Options.of({"model": None, **stored.options})
     try:
-        _require_same_preprocessing(adapted, stored)
+        if (adapted.encode is None) != (stored.encoded is None):
+            raise ValueError("one has a preprocessing, the other none")
+        if stored.encoded is not None and not _near(_encoded(adapted, stored.columns), stored.encoded, 1e-9, 1e-12):
+            raise ValueError("its preprocessing encodes the same values differently")
         readout = find_readout(adapted, stored.probe, head=head)
         if readout.fingerprint() != stored.fingerprint:
             raise ValueError("its weights differ")
-        now = _outputs(readout, stored.probe)
-        if now.shape != stored.outputs.shape or not torch.allclose(now, stored.outputs, rtol=1e-3, atol=1e-4):
+        if not _near(_outputs(readout, stored.probe), stored.outputs, 1e-3, 1e-4):
             raise ValueError("its outputs differ")
     except (TypeError, ValueError) as failure:
-        raise ValueError(
-            f"model is not the one this explainer was calibrated on ({str(failure).rstrip('.')}); pass that model, or "
-            "calibrate anew."
-        ) from failure
+        found = f"model is not the one this explainer was calibrated on ({str(failure).rstrip('.')})"
+        raise ValueError(f"{found}; pass that model, or calibrate anew.") from failure
     return Fitted(adapted, readout, stored.columns, stored.summary, stored.estimate)
 
 
-def _require_same_preprocessing(adapted: Adapted, stored: Stored) -> None:
-    if (adapted.encode is None) != (stored.encoded is None):
-        raise ValueError("one has a preprocessing, the other none")
-    if stored.encoded is not None:
-        now = _encoded(adapted, stored.columns)
-        if now.shape != stored.encoded.shape or not torch.allclose(now, stored.encoded, rtol=1e-9, atol=1e-12):
-            raise ValueError("its preprocessing encodes the same values differently")
+def _near(now: Tensor, before: Tensor, rtol: float, atol: float) -> bool:
+    return now.shape == before.shape and torch.allclose(now, before, rtol=rtol, atol=atol)
 
 
 def _encoded(adapted: Adapted, columns: Columns) -> Tensor:

@@ -41,8 +41,7 @@ class Estimate:
 
     def with_spreads(self) -> Estimate:
         """The same with bands measured, and nothing that cannot be sent to another process."""
-        functions = replace(self.functions.with_spreads())  # a copy without what measures them
-        return replace(self, functions=functions)
+        return replace(self, functions=replace(self.functions.with_spreads()))  # a copy without what measures them
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,10 +95,7 @@ class Fitted:
     def explain(
         self, X: Any, represent: Represent, *, batch_size: int, progress: bool = False, values: bool = True
     ) -> Iterator[Account]:
-        """The account of every batch of rows.
-
-        Rows that cannot be read as a whole are explained as far as they can, and flagged in `outside`.
-        """
+        """The account of every batch; rows that cannot be read whole as far as they can, flagged in `outside`."""
         source = self.source(X, batch_size, strict=False)
         finite = torch.zeros(source.columns, dtype=torch.bool)
         seen = 0
@@ -123,7 +119,12 @@ class Fitted:
             own, _ = functions.read_columns(native)
         tables, outside = functions.read_tables(own, count)
         alike = self._read_alike(own, rows, tables, outside)
-        self._flag_numbers(rows, outside)
+        low, high = self.summary.minimum.to(rows.dtype), self.summary.maximum.to(rows.dtype)
+        for k, feature in enumerate(functions.features):
+            group = list(self.columns.features.columns[k])
+            if feature.kind == "numbers" and group:  # several: outside where one of them is
+                inside = (rows[:, group] >= low[group]) & (rows[:, group] <= high[group])
+                outside[:, k] |= ~inside.all(1).numpy()
         whole = rows.isfinite().all(1) if rows.is_floating_point() else torch.ones(count, dtype=torch.bool)
         z, ran = self._run(rows, whole, torch.from_numpy(outside.any(1)), represent)
         outputs = torch.full((count, self.readout.outputs), torch.nan, dtype=torch.float64)
@@ -156,15 +157,6 @@ class Fitted:
             part = {position: column[changed] for position, column in column_of.items()}
             tables[changed] = self.functions.read_tables(part, len(changed))[0]
         return alike
-
-    def _flag_numbers(self, rows: Tensor, outside: NDArray[np.bool_]) -> None:
-        """Features of several numbers are outside where one of them is."""
-        low, high = self.summary.minimum.to(rows.dtype), self.summary.maximum.to(rows.dtype)
-        for k, feature in enumerate(self.functions.features):
-            group = list(self.columns.features.columns[k])
-            if feature.kind == "numbers" and group:
-                inside = (rows[:, group] >= low[group]) & (rows[:, group] <= high[group])
-                outside[:, k] |= ~inside.all(1).numpy()
 
     def _run(self, rows: Tensor, whole: Tensor, doubtful: Tensor, represent: Represent) -> tuple[Tensor, Tensor]:
         """Representations of the rows that can be run, NaN elsewhere; and which rows those are."""
@@ -245,7 +237,6 @@ class Fitted:
         return direct(represent, inputs, batch_size=batch_size)
 
 
-# ---------------------------------------------------------------------- removal effects
 # Let terms be centred, so that each has mean zero over the values of any of its features. Then the mean of the output
 # over the values of one feature, the others as they are, is what all terms without the feature add up to, and
 #

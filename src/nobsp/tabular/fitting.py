@@ -38,8 +38,6 @@ _LOW_SHARE = 0.8
 # Two numbers whose ranks go along like this cannot be told apart by the rows.
 _SAME_RANKS = 0.995
 
-# ---------------------------------------------------------------------- options
-
 
 @dataclass(frozen=True, eq=False)
 class Options:
@@ -115,10 +113,8 @@ def find_readout(adapted: Adapted, probe: Tensor, *, head: str | nn.Module | Non
         readout = Readout.find_any(adapted.module, probe, head=head)
         return replace(readout, embedded_columns=tuple(sorted({*readout.embedded_columns, *adapted.codes})))
     except (RuntimeError, IndexError) as failure:
-        raise ValueError(
-            f"the model cannot take the {probe.shape[1]} columns of X ({failure}); pass exactly the columns it "
-            "was trained on, in their order, without labels."
-        ) from failure
+        hint = "pass exactly the columns it was trained on, in their order, without labels"
+        raise ValueError(f"the model cannot take the {probe.shape[1]} columns of X ({failure}); {hint}.") from failure
 
 
 def names_of_outputs(given: Sequence[str] | None, *, outputs: int, known: Sequence[str] | None) -> tuple[str, ...]:
@@ -134,9 +130,6 @@ def names_of_outputs(given: Sequence[str] | None, *, outputs: int, known: Sequen
         twice = next(name for name in named if named.count(name) > 1)
         raise ValueError(f"output_names has the name {twice!r} twice; names must differ.")
     return named
-
-
-# ---------------------------------------------------------------------- what is known before anything is estimated
 
 
 @dataclass(eq=False)
@@ -209,9 +202,6 @@ class Facts:
         width, size = self.summary.mean.numel(), self.options.batch_size
         rows = rows_like(wanted, self.adapted, self.columns, width, size, argument="background")
         return as_model_takes(torch.cat([part.double() for part in rows]), self.readout)
-
-
-# ---------------------------------------------------------------------- all terms at once
 
 
 def estimate_terms(facts: Facts, *, progress: bool = False) -> Estimate:
@@ -323,9 +313,6 @@ def _place(domain: Domain, origin: Sample) -> float:
     return float(origin.own[domain.feature.columns[0]][0]) if domain.span is not None else float("nan")
 
 
-# ---------------------------------------------------------------------- health
-
-
 def _examine(facts: Facts, terms: Terms, values: Tensor, measured: Sample) -> Health:
     fit = terms.fit
     worst = torch.fmin(fit.explained, fit.inside)  # one outlier may carry all of the variance
@@ -434,10 +421,7 @@ def _partners(facts: Facts, rows: Sample) -> list[tuple[int, int, str]]:
 
 
 def _unique_shares(values: Tensor) -> list[float]:
-    """Per term the share of its variance that the other terms' contributions cannot reproduce: one over its VIF.
-
-    Of several outputs the one in which the terms vary most.
-    """
+    """Per term the share of its variance that the others cannot reproduce, 1/VIF; of the output that varies most."""
     if values.shape[0] <= values.shape[1]:
         return [float("nan")] * values.shape[1]
     output = int(values.var(0, correction=0).sum(0).argmax())

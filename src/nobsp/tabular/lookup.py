@@ -28,8 +28,7 @@ class Feature:
     # "number" for one column of numbers, "levels" for a category, "numbers" for what has no table (several columns of
     # numbers at once, or a category of very many levels), "unused" for what the model never sees
     kind: Literal["number", "levels", "numbers", "unused"] = "number"
-    # per column of numbers, the smallest and the largest calibrated value; empty for categories
-    ranges: tuple[tuple[float, float], ...] = ()
+    ranges: tuple[tuple[float, float], ...] = ()  # smallest and largest calibrated value per column of numbers
     labels: tuple[str, ...] = ()  # what the levels of a category are called
 
     @property

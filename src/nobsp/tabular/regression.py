@@ -43,8 +43,6 @@ DIRECT_ROWS = 2048
 # Copies of the calibration that bands are made of, and rows on which their priors are read.
 COPIES, _PRIOR_ROWS = 64, 2048
 
-# ---------------------------------------------------------------------- terms as columns
-
 
 @dataclass(frozen=True, eq=False)
 class Sample:
@@ -104,11 +102,6 @@ class TablePiece:
     basis: Tensor  # the compressed representation, (nodes, rank)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Points along each axis."""
-        return tuple(len(points) for points in self.points)
-
-    @property
     def rank(self) -> int:
         """Columns of the regression."""
         return int(self.basis.shape[1])
@@ -116,14 +109,14 @@ class TablePiece:
     def table(self, values: Tensor) -> TermTable:
         """A table on the term's nodes."""
         axes = tuple(points.axis for points in self.points)
-        return TermTable(self.term, axes, values.reshape(*self.shape, values.shape[-1]).numpy())
+        return TermTable(self.term, axes, values.reshape(*map(len, self.points), values.shape[-1]).numpy())
 
     def held(self) -> Tensor:
         """Per node, the position of the node it is held at beyond the calibrated range."""
         if not self.points:  # a feature that the network never sees
             return torch.zeros(1, dtype=torch.long)
         grids = np.meshgrid(*(points.held for points in self.points), indexing="ij")
-        return torch.from_numpy(np.atleast_1d(np.ravel_multi_index([grid.ravel() for grid in grids], self.shape)))
+        return torch.from_numpy(np.atleast_1d(np.ravel_multi_index([grid.ravel() for grid in grids], grids[0].shape)))
 
     def read(self, rows: Sample) -> tuple[Tensor, Tensor]:
         """Compressed representation and prior of some rows."""
@@ -249,9 +242,6 @@ def transfer(points: Points, values: Tensor, wanted: Points) -> Tensor:
     return found.reshape(len(knots), *values.shape[1:])
 
 
-# ---------------------------------------------------------------------- the correction
-
-
 @dataclass(frozen=True, eq=False)
 class Rows:
     """What the rows give the regression."""
@@ -345,11 +335,7 @@ def level_strengths(errors: Tensor) -> Tensor:
 
 
 def choose_strength(errors: Tensor) -> Tensor:
-    """Per output the strongest ridge that the folds cannot tell from the best one.
-
-    Where features go along with each other, a weaker ridge moves pieces from one curve to another and hardly changes
-    their sum: what rows held out cannot tell apart is decided for the prior.
-    """
+    """Per output the strongest ridge that the folds cannot tell from the best one: in doubt the prior decides."""
     level = level_strengths(errors)
     return torch.where(level, torch.arange(len(level))[:, None], -1).amax(0)
 
@@ -374,9 +360,6 @@ def solve_ridge(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
         return torch.cholesky_solve(cross, factor)
     least: Tensor = torch.linalg.pinv(system, hermitian=True) @ cross
     return least
-
-
-# ---------------------------------------------------------------------- pairs that pay, and the strength
 
 
 @dataclass(frozen=True, eq=False)
@@ -428,22 +411,12 @@ def solve_terms(
         fit = fit_correction(rows, torch.tensor(alphas, dtype=torch.float64)[found.best])
         deltas = torch.split(fit.delta, [pieces[i].rank for i in kept])
         values = {i: parts[i][1] + parts[i][0] @ delta for i, delta in zip(kept, deltas, strict=True)}
-        functions = [pieces[i].finish(delta, values[i].mean(0)) for i, delta in zip(kept, deltas, strict=True)]
-        sizes = [float((values[i].std(0, correction=0) / unit).max()) for i in kept]
+        functions = tuple(pieces[i].finish(delta, values[i].mean(0)) for i, delta in zip(kept, deltas, strict=True))
+        sizes = tuple(float((values[i].std(0, correction=0) / unit).max()) for i in kept)
         residual, inside = found.chosen(), torch.ones(count, dtype=torch.bool)
         inside[outside] = False
-        return Fit(
-            tuple(pieces[i] for i in kept),
-            tuple(functions),
-            tuple(sizes),
-            few,
-            rows,
-            alphas,
-            found,
-            fit,
-            share_explained(residual, few.outputs),
-            share_explained(residual[inside], few.outputs[inside]),
-        )
+        shares = (share_explained(residual[part], few.outputs[part]) for part in (slice(None), inside))
+        return Fit(tuple(pieces[i] for i in kept), functions, sizes, few, rows, alphas, found, fit, *shares)
 
     unit = few.spread
     singles = [i for i, piece in enumerate(pieces) if len(piece.term) == 1]
@@ -491,9 +464,6 @@ def _hold_outside(sample: Sample, domains: Sequence[Domain], fold: Tensor) -> tu
     return torch.from_numpy(where), replace(sample, own=own).take(where)
 
 
-# ---------------------------------------------------------------------- bands
-
-
 @dataclass(frozen=True, eq=False)
 class Traces:
     """What the background rows give one by one, from which bands are made."""
@@ -503,7 +473,7 @@ class Traces:
     grids: dict[Subset, Tensor]  # outputs (background of pairs, points, points, outputs)
 
 
-def spread_of_curves(fit: Fit, traces: Traces, *, copies: int = COPIES, seed: int = 0) -> dict[int, Tensor]:
+def spread_of_curves(fit: Fit, traces: Traces) -> dict[int, Tensor]:
     """Per feature how far its curve moves from calibration to calibration, (points, outputs).
 
     Every copy draws the calibration rows and the background rows anew, with replacement. Prior and margins are made
@@ -516,15 +486,15 @@ def spread_of_curves(fit: Fit, traces: Traces, *, copies: int = COPIES, seed: in
     """
     if not traces.mains:
         return {}
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     lots = fit.sample.lots()
     count = int(lots[-1]) + 1
-    draws = generator.multinomial(count, np.full(count, 1 / count), size=copies)[:, lots].astype(np.float64)
+    draws = generator.multinomial(count, np.full(count, 1 / count), size=COPIES)[:, lots].astype(np.float64)
     chunk = fit.sample.chunk()
     priors = _copy_priors(traces, chunk, draws, generator)
     values, vectors = torch.linalg.eigh(fit.rows.products.sum(0) / len(fit.rows.terms))
     values = values.clamp_min(0)
-    delta = _copy_corrections(fit, draws, priors, values, vectors, generator)
+    delta = _copy_corrections(fit, draws, priors, (values, vectors), generator)
     ridge = fit.correction.ridge[None]
     turned = vectors.T @ fit.correction.delta
     bias = vectors @ (turned * ridge / (values[:, None] + ridge).clamp_min(1e-300))
@@ -575,15 +545,10 @@ def _copy_priors(traces: Traces, chunk: Chunk, draws: Array, generator: np.rando
 
 
 def _copy_corrections(
-    fit: Fit,
-    draws: Array,
-    priors: dict[Subset, Tensor],
-    values: Tensor,
-    vectors: Tensor,
-    generator: np.random.Generator,
+    fit: Fit, draws: Array, priors: dict[Subset, Tensor], eigen: tuple[Tensor, Tensor], generator: np.random.Generator
 ) -> Tensor:
     """The correction in every copy, (copies, columns, outputs)."""
-    rows, copies = fit.rows, len(draws)
+    rows, copies, (values, vectors) = fit.rows, len(draws), eigen
     count, outputs = rows.terms.shape[0], rows.outputs.shape[1]
     residual = fit.held_out.chosen()
     drawn = torch.from_numpy(draws) - 1

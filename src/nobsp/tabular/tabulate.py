@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +19,6 @@ from nobsp.tabular.lookup import Axis, Chunk, Feature, Level, LevelAxis, NumberA
 
 Array = NDArray[np.float64]
 Represent = Callable[[Tensor], Tensor]
-Encode = Callable[[Array], Tensor]
 
 # Numbers with at most so many distinct values have their knots there.
 FEW_VALUES = 32
@@ -47,8 +47,7 @@ class Points:
         return len(self.inputs)
 
 
-@dataclass(frozen=True, eq=False)
-class Table:
+class Table(NamedTuple):
     """The representation of one or two features on their points, averaged over the background."""
 
     mean: Tensor  # (points of each feature …, width)
@@ -82,9 +81,8 @@ class Tabulator:
     def run(self, rows: Tensor) -> Tensor:
         """Representations of rows, float64 on the CPU, in calls of at most the batch size."""
         self.forward_rows += len(rows)
-        return torch.cat(
-            [self._represent(part).to("cpu", torch.float64) for part in torch.split(rows, self._batch_size)]
-        )
+        parts = torch.split(rows, self._batch_size)
+        return torch.cat([self._represent(part).to("cpu", torch.float64) for part in parts])
 
     def rows(self, columns: Sequence[int], values: Tensor) -> Tensor:
         """Representation of features that have no table, averaged over the background."""
@@ -171,9 +169,6 @@ def compress(mean: Tensor, share: Tensor, *, most: int) -> Tensor:
     return found
 
 
-# ---------------------------------------------------------------------- background
-
-
 # Rows of the table that a choice of background rows is compared with, and how many choices are compared.
 _COMPARED_ROWS = 512
 _CANDIDATES = 64
@@ -211,27 +206,21 @@ def choose_background(rows: Tensor, count: int, numbers: Sequence[int]) -> Tenso
     return chosen
 
 
-# ---------------------------------------------------------------------- features
-
-
 @dataclass(frozen=True, eq=False)
 class Domain:
     """Where a feature's function is tabulated."""
 
     feature: Feature  # what the caller sees of it
     columns: tuple[int, ...]  # columns of the network's input
-    # values in the caller's units, one row each, as the network takes them
-    encode: Callable[[NDArray[np.generic]], Tensor]
+    encode: Callable[[NDArray[np.generic]], Tensor]  # values in the caller's units as the network takes them
     levels: LevelAxis | None = None  # the category's levels; None for numbers
     level_inputs: Tensor | None = None  # the levels as the network takes them
     span: tuple[float, float] | None = None  # the calibrated range of a number; None for others
     reaches: bool = True  # whether the network is followed beyond the range; not for a number of two values
     missing: Tensor | None = None  # what the preprocessing makes of a missing number; None where it takes none
     plain: bool = True  # whether the network takes the caller's own numbers
-    # numbers of the caller's column that follow its distribution, where it passes an encoder
-    seen: Array = field(default_factory=lambda: np.zeros(0))
-    # numbers on either side of each of the model's thresholds, (thresholds, 2), where its functions are steps
-    steps: Array = field(default_factory=lambda: np.zeros((0, 2)))
+    seen: Array = field(default_factory=lambda: np.zeros(0))  # numbers that follow an encoded column's distribution
+    steps: Array = field(default_factory=lambda: np.zeros((0, 2)))  # on either side of thresholds, of a model of steps
 
     @property
     def tabulated(self) -> bool:
@@ -299,20 +288,17 @@ class Domain:
         codes = self.encode(grid[:, None])
         # Columns that say whether a number is missing are the same for all that are not.
         way = codes[:, 0].numpy() if bool((codes[:, 1:] == codes[:1, 1:]).all()) else np.zeros(1)
-        if len(way) > 1 and (np.diff(way) > 0).all():
-            found = np.interp(inputs[:, 0].numpy(), way, grid)
-        elif len(way) > 1 and (np.diff(way) < 0).all():
-            found = np.interp(-inputs[:, 0].numpy(), -way, grid)
+        turn = np.sign(way[-1] - way[0])
+        if len(way) > 1 and (turn * np.diff(way) > 0).all():
+            found = np.interp(turn * inputs[:, 0].numpy(), turn * way, grid)
         else:
             found = _spread_over_ties(inputs, codes, grid)
-        # A missing number that is encoded as some number is cannot be told from it.
-        if codes.shape[1] == 1:
-            alike = self.missing is not None and bool(codes.amin() <= self.missing <= codes.amax())
-        else:
-            alike = self.missing is not None and bool(_nearest(self.missing, codes)[1][0] <= 1e-9)
-        if self.missing is not None and not alike:
-            absent = (inputs - self.missing).abs().amax(1) <= 1e-9 * (1 + self.missing.abs().max())
-            found = np.where(absent.numpy(), np.nan, found)
+        if self.missing is not None:
+            one, among = codes.shape[1] == 1, bool(codes.amin() <= self.missing.amin() <= codes.amax())
+            # A missing number that is encoded as some number is cannot be told from it.
+            if not (among if one else bool(_nearest(self.missing, codes)[1][0] <= 1e-9)):
+                absent = (inputs - self.missing).abs().amax(1) <= 1e-9 * (1 + self.missing.abs().max())
+                found = np.where(absent.numpy(), np.nan, found)
         return {members[0]: found}
 
 

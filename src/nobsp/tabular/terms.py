@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from nobsp.network.inference import Operations
 from nobsp.network.inputs import Subset
-from nobsp.tabular.lookup import Chunk, NumberAxis, TermTable
+from nobsp.tabular.lookup import Array, Chunk, NumberAxis, TermTable
 from nobsp.tabular.regression import (
     DirectPiece,
     DirectTerm,
@@ -37,7 +37,6 @@ from nobsp.tabular.regression import (
     transfer,
 )
 from nobsp.tabular.tabulate import (
-    Array,
     Domain,
     Points,
     Represent,
@@ -195,7 +194,10 @@ def fit_terms(
         }
         means = {k: table.mean for k, (_, table) in mains.items()}
         shares = {k: occupancy(points, chunk) for k, points in lines.items()}
-        seen = _background_weights(tabulate.background, domains, lines)
+        seen, count = {}, len(tabulate.background)  # where on its grid lines every background row is
+        for k, points in lines.items():
+            rows = Chunk(domains[k].own_columns(tabulate.background), slice(0, count))
+            seen[k] = torch.stack([occupancy(points, rows, row) for row in np.eye(count)])
         grids: list[Piece] = []
         traces: dict[Subset, Tensor] = {}
         for a, b in grid_terms:
@@ -244,9 +246,6 @@ def fit_terms(
     )
 
 
-# ---------------------------------------------------------------------- tables
-
-
 def tabulate_main(
     tabulate: Tabulator, domain: Domain, chunk: Chunk, unit: Tensor, effort: Effort
 ) -> tuple[Points, Table]:
@@ -293,17 +292,6 @@ def share_steps(features: Mapping[int, tuple[Array, Points, Table]], chunk: Chun
     for k, size in sizes.items():
         count = min(max(int((size > least).sum()), FEWEST_LINES), MOST_LINES)
         found[k] = features[k][0][np.sort(np.argsort(-size, kind="stable")[:count])]
-    return found
-
-
-def _background_weights(
-    background: Tensor, domains: Sequence[Domain], lines: Mapping[int, Points]
-) -> dict[int, Tensor]:
-    """Per feature, where on its grid lines every background row is, (background, points)."""
-    found, count = {}, len(background)
-    for k, points in lines.items():
-        chunk = Chunk(domains[k].own_columns(background), slice(0, count))
-        found[k] = torch.stack([occupancy(points, chunk, row) for row in np.eye(count)])
     return found
 
 
