@@ -22,7 +22,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
 from sklearn.tree import DecisionTreeRegressor
 
-from nobsp import NObSP
+from nobsp import CompiledExplainer, NObSP
 from nobsp.models import adapt
 from nobsp.models.trees import both_sides
 from tests.tolerances import SINGLE, assert_same_to_rounding
@@ -223,7 +223,7 @@ def test_categories_are_levels_by_name(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["xgboost", "lightgbm", "hist"])
-def test_missing_names_reach_the_model_as_missing(kind: str) -> None:
+def test_missing_names_are_a_level_of_their_own(kind: str, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     town = np.array(["oslo", "rome", "wien"], dtype=object)[LABEL]
     town[::6] = np.nan
@@ -235,7 +235,13 @@ def test_missing_names_reach_the_model_as_missing(kind: str) -> None:
         model.set_params(categorical_features="from_dtype")
     gone = frame["town"].isna().to_numpy()
     model.fit(frame, X[:, 0] + 3.0 * (town == "rome") - 4.0 * gone)
-    explanation = NObSP(model, interactions=0).fit(frame)(frame)
+    explainer = NObSP(model, interactions=0).fit(frame)
+    explanation = explainer(frame)
+    assert explainer.functions_.features[1].labels == ("oslo", "rome", "wien", "missing")
+    assert explainer.explained_[0] > 0.9
+    assert not explanation.outside[:, 1].any()
+    explainer.compile().save(tmp_path / "small.safetensors")
+    assert_same_to_rounding(CompiledExplainer.load(tmp_path / "small.safetensors")(frame).values, explanation.values)
     assert_same_to_rounding(explanation.predictions[:, 0], margin_of(model, frame), within=SINGLE)
     account = explanation.base_values + explanation.values.sum(1) + explanation.residual
     assert_same_to_rounding(account, explanation.predictions)

@@ -25,7 +25,7 @@ from nobsp.network.batches import NoRowsError, Source, batches_of
 from nobsp.network.inputs import MOST_CODES, MOST_LEVELS, SAMPLE_ROWS, Features, Summary, needs_data, resolve_features
 from nobsp.network.readout import PROBE_ROWS
 from nobsp.tabular.explanation import take_rows
-from nobsp.tabular.lookup import value_rows
+from nobsp.tabular.lookup import is_missing, value_rows
 
 # Rows that tell which columns go along with each other.
 _LOOKED_AT = 2048
@@ -51,7 +51,8 @@ class Seen:
             return replace(other if self.numeric else self, span=span)
         levels = None
         if self.levels is not None and other.levels is not None:
-            levels = sorted({*self.levels, *other.levels}, key=None if self.numeric else str)[:MOST_CODES]
+            both = [*self.levels, *other.levels]
+            levels = sorted(set(both))[:MOST_CODES] if self.numeric else _in_order(both)
             levels = None if self.numeric and len(levels) > most else levels
         quantiles = np.unique(np.concatenate([self.quantiles, other.quantiles]))
         return replace(self, levels=levels, span=span, quantiles=quantiles)
@@ -222,12 +223,13 @@ def _seen(X: Any, frame: Any, position: int, name: str, most: int) -> Seen:
         if series.dtype != nw.Object:
             counts = series.drop_nulls().value_counts(name="times")
             times = dict(zip(counts["value"].to_list(), counts["times"].to_list(), strict=True))
+            absent = series.filter(series.is_null()).head(1).to_numpy()
         else:
-            times = _count_objects(series.to_numpy())
+            times, absent = _count_objects(series.to_numpy()), series.to_numpy()
     elif np.asarray(X[:, position]).dtype.kind in "biuf":
         return _seen_numbers(np.asarray(X[:, position]), most)
     else:
-        times = _count_objects(X[:, position])
+        times, absent = _count_objects(X[:, position]), X[:, position]
     if all(isinstance(value, int | float | np.number | bool) for value in times):
         return _seen_numbers(np.repeat(np.array(list(times), dtype=np.float64), list(times.values())), most)
     levels = sorted(times, key=str)
@@ -235,11 +237,17 @@ def _seen(X: Any, frame: Any, position: int, name: str, most: int) -> Seen:
         kept = f"only the first {MOST_CODES:,} in order are kept; leave it out if it numbers the rows"
         warnings.warn(f"column {name!r} has {len(levels):,} levels, of which {kept}.", stacklevel=2)
     typical = max(levels, key=times.__getitem__)
-    return Seen(False, levels[:MOST_CODES] if most else None, typical, (), np.zeros(0))
+    return Seen(False, _in_order([*levels, *absent.tolist()]) if most else None, typical, (), np.zeros(0))
+
+
+def _in_order(levels: list[Any]) -> list[Any]:
+    """Names in order, up to as many as are kept, and the value that stands for none where there is one."""
+    missing = [value for value in levels if is_missing(value)][:1]
+    return sorted({value for value in levels if not is_missing(value)}, key=str)[:MOST_CODES] + missing
 
 
 def _count_objects(column: Any) -> Counter[Any]:
-    return Counter(value for value in np.asarray(column, dtype=object) if value is not None and value == value)
+    return Counter(value for value in np.asarray(column, dtype=object) if not is_missing(value))
 
 
 def _seen_numbers(column: np.ndarray[Any, Any], most: int) -> Seen:

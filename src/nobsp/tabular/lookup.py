@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
-Level = str | bool | int | float
+Level = str | bool | int | float | None  # None or NaN, the last one, for what is missing
 
 # Buckets of the table that finds a segment: more of them make searching faster until they leave the cache.
 _MOST_BUCKETS = 1 << 14
@@ -95,6 +95,7 @@ class LevelAxis:
     def __post_init__(self) -> None:
         named = isinstance(self.levels, tuple)
         self._names: dict[Any, int] = {name: i for i, name in enumerate(self.levels)} if named else {}
+        self._missing = next((i for name, i in self._names.items() if is_missing(name)), None)
         self._trie = [] if isinstance(self.levels, tuple) else _trie(self.levels)
 
     def __len__(self) -> int:
@@ -103,8 +104,12 @@ class LevelAxis:
     def places(self, columns: Sequence[NDArray[Any]]) -> Places:
         """Position of each row's level; as many as there are levels for one that is not among them."""
         if self._names:
-            unseen = len(self.levels)
-            return np.fromiter((self._names.get(v, unseen) for v in columns[0].tolist()), np.intp, len(columns[0]))
+            unseen, values = len(self.levels), columns[0].tolist()
+            places = np.fromiter((self._names.get(v, unseen) for v in values), np.intp, len(values))
+            if self._missing is not None:  # NaN equals nothing, and None may stand for it
+                others = np.flatnonzero(places == unseen)
+                places[others[[is_missing(values[i]) for i in others]]] = self._missing
+            return places
         found = np.zeros(len(columns[0]), np.intp)
         for column, (known, step) in zip(columns, self._trie, strict=True):
             numbers = column.astype(np.float64)
@@ -114,6 +119,11 @@ class LevelAxis:
             nearest[values[nearest] != numbers] = len(values)
             found = step[found, nearest]
         return found
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value of a column stands for none."""
+    return value is None or bool(value != value)
 
 
 def _trie(levels: Array) -> list[tuple[Array, Places]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from nobsp.network.adapted import Adapted
 from nobsp.network.inputs import Summary
 from nobsp.tabular.columns import Columns, input_values, level_labels
-from nobsp.tabular.lookup import Axis, Chunk, Feature, Level, LevelAxis, NumberAxis
+from nobsp.tabular.lookup import Axis, Chunk, Feature, Level, LevelAxis, NumberAxis, is_missing
 
 Array = NDArray[np.float64]
 Represent = Callable[[Tensor], Tensor]
@@ -329,7 +329,17 @@ def describe(columns: Columns, adapted: Adapted, summary: Summary, categories: f
             raise TypeError(f"feature {name!r} has levels of type {type(odd[0]).__name__}; write them as text.")
         rows = np.empty((len(texts), 1), dtype=object)
         rows[:, 0] = texts
-        return numbers if len(texts) > MOST_LEVELS else levels(tuple(texts), encode(rows), map(str, texts))
+        if len(texts) > MOST_LEVELS:
+            return numbers
+        try:
+            inputs = encode(rows)
+        except ValueError:
+            if not is_missing(texts[-1]):
+                raise
+            texts, inputs = texts[:-1], encode(rows[:-1])  # a level of its own only where the model takes it
+        if is_missing(texts[-1]) and bool((inputs[:-1] == inputs[-1]).all(1).any()):
+            texts, inputs = texts[:-1], inputs[:-1]  # and is not filled in with another
+        return levels(tuple(texts), inputs, ("missing" if is_missing(text) else str(text) for text in texts))
     if plain:
         if k in categories:
             counted = summary.levels_of(k, group)
