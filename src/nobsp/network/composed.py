@@ -58,8 +58,11 @@ class Composed(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.places, self.path, self.centre = model, places, path, centre
-        self.head = nn.Linear(weight.shape[1], len(weight), device="meta")  # no random values are drawn
-        self.head.weight, self.head.bias = nn.Parameter(weight), nn.Parameter(bias)
+        outputs, width = weight.shape
+        self.head = nn.Linear(width, outputs, dtype=torch.float64, device="meta").to_empty(device=weight.device)
+        with torch.no_grad():
+            self.head.weight.copy_(weight)
+            self.head.bias.copy_(bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
