@@ -99,8 +99,6 @@ class NObSP(Explainer):
         published = {"reference": "complement", "interactions": 0, "ridge": 1e-4, "ridge_scale": "absolute"}
         return cls(model, **{**published, **options})
 
-    # ------------------------------------------------------------------ calibration
-
     def fit(
         self,
         X: Any,
@@ -201,8 +199,6 @@ class NObSP(Explainer):
             estimate = estimate_published(facts, published, mine.functions.strengths)
         self._fit = replace(mine, columns=columns, summary=summary, estimate=estimate)
         return self
-
-    # ------------------------------------------------------------------ explaining
 
     def __call__(self, X: Any, *, progress: bool = False) -> Explanation:
         """The same as `explain`."""
@@ -358,8 +354,6 @@ class NObSP(Explainer):
         """
         return self._fitted.functions.curves(points, level=level)
 
-    # ------------------------------------------------------------------ what the calibration tells
-
     def interaction_strengths(self) -> Any:
         """Every screened pair with the share of the outputs' spread that only both together make, strongest first.
 
@@ -407,8 +401,6 @@ class NObSP(Explainer):
         said = str(super().__repr__(N_CHAR_MAX))
         return f"{said}  # {self._fit.functions.state.headline}" if hasattr(self, "_fit") else said
 
-    # ------------------------------------------------------------------ without the network
-
     def compile(self) -> CompiledExplainer:
         """The functions as they are, to be used without the network and without torch.
 
@@ -416,8 +408,6 @@ class NObSP(Explainer):
         `left_out` and their contributions are missing. As published, functions are tabulated along the baseline.
         """
         return self._fitted.functions.with_spreads()
-
-    # ------------------------------------------------------------------ files
 
     def save(self, path: str | os.PathLike[str], *, mergeable: bool = False) -> None:
         """Writes the calibration to one safetensors file; the model itself is not in it.
@@ -444,8 +434,6 @@ class NObSP(Explainer):
         explainer = cls(model, **stored.options)
         explainer._fit = files.restore(stored, adapt(model, layout=stored.layout), head=explainer.head)
         return explainer
-
-    # ------------------------------------------------------------------ scikit-learn manners
 
     @property
     def feature_names_(self) -> tuple[str, ...]:

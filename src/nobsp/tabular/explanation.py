@@ -68,8 +68,6 @@ class Explanation:
         """(rows, terms, outputs)."""
         return tuple(self.values.shape)
 
-    # ------------------------------------------------------------------ other views of the same account
-
     def total(self) -> Array:
         """Everything a feature takes part in: the sum of all terms that contain it, (rows, features, outputs).
 
@@ -185,8 +183,6 @@ class Explanation:
             baseline_contributions=self.baseline_contributions[term_index][:, output_index],
         )
 
-    # ------------------------------------------------------------------ arithmetic
-
     def top(self, k: int) -> Explanation:
         """The `k` terms with the largest mean absolute contribution; the others are counted in the residual."""
         require_whole_number("k", k, least=0)
@@ -249,8 +245,6 @@ class Explanation:
         """Its plots: `ex.plot.waterfall(0)`, `ex.plot.beeswarm()`, `ex.plot.importance()`, `ex.plot.ledger()`."""
         return Plots(self, ("beeswarm", "importance", "interaction_matrix", "ledger", "waterfall"))
 
-    # ------------------------------------------------------------------ leaving for other libraries
-
     def to_frame(self, output: int | str | None = None) -> Any:
         """The account as a frame of the caller's kind: base, one column per term, residual, prediction.
 
@@ -299,8 +293,6 @@ class Explanation:
             output_names=self.output_names[chosen],
         )
 
-    # ------------------------------------------------------------------ looking at it
-
     def __repr__(self) -> str:
         share = f", {_percent(self.explained())} of the variance explained" if len(self) > 1 else ""
         strongest = ", ".join(name for name, _ in self._strongest(3))
@@ -324,8 +316,6 @@ class Explanation:
             return []
         sizes = np.abs(self.values).mean((0, 2))
         return [(term_name(self.terms[i]), float(sizes[i])) for i in np.argsort(-sizes, kind="stable")[:count]]
-
-    # ------------------------------------------------------------------ finding things by name
 
     def _output(self, output: int | str) -> int:
         return output_position(output, self.output_names)
