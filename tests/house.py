@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "nobsp"
-MOST_FILES = 95
-MOST_LINES = 24_400
+MOST_FILES = 86
+MOST_LINES = 22_400
 FEWEST_LINES = 80
 
 
