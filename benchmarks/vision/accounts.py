@@ -227,21 +227,33 @@ def architecture_row(source: str, name: str, given: dict[str, object], images: T
 
 # ---------------------------------------------------------------------- earlier layers, whose maps are finer
 
-# Layers of MobileNetV2 by the side of their maps of 224 pixels; None for that which is pooled.
-LAYERS = {7: None, 14: "network.features.13", 28: "network.features.6"}
+# Layers of MobileNetV2 and points of the integral, by the side of the maps of 224 pixels.
+LAYERS: dict[str, tuple[str | None, int | None]] = {
+    "7 × 7": (None, None),
+    "14 × 14": ("network.features.13", None),
+    "28 × 28": ("network.features.6", None),
+    "14 × 14, one point": ("network.features.13", 1),
+}
+
+
+def explainers_of(model: nn.Module, images: Tensor) -> dict[str, NObSPCam]:
+    return {
+        name: NObSPCam(model, layer=layer, points=points, batch_size=8).fit(images)
+        for name, (layer, points) in LAYERS.items()
+    }
 
 
 def finer_maps(
-    explainers: dict[int, NObSPCam], images: Tensor, target: NDArray[np.int64], kind: str
+    explainers: dict[str, NObSPCam], images: Tensor, target: NDArray[np.int64], kind: str
 ) -> dict[str, Maps]:
     """Maps of single layers, and averages of layers on the finest grid: they add up to the logit less the mean base."""
-    found = {side: torch.from_numpy(getattr(cam(images, target), kind)) for side, cam in explainers.items()}
-    shape = found[max(found)].shape[1:]
-    large = {
-        side: functional.interpolate(maps[:, None], size=shape, mode="bilinear")[:, 0] for side, maps in found.items()
-    }
-    ways = {f"{side} × {side}": maps for side, maps in found.items()}
-    ways |= {"7 and 14, averaged": (large[7] + large[14]) / 2, "all three, averaged": sum(large.values()) / 3}
+    found = {name: torch.from_numpy(getattr(cam(images, target), kind)) for name, cam in explainers.items()}
+    shape = found["28 × 28"].shape[1:]
+    large = [
+        functional.interpolate(found[name][:, None], size=shape, mode="bilinear")[:, 0]
+        for name in ("7 × 7", "14 × 14", "28 × 28")
+    ]
+    ways = found | {"7 and 14, averaged": (large[0] + large[1]) / 2, "all three, averaged": sum(large) / 3}
     return {name: maps.numpy() for name, maps in ways.items()}
 
 
@@ -251,22 +263,17 @@ def finer(pairs: int, explained: int, calibration: int) -> Report:
     train, shown = pictures(setting, "train", calibration), pictures(setting, "val", max(explained, 3 * pairs))
     both, numbers = mosaics(shown, pairs), np.array(setting.classes)
     progress("two images side by side")
-    sized = {
-        side: NObSPCam(setting.model, layer=layer, batch_size=8).fit(mosaics(train, calibration).images)
-        for side, layer in LAYERS.items()
-    }
+    sized = explainers_of(setting.model, mosaics(train, calibration).images)
     shares: dict[str, list[Maps]] = {}
     for target, left in ((numbers[both.left], True), (numbers[both.right], False)):
         for name, maps in finer_maps(sized, both.images, target, "contrast").items():
             shares.setdefault(name, []).append(share(maps, on_the_left=left))
     progress("deletion")
     images = shown.images[:explained]
-    explainers = {
-        side: NObSPCam(setting.model, layer=layer, batch_size=8).fit(train.images) for side, layer in LAYERS.items()
-    }
+    explainers = explainers_of(setting.model, train.images)
     with torch.no_grad():
         target = setting.model(images).argmax(1).numpy()
-    costs = {f"{side} × {side}": times_forward(cam, setting.model, images[:8], 1) for side, cam in explainers.items()}
+    costs = {name: times_forward(cam, setting.model, images[:8], 1) for name, cam in explainers.items()}
     scores = {}
     for name, maps in finer_maps(explainers, images, target, "account").items():
         large = functional.interpolate(torch.from_numpy(maps)[:, None], size=images.shape[2:], mode="bilinear")
