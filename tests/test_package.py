@@ -108,7 +108,7 @@ def test_public_names_are_frozen() -> None:
     assert set(nobsp.__all__) == PUBLIC_NAMES
 
 
-@pytest.mark.parametrize("room", ["nobsp", "nobsp.tabular", "nobsp.reporting"])
+@pytest.mark.parametrize("room", ["nobsp", "nobsp.tabular"])
 def test_only_public_names_are_offered_for_completion(room: str) -> None:
     module = import_module(room)
     for name in module.__all__:
