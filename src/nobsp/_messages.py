@@ -27,6 +27,12 @@ def number_outputs(outputs: int) -> tuple[str, ...]:
     return ("output",) if outputs == 1 else tuple(f"output {position}" for position in range(outputs))
 
 
+def is_missing(value: Any) -> bool:
+    """Whether a value of a column stands for none."""
+    # Of pandas' own NA even the comparison with itself is NA.
+    return value is None or type(value).__name__ == "NAType" or bool(value != value)
+
+
 def percent(share: float) -> str:
     """A share in percent: a decimal where it is below ten, or close to a hundred."""
     if 0 < share < 0.0005:

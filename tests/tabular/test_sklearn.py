@@ -486,3 +486,22 @@ def test_fitting_leaves_the_pipeline_as_it_was(people, answers):
     NObSP(model, interactions=1).fit(people)(people[:5])
     assert all(np.array_equal(a, b) for a, b in zip(before, model[-1].coefs_, strict=True))
     pd.testing.assert_frame_equal(people, table)
+
+
+@pytest.mark.parametrize("kind", ["string", "object"])
+def test_missing_names_are_a_level_however_they_are_written(kind):
+    """pandas' own NA is not even equal to itself, which is not an answer but another NA."""
+    generator = np.random.default_rng(0)
+    town = np.array(["oslo", "rome"], dtype=object)[generator.integers(0, 2, 120)]
+    town[::5] = pd.NA
+    X = pd.DataFrame({"age": generator.normal(size=120), "town": pd.Series(town, dtype=kind)})
+    filled = SimpleImputer(missing_values=pd.NA, strategy="constant", fill_value="none")
+    names = make_pipeline(filled, OneHotEncoder(sparse_output=False))
+    steps = ColumnTransformer([("town", names, ["town"]), ("age", "passthrough", ["age"])])
+    model = make_pipeline(steps, MLPRegressor(hidden_layer_sizes=(8,), max_iter=300, random_state=0, solver="lbfgs"))
+    model.fit(X, X["age"].to_numpy() - 3.0 * X["town"].isna().to_numpy())
+    explainer = NObSP(model, interactions=0).fit(X)
+    assert ("oslo", "rome", "missing") in [feature.labels for feature in explainer.functions_.features]
+    explanation = explainer(X)
+    assert not explanation.outside.any()
+    assert_same_to_rounding(explainer.compile()(X).values, explanation.values, within=CONTRIBUTIONS)

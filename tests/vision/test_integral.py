@@ -261,3 +261,22 @@ def test_all_of_a_map_without_gradients_is_refused() -> None:
     model.flat = nn.Sequential(nn.Flatten(), Rounded())
     with pytest.raises(ValueError, match="give no gradients"):
         NObSPCam(model).fit(images(20))
+
+
+class Choosy(nn.Module):
+    """Knows no image but its own size, and fails in a way of its own at others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.body(x).relu().mean((2, 3)) * {16: 1.0}[x.shape[-1]]))
+
+
+def test_a_model_that_fails_at_other_sizes_in_its_own_way_is_explained() -> None:
+    torch.manual_seed(0)
+    pictures = torch.randn(6, 3, 16, 16)
+    maps = NObSPCam(Choosy().eval()).fit(pictures)(pictures)
+    gain = maps.logits.max(1) - maps.base_values[maps.target]
+    assert_same_to_rounding(maps.account.mean((1, 2)) + maps.class_token + maps.residual, gain, within=SUMS)

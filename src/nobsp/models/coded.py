@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nobsp._messages import as_numpy
+from nobsp._messages import as_numpy, is_missing
 
 Array = NDArray[np.float64]
 Function = Callable[[Array], Any]
@@ -53,7 +53,7 @@ class Coded:
             elif _holds_names(values if series is None else series):
                 if not text:
                     return None  # whatever reads the table next says which column is not numbers
-                known = {v for v in values.tolist() if v is not None and v == v}
+                known = {v for v in values.tolist() if not is_missing(v)}
                 levels[k], kinds[k] = sorted(known, key=str), "object"
             elif missing and bool(np.isnan(_floats(values)).any()):
                 absent.append(k)
@@ -112,7 +112,7 @@ class Coded:
         places, levels = self._places[k], self.levels[k]
         codes = np.full(len(column), -1.0)
         for row, value in enumerate(column.tolist()):
-            if value is not None and value == value:
+            if not is_missing(value):
                 if value not in places:  # the model itself knows what to make of it
                     places[value] = len(levels)
                     levels.append(value)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp._messages import matched, suggest
+from nobsp._messages import is_missing, matched, suggest
 from nobsp.calibration import Run
 from nobsp.calibration.local import Fold, is_ray
 from nobsp.calibration.ray import RayRows, RayRun, first_batch
@@ -25,7 +25,7 @@ from nobsp.network.batches import NoRowsError, Source, batches_of
 from nobsp.network.inputs import MOST_CODES, MOST_LEVELS, SAMPLE_ROWS, Features, Summary, needs_data, resolve_features
 from nobsp.network.readout import PROBE_ROWS
 from nobsp.tabular.explanation import take_rows
-from nobsp.tabular.lookup import is_missing, value_rows
+from nobsp.tabular.lookup import value_rows
 
 # Rows that tell which columns go along with each other.
 _LOOKED_AT = 2048

@@ -21,7 +21,7 @@ from nobsp.tabular.explanation import Explanation, Term, as_table, output_positi
 from nobsp.tabular.lookup import Array, Chunk, Feature, LevelAxis, NumberAxis, TermTable, value_rows
 
 KIND = "compiled explainer"
-VERSION = 2
+VERSION = 3
 
 Measure = Callable[[], dict[int, Array]]
 

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from nobsp._messages import is_missing
+
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 Level = str | bool | int | float | None  # None or NaN, the last one, for what is missing
@@ -119,11 +121,6 @@ class LevelAxis:
             nearest[values[nearest] != numbers] = len(values)
             found = step[found, nearest]
         return found
-
-
-def is_missing(value: Any) -> bool:
-    """Whether a value of a column stands for none."""
-    return value is None or bool(value != value)
 
 
 def _trie(levels: Array) -> list[tuple[Array, Places]]:

@@ -12,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp._messages import is_missing
 from nobsp.network.adapted import Adapted
 from nobsp.network.inputs import Summary
 from nobsp.tabular.columns import Columns, input_values, level_labels
-from nobsp.tabular.lookup import Axis, Chunk, Feature, Level, LevelAxis, NumberAxis, is_missing
+from nobsp.tabular.lookup import Axis, Chunk, Feature, Level, LevelAxis, NumberAxis
 
 Array = NDArray[np.float64]
 Represent = Callable[[Tensor], Tensor]
@@ -324,7 +325,7 @@ def describe(columns: Columns, adapted: Adapted, summary: Summary, categories: f
     if not group:
         return replace(numbers, feature=Feature(name, members, "unused"))
     if texts := columns.texts(k):
-        odd = [level for level in texts if not isinstance(level, Level)]
+        odd = [level for level in texts if not (is_missing(level) or isinstance(level, Level))]
         if odd:
             raise TypeError(f"feature {name!r} has levels of type {type(odd[0]).__name__}; write them as text.")
         rows = np.empty((len(texts), 1), dtype=object)
@@ -333,13 +334,14 @@ def describe(columns: Columns, adapted: Adapted, summary: Summary, categories: f
             return numbers
         try:
             inputs = encode(rows)
-        except ValueError:
+        except (TypeError, ValueError):
             if not is_missing(texts[-1]):
                 raise
             texts, inputs = texts[:-1], encode(rows[:-1])  # a level of its own only where the model takes it
         if is_missing(texts[-1]) and bool((inputs[:-1] == inputs[-1]).all(1).any()):
             texts, inputs = texts[:-1], inputs[:-1]  # and is not filled in with another
-        return levels(tuple(texts), inputs, ("missing" if is_missing(text) else str(text) for text in texts))
+        kept = tuple(None if type(text).__name__ == "NAType" else text for text in texts)
+        return levels(kept, inputs, ("missing" if is_missing(text) else str(text) for text in texts))
     if plain:
         if k in categories:
             counted = summary.levels_of(k, group)

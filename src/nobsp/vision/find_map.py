@@ -245,7 +245,8 @@ class _Search:
     def lighten(self, found: FeatureMap, units: Tensor) -> FeatureMap:
         """The same with the smallest image that does for running the layers before the map, whose result is unused."""
         for step in (8, 4, 2) if not found.text else ():
-            small = found.carrier[(slice(None), slice(None), *(slice(None, None, step) for _ in found.image_shape[1:]))]
+            thinned = (slice(None, None, step) for _ in found.image_shape[1:])
+            small = found.carrier[(slice(None), slice(None), *thinned)].clone()
             if self.agrees(found, units, small):
                 return dataclasses.replace(found, carrier=small)
         return found
@@ -258,7 +259,7 @@ class _Search:
         try:
             with dataclasses.replace(trial, carrier=other).behind(other) as tail, torch.no_grad():
                 found = tail(units.to(self.about.device), every).detach().to("cpu", torch.float64)
-        except (RuntimeError, ValueError, IndexError, AssertionError):
+        except Exception:  # noqa: BLE001 - whatever a model does with an image of another size
             return None
         expected, scale = self.logits, self.logits.abs().amax(1, keepdim=True)
         tolerance = min(256 * torch.finfo(self.about.dtype).eps, 0.05)
