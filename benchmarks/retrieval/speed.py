@@ -197,8 +197,9 @@ def of_an_audit(made: Work, rows: int) -> tuple[float, float, float]:
     once = taken(lambda: audit(index, asked[:8], labels[:8], exclude=some[:8]))
     whole = taken(lambda: audit(index, asked, labels, exclude=some)) * times
     seen, by_activations = index._read(asked), index._view(space="activations")
-    searches = taken(lambda: index._query_rows(seen, K, exclude=some))
-    searches += taken(lambda: by_activations._query_rows(seen, VOTERS, exclude=some))
+    leave = torch.from_numpy(some)[:, None]
+    searches = taken(lambda: index._query_rows(seen, K, leave))
+    searches += taken(lambda: by_activations._query_rows(seen, VOTERS, leave))
     return once, once + whole, searches * times
 
 

@@ -54,7 +54,7 @@ def obvious_loop(network: nn.Sequential, X: Tensor, features: range, *, brackets
     outputs = outputs - outputs.mean(0)
     found = []
     for feature in features:
-        target = body(isolated(X, baseline, [feature])).double()
+        target = body(isolated(X[:, [feature]], baseline, [feature])).double()
         others = body(reference(X, baseline, [feature])).double()
         target, others = target - target.mean(0), others - others.mean(0)
         columns = []
@@ -79,7 +79,7 @@ def vectorised(network: nn.Sequential, X: Tensor) -> Tensor:
     outputs = outputs - outputs.mean(0)
     found = []
     for feature in range(X.shape[1]):
-        target = body(isolated(X, baseline, [feature])).double()
+        target = body(isolated(X[:, [feature]], baseline, [feature])).double()
         others = body(reference(X, baseline, [feature])).double()
         target, others = target - target.mean(0), others - others.mean(0)
         factor = torch.linalg.cholesky(others.T @ others + ridge)
@@ -119,7 +119,7 @@ def difference(network: nn.Sequential, X: Tensor, features: range, loop: list[Te
     spread = network(X).double().std(0)
     worst = 0.0
     for feature, coefficients in zip(features, loop, strict=True):
-        target = network[:-1](isolated(X, baseline, [feature])).double()
+        target = network[:-1](isolated(X[:, [feature]], baseline, [feature])).double()
         published = (target - target.mean(0)) @ coefficients
         found = torch.from_numpy(values[:, feature])
         worst = max(worst, float(((published - found).abs() / spread).max()))
