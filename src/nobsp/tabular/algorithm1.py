@@ -316,9 +316,13 @@ class Published:
         chosen = self.plan.terms if terms is None else terms
         needed = sorted({s for term in chosen for s in subsets_of(term)}, key=lambda s: (len(s), s))
         matrices = {term: self.solution.matrices[term] for term in needed}
-        found = dict(self.plan.isolation.multiplied(represent, rows, matrices))
+        # In one place: small tensors that stay, made between large ones that go, would cut up the process's memory.
+        whole = torch.empty(len(needed), len(rows), len(self.solution.base), dtype=torch.float64)
+        found = dict(zip(needed, whole, strict=True))
+        for term, part in self.plan.isolation.multiplied(represent, rows, matrices):
+            found[term].copy_(part)
         for term in needed:
-            found[term] = found[term] - self.solution.offsets[term]
+            found[term] -= self.solution.offsets[term]
             # A pair's projection holds its single features' contributions too (A.14), and a triple's its pairs' (A.15).
             for inner in subsets_of(term)[:-1]:
                 found[term] -= found[inner]
