@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -25,6 +25,11 @@ def count(number: int, what: str) -> str:
 def number_outputs(outputs: int) -> tuple[str, ...]:
     """Names of outputs that have none."""
     return ("output",) if outputs == 1 else tuple(f"output {position}" for position in range(outputs))
+
+
+def free_name(name: str, taken: Container[str]) -> str:
+    """A name in as many brackets as it takes to be none of those that are taken."""
+    return free_name(f"({name})", taken) if name in taken else name
 
 
 def is_missing(value: Any) -> bool:

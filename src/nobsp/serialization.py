@@ -13,7 +13,8 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -144,25 +145,41 @@ def write(
     path: str | os.PathLike[str], *, kind: str, version: int, tensors: Mapping[str, Tensor | np.ndarray], about: Any
 ) -> None:
     """Writes tensors and a description, atomically: the file is whole or not there."""
+    target = check_path(path)
+    metadata = {"format": "nobsp", "kind": kind, "version": str(version), "about": json.dumps(about)}
+    with replacing(target) as draft:
+        save_file(tensors, str(draft), metadata=metadata)
+
+
+def check_path(path: str | os.PathLike[str]) -> Path:
+    """The file to write, or an error before any work is done for it."""
     target = Path(path)
+    folder = str(target.parent)
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"path is in {str(target.parent)!r}, which is not a folder; create it first.")
+        raise FileNotFoundError(f"path is in {folder!r}, which is not a folder; create it first.")
     if target.is_dir():
         raise IsADirectoryError(f"path {str(target)!r} is a folder; pass the name of a file.")
-    metadata = {"format": "nobsp", "kind": kind, "version": str(version), "about": json.dumps(about)}
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"path is in {folder!r}, which cannot be written to; choose another folder.")
+    return target
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A file to write, which takes the target's place when it is complete; whatever goes wrong, nothing is left."""
     # A folder of its own: safetensors begins a file under a name it draws, which a killed process would leave behind.
-    draft = target.with_name(f"{target.name}.{secrets.token_hex(8)}.part")
-    draft.mkdir()
-    temporary = draft / "file"
+    folder = target.with_name(f"{target.name}.{secrets.token_hex(8)}.part")
+    folder.mkdir()
+    draft = folder / "file"
     try:
         # Asking for the umask would change it for other threads; an empty file shows what it allows.
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-        mode = stat.S_IMODE((target if target.exists() else temporary).stat().st_mode)
-        save_file(tensors, str(temporary), metadata=metadata)
-        os.chmod(temporary, mode)  # safetensors writes files for their owner alone
-        os.replace(temporary, target)
+        draft.touch(0o666, exist_ok=False)
+        mode = stat.S_IMODE((target if target.exists() else draft).stat().st_mode)
+        yield draft
+        os.chmod(draft, mode)  # safetensors writes files for their owner alone
+        os.replace(draft, target)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def save_file(tensors: Mapping[str, Any], path: str, *, metadata: dict[str, str]) -> None:

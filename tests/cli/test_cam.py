@@ -24,7 +24,7 @@ Run = Callable[..., object]
 
 
 def pictures_of(folder: Path, **options: object) -> Pictures:
-    return find_pictures(folder, ImageOptions(**options), option="--images", batch_size=4)
+    return find_pictures(folder, ImageOptions(images=folder, **options), option="--images", batch_size=4)
 
 
 def test_maps_predictions_and_a_report_come_out(nobsp: Run, gallery: Path, tmp_path: Path) -> None:

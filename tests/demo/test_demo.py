@@ -12,7 +12,8 @@ import torch
 
 from nobsp import demo as room
 from nobsp.cli import main
-from nobsp.demo import Findings, explain_functions, image_url, seeded
+from nobsp.demo import explain_functions
+from nobsp.reporting.pictures import image_url
 
 
 def test_it_says_what_it_found_in_five_lines_and_where_the_pages_are(demo: Any) -> None:
@@ -60,10 +61,10 @@ def test_every_page_opens_without_a_complaint_or_a_request(demo: Any, browser: A
 def test_opening_the_first_page_is_left_to_the_browser(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def made(folder: Path, *, say: Any) -> Findings:
+    def made(folder: Path, *, say: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
         for name in room.PAGES:
             (folder / name).write_text("page", encoding="utf-8")
-        return Findings(("found",), {"number": 1})
+        return ("found",), {"number": 1}
 
     opened: list[str] = []
     monkeypatch.setattr(room, "run", made)
@@ -82,15 +83,6 @@ def test_a_case_leaves_random_numbers_and_threads_alone(tmp_path: Path) -> None:
     assert torch.get_num_threads() == threads
     assert first == second
     assert (tmp_path / "page.html").read_bytes() == (tmp_path / "again.html").read_bytes()
-
-
-def test_seeds_repeat_and_leave_no_trace() -> None:
-    before = torch.get_rng_state()
-    with seeded(3):
-        first = torch.rand(3)
-    with seeded(3):
-        assert torch.equal(first, torch.rand(3))
-    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_an_image_becomes_an_address_that_holds_it() -> None:

@@ -291,7 +291,7 @@ def test_a_loaded_explainer_draws_its_curves_without_rows(known, tmp_path):
     [
         ({"features": "agge"}, "no feature 'agge'; did you mean 'age'"),
         ({"features": []}, "features is empty"),
-        ({"features": 7}, "feature 7 is out of range"),
+        ({"features": 7}, "feature is 7, but there are 3"),
         ({"output": "prize"}, "no output 'prize'; did you mean 'price'"),
         ({"max_display": 0}, "max_display must be a whole number"),
         ({"data": np.zeros((4, 2))}, "2 columns but the explainer was calibrated on 3"),

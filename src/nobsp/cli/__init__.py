@@ -145,10 +145,10 @@ def demo(
     require_report()
     started = time.monotonic()
     with write_folder(out, room.PAGES, force=force) as folder:
-        findings = room.run(folder, say=console.step)
+        lines, numbers = room.run(folder, say=console.step)
     first, seconds = (out / room.PAGES[0]).resolve(), time.monotonic() - started
-    summary = {**findings.numbers, "seconds": seconds, "pages": [str(out / name) for name in room.PAGES]}
-    console.show(summary, lambda _: [*findings.lines, f"Done in {seconds:.0f} s. Open {first}"])
+    summary = {**numbers, "seconds": seconds, "pages": [str(out / name) for name in room.PAGES]}
+    console.show(summary, lambda _: [*lines, f"Done in {seconds:.0f} s. Open {first}"])
     if open_:
         webbrowser.open(first.as_uri())
 

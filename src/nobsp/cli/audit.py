@@ -82,9 +82,9 @@ class AuditOptions:
 
 def audit(
     *,
-    model: ModelOptions = ModelOptions(),
-    table: TableOptions = TableOptions(),
-    images: ImageOptions = ImageOptions(),
+    model: ModelOptions | None = None,
+    table: TableOptions | None = None,
+    images: ImageOptions | None = None,
     method: AuditOptions = AuditOptions(),
     output: OutputOptions,
     console: Console = Console(),
@@ -99,18 +99,23 @@ def audit(
     head makes it) and **report.html** (the cases with their neighbours), where one ticks what to keep, relabel or drop
     and saves it. With --apply, that file is applied: --out gets **cleaned.csv** and **changes.csv**, a log.
     """
-    if (table.data is None) == (images.images is None):
+    subject = table or images
+    if subject is None or (table and images):
         raise UsageError("choose what to audit: a table with --data and --target, or images with --images.")
+    if table is not None and (table.target is None) == (method.labels is None):
+        raise UsageError("--data needs --target, the column with the true classes or values, or a table of --labels.")
     if method.apply is not None:
-        _apply_decisions(table, images, method, output, console)
+        _apply_decisions(subject, method, output, console)
         return
+    if model is None:
+        raise UsageError("--model is missing; name a file, or package.module:factory; only --apply needs none.")
     require_positive(neighbours=method.neighbours, influence=method.influence or None)
-    with output.write(FILES) as folder, model.limit_threads(None if table.data is None else 1):
+    with output.write(FILES) as folder, model.limit_threads(1 if table else None):
         loaded = load_model(model)
-        if table.data is not None:
-            audited = _audit_table(model, table, method, loaded, console)
+        if isinstance(subject, TableOptions):
+            audited = _audit_table(model, subject, method, loaded, console)
         else:
-            audited = _audit_images(model, images, method, loaded, console)
+            audited = _audit_images(model, subject, method, loaded, console)
         found = audited.found
         rest = np.setdiff1d(np.arange(len(found)), found.flagged)
         order = np.concatenate([found.flagged, rest[np.argsort(found.joint[rest], kind="stable")]])
@@ -186,8 +191,6 @@ def _write_report(
 def _audit_table(
     model: ModelOptions, table: TableOptions, method: AuditOptions, loaded: Loaded, console: Console
 ) -> Audited:
-    if (table.target is None) == (method.labels is None):
-        raise UsageError("--data needs --target, the column with the true classes or values, or a table of --labels.")
     if method.labels is not None and method.calibrate is not None:
         raise UsageError("--labels are those of --data; with --calibrate, name the column with --target.")
     console.step(f"reading {table.data}")
@@ -349,10 +352,10 @@ def _describe(found: Mapping[str, Any]) -> list[str]:
 
 
 def _apply_decisions(
-    table: TableOptions, images: ImageOptions, method: AuditOptions, output: OutputOptions, console: Console
+    subject: TableOptions | ImageOptions, method: AuditOptions, output: OutputOptions, console: Console
 ) -> None:
     """Writes what is left after decisions, with labels changed, and a log of the changes."""
-    columns, changed, keys, key = _labelled_rows(table, images, method)
+    columns, changed, keys, key = _labelled_rows(subject, method)
     place = {name: number for number, name in enumerate(keys)}
     log: dict[str, list[Any]] = {name: [] for name in (key, "decision", "before", "after")}
     kept = dict.fromkeys(place.values())
@@ -361,7 +364,8 @@ def _apply_decisions(
         name, about = str(one["name" if one.get("output") else key]), one.get("output") or changed[0]
         row, which = place.get(name.removesuffix(f", {about}")), f"--apply {method.apply}: {key} {name!r}"
         if row is None:
-            raise UsageError(f"{which} is not in {table.data or images.images}.")
+            where = subject.data if isinstance(subject, TableOptions) else subject.images
+            raise UsageError(f"{which} is not in {where}.")
         if about not in changed:
             raise UsageError(f"{which}: there is no column {about!r} of labels; {suggest(about, changed)}")
         labels = columns[about]
@@ -389,19 +393,17 @@ def _apply_decisions(
 
 
 def _labelled_rows(
-    table: TableOptions, images: ImageOptions, method: AuditOptions
+    subject: TableOptions | ImageOptions, method: AuditOptions
 ) -> tuple[dict[str, list[Any]], list[str], list[str], str]:
     """Columns of what is left after decisions, those of labels, names of the rows, and how decisions call these."""
-    if table.data is not None:
-        if (table.target is None) == (method.labels is None):
-            raise UsageError("--data needs --target, the column whose labels are changed, or the table of --labels.")
-        frame, key = read_frame(table.data, option="--data"), "row"
-        if table.target is not None and table.target not in frame.columns:
-            raise UsageError(f"--target: {table.data} has no column {table.target!r}; {suggest(table.target, frame)}")
-        keys, changed = [str(row) for row in range(len(frame))], [str(table.target)]
+    if isinstance(subject, TableOptions):
+        frame, key, target = read_frame(subject.data, option="--data"), "row", subject.target
+        if target is not None and target not in frame.columns:
+            raise UsageError(f"--target: {subject.data} has no column {target!r}; {suggest(target, frame)}")
+        keys, changed = [str(row) for row in range(len(frame))], [str(target)]
         columns = {str(name): frame[name].tolist() for name in frame.columns}
     else:
-        pictures = find_pictures(images.images, images, option="--images", batch_size=1)
+        pictures = find_pictures(subject.images, subject, option="--images", batch_size=1)
         keys, changed, key = pictures.names, ["label"], "name"
         columns = {"image": list(map(str, pictures.paths)), "label": list(pictures.labels)}
     if method.labels is not None:

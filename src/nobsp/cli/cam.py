@@ -21,8 +21,6 @@ from nobsp.cli.options import (
     ImageOptions,
     ModelOptions,
     OutputOptions,
-    RequiredImages,
-    RequiredModel,
     UsageError,
     require_positive,
     split_names,
@@ -72,8 +70,8 @@ class MapOptions:
 
 def cam(
     *,
-    model: RequiredModel,
-    images: RequiredImages,
+    model: ModelOptions,
+    images: ImageOptions,
     maps: MapOptions = MapOptions(),
     output: OutputOptions,
     console: Console = Console(),
@@ -127,8 +125,8 @@ class ConfusionOptions:
 
 def confusions(
     *,
-    model: RequiredModel,
-    images: RequiredImages,
+    model: ModelOptions,
+    images: ImageOptions,
     method: ConfusionOptions = ConfusionOptions(),
     output: OutputOptions,
     console: Console = Console(),

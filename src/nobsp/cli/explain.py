@@ -12,7 +12,7 @@ import numpy as np
 from cyclopts import Parameter
 from numpy.typing import NDArray
 
-from nobsp._messages import count, suggest
+from nobsp._messages import count, free_name, suggest
 from nobsp.cli.inputs import Data, Loaded, add_hint, group_columns, load_model, read_table, write_csv
 from nobsp.cli.options import (
     METHOD,
@@ -20,8 +20,6 @@ from nobsp.cli.options import (
     ModelOptions,
     Names,
     OutputOptions,
-    RequiredModel,
-    RequiredTable,
     TableOptions,
     UsageError,
     split_names,
@@ -74,8 +72,8 @@ class MethodOptions:
 
 def explain(
     *,
-    model: RequiredModel,
-    table: RequiredTable,
+    model: ModelOptions,
+    table: TableOptions,
     method: MethodOptions = MethodOptions(),
     output: OutputOptions,
     console: Console = Console(),
@@ -166,14 +164,13 @@ def write_contributions(path: Path, explanation: Explanation) -> None:
     import pyarrow as pa
     import pyarrow.parquet
 
-    def free(name: str, taken: Mapping[str, Any]) -> str:
-        return free(f"({name})", taken) if name in taken else name  # a feature may be called "row" too
-
     def table(output: str) -> pa.Table:
         terms = {str(k): np.asarray(v) for k, v in explanation.to_frame(output).items()}
-        rows = {free("row", terms): np.arange(len(explanation))}
-        names = {free("output", terms): np.full(len(explanation), output)}
-        return pa.table({**rows, **names, **terms, free("outside", terms): explanation.outside.any(1)})
+        row, name, outside = (
+            free_name(word, terms) for word in ("row", "output", "outside")
+        )  # features may be so called
+        before = {row: np.arange(len(explanation)), name: np.full(len(explanation), output)}
+        return pa.table({**before, **terms, outside: explanation.outside.any(1)})
 
     first, *others = explanation.output_names  # one after another, so that not all are in memory
     made = table(first)

@@ -59,8 +59,6 @@ class Loaded:
 def load_model(options: ModelOptions) -> Loaded:
     """Finds the model of --model."""
     given, weights, trust_pickle = options.model, options.weights, options.trust_pickle
-    if not given:
-        raise UsageError("--model is missing; name a file, or package.module:factory; only --apply needs none.")
     path = Path(given)
     if path.is_file():
         if weights is not None:
@@ -233,11 +231,9 @@ class Data:
 
 
 def read_table(
-    path: Path | None, options: TableOptions, *, option: str, known: Sequence[str] | None, need_target: bool = True
+    path: Path, options: TableOptions, *, option: str, known: Sequence[str] | None, need_target: bool = True
 ) -> Data:
     """Reads a file and cuts it to columns; `known` are those the model was fitted on, where it knows."""
-    if path is None:
-        raise UsageError(f"{option} is missing; name a CSV or Parquet file.")
     frame = read_frame(path, option=option)
     there = [str(name) for name in frame.columns]
     frame = frame.set_axis(there, axis=1)
@@ -437,10 +433,8 @@ class Pictures:
         return pixels[:, :, None] if grey else pixels
 
 
-def find_pictures(folder: Path | None, options: ImageOptions, *, option: str, batch_size: int) -> Pictures:
+def find_pictures(folder: Path, options: ImageOptions, *, option: str, batch_size: int) -> Pictures:
     """The images of a folder and of the folders in it, in the order of their names."""
-    if folder is None:
-        raise UsageError(f"{option} is missing; name a folder of images.")
     require_path(folder, option, folder=True)
     if importlib.util.find_spec("PIL") is None:
         raise ImportError("reading images needs Pillow: pip install pillow.")

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -114,7 +114,7 @@ def require_path(path: Path, option: str, *, folder: bool = False) -> None:
 class ModelOptions:
     """Which model, and how to run it."""
 
-    model: str = ""
+    model: str
     """A torch.export file (.pt2), a scikit-learn pipeline in a skops file, or a function that returns the model:
     package.module:function or file.py:function."""
     weights: Path | None = None
@@ -140,19 +140,12 @@ class ModelOptions:
         return use_threads(default if self.threads is None else self.threads)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RequiredModel(ModelOptions):
-    """The same, where nothing can be done without one."""
-
-    model: str = field()
-
-
 @Parameter(name="*", group=TABLE)
 @dataclass(frozen=True, kw_only=True)
 class TableOptions:
     """Which table, and what its columns mean."""
 
-    data: Path | None = None
+    data: Path
     """Rows to look at: CSV, Parquet or Arrow."""
     target: str | None = None
     """Column with the true values; it is not given to the model."""
@@ -162,19 +155,12 @@ class TableOptions:
     """Columns that are one feature, such as city=oslo,rome; or a JSON file with {"city": ["oslo", "rome"]}."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RequiredTable(TableOptions):
-    """The same, where there is nothing else to look at."""
-
-    data: Path = field()
-
-
 @Parameter(name="*", group=IMAGES)
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:
     """Which images, and how they are prepared for the network."""
 
-    images: Path | None = None
+    images: Path
     """Folder of images; the folders in it are taken for their classes."""
     size: Integers = None
     """Resize images: side, or height and width, in pixels."""
@@ -190,13 +176,6 @@ class ImageOptions:
     """Divided by, instead of --normalise: one number, or one per channel."""
     limit: int | None = None
     """Use the first images only."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RequiredImages(ImageOptions):
-    """The same, where there is nothing else to look at."""
-
-    images: Path = field()
 
 
 @Parameter(name="*", group=OUTPUT)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,26 +20,21 @@ from nobsp.neighbors import ContributionIndex, audit
 from nobsp.network.inference import use_threads
 from nobsp.reporting import report
 from nobsp.reporting.build import fill_template
-from nobsp.reporting.pictures import png
+from nobsp.reporting.pictures import image_url
 from nobsp.tabular import NObSP
 from nobsp.vision import NObSPCam
 
-__all__ = ["PAGES", "Findings", "run"]
+__all__ = ["PAGES", "run"]
 
 PAGES = ("index.html", "known-functions.html", "breast-cancer.html", "digits.html")
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Findings:
-    """What the demo found: five sentences, every number in them measured, and the same numbers by name."""
+def run(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Trains three networks, explains and audits them, and writes a page for each and one that links to them.
 
-    lines: tuple[str, ...]
-    numbers: dict[str, Any]
-
-
-def run(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> Findings:
-    """Trains three networks, explains and audits them, and writes a page for each and one that links to them."""
+    Returns five sentences, every number in them measured, and the same numbers by name.
+    """
     with use_threads(1):  # these networks are too small for a second thread to pay its way
         say("1 of 3: training a network on known functions, and taking it apart")
         functions, curves = explain_functions(folder / PAGES[1], epochs=300)
@@ -71,7 +63,7 @@ def run(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> Finding
     )
     (folder / PAGES[0]).write_text(index, encoding="utf-8")
     numbers = {"known functions": functions, "breast cancer": cells, "digits": digits}
-    return Findings(_describe(functions, cells, digits), numbers)
+    return _describe(functions, cells, digits), numbers
 
 
 def _describe(functions: Mapping[str, Any], cells: Mapping[str, Any], digits: Mapping[str, Any]) -> tuple[str, ...]:
@@ -97,19 +89,6 @@ def draw_path(x: Array, y: Array, scale: Sequence[Array]) -> str:
     room = 0.1 * (high - low)
     across, down = (x - x[0]) / (x[-1] - x[0]) * 120.0, (high + room - y) / (high - low + 2 * room) * 84.0
     return "M" + " L".join(f"{a:.1f} {b:.1f}" for a, b in zip(across, down, strict=True))
-
-
-def image_url(picture: NDArray[np.float32]) -> str:
-    """An image (height, width, 3) from 0 to 1 as a data URL."""
-    return f"data:image/png;base64,{base64.b64encode(png(np.clip(picture, 0.0, 1.0))).decode('ascii')}"
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Random numbers that repeat themselves; the caller's own go on as if nothing had been drawn."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
 
 
 def train(
@@ -141,20 +120,21 @@ SAMPLES, TRAINING, NOISE = 1000, 800, 0.01
 PLANTED, _SHOWN = 24, 60
 
 
+@torch.random.fork_rng(devices=[])
 def explain_functions(page: Path, *, epochs: int) -> tuple[dict[str, Any], dict[str, tuple[Array, Array, Array]]]:
     """Trains, explains, scores against the truth, and writes the page.
 
     Returns numbers, and per function a curve: where, what was learned there, and what is true.
     """
+    torch.manual_seed(0)
     rng = np.random.default_rng(0)
     x = rng.uniform(-2.0, 2.0, size=(SAMPLES, len(FUNCTIONS)))
     true = np.column_stack([function(x[:, k]) for k, function in enumerate(FUNCTIONS.values())])
     y = true.sum(1) + NOISE * rng.normal(size=SAMPLES)
     rows, targets = torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)[:, None]
-    with seeded(0):
-        network = nn.Sequential(nn.Linear(5, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1))
-        loss = nn.functional.mse_loss
-        train(network, rows[:TRAINING], targets[:TRAINING], loss, epochs=epochs, rate=3e-3, decay=1e-4)
+    network = nn.Sequential(nn.Linear(5, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1))
+    loss = nn.functional.mse_loss
+    train(network, rows[:TRAINING], targets[:TRAINING], loss, epochs=epochs, rate=3e-3, decay=1e-4)
     explainer = NObSP(network, features=list(FUNCTIONS), output_names=["y"]).fit(rows[:TRAINING])
     fresh, truth, explanation = x[TRAINING:], y[TRAINING:], explainer(x[TRAINING:])
     outputs, single = explanation.predictions[:, 0], explanation.values[:, : len(FUNCTIONS), 0]
@@ -184,18 +164,19 @@ def explain_functions(page: Path, *, epochs: int) -> tuple[dict[str, Any], dict[
     return numbers, curves
 
 
+@torch.random.fork_rng(devices=[])
 def explain_cells(page: Path, *, epochs: int) -> dict[str, Any]:
     """Trains, explains fresh cells, finds their neighbours, and writes the page."""
+    torch.manual_seed(0)
     data = load_breast_cancer(as_frame=False)
     names = [str(name) for name in data.feature_names]
     malignant = (data.target == 0).astype(np.int64)
     x, fresh, y, truth = train_test_split(data.data, malignant, test_size=0.3, random_state=0, stratify=malignant)
     rows, targets = torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)[:, None]
-    with seeded(0):
-        scaled = nn.BatchNorm1d(30, 1e-12, None, affine=False)  # columns come in their own units
-        network = nn.Sequential(scaled, nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
-        loss = nn.functional.binary_cross_entropy_with_logits
-        train(network, rows, targets, loss, epochs=epochs, rate=2e-3, decay=1.0)
+    scaled = nn.BatchNorm1d(30, 1e-12, None, affine=False)  # columns come in their own units
+    network = nn.Sequential(scaled, nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
+    loss = nn.functional.binary_cross_entropy_with_logits
+    train(network, rows, targets, loss, epochs=epochs, rate=2e-3, decay=1.0)
     explainer = NObSP(network, features=names, output_names=["malignant"]).fit(x)
     explanation = explainer(fresh)
     report(
@@ -220,22 +201,23 @@ def explain_cells(page: Path, *, epochs: int) -> dict[str, Any]:
     }
 
 
+@torch.random.fork_rng(devices=[])
 def explain_digits(page: Path, *, epochs: int) -> tuple[dict[str, Any], list[Any], list[Any]]:
     """Trains, makes maps, audits labels of which some were planted wrong, and writes the page.
 
     Returns numbers; digits with their image and the map laid over it; and labels that were planted and found, with
     the one that the neighbours have and the image.
     """
+    torch.manual_seed(0)
     data = load_digits()
     images = (data.images / 16.0).astype(np.float32)[:, None]
     split = train_test_split(images, data.target, test_size=1 / 3, random_state=0, stratify=data.target)
     x, fresh, y, labels = (torch.from_numpy(part) for part in split)
     layers: list[nn.Module] = []
-    with seeded(0):
-        for before, after in ((1, 16), (16, 32), (32, 64)):
-            layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
-        network = nn.Sequential(nn.Sequential(*layers), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
-        train(network, x, y, nn.functional.cross_entropy, epochs=epochs, rate=5e-3, decay=1e-2)
+    for before, after in ((1, 16), (16, 32), (32, 64)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
+    network = nn.Sequential(nn.Sequential(*layers), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    train(network, x, y, nn.functional.cross_entropy, epochs=epochs, rate=5e-3, decay=1e-2)
     cam = NObSPCam(network, output_names=[str(digit) for digit in range(10)]).fit(x)
     index, maps, truth = ContributionIndex(cam).fit(x, y), cam(fresh), labels.numpy()
     right = maps.logits.argmax(1) == truth

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -82,44 +81,18 @@ def is_position(given: Any) -> bool:
     return isinstance(given, int | np.integer) and not isinstance(given, bool)
 
 
-def feature_position(feature: Any, names: Sequence[str]) -> int:
-    """Position of a feature, or an error with the close matches."""
-    if is_position(feature):
-        if not -len(names) <= feature < len(names):
-            raise ValueError(f"feature {feature} is out of range; there are {len(names)}.")
-        return int(feature) % len(names)
-    if feature in names:
-        return list(names).index(feature)
-    raise ValueError(f"no feature {feature!r}; {suggest(feature, names)}")
-
-
-@dataclass(frozen=True, eq=False)
-class Drawn:
+def find_drawn(given: Any, plot: str) -> tuple[CompiledExplainer, Any, Sequence[int]]:
     """Functions, rows to draw them over (None without any), and the outputs drawn unless others are chosen."""
-
-    functions: CompiledExplainer
-    rows: Any
-    of_outputs: Sequence[int]
-
-    def places(self, data: Any) -> dict[int, Array] | None:
-        """Where the caller's rows lie, or those that are known where none are given; None without any."""
-        given = self.rows if data is None else data
-        given = given.data if isinstance(given, Explanation) else given
-        return None if given is None or len(given) == 0 else row_places(self.functions, given)
-
-
-def find_drawn(given: Any, plot: str) -> Drawn:
-    """What plots need to know of an explainer, or of the functions behind an explanation."""
     if not isinstance(given, Explanation):
         functions = find_functions(given, plot)
-        return Drawn(functions, getattr(given, "sample_", None), range(len(functions.output_names)))
+        return functions, getattr(given, "sample_", None), range(len(functions.output_names))
     if given.explainer is None:
         raise TypeError(f"{plot} draws functions, and this explanation has none with it; pass the explainer itself.")
     names = given.explainer.output_names
     for name in given.output_names:
         if name not in names:
             raise ValueError(f"{plot} draws functions of outputs, and {name!r} is none; pass the explainer itself.")
-    return Drawn(given.explainer, given.data, [names.index(name) for name in given.output_names])
+    return given.explainer, given.data, [names.index(name) for name in given.output_names]
 
 
 def find_functions(given: Any, plot: str) -> CompiledExplainer:
@@ -131,7 +104,13 @@ def find_functions(given: Any, plot: str) -> CompiledExplainer:
 
 
 def row_places(functions: CompiledExplainer, rows: Any) -> dict[int, Array]:
-    """Per feature that has a line or levels, where each row is: a number, or the position of its level; else NaN."""
+    """Per feature that has a line or levels, where each row is: a number, or the position of its level; else NaN.
+
+    Rows are a table or an explanation; without any there are no places.
+    """
+    rows = rows.data if isinstance(rows, Explanation) else rows
+    if rows is None or len(rows) == 0:
+        return {}
     columns, count = functions.read_columns(rows)
     chunk, axes = Chunk(columns, slice(0, count)), functions.level_axes
     found: dict[int, Array] = {}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import count, join_names, percent, require_whole_number
+from nobsp._messages import count, free_name, join_names, percent, require_whole_number
 from nobsp.plots import _axes, _lookup, labels
 from nobsp.plots._axes import Axes
 from nobsp.plots._lookup import Array, Output
@@ -214,8 +214,7 @@ def importance(what: Any, *, output: Output = None, max_display: int = 15, ax: A
         _axes.bars(ax, places, total[order, number], left=start, look=look, label=label)
         start = start + total[order, number]
         if has_residual:
-            look = (_axes.RESIDUAL, _axes.RESIDUAL_HATCH)
-            _axes.bars(ax, len(order), residual[number], left=below, look=look, gid="residual")
+            _axes.bars(ax, len(order), residual[number], left=below, look=_RESIDUAL, gid="residual")
             below += float(residual[number])
     alone = main.sum(1)[order]
     if not np.allclose(alone, start, rtol=1e-9, atol=0.0):
@@ -226,7 +225,7 @@ def importance(what: Any, *, output: Output = None, max_display: int = 15, ax: A
         ax.legend(loc="lower right", frameon=False, fontsize=_axes.SMALL)
     short = labels.short_labels(features, 34)
     rows = [short[features[k]] for k in order]
-    _axes.label_rows(ax, rows + [_residual_label(rows)] * has_residual)
+    _axes.label_rows(ax, rows + [free_name("residual", rows)] * has_residual)
     ax.set_xlim(0.0, max(float(start.max()), float(alone.max()), below) * 1.06 or 1.0)
     single = f" to {labels.shorten(names[0], 24)}" if len(names) == 1 else ", summed over outputs"
     ax.set_xlabel(f"mean |contribution|{single}", fontsize=_axes.NORMAL)
@@ -267,7 +266,7 @@ def beeswarm(ex: Explanation, *, output: Output = None, max_display: int = 12, a
     every = _lookup.feature_values(ex)
     ranks = [_ranks(every[ex.terms[k][0]], rows) if len(ex.terms[k]) == 1 else None for k in order]
     if not np.isnan(residual).any():
-        swarms, names, ranks = [*swarms, residual[rows]], [*names, _residual_label(names)], [*ranks, None]
+        swarms, names, ranks = [*swarms, residual[rows]], [*names, free_name("residual", names)], [*ranks, None]
     ax = _axes.get_axes(ax, (7.4, 0.42 * len(names) + 1.2))
     _axes.tidy(ax)
     ax.axvline(0.0, color=_axes.MUTED, linewidth=0.8, zorder=0)
@@ -292,14 +291,6 @@ def beeswarm(ex: Explanation, *, output: Output = None, max_display: int = 12, a
     sample = f"{len(rows):,} of {count(len(ex), 'row')}" if len(rows) < len(ex) else ""
     _axes.add_note(ax, ", ".join(filter(None, [fewer, sample])))
     return ax
-
-
-def _residual_label(names: Sequence[str]) -> str:
-    """The residual's label, in brackets where a feature has it too."""
-    label = "residual"
-    while label in names:
-        label = f"({label})"
-    return label
 
 
 def _ranks(column: NDArray[Any] | None, rows: NDArray[np.int_]) -> Array | None:
@@ -351,16 +342,11 @@ def windows(
     Example:
         >>> import torch
         >>> from nobsp import NObSP, plots
-        >>> class Last(torch.nn.Module):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.cell, self.head = torch.nn.GRU(2, 8, batch_first=True), torch.nn.Linear(8, 1)
-        ...
-        ...     def forward(self, series):
-        ...         return self.head(self.cell(series)[0][:, -1])
-        >>> X = {"series": torch.randn(100, 12, 2)}
-        >>> parts = {f"{t} to {t + 3}": ("series", slice(t, t + 4)) for t in (0, 4, 8)}
-        >>> plots.windows(NObSP(Last(), features=parts, interactions=0).fit(X)(X), row=3).get_xlabel()
+        >>> layers = torch.nn.Flatten(), torch.nn.Linear(24, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+        >>> X = {"input": torch.randn(100, 12, 2)}
+        >>> parts = {f"{t} to {t + 3}": ("input", slice(t, t + 4)) for t in (0, 4, 8)}
+        >>> explainer = NObSP(torch.nn.Sequential(*layers), features=parts, interactions=0).fit(X)
+        >>> plots.windows(explainer(X), row=3).get_xlabel()
         'time step'
     """
     from matplotlib.collections import PolyCollection

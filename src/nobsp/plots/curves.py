@@ -15,6 +15,7 @@ from nobsp.plots._axes import NORMAL, SMALL, Axes, get_panels, legend_label, tex
 from nobsp.plots._lookup import Array
 from nobsp.plots.labels import short_labels, shorten, shorten_all
 from nobsp.tabular.compiled import CompiledExplainer
+from nobsp.tabular.explanation import output_position
 from nobsp.tabular.lookup import Feature
 
 Truth = Callable[[Any], Any]
@@ -110,14 +111,14 @@ def curves(
         3
     """
     require_whole_number("max_display", max_display)
-    what = _lookup.find_drawn(explainer, "curves")
-    functions, names = what.functions, what.functions.output_names
-    outputs = _lookup.some_outputs(output, names, what.of_outputs)
+    functions, rows, own = _lookup.find_drawn(explainer, "curves")
+    names = functions.output_names
+    outputs = _lookup.some_outputs(output, names, own)
     if len(outputs) > len(_axes.SERIES):
         raise ValueError(f"output must be chosen among {join_names(names)}; {len(outputs)} cannot be distinguished.")
     if truth and len(outputs) > 1:
         raise ValueError(f"truth is that of one output; choose it among {join_names(names)}.")
-    known = {_lookup.feature_position(name, functions.feature_names): true for name, true in (truth or {}).items()}
+    known = {output_position(name, functions.feature_names, "feature"): true for name, true in (truth or {}).items()}
     found = _curves(functions, outputs, points=points, level=level)
     single = isinstance(features, str) or _lookup.is_position(features)
     if features is None:
@@ -125,18 +126,18 @@ def curves(
         chosen = sorted(found, key=lambda k: (-sizes[k], k))[:max_display]
     else:
         wanted = [features] if single else list(features)[:max_display]
-        chosen = [_lookup.feature_position(one, functions.feature_names) for one in wanted]
+        chosen = [output_position(one, functions.feature_names, "feature") for one in wanted]
         for k in chosen:
             if k not in found:
                 raise ValueError(f"feature {functions.feature_names[k]!r} is no function of one column: no curve.")
     if not chosen:
         why = "no feature is a function of one column" if features is None else "features is empty"
         raise ValueError(f"{why}, so there are no curves to draw.")
-    places = what.places(data)
+    places = _lookup.row_places(functions, rows if data is None else data)
     made = []
     for k in chosen:
         curve = found[k]
-        if places is not None:
+        if places:
             curve = _over_rows(functions, outputs, curve, places[k][np.isfinite(places[k])])
         made.append(_fewer_levels(_with_truth(functions, k, curve, known[k]) if k in known else curve))
     across = 3 if len(made) in (5, 6) else min(len(made), 4)

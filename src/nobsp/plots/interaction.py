@@ -15,7 +15,7 @@ from nobsp.plots import _axes, _lookup
 from nobsp.plots._axes import NORMAL, SMALL, Axes, add_note, colour_bar, get_axes, tidy, turn_labels
 from nobsp.plots._lookup import Array, Output
 from nobsp.plots.labels import decimals_for, format_number, short_labels, shorten, shorten_all
-from nobsp.tabular.explanation import Explanation
+from nobsp.tabular.explanation import Explanation, output_position
 from nobsp.tabular.lookup import Feature, LevelAxis
 
 _NEAR = 0.055  # how far from a row a surface is still shown, as a share of the axis
@@ -70,26 +70,24 @@ def interaction(
         'b'
     """
     require_whole_number("points", points, least=2)
-    what = _lookup.find_drawn(explainer, "interaction")
-    functions = what.functions
+    functions, rows, own = _lookup.find_drawn(explainer, "interaction")
     if isinstance(pair, str) or not isinstance(pair, Iterable) or len(tuple(pair)) != 2:
         raise ValueError(f"pair must be two features, found {pair!r}.")
-    ends = [_lookup.feature_position(one, functions.feature_names) for one in pair]
+    ends = [output_position(one, functions.feature_names, "feature") for one in pair]
     term = tuple(functions.feature_names[k] for k in ends)
     pairs = [one for one in functions.terms if len(one) == 2]
     if set(term) not in map(set, pairs):
         have = f"fitted are {join_names(pairs)}" if pairs else "none was"
         raise ValueError(f"the pair {term!r} was not fitted; {have}. Calibrate with interactions=[{term!r}].")
-    chosen = _lookup.one_output(output, functions.output_names, what.of_outputs)
-    places, axes = what.places(data), functions.level_axes
+    chosen = _lookup.one_output(output, functions.output_names, own)
+    places, axes = _lookup.row_places(functions, rows if data is None else data), functions.level_axes
     across, up = (
-        _side(functions.features[k], axes.get(k), np.zeros(0) if places is None else places[k], int(points))
-        for k in ends
+        _side(functions.features[k], axes.get(k), places[k] if places else np.zeros(0), int(points)) for k in ends
     )
     right, top = (grid.ravel() for grid in np.meshgrid(across.at, up.at))
     values = functions.function(term, output=chosen)(across.values(right), up.values(top))
     surface = values.reshape(len(up.at), len(across.at))
-    near = _near(across, up) if places is not None else np.ones_like(surface, dtype=bool)
+    near = _near(across, up) if places else np.ones_like(surface, dtype=bool)
     ax = get_axes(ax, (5.6, 4.4))
     tidy(ax)
     _draw_surface(ax, across, up, np.ma.masked_array(surface, ~near), shorten(functions.output_names[chosen], 30))
@@ -100,7 +98,7 @@ def interaction(
             room = 40 if side is across else 10_000  # upwards there is room for any number of labels
             turn_labels(axis, side.at, shorten_all(side.feature.labels, 16), room, 35)
     ax.set(xlim=across.edges[[0, -1]], ylim=up.edges[[0, -1]])
-    if places is None:
+    if not places:
         add_note(ax, "rows are not known: parts may be without any")
     elif not near.all():
         add_note(ax, "hatched: no rows nearby")

@@ -261,15 +261,9 @@ def words_html(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0) -> 
         >>> import torch
         >>> from torch import nn
         >>> from nobsp import NObSPCam, plots
-        >>> class Text(nn.Module):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
-        ...
-        ...     def forward(self, codes):
-        ...         return self.head(self.embed(codes).mean(1))
+        >>> layers = nn.Embedding(9, 4), nn.AdaptiveAvgPool2d((1, 4)), nn.Flatten(), nn.Linear(4, 2)
         >>> codes = torch.randint(0, 9, (16, 3))
-        >>> maps = NObSPCam(Text()).fit(codes)(codes)
+        >>> maps = NObSPCam(nn.Sequential(*layers)).fit(codes)(codes)
         >>> plots.words_html(maps, ["not", "so", "good"]).count("<span")
         3
     """

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import os
 import re
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -16,6 +15,7 @@ import nobsp
 from nobsp._messages import count as count_of
 from nobsp.reporting.audits import KINDS, audit_for_page
 from nobsp.reporting.packing import embedded
+from nobsp.serialization import check_path, replacing
 
 _BASIC = ("numbers", "functions", "charts", "account")
 _SCRIPTS = (*_BASIC, "overview", "curves", "whatif", "rows", "pictures", "audit", "page")
@@ -108,7 +108,9 @@ def report(
     data["audit"] = None if audit is None else audit_for_page(audit, rows=count, names=names, classes=classes)
     usual = {"audit": "What the audit found", "neighbours": f"Neighbours of {count_of(count, noun)}"}
     data["title"] = title or usual.get(kind, "What the network has learned")
-    write_text(target, render(data))
+    page = render(data)
+    with replacing(target) as draft:
+        draft.write_text(page, encoding="utf-8", newline="\n")
     return target
 
 
@@ -152,28 +154,3 @@ def fill_template(template: Any, **values: Any) -> str:
     options: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, **options)
     return environment.from_string(template.read_text(encoding="utf-8")).render(**values)
-
-
-def check_path(path: str | os.PathLike[str]) -> Path:
-    """The file to write, or an error before any work is done for it."""
-    target = Path(path)
-    folder = target.parent
-    if not folder.is_dir():
-        raise FileNotFoundError(f"path is in {str(folder)!r}, which is not a folder; create it first.")
-    if target.is_dir():
-        raise IsADirectoryError(f"path {str(target)!r} is a folder; pass the name of a file.")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(f"path is in {str(folder)!r}, which cannot be written to; choose another folder.")
-    return target
-
-
-def write_text(target: Path, text: str) -> None:
-    """Writes to a file beside the target, and puts it in its place when it is complete."""
-    temporary = target.with_name(f"{target.name}.{secrets.token_hex(8)}.part")
-    try:
-        with open(temporary, "x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

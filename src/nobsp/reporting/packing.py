@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -63,24 +62,22 @@ def known(values: Any) -> list[Any]:
     return list(found.tolist())
 
 
-@dataclass(frozen=True, eq=False)
-class Labels:
-    """One true value per row: positions among names of classes, or numbers where there are no names."""
-
-    values: NDArray[Any]
-    names: tuple[str, ...] = ()
-
-    def pack(self, kept: NDArray[np.intp]) -> dict[str, Any]:
-        """For the page, some rows of it."""
-        if self.names:
-            return {"names": self.names, "codes": packed_codes(self.values[kept])}
-        return {"values": packed(self.values[kept])}
+# One true value per row, if they are given: positions among names of classes, or numbers where there are no names.
+Labels = tuple[NDArray[Any] | None, tuple[str, ...]]
 
 
-def read_labels(labels: Any, *, rows: int, names: Sequence[str], classes: bool) -> Labels | None:
+def packed_labels(labels: Labels, kept: NDArray[np.intp]) -> dict[str, Any] | None:
+    """Labels of some rows."""
+    values, names = labels
+    if values is None:
+        return None
+    return {"names": names, "codes": packed_codes(values[kept])} if names else {"values": packed(values[kept])}
+
+
+def read_labels(labels: Any, *, rows: int, names: Sequence[str], classes: bool) -> Labels:
     """Labels as positions among names, or as numbers where they are no such positions; `classes` forbids that."""
     if labels is None:
-        return None
+        return None, ()
     given = as_numpy(labels)
     if given.ndim == 2 and given.shape[1] == 1:
         given = given[:, 0]
@@ -89,16 +86,16 @@ def read_labels(labels: Any, *, rows: int, names: Sequence[str], classes: bool) 
     if given.dtype.kind in "biuf":
         numbers = given.astype(np.float64)
         if given.size and np.isin(numbers, np.arange(max(len(names), 2))).all():
-            return Labels(numbers.astype(np.int64), tuple(names) or ("0", "1"))
+            return numbers.astype(np.int64), tuple(names) or ("0", "1")
         if classes:
             some = ", ".join(map(str, np.unique(given)[:5].tolist()))
             raise ValueError(f"labels must be class numbers from 0 to {len(names) - 1}, or names; found {some}.")
-        return Labels(numbers)
+        return numbers, ()
     texts = [str(value) for value in given.tolist()]
     # Names the model does not know are put behind its own, so that every label can be shown.
     shown = tuple(dict.fromkeys([*names, *sorted(set(texts))]))
     place = {name: code for code, name in enumerate(shown)}
-    return Labels(np.array([place[text] for text in texts], dtype=np.int64), shown)
+    return np.array([place[text] for text in texts], dtype=np.int64), shown
 
 
 def describe_model(model: Any) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nobsp._messages import count as counted
 from nobsp.reporting.audits import hits_for_page, influence_for_page
-from nobsp.reporting.packing import Fact, Names, describe_model, evenly, known, packed, read_labels
+from nobsp.reporting.packing import Fact, Names, describe_model, evenly, known, packed, packed_labels, read_labels
 
 # A photograph of 160 pixels a side takes about 60 kB; sixty of them, and their neighbours, fit into 8 MB.
 MOST_IMAGES = 60
@@ -47,9 +47,9 @@ def pictures_data(
         "positions": kept.tolist(),
         "noun": noun,
         "names": None if names is None else [names[row] for row in kept],
-        "classes": given.names if given is not None and given.names else classes,
-        "labels": None if given is None else given.pack(kept),
-        "images": None if images is None else _uris(_chosen(images, kept, count, "images"), _SIDE),
+        "classes": given[1] or classes,
+        "labels": packed_labels(given, kept),
+        "images": None if images is None else [image_url(one, _SIDE) for one in _chosen(images, kept, count, "images")],
         # Pictures of few pixels are shown as pixels.
         "coarse": max(getattr(images if images is not None else gallery, "shape", (0,))[1:], default=0) <= 48,
         "maps": None if maps is None else _maps(maps, kept),
@@ -66,8 +66,8 @@ def pictures_data(
         found = np.unique(np.concatenate(near))
         found = found[found >= 0]
         side = _SMALL_SIDE if len(found) <= _MANY else _SMALLEST_SIDE
-        pictures = _uris(_chosen(gallery, found, None, "gallery"), side)
-        data["gallery"] = {str(index): uri for index, uri in zip(found.tolist(), pictures, strict=True)}
+        pictures = _chosen(gallery, found, None, "gallery")
+        data["gallery"] = {str(index): image_url(one, side) for index, one in zip(found, pictures, strict=True)}
     if explainer is not None and hasattr(explainer, "health"):
         health = explainer.health()
         data["findings"] = [asdict(finding) | {"subject": ""} for finding in health.findings]
@@ -140,12 +140,8 @@ def _chosen(images: Any, kept: NDArray[Any], count: int | None, argument: str) -
     return np.asarray(pictures_of(part, len(kept)), dtype=np.float32)
 
 
-def _uris(pictures: NDArray[np.float32], side: int) -> list[str]:
-    return [f"data:image/png;base64,{base64.b64encode(png(picture, side)).decode('ascii')}" for picture in pictures]
-
-
-def png(picture: NDArray[np.float32], side: int | None = None) -> bytes:
-    """A picture (height, width, 3) from 0 to 1 as a PNG file, no larger than so many pixels a side."""
+def image_url(picture: NDArray[np.float32], side: int | None = None) -> str:
+    """A picture (height, width, 3) from 0 to 1 as the URL of a PNG file, no larger than so many pixels a side."""
     try:
         from PIL import Image
     except ImportError as missing:
@@ -157,4 +153,4 @@ def png(picture: NDArray[np.float32], side: int | None = None) -> bytes:
         pixels.thumbnail((side, side), Image.Resampling.BOX)
     file = io.BytesIO()
     pixels.save(file, "PNG", optimize=True)
-    return file.getvalue()
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"

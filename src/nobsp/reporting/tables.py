@@ -68,12 +68,12 @@ def table_data(
     _require_whole(explanation, functions)
     classes_shown = _class_names(class_names, explainer, explanation.output_names)
     given = packing.read_labels(labels, rows=len(explanation), names=classes_shown, classes=class_names is not None)
-    classes = (given is not None and bool(given.names)) or getattr(hits, "classes", None) is not None
+    classes = bool(given[1]) or getattr(hits, "classes", None) is not None
     link = {"log_softmax": "softmax"}.get(functions.link, functions.link)
     if link == "identity" and classes:  # the usual one
         link = "softmax" if len(explanation.output_names) > 1 else "sigmoid"
-    if given is not None and given.names:
-        classes_shown = given.names
+    if given[1]:
+        classes_shown = given[1]
     elif link not in ("softmax", "sigmoid"):
         classes_shown = ()
     shown = _shown(explanation, functions)
@@ -186,7 +186,7 @@ def _difference(explanation: Explanation, shown: Shown) -> list[float | None]:
     return known(np.abs(apart[~explanation.outside.any(1)]).max(0, initial=0.0))
 
 
-def _rows(shown: Shown, labels: Labels | None, kept: NDArray[np.intp], names: Names) -> dict[str, Any]:
+def _rows(shown: Shown, labels: Labels, kept: NDArray[np.intp], names: Names) -> dict[str, Any]:
     """Rows to browse in."""
     levels, columns, account = shown.functions.level_axes, shown.columns, shown.account[kept]
     direct = account.values[:, len(shown.functions.tables) :]
@@ -207,7 +207,7 @@ def _rows(shown: Shown, labels: Labels | None, kept: NDArray[np.intp], names: Na
         "direct": packed(direct) if direct.shape[1] else None,
         "predictions": packed(account.predictions) if ran else None,
         "residuals": packed(account.residual) if ran else None,
-        "labels": None if labels is None else labels.pack(kept),
+        "labels": packing.packed_labels(labels, kept),
     }
 
 

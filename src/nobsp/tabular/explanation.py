@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import count, join_names, require_whole_number, suggest
+from nobsp._messages import count, free_name, join_names, require_whole_number, suggest
 from nobsp.base import Plots
 
 Array = NDArray[np.float64]
@@ -386,23 +386,20 @@ def _column_names(terms: Sequence[Term]) -> list[str]:
     """One name per term; where a feature's name reads like another term's, the larger term is put in brackets."""
     taken: dict[str, int] = {}
     for position in sorted(range(len(terms)), key=lambda place: len(terms[place])):
-        name = term_name(terms[position])
-        while name in taken:
-            name = f"({name})"
-        taken[name] = position
+        taken[free_name(term_name(terms[position]), taken)] = position
     return sorted(taken, key=taken.__getitem__)
 
 
-def output_position(output: int | str, names: Sequence[str]) -> int:
-    """Position of an output given by position or name."""
+def output_position(output: int | str, names: Sequence[str], what: str = "output") -> int:
+    """Position of an output, or of something else, given by position or name."""
     if isinstance(output, str):
         if output not in names:
-            raise ValueError(f"no output {output!r}; {suggest(output, names)}")
+            raise ValueError(f"no {what} {output!r}; {suggest(output, names)}")
         return list(names).index(output)
     if isinstance(output, bool) or not isinstance(output, int | np.integer):
-        raise TypeError(f"output must be a position or a name, found {output!r}.")
+        raise TypeError(f"{what} must be a position or a name, found {output!r}.")
     if not -len(names) <= output < len(names):
-        raise ValueError(f"output is {output}, but there are {count(len(names), 'output')}: {join_names(names, 12)}.")
+        raise ValueError(f"{what} is {output}, but there are {count(len(names), what)}: {join_names(names, 12)}.")
     return int(output) % len(names)
 
 
