@@ -147,7 +147,7 @@ def test_images_in_the_wrong_folder_are_found(nobsp: Run, gallery: Path, tmp_pat
             2,
             "only 119 others",
         ),
-        (("--data", "kinds.csv", "--target", "code", "--neighbours", "0"), 2, "--neighbours must be at least 1"),
+        (("--data", "kinds.csv", "--target", "code", "--neighbours", "0"), 2, "--neighbours. Must be >= 1"),
         (("--data", "kinds.csv", "--target", "code", "--features", "a,b,c", "--classes", *NAMES), 2, "whole numbers"),
     ],
 )

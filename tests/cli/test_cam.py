@@ -97,7 +97,7 @@ def test_a_class_may_be_asked_for_by_name_or_number(nobsp: Run, gallery: Path, t
         (("--class", "2"), 2, "--class 2: there is no such class; classes are numbered from 0 to 1."),
         (("--output-names", "a", "b", "c"), 1, "--output-names has 3 names but the model has 2 classes"),
         (("--size", "0"), 2, "--size takes a side"),
-        (("--limit", "0"), 2, "--limit must be at least 1"),
+        (("--limit", "0"), 2, "--limit. Must be >= 1"),
         (("--normalise", "imagent"), 2, "did you mean 'imagenet'?"),
         (("--normalise", "imagenet"), 2, "one for each of the 1 channels; found 3 (imagenet has three channels)"),
         (("--std", "0"), 2, "--std must be above zero"),

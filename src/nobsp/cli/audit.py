@@ -7,30 +7,17 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 from numpy.typing import NDArray
 
 from nobsp._messages import count, suggest
-from nobsp.cli import cam
+from nobsp.cli import cam, options
 from nobsp.cli.explain import fit_explainer, read_tables
 from nobsp.cli.inputs import Loaded, find_pictures, load_model, read_frame, write_csv
-from nobsp.cli.options import (
-    METHOD,
-    Console,
-    ImageOptions,
-    ModelOptions,
-    Names,
-    OutputOptions,
-    TableOptions,
-    UsageError,
-    require_path,
-    require_positive,
-    split_names,
-    write_folder,
-)
+from nobsp.cli.options import Console, ImageOptions, ModelOptions, OutputOptions, TableOptions, UsageError
 
 if TYPE_CHECKING:
     from nobsp import Audit, ContributionIndex
@@ -41,7 +28,7 @@ _COUNTS = ("likely_wrong_labels", "likely_errors", "boundary_cases", "outliers")
 _ROWS_IN_REPORT, _IMAGES_IN_REPORT = 5000, 60
 
 
-@Parameter(name="*", group=METHOD)
+@Parameter(name="*", group=options.METHOD)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AuditOptions:
     """What to compare with what."""
@@ -53,9 +40,9 @@ class AuditOptions:
     class where there may be several. A line for each row; of images, the first column is their names in the folder."""
     coefficients: Literal["head", "calibrated"] | None = None
     """Of images: the head's own weights (default), or found by the paper's Algorithm 1."""
-    classes: Names = None
+    classes: options.Names = None
     """The label of every class in the model's order, if labels are neither numbers from 0 nor output names."""
-    neighbours: int = 8
+    neighbours: Annotated[int, options.POSITIVE] = 8
     """How many neighbours to compare with."""
     precision: float = 0.8
     """Share of the suspected labels that should be wrong: the more, the fewer are suspected."""
@@ -63,7 +50,7 @@ class AuditOptions:
     """How many labels to suspect, instead of --precision."""
     outliers: float = 0.01
     """Typicality below which a row is an outlier."""
-    influence: int = 4
+    influence: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 4
     """How many rows that speak for a prediction, and how many against it, to show; 0 for none."""
     apply: Path | None = None
     """Decisions saved from the report (CSV or JSON): writes the table, or the list of images, after them; no --model
@@ -71,7 +58,7 @@ class AuditOptions:
 
     def name_classes(self, labels: Any) -> AuditOptions:
         """The same with several classes called as the columns of their labels, where they have no other names."""
-        names = split_names(self.classes) or [str(name) for name in labels.columns]
+        names = options.split_names(self.classes) or [str(name) for name in labels.columns]
         return self if labels.shape[1] == 1 else dataclasses.replace(self, classes=names)
 
     def check(self, others: int) -> None:
@@ -109,7 +96,6 @@ def audit(
         return
     if model is None:
         raise UsageError("--model is missing; name a file, or package.module:factory; only --apply needs none.")
-    require_positive(neighbours=method.neighbours, influence=method.influence or None)
     with output.write(FILES) as folder, model.limit_threads(1 if table else None):
         loaded = load_model(model)
         if isinstance(subject, TableOptions):
@@ -294,7 +280,7 @@ def _compare(
     """Compares every row with its neighbours in the database, which may hold the row itself."""
     from nobsp.neighbors import ContributionIndex, audit
 
-    names = method.classes if labels[0].ndim == 2 else split_names(method.classes)
+    names = method.classes if labels[0].ndim == 2 else options.split_names(method.classes)
     known = None if names is None else np.array(names)
     if known is not None and labels[0].dtype.kind == "i" and labels[0].ndim == 1:
         try:
@@ -382,7 +368,7 @@ def _apply_decisions(
         for column, value in zip(log, (name, one["decision"], before, labels[row] if row in kept else ""), strict=True):
             log[column].append(value)
     files = ("cleaned.csv", "changes.csv")
-    with write_folder(output.out, files, force=output.force) as folder:
+    with options.write_folder(output.out, files, force=output.force) as folder:
         write_csv(folder / files[0], {name: [values[row] for row in kept] for name, values in columns.items()})
         write_csv(folder / files[1], log)
     result: dict[str, Any] = {"kept": len(kept), "dropped": len(keys) - len(kept)}
@@ -429,7 +415,7 @@ def _as_label(written: Any, numbers: bool) -> Any:
 
 def _read_decisions(path: Path | None) -> list[dict[str, Any]]:
     assert path is not None
-    require_path(path, "--apply")
+    options.require_path(path, "--apply")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             found = json.load(file) if path.suffix.lower() == ".json" else list(csv.DictReader(file))

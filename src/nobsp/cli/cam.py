@@ -14,17 +14,9 @@ import numpy as np
 from cyclopts import Parameter
 
 from nobsp._messages import count, join_names, number_outputs, suggest
+from nobsp.cli import options
 from nobsp.cli.inputs import Loaded, Pictures, add_hint, find_pictures, load_model, write_csv
-from nobsp.cli.options import (
-    METHOD,
-    Console,
-    ImageOptions,
-    ModelOptions,
-    OutputOptions,
-    UsageError,
-    require_positive,
-    split_names,
-)
+from nobsp.cli.options import METHOD, POSITIVE, Console, ImageOptions, ModelOptions, OutputOptions, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,9 +107,9 @@ class ConfusionOptions:
 
     calibrate: Path | None = None
     """Images to calibrate on and to take neighbours from, one folder a class (default: those of --images)."""
-    pairs: int = 10
+    pairs: Annotated[int, POSITIVE] = 10
     """Most pairs of classes, the most frequent first."""
-    examples: int = 4
+    examples: Annotated[int, POSITIVE] = 4
     """Most images of a pair."""
     layer: str | None = None
     """Layer whose map to show (default: the last one that counts)."""
@@ -139,7 +131,6 @@ def confusions(
     """
     from nobsp import confusions as find_confusions
 
-    require_positive(pairs=method.pairs, examples=method.examples)
     with output.write(CONFUSION_FILES) as folder, model.limit_threads(None):
         pictures, others = find_images(images, method.calibrate, model)
         for option, ones in (("--images", pictures), ("--calibrate", others)):
@@ -225,16 +216,16 @@ def _describe_confusions(found: Mapping[str, Any]) -> list[str]:
     return lines + ["{count:,} × {truth} taken for {predicted} ({share:.1%}).".format(**one) for one in found["pairs"]]
 
 
-def find_images(options: ImageOptions, calibrate: Path | None, model: ModelOptions) -> tuple[Pictures, Pictures]:
+def find_images(images: ImageOptions, calibrate: Path | None, model: ModelOptions) -> tuple[Pictures, Pictures]:
     """The images to look at and those to calibrate on, which may be the same."""
     size = model.batch_size or 32
-    pictures = find_pictures(options.images, options, option="--images", batch_size=size)
+    pictures = find_pictures(images.images, images, option="--images", batch_size=size)
     if calibrate is None:
         return pictures, pictures
-    return pictures, find_pictures(calibrate, options, option="--calibrate", batch_size=size)
+    return pictures, find_pictures(calibrate, images, option="--calibrate", batch_size=size)
 
 
-def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, console: Console) -> tuple[Any, list[str]]:
+def prepare_network(model: ModelOptions, loaded: Loaded, images: Pictures, console: Console) -> tuple[Any, list[str]]:
     """The network, run once on the first images, and its classes, named after the folders if there are as many."""
     from torch import nn
 
@@ -246,7 +237,7 @@ def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, con
     with add_hint(f"{given}; --channels {3 if channels == 1 else 1} and --size give others."):
         module = loaded.prepare(lambda: some)
         if not isinstance(module, nn.Module):
-            raise ValueError(f"--model {options.model} is a {type(module).__name__}; maps need a torch module.")
+            raise ValueError(f"--model {model.model} is a {type(module).__name__}; maps need a torch module.")
         device, dtype = device_and_dtype(module)
         with evaluation_mode(module) as run:
             try:
@@ -254,7 +245,7 @@ def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, con
             except (RuntimeError, IndexError, TypeError) as failure:
                 shape = tuple(some.shape)
                 raise ValueError(f"the model cannot be run on input of shape {shape}: {failure}") from failure
-    names = split_names(options.output_names)
+    names = options.split_names(model.output_names)
     if names is None and len(images.classes) == outputs > 1:
         names = list(images.classes)
         console.step(f"classes are named after the folders, in their order: {join_names(names, 5)}")
@@ -264,7 +255,7 @@ def prepare_network(options: ModelOptions, loaded: Loaded, images: Pictures, con
 
 
 def fit_cam(
-    options: ModelOptions, network: Any, names: Sequence[str], others: Pictures, console: Console, **choices: Any
+    model: ModelOptions, network: Any, names: Sequence[str], others: Pictures, console: Console, **choices: Any
 ) -> NObSPCam:
     """The calibrated explainer."""
     from nobsp import NObSPCam
@@ -272,9 +263,9 @@ def fit_cam(
     console.step(f"calibrating on {count(len(others), 'image')} of {others.folder} ({others.preparation})")
     explainer = NObSPCam(
         network,
-        head=options.head,
+        head=model.head,
         output_names=names,
-        device=options.device,
+        device=model.device,
         batch_size=others.batch_size,
         **{name: value for name, value in choices.items() if value is not None},  # else the library's defaults
     )

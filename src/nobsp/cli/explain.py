@@ -14,16 +14,7 @@ from numpy.typing import NDArray
 
 from nobsp._messages import count, free_name, suggest
 from nobsp.cli.inputs import Data, Loaded, add_hint, group_columns, load_model, read_table, write_csv
-from nobsp.cli.options import (
-    METHOD,
-    Console,
-    ModelOptions,
-    Names,
-    OutputOptions,
-    TableOptions,
-    UsageError,
-    split_names,
-)
+from nobsp.cli.options import METHOD, Console, ModelOptions, Names, OutputOptions, TableOptions, UsageError, split_names
 
 if TYPE_CHECKING:
     from nobsp import NObSP
@@ -259,6 +250,8 @@ def _describe_score(found: Mapping[str, Any] | None) -> str:
 def _summarise(
     output: OutputOptions, data: Data, calibration: Data, explainer: NObSP, explanation: Explanation
 ) -> dict[str, Any]:
+    from nobsp.reporting.packing import known  # JSON has no nan
+
     state, functions = explainer.health(), explainer.functions_
     numbers: dict[str, Any] = {"explained": state.explained, "inside": state.inside, "ridge": explainer.ridge_}
     if calibration is not data:
@@ -269,7 +262,7 @@ def _summarise(
     if data.target is not None:
         what: dict[str, Any] = {"target": data.target, "output_names": names, "link": explainer.link_}
         predicts = score_predictions(explanation.predictions, data.labels, **what)
-    shares = [{name: _number(values[k]) for name, values in numbers.items()} for k in range(len(names))]
+    shares = [dict(zip(numbers, parts, strict=True)) for parts in zip(*map(known, numbers.values()), strict=True)]
     return {
         "outputs": [{"name": name, **share} for name, share in zip(names, shares, strict=True)],
         "held_out": state.held_out,
@@ -325,8 +318,3 @@ def _shares(outputs: Sequence[Mapping[str, Any]], what: str) -> str:
 
 def _list(texts: Sequence[str]) -> str:
     return ", ".join(texts[:5]) + (" …" if len(texts) > 5 else "")
-
-
-def _number(share: float) -> float | None:
-    """JSON has no nan."""
-    return float(share) if share == share else None

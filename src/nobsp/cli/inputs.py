@@ -20,15 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nobsp._messages import count, suggest
-from nobsp.cli.options import (
-    ImageOptions,
-    ModelOptions,
-    TableOptions,
-    UsageError,
-    require_path,
-    require_positive,
-    split_names,
-)
+from nobsp.cli.options import ImageOptions, ModelOptions, TableOptions, UsageError, require_path, split_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -445,7 +437,6 @@ def find_pictures(folder: Path, options: ImageOptions, *, option: str, batch_siz
     size = options.size
     if size is not None and (len(size) > 2 or any(side < 1 for side in size)):
         raise UsageError(f"--size takes a side, or height and width, in pixels; found {' '.join(map(str, size))}.")
-    require_positive(limit=options.limit)
     inside = [path.relative_to(folder).parts for path in found]
     labels = tuple(parts[0] if len(parts) > 1 else None for parts in inside)
     classes = tuple(sorted({label for label in labels if label is not None}))

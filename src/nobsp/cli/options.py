@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, validators
 
 from nobsp._messages import suggest
 
@@ -25,6 +25,7 @@ Names = Annotated[list[str] | None, Parameter(consume_multiple=True)]
 Integers = Annotated[list[int] | None, Parameter(consume_multiple=True)]
 Numbers = Annotated[list[float] | None, Parameter(consume_multiple=True)]
 Flag = Annotated[bool, Parameter(show_default=False)]
+POSITIVE = Parameter(validator=validators.Number(gte=1))
 
 
 class UsageError(Exception):
@@ -129,14 +130,13 @@ class ModelOptions:
     """Where to run the model, such as cuda or cpu."""
     batch_size: int | None = None
     """Most rows (default 4096) or images (default 32) in one forward call."""
-    threads: int | None = None
+    threads: Annotated[int | None, POSITIVE] = None
     """Threads torch may use (default 1 for tables, torch's own choice for images)."""
 
     def limit_threads(self, default: int | None) -> AbstractContextManager[None]:
         """Lets torch use as many threads as asked for."""
         from nobsp.network.inference import use_threads
 
-        require_positive(threads=self.threads)
         return use_threads(default if self.threads is None else self.threads)
 
 
@@ -174,7 +174,7 @@ class ImageOptions:
     """Subtracted, instead of --normalise: one number, or one per channel."""
     std: Numbers = None
     """Divided by, instead of --normalise: one number, or one per channel."""
-    limit: int | None = None
+    limit: Annotated[int | None, POSITIVE] = None
     """Use the first images only."""
 
 
@@ -201,13 +201,6 @@ class OutputOptions:
         if self.report:
             require_report()
         return write_folder(self.out, list(self.paths(names)), force=self.force)
-
-
-def require_positive(**numbers: int | None) -> None:
-    """A usage error where a number that an option gives is below one."""
-    for name, number in numbers.items():
-        if number is not None and number < 1:
-            raise UsageError(f"--{name} must be at least 1, found {number}.")
 
 
 def require_report() -> None:
