@@ -19,7 +19,8 @@ def join_names(names: Iterable[Any], most: int = 8) -> str:
 
 def count(number: int, what: str) -> str:
     """A number of things."""
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+    ending = "" if number == 1 else "es" if what.endswith("s") else "s"
+    return f"{number:,} {what}{ending}"
 
 
 def number_outputs(outputs: int) -> tuple[str, ...]:

@@ -209,8 +209,7 @@ def _audit_images(
         labels = [_read_labels(one, method.labels, "--labels") for one in tables]
         method = method.name_classes(tables[0])
     else:
-        for option, ones in (("--images", pictures), ("--calibrate", database)):
-            cam.require_folders(ones, option, "an audit needs one folder a class, or --labels")
+        cam.require_folders(pictures, database, "an audit needs one folder a class, or --labels")
         labels = [np.array(ones.labels) for ones in (database, pictures)]
     method.check(len(database) - (pictures is database))
     link = "sigmoid" if labels[0].ndim == 2 else None

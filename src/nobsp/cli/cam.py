@@ -133,8 +133,7 @@ def confusions(
 
     with output.write(CONFUSION_FILES) as folder, model.limit_threads(None):
         pictures, others = find_images(images, method.calibrate, model)
-        for option, ones in (("--images", pictures), ("--calibrate", others)):
-            require_folders(ones, option, "confusions need one folder a class")
+        require_folders(pictures, others, "confusions need one folder a class")
         loaded = load_model(model)
         network, names = prepare_network(model, loaded, others, console)
         unknown = sorted(set(map(str, pictures.labels)) - set(names))
@@ -158,11 +157,12 @@ def confusions(
     console.show(result | {"files": output.paths(written)}, _describe_confusions)
 
 
-def require_folders(pictures: Pictures, option: str, how: str) -> None:
+def require_folders(pictures: Pictures, others: Pictures, how: str) -> None:
     """A usage error where an image has no class."""
-    if None in pictures.labels:
-        alone = pictures.paths[pictures.labels.index(None)].name
-        raise UsageError(f"{option} {pictures.folder}: {alone} lies in no folder; {how}.")
+    for option, ones in (("--images", pictures), ("--calibrate", others)):
+        if None in ones.labels:
+            alone = ones.paths[ones.labels.index(None)].name
+            raise UsageError(f"{option} {ones.folder}: {alone} lies in no folder; {how}.")
 
 
 def _write_confusions(
@@ -404,8 +404,8 @@ def _summarise(
 
 
 def _describe(found: Mapping[str, Any]) -> list[str]:
-    classes = f"{len(found['classes']):,} class{'es' if len(found['classes']) != 1 else ''}"
-    lines = [f"{count(found['images'], 'image')}, {classes}; maps of layer {found['layer']!r}."]
+    what = f"{count(found['images'], 'image')}, {count(len(found['classes']), 'class')}"
+    lines = [f"{what}; maps of layer {found['layer']!r}."]
     if found["accuracy"] is not None:
         lines.append(f"{found['accuracy']:.1%} of the predictions are the class of the image's folder.")
     lines += [f"{one['severity']}: {one['message']}" for one in found["health"]]

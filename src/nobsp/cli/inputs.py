@@ -343,15 +343,12 @@ _PRESETS: dict[str, tuple[Sequence[float], Sequence[float]]] = {
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Images of a folder, prepared the way a network takes them and read when they are needed.
-
-    `labels` are the folders the images lie in, None for images in no folder; `classes` are all those folders, sorted.
-    """
+    """Images of a folder, prepared the way a network takes them and read when they are needed."""
 
     folder: Path
     paths: tuple[Path, ...]
-    labels: tuple[str | None, ...]
-    classes: tuple[str, ...]
+    labels: tuple[str | None, ...]  # the folders they lie in, None for images in no folder
+    classes: tuple[str, ...]  # all those folders, sorted
     size: tuple[int, int] | None
     squash: bool
     mean: tuple[float, ...]

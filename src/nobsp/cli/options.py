@@ -211,10 +211,7 @@ def require_report() -> None:
 
 @contextmanager
 def write_folder(folder: Path, names: Sequence[str], *, force: bool) -> Iterator[Path]:
-    """Yields an empty folder beside `folder`; its content moves there at the end, if all went well.
-
-    Whatever goes wrong, Ctrl-C included, nothing half-written is left. Results there are replaced only by `force`.
-    """
+    """Yields an empty folder beside `folder`, whose content moves there if all goes well; else nothing is left."""
     there = ", ".join(name for name in names if (folder / name).exists())
     if there and not force:
         raise UsageError(f"--out {folder} has {there} already; choose another folder, or replace with --force.")

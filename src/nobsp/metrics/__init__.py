@@ -5,17 +5,19 @@ that is not defined, of a constant vector say, is nan and comes with an `Undefin
 """
 
 from nobsp.metrics.arrays import UndefinedScoreWarning, at_target
-from nobsp.metrics.deletion import RegionCurves, region_deletion_auc, region_insertion_auc
 from nobsp.metrics.scores import (
     DeltaAgreement,
     Faithfulness,
     FunctionReproduction,
     Pairs,
+    RegionCurves,
     attribution_faithfulness,
     delta_agreement,
     find_pairs,
     function_reproduction,
     gini_sparseness,
+    region_deletion_auc,
+    region_insertion_auc,
     removal_effects,
     sparseness,
 )

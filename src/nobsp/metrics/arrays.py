@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -116,27 +116,20 @@ def mean_of_known(values: Array) -> float:
 
 @contextmanager
 def running(model: Model, *, batch_size: int) -> Iterator[Callable[[NDArray[Any]], Array]]:
-    """A function from rows to outputs of shape (rows, outputs), run in batches.
-
-    A torch module is run in evaluation mode on its own device and in its own precision, and is left as it was. Any
-    other function gets arrays and may return an array or a tensor.
-    """
+    """A function from rows to outputs (rows, outputs), run in batches; modules are left as they were."""
     require_whole_number("batch_size", batch_size)
     if not callable(model):
         raise TypeError(f"model should be a torch module or a function, found {type(model).__name__}.")
-    with ExitStack() as stack:
-        call: Callable[[Any], Any] = model
-        if isinstance(model, nn.Module):
-            module = unwrap(model)
-            device, dtype = device_and_dtype(module)
-            forward = stack.enter_context(evaluation_mode(module))
-            call = lambda batch: forward(torch.as_tensor(batch, dtype=dtype, device=device))  # noqa: E731
+    module = unwrap(model) if isinstance(model, nn.Module) else None
+    device, dtype = (None, None) if module is None else device_and_dtype(module)
+    with nullcontext(model) if module is None else evaluation_mode(module) as call:
 
         def run(rows: NDArray[Any]) -> Array:
             found = []
             for start in range(0, len(rows), batch_size):
                 batch = rows[start : start + batch_size]
-                outputs = as_array(call(batch), "what the model returned", ndim=(1, 2))
+                given: Any = batch if module is None else torch.as_tensor(batch, dtype=dtype, device=device)
+                outputs = as_array(call(given), "what the model returned", ndim=(1, 2))
                 if len(outputs) != len(batch):
                     raise ValueError(f"the model returned {len(outputs)} outputs for {len(batch)} rows.")
                 found.append(outputs.reshape(len(batch), -1))

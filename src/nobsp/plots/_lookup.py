@@ -104,10 +104,7 @@ def find_functions(given: Any, plot: str) -> CompiledExplainer:
 
 
 def row_places(functions: CompiledExplainer, rows: Any) -> dict[int, Array]:
-    """Per feature that has a line or levels, where each row is: a number, or the position of its level; else NaN.
-
-    Rows are a table or an explanation; without any there are no places.
-    """
+    """Per feature that has a line or levels, where each row is: a number, or its level's position, else NaN."""
     rows = rows.data if isinstance(rows, Explanation) else rows
     if rows is None or len(rows) == 0:
         return {}

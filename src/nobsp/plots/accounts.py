@@ -156,10 +156,7 @@ def ledger(ex: Explanation, *, output: Output = None, max_display: int = 10, ax:
 
 
 def variance_shares(ex: Explanation) -> Array:
-    """Shares of variance that main effects, pairs, larger terms and the residual explain, shape (4, outputs).
-
-    NaN for outputs that do not vary; else each column adds up to one.
-    """
+    """Shares of variance of main effects, pairs, larger terms and residual, (4, outputs); NaN where there is none."""
     parts = [ex[:, [len(term) <= size for term in ex.terms]].explained() for size in (1, 2, len(ex.feature_names))]
     return np.diff([np.zeros_like(parts[0]), *parts, np.ones_like(parts[0])], axis=0)
 

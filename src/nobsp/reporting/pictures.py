@@ -80,7 +80,7 @@ def _facts(maps: Any, hits: Any, explainer: Any, data: str) -> list[Fact]:
     facts.append(("Data", data))
     if maps is not None:
         height, width = maps.locations
-        facts.append(("Classes", counted(len(maps.output_names), "class").replace("classs", "classes")))
+        facts.append(("Classes", counted(len(maps.output_names), "class")))
         facts.append(("Map", f"{height} × {width} places in layer {maps.layer}"))
         facts += [("Shown", maps.caption()), ("Compared with", maps.reference)]
         facts += [("Calibrated on", counted(explainer.health().rows, "image"))] if hasattr(explainer, "health") else []
