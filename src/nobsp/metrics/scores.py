@@ -373,8 +373,7 @@ def delta_agreement(attributions: Any, outputs: Any, pairs: Pairs) -> DeltaAgree
         >>> from nobsp.metrics import delta_agreement, find_pairs
         >>> X = np.random.default_rng(0).normal(size=(60, 2))
         >>> parts = np.column_stack([X[:, 0] ** 2, 3 * X[:, 1]])
-        >>> pairs = find_pairs(X)
-        >>> delta_agreement(parts, parts.sum(axis=1), pairs).pearson > 0.99
+        >>> delta_agreement(parts, parts.sum(axis=1), find_pairs(X)).pearson > 0.99
         True
     """
     given = as_array(attributions, "attributions", ndim=(2,))

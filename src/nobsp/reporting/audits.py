@@ -131,17 +131,16 @@ def influence_for_page(
     )
     measured = np.asarray(influence.target).dtype.kind == "f"  # values of a regression
     texts = [f"{label:.4g}" if measured else label_text(label, names) for label in labels.ravel().tolist()]
-    shown = sorted(set(texts))
+    shown, codes = np.unique(texts, return_inverse=True)
+    target = np.asarray(influence.target)[kept].tolist()
     return {
         "count": order.shape[1],
         "indices": packed_codes(indices),
         "values": packed(np.take_along_axis(values, order, 1), "f4"),
         "shares": packed(shares, "f4"),
-        "labels": packed_codes([shown.index(text) for text in texts]),
-        "names": shown,
-        "targets": None
-        if measured
-        else [label_text(one, names) for one in np.asarray(influence.target)[kept].tolist()],
+        "labels": packed_codes(codes),
+        "names": shown.tolist(),
+        "targets": None if measured else [label_text(one, names) for one in target],
         "base": known(np.asarray(influence.base)[kept]),
         "logits": known(np.asarray(influence.logits)[kept]),
         "exact": float(influence.exact),

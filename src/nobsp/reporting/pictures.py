@@ -40,6 +40,7 @@ def pictures_data(
     classes = tuple(str(n) for n in class_names) if class_names is not None else getattr(maps, "output_names", ())
     noun = "row" if maps is None and images is None and gallery is None else "image"
     kept = evenly(count, MOST_IMAGES)
+    health = explainer.health() if hasattr(explainer, "health") else None
     given = read_labels(labels, rows=count, names=classes, classes=bool(classes))
     data: dict[str, Any] = {
         "count": len(kept),
@@ -58,8 +59,8 @@ def pictures_data(
         "gallery": {},
         "facts": _facts(maps, hits, explainer, counted(count, noun)),
         # None where nothing was examined: silence is no verdict.
-        "findings": None,
-        "explained": None,
+        "findings": None if health is None else [asdict(finding) | {"subject": ""} for finding in health.findings],
+        "explained": None if health is None else known(health.explained),
     }
     near = [np.asarray(one.indices)[kept].ravel() for one in (hits, influence) if one is not None]
     if near and gallery is not None:
@@ -68,10 +69,6 @@ def pictures_data(
         side = _SMALL_SIDE if len(found) <= _MANY else _SMALLEST_SIDE
         pictures = _chosen(gallery, found, None, "gallery")
         data["gallery"] = {str(index): image_url(one, side) for index, one in zip(found, pictures, strict=True)}
-    if explainer is not None and hasattr(explainer, "health"):
-        health = explainer.health()
-        data["findings"] = [asdict(finding) | {"subject": ""} for finding in health.findings]
-        data["explained"] = known(health.explained)
     return data
 
 

@@ -79,6 +79,9 @@ def table_data(
     shown = _shown(explanation, functions)
     functions, health = shown.functions, functions.state
     kept = packing.evenly(len(explanation), shown.most_rows)
+    # How far the sum of the tables is from the explanation's, over rows within what was calibrated.
+    terms = [explanation.terms.index(term) for term in functions.terms]
+    apart = explanation.values[:, terms].sum(1) - shown.account.values[:, : len(terms)].sum(1)
     sizes = _mean_size(shown.account.values)
     unknown = np.full((len(functions.terms) + len(functions.left_out) - len(sizes), sizes.shape[1]), np.nan)
     return {
@@ -104,7 +107,7 @@ def table_data(
         "mains": known(functions.importances["main"]),
         "totals": known(functions.importances["total"]),
         "truth": truth_for_page(truth, functions, shown.columns),
-        "difference": _difference(explanation, shown),
+        "difference": known(np.abs(apart[~explanation.outside.any(1)]).max(0, initial=0.0)),
         "rows": _rows(shown, given, kept, names),
     }
 
@@ -177,13 +180,6 @@ def account_for_variance(account: Explanation) -> dict[str, Any]:
             "spread": known(predictions.std(0)),
         },
     }
-
-
-def _difference(explanation: Explanation, shown: Shown) -> list[float | None]:
-    """Largest difference of the tables' sum to the explanation's, over rows within what was calibrated."""
-    terms = [explanation.terms.index(term) for term in shown.functions.terms]
-    apart = explanation.values[:, terms].sum(1) - shown.account.values[:, : len(terms)].sum(1)
-    return known(np.abs(apart[~explanation.outside.any(1)]).max(0, initial=0.0))
 
 
 def _rows(shown: Shown, labels: Labels, kept: NDArray[np.intp], names: Names) -> dict[str, Any]:
