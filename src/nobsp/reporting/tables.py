@@ -161,11 +161,7 @@ def _class_names(given: Names, explainer: Any, outputs: Sequence[str]) -> tuple[
 
 
 def account_for_variance(account: Explanation) -> dict[str, Any]:
-    """What is accounted for over these rows, per output; None where it does not vary, or is not known.
-
-    The ledger has shares of the variance that add up to one: main effects, what interactions add, what is left over.
-    Residuals are how far the sum of the terms is from the model, beside how far predictions are spread.
-    """
+    """Per output, shares of variance that add up to one, and residuals beside the spread; None where not known."""
     whole = account[np.isfinite(account.residual).all(1)]
     first, left = whole.order(1).explained(), 1 - whole.explained()
     unknown = np.full((1, len(account.output_names)), np.nan)
