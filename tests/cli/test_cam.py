@@ -98,7 +98,7 @@ def test_a_class_may_be_asked_for_by_name_or_number(nobsp: Run, gallery: Path, t
         (("--output-names", "a", "b", "c"), 1, "--output-names has 3 names but the model has 2 classes"),
         (("--size", "0"), 2, "--size takes a side"),
         (("--limit", "0"), 2, "--limit. Must be >= 1"),
-        (("--normalise", "imagent"), 2, "did you mean 'imagenet'?"),
+        (("--normalise", "imagent"), 2, '--normalise. Choose from: "imagenet"'),
         (("--normalise", "imagenet"), 2, "one for each of the 1 channels; found 3 (imagenet has three channels)"),
         (("--std", "0"), 2, "--std must be above zero"),
         (("--channels", "3"), 1, "cannot be run on input of shape"),

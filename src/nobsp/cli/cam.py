@@ -141,9 +141,8 @@ def confusions(
             raise UsageError(f"folder {unknown[0]}: there is no such class; {suggest(unknown[0], names)}")
         explainer = fit_cam(model, network, names, others, console, layer=method.layer)
         console.step(f"looking for confusions in {count(len(pictures), 'image')}")
-        found = find_confusions(
-            explainer, pictures, list(pictures.labels), pairs=method.pairs, examples=method.examples
-        )
+        most = {"pairs": method.pairs, "examples": method.examples}
+        found = find_confusions(explainer, pictures, list(pictures.labels), **most)
         frame = found.frame()
         write_csv(folder / "confusions.csv", {str(name): list(frame[name]) for name in frame.columns})
         warning = suggest_order(found.matrix, names)

@@ -448,8 +448,6 @@ def _normalisation(options: ImageOptions) -> tuple[tuple[float, ...], tuple[floa
     """Mean and spread per channel, from --normalise or from --mean and --std."""
     channels = options.channels
     named = options.normalise or ("imagenet" if channels == 3 else "none")
-    if named not in _PRESETS:
-        raise UsageError(f"--normalise {named}: {suggest(named, list(_PRESETS))}")
     mean, std = options.mean or _PRESETS[named][0], options.std or _PRESETS[named][1]
     for option, numbers in (("--mean", mean), ("--std", std)):
         if len(numbers) not in (1, channels):

@@ -168,7 +168,7 @@ class ImageOptions:
     """Resize the shorter side to --size and crop the middle, or squash the image."""
     channels: Literal[1, 3] = 3
     """1 for grey, 3 for colour."""
-    normalise: str | None = None
+    normalise: Literal["imagenet", "half", "none"] | None = None
     """imagenet (default for colour), half (-1 to 1) or none (0 to 1, default for grey)."""
     mean: Numbers = None
     """Subtracted, instead of --normalise: one number, or one per channel."""
