@@ -68,6 +68,14 @@ def as_numpy(values: Any) -> NDArray[Any]:
     return np.asarray(values)
 
 
+def frame_of(data: Any) -> Any:
+    """A frame of any library as narwhals sees it; None for anything else."""
+    import narwhals as nw
+
+    frame = nw.from_native(data, eager_only=True, pass_through=True)
+    return frame if isinstance(frame, nw.DataFrame) else None
+
+
 def matched(frame: Any, *, argument: str, columns: Sequence[str] | None) -> Any:
     """A frame of narwhals with its columns in the expected order."""
     if columns is None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import as_numpy, join_names, suggest
+from nobsp._messages import as_numpy, frame_of, join_names, suggest
 from nobsp.plots.labels import shorten
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation, output_position
@@ -136,14 +136,6 @@ def feature_values(ex: Explanation) -> dict[str, NDArray[Any] | None]:
         else:
             found[feature.name] = places
     return found
-
-
-def frame_of(data: Any) -> Any:
-    """A frame of any library as narwhals sees it; None for anything else."""
-    import narwhals as nw
-
-    frame = nw.from_native(data, eager_only=True, pass_through=True)
-    return frame if isinstance(frame, nw.DataFrame) else None
 
 
 def columns_of(data: Any) -> dict[str, NDArray[Any]]:

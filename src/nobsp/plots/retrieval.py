@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import as_numpy, percent, require_whole_number, suggest
+from nobsp._messages import as_numpy, frame_of, percent, require_whole_number, suggest
 from nobsp.plots import _axes, _lookup
 from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, get_panels, new_figure
 from nobsp.plots._lookup import Array
@@ -87,7 +87,7 @@ def retrieval_panel(
     given = [(hits_contributions, "contributions"), (hits_activations, "activations")]
     spaces = [_neighbours(hits, name, row, class_names, max_display) for hits, name in given if hits is not None]
     title = _query_title(hits_contributions, row, label, class_names)
-    if _lookup.frame_of(database) is not None or getattr(database, "ndim", 0) == 2:
+    if frame_of(database) is not None or getattr(database, "ndim", 0) == 2:
         return _table(query, database, spaces, title, row, features, ax)
     count = max(len(space.indices) for space in spaces)
     if ax is None:
@@ -195,7 +195,7 @@ def _table(
 def _columns(database: Any, features: Sequence[str] | None) -> dict[str, NDArray[Any]]:
     """The columns to show, by name."""
     every = _lookup.columns_of(database)
-    if _lookup.frame_of(database) is None and features is not None:
+    if frame_of(database) is None and features is not None:
         if len(features) != len(every):
             raise ValueError(f"features has {len(features)} names but database has {len(every)} columns.")
         every, features = dict(zip(map(str, features), every.values(), strict=True)), None
@@ -208,7 +208,7 @@ def _columns(database: Any, features: Sequence[str] | None) -> dict[str, NDArray
 
 def _query(query: Any, row: int, names: Sequence[str]) -> dict[str, Any]:
     """The query's values by name."""
-    frame = _lookup.frame_of(query)
+    frame = frame_of(query)
     if frame is not None:
         place = row if len(frame) > 1 else 0
         return {str(name): frame[name].to_list()[place] for name in frame.columns}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import count, suggest
+from nobsp._messages import count, frame_of, suggest
 from nobsp.base import Finding, sort_findings
 from nobsp.reporting import packing
 from nobsp.reporting.audits import hits_for_page, influence_for_page
@@ -207,8 +207,8 @@ def _row_names(data: Any, kept: NDArray[np.intp]) -> list[str] | list[int]:
     """The index of a pandas frame, else positions among all rows."""
     import narwhals as nw
 
-    frame = nw.from_native(data, eager_only=True, pass_through=True)
-    index = nw.maybe_get_index(frame) if isinstance(frame, nw.DataFrame) else None
+    frame = frame_of(data)
+    index: Any = None if frame is None else nw.maybe_get_index(frame)
     if index is None or [*index] == list(range(len(index))):
         return [int(position) for position in kept]
     return [str(name) for name in index]

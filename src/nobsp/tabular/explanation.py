@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import count, free_name, join_names, require_whole_number, suggest
+from nobsp._messages import count, frame_of, free_name, join_names, require_whole_number, suggest
 from nobsp.base import Plots
 
 Array = NDArray[np.float64]
@@ -425,8 +425,8 @@ def frame_like(data: Any, columns: dict[str, Any]) -> Any:
     """Columns as a frame of the same kind as `data`, or of any kind that is installed."""
     import narwhals as nw
 
-    frame = nw.from_native(data, eager_only=True, pass_through=True)
-    if isinstance(frame, nw.DataFrame):
+    frame = frame_of(data)
+    if frame is not None:
         made = nw.from_dict(columns, backend=frame.implementation).to_native()
         index = nw.maybe_get_index(frame)
         if index is not None:  # so that it can be joined with the rows it explains
@@ -474,20 +474,16 @@ def _positions(asked: Any, count: int, axis: str, find: Callable[[Any], int]) ->
 
 def take_rows(data: Any, rows: Any) -> Any:
     """Some rows of a frame, an array or a tensor, by position."""
-    import narwhals as nw
-
-    frame = nw.from_native(data, eager_only=True, pass_through=True)
-    if isinstance(frame, nw.DataFrame):
+    frame = frame_of(data)
+    if frame is not None:
         return frame[rows, :].to_native()
     return data[rows] if data is not None else None
 
 
 def _data_matrix(data: Any, rows: int, features: Sequence[str]) -> NDArray[Any]:
     """The explained rows, one column per feature; NaN where a feature is no single column of theirs."""
-    import narwhals as nw
-
-    frame = nw.from_native(data, eager_only=True, pass_through=True)
-    if isinstance(frame, nw.DataFrame):
+    frame = frame_of(data)
+    if frame is not None:
         # By name where names are features: the caller's columns may come in any order.
         named = {str(name): position for position, name in enumerate(frame.columns)}
         if len(named) == len(features) and not set(features) & set(named):
