@@ -1,8 +1,10 @@
-"""A class-token transformer trained on digits: region deletion of accounts beside attention maps and occlusion."""
+"""Class-token transformers of digits and CIFAR-10: region deletion of accounts, attention maps and occlusion."""
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,26 +13,49 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.report import Cell, Column, Report, Table, options, publish
+from benchmarks.data import cache_folder, load_images
+from benchmarks.report import Cell, Column, Report, Table, options, progress, publish
 from benchmarks.significance import bootstrap_interval
 from benchmarks.vision.accounts import times_forward
 from nobsp.metrics import region_deletion_auc, region_insertion_auc
 from nobsp.vision import NObSPCam
 
-SEED, SIDE, PATCH, WIDTH, BLOCKS = 0, 8, 2, 48, 4
-CELLS = SIDE // PATCH
+SEED = 0
 POINTS = (1, 2, 4, 8, None)
+RIVALS = ("attention rollout", "Chefer", "LeGrad", "GradCAM")
 Maps = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A transformer, and what it is trained and judged on."""
+
+    title: str
+    channels: int
+    side: int
+    patch: int
+    width: int
+    blocks: int
+    epochs: int
+    judged: int
+
+    @property
+    def cells(self) -> int:
+        return self.side // self.patch
+
+
+DIGITS = Task("digits", channels=1, side=8, patch=2, width=48, blocks=4, epochs=60, judged=397)
+CIFAR = Task("CIFAR-10", channels=3, side=32, patch=4, width=64, blocks=6, epochs=24, judged=600)
 
 
 class Embed(nn.Module):
     """Patches and a class token, each with its place."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: Task) -> None:
         super().__init__()
-        self.cut = nn.Conv2d(1, WIDTH, PATCH, stride=PATCH)
-        self.first = nn.Parameter(0.02 * torch.randn(1, 1, WIDTH))
-        self.place = nn.Parameter(0.02 * torch.randn(1, 1 + CELLS**2, WIDTH))
+        self.cut = nn.Conv2d(task.channels, task.width, task.patch, stride=task.patch)
+        self.first = nn.Parameter(0.02 * torch.randn(1, 1, task.width))
+        self.place = nn.Parameter(0.02 * torch.randn(1, 1 + task.cells**2, task.width))
 
     def forward(self, x: Tensor) -> Tensor:
         patches = self.cut(x).flatten(2).transpose(1, 2)
@@ -40,12 +65,12 @@ class Embed(nn.Module):
 class Block(nn.Module):
     """Attention and two linear layers; keeps its attention for those who read it."""
 
-    def __init__(self, heads: int = 4) -> None:
+    def __init__(self, width: int, heads: int = 4) -> None:
         super().__init__()
         self.heads = heads
-        self.one, self.two = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.mix, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.wide = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+        self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
         self.attention = torch.empty(0)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -60,37 +85,80 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Reads its class token."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: Task) -> None:
         super().__init__()
-        self.embed, self.blocks = Embed(), nn.Sequential(*(Block() for _ in range(BLOCKS)))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 10)
+        self.task = task
+        self.embed, self.blocks = Embed(task), nn.Sequential(*(Block(task.width) for _ in range(task.blocks)))
+        self.norm, self.head = nn.LayerNorm(task.width), nn.Linear(task.width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.norm(self.blocks(self.embed(x)))[:, 0])
         return logits
 
 
-def trained(epochs: int) -> tuple[Transformer, Tensor, Tensor, Tensor]:
-    """The network, training images, and unseen images with their classes."""
+def read_digits() -> tuple[Tensor, Tensor, int]:
+    """Images, classes, and how many of them are trained on."""
     data = load_digits()
-    images = torch.from_numpy(data.images)[:, None].float() / 16
-    images = (images - images[:1400].mean()) / images[:1400].std()
-    classes = torch.from_numpy(data.target)
+    images, train = torch.from_numpy(data.images)[:, None].float() / 16, 1400
+    return (images - images[:train].mean()) / images[:train].std(), torch.from_numpy(data.target), train
+
+
+def read_cifar() -> tuple[Tensor, Tensor, int]:
+    """Training images and 8,000 test images are trained on; the 2,000 test images left are unseen."""
+    sets = [load_images("cifar10", split=split) for split in ("train", "val")]
+    images = torch.from_numpy(np.concatenate([one.array() for one in sets]))
+    classes = torch.from_numpy(np.concatenate([one.labels for one in sets]))
+    train = len(images) - 2000
+    mean, spread = (of(images[:train], (0, 2, 3), keepdim=True) for of in (torch.mean, torch.std))
+    return (images - mean) / spread, classes, train
+
+
+def augment(images: Tensor, reach: int) -> Tensor:
+    """All moved alike and, photographs, half of them mirrored."""
+    if images.shape[1] == 3:
+        mirrored = torch.rand(len(images)) < 0.5
+        images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
+    shift = [int(step) for step in torch.randint(-reach, reach + 1, (2,))]
+    return images.roll(shift, (2, 3))
+
+
+def trained(task: Task, epochs: int) -> tuple[Transformer, Tensor, Tensor, Tensor]:
+    """The network, training images, and unseen images with their classes."""
+    images, classes, train = read_digits() if task is DIGITS else read_cifar()
+    kept: Path | None = cache_folder() / f"class-token-{task.title}-{epochs}.pt" if task is CIFAR else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        model = Transformer()
-        optimizer = torch.optim.AdamW(model.parameters(), 2e-3, weight_decay=0.05)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=14 * epochs)
-        for _ in range(epochs):
-            for rows in torch.randperm(1400).split(100):
-                shift = [int(step) for step in torch.randint(-1, 2, (2,))]
-                optimizer.zero_grad()
-                moved = images[rows].roll(shift, (2, 3))
-                functional.cross_entropy(model(moved), classes[rows], label_smoothing=0.05).backward()
-                optimizer.step()
-                schedule.step()
+        model = Transformer(task)
+        if kept is not None and kept.is_file():
+            model.load_state_dict(torch.load(kept, weights_only=True))
+        else:
+            _train(model, images[:train], classes[:train], epochs)
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(model.state_dict(), kept)
     model.zero_grad(set_to_none=True)
-    return model.eval().requires_grad_(False), images[:1400], images[1400:], classes[1400:]
+    return model.eval().requires_grad_(False), images[:train], images[train:], classes[train:]
+
+
+def _train(model: Transformer, images: Tensor, classes: Tensor, epochs: int) -> None:
+    small = model.task is DIGITS
+    batch, reach, rate = (100, 1, 2e-3) if small else (128, 4, 1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.05)
+    steps = -(-len(images) // batch)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps * epochs)
+    for epoch in range(epochs):
+        for rows in torch.randperm(len(images)).split(batch):
+            optimizer.zero_grad()
+            # Half precision halves the time where the processor has it; digits take seconds as they are.
+            with torch.autocast("cpu", torch.bfloat16, enabled=not small):
+                loss = functional.cross_entropy(
+                    model(augment(images[rows], reach)), classes[rows], label_smoothing=0.05
+                )
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        if not small:
+            progress(f"{model.task.title}: epoch {epoch + 1} of {epochs}, loss {float(loss.detach()):.2f}")
 
 
 def attention_maps(model: Transformer, images: Tensor, target: Tensor) -> dict[str, Maps]:
@@ -104,7 +172,7 @@ def attention_maps(model: Transformer, images: Tensor, target: Tensor) -> dict[s
         own = model.head(model.norm(tokens)[:, 0]).gather(1, target[:, None]).sum()
         attention = [block.attention for block in model.blocks]
         gradients = torch.autograd.grad(own, [*attention, kept[-1]])
-    eye = torch.eye(1 + CELLS**2)
+    eye = torch.eye(1 + model.task.cells**2)
     rollout, chefer, legrad = eye.expand(len(images), -1, -1), eye.expand(len(images), -1, -1), torch.zeros(1)
     for one, slope in zip(attention, gradients, strict=False):
         rollout = (one.mean(1) + eye) / 2 @ rollout
@@ -117,7 +185,8 @@ def attention_maps(model: Transformer, images: Tensor, target: Tensor) -> dict[s
 
 
 def as_grid(values: Tensor) -> Maps:
-    return values.detach().double().reshape(-1, CELLS, CELLS).numpy()
+    side = round(values.shape[1] ** 0.5)
+    return values.detach().double().reshape(-1, side, side).numpy()
 
 
 def scaled(maps: Maps) -> Maps:
@@ -129,11 +198,11 @@ def scaled(maps: Maps) -> Maps:
 def occluded(model: Transformer, images: Tensor, target: Tensor) -> Maps:
     """Loss of the logit without each patch."""
     before = model(images).gather(1, target[:, None])[:, 0]
-    parts = []
-    for place in range(CELLS**2):
-        row, column = (PATCH * step for step in divmod(place, CELLS))
+    cells, patch, parts = model.task.cells, model.task.patch, []
+    for place in range(cells**2):
+        row, column = (patch * step for step in divmod(place, cells))
         without = images.clone()
-        without[:, :, row : row + PATCH, column : column + PATCH] = 0
+        without[:, :, row : row + patch, column : column + patch] = 0
         parts.append(before - model(without).gather(1, target[:, None])[:, 0])
     return as_grid(torch.stack(parts, 1))
 
@@ -144,101 +213,114 @@ def explainer(model: nn.Module, block: int, images: Tensor, points: int | None =
     return NObSPCam(model, layer=layer, points=points, batch_size=128).fit(images[:400])
 
 
-def deletion(model: nn.Module, images: Tensor, maps: Maps, target: Tensor) -> Maps:
-    large = np.repeat(np.repeat(maps, PATCH, 1), PATCH, 2)
-    found: Maps = region_deletion_auc(model, images, large, target=target.numpy(), patch=PATCH, steps=16).auc
-    return found
+def judge(model: Transformer, images: Tensor, maps: Maps, target: Tensor) -> tuple[Maps, Maps]:
+    """Areas of the curves as regions are deleted and inserted, image by image."""
+    patch = model.task.patch
+    large = np.repeat(np.repeat(maps, patch, 1), patch, 2)
+    deleted, inserted = (
+        curves(model, images, large, target=target.numpy(), patch=patch, steps=16).auc
+        for curves in (region_deletion_auc, region_insertion_auc)
+    )
+    return deleted, inserted
 
 
-def price(model: nn.Module, train: Tensor, images: Tensor, target: Tensor) -> list[tuple[Cell, ...]]:
+def price(model: Transformer, train: Tensor, images: Tensor, target: Tensor) -> list[tuple[Cell, ...]]:
     """What the number of points of the integral costs and brings, block by block."""
     rows: list[tuple[Cell, ...]] = []
-    for block in range(BLOCKS):
+    for block in range(model.task.blocks):
         for points in POINTS:
             cam = explainer(model, block, train, points)
             maps = cam(images, target)
             gain = maps.logits[range(len(maps)), maps.target] - maps.base_values[maps.target]
             missed = float(np.median(np.abs(maps.residual / gain)))
-            score = float(deletion(model, images, maps.account, target).mean())
+            score = float(judge(model, images, maps.account, target)[0].mean())
             cost = times_forward(cam, model, images[:128])
             rows.append((f"entering block {block}", str(points or "8 to 32"), score, missed, cost))
     return rows
 
 
-def main() -> None:
-    chosen = options((__doc__ or "").splitlines()[0]).parse_args()
-    warnings.filterwarnings("ignore", category=UserWarning)
-    with torch.enable_grad():
-        model, train, images, classes = trained(2 if chosen.quick else 60)
-    images, classes = (images[:20], classes[:20]) if chosen.quick else (images, classes)
-    target = model(images).argmax(1)
-    right = float((target == classes).double().mean())
-    maps = attention_maps(model, images, target)
-    share: dict[str, float] = {}
-    for block in range(BLOCKS):
+def draw_maps(
+    model: Transformer, train: Tensor, images: Tensor, target: Tensor
+) -> tuple[dict[str, Maps], dict[str, float]]:
+    """The maps by name, and of accounts the share that belongs to the class token."""
+    cells, maps, share = model.task.cells, attention_maps(model, images, target), {}
+    for block in range(model.task.blocks):
         cam = explainer(model, block, train)
         found, name = cam(images, target), f"account entering block {block}"
         maps[name] = found.account
         gain = found.logits[range(len(found)), found.target] - found.base_values[found.target]
         share[name] = float(np.median(found.class_token / gain))
         if block == 0:
-            thorough = cam.thorough(images, target, regions=CELLS)
-            maps["thorough, block 0 (17 passes)"] = thorough.thorough
-            maps["its removal alone (17 passes)"] = thorough.removal
-    accounts = [maps[f"account entering block {block}"] for block in range(BLOCKS)]
+            thorough = cam.thorough(images, target, regions=cells)
+            maps[f"thorough, block 0 ({cells**2 + 1} passes)"] = thorough.thorough
+            maps[f"its removal alone ({cells**2 + 1} passes)"] = thorough.removal
+    accounts = [maps[name] for name in share]
     maps["accounts of blocks 0 and 1, scaled and added"] = scaled(accounts[0]) + scaled(accounts[1])
     maps["accounts of all blocks, scaled and added"] = np.sum([scaled(one) for one in accounts], axis=0)
     maps["account of block 0 and Chefer, scaled and added"] = scaled(accounts[0]) + scaled(maps["Chefer"])
-    maps["occlusion (17 passes)"] = occluded(model, images, target)
-    maps["random"] = np.random.default_rng(SEED).random((len(images), CELLS, CELLS))
-    scores = {}
-    for name, values in maps.items():
-        large = np.repeat(np.repeat(values, PATCH, 1), PATCH, 2)
-        inserted = region_insertion_auc(model, images, large, target=target.numpy(), patch=PATCH, steps=16).auc
-        scores[name] = [deletion(model, images, values, target), inserted]
-    rivals = ("attention rollout", "Chefer", "LeGrad", "GradCAM")
-    best = max(rivals, key=lambda name: float(scores[name][0].mean()))
+    maps[f"occlusion ({cells**2 + 1} passes)"] = occluded(model, images, target)
+    maps["random"] = np.random.default_rng(SEED).random((len(images), cells, cells))
+    return maps, share
+
+
+def measure(task: Task, *, quick: bool) -> tuple[Table, Table]:
+    """Maps of one network judged, and the price of its accounts."""
+    with torch.enable_grad():
+        model, train, images, classes = trained(task, 1 if quick else task.epochs)
+    judged = 20 if quick else task.judged
+    images, classes = images[:judged], classes[:judged]
+    target = model(images).argmax(1)
+    right = float((target == classes).double().mean())
+    progress(f"{task.title}: {right:.1%} right")
+    maps, share = draw_maps(model, train, images, target)
+    scores = {name: judge(model, images, values, target) for name, values in maps.items()}
+    best = max(RIVALS, key=lambda name: float(scores[name][0].mean()))
     rows: list[tuple[Cell, ...]] = []
     for name, (deleted, inserted) in sorted(scores.items(), key=lambda one: -float(one[1][0].mean())):
         gap = bootstrap_interval(deleted - scores[best][0], seed=SEED) if name != best else None
         said = "–" if gap is None else f"{gap.difference:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
         rows.append((name, float(deleted.mean()), said, float(inserted.mean()), share.get(name)))
+    table = Table(
+        f"{task.blocks} blocks, trained on {task.title}, {right:.1%} right on {len(images)} unseen images",
+        (
+            Column("map"),
+            Column("deletion", ".3f"),
+            Column(f"minus {best}"),
+            Column("insertion", ".3f"),
+            Column("class token's share", ".2f"),
+        ),
+        tuple(rows),
+        f"{task.cells} × {task.cells} patches, deleted or inserted in 16 steps; higher is better. In brackets 95% "
+        f"bootstrap intervals of paired differences from {best}, the best of the attention maps.",
+    )
+    few = images[: min(len(images), 200 if task is CIFAR else task.judged)]
+    points = Table(
+        f"{task.title}: points of the integral, what they cost and bring",
+        (
+            Column("account"),
+            Column("points"),
+            Column("deletion", ".3f"),
+            Column("missed", ".3f"),
+            Column("× forward", ".1f"),
+        ),
+        tuple(price(model, train, few, target[: len(few)])),
+        f"On {len(few)} of the images. Missed of logit − base (median); processor time of a call, "
+        "account and contrast, over a forward pass.",
+    )
+    return table, points
+
+
+def main() -> None:
+    chosen = options((__doc__ or "").splitlines()[0]).parse_args()
+    warnings.filterwarnings("ignore", category=UserWarning)
+    tables = [table for task in (DIGITS, CIFAR) for table in measure(task, quick=chosen.quick)]
     report = Report(
         name="class-token",
-        title="A class-token transformer: which map?",
-        tables=(
-            Table(
-                f"Four blocks, trained on digits, {right:.1%} right on {len(images)} unseen images",
-                (
-                    Column("map"),
-                    Column("deletion", ".3f"),
-                    Column(f"minus {best}"),
-                    Column("insertion", ".3f"),
-                    Column("class token's share", ".2f"),
-                ),
-                tuple(rows),
-                "4 × 4 patches, deleted or inserted one by one; higher is better. In brackets 95% bootstrap intervals "
-                f"of paired differences from {best}, the best of the attention maps.",
-            ),
-            Table(
-                "Points of the integral: what they cost and bring",
-                (
-                    Column("account"),
-                    Column("points"),
-                    Column("deletion", ".3f"),
-                    Column("missed", ".3f"),
-                    Column("× forward", ".1f"),
-                ),
-                tuple(price(model, train, images, target)),
-                "Missed of logit − base (median); processor time of a call, account and contrast, over a forward pass.",
-            ),
-        ),
-        findings=(
-            f"Of the maps that take one backward pass, {best} has the highest deletion; the table says which accounts "
-            "are level with it.",
-        ),
+        title="Class-token transformers: which map?",
+        tables=tuple(tables),
+        findings=("The tables say which accounts are level with the best map that takes one backward pass.",),
         seeds=(SEED,),
-        settings={"blocks": BLOCKS, "width": WIDTH, "patches": CELLS**2, "epochs": 60},
+        settings={task.title: f"width {task.width}, {task.epochs} epochs" for task in (DIGITS, CIFAR)},
         packages=("scikit-learn",),
     )
     publish(report, chosen)

@@ -270,5 +270,31 @@ def test_hugging_face_models_and_their_tokens() -> None:
         check(explainer, rows, model(**rows).logits)
 
 
+class Looks(nn.Module):
+    """One table of embeddings for all positions, or one range of it for each column."""
+
+    def __init__(self, starts: list[int]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = nn.Embedding(20, 8), nn.Linear(8 * len(starts), 1)
+        self.register_buffer("starts", torch.tensor(starts))
+
+    def forward(self, codes: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.table(codes.long() + self.starts)).flatten(1))
+
+
+def test_token_ids_are_known_by_how_they_are_looked_up() -> None:
+    words, columns = Looks([0, 0, 0]), Looks([0, 5, 10])
+    codes = torch.randint(0, 5, (200, 3), generator=torch.Generator().manual_seed(0))
+    for rows in (codes, codes.numpy(), {"codes": codes}, DataLoader([(row,) for row in codes], 50)):
+        with pytest.raises(ValueError, match="token ids at 3 positions"):
+            NObSP(words).fit(rows)
+        assert len(NObSP(columns, interactions=0).fit(rows).functions_.features) == 3
+    assert not words.table._forward_pre_hooks
+    spans = NObSP(words, features={"first two": [0, 1], "last": [2]}).fit(codes)
+    with torch.no_grad():
+        check(spans, codes, words(codes))
+
+
 def test_pytorch_tabular() -> None:
     pytest.importorskip("pytorch_tabular", reason="pytorch_tabular does not install beside this torch")

@@ -198,6 +198,22 @@ def test_missing_numbers_have_a_value_of_their_own(kind: str) -> None:
     assert_same_to_rounding(account, explanation.predictions)
 
 
+def test_missing_numbers_go_through_a_scaler(tmp_path: Path) -> None:
+    rows = X.copy()
+    rows[::5, 0] = np.nan
+    model = make_pipeline(StandardScaler(), HistGradientBoostingRegressor(max_iter=20))
+    model.fit(rows, np.where(np.isnan(rows[:, 0]), 5.0, NUMBER))
+    explainer = NObSP(model, interactions=0).fit(rows)
+    explainer.save(tmp_path / "kept")
+    for found in (explainer, NObSP.load(tmp_path / "kept", model)):
+        explanation = found(rows)
+        assert_same_to_rounding(explanation.predictions[:, 0], model.predict(rows))
+        account = explanation.base_values + explanation.values.sum(1) + explanation.residual
+        assert_same_to_rounding(account, explanation.predictions)
+        own, gone = explanation.values[:, 0, 0], np.isnan(rows[:, 0])
+        assert own[gone].min() > own[~gone].max()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_categories_are_levels_by_name(kind: str, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")

@@ -18,7 +18,7 @@ from inspect import BoundArguments
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter, UnknownCommandError
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownCommandError
 from rich.console import Console as Terminal
 
 from nobsp import __version__
@@ -106,6 +106,10 @@ def _parse(argv: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
     except UnknownCommandError as unknown:
         names = [name for name in app if not name.startswith("-")]
         raise UsageError(f"there is no command {argv[0]!r}; {suggest(argv[0], names)}") from unknown
+    except MissingArgumentError as missing:
+        name = getattr(missing.argument, "name", "an option")
+        said = "lacks its value" if name in argv else "is needed with what was given"
+        raise UsageError(f"{name} {said} (see nobsp {argv[0]} --help)") from missing
     except CycloptsError as misuse:
         raise UsageError(f"{one_line(str(misuse))} (see nobsp {argv[0]} --help)") from misuse
 

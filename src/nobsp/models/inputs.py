@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from nobsp._messages import matched
 from nobsp.models.coded import Coded, Runs, linear
 from nobsp.network.adapted import Adapted, MixedColumnsError, grouping_rows
-from nobsp.network.inference import unwrap
+from nobsp.network.inference import device_and_dtype, evaluation_mode, unwrap
 
 _OPENED = "nobsp.as_module(model, rows)"
-_TOKENS = "input_ids"
+# Rows that show whether an input is looked up as token ids are.
+_PROBED = 16
 
 
 def adapt(model: Any, X: Any = None, *, layout: Mapping[str, Any] | None = None) -> Adapted:
@@ -81,19 +82,20 @@ def adapt(model: Any, X: Any = None, *, layout: Mapping[str, Any] | None = None)
 
 
 def _mixes(adapted: Adapted, X: Any) -> bool:
-    """Whether the preprocessing makes one column of several, so that only the whole can be explained."""
+    """Whether the preprocessing mixes columns or leaves numbers missing, so that only the whole can be explained."""
     try:
         frame = nw.from_native(X, eager_only=True, pass_through=True)
         if isinstance(frame, nw.DataFrame):
             X = matched(frame, argument="X", columns=adapted.feature_names).to_native()
         elif not isinstance(X, np.ndarray) or X.ndim != 2:
             return False
-        adapted.groups(grouping_rows(X))
+        rows = grouping_rows(X)
+        adapted.groups(rows)
+        return adapted.encode is not None and bool(np.isnan(adapted.encode(rows)).any())
     except MixedColumnsError:
         return True
     except (ValueError, TypeError):
         return False  # whatever is wrong with the rows is said where they are read
-    return False
 
 
 def _refusal(model: Any) -> str:
@@ -117,14 +119,59 @@ def _adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) ->
         return _packed(module, Packing.from_layout(layout))
     if layout is not None:
         return Adapted(module, encode=Coded.from_layout(layout), layout=dict(layout))
-    parts = None if X is None else _parts(unwrap(model), X)
+    batch = None if X is None else _first_batch(unwrap(model), X)
+    parts = _parts(unwrap(model), batch)
     if parts is not None:
-        return _packed(module, Packing.of(parts))
-    whole = isinstance(X, Tensor) and not X.is_floating_point() and X.ndim == 2
-    if whole and _TOKENS in inspect.signature(unwrap(model).forward).parameters:
-        raise ValueError(_tokens(X.shape[1]))
+        packing = Packing.of(parts)
+        return _packed(module, packing, packing.matrix({name: part[:_PROBED] for name, part in dict(parts).items()}))
     coded = None if X is None or isinstance(X, Tensor) else Coded.of(X, missing=False, text=False)
-    return Adapted(module) if coded is None else Adapted(module, encode=coded, layout=coded.layout)
+    if coded is not None:
+        return Adapted(module, encode=coded, layout=coded.layout)
+    rows = batch[0] if isinstance(batch, tuple | list) and len(batch) == 1 else batch
+    if isinstance(rows, Tensor | np.ndarray) and rows.ndim == 2:
+        whole = {"X": np.arange(rows.shape[1])}
+        return Adapted(module, resolve=_without_tokens(module, torch.as_tensor(rows[:_PROBED]), whole))
+    return Adapted(module)
+
+
+def _without_tokens(module: nn.Module, rows: Tensor, columns: Mapping[str, NDArray[np.intp]]) -> Callable[[Any], Any]:
+    """Passes features on, and refuses to take each position of token ids for one.
+
+    Token ids are what one table of embeddings looks up as it is, with ids that occur at several positions. Categories
+    that share a table have ranges of their own there.
+    """
+    tables = [part for part in module.modules() if isinstance(part, nn.Embedding)]
+    whole = [name for name, places in columns.items() if places.ndim == 1 and len(places) > 1]
+    seen: list[Tensor] = []
+    found: list[str] = []
+    if tables and whole:
+        hooks = [table.register_forward_pre_hook(lambda _, given: seen.extend(given[:1])) for table in tables]
+        device, dtype = device_and_dtype(module)
+        try:
+            with evaluation_mode(module) as run:
+                run(rows.to(device, dtype) if rows.is_floating_point() else rows.to(device))
+        except Exception:  # noqa: BLE001 - whatever is wrong with the rows is said where they are read
+            seen.clear()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for name in whole:
+            ids = rows[:, torch.from_numpy(columns[name])].cpu().numpy()
+            shared = len(np.unique(ids)) < sum(len(np.unique(column)) for column in ids.T)
+            if shared and any(np.array_equal(one.cpu().numpy(), ids) for one in seen):
+                found.append(name)
+
+    def resolve(features: Any) -> Any:
+        if found and features is None:
+            raise ValueError(
+                f"{found[0]} holds token ids at {len(columns[found[0]])} positions, and what a position means changes "
+                "from text to text: they are not features. Pass spans of positions that mean the same in every text, "
+                "features={'first': [0, 1, 2, 3], ...} or, of an input with a name, {'first': ('input_ids', slice(0, "
+                "8)), ...}; or explain a function of features of your own."
+            )
+        return features
+
+    return resolve
 
 
 class Input(NamedTuple):
@@ -140,11 +187,11 @@ class Packing:
 
     def __init__(self, inputs: Sequence[Input], kind: str) -> None:
         self.inputs, self.kind = tuple(inputs), kind
-        self._columns: dict[str, NDArray[np.intp]] = {}
+        self.columns: dict[str, NDArray[np.intp]] = {}
         start = 0
         for one in inputs:
             stop = start + int(np.prod(one.shape))
-            self._columns[one.name] = np.arange(start, stop).reshape(one.shape)
+            self.columns[one.name] = np.arange(start, stop).reshape(one.shape)
             start = stop
 
     @classmethod
@@ -179,7 +226,7 @@ class Packing:
     @property
     def codes(self) -> tuple[int, ...]:
         """Columns of inputs that hold whole numbers."""
-        whole = [self._columns[one.name].ravel() for one in self.inputs if one.dtype.startswith(("int", "uint"))]
+        whole = [self.columns[one.name].ravel() for one in self.inputs if one.dtype.startswith(("int", "uint"))]
         return tuple(np.concatenate([np.zeros(0, np.intp), *whole]).tolist())
 
     def pack(self, X: Any) -> Any:
@@ -209,7 +256,7 @@ class Packing:
         """The inputs of some rows of the matrix, each of its own shape and kind."""
         found = []
         for one in self.inputs:
-            part = matrix[:, torch.from_numpy(self._columns[one.name].reshape(-1))]
+            part = matrix[:, torch.from_numpy(self.columns[one.name].reshape(-1))]
             dtype: torch.dtype = getattr(torch, one.dtype)
             part = part if dtype.is_floating_point else part.round().to(dtype)
             found.append(part.reshape(len(matrix), *one.shape))
@@ -220,15 +267,13 @@ class Packing:
 
         What is not named is one feature a column, or a whole input of more dimensions than one.
         """
-        if any(one.name == _TOKENS for one in self.inputs) and features is None:
-            raise ValueError(_tokens(self._columns[_TOKENS].size))
         if features is not None and not isinstance(features, Mapping):
             return features
         found = {name: self._slice(name, given) for name, given in (features or {}).items()}
         taken = {column for columns in found.values() for column in columns}
         names = self.names
         for one in self.inputs:
-            left = [int(column) for column in self._columns[one.name].ravel() if int(column) not in taken]
+            left = [int(column) for column in self.columns[one.name].ravel() if int(column) not in taken]
             if len(one.shape) > 1 and left:
                 found[one.name if one.name not in found else f"{one.name} (rest)"] = left
             else:
@@ -237,16 +282,16 @@ class Packing:
 
     def _slice(self, name: Any, given: Any) -> list[int]:
         name_of, *place = given if isinstance(given, tuple) and given else (given,)
-        if isinstance(name_of, str) and name_of in self._columns:
+        if isinstance(name_of, str) and name_of in self.columns:
             try:
-                chosen = self._columns[name_of][place[0] if len(place) == 1 else tuple(place)]
+                chosen = self.columns[name_of][place[0] if len(place) == 1 else tuple(place)]
             except IndexError as failure:
                 raise ValueError(f"features[{name!r}] is {given!r}, but {failure}.") from failure
             return [int(column) for column in np.atleast_1d(chosen).ravel()]
         if isinstance(given, str) and given in self.names:
             return [self.names.index(given)]
         wanted = "pass the name of an input, or (input, column or slice)"
-        raise ValueError(f"features[{name!r}] is {given!r}; {wanted}. The inputs are {list(self._columns)}.")
+        raise ValueError(f"features[{name!r}] is {given!r}; {wanted}. The inputs are {list(self.columns)}.")
 
 
 class _Stream:
@@ -296,24 +341,33 @@ class Members(nn.Module):
         return torch.as_tensor(self.head(found.reshape(len(found), -1).double()))
 
 
-def _packed(module: nn.Module, packing: Packing) -> Adapted:
-    how: dict[str, Any] = {"pack": packing.pack, "resolve": packing.resolve, "layout": packing.layout}
-    return Adapted(Unpacks(module, packing), feature_names=packing.names, codes=packing.codes, **how)
+def _packed(module: nn.Module, packing: Packing, rows: Tensor | None = None) -> Adapted:
+    unpacks, resolve = Unpacks(module, packing), packing.resolve
+    if rows is not None:
+        refuse = _without_tokens(unpacks, rows, packing.columns)
+        resolve = lambda features: packing.resolve(refuse(features))  # noqa: E731
+    how: dict[str, Any] = {"pack": packing.pack, "resolve": resolve, "layout": packing.layout}
+    return Adapted(unpacks, feature_names=packing.names, codes=packing.codes, **how)
 
 
-def _parts(module: nn.Module, X: Any) -> Mapping[str, Any] | list[tuple[str, Any]] | None:
-    """The inputs by name where there are several, of the rows themselves or of a loader's first batch; else None."""
-    if isinstance(X, Mapping | tuple):
-        return _known(module, X) if isinstance(X, Mapping) else _by_position(module, X)
+def _first_batch(module: nn.Module, X: Any) -> Any:
+    """The rows themselves, or those of a loader's first batch without labels."""
     if isinstance(X, torch.utils.data.DataLoader):
         with torch.random.fork_rng(devices=[]):  # looking must not move the caller's random numbers
             batch: Any = next(iter(X), None)
+    elif isinstance(X, list):
+        batch = X[0] if X else None
     else:
-        batch = X[0] if isinstance(X, list) and X else None
+        return X
     if _is_nested(batch):
-        batch = batch[0]
-    elif isinstance(batch, tuple | list):
-        batch = batch[: sum(p.default is p.empty for p in _parameters(module))]  # labels come after
+        return batch[0]
+    if isinstance(batch, tuple | list):
+        return batch[: sum(p.default is p.empty for p in _parameters(module))]  # labels come after
+    return batch
+
+
+def _parts(module: nn.Module, batch: Any) -> Mapping[str, Any] | list[tuple[str, Any]] | None:
+    """The inputs by name where there are several; else None."""
     return _known(module, batch) if isinstance(batch, Mapping) else _by_position(module, batch)
 
 
@@ -340,11 +394,3 @@ def _by_position(module: nn.Module, parts: Any) -> list[tuple[str, Any]] | None:
     if not arrays or not 2 <= len(parts) <= len(parameters):
         return None
     return [(p.name, part) for p, part in zip(parameters, parts, strict=False)]
-
-
-def _tokens(positions: int) -> str:
-    return (
-        f"X holds token ids at {positions} positions, and what a position means changes from text to text: they are "
-        "not features. Pass spans of positions that mean the same in every text, features={'first': ('input_ids', "
-        "slice(0, 8)), ...} with X as a dictionary, or a function of features of your own."
-    )

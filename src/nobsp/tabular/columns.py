@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp._messages import is_missing, matched, suggest
+from nobsp._messages import as_numpy, is_missing, matched, suggest
 from nobsp.calibration import Run
 from nobsp.calibration.local import Fold, is_ray
 from nobsp.calibration.ray import RayRows, RayRun, first_batch
@@ -296,15 +296,15 @@ def suggest_features(X: Any, *, correlation: float = 0.9) -> dict[str, list[Any]
 
     if isinstance(correlation, str) or not 0 < correlation <= 1:
         raise ValueError(f"correlation must lie between 0 and 1, found {correlation!r}.")
-    if len(getattr(X, "shape", ())) != 2:
-        raise TypeError(f"X must be an array, a tensor or a frame of rows, found {type(X).__name__}.")
+    if len(getattr(X, "shape", ())) != 2 or not X.shape[0]:
+        raise TypeError(f"X must be an array, a tensor or a frame with rows, found {type(X).__name__}.")
     X = take_rows(X, np.unique(np.linspace(0, X.shape[0] - 1, min(X.shape[0], _LOOKED_AT)).astype(np.intp)))
     frame = nw.from_native(X, eager_only=True, pass_through=True)
     known: Sequence[Any] = range(X.shape[1])
     if isinstance(frame, nw.DataFrame):
         columns, known = [np.asarray(frame[:, k].to_numpy()) for k in known], [str(name) for name in frame.columns]
     else:
-        columns = list(np.asarray(X).T)
+        columns = list(as_numpy(X).T)
     names = [f"x{name}" if isinstance(name, int) else name for name in known]
     numbers = {k: ranks(column.astype(np.float64)) for k, column in enumerate(columns) if column.dtype.kind in "biuf"}
     numbers = {k: x for k, x in numbers.items() if np.ptp(x) > 0}

@@ -243,7 +243,7 @@ class Explanation:
     @property
     def plot(self) -> Plots:
         """Its plots: `ex.plot.waterfall(0)`, `ex.plot.beeswarm()`, `ex.plot.importance()`, `ex.plot.ledger()`."""
-        return Plots(self, ("beeswarm", "importance", "interaction_matrix", "ledger", "waterfall"))
+        return Plots(self, ("beeswarm", "importance", "interaction_matrix", "ledger", "waterfall", "windows"))
 
     def to_frame(self, output: int | str | None = None) -> Any:
         """The account as a frame of the caller's kind: base, one column per term, residual, prediction.
