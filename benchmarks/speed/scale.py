@@ -29,7 +29,7 @@ from benchmarks.networks import feed_forward, train
 from benchmarks.report import Column, Report, Table, options, progress, publish
 from nobsp import Local, NObSP
 from nobsp.calibration.local import parse_bytes
-from nobsp.calibration.ray import MOST_ROWS, rows_at_once
+from nobsp.calibration.ray import RayRows
 from nobsp.network.inputs import SAMPLE_ROWS, Summary
 from nobsp.network.readout import Network
 from nobsp.tabular.algorithm1 import (
@@ -224,7 +224,7 @@ class Estimate:
 
 def estimate(costs: Costs, *, rows: int = ROWS, workers: int = WORKERS) -> Estimate:
     """Rows times their cost, over the workers; joins over the workers too; once is once."""
-    at_once = rows_at_once(BATCH, most=MOST_ROWS, row_bytes=8 * FEATURES, total=rows)
+    at_once = RayRows(None, iter, BATCH, row_bytes=8 * FEATURES, rows=rows).at_once
     parts = max(costs.passes, 1) * -(-rows // at_once)
     # A tree of eights joins parts - 1 times, and sends every part, and every join of eight, once.
     traffic = costs.sent * parts * 8 / 7

@@ -123,6 +123,21 @@ def test_head_is_not_taken_by_position() -> None:
     assert Readout.find(Residual(), rows()).head.name == "head"
 
 
+def test_buffers_that_change_from_run_to_run_do_not_hide_the_head() -> None:
+    class Drifting(Residual):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("runs", torch.ones(()))
+
+        def forward(self, x: Tensor) -> Any:
+            self.runs += 1
+            return self.head(self.enter(x) * self.runs)
+
+    model = Drifting()
+    assert Readout.find(model, rows()).head.name == "head"
+    assert float(model.runs) == 1
+
+
 @pytest.mark.parametrize(
     ("finish", "link"),
     [

@@ -18,7 +18,8 @@ import pandas as pd
 import pytest
 
 from nobsp import Local, NObSP, RayCluster
-from nobsp.calibration.ray import map_reduce
+from nobsp.calibration.local import Fold
+from nobsp.calibration.ray import RayRows, RayRun
 from tests.cluster import CLUSTER_WARNINGS, Mortal, cluster
 from tests.tabular import ranks
 from tests.tabular.nets import net, table
@@ -126,8 +127,8 @@ def test_parts_are_joined_in_the_order_of_rows_and_in_one_shape_however_long_eac
         return reduce(lambda a, b: (a, b), parts)
 
     dataset = ray.data.from_pandas([pd.DataFrame({"n": [n]}) for n in range(70)])
-    pair = {"make": lambda: work, "join": lambda a, b: (a, b)}
-    found = map_reduce(dataset, **pair, rows=1, batch_format="pandas", model=False)
+    rows = RayRows(dataset, lambda block: [block], batch_size=1, row_bytes=1, most_rows=1)
+    found = RayRun(None, 1).accumulate(rows, Fold(work, lambda a, b: (a, b)), Fold.update).value
     eights = [joined(list(range(start, start + 8))) for start in range(0, 64, 8)]
     assert found == joined([joined(eights), *range(64, 70)])
 

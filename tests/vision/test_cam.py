@@ -462,3 +462,17 @@ def test_several_classes_at_once_have_a_sigmoid_each() -> None:
     np.testing.assert_allclose(of_chance.account.mean((1, 2)), chance - base, atol=SUMS)
     with pytest.raises(ValueError, match="have a sigmoid each"):
         cam(x[:4], against="others")
+
+
+def test_thousands_of_targets_are_what_each_is_alone() -> None:
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(4))
+    model = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 2500)).double()
+    x = images(2).double()
+    cam = NObSPCam(model).fit(x)
+    every = cam(x, [list(range(2500))] * 2)
+    for position in (0, 1000, 2499):
+        one = cam(x, position)
+        for kind in ("account", "contrast", "positive", "contributions", "confidence", "residual"):
+            found = getattr(every, kind)[:, position]
+            np.testing.assert_allclose(found, getattr(one, kind), rtol=CONTRIBUTIONS, atol=SUMS)

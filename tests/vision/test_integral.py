@@ -182,7 +182,8 @@ def test_more_points_are_taken_where_few_miss_much() -> None:
     start, stop = torch.zeros(2, dtype=torch.float64), torch.tensor([[1.0, 0.0], [0.1, 0.2]], dtype=torch.float64)
     logits = kinked(stop)
     seen.clear()
-    question = Targets(None, None, outputs=1, names=()).question(logits, 0, kinked(start[None])[0])
+    targets = Targets(None, None, outputs=1, names=())
+    question = targets.question(targets.choose(logits, 0), logits, kinked(start[None])[0])
     slopes = integrate(kinked, start, stop, logits, question)
     # The second row meets no kink, so that eight points are enough for it.
     assert seen[0] == 1

@@ -57,7 +57,7 @@ def test_the_integral_is_exact_however_far_logits_are_apart(factor: float) -> No
     start = factor * torch.randn(7, dtype=torch.float64, generator=generator)
     stop = factor * torch.randn(5, 7, dtype=torch.float64, generator=generator)
     targets = Targets([list(range(7))] * 5, None, outputs=7, names=(), scale="probability")
-    weights = targets.question(stop, 0, start).mean_gradient(stop)
+    weights = targets.question(targets.choose(stop, 0), stop, start).mean_gradient(stop)
     change = stop.softmax(1) - start.softmax(0)
     torch.testing.assert_close(torch.einsum("ntq,nq->nt", weights, stop - start), change, rtol=0, atol=SUMS)
 

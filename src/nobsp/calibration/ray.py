@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, TypeVar
 
-import torch
-
 from nobsp.calibration.checkpoint import merge_states, rows_of
 from nobsp.calibration.local import Local, Run
 from nobsp.network.batches import NoRowsError
 
-Part = TypeVar("Part")
 S = TypeVar("S", bound=Any)
 
 # Parts that are joined at a time.
@@ -66,6 +63,13 @@ class RayRows:
     batch_format: str = "pandas"  # "pandas" for blocks that are frames, "numpy" for dictionaries of arrays
     most_rows: int = MOST_ROWS  # rows whose states are sent at a time
 
+    @property
+    def at_once(self) -> int:
+        """Rows of which one part is made and sent; it depends on the data alone, for the same sums on any cluster."""
+        rows = min(self.most_rows, _MOST_BYTES // max(self.row_bytes, 1))
+        rows = rows if self.rows is None else min(rows, self.rows // _MANY_BATCHES)
+        return max(rows // self.batch_size, 1) * self.batch_size
+
 
 class RayRun(Run):
     """A calibration under way in the workers of a Ray cluster."""
@@ -80,15 +84,14 @@ class RayRun(Run):
         name: str | None = None,  # noqa: ARG002 - as other engines have it
         progress: bool = False,
     ) -> S:
-        """What all rows of a dataset come to; `model` is what `share` gave."""
-        at_once = rows_at_once(source.batch_size, most=source.most_rows, row_bytes=source.row_bytes, total=source.rows)
+        """What all rows come to, in their order, whichever part is done first; `model` is what `share` gave."""
+        import ray
+
         reference, device = model or (None, None)
         read = source.read
 
         def make() -> Callable[[Any], S]:
             """What adds the batches of a block to an empty state, in a worker, with the model where it is to run."""
-            import ray
-
             here = nullcontext if reference is None else ray.get(reference).moved().running
 
             def add(block: Any) -> S:
@@ -101,20 +104,23 @@ class RayRun(Run):
 
             return add
 
-        found: S | None = map_reduce(
-            source.dataset,
-            make,
-            merge_states,
-            rows=at_once,
-            batch_format=source.batch_format,
-            model=model is not None,
-            device=device,
-            progress=progress,
-        )
-        if found is None:
+        kept = send(make, "the preprocessing" if model is None else "the model")
+        how: dict[str, Any] = {"batch_size": source.at_once, "batch_format": source.batch_format}
+        if model is None:
+            how |= {"fn": _in_task, "fn_kwargs": {"kept": kept}}
+        else:
+            compute = ray.data.ActorPoolStrategy(min_size=1)
+            how |= {"fn": _Worker, "fn_constructor_args": (kept,), "compute": compute}
+        if device is not None and device.type == "cuda":
+            how |= {"num_gpus": 1}
+        with _as_here(source.dataset, progress=progress):
+            parts = source.dataset.map_batches(**how)
+            found = _joined(block for bundle in parts.iter_internal_ref_bundles() for block in bundle.block_refs)
+            cells: list[S] = _cells(ray.get(found))
+        if not cells:
             raise ValueError("the dataset gave no rows when read again; it must give the same rows each time.")
-        source.rows = rows_of(found)
-        return found
+        source.rows = rows_of(cells[0])
+        return cells[0]
 
     def share(self, model: Any) -> Any:
         """The model in Ray's object store."""
@@ -133,42 +139,6 @@ def first_batch(dataset: Any, count: int, *, argument: str, batch_format: str) -
         if "empty" not in str(failure):
             raise
         raise NoRowsError(f"{argument} has no rows.") from failure
-
-
-def rows_at_once(batch_size: int, *, most: int, row_bytes: int, total: int | None = None) -> int:
-    """Rows of which one part is made and sent; it depends on the data alone, for the same sums on any cluster."""
-    rows = min(most, _MOST_BYTES // max(row_bytes, 1))
-    rows = rows if total is None else min(rows, total // _MANY_BATCHES)
-    return max(rows // batch_size, 1) * batch_size
-
-
-def map_reduce(
-    dataset: Any,
-    make: Callable[[], Callable[[Any], Part]],
-    join: Callable[[Part, Part], Part],
-    *,
-    rows: int,
-    batch_format: str,
-    model: bool,
-    device: torch.device | None = None,
-    progress: bool = False,
-) -> Part | None:
-    """What all rows of a dataset come to, in their order, whichever part is done first; None where there are none."""
-    import ray
-
-    kept = send(make, "the model" if model else "the preprocessing")
-    how: dict[str, Any] = {"batch_size": rows, "batch_format": batch_format}
-    if model:
-        how |= {"fn_constructor_args": (kept,), "compute": ray.data.ActorPoolStrategy(min_size=1)}
-    else:
-        how |= {"fn_kwargs": {"kept": kept}}
-    if device is not None and device.type == "cuda":
-        how |= {"num_gpus": 1}
-    with _as_here(dataset, progress=progress):
-        parts = dataset.map_batches(_Worker if model else _in_task, **how)
-        found = _joined((block for bundle in parts.iter_internal_ref_bundles() for block in bundle.block_refs), join)
-        cells = _cells(ray.get(found))
-    return cells[0] if cells else None
 
 
 def send(held: Any, what: str) -> Any:
@@ -202,11 +172,11 @@ def _in_task(batch: Any, *, kept: Any) -> Any:
     return _Worker(kept)(batch)
 
 
-def _join_tables(join: Callable[[Any, Any], Any], *tables: Any) -> Any:
+def _join_tables(*tables: Any) -> Any:
     """All parts in some tables, one after another, as one."""
     parts = (part for table in tables for part in _cells(table))  # one at a time: each may be large
     first = next(parts, None)
-    return _table(None if first is None else reduce(join, parts, first))
+    return _table(None if first is None else reduce(merge_states, parts, first))
 
 
 def _table(part: Any) -> Any:
@@ -225,7 +195,7 @@ def _cells(table: Any) -> list[Any]:
     return [cloudpickle.loads(cell.as_buffer()) for cell in table.column(_COLUMN)] if table.num_rows else []
 
 
-def _joined(blocks: Iterator[Any], join: Callable[[Any, Any], Any]) -> Any:
+def _joined(blocks: Iterator[Any]) -> Any:
     """A reference to the part of all blocks, which tasks of Ray join as they come in."""
     import ray
 
@@ -242,15 +212,15 @@ def _joined(blocks: Iterator[Any], join: Callable[[Any, Any], Any]) -> Any:
             levels[place].append(found)
             if len(levels[place]) < _FAN:
                 break
-            found, levels[place] = task.remote(join, *levels[place]), []
+            found, levels[place] = task.remote(*levels[place]), []
             under_way.append(found)
             place += 1
         if len(under_way) > _MOST_JOINS:
             ray.wait([under_way.pop(0)], fetch_local=False)
     left = [found for level in reversed(levels) for found in level]
     while len(left) > _FAN:
-        left = [task.remote(join, *left[start : start + _FAN]) for start in range(0, len(left), _FAN)]
-    return task.remote(join, *left)
+        left = [task.remote(*left[start : start + _FAN]) for start in range(0, len(left), _FAN)]
+    return task.remote(*left)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nobsp import serialization
 from nobsp.neighbors.evidence import Outcomes, Rows
-from nobsp.neighbors.search import Backend, Evidence, Exact, Fitted, InMemory, Kind, Space, pieces
+from nobsp.neighbors.search import Backend, Evidence, Exact, Fitted, Kind, Space, pieces, unit_length
 from nobsp.network.evidence import EvidenceSource
 
 KIND = "contribution index"
@@ -58,7 +58,7 @@ class Usearch:
     threads: int = 0
 
 
-class Graphs(InMemory):
+class Graphs(Exact):
     """Rows in memory or in a file, with a graph for each space they are searched in.
 
     Evidence for the query's class has no graph of its own, as every class would need one: candidates are found by
@@ -70,7 +70,7 @@ class Graphs(InMemory):
         self, options: Usearch, space: Space, rows: Rows | None = None, stored: Mapping[str, Tensor] | None = None
     ) -> None:
         _usearch()
-        super().__init__(rows)
+        super().__init__(rows=rows)
         self.options, self.space = options, space
         self._graphs: dict[str, Any] = {}
         self._stored = dict(stored or {})
@@ -317,8 +317,9 @@ class Collection(Backend):
     def _records(self, rows: Rows) -> list[dict[str, Any]]:
         columns: dict[str, Sequence[Any]] = {"id": range(self._count, self._count + len(rows))}
         for kind, space in self.spaces.items():
-            vectors, lengths = space.directions(rows)
-            columns |= {kind: _pad(vectors.to(torch.float32)), f"{kind}_length": lengths.tolist()}
+            scaled = space.scaled(rows)
+            columns[kind] = _pad(unit_length(scaled).to(torch.float32))
+            columns[f"{kind}_length"] = torch.linalg.vector_norm(scaled, dim=1).tolist()
         if "evidence" in self._fields and rows.evidence is not None:
             columns["evidence"] = _pad(rows.evidence.flatten(1))
         columns |= {"predicted": rows.predicted.tolist(), "response": rows.response.tolist()}
@@ -462,7 +463,7 @@ def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any
         "labelled": fitted.labelled,
         "indexed": fitted.indexed,
         "backend": used,
-        "rows": backend.rows if isinstance(backend, InMemory) else None,
+        "rows": backend.rows if isinstance(backend, Exact) else None,
         "evidence_shape": backend.evidence_shape if isinstance(backend, Collection) else None,
         "graphs": graphs,
         # A damaged graph would make usearch read outside its memory.
@@ -471,21 +472,14 @@ def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any
     serialization.save(path, stored, kind=KIND, version=VERSION)
 
 
-def load(path: str | os.PathLike[str], *given: Any, **options: Any) -> tuple[Fitted, dict[str, Any], Any]:
-    """Reads an index: what was fitted, the options it was made with, and those of its backend."""
-    try:
-        return _load(path, *given, **options)
-    except KeyError as missing:
-        raise ValueError(f"path {str(path)!r} is damaged: it lacks {missing}.") from missing
-
-
-def _load(
+def load(
     path: str | os.PathLike[str],
     source: EvidenceSource,
     *,
     backend: Usearch | Milvus | str | None,
     device: torch.device | str | None,
 ) -> tuple[Fitted, dict[str, Any], Usearch | Milvus | None]:
+    """Reads an index: what was fitted, the options it was made with, and those of its backend."""
     known = (Evidence, Milvus, Outcomes, Rows, Space, Usearch)
     stored: dict[str, Any] = serialization.load(path, kind=KIND, version=VERSION, classes=known)
     if stored["fingerprint"] != source.fingerprint() or not _near(stored["signature"], source.signature):

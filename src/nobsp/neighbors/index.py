@@ -29,7 +29,7 @@ from nobsp.neighbors.evidence import (
     remember_labels,
 )
 from nobsp.neighbors.result import Duplicates, Influence, Neighbors, Prototypes, cover, link_duplicates, weigh_influence
-from nobsp.neighbors.search import Evidence, Fitted, InMemory, Kind, Metric, Space, fit_spaces, moments, pieces, spaced
+from nobsp.neighbors.search import Evidence, Exact, Fitted, Kind, Metric, Space, fit_spaces, moments, pieces, spaced
 from nobsp.network.evidence import EvidenceSource, Wanted
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -166,7 +166,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             progress: Whether to show a progress bar on stderr.
         """
         fitted, given = self._fitted, _labels(X, y, labels)
-        held = fitted.backend.rows.bytes() if isinstance(fitted.backend, InMemory) else 0
+        held = fitted.backend.rows.bytes() if isinstance(fitted.backend, Exact) else 0
         rows, found = self._read_labelled(
             fitted.source, fitted.outcomes, X, given, wanted=fitted.wanted, progress=progress, held=held
         )
@@ -367,7 +367,10 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             ConnectionError: If Milvus cannot be reached.
         """
         other = None if backend is None else _backend_options(backend) or "exact"
-        fitted, options, used = load(path, find_evidence(explainer), backend=other, device=device)
+        try:
+            fitted, options, used = load(path, find_evidence(explainer), backend=other, device=device)
+        except KeyError as missing:
+            raise ValueError(f"path {str(path)!r} is damaged: it lacks {missing}.") from missing
         index = cls(explainer, backend="exact" if used is None else used, device=device, **options)
         index.classes = fitted.outcomes.classes
         index._fit = fitted

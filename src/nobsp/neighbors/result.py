@@ -29,13 +29,16 @@ _COVERED, _MOST_NUMBERS = 4096, 1 << 26
 class Answers:
     """What was found about several queries."""
 
+    indices: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
     def __getitem__(self, queries: Any) -> Self:
         """Some of the queries, by position, slice, list of positions or mask."""
-        every = {
-            name: whole for name, whole in vars(self).items() if isinstance(whole, np.ndarray) and name != "classes"
-        }
-        chosen = np.atleast_1d(np.arange(len(every["indices"]))[queries])
-        return replace(self, **{name: whole[chosen] for name, whole in every.items()})
+        chosen = np.atleast_1d(np.arange(len(self))[queries])
+        every = {name: whole for name, whole in vars(self).items() if isinstance(whole, np.ndarray)}
+        return replace(self, **{name: whole[chosen] for name, whole in every.items() if name != "classes"})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,7 +58,6 @@ class Neighbors(Answers):
         residuals: Labels of the neighbours less the values predicted for them, for a regression; None otherwise.
     """
 
-    indices: NDArray[np.int64]
     distances: Array
     labels: NDArray[Any] | None
     predicted: NDArray[Any]
@@ -64,9 +66,6 @@ class Neighbors(Answers):
     target: str
     classes: NDArray[Any] | None
     residuals: Array | None = None
-
-    def __len__(self) -> int:
-        return len(self.indices)
 
     @property
     def expected_error(self) -> Array:
@@ -107,13 +106,11 @@ class Neighbors(Answers):
         known = self.classes if self.labels.ndim == 3 else self.labels
         if (towards.dtype.kind in "US") != (known.dtype.kind in "US"):
             raise TypeError(f"labels are {towards.dtype}, but those of the database are {known.dtype}.")
-        same = self.labels == towards[:, None] if self.labels.ndim == 2 else None
-        if same is None:
-            if (unknown := ~np.isin(towards, self.classes)).any():
-                raise ValueError(f"labels has {towards[unknown][0]!r}, which is no class of the database.")
-            same = np.einsum("qkc,qc->qk", self.labels, self.classes == towards[:, None])
-        share: Array = np.mean(same, axis=1)
-        return share
+        if self.labels.ndim == 2:
+            return np.asarray((self.labels == towards[:, None]).mean(1))
+        if (unknown := ~np.isin(towards, self.classes)).any():
+            raise ValueError(f"labels has {towards[unknown][0]!r}, which is no class of the database.")
+        return np.asarray(np.einsum("qkc,qc->qk", self.labels, self.classes == towards[:, None]).mean(1))
 
     def nearest(self, k: int) -> Neighbors:
         """The same with only the k nearest of the neighbours."""
@@ -133,9 +130,8 @@ class Neighbors(Answers):
             "distance": self.distances.ravel(),
         }
         if self.labels is not None:
-            columns["label"] = (
-                self.labels.ravel() if self.labels.ndim == 2 else self.labels.reshape(count * k, -1).tolist()
-            )
+            labels = self.labels.reshape(count * k, *self.labels.shape[2:])
+            columns["label"] = labels if labels.ndim == 1 else labels.tolist()
         columns["predicted"] = np.repeat(self.predicted, k)
         columns["confidence"] = np.repeat(self.confidence, k)
         return frame_like(None, columns)
@@ -219,10 +215,8 @@ class Duplicates:
         return frame_like(None, columns)
 
     def __repr__(self) -> str:
-        text = f"Duplicates({len(self)} pairs in {len(self.groups)} groups"
-        if self.conflicting is not None:
-            text += f", {int(self.conflicting.sum())} with different labels"
-        return text + ")"
+        unlike = "" if self.conflicting is None else f", {int(self.conflicting.sum())} with different labels"
+        return f"Duplicates({len(self)} pairs in {len(self.groups)} groups{unlike})"
 
 
 def cover(vectors: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -404,7 +398,6 @@ class Influence(Answers):
     """
 
     values: Array
-    indices: NDArray[np.int64]
     labels: NDArray[Any]
     size: Array
     others: Array
@@ -413,9 +406,6 @@ class Influence(Answers):
     residual: Array
     target: NDArray[Any]
     exact: float
-
-    def __len__(self) -> int:
-        return len(self.values)
 
     @property
     def shares(self) -> Array:
@@ -500,4 +490,4 @@ def weigh_influence(fitted: Fitted, asked: Rows, target: Any, k: int | None) -> 
     said = found.numpy() if outcomes.classes is None else outcomes.classes[codes.numpy()]
     numbers = {"size": size, "others": others, "base": base, "logits": found, "residual": found - base - added}
     columns: dict[str, Any] = {name: one.numpy() for name, one in numbers.items()}
-    return Influence(values.numpy(), indices, labels, target=said, exact=exact, **columns)
+    return Influence(indices, values.numpy(), labels, target=said, exact=exact, **columns)

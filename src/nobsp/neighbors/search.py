@@ -72,12 +72,6 @@ class Space:
         """Vectors of unit length, zero for rows without any direction."""
         return unit_length(self.scaled(rows, classes))
 
-    def directions(self, rows: Rows, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Vectors of unit length, and the lengths they had."""
-        scaled = self.scaled(rows, classes)
-        lengths = torch.linalg.vector_norm(scaled, dim=1)
-        return scaled / torch.where(lengths > 0, lengths, 1.0)[:, None], lengths
-
     def invert(self, vectors: Tensor, lengths: Tensor) -> Tensor:
         """What vectors and lengths were made of; not for kind "query". Columns that do not vary are at their mean."""
         return vectors * lengths[:, None] / torch.where(self.unit > 0, self.unit, torch.inf) + self.origin
@@ -90,9 +84,8 @@ class Space:
         """
         vectors = self.vectors(queries)
         if sought.kind == "query" and sought.evidence.coefficients is not None:
-            beta = sought.evidence.coefficients * sought.unit
-            weights = torch.where(self.unit > 0, beta / torch.where(self.unit > 0, self.unit, 1.0), 0.0).abs()
-            vectors = unit_length(vectors * weights[queries.predicted])
+            weights = sought.evidence.coefficients * sought.unit / torch.where(self.unit > 0, self.unit, torch.inf)
+            vectors = unit_length(vectors * weights.abs()[queries.predicted])
         return vectors.to(torch.float32)
 
     def cosine(self) -> Space:
@@ -129,7 +122,7 @@ def fit_spaces(kinds: Iterable[Kind], evidence: Evidence, rows: Rows, classes: i
             # Where it is β_c ⊙ (z − z̄), only the moments of z are needed.
             beta = evidence.coefficients
             typical = beta.square().mean(0).sqrt()
-            unit = torch.where(typical > 0, _inverse(spread, mean) / torch.where(typical > 0, typical, 1.0), 0.0)
+            unit = _inverse(spread, mean) / torch.where(typical > 0, typical, torch.inf)
             spaces[kind] = Space(kind, "euclidean", evidence, beta * (mean - evidence.mean), unit, mean)
         else:
             each = [moments(rows, partial(evidence.of, classes=torch.tensor([number]))) for number in range(classes)]
@@ -161,7 +154,7 @@ def moments(rows: Rows, of: Callable[[Rows], Tensor]) -> tuple[Tensor, Tensor]:
 
 def _inverse(spread: Tensor, size: Tensor) -> Tensor:
     """One over the spread; zero for columns that do not vary."""
-    return torch.where(spread > _CONSTANT * size.abs(), 1 / torch.where(spread > 0, spread, 1.0), 0.0)
+    return 1 / torch.where(spread > _CONSTANT * size.abs(), spread, torch.inf)
 
 
 class Backend(ABC):
@@ -226,10 +219,11 @@ class Backend(ABC):
         return min(max(least, 4 * k) + (0 if leave is None else leave.shape[1]), len(self))
 
 
-class InMemory(Backend):
-    """Rows in memory; those added later are joined when they are first needed."""
+class Exact(Backend):
+    """Rows in memory, compared with every query: products in double precision block by block, and topk."""
 
-    def __init__(self, rows: Rows | None = None) -> None:
+    def __init__(self, device: torch.device | str | None = None, rows: Rows | None = None) -> None:
+        self._device = torch.device("cpu" if device is None else device)
         self._parts: list[Rows] = [] if rows is None else [rows]
 
     def __len__(self) -> int:
@@ -237,7 +231,7 @@ class InMemory(Backend):
 
     @property
     def rows(self) -> Rows:
-        """All of them."""
+        """All of them; those added later are joined when they are first needed."""
         self._parts = [join_rows(self._parts)]
         return self._parts[0]
 
@@ -249,15 +243,7 @@ class InMemory(Backend):
         """Rows at some positions."""
         return self.rows.take(positions)
 
-
-class Exact(InMemory):
-    """Rows in memory, compared with every query: products in double precision block by block, and topk."""
-
-    def __init__(self, device: torch.device | str | None = None, rows: Rows | None = None) -> None:
-        super().__init__(rows)
-        self._device = torch.device("cpu" if device is None else device)
-
-    def candidates(self, queries: Rows, k: int, leave: Tensor | None, *, space: Space, **_: Space) -> Tensor:
+    def candidates(self, queries: Rows, k: int, leave: Tensor | None, *, space: Space, walked: Space) -> Tensor:  # noqa: ARG002
         """Positions of the rows that score highest, −1 where there are fewer."""
         count, vectors = k + _SPARE, space.vectors(queries)
         scores = torch.zeros(len(queries), 0, dtype=torch.float64)
@@ -281,15 +267,14 @@ def _scores(space: Space, rows: Rows, queries: Rows, vectors: Tensor, device: to
     empty = 0.5 if space.metric == "euclidean" else 0.0
     vectors = vectors.to(device)
     if space.kind != "query":
-        units, lengths = space.directions(rows)
-        return vectors @ units.to(device).T + empty * (lengths == 0).to(device)
+        units = space.vectors(rows).to(device)
+        return vectors @ units.T + empty * ~units.any(1)
     present, place = torch.unique(queries.predicted, return_inverse=True)
     if space.centre is None or space.evidence.coefficients is None:
         scores = torch.empty(len(vectors), len(rows), dtype=torch.float64, device=device)
         for number, label in enumerate(present):
-            units, lengths = space.directions(rows, label.expand(len(rows)))
-            own = (place == number).to(device)
-            scores[own] = vectors[own] @ units.to(device).T + empty * (lengths == 0).to(device)
+            units, own = space.vectors(rows, label.expand(len(rows))).to(device), (place == number).to(device)
+            scores[own] = vectors[own] @ units.T + empty * ~units.any(1)
         return scores
     # With u = z − centre, evidence for class c is w_c ⊙ u, and for a query q of that class
     #     q · (w_c ⊙ u) / ‖w_c ⊙ u‖ = (q ⊙ w_c) · u / sqrt(w_c² · u²),

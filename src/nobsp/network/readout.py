@@ -77,18 +77,9 @@ class Readout:
     """A model seen as `W z(x) + b`: where its linear head is, and how to get `z`.
 
     Example:
-        >>> import torch
-        >>> from torch import nn
-        >>> from nobsp.network import Readout
-        >>> _ = torch.manual_seed(0)
         >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2), nn.Softmax(dim=1))
-        >>> readout = Readout.find(model, torch.randn(16, 3))
-        >>> readout
+        >>> Readout.find(model, torch.randn(16, 3))
         Readout(head='2', width=8, outputs=2, link='softmax')
-        >>> x = torch.randn(4, 3)
-        >>> probabilities = readout.logits(readout.represent(x)).softmax(dim=1)
-        >>> torch.allclose(probabilities.float(), model(x))
-        True
     """
 
     module: nn.Module  # the model itself, without compile or parallel wrappers
@@ -104,13 +95,10 @@ class Readout:
 
     @classmethod
     def find(cls, model: nn.Module, probe: Tensor, *, head: str | nn.Module | None = None) -> Readout:
-        """Run the model on `probe` and find the layer whose `W z + b` is the model's output.
+        """Run the model on the first 256 rows of `probe` and find the layer whose `W z + b` is the model's output.
 
-        Args:
-            model: Any module that takes one tensor and ends in a linear layer, possibly followed by a softmax,
-                log-softmax, sigmoid, squeeze or reshape; if not, or if several layers do, that is an error.
-            probe: A few rows of typical input; the first 256 are used.
-            head: Name of the head, or the layer itself, for models with several; a container means the head inside it.
+        A softmax, log-softmax, sigmoid or reshape may follow it. `head` is its name, or the layer itself, for models
+        with several; a container means the head inside it.
         """
         module = checked(model)
         if not isinstance(probe, Tensor) or probe.ndim == 0 or len(probe) == 0:
@@ -118,9 +106,9 @@ class Readout:
         layers = _choose_layers(module, head)
         with _probing(module, probe) as (run, prepare, rows, (device, dtype, integer)):
             given = prepare(rows)
-            run(given)
+            sizes = {output.shape[1] for output in outputs_of(run(given), len(rows)).values()}
             overwrites = not torch.equal(given, prepare(rows))
-            found_head, link, place = _find_head(run, prepare(rows), layers, dtype, given=head is not None)
+            found_head, link, place = _find_head(run, prepare(rows), layers, sizes, dtype, given=head is not None)
             columns = _embedded_columns(module, run, rows, prepare)
         return cls(module, found_head, link, columns, device, dtype, integer, place, overwrites)
 
@@ -345,48 +333,51 @@ def _choose_layers(module: nn.Module, head: str | nn.Module | None) -> dict[str,
 
 
 def _find_head(
-    run: Callable[[Tensor], Any], x: Tensor, layers: dict[str, nn.Module], dtype: torch.dtype, *, given: bool
+    run: Callable[[Tensor], Any],
+    x: Tensor,
+    layers: dict[str, nn.Module],
+    sizes: set[int],
+    dtype: torch.dtype,
+    *,
+    given: bool,
 ) -> tuple[Head, str, Place]:
-    """The layer whose W z + b is in the model's output, the link, and where its input passes."""
+    """The layer, of as many outputs as `sizes` has, whose W z + b is the output; the link; where its input passes."""
     rows = len(x)
-    # A first run tells what to look for. The model may write into its input, so each run has a copy.
-    outputs = outputs_of(run(x.clone()), rows)
-    sizes = {output.shape[1] for output in outputs.values()}
-    best: dict[str, tuple[int, int]] = {}  # per output the simplest link, then the last call as a negative number
-    matches: list[tuple[Head, nn.Module, int, Tensor, Tensor]] = []  # head, layer, which of its calls, z, its source
+    calls: list[tuple[Head, nn.Module, int, Tensor, Tensor]] = []  # head, layer, which of its calls, z, its source
     counts: Counter[str] = Counter()
-    near: list[tuple[float, str]] = []  # by how much the outputs of other layers differ
     apart: list[tuple[str, int]] = []  # layers at several positions of every row
 
     def see(name: str, layer: nn.Module, source: Tensor) -> None:
         source, width = source.detach(), len(torch.as_tensor(layer.weight))
         positions = _positions(layer, source, rows)
+        if width in sizes and (positions == 1 or (positions and isinstance(layer, _CONVOLUTIONS))):
+            z = _rows_entering(layer, source, rows).clone()
+            calls.append((Head.of(layer, name), layer, counts[name], z, source))
+        elif positions > 1 and {width, width * positions} & sizes:
+            apart.append((name, positions))
         counts[name] += 1
-        if width not in sizes or not (positions == 1 or (positions and isinstance(layer, _CONVOLUTIONS))):
-            if positions > 1 and {width, width * positions} & sizes:
-                apart.append((name, positions))
-            return
-        head, entering = Head.of(layer, name), _rows_entering(layer, source, rows).clone()
-        z, order = entering.to("cpu", torch.float64), -len(matches)
-        logits, allowed = head.logits(z), _allowance(z, head, dtype, x.device)
-        for path in (path for path, output in outputs.items() if output.shape == logits.shape):
-            near.append((float((logits - outputs[path]).abs().max()), name))
-            for rank, link in enumerate(LINKS):
-                if width == 1 and "softmax" in link:
-                    continue  # the softmax of a single logit is always one
-                if _agrees(logits, outputs[path], allowed, link, dtype):
-                    best[path] = min(best.get(path, (rank, order)), (rank, order))
-                    break
-        if any(number == order for _, number in best.values()):
-            matches.append((head, layer, counts[name] - 1, entering, source))
 
+    # Inputs and outputs are of one run: buffers may change from one to the next.
     with hooked(layers, "input", see) as here:
         here.on = True
-        run(x.clone())
+        outputs = outputs_of(run(x), rows)
+    best: dict[str, tuple[int, int]] = {}  # per output the simplest link, then the last call as a negative number
+    near: list[tuple[float, str]] = []  # by how much the outputs of other layers differ
+    for order, (head, _, _, z, _) in enumerate(calls):
+        z = z.to("cpu", torch.float64)
+        logits, allowed = head.logits(z), _allowance(z, head, dtype, x.device)
+        for path in (path for path, output in outputs.items() if output.shape == logits.shape):
+            near.append((float((logits - outputs[path]).abs().max()), head.name))
+            for rank, link in enumerate(LINKS):
+                if logits.shape[1] == 1 and "softmax" in link:
+                    continue  # the softmax of a single logit is always one
+                if _agrees(logits, outputs[path], allowed, link, dtype):
+                    best[path] = min(best.get(path, (rank, -order)), (rank, -order))
+                    break
     if not best:
         refuse_non_finite(outputs)
         raise _why_none(outputs, near, apart, [name for name in layers if name not in counts])
-    found = [matches[-order] for _, order in best.values()]
+    found = [calls[-order] for _, order in best.values()]
     names = [name for name in layers if any(head.name == name for head, *_ in found)]
     if len(names) > 1:
         asked = "head names a container with" if given else "the model's output holds"
@@ -395,7 +386,7 @@ def _find_head(
         several = f"the head {names[0]!r} is called several times and more than one of its results is returned"
         raise ValueError(f"{several}; wrap the model so that it returns only the result to explain.")
     rank, order = min(best.values())
-    head, layer, index, z, source = matches[-order]
+    head, layer, index, z, source = calls[-order]
     overwritten = not torch.equal(z, _rows_entering(layer, source, rows))
     call = -1 if index == counts[head.name] - 1 else index
     return head, list(LINKS)[rank], Place(head.name, layer, call, "input", overwritten=overwritten)

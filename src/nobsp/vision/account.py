@@ -33,16 +33,34 @@ CHANNELS, OUTPUTS = "channels", "outputs"
 # of what is accounted for. Pooled units cost next to nothing beside the pass that carries them.
 POINTS: tuple[int, ...] = (8, 16, 32)
 POINTS_OF_POOLED, TOLERANCE = (16, 64), 1e-2
-# Numbers of units that are put into the layers behind the map at once.
+# Numbers of units that are put into the layers behind the map at once, and weights of outputs in what is asked.
 _AT_ONCE = 2**22
 # A mean of fewer images says little about what is usual; an integral that carries less is not to be relied on.
 FEW_IMAGES, LEAST_CARRIED = 16, 0.99
 
 
 def answer(
-    account: Account, feature_map: FeatureMap, seen: ForwardPass, question: Question, *, contrast: bool = False
+    account: Account,
+    feature_map: FeatureMap,
+    seen: ForwardPass,
+    target: Tensor,
+    *,
+    targets: Targets,
+    contrast: bool = False,
 ) -> dict[str, Tensor]:
-    """What `ActivationMaps` says, float64, by its names: units times their slopes, put back where they came from."""
+    """What `ActivationMaps` says of targets (n, targets), float64, by its names; of many, some at a time."""
+    parts = []
+    for some in torch.split(target, max(1, _AT_ONCE // seen.logits.numel()), dim=1):
+        question = targets.question(some, seen.logits, account.base)
+        parts.append(_answer(account, feature_map, seen, question, contrast=contrast))
+    found = {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
+    return found | {"logits": seen.logits}
+
+
+def _answer(
+    account: Account, feature_map: FeatureMap, seen: ForwardPass, question: Question, *, contrast: bool
+) -> dict[str, Tensor]:
+    """Units times their slopes, put back where they came from."""
     maps, pooling, size = seen.maps, feature_map.pooling, feature_map.map_units
     targets, mean = question.target.shape[1], account.mean.to(maps.device)
     asked = question.with_contrast(seen.logits) if contrast else question
@@ -74,7 +92,6 @@ def answer(
         "contributions": per_channel(evidence, feature_map.channels, pooling),
         "class_token": tokens[:, :targets],
         "target": question.target,
-        "logits": seen.logits,
         "residual": question.whole - (located.flatten(2).mean(2) + tokens)[:, :targets],
         "confidence": question.confidence,
     }
@@ -195,9 +212,11 @@ class MapMeans:
         account = Account(slopes, mean, base, mean_logits, every, points=points)
         with feature_map.running() as forward:
             seen = forward(images)
-        question = Targets(None, None, outputs=feature_map.outputs, names=()).question(seen.logits, 0, base)
-        missed = answer(account, feature_map, seen, question)["residual"]
-        share = 1 - float(missed.square().sum() / question.whole.square().sum().clamp_min(1e-300))
+        targets = Targets(None, None, outputs=feature_map.outputs, names=())
+        target = targets.choose(seen.logits, 0)
+        missed = answer(account, feature_map, seen, target, targets=targets)["residual"]
+        whole = targets.question(target, seen.logits, base).whole
+        share = 1 - float(missed.square().sum() / whole.square().sum().clamp_min(1e-300))
         return replace(account, explained=every * share)
 
 

@@ -30,7 +30,7 @@ from nobsp.vision.find_map import PROBE_IMAGES, find_map
 from nobsp.vision.images import Images, images_of, read_images
 from nobsp.vision.maps import KINDS, ActivationMaps, Kind, join
 from nobsp.vision.removal import Removal, ThoroughMaps, average_regions, lose_regions, remove_locations, standardise
-from nobsp.vision.targets import Against, Question, Scale, Targets
+from nobsp.vision.targets import Against, Scale, Targets
 
 T = TypeVar("T")
 Calibration = MapMeans | ChannelMoments
@@ -221,7 +221,7 @@ class NObSPCam(Explainer):
             ValueError: If a target is out of range, an image is not finite, or the model's weights have changed.
         """
         targets, fitted = self._targets(target, against, scale), self._fitted
-        say = partial(answer, fitted.account, contrast=targets.has_contrast)
+        say = partial(answer, fitted.account, targets=targets, contrast=targets.has_contrast)
         parts = self._each(images, targets, say, description="explaining", progress=progress)
         return join(
             parts,
@@ -260,9 +260,8 @@ class NObSPCam(Explainer):
                 "the account instead, cam(images).account."
             )
 
-        def remove(feature_map: FeatureMap, view: ForwardPass, question: Question) -> tuple[Tensor, ...]:
-            own = question.target[:, 0]
-            return (*remove_locations(feature_map, view, own, sigmoid=targets.sigmoid), own)
+        def remove(feature_map: FeatureMap, view: ForwardPass, own: Tensor) -> tuple[Tensor, ...]:
+            return (*remove_locations(feature_map, view, own[:, 0], sigmoid=targets.sigmoid), own[:, 0])
 
         parts = self._each(images, targets, remove, description="removing", progress=progress)
         order, probability, own = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
@@ -291,11 +290,10 @@ class NObSPCam(Explainer):
         require_whole_number("most", every if most is None else most)
         count = every if most is None else min(most, every)
 
-        def remove(feature_map: FeatureMap, view: ForwardPass, question: Question) -> tuple[Tensor, ...]:
-            account = answer(fitted.account, feature_map, view, question)["account"]
-            account = average_regions(account, regions)[:, 0]
+        def remove(feature_map: FeatureMap, view: ForwardPass, own: Tensor) -> tuple[Tensor, ...]:
+            account = answer(fitted.account, feature_map, view, own, targets=targets)["account"]
+            account, own = average_regions(account, regions)[:, 0], own[:, 0]
             tried = account.flatten(1).topk(count, dim=1).indices
-            own = question.target[:, 0]
             lost = lose_regions(feature_map, view, own, tried, regions, self.batch_size, sigmoid=targets.sigmoid)
             return account.cpu(), lost.reshape(account.shape).cpu(), own.cpu()
 
@@ -319,12 +317,12 @@ class NObSPCam(Explainer):
         self,
         images: Any,
         targets: Targets,
-        say: Callable[[FeatureMap, ForwardPass, Question], T],
+        say: Callable[[FeatureMap, ForwardPass, Tensor], T],
         *,
         description: str,
         progress: bool,
     ) -> list[T]:
-        """Answers to a question about the images, batch by batch."""
+        """What is to be said of the images and their targets (n, targets), batch by batch."""
         fitted = self._require_same_weights()
         source = images_of(images, batch_size=self.batch_size)
         if source.keys != fitted.feature_map.keys:
@@ -334,8 +332,7 @@ class NObSPCam(Explainer):
         answers: list[T] = []
         seen = 0
         for feature_map, view in self._views(source, description, progress=progress):
-            question = targets.question(view.logits, seen, fitted.account.base)
-            answers.append(say(feature_map, view, question))
+            answers.append(say(feature_map, view, targets.choose(view.logits, seen)))
             seen += len(view.logits)
         targets.require(seen)
         return answers
@@ -383,9 +380,12 @@ class NObSPCam(Explainer):
             if head is not None or wanted == "none":
                 yield EvidenceBatch(units, view.logits.cpu())
                 continue
-            every = torch.arange(feature_map.outputs).expand_as(view.logits) if wanted == "every" else None
-            question = self._targets(every, None, "logit").question(view.logits, 0, fitted.account.base)
-            said = answer(fitted.account, feature_map, view, question)
+            targets, every = (
+                self._targets(None, None, "logit"),
+                torch.arange(feature_map.outputs).to(view.logits.device),
+            )
+            target = every.expand_as(view.logits) if wanted == "every" else targets.choose(view.logits, 0)
+            said = answer(fitted.account, feature_map, view, target, targets=targets)
             yield EvidenceBatch(units, view.logits.cpu(), said["contributions"].cpu())
 
     def health(self) -> CamHealth:

@@ -113,7 +113,7 @@ def confusions(cam: NObSPCam, images: Any, labels: Any = None, *, pairs: int = 1
             raise ValueError(f"labels must hold one class per image, found the shape {tuple(given.shape)}.")
         targets = cam._targets(given, None, "logit")
         targets.require(len(batch))
-        truth = targets.question(logits, 0, logits.new_zeros(len(names))).target[:, 0]
+        truth = targets.choose(logits, 0)[:, 0]
         for row, pair in enumerate(zip(truth.tolist(), logits.argmax(1).tolist(), strict=True)):
             matrix[pair] += 1
             if pair[0] != pair[1]:

@@ -125,17 +125,19 @@ class Targets:
         if self._given is not None and self._given.ndim and len(self._given) != count:
             raise ValueError(f"target has {len(self._given)} entries for {count} images; pass one per image.")
 
-    def question(self, logits: Tensor, start: int, base: Tensor) -> Question:
-        """The question for the images whose logits these are, the first of them number `start`."""
+    def choose(self, logits: Tensor, start: int) -> Tensor:
+        """Targets (n, targets) of the images whose logits these are, the first of them number `start`."""
         count = len(logits)
         if self._given is None:
-            target = logits.argmax(1, keepdim=True)
-        elif self._given.ndim == 0:
-            target = self._given.to(logits.device).expand(count, 1)
-        else:
-            if start + count > len(self._given):
-                raise ValueError(f"target has {len(self._given)} entries but there are more images; pass one for each.")
-            target = self._given[start : start + count].to(logits.device).reshape(count, -1)
+            return logits.argmax(1, keepdim=True)
+        if self._given.ndim == 0:
+            return self._given.to(logits.device).expand(count, 1)
+        if start + count > len(self._given):
+            raise ValueError(f"target has {len(self._given)} entries but there are more images; pass one for each.")
+        return self._given[start : start + count].to(logits.device).reshape(count, -1)
+
+    def question(self, target: Tensor, logits: Tensor, base: Tensor) -> Question:
+        """The question about targets (n, targets) of images with these logits; it has a weight for every output."""
         base = base.to(logits)
         confidence = chances_of(logits, sigmoid=self.sigmoid).gather(1, target)
         classes = _own(logits, target)
