@@ -336,7 +336,7 @@ def test_empty_frames_are_refused(frame_of: Frames) -> None:
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, True, None])
 def test_batch_size_must_be_a_positive_whole_number(size: Any) -> None:
-    with pytest.raises(ValueError, match="batch_size must be a positive whole number"):
+    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1"):
         batches_of(MATRIX, batch_size=size)
 
 

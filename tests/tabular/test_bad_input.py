@@ -322,8 +322,8 @@ def test_outputs_that_overflow_are_named(table):
         ({"output_names": ["one", "one"]}, ValueError, "output_names has the name 'one' twice"),
         ({"output_names": "ab"}, TypeError, "output_names must be a list of names, found the string 'ab'"),
         ({"head": "tail"}, ValueError, "head='tail' is not in the model"),
-        ({"batch_size": 0}, ValueError, "batch_size must be a positive whole number, found 0"),
-        ({"batch_size": 2.5}, ValueError, "batch_size must be a positive whole number, found 2.5"),
+        ({"batch_size": 0}, ValueError, "batch_size must be a whole number of at least 1, found 0"),
+        ({"batch_size": 2.5}, ValueError, "batch_size must be a whole number of at least 1, found 2.5"),
     ],
 )
 def test_wrong_options_are_named(net, table, options, kind, said):

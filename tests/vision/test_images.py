@@ -88,5 +88,5 @@ def test_an_image_that_is_not_finite_is_named_by_its_number() -> None:
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, True])
 def test_batches_have_a_sensible_size(size: Any) -> None:
-    with pytest.raises(ValueError, match="batch_size must be a positive whole number"):
+    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1"):
         images_of(X, batch_size=size)

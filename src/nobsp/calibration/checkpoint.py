@@ -131,10 +131,8 @@ class Tracker:
 
     def _require_held(self, same: bool) -> None:
         if not same and self._held is not None:
-            raise self._checkpoint.refuse(
-                f"it holds {self._held.rows} rows that are not the first ones of the data as it is read now, or the "
-                "data has another number of rows (is it shuffled?)"
-            )
+            now = "the first ones of the data as it is read now, or it has another number of rows (is it shuffled?)"
+            raise self._checkpoint.refuse(f"it holds {self._held.rows} rows that are not {now}")
 
 
 def merge_states(first: Any, second: Any) -> Any:

@@ -183,7 +183,5 @@ class RankRun(Run):
             yield
         except RuntimeError as failure:
             self._stopped = True
-            raise RuntimeError(
-                f"calibration stopped on rank {self.rank}: another of the {self.size} ranks ended, or did not answer "
-                "in time; look at what it said last."
-            ) from failure
+            other = f"another of the {self.size} ranks ended, or did not answer in time; look at what it said last"
+            raise RuntimeError(f"calibration stopped on rank {self.rank}: {other}.") from failure

@@ -17,6 +17,7 @@ from nobsp.network.batches import with_progress
 
 Value = TypeVar("Value")
 S = TypeVar("S", bound=Any)  # a State, or a tuple of them
+Work = Callable[..., None]  # adds a batch to a state, given what runs the model
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -75,14 +76,7 @@ class Run:
         self.checkpoint, self.memory = checkpoint, memory
 
     def accumulate(
-        self,
-        source: Any,
-        state: S,
-        work: Callable[..., None],
-        *,
-        model: Any = None,
-        name: str | None = None,
-        progress: bool = False,
+        self, source: Any, state: S, work: Work, *, model: Any = None, name: str | None = None, progress: bool = False
     ) -> S:
         """Adds all rows to a state, those of other processes included; `model.running()` is what `work` is given."""
         tracker = None
@@ -187,9 +181,7 @@ class State(Protocol):
     ranks, which is cheaper.
     """
 
-    @property
-    def rows(self) -> int:
-        """How many rows were added."""
+    rows: int  # how many rows were added
 
     def update(self, batch: Any) -> None:
         """Adds a batch of rows."""

@@ -10,7 +10,7 @@ from functools import reduce
 from typing import Any, TypeVar
 
 from nobsp.calibration.checkpoint import merge_states, rows_of
-from nobsp.calibration.local import Local, Run
+from nobsp.calibration.local import Local, Run, Work
 from nobsp.network.batches import NoRowsError
 
 S = TypeVar("S", bound=Any)
@@ -75,16 +75,9 @@ class RayRun(Run):
     """A calibration under way in the workers of a Ray cluster."""
 
     def accumulate(
-        self,
-        source: RayRows,
-        state: S,
-        work: Callable[..., None],
-        *,
-        model: Any = None,
-        name: str | None = None,  # noqa: ARG002 - as other engines have it
-        progress: bool = False,
+        self, source: Any, state: S, work: Work, *, model: Any = None, progress: bool = False, **_: Any
     ) -> S:
-        """What all rows come to, in their order, whichever part is done first; `model` is what `share` gave."""
+        """What all `RayRows` come to, in their order, whichever part is done first; `model` is what `share` gave."""
         import ray
 
         reference, device = model or (None, None)

@@ -285,10 +285,7 @@ def audit(
         if not 0 <= share <= 1:
             raise ValueError(f"{name} must be a share from 0 to 1, found {share!r}.")
     if not isinstance(index, ContributionIndex):
-        raise TypeError(
-            f"index must be a ContributionIndex, found {type(index).__name__}; make one with "
-            "nobsp.ContributionIndex(explainer).fit(X, labels)."
-        )
+        raise TypeError(f"index must be a ContributionIndex(explainer).fit(X, labels), found {type(index).__name__}.")
     fitted, outcomes = index._fitted, index._fitted.outcomes
     if not fitted.labelled:
         raise ValueError("an audit needs the labels of the database; pass labels to index.fit.")
@@ -399,12 +396,9 @@ def _reasons(found: Audit) -> tuple[str, ...]:
             label = f"labelled {_show(found.labels[row])}"
             why.append(f"{label}, right with probability {found.label_score[row]:.2f}: {what}")
         if found.errors[row]:
-            off = (
-                f"{near(row, 0)} agree"
-                if error is None
-                else f"off by {error[row]:.4g}, by what its neighbours are like"
-            )
-            why.append(f"predicted {_show(found.predicted[row])} with joint confidence {found.joint[row]:.2f}: {off}")
+            off = "" if error is None else f"off by {error[row]:.4g}, by what its neighbours are like"
+            said = f"predicted {_show(found.predicted[row])} with joint confidence {found.joint[row]:.2f}"
+            why.append(f"{said}: {off or near(row, 0) + ' agree'}")
         if found.boundary[row]:
             why.append(f"near a boundary: {counts[0][1][row]} of {k} neighbours by activations are of its class")
         if found.outliers[row]:

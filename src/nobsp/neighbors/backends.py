@@ -206,12 +206,7 @@ class Collection(Backend):
     at_once = 256  # queries in one message, so that answers stay small
 
     def __init__(
-        self,
-        options: Milvus,
-        spaces: dict[Kind, Space],
-        *,
-        evidence_shape: tuple[int, int] | None,
-        make: Rows | None = None,
+        self, options: Milvus, spaces: dict[Kind, Space], evidence_shape: tuple[int, int] | None, make: Rows | None
     ) -> None:
         self.options, self.spaces, self.evidence_shape = options, spaces, evidence_shape
         self._client = _connect(options)
@@ -242,10 +237,8 @@ class Collection(Backend):
 
     def _make(self, rows: Rows, exists: bool) -> None:
         if exists and not self.options.replace:
-            raise ValueError(
-                f"Milvus at {self.options.uri!r} has a collection {self.options.collection!r} already; choose another "
-                "name, or replace it with Milvus(..., replace=True)."
-            )
+            where = f"{self.options.collection!r} at {self.options.uri!r}"
+            raise ValueError(f"Milvus has a collection {where} already; choose another, or Milvus(..., replace=True).")
         kinds = _pymilvus().DataType
         schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("id", kinds.INT64, is_primary=True)
@@ -282,10 +275,8 @@ class Collection(Backend):
         for kind, width in self._widths.items():
             found, expected = self._fields.get(kind, 0), max(_LEAST_WIDTH, width)
             if found != expected:
-                raise ValueError(
-                    f"the collection {name!r} has vectors of width {found} for {kind}, but the index has width "
-                    f"{expected}; it belongs to another index."
-                )
+                of = f"of width {found} for {kind}, not {expected}"
+                raise ValueError(f"the collection {name!r} has vectors {of}; it belongs to another index.")
         if not {"id", "predicted", "response"} <= set(self._fields):
             raise ValueError(f"the collection {name!r} was not made by an index of nobsp.")
         self._call("load_collection", "open the collection")
@@ -365,9 +356,7 @@ class Collection(Backend):
         kept = self.spaces.get(walked.kind)
         if kept is None or kept.metric != walked.metric:
             have = " and ".join(f"{kind} ({space.metric})" for kind, space in self.spaces.items())
-            raise ValueError(
-                f"the collection has vectors for {have}, not for {walked.kind} ({walked.metric}); make another one."
-            )
+            raise ValueError(f"the collection has {have}, not {walked.kind} ({walked.metric}); make another one.")
         answers = self._call(
             "search",
             "search",
@@ -395,10 +384,8 @@ def _connect(options: Milvus) -> Any:
     try:
         return library.MilvusClient(uri=options.uri, token=options.token, timeout=options.timeout, **quiet)
     except _failures() as failure:
-        raise ConnectionError(
-            f"Milvus cannot be reached at {options.uri!r}: {_reason(failure)}. A cluster has to be running; a local "
-            "file can be open in one process at a time."
-        ) from failure
+        hint = "a cluster has to be running; a local file can be open in one process at a time"
+        raise ConnectionError(f"Milvus cannot be reached at {options.uri!r}: {_reason(failure)}; {hint}.") from failure
 
 
 def _pad(vectors: Tensor) -> list[Any]:
@@ -420,18 +407,14 @@ def _pymilvus() -> Any:
 
 
 def make_backend(
-    options: Usearch | Milvus | None,
-    spaces: dict[Kind, Space],
-    source: Rows | Mapping[str, Any],
-    *,
-    device: torch.device | str | None,
+    options: Usearch | Milvus | None, spaces: dict[Kind, Space], source: Rows | Mapping[str, Any], *, device: Any
 ) -> Backend:
     """An empty backend for rows like these, or that of a file."""
     if isinstance(options, Milvus):
         if isinstance(source, Rows):
             shape = None if source.evidence is None else (source.evidence.shape[1], source.evidence.shape[2])
-            return Collection(options, spaces, evidence_shape=shape, make=source)
-        return Collection(options, spaces, evidence_shape=source["evidence_shape"])
+            return Collection(options, spaces, shape, source)
+        return Collection(options, spaces, source["evidence_shape"], None)
     rows, graphs = (None, {}) if isinstance(source, Rows) else (source["rows"], source["graphs"])
     if isinstance(options, Usearch):
         return Graphs(options, spaces.get("own", spaces["activations"]), rows, graphs)
@@ -473,20 +456,13 @@ def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any
 
 
 def load(
-    path: str | os.PathLike[str],
-    source: EvidenceSource,
-    *,
-    backend: Usearch | Milvus | str | None,
-    device: torch.device | str | None,
+    path: str | os.PathLike[str], source: EvidenceSource, *, backend: Usearch | Milvus | str | None, device: Any
 ) -> tuple[Fitted, dict[str, Any], Usearch | Milvus | None]:
     """Reads an index: what was fitted, the options it was made with, and those of its backend."""
     known = (Evidence, Milvus, Outcomes, Rows, Space, Usearch)
     stored: dict[str, Any] = serialization.load(path, kind=KIND, version=VERSION, classes=known)
     if stored["fingerprint"] != source.fingerprint() or not _near(stored["signature"], source.signature):
-        raise ValueError(
-            f"path {str(path)!r} holds an index that was made with another explainer; pass the very explainer (or "
-            "head) it was made with, or make the index anew."
-        )
+        raise ValueError(f"path {str(path)!r} holds an index made with another explainer; pass the very one.")
     if any(stored["checksums"].get(name) != _checksum(graph) for name, graph in stored["graphs"].items()):
         raise ValueError("the file is damaged: a graph in it is not the one that was written.")
     classes = stored["classes"]

@@ -202,10 +202,7 @@ def _classes(source: EvidenceSource, classes: Any, labels: NDArray[Any] | None) 
     if labels is None or (labels.ndim == 1 and labels.dtype.kind not in "US"):
         return np.arange(count)
     if source.outputs == 1:
-        raise ValueError(
-            "labels are names, but a single output does not say which of them it stands for; pass "
-            "classes=[label where the logit is negative, label where it is positive]."
-        )
+        raise ValueError("labels are names, but there is one output; pass classes=[if it is negative, if positive].")
     return np.asarray(source.output_names)
 
 

@@ -137,10 +137,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         if given is None and found is not None:
             before, outcomes = outcomes.task, find_outcomes(source, found, **how)
             if outcomes.task != before:
-                raise ValueError(
-                    "the model has one output, which may be a logit or a value, and the labels come with the rows; "
-                    'pass task="classification" or task="regression".'
-                )
+                raise ValueError('one output may be a logit or a value; pass task="classification" or "regression".')
         if found is not None:
             rows = replace(rows, labels=outcomes.encode(found, len(rows)))
         evidence, kinds = Evidence(), _KEPT[wanted]
@@ -314,17 +311,15 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def influence(self, X: Any, *, target: Any = None, k: int | None = None) -> Influence:
         """Which rows of the database speak for a class of other rows, and how much, adding up to the logit.
 
+        Needs a linear head that reads the activations, and labels of the database.
+
         Args:
             X: Rows, as for `query`.
             target: The class, for all rows or one each; the predicted one when None.
             k: Only the k rows that speak most for the class and the k most against it; all rows when None.
 
-        Raises:
-            ValueError: If no linear head reads the activations, or the database has no labels.
-
         Example:
             >>> import torch
-            >>> from nobsp.neighbors import ContributionIndex
             >>> head, rows = torch.nn.Linear(4, 2), torch.randn(50, 4)
             >>> index = ContributionIndex(head).fit(rows, torch.arange(50) % 2)
             >>> found = index.influence(rows[:3])
@@ -360,11 +355,6 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             explainer: The very explainer the index was made with; another one is an error.
             backend: Another backend for the same rows; or where a collection is now, and its token.
             device: Where the exact search works.
-
-        Raises:
-            FileNotFoundError: If there is no such file.
-            ValueError: If the file is damaged, of another kind or version, or made with another explainer.
-            ConnectionError: If Milvus cannot be reached.
         """
         other = None if backend is None else _backend_options(backend) or "exact"
         try:
@@ -460,9 +450,8 @@ def _backend_options(backend: Any) -> Usearch | Milvus | None:
     if isinstance(backend, Usearch | Milvus):
         return backend
     if not isinstance(backend, str) or backend not in known:
-        raise ValueError(
-            f'backend must be "exact", "usearch", "milvus", Usearch(...) or Milvus(...), found {backend!r}.'
-        )
+        known_ones = ", ".join(map(repr, known))
+        raise ValueError(f"backend must be {known_ones}, Usearch(...) or Milvus(...), found {backend!r}.")
     return known[backend]
 
 
@@ -474,19 +463,15 @@ def _positions_to_leave(exclude: Any, queries: int, rows: int) -> Tensor | None:
         if exclude != "self":
             raise ValueError(f'exclude must be None, "self", or positions in the database, found {exclude!r}.')
         if queries != rows:
-            raise ValueError(
-                f'exclude="self" says that query i is row i of the database, but there are {queries} queries and '
-                f"{rows} rows; pass the position of each query."
-            )
+            found = f"there are {queries} queries and {rows} rows; pass the position of each query"
+            raise ValueError(f'exclude="self" says that query i is row i of the database, but {found}.')
         return torch.arange(rows)[:, None]
     given = np.asarray(exclude.cpu() if isinstance(exclude, Tensor) else exclude)
     shaped = given.dtype.kind in "iu" and given.ndim in (1, 2) and len(given) == queries
     if not shaped or (given.size and (given.min() < -1 or given.max() >= rows)):
         about = f"{given.min()} to {given.max()}" if shaped else f"{given.dtype} of shape {given.shape}"
-        raise ValueError(
-            f"exclude must hold positions from 0 to {rows - 1}, or −1, one or one row of them for each of the "
-            f"{queries} queries, found {about}."
-        )
+        wanted = f"positions from 0 to {rows - 1}, or −1, one or one row of them for each of the {queries} queries"
+        raise ValueError(f"exclude must hold {wanted}, found {about}.")
     return torch.from_numpy(given.astype(np.int64).reshape(queries, -1))
 
 

@@ -96,10 +96,7 @@ class Neighbors(Answers):
             labels: One label per query, e.g. the true ones.
         """
         if self.classes is None:
-            raise ValueError(
-                "purity counts neighbours of a class, and a regression has no classes; look at the neighbours' values, "
-                "e.g. hits.labels.std(1) or abs(hits.labels.mean(1) - hits.predicted)."
-            )
+            raise ValueError("a regression has no classes, and no purity; look at values, e.g. hits.labels.std(1).")
         if self.labels is None:
             raise ValueError("purity needs the labels of the database; pass labels to fit.")
         towards = label_array(labels, len(self))
@@ -271,23 +268,18 @@ def link_duplicates(hits: Neighbors, threshold: float, *, own: bool = True) -> D
     pairs, first = np.unique(pairs, axis=0, return_index=True)
     distances = hits.distances[rows, places][first]
     order = np.argsort(distances, kind="stable")
-    pairs, distances = pairs[order].reshape(-1, 2).astype(np.int64), distances[order]
-    return Duplicates(pairs, distances, _groups(pairs, len(hits)) if own else (), None)
-
-
-def _groups(pairs: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], ...]:
+    found = Duplicates(pairs[order].reshape(-1, 2).astype(np.int64), distances[order], (), None)
+    if not own or len(found) == 0:
+        return found
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    if len(pairs) == 0:
-        return ()
-    links = coo_array((np.ones(len(pairs), dtype=np.int8), (pairs[:, 0], pairs[:, 1])), shape=(count, count))
-    _, component = connected_components(links, directed=False)
+    links = coo_array((np.ones(len(pairs), dtype=np.int8), (pairs[:, 0], pairs[:, 1])), shape=(len(hits), len(hits)))
     members = np.unique(pairs)
-    order = np.argsort(component[members], kind="stable")
-    cuts = np.flatnonzero(np.diff(component[members][order])) + 1
-    groups = np.split(members[order], cuts)
-    return tuple(sorted(groups, key=lambda group: (-len(group), int(group[0]))))
+    component = connected_components(links, directed=False)[1][members]
+    order = np.argsort(component, kind="stable")
+    groups = np.split(members[order], np.flatnonzero(np.diff(component[order])) + 1)
+    return replace(found, groups=tuple(sorted(groups, key=lambda group: (-len(group), int(group[0])))))
 
 
 def select(
@@ -315,9 +307,6 @@ def select(
 
     Returns:
         Positions in the index, the most worthwhile first.
-
-    Raises:
-        ValueError: If there are fewer rows to choose from, or if uncertainty is asked of a regression.
 
     Example:
         >>> import torch

@@ -329,8 +329,6 @@ class Fitted:
             return rows.logits
         found = self.source.logits(rows.activations)
         if found is None:
-            raise ValueError(
-                "layers stand between map and head, so the database does not know the logits of its own rows; pass the "
-                'rows again: audit(index, X, labels, exclude="self").'
-            )
+            again = 'pass the rows again: audit(index, X, labels, exclude="self")'
+            raise ValueError(f"layers stand between map and head, so logits of the database are not known; {again}.")
         return self.outcomes.per_class(found)

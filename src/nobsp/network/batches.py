@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from tqdm import tqdm
 
-from nobsp._messages import as_numpy, join_names, matched
+from nobsp._messages import as_numpy, join_names, matched, require_whole_number
 
 Batch = TypeVar("Batch", bound=Any)
 Encode = Callable[[Any], "np.ndarray[Any, Any]"]
@@ -95,8 +95,7 @@ def batches_of(
 
 def check_batch_size(size: Any) -> int:
     """The size, where it is one."""
-    if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-        raise ValueError(f"batch_size must be a positive whole number, found {size!r}.")
+    require_whole_number("batch_size", size)
     return int(size)
 
 
@@ -256,9 +255,8 @@ def _check_shape(shape: Sequence[int], *, argument: str, columns: Sequence[str] 
             hint = f"pass {argument}.reshape(-1, 1) for one column or {argument}.reshape(1, -1) for one row"
         raise ValueError(f"{argument} must have two dimensions, found shape {tuple(shape)}; {hint}.")
     if columns is not None and shape[1] != len(columns):
-        raise ValueError(
-            f"{argument} has {shape[1]} columns but {len(columns)} are expected: {join_names(columns, 12)}, in order."
-        )
+        known = f"{len(columns)} are expected: {join_names(columns, 12)}, in order"
+        raise ValueError(f"{argument} has {shape[1]} columns but {known}.")
     if shape[1] == 0:
         raise ValueError(f"{argument} has no columns.")
 

@@ -59,10 +59,8 @@ class Composed(nn.Module):
         super().__init__()
         self.model, self.places, self.path, self.centre = model, places, path, centre
         outputs, width = weight.shape
-        self.head = nn.Linear(width, outputs, dtype=torch.float64, device="meta").to_empty(device=weight.device)
-        with torch.no_grad():
-            self.head.weight.copy_(weight)
-            self.head.bias.copy_(bias)
+        self.head = nn.Linear(width, outputs, device="meta")  # which draws no random numbers
+        self.head.weight, self.head.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""

@@ -63,9 +63,7 @@ def load_exported(path: str | os.PathLike[str], *, trust_pickle: bool = False) -
                 return torch.export.load(path)
     except _DAMAGED as failure:
         raise ValueError(f"{os.fspath(path)} cannot be read by this torch ({_said(failure)}).") from failure
-    raise UntrustedError(
-        f"{os.fspath(path)} holds {problem}, which can run code when it is loaded; export the model again without it."
-    )
+    raise UntrustedError(f"{os.fspath(path)} holds {problem}, which can run code when loaded; export without it.")
 
 
 def as_module(model: ExportedProgram | GraphModule | str | os.PathLike[str], example: Any) -> GraphModule:
@@ -86,14 +84,11 @@ def as_module(model: ExportedProgram | GraphModule | str | os.PathLike[str], exa
             number of rows on which its result depends.
 
     Example:
-        >>> import torch
+        >>> import nobsp, torch
         >>> from torch import nn
-        >>> from nobsp import NObSP
-        >>> from nobsp.network.exported import as_module
-        >>> _ = torch.manual_seed(0)
         >>> model, x = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), torch.randn(100, 2)
         >>> program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},))
-        >>> NObSP(as_module(program, x)).fit(x).output_names_
+        >>> nobsp.NObSP(nobsp.as_module(program, x)).fit(x).output_names_
         ('output',)
     """
     if isinstance(model, str | os.PathLike):

@@ -166,15 +166,12 @@ def explain_failure(
             f"({said}); pass copy.deepcopy(model).float(), or move the model to a device that can."
         ) from failure
     if "shapes cannot be multiplied" in said and x.ndim == 2:
-        raise ValueError(
-            f"the model cannot take rows with {x.shape[1]} columns ({said}); pass the columns it was trained on."
-        ) from failure
+        rows = f"rows with {x.shape[1]} columns ({said})"
+        raise ValueError(f"the model cannot take {rows}; pass the columns it was trained on.") from failure
     if isinstance(failure, IndexError) and "out of range" in said:
         reach = [f"column {column} goes up to {float(x[:, column].max()):g}" for column in embedded]
-        found = f": {', '.join(reach)}" if reach else ""
-        raise ValueError(
-            f"the rows hold a code outside the range of an embedding{found}; use the codes the model was trained on."
-        ) from failure
+        found = f"an embedding{': ' if reach else ''}{', '.join(reach)}; use the codes the model was trained on"
+        raise ValueError(f"the rows hold a code outside the range of {found}.") from failure
 
 
 Side = Literal["output", "input"]

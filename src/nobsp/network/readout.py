@@ -326,20 +326,13 @@ def _choose_layers(module: nn.Module, head: str | nn.Module | None) -> dict[str,
     name, part = find_part(module, head, argument="head", offer=layers)
     inside = {f"{name}.{inner}".strip("."): layer for inner, layer in _linear_layers(unwrap(part)).items()}
     if not inside:
-        raise ValueError(
-            f"head {name!r} is a {type(part).__name__} without a linear layer; the model's are {join_names(layers)}."
-        )
+        known = f"the model's are {join_names(layers)}"
+        raise ValueError(f"head {name!r} is a {type(part).__name__} without a linear layer; {known}.")
     return inside
 
 
 def _find_head(
-    run: Callable[[Tensor], Any],
-    x: Tensor,
-    layers: dict[str, nn.Module],
-    sizes: set[int],
-    dtype: torch.dtype,
-    *,
-    given: bool,
+    run: Callable[..., Any], x: Tensor, layers: dict[str, nn.Module], sizes: set[int], dtype: torch.dtype, given: bool
 ) -> tuple[Head, str, Place]:
     """The layer, of as many outputs as `sizes` has, whose W z + b is the output; the link; where its input passes."""
     rows = len(x)

@@ -25,10 +25,6 @@ class Moments:
     Golub and LeVeque's update), so memory depends on the width of a row, never on how many there are.
     Means are held as an origin (the first row) plus an offset. A spread a million times smaller than the
     mean therefore keeps all its digits, and a constant column has products of exactly zero.
-
-    Attributes:
-        rows: How many rows were seen.
-        weight: Their total weight; equals `rows` unless `merge_all` weighted them.
     """
 
     def __init__(self, blocks: Mapping[str, int]) -> None:
@@ -36,7 +32,7 @@ class Moments:
         edges = pairwise(accumulate(self.blocks.values(), initial=0))
         self._columns = {name: slice(*edge) for name, edge in zip(self.blocks, edges, strict=True)}
         size = sum(self.blocks.values())
-        self.rows, self.weight = 0, 0.0
+        self.rows, self.weight = 0, 0.0  # seen; the same unless `merge_all` weighted them
         self._origin = torch.zeros(size, dtype=torch.float64)
         self._offset = torch.zeros_like(self._origin)
         # Only the panels on and above the diagonal are kept up to date; `products` mirrors them. One zero, which takes

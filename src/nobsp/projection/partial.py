@@ -126,14 +126,8 @@ def partial_coefficients(
     """
     _require_rows(moments)
     ridge = ridge or Ridge()
-    blocks = (
-        ("target",) * 2,
-        ("reference", "target"),
-        ("reference",) * 2,
-        ("target", "outputs"),
-        ("reference", "outputs"),
-    )
-    products = _Products(*(moments.product(*pair) for pair in blocks))
+    T, A, Y = "target", "reference", "outputs"
+    products = _Products(*(moments.product(*pair) for pair in ((T, T), (A, T), (A, A), (T, Y), (A, Y))))
     reference_ridge = ridge.amount(products.aa)
     # N centred rows span N - 1 directions: with no more than the reference has columns, the target is inside it.
     spare = moments.rows - 1 > products.aa.shape[0]

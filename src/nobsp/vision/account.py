@@ -40,13 +40,7 @@ FEW_IMAGES, LEAST_CARRIED = 16, 0.99
 
 
 def answer(
-    account: Account,
-    feature_map: FeatureMap,
-    seen: ForwardPass,
-    target: Tensor,
-    *,
-    targets: Targets,
-    contrast: bool = False,
+    account: Account, feature_map: FeatureMap, seen: ForwardPass, target: Tensor, *, targets: Targets, contrast: bool
 ) -> dict[str, Tensor]:
     """What `ActivationMaps` says of targets (n, targets), float64, by its names; of many, some at a time."""
     parts = []
@@ -214,7 +208,7 @@ class MapMeans:
             seen = forward(images)
         targets = Targets(None, None, outputs=feature_map.outputs, names=())
         target = targets.choose(seen.logits, 0)
-        missed = answer(account, feature_map, seen, target, targets=targets)["residual"]
+        missed = answer(account, feature_map, seen, target, targets=targets, contrast=False)["residual"]
         whole = targets.question(target, seen.logits, base).whole
         share = 1 - float(missed.square().sum() / whole.square().sum().clamp_min(1e-300))
         return replace(account, explained=every * share)
@@ -223,10 +217,8 @@ class MapMeans:
 def _slopes_by_differences(feature_map: FeatureMap, tail: Tail, start: Tensor) -> Tensor:
     """Weights (units, outputs) of layers that are linear but for rounding, unit by unit on both sides of the mean."""
     if feature_map.reach == "full":
-        raise ValueError(
-            f"the layers behind {feature_map.layer!r} give no gradients (quantised ones, say); pass the model in "
-            "floating point."
-        )
+        behind = f"the layers behind {feature_map.layer!r}"
+        raise ValueError(f"{behind} give no gradients (quantised ones, say); pass the model in floating point.")
     step = start.abs().max().clamp_min(1e-6)
     parts = []
     for piece in torch.split(torch.eye(start.shape[1]).to(start) * step, 1024):
@@ -278,10 +270,8 @@ def start_calibration(feature_map: FeatureMap, coefficients: Coefficients) -> Ma
         units, logits = (torch.zeros(n, dtype=torch.float64) for n in (width, feature_map.outputs))
         return MapMeans(units, logits)
     if not feature_map.direct:
-        raise ValueError(
-            f"layers stand between {feature_map.layer!r} and the output, so no coefficients of its channels can be "
-            'calibrated; leave coefficients="head", which integrates through them.'
-        )
+        hint = 'its channels have no coefficients; leave coefficients="head", which integrates through them'
+        raise ValueError(f"layers stand between {feature_map.layer!r} and the output: {hint}.")
     return ChannelMoments(Moments({CHANNELS: feature_map.units}))
 
 

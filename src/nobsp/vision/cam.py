@@ -77,16 +77,12 @@ class NObSPCam(Explainer):
         >>> import torch
         >>> from torch import nn
         >>> from nobsp.vision import NObSPCam
-        >>> _ = torch.manual_seed(0)
-        >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
-        >>> model = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
-        >>> cam = NObSPCam(model).fit(torch.randn(64, 3, 16, 16))
-        >>> maps = cam(torch.randn(4, 3, 16, 16))
-        >>> maps.account.shape, maps.contributions.shape
-        ((4, 14, 14), (4, 8))
-        >>> centred = maps.logits[range(4), maps.target] - maps.base_values[maps.target]
-        >>> bool(abs(maps.account.mean((1, 2)) - centred).max() < 1e-12)
-        True
+        >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        >>> images = torch.randn(64, 3, 16, 16)
+        >>> maps = NObSPCam(nn.Sequential(body, nn.Linear(8, 5))).fit(images)(images, target=2)
+        >>> centred = maps.logits[:, 2] - maps.base_values[2]
+        >>> maps.account.shape, bool(abs(maps.account.mean((1, 2)) - centred).max() < 1e-12)
+        ((64, 14, 14), True)
     """
 
     def __init__(
@@ -215,14 +211,10 @@ class NObSPCam(Explainer):
             scale: "logit", or "probability" for evidence in the target's probability: the account's mean is then how
                 far that is from the probability at the calibration mean (see `ActivationMaps`).
             progress: Whether to show a progress bar on stderr.
-
-        Raises:
-            NotFittedError: If `fit` has not been called.
-            ValueError: If a target is out of range, an image is not finite, or the model's weights have changed.
         """
         targets, fitted = self._targets(target, against, scale), self._fitted
         say = partial(answer, fitted.account, targets=targets, contrast=targets.has_contrast)
-        parts = self._each(images, targets, say, description="explaining", progress=progress)
+        parts = self._each(images, targets, say, progress=progress)
         return join(
             parts,
             several=targets.several,
@@ -255,15 +247,13 @@ class NObSPCam(Explainer):
         """
         targets, found = self._one_target(target), self._fitted.feature_map
         if not found.direct or found.pooling not in ("mean", "flatten"):
-            raise ValueError(
-                f"the logits are no sum over the locations of {found.layer!r}: layers come between, or a maximum; use "
-                "the account instead, cam(images).account."
-            )
+            why = "layers come between, or a maximum; use cam(images).account"
+            raise ValueError(f"the logits are no sum over the locations of {found.layer!r}: {why}.")
 
         def remove(feature_map: FeatureMap, view: ForwardPass, own: Tensor) -> tuple[Tensor, ...]:
             return (*remove_locations(feature_map, view, own[:, 0], sigmoid=targets.sigmoid), own[:, 0])
 
-        parts = self._each(images, targets, remove, description="removing", progress=progress)
+        parts = self._each(images, targets, remove, progress=progress)
         order, probability, own = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
         return Removal(order, probability, own, self._fitted.output_names, found.layer)
 
@@ -291,13 +281,13 @@ class NObSPCam(Explainer):
         count = every if most is None else min(most, every)
 
         def remove(feature_map: FeatureMap, view: ForwardPass, own: Tensor) -> tuple[Tensor, ...]:
-            account = answer(fitted.account, feature_map, view, own, targets=targets)["account"]
+            account = answer(fitted.account, feature_map, view, own, targets=targets, contrast=False)["account"]
             account, own = average_regions(account, regions)[:, 0], own[:, 0]
             tried = account.flatten(1).topk(count, dim=1).indices
-            lost = lose_regions(feature_map, view, own, tried, regions, self.batch_size, sigmoid=targets.sigmoid)
+            lost = lose_regions(feature_map, view, own, tried, regions, self.batch_size, targets.sigmoid)
             return account.cpu(), lost.reshape(account.shape).cpu(), own.cpu()
 
-        parts = self._each(images, targets, remove, description="removing", progress=progress)
+        parts = self._each(images, targets, remove, progress=progress)
         account, lost, own = (torch.cat(part) for part in zip(*parts, strict=True))
         both = (standardise(account) + standardise(lost)).numpy()
         return ThoroughMaps(both, account.numpy(), lost.numpy(), 1 + count, own.numpy(), fitted.output_names)
@@ -314,13 +304,7 @@ class NObSPCam(Explainer):
         return Targets(target, against, outputs=feature_map.outputs, names=names, scale=scale, sigmoid=sigmoid)
 
     def _each(
-        self,
-        images: Any,
-        targets: Targets,
-        say: Callable[[FeatureMap, ForwardPass, Tensor], T],
-        *,
-        description: str,
-        progress: bool,
+        self, images: Any, targets: Targets, say: Callable[[FeatureMap, ForwardPass, Tensor], T], *, progress: bool
     ) -> list[T]:
         """What is to be said of the images and their targets (n, targets), batch by batch."""
         fitted = self._require_same_weights()
@@ -331,7 +315,7 @@ class NObSPCam(Explainer):
             targets.require(source.rows)
         answers: list[T] = []
         seen = 0
-        for feature_map, view in self._views(source, description, progress=progress):
+        for feature_map, view in self._views(source, "explaining", progress=progress):
             answers.append(say(feature_map, view, targets.choose(view.logits, seen)))
             seen += len(view.logits)
         targets.require(seen)
@@ -385,7 +369,7 @@ class NObSPCam(Explainer):
                 torch.arange(feature_map.outputs).to(view.logits.device),
             )
             target = every.expand_as(view.logits) if wanted == "every" else targets.choose(view.logits, 0)
-            said = answer(fitted.account, feature_map, view, target, targets=targets)
+            said = answer(fitted.account, feature_map, view, target, targets=targets, contrast=False)
             yield EvidenceBatch(units, view.logits.cpu(), said["contributions"].cpu())
 
     def health(self) -> CamHealth:
@@ -407,7 +391,18 @@ class NObSPCam(Explainer):
             raise ValueError("mergeable: this explainer was loaded from a file without what merge needs; pass False.")
         kept = fitted.calibration if mergeable else None
         account = fitted.account.cast(torch.float32)
-        stored = dataclasses.replace(fitted, options=self._stored_options(), account=account, calibration=kept)
+        # What makes the same explainer around the same model: its parameters, and what its images are like.
+        found = fitted.feature_map
+        inside = PACKED if found.keys else ""
+        init = self._options() | {
+            "layer": None if self.layer is None else found.place.name.removeprefix(inside),
+            "head": None if self.head is None or found.head is None else found.head.name.removeprefix(inside),
+            "output_names": None if self.output_names is None else list(self.output_names_),
+            "device": None if self.device is None else str(self.device),
+            "batch_size": int(self.batch_size),
+        }
+        options = {"init": init, "images": (found.image_shape, found.text, found.keys)}
+        stored = dataclasses.replace(fitted, options=options, account=account, calibration=kept)
         serialization.save(path, stored, kind=KIND, version=VERSION)
 
     @classmethod
@@ -419,9 +414,7 @@ class NObSPCam(Explainer):
             model: The very model it was calibrated on; another one is an error.
         """
         classes = (*CHECKPOINTED, Account, _Fitted)
-        stored = serialization.load(path, kind=KIND, version=VERSION, classes=classes)
-        if not isinstance(stored, _Fitted):
-            raise ValueError(f"path {str(path)!r} is damaged: it does not hold an explainer.")
+        stored = serialization.load(path, kind=KIND, version=VERSION, classes=classes, of=_Fitted)
         cam, (image_shape, text, keys) = cls(model, **stored.options["init"]), stored.options["images"]
         # Any images show where the map is; these are the same every time.
         generator, shape = torch.Generator().manual_seed(0), (2, *image_shape)
@@ -438,18 +431,6 @@ class NObSPCam(Explainer):
             raise ValueError(f"the model's map is not where it was when this explainer was calibrated: {different}.")
         cam._fit = dataclasses.replace(stored, account=stored.account.cast(torch.float64)).of(feature_map, probe)
         return cam
-
-    def _stored_options(self) -> dict[str, Any]:
-        """What makes the same explainer around the same model: its parameters, and what its images are like."""
-        found = self._fitted.feature_map
-        inside = PACKED if found.keys else ""
-        layer = None if self.layer is None else found.place.name.removeprefix(inside)
-        head = None if self.head is None or found.head is None else found.head.name.removeprefix(inside)
-        names = None if self.output_names is None else list(self.output_names_)
-        device = None if self.device is None else str(self.device)
-        stored = {"layer": layer, "head": head, "output_names": names, "device": device}
-        init = self._options() | stored | {"batch_size": int(self.batch_size)}
-        return {"init": init, "images": (found.image_shape, found.text, found.keys)}
 
     @property
     def layer_(self) -> str:

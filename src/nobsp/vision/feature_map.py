@@ -337,21 +337,15 @@ class FeatureMap:
         """The map, checked, and tokens without a place."""
         maps = self.grid.maps(tensor, space_of(images))
         if len(maps) != len(images) or maps.shape[1] != self.channels:
-            raise ValueError(
-                f"the layer {self.place.name!r} gave maps of shape {tuple(maps.shape)} for {len(images)} images; "
-                f"expected one map of {self.channels} channels per image."
-            )
+            gave = f"{self.place.name!r} gave maps of shape {tuple(maps.shape)} for {len(images)} images"
+            raise ValueError(f"the layer {gave}; expected one map of {self.channels} channels per image.")
         if self.pooling == "flatten" and tuple(maps.shape[2:]) != self.shape:
-            raise ValueError(
-                f"images of shape {tuple(images.shape[1:])} give a map of {tuple(maps.shape[2:])} locations, but the "
-                f"layers behind it were calibrated on {self.shape}; use images of one size."
-            )
+            gave = f"images of shape {tuple(images.shape[1:])} give a map of {tuple(maps.shape[2:])} locations"
+            raise ValueError(f"{gave}, but calibrated were those of {self.shape}; use images of one size.")
         maps = exact(maps)
         bad = first_non_finite(maps)
         if bad is not None:
-            raise ValueError(
-                f"the map of layer {self.place.name!r} is not finite for image {bad[0]} of the batch; check the scale "
-                "of the images and the precision of the model."
-            )
+            hint = "check the scale of the images and the precision of the model"
+            raise ValueError(f"the map of {self.place.name!r} is not finite for image {bad[0]} of the batch; {hint}.")
         tokens = self.grid.prefix_tokens(tensor) if self.reach == "full" else tensor.new_empty(len(tensor), 0, 1)
         return (maps.clamp_min(0.0) if self.relu else maps), exact(tokens)

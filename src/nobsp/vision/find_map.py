@@ -145,9 +145,8 @@ class _Search:
             own, what = [seen for seen in own if seen.side == "output"] or own, f"layer {chosen[0]!r} does not give"
         if not own:
             raise ValueError(
-                f"{what} a map with more than one location for images of shape {tuple(self.probe.shape[1:])}, so there "
-                "is nothing to show evidence on. Maps need a convolutional network or a transformer, an earlier layer, "
-                "or larger images."
+                f"{what} a map with more than one location for images of shape {tuple(self.probe.shape[1:])}; maps "
+                "need a convolutional network or a transformer, an earlier layer, or larger images."
             )
         match = self.best(own)
         if match is not None:
@@ -166,8 +165,7 @@ class _Search:
             )
         raise ValueError(
             f"{'no map of the model makes' if chosen is None else f'layer {chosen[0]!r} does not make'} the output by "
-            "itself: other paths lead there too. Choose a layer through which everything passes, or wrap the model so "
-            "that there is one; layer=None looks for it."
+            "itself: other paths lead there too. Choose one through which all passes, or layer=None, or wrap the model."
         )
 
     def best(self, seen: list[_Seen]) -> FeatureMap | None:

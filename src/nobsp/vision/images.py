@@ -144,10 +144,8 @@ def _checked(batch: Any, argument: str) -> Tensor:
     if whole and batch.ndim == 2:
         return batch.detach()
     if not batch.is_floating_point():
-        raise TypeError(
-            f"{argument} is of {str(batch.dtype).removeprefix('torch.')}; convert to floating point and normalise the "
-            "way the model was trained, e.g. images.float() / 255."
-        )
+        hint = "convert to floating point and normalise the way the model was trained, e.g. images.float() / 255"
+        raise TypeError(f"{argument} is of {str(batch.dtype).removeprefix('torch.')}; {hint}.")
     return batch.detach()
 
 

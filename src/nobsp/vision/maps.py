@@ -177,10 +177,8 @@ def lay_over(maps: Array, images: Any, *, kind: str, opacity: float, mean: Any, 
     if not 0 <= opacity <= 1:
         raise ValueError(f"opacity must lie between 0 and 1, found {opacity!r}.")
     if maps.ndim != 3:
-        raise ValueError(
-            f"these maps have {maps.ndim - 1} axes of locations, so they lie over no image; use nobsp.plots.signal or "
-            "nobsp.plots.words, or slices of maps.account."
-        )
+        use = "use nobsp.plots.signal or nobsp.plots.words, or slices of maps.account"
+        raise ValueError(f"these maps have {maps.ndim - 1} axes of locations, so they lie over no image; {use}.")
     pictures = pictures_of(images, len(maps), mean=mean, std=std)
     colour, strength = colour_maps(_resized(maps, (pictures.shape[1], pictures.shape[2])), kind=kind)
     blend = (opacity * strength)[..., None]

@@ -115,30 +115,24 @@ class ThoroughMaps:
 
 
 def lose_regions(
-    feature_map: FeatureMap,
-    seen: ForwardPass,
-    target: Tensor,
-    tried: Tensor,
-    regions: int,
-    at_once: int,
-    *,
-    sigmoid: bool,
+    feature_map: FeatureMap, seen: ForwardPass, target: Tensor, tried: Tensor, regions: int, size: int, sigmoid: bool
 ) -> Tensor:
     """By how much log-odds fall without each of the regions to try (n, tries); 0 for others, shape (n, regions).
 
-    A region becomes what the image is there when blurred to one value a region, so that its surroundings go on.
+    A region becomes what the image is there when blurred to one value a region, so that its surroundings go on. `size`
+    are images of one pass.
     """
     images = seen.images
     space = images.shape[2:]
     number = torch.zeros(space, dtype=torch.int64, device=images.device)
-    for axis, size in enumerate(space):
-        along = torch.arange(size, device=images.device) * regions // size
-        number = number * regions + along.reshape([size if at == axis else 1 for at in range(len(space))])
+    for axis, extent in enumerate(space):
+        along = torch.arange(extent, device=images.device) * regions // extent
+        number = number * regions + along.reshape([extent if at == axis else 1 for at in range(len(space))])
     blurred = resize_maps(average_regions(images, regions), space)
     before = _log_odds(seen.logits, target, sigmoid=sigmoid)
     lost = before.new_zeros(len(before), regions ** len(space))
     with feature_map.running() as forward:
-        for some in torch.split(torch.arange(tried.numel(), device=tried.device), at_once):
+        for some in torch.split(torch.arange(tried.numel(), device=tried.device), size):
             rows, region = some // tried.shape[1], tried.flatten()[some]
             here = rows.to(images.device)
             gone = number == region.to(images.device).reshape(-1, *(1 for _ in space))

@@ -87,98 +87,97 @@ class Question:
         )
 
 
+@dataclass(eq=False)
 class Targets:
     """Targets for a stream of images."""
 
-    def __init__(
-        self,
-        given: Any,
-        against: Against,
-        *,
-        outputs: int,
-        names: Sequence[str],
-        scale: str = "logit",
-        sigmoid: bool = False,
-    ) -> None:
-        self._outputs, self._names, self.sigmoid = outputs, list(names), sigmoid
-        if scale not in ("logit", "probability"):
-            raise ValueError(f'scale must be "logit" or "probability", found {scale!r}.')
-        if scale == "probability" and against is not None:
+    given: Any  # one for all images, one for each, or several for each; None for what each image is taken for
+    rival: Against  # what they are compared with; a class by its number
+    outputs: int  # how many classes there are
+    names: Sequence[str]  # their names
+    scale: str = "logit"
+    sigmoid: bool = False  # whether each class has a yes or no of its own
+
+    def __post_init__(self) -> None:
+        against = self.rival
+        if self.scale not in ("logit", "probability"):
+            raise ValueError(f'scale must be "logit" or "probability", found {self.scale!r}.')
+        if self.scale == "probability" and against is not None:
             raise ValueError(f'scale="probability" has all other classes in it already; leave against={against!r} out.')
-        self._probability = scale == "probability"
-        rival = isinstance(against, str) and against in ("runner-up", "others", "mean")
-        if rival and outputs < 2:
+        known = isinstance(against, str) and against in ("runner-up", "others", "mean")
+        if known and self.outputs < 2:
             raise ValueError(f"against={against!r} needs at least two classes, but the model has one output.")
-        if against == "others" and sigmoid:
+        if against == "others" and self.sigmoid:
             raise ValueError('against="others" is for a softmax, but these classes have a sigmoid each; use "mean".')
-        self._against = against if against is None or rival else self._class(against, "against")
-        # One for all images, one for each, or several for each; None for what each image is taken for.
-        self._given = None if given is None else self._classes(given)
+        self.rival = against if against is None or known else self._class(against, "against")
+        self.given = None if self.given is None else self._classes(self.given)
 
     @property
     def several(self) -> bool:
         """Whether each image has a row of targets."""
-        return self._given is not None and self._given.ndim == 2
+        return self.given is not None and self.given.ndim == 2
 
     def require(self, count: int) -> None:
         """An error unless there are as many targets as images."""
-        if self._given is not None and self._given.ndim and len(self._given) != count:
-            raise ValueError(f"target has {len(self._given)} entries for {count} images; pass one per image.")
+        if self.given is not None and self.given.ndim and len(self.given) != count:
+            raise ValueError(f"target has {len(self.given)} entries for {count} images; pass one per image.")
 
     def choose(self, logits: Tensor, start: int) -> Tensor:
         """Targets (n, targets) of the images whose logits these are, the first of them number `start`."""
         count = len(logits)
-        if self._given is None:
+        if self.given is None:
             return logits.argmax(1, keepdim=True)
-        if self._given.ndim == 0:
-            return self._given.to(logits.device).expand(count, 1)
-        if start + count > len(self._given):
-            raise ValueError(f"target has {len(self._given)} entries but there are more images; pass one for each.")
-        return self._given[start : start + count].to(logits.device).reshape(count, -1)
+        given: Tensor = self.given.to(logits.device)
+        if given.ndim == 0:
+            return given.expand(count, 1)
+        if start + count > len(given):
+            raise ValueError(f"target has {len(given)} entries but there are more images; pass one for each.")
+        return given[start : start + count].reshape(count, -1)
 
     def question(self, target: Tensor, logits: Tensor, base: Tensor) -> Question:
         """The question about targets (n, targets) of images with these logits; it has a weight for every output."""
         base = base.to(logits)
         confidence = chances_of(logits, sigmoid=self.sigmoid).gather(1, target)
         classes = _own(logits, target)
-        if self._against is not None:
+        if self.rival is not None:
             classes = classes - self._rival(logits, target)
-        question = Question(target, classes, base, confidence, confidence, self._probability, self.sigmoid)
+        about = {"probability": self.scale == "probability", "sigmoid": self.sigmoid}
+        question = Question(target, classes, base, confidence, confidence, **about)
         return replace(question, whole=question.change(base.expand_as(logits), logits))
 
     @property
     def against(self) -> str | None:
         """What is compared with, a class by its name."""
-        return self._names[self._against] if isinstance(self._against, int) else self._against
+        return self.names[self.rival] if isinstance(self.rival, int) else self.rival
 
     @property
     def has_contrast(self) -> bool:
         """Whether the other classes can be compared with: they exclude each other, and no other rival was named."""
-        return self._against is None and not self._probability and not self.sigmoid and self._outputs > 1
+        return self.rival is None and self.scale == "logit" and not self.sigmoid and self.outputs > 1
 
     def _rival(self, logits: Tensor, target: Tensor) -> Tensor:
         """Weights of the classes whose evidence is subtracted, shape (n, targets, outputs)."""
-        if isinstance(self._against, int):
-            if bool((target == self._against).any()):
+        if isinstance(self.rival, int):
+            if bool((target == self.rival).any()):
                 raise ValueError(f"against and target are both {self.against!r} for an image; name another class.")
-            return _own(logits, torch.full_like(target, self._against))
-        if self._against == "mean":
-            return logits.new_full((*target.shape, self._outputs), 1.0 / self._outputs)
+            return _own(logits, torch.full_like(target, self.rival))
+        if self.rival == "mean":
+            return logits.new_full((*target.shape, self.outputs), 1.0 / self.outputs)
         others = _others(logits, target)
-        return others if self._against == "others" else _own(logits, others.argmax(2))
+        return others if self.rival == "others" else _own(logits, others.argmax(2))
 
     def _class(self, given: Any, argument: str) -> int:
-        classes = f"the model has {self._outputs} classes, numbered from 0"
+        classes = f"the model has {self.outputs} classes, numbered from 0"
         if isinstance(given, str):
-            if given not in self._names:
+            if given not in self.names:
                 words = ' nor one of "runner-up", "others" and "mean"' if argument == "against" else ""
                 raise ValueError(f"{argument}={given!r} is not a class{words}; {classes}.")
-            return self._names.index(given)
+            return self.names.index(given)
         if isinstance(given, Tensor | np.ndarray):
             given = given.item()
         if isinstance(given, bool | np.bool_) or not isinstance(given, int | np.integer):
             raise TypeError(f"{argument} must be a class number or name, found {type(given).__name__}.")
-        if not 0 <= given < self._outputs:
+        if not 0 <= given < self.outputs:
             raise ValueError(f"{argument}={given} is out of range; {classes}.")
         return int(given)
 
