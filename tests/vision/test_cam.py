@@ -343,7 +343,7 @@ def test_activations_that_are_not_finite_are_named() -> None:
     cam = NObSPCam(model).fit(images(30, dtype=torch.float32))
     huge = images(3, dtype=torch.float32)
     huge[1] = 3e38 * huge[1].sign()
-    with pytest.raises(ValueError, match=r"map of layer 'body' is not finite for image 1"):
+    with pytest.raises(ValueError, match=r"map of 'body' is not finite for image 1"):
         cam(huge)
 
 

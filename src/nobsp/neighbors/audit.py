@@ -155,10 +155,6 @@ class Audit:
         Its issues are called "nobsp_label"; `lab.get_issues("nobsp_label")` has `is_nobsp_label_issue` and
         `nobsp_label_score`, `lab.get_info("nobsp_label")` has `given_label` and `predicted_label`.
 
-        Raises:
-            ValueError: If there are no labels.
-            ImportError: If cleanlab is missing.
-
         Example:
             >>> from cleanlab.datalab.internal.issue_manager_factory import register  # doctest: +SKIP
             >>> _ = register(found.issue_manager())  # doctest: +SKIP
@@ -247,7 +243,7 @@ def audit(
     row and class.
 
     Args:
-        index: A fitted index with labels; its own space, metric and target are those of the contributions.
+        index: A fitted index of contributions, with labels; its space, metric and target are those of the evidence.
         X: Rows to audit, as for `query`; None for the database itself, each row without itself.
         labels: Their labels; None for those of the database where that itself is audited, and else for none.
         k: Neighbours that purity is counted among.
@@ -258,23 +254,15 @@ def audit(
         outliers: Typicality below which a row is an outlier: of rows like the database's, about this share.
         progress: Whether to show a progress bar on stderr.
 
-    Returns:
-        What was found.
-
-    Raises:
-        ValueError: If the database has no labels, the index keeps activations only, or `precision` or `outliers` is no
-            share.
-
     Example:
-        >>> import torch
-        >>> from nobsp.neighbors import ContributionIndex, audit
+        >>> import nobsp, torch
         >>> _ = torch.manual_seed(0)
         >>> centres, labels = 2 * torch.randn(3, 8), torch.arange(3).repeat(100)
         >>> activations = centres[labels] + torch.randn(300, 8)
         >>> head = torch.nn.Linear(8, 3)
         >>> head.weight.data, head.bias.data = centres, -centres.square().sum(1) / 2
         >>> labels[7] = 2  # it is a 1
-        >>> found = audit(ContributionIndex(head).fit(activations, labels))
+        >>> found = nobsp.audit(nobsp.ContributionIndex(head).fit(activations, labels))
         >>> found.mislabels.nonzero()[0], found.suggested[7]
         (array([7]), np.int64(1))
     """
@@ -323,7 +311,12 @@ def audit(
     if right is not None:
         wrong = np.where(found["suggested"] != found["labels"], 1 - found["label_score"], 0.0)
         mislabels = _suspects(wrong, budget, precision)
-        auroc = _auroc(scores, right, ~mislabels)
+        # By rows whose label is not suspected: a wrong label makes a right prediction look wrong.
+        trusted = right[~mislabels]
+        if (~trusted).sum() >= confidence.FEWEST_ERRORS and trusted.any():
+            from sklearn.metrics import roc_auc_score
+
+            auroc = {name: float(roc_auc_score(trusted, score[~mislabels])) for name, score in scores.items()}
     found |= {"errors": chance < 0.5, "boundary": boundary, "outliers": typicality < outliers, "mislabels": mislabels}
     found |= {"by_contributions": both[0], "by_activations": both[1], "typicality": typicality, "auroc": auroc}
     whole = Audit(rows=of, joint=chance, joint_kind=kind, joint_model=model, **found)
@@ -407,16 +400,6 @@ def _reasons(found: Audit) -> tuple[str, ...]:
         which = "" if found.outputs is None else f"{found.outputs[row]}: "
         reasons[row] = which + "; ".join(why)
     return tuple(reasons)
-
-
-def _auroc(scores: dict[str, Array], right: Flags, trusted: Flags) -> dict[str, float]:
-    """By rows whose label is not suspected: a wrong label makes a right prediction look wrong."""
-    right = right[trusted]
-    if (~right).sum() < confidence.FEWEST_ERRORS or not right.any():
-        return {}
-    from sklearn.metrics import roc_auc_score
-
-    return {name: float(roc_auc_score(right, score[trusted])) for name, score in scores.items()}
 
 
 def _show(label: Any) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nobsp.neighbors.evidence import Rows
 from nobsp.neighbors.search import Fitted, Space, pieces, spaced, unit_length
+from nobsp.vision.removal import log_odds
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -332,17 +333,6 @@ def _explain_labels(given: Tensor, labels: Tensor, temperature: float, *, pairs:
     total = both.sum(1).clamp_min(1e-300)
     wrong = 1 - both.gather(1, labels[:, None])[:, 0] / total
     return total.log(), wrong
-
-
-def log_odds(log_weights: Tensor, chosen: Tensor) -> Tensor:
-    """Log-odds of one class among weights that need not sum to one: log w_c − log Σ of the others.
-
-    >>> log_odds(torch.tensor([[1.0, 2.0, 6.0]]).log(), torch.tensor([2])).exp().round(decimals=5)
-    tensor([2.])
-    """
-    own = log_weights.gather(1, chosen[:, None])
-    others = log_weights.scatter(1, chosen[:, None], -torch.inf)
-    return own[:, 0] - others.logsumexp(1)
 
 
 def _vote(centroids: Centroids, own: Tensor, voters: Tensor) -> Tensor:

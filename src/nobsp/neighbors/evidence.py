@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from nobsp._messages import number_outputs
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, read_activations, sign_coefficients
+from nobsp.network.readout import Head
 from nobsp.tabular import CompiledExplainer, NObSP
 from nobsp.tabular.explanation import output_position
 from nobsp.vision import NObSPCam
@@ -29,9 +30,8 @@ def find_evidence(explainer: Any) -> EvidenceSource:
     if isinstance(explainer, NObSP | NObSPCam):
         return explainer.evidence_source()
     if isinstance(explainer, nn.Linear):
-        weight = explainer.weight.detach().to("cpu", torch.float64)
-        bias = torch.zeros(len(weight)) if explainer.bias is None else explainer.bias.detach()
-        bias = bias.to("cpu", torch.float64)
+        head = Head.of(explainer, "head")
+        weight, bias = head.weight, head.bias
         return EvidenceSource(
             output_names=number_outputs(len(weight)),
             link="identity",

@@ -38,13 +38,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "metric": ("euclidean", "cosine"),
     "task": ("auto", "classification", "regression"),
 }
-# What evidence is read for a space, and which spaces there are of it.
+# What evidence is read for a space; with it come the spaces before.
 _WANTED: dict[Kind, Wanted] = {"activations": "none", "own": "own", "query": "every"}
-_KEPT: dict[Wanted, tuple[Kind, ...]] = {
-    "none": ("activations",),
-    "own": ("activations", "own"),
-    "every": ("activations", "own", "query"),
-}
 # Rows of a class among which prototypes are sought.
 _MOST_MEMBERS = 4096
 
@@ -80,13 +75,9 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         memory_limit: Most bytes of rows kept in memory, as a number or as "4GB" or "512MiB".
 
     Example:
-        >>> import torch
-        >>> from nobsp.neighbors import ContributionIndex
-        >>> _ = torch.manual_seed(0)
-        >>> head = torch.nn.Linear(8, 3)
-        >>> activations = torch.randn(200, 8)
-        >>> labels = head(activations).argmax(1)
-        >>> index = ContributionIndex(head).fit(activations, labels)
+        >>> import nobsp, torch
+        >>> head, activations = torch.nn.Linear(8, 3), torch.randn(200, 8)
+        >>> index = nobsp.ContributionIndex(head).fit(activations, head(activations).argmax(1))
         >>> hits = index.query(activations[:5], k=4)
         >>> hits.indices[:, 0], hits.purity.shape
         (array([0, 1, 2, 3, 4]), (5,))
@@ -140,9 +131,10 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 raise ValueError('one output may be a logit or a value; pass task="classification" or "regression".')
         if found is not None:
             rows = replace(rows, labels=outcomes.encode(found, len(rows)))
-        evidence, kinds = Evidence(), _KEPT[wanted]
+        evidence, every = Evidence(), list(_WANTED)
+        kinds = every[: every.index(self._kind) + 1]
         if source.coefficients is not None:
-            kinds, mean = _KEPT["every"], source.mean
+            kinds, mean = every, source.mean
             if mean is None:
                 mean, _ = moments(rows, lambda part: part.activations.to(torch.float64))
             evidence = Evidence(outcomes.per_class(source.coefficients).T.contiguous(), mean)
@@ -194,13 +186,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def kneighbors(
         self, X: Any = None, n_neighbors: int = 8, return_distance: bool = True
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]] | NDArray[np.int64]:
-        """The same as `query`, as scikit-learn returns it: distances and positions, or positions alone.
-
-        Args:
-            X: Rows, as for `query`.
-            n_neighbors: How many neighbours.
-            return_distance: Whether distances come first.
-        """
+        """The same as `query`, as scikit-learn returns it: distances and positions, or positions alone."""
         hits = self.query(X, n_neighbors)
         return (hits.distances, hits.indices) if return_distance else hits.indices
 
@@ -319,9 +305,9 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             k: Only the k rows that speak most for the class and the k most against it; all rows when None.
 
         Example:
-            >>> import torch
+            >>> import nobsp, torch
             >>> head, rows = torch.nn.Linear(4, 2), torch.randn(50, 4)
-            >>> index = ContributionIndex(head).fit(rows, torch.arange(50) % 2)
+            >>> index = nobsp.ContributionIndex(head).fit(rows, torch.arange(50) % 2)
             >>> found = index.influence(rows[:3])
             >>> found.values.shape, bool(abs(found.base + found.values.sum(1) - found.logits).max() < 1e-6)
             ((3, 50), True)

@@ -90,11 +90,7 @@ class Neighbors(Answers):
         return self.purity_towards(self.predicted)
 
     def purity_towards(self, labels: Any) -> Array:
-        """Share of a query's neighbours that have the label given for the query.
-
-        Args:
-            labels: One label per query, e.g. the true ones.
-        """
+        """Share of a query's neighbours that have the label given for the query, e.g. its true one."""
         if self.classes is None:
             raise ValueError("a regression has no classes, and no purity; look at values, e.g. hits.labels.std(1).")
         if self.labels is None:
@@ -309,12 +305,11 @@ def select(
         Positions in the index, the most worthwhile first.
 
     Example:
-        >>> import torch
-        >>> from nobsp.neighbors import ContributionIndex, select
+        >>> import nobsp, torch
         >>> _ = torch.manual_seed(0)
         >>> rows = torch.randn(4, 8).repeat_interleave(25, 0) + 0.1 * torch.randn(100, 8)  # four lots of 25
-        >>> index = ContributionIndex(torch.nn.Linear(8, 3)).fit(rows)
-        >>> sorted(select(index, 4, by="coverage") // 25)
+        >>> index = nobsp.ContributionIndex(torch.nn.Linear(8, 3)).fit(rows)
+        >>> sorted(nobsp.select(index, 4, by="coverage") // 25)
         [np.int64(0), np.int64(1), np.int64(2), np.int64(3)]
     """
     require_whole_number("n", n)

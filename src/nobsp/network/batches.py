@@ -176,7 +176,16 @@ class _Reader:
         """`X` as a table, or None if it is not one."""
         numeric = self.encode is None
         if isinstance(X, Tensor | np.ndarray):
-            _check_shape(X.shape, argument=argument, columns=columns)
+            if X.ndim != 2:
+                hint = "pass one row per sample and one column per feature"
+                if X.ndim == 1:
+                    hint = f"pass {argument}.reshape(-1, 1) for one column or {argument}.reshape(1, -1) for one row"
+                raise ValueError(f"{argument} must have two dimensions, found shape {tuple(X.shape)}; {hint}.")
+            if columns is not None and X.shape[1] != len(columns):
+                known = f"{len(columns)} are expected: {join_names(columns, 12)}, in order"
+                raise ValueError(f"{argument} has {X.shape[1]} columns but {known}.")
+            if X.shape[1] == 0:
+                raise ValueError(f"{argument} has no columns.")
             if isinstance(X, Tensor) and (X.layout != torch.strided or X.is_complex() or X.is_quantized):
                 raise TypeError(f"{argument} must be a dense real tensor, found {X.dtype} with layout {X.layout}.")
             return _array_table(as_numpy(X), argument, numeric=numeric)
@@ -246,19 +255,6 @@ class _Reader:
 def is_frame(X: Any) -> bool:
     """Whether `X` is a pandas, polars or other eager frame."""
     return isinstance(nw.from_native(X, eager_only=True, pass_through=True), nw.DataFrame)
-
-
-def _check_shape(shape: Sequence[int], *, argument: str, columns: Sequence[str] | None) -> None:
-    if len(shape) != 2:
-        hint = "pass one row per sample and one column per feature"
-        if len(shape) == 1:
-            hint = f"pass {argument}.reshape(-1, 1) for one column or {argument}.reshape(1, -1) for one row"
-        raise ValueError(f"{argument} must have two dimensions, found shape {tuple(shape)}; {hint}.")
-    if columns is not None and shape[1] != len(columns):
-        known = f"{len(columns)} are expected: {join_names(columns, 12)}, in order"
-        raise ValueError(f"{argument} has {shape[1]} columns but {known}.")
-    if shape[1] == 0:
-        raise ValueError(f"{argument} has no columns.")
 
 
 def _array_table(X: np.ndarray[Any, Any], argument: str, *, numeric: bool) -> _Table:

@@ -74,12 +74,11 @@ class NObSPCam(Explainer):
         batch_size: Most images in one forward call.
 
     Example:
-        >>> import torch
+        >>> import nobsp, torch
         >>> from torch import nn
-        >>> from nobsp.vision import NObSPCam
         >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
         >>> images = torch.randn(64, 3, 16, 16)
-        >>> maps = NObSPCam(nn.Sequential(body, nn.Linear(8, 5))).fit(images)(images, target=2)
+        >>> maps = nobsp.NObSPCam(nn.Sequential(body, nn.Linear(8, 5))).fit(images)(images, target=2)
         >>> centred = maps.logits[:, 2] - maps.base_values[2]
         >>> maps.account.shape, bool(abs(maps.account.mean((1, 2)) - centred).max() < 1e-12)
         ((64, 14, 14), True)
@@ -407,12 +406,7 @@ class NObSPCam(Explainer):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module) -> Self:
-        """Reads an explainer that `save` wrote.
-
-        Args:
-            path: The file.
-            model: The very model it was calibrated on; another one is an error.
-        """
+        """Reads an explainer that `save` wrote, with the very model it was calibrated on; another one is an error."""
         classes = (*CHECKPOINTED, Account, _Fitted)
         stored = serialization.load(path, kind=KIND, version=VERSION, classes=classes, of=_Fitted)
         cam, (image_shape, text, keys) = cls(model, **stored.options["init"]), stored.options["images"]

@@ -129,7 +129,7 @@ def lose_regions(
         along = torch.arange(extent, device=images.device) * regions // extent
         number = number * regions + along.reshape([extent if at == axis else 1 for at in range(len(space))])
     blurred = resize_maps(average_regions(images, regions), space)
-    before = _log_odds(seen.logits, target, sigmoid=sigmoid)
+    before = log_odds(seen.logits, target, sigmoid=sigmoid)
     lost = before.new_zeros(len(before), regions ** len(space))
     with feature_map.running() as forward:
         for some in torch.split(torch.arange(tried.numel(), device=tried.device), size):
@@ -137,11 +137,16 @@ def lose_regions(
             here = rows.to(images.device)
             gone = number == region.to(images.device).reshape(-1, *(1 for _ in space))
             changed = torch.where(gone[:, None], blurred[here], images[here])
-            lost[rows, region] = before[rows] - _log_odds(forward(changed).logits, target[rows], sigmoid=sigmoid)
+            lost[rows, region] = before[rows] - log_odds(forward(changed).logits, target[rows], sigmoid=sigmoid)
     return lost
 
 
-def _log_odds(logits: Tensor, target: Tensor, *, sigmoid: bool) -> Tensor:
+def log_odds(logits: Tensor, target: Tensor, *, sigmoid: bool = False) -> Tensor:
+    """Log-odds of one class a row: its logit, or logarithm of any weight, less that of the sum of the others.
+
+    >>> log_odds(torch.tensor([[1.0, 2.0, 6.0]]).log(), torch.tensor([2])).exp().round(decimals=5)
+    tensor([2.])
+    """
     own = logits.gather(1, target[:, None])[:, 0]
     return own if sigmoid else own - logits.scatter(1, target[:, None], -torch.inf).logsumexp(1)
 
