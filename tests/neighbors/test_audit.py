@@ -756,7 +756,7 @@ def test_prototypes_need_classes_and_right_predictions():
 
 
 def test_an_explainer_instead_of_an_index_is_told_what_to_make_of_it():
-    with pytest.raises(TypeError, match=r"index must be a ContributionIndex, found Linear; make one"):
+    with pytest.raises(TypeError, match=r"index must be a ContributionIndex\(explainer\)\.fit.*found Linear"):
         audit(torch.nn.Linear(2, 2))
 
 

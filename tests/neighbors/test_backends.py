@@ -130,7 +130,7 @@ def test_milvus_says_which_vectors_it_has(collection):
 
 def test_milvus_does_not_replace_a_collection_unless_told(collection):
     index, head, rows, labels = collection
-    with pytest.raises(ValueError, match=r"has a collection 'nobsp' already.*replace=True"):
+    with pytest.raises(ValueError, match=r"has a collection 'nobsp' at .* already.*replace=True"):
         ContributionIndex(head, backend=index.backend).fit(rows, labels)
     assert len(index) == 220
 

@@ -123,6 +123,16 @@ def test_head_is_not_taken_by_position() -> None:
     assert Readout.find(Residual(), rows()).head.name == "head"
 
 
+def test_a_bias_of_one_number_may_be_a_slice_of_others() -> None:
+    model = mlp(outputs=1)
+    head = Readout.find(model, rows()).head.name
+    before = Readout.find(model, rows()).fingerprint()
+    layer = model.get_submodule(head)
+    layer.bias = nn.Parameter(layer.bias.detach()[:, None].expand(1, 3).clone()[:, 0])
+    assert layer.bias.stride() == (3,)
+    assert Readout.find(model, rows()).fingerprint() == before
+
+
 def test_buffers_that_change_from_run_to_run_do_not_hide_the_head() -> None:
     class Drifting(Residual):
         def __init__(self) -> None:

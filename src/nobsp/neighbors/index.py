@@ -436,7 +436,7 @@ def _backend_options(backend: Any) -> Usearch | Milvus | None:
     if isinstance(backend, Usearch | Milvus):
         return backend
     if not isinstance(backend, str) or backend not in known:
-        known_ones = ", ".join(map(repr, known))
+        known_ones = ", ".join(f'"{name}"' for name in known)
         raise ValueError(f"backend must be {known_ones}, Usearch(...) or Milvus(...), found {backend!r}.")
     return known[backend]
 

@@ -249,7 +249,9 @@ def fingerprint_of(module: nn.Module, head: str) -> str:
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
             dense = value.detach().cpu()
             dense = dense if dense.layout == torch.strided else dense.to_dense()
-            digest.update(dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            # Of a single number the stride may be any, even where it is contiguous.
+            flat = dense.contiguous().as_strided((dense.numel(),), (1,))
+            digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
