@@ -63,7 +63,7 @@ def load_exported(path: str | os.PathLike[str], *, trust_pickle: bool = False) -
                 return torch.export.load(path)
     except _DAMAGED as failure:
         raise ValueError(f"{os.fspath(path)} cannot be read by this torch ({_said(failure)}).") from failure
-    raise UntrustedError(f"{os.fspath(path)} holds {problem}, which can run code when loaded; export without it.")
+    raise UntrustedError(f"{path} holds {problem}, which can run code when it is loaded; export it without.")
 
 
 def as_module(model: ExportedProgram | GraphModule | str | os.PathLike[str], example: Any) -> GraphModule:
