@@ -363,11 +363,10 @@ class NObSPCam(Explainer):
             if head is not None or wanted == "none":
                 yield EvidenceBatch(units, view.logits.cpu())
                 continue
-            targets, every = (
-                self._targets(None, None, "logit"),
-                torch.arange(feature_map.outputs).to(view.logits.device),
-            )
-            target = every.expand_as(view.logits) if wanted == "every" else targets.choose(view.logits, 0)
+            targets = self._targets(None, None, "logit")
+            target = targets.choose(view.logits, 0)
+            if wanted == "every":
+                target = torch.arange(feature_map.outputs, device=target.device).expand_as(view.logits)
             said = answer(fitted.account, feature_map, view, target, targets=targets, contrast=False)
             yield EvidenceBatch(units, view.logits.cpu(), said["contributions"].cpu())
 
