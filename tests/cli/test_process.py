@@ -45,7 +45,7 @@ def run(words: Sequence[object], *, cwd: Path) -> subprocess.CompletedProcess[st
 def test_help_is_shown_when_nothing_is_asked(tmp_path: Path) -> None:
     done = run([], cwd=tmp_path)
     assert done.returncode == 0
-    for word in ("explain", "cam", "audit", "bench", "demo", "version", "exit codes"):
+    for word in ("explain", "cam", "audit", "demo", "version", "exit codes"):
         assert word in done.stdout.lower()
     assert done.stderr == ""
 
@@ -126,21 +126,6 @@ def test_an_interrupt_leaves_nothing_half_written(number: int, code: int, home: 
     assert (process.returncode, said) == (code, "")
     assert "Traceback" not in complained
     assert {path.name for path in tmp_path.iterdir()} <= {"slow.py", "running", "__pycache__"}
-
-
-def test_bench_hands_over_to_the_checkout_s_benchmarks(tmp_path: Path) -> None:
-    package = tmp_path / "benchmarks"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "__main__.py").write_text("import sys; print(sys.argv[1:]); sys.exit(3)", encoding="utf-8")
-    done = run(["bench", "synthetic", "--quick"], cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (3, "['synthetic', '--quick']\n")
-
-
-def test_bench_without_a_checkout_says_where_to_get_one(tmp_path: Path) -> None:
-    done = run(["bench", "synthetic"], cwd=tmp_path)
-    assert done.returncode == 2
-    assert "Clone the repository" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
-"""The command line: `nobsp explain`, `cam`, `confusions`, `audit`, `bench`, `demo` and `version`."""
+"""The command line: `nobsp explain`, `cam`, `confusions`, `audit`, `demo` and `version`."""
 
 from __future__ import annotations
 
 import os
 import platform
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -54,9 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             command, bound = _parse(list(sys.argv[1:] if argv is None else argv))
             console = next((one for one in bound.arguments.values() if isinstance(one, Console)), console)
             with console.note_warnings():
-                code = command(*bound.args, **bound.kwargs)
+                command(*bound.args, **bound.kwargs)
             sys.stdout.flush()
-            return code if isinstance(code, int) else SUCCESS
+            return SUCCESS
     except KeyboardInterrupt:
         console.error("nobsp: interrupted; nothing was written.")
         return INTERRUPTED
@@ -97,7 +96,7 @@ def _parse(argv: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
         console=_Terminal(),
         help_on_error=False,
     )
-    commands: list[Any] = [explain.explain, cam.cam, cam.confusions, audit.audit, demo, bench, version]
+    commands: list[Any] = [explain.explain, cam.cam, cam.confusions, audit.audit, demo, version]
     for order, command in enumerate(commands):
         app.command(command, sort_key=order, help_epilogue="")
     try:
@@ -108,7 +107,8 @@ def _parse(argv: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
         raise UsageError(f"there is no command {argv[0]!r}; {suggest(argv[0], names)}") from unknown
     except MissingArgumentError as missing:
         name = getattr(missing.argument, "name", "an option")
-        said = "lacks its value" if name in argv else "is needed with what was given"
+        choice = ", or none of the options listed with it" if argv[0] == "audit" and name != "--out" else ""
+        said = "lacks its value" if name in argv else f"is needed{choice}"
         raise UsageError(f"{name} {said} (see nobsp {argv[0]} --help)") from missing
     except CycloptsError as misuse:
         raise UsageError(f"{one_line(str(misuse))} (see nobsp {argv[0]} --help)") from misuse
@@ -155,21 +155,6 @@ def demo(
     console.show(summary, lambda _: [*lines, f"Done in {seconds:.0f} s. Open {first}"])
     if open_:
         webbrowser.open(first.as_uri())
-
-
-def bench(
-    *arguments: Annotated[str, Parameter(help="Which benchmark, and its options.", allow_leading_hyphen=True)],
-) -> int:
-    """Run the benchmarks of a source checkout.
-
-    Runs `python -m benchmarks` in the current folder with the same arguments; `nobsp bench` alone lists what there is.
-    """
-    if not Path("benchmarks", "__main__.py").is_file():
-        raise UsageError(
-            "there is no folder benchmarks here: it comes with the source of nobsp, not with the installed package. "
-            "Clone the repository, pip install -e '.[bench]' in its folder, and run nobsp bench there."
-        )
-    return subprocess.run([sys.executable, "-m", "benchmarks", *arguments], check=False).returncode
 
 
 def version(*, console: Console = Console()) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import narwhals as nw
@@ -13,15 +13,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from nobsp._messages import matched
+from nobsp._messages import as_numpy, matched
 from nobsp.models.coded import Coded, Runs, linear
 from nobsp.network.adapted import Adapted, MixedColumnsError, grouping_rows
 from nobsp.network.inference import device_and_dtype, evaluation_mode, unwrap
 
 _OPENED = "nobsp.as_module(model, rows)"
-# Rows that show whether an input is looked up as token ids are.
+# Rows that show whether an input is looked up as token ids are, and of which kinds that may be.
 _PROBED = 16
+_WHOLE = ("int32", "int64", torch.int32, torch.int64)
 
 
 def adapt(model: Any, X: Any = None, *, layout: Mapping[str, Any] | None = None) -> Adapted:
@@ -72,7 +74,7 @@ def adapt(model: Any, X: Any = None, *, layout: Mapping[str, Any] | None = None)
         estimator = adapt_estimator(model, coded)
         if estimator is not None:
             own = estimator.encode is not None and estimator.encode is not coded
-            mixed = whole or (own and _mixes(estimator, X))
+            mixed = whole or (own and _mixes(model, estimator, X))
             return whole_pipeline(model, coded) if mixed else estimator
     if not callable(model):
         raise TypeError(_refusal(model))
@@ -81,7 +83,7 @@ def adapt(model: Any, X: Any = None, *, layout: Mapping[str, Any] | None = None)
     return Adapted(Runs(lambda x: model(coded.back(x))), encode=coded, layout=coded.layout)
 
 
-def _mixes(adapted: Adapted, X: Any) -> bool:
+def _mixes(model: Any, adapted: Adapted, X: Any) -> bool:
     """Whether the preprocessing mixes columns or leaves numbers missing, so that only the whole can be explained."""
     try:
         frame = nw.from_native(X, eager_only=True, pass_through=True)
@@ -91,7 +93,8 @@ def _mixes(adapted: Adapted, X: Any) -> bool:
             return False
         rows = grouping_rows(X)
         adapted.groups(rows)
-        return adapted.encode is not None and bool(np.isnan(adapted.encode(rows)).any())
+        missing = adapted.encode is not None and bool(np.isnan(adapted.encode(rows)).any())
+        return missing and len(model.predict(rows)) > 0  # which fails where the model does not take them
     except MixedColumnsError:
         return True
     except (ValueError, TypeError):
@@ -128,50 +131,72 @@ def _adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) ->
     if coded is not None:
         return Adapted(module, encode=coded, layout=coded.layout)
     rows = batch[0] if isinstance(batch, tuple | list) and len(batch) == 1 else batch
-    if isinstance(rows, Tensor | np.ndarray) and rows.ndim == 2:
+    if isinstance(rows, Tensor | np.ndarray) and rows.ndim == 2 and rows.dtype in _WHOLE:
         whole = {"X": np.arange(rows.shape[1])}
-        return Adapted(module, resolve=_without_tokens(module, torch.as_tensor(rows[:_PROBED]), whole))
+        return Adapted(
+            module, resolve=_Refusal(_find_tokens(module, torch.from_numpy(as_numpy(rows[:_PROBED]).copy()), whole))
+        )
     return Adapted(module)
 
 
-def _without_tokens(module: nn.Module, rows: Tensor, columns: Mapping[str, NDArray[np.intp]]) -> Callable[[Any], Any]:
-    """Passes features on, and refuses to take each position of token ids for one.
+class _Lookups(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes what is looked up in which table of embeddings, a column a lookup."""
 
-    Token ids are what one table of embeddings looks up as it is, with ids that occur at several positions. Categories
-    that share a table have ranges of their own there.
+    def __init__(self, rows: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rows = rows
+        self.found: dict[int, list[Tensor]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "embedding" in str(func) and len(args) > 1 and args[1].numel() % self.rows == 0:
+            table, ids = args[:2]
+            ids = ids.T if ids.ndim == 2 and len(ids) != self.rows else ids
+            self.found.setdefault(table.data_ptr(), []).append(ids.reshape(self.rows, -1).cpu())
+        return func(*args, **(kwargs or {}))
+
+
+def _find_tokens(module: nn.Module, rows: Tensor, columns: Mapping[str, NDArray[np.intp]]) -> tuple[str, int] | None:
+    """The input that holds token ids and its positions: one table of embeddings looks several of them up alike.
+
+    Categories that share a table have ranges of their own there.
     """
-    tables = [part for part in module.modules() if isinstance(part, nn.Embedding)]
-    whole = [name for name, places in columns.items() if places.ndim == 1 and len(places) > 1]
-    seen: list[Tensor] = []
-    found: list[str] = []
-    if tables and whole:
-        hooks = [table.register_forward_pre_hook(lambda _, given: seen.extend(given[:1])) for table in tables]
-        device, dtype = device_and_dtype(module)
-        try:
-            with evaluation_mode(module) as run:
-                run(rows.to(device, dtype) if rows.is_floating_point() else rows.to(device))
-        except Exception:  # noqa: BLE001 - whatever is wrong with the rows is said where they are read
-            seen.clear()
-        finally:
-            for hook in hooks:
-                hook.remove()
-        for name in whole:
-            ids = rows[:, torch.from_numpy(columns[name])].cpu().numpy()
-            shared = len(np.unique(ids)) < sum(len(np.unique(column)) for column in ids.T)
-            if shared and any(np.array_equal(one.cpu().numpy(), ids) for one in seen):
-                found.append(name)
+    device, _ = device_and_dtype(module)
+    try:
+        with evaluation_mode(module) as run, _Lookups(len(rows)) as seen:
+            run(rows.to(device))
+    except Exception:  # noqa: BLE001 - whatever is wrong with the rows is said where they are read
+        return None
+    for name, places in columns.items():
+        ids = rows[:, torch.from_numpy(places.ravel())].long()
+        varying = (ids != ids[0]).any(0) if len(ids) else torch.zeros(0)
+        for lookups in seen.found.values():
+            shifts = torch.cat(lookups, 1)[:, :, None] - ids[:, None]
+            where, position = ((shifts == shifts[0]).all(0) & varying).nonzero().T
+            for shift in set(shifts[0, where, position].tolist()):
+                alike = ids[:, sorted(set(position[shifts[0, where, position] == shift].tolist()))].numpy()
+                if len(np.unique(alike)) < sum(len(np.unique(column)) for column in alike.T):
+                    return name, len(places)
+    return None
 
-    def resolve(features: Any) -> Any:
-        if found and features is None:
+
+@dataclass(frozen=True)
+class _Refusal:
+    """Passes features on, and refuses to take each position of token ids for one."""
+
+    tokens: tuple[str, int] | None
+    packing: Packing | None = None
+
+    def __call__(self, features: Any) -> Any:
+        if self.tokens is not None and features is None:
+            name, positions = self.tokens
             raise ValueError(
-                f"{found[0]} holds token ids at {len(columns[found[0]])} positions, and what a position means changes "
-                "from text to text: they are not features. Pass spans of positions that mean the same in every text, "
-                "features={'first': [0, 1, 2, 3], ...} or, of an input with a name, {'first': ('input_ids', slice(0, "
-                "8)), ...}; or explain a function of features of your own."
+                f"{name} holds token ids at {positions} positions, and what a position means changes from text to "
+                "text: they are not features. Pass spans of positions that mean the same in every text, features={"
+                "'first': [0, 1, 2, 3], ...} or, of an input with a name, {'first': ('input_ids', slice(0, 8)), ...}; "
+                "a list of names where each position does mean the same, as answers to questions do; or explain a "
+                "function of features of your own."
             )
-        return features
-
-    return resolve
+        return features if self.packing is None else self.packing.resolve(features)
 
 
 class Input(NamedTuple):
@@ -342,11 +367,12 @@ class Members(nn.Module):
 
 
 def _packed(module: nn.Module, packing: Packing, rows: Tensor | None = None) -> Adapted:
-    unpacks, resolve = Unpacks(module, packing), packing.resolve
-    if rows is not None:
-        refuse = _without_tokens(unpacks, rows, packing.columns)
-        resolve = lambda features: packing.resolve(refuse(features))  # noqa: E731
-    how: dict[str, Any] = {"pack": packing.pack, "resolve": resolve, "layout": packing.layout}
+    unpacks = Unpacks(module, packing)
+    whole = {
+        one.name: packing.columns[one.name] for one in packing.inputs if one.dtype in _WHOLE and len(one.shape) == 1
+    }
+    tokens = _find_tokens(unpacks, rows, whole) if rows is not None and whole else None
+    how: dict[str, Any] = {"pack": packing.pack, "resolve": _Refusal(tokens, packing), "layout": packing.layout}
     return Adapted(unpacks, feature_names=packing.names, codes=packing.codes, **how)
 
 

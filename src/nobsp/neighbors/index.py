@@ -343,8 +343,9 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             device: Where the exact search works.
         """
         other = None if backend is None else _backend_options(backend) or "exact"
+        evidence = find_evidence(explainer)
         try:
-            fitted, options, used = load(path, find_evidence(explainer), backend=other, device=device)
+            fitted, options, used = load(path, evidence, backend=other, device=device)
         except KeyError as missing:
             raise ValueError(f"path {str(path)!r} is damaged: it lacks {missing}.") from missing
         index = cls(explainer, backend="exact" if used is None else used, device=device, **options)

@@ -106,9 +106,9 @@ class Readout:
         layers = _choose_layers(module, head)
         with _probing(module, probe) as (run, prepare, rows, (device, dtype, integer)):
             given = prepare(rows)
-            sizes = {output.shape[1] for output in outputs_of(run(given), len(rows)).values()}
+            outputs = outputs_of(run(given), len(rows))
             overwrites = not torch.equal(given, prepare(rows))
-            found_head, link, place = _find_head(run, prepare(rows), layers, sizes, dtype, given=head is not None)
+            found_head, link, place = _find_head(run, prepare(rows), layers, outputs, dtype, given=head is not None)
             columns = _embedded_columns(module, run, rows, prepare)
         return cls(module, found_head, link, columns, device, dtype, integer, place, overwrites)
 
@@ -334,45 +334,51 @@ def _choose_layers(module: nn.Module, head: str | nn.Module | None) -> dict[str,
 
 
 def _find_head(
-    run: Callable[..., Any], x: Tensor, layers: dict[str, nn.Module], sizes: set[int], dtype: torch.dtype, given: bool
+    run: Callable[[Tensor], Any],
+    x: Tensor,
+    layers: dict[str, nn.Module],
+    outputs: dict[str, Tensor],
+    dtype: torch.dtype,
+    *,
+    given: bool,
 ) -> tuple[Head, str, Place]:
-    """The layer, of as many outputs as `sizes` has, whose W z + b is the output; the link; where its input passes."""
-    rows = len(x)
-    calls: list[tuple[Head, nn.Module, int, Tensor, Tensor]] = []  # head, layer, which of its calls, z, its source
+    """The layer whose W z + b is in the outputs of a run before, the link, and where its input passes."""
+    rows, sizes = len(x), {output.shape[1] for output in outputs.values()}
+    best: dict[str, tuple[int, int]] = {}  # per output the simplest link, then the last call as a negative number
+    matches: list[tuple[Head, nn.Module, int, Tensor, Tensor]] = []  # head, layer, which of its calls, z, its source
     counts: Counter[str] = Counter()
+    near: list[tuple[float, str]] = []  # by how much the outputs of other layers differ
     apart: list[tuple[str, int]] = []  # layers at several positions of every row
 
     def see(name: str, layer: nn.Module, source: Tensor) -> None:
         source, width = source.detach(), len(torch.as_tensor(layer.weight))
         positions = _positions(layer, source, rows)
-        if width in sizes and (positions == 1 or (positions and isinstance(layer, _CONVOLUTIONS))):
-            z = _rows_entering(layer, source, rows).clone()
-            calls.append((Head.of(layer, name), layer, counts[name], z, source))
-        elif positions > 1 and {width, width * positions} & sizes:
-            apart.append((name, positions))
         counts[name] += 1
-
-    # Inputs and outputs are of one run: buffers may change from one to the next.
-    with hooked(layers, "input", see) as here:
-        here.on = True
-        outputs = outputs_of(run(x), rows)
-    best: dict[str, tuple[int, int]] = {}  # per output the simplest link, then the last call as a negative number
-    near: list[tuple[float, str]] = []  # by how much the outputs of other layers differ
-    for order, (head, _, _, z, _) in enumerate(calls):
-        z = z.to("cpu", torch.float64)
+        if width not in sizes or not (positions == 1 or (positions and isinstance(layer, _CONVOLUTIONS))):
+            if positions > 1 and {width, width * positions} & sizes:
+                apart.append((name, positions))
+            return
+        head, entering = Head.of(layer, name), _rows_entering(layer, source, rows).clone()
+        z, order = entering.to("cpu", torch.float64), -len(matches)
         logits, allowed = head.logits(z), _allowance(z, head, dtype, x.device)
         for path in (path for path, output in outputs.items() if output.shape == logits.shape):
-            near.append((float((logits - outputs[path]).abs().max()), head.name))
+            near.append((float((logits - outputs[path]).abs().max()), name))
             for rank, link in enumerate(LINKS):
-                if logits.shape[1] == 1 and "softmax" in link:
+                if width == 1 and "softmax" in link:
                     continue  # the softmax of a single logit is always one
                 if _agrees(logits, outputs[path], allowed, link, dtype):
-                    best[path] = min(best.get(path, (rank, -order)), (rank, -order))
+                    best[path] = min(best.get(path, (rank, order)), (rank, order))
                     break
+        if any(number == order for _, number in best.values()):
+            matches.append((head, layer, counts[name] - 1, entering, source))
+
+    with hooked(layers, "input", see) as here:
+        here.on = True
+        run(x)
     if not best:
         refuse_non_finite(outputs)
         raise _why_none(outputs, near, apart, [name for name in layers if name not in counts])
-    found = [calls[-order] for _, order in best.values()]
+    found = [matches[-order] for _, order in best.values()]
     names = [name for name in layers if any(head.name == name for head, *_ in found)]
     if len(names) > 1:
         asked = "head names a container with" if given else "the model's output holds"
@@ -381,7 +387,7 @@ def _find_head(
         several = f"the head {names[0]!r} is called several times and more than one of its results is returned"
         raise ValueError(f"{several}; wrap the model so that it returns only the result to explain.")
     rank, order = min(best.values())
-    head, layer, index, z, source = calls[-order]
+    head, layer, index, z, source = matches[-order]
     overwritten = not torch.equal(z, _rows_entering(layer, source, rows))
     call = -1 if index == counts[head.name] - 1 else index
     return head, list(LINKS)[rank], Place(head.name, layer, call, "input", overwritten=overwritten)

@@ -297,7 +297,7 @@ def suggest_features(X: Any, *, correlation: float = 0.9) -> dict[str, list[Any]
     if isinstance(correlation, str) or not 0 < correlation <= 1:
         raise ValueError(f"correlation must lie between 0 and 1, found {correlation!r}.")
     if len(getattr(X, "shape", ())) != 2 or not X.shape[0]:
-        raise TypeError(f"X must be an array, a tensor or a frame with rows, found {type(X).__name__}.")
+        raise TypeError(f"X must be an array, a tensor or a frame with rows, found {getattr(X, 'shape', type(X))}.")
     X = take_rows(X, np.unique(np.linspace(0, X.shape[0] - 1, min(X.shape[0], _LOOKED_AT)).astype(np.intp)))
     frame = nw.from_native(X, eager_only=True, pass_through=True)
     known: Sequence[Any] = range(X.shape[1])

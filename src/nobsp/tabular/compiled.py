@@ -166,10 +166,6 @@ class CompiledExplainer:
         """The terms that have tables, as names of features."""
         return tuple(tuple(self.features[k].name for k in table.features) for table in self.tables)
 
-    def __call__(self, X: Any, *, predictions: Any = None, threads: int | None = None) -> Explanation:
-        """The same as `explain`."""
-        return self.explain(X, predictions=predictions, threads=threads)
-
     def explain(self, X: Any, *, predictions: Any = None, threads: int | None = None) -> Explanation:
         """The account of every row, as the explainer this was compiled from gives it.
 
@@ -192,6 +188,8 @@ class CompiledExplainer:
             given = found.reshape(given.shape)
         values, outside = self.read_tables(columns, rows, threads=threads)
         return self.account(X, given, values, outside)
+
+    __call__ = explain
 
     def account(self, X: Any, predictions: Array, values: Array, outside: NDArray[np.bool_]) -> Explanation:
         """The account of rows whose predictions and contributions are known."""

@@ -200,10 +200,6 @@ class NObSP(Explainer):
         self._fit = replace(mine, columns=columns, summary=summary, estimate=estimate)
         return self
 
-    def __call__(self, X: Any, *, progress: bool = False) -> Explanation:
-        """The same as `explain`."""
-        return self.explain(X, progress=progress)
-
     def explain(self, X: Any, *, progress: bool = False) -> Explanation:
         """The account of every row's prediction.
 
@@ -231,6 +227,8 @@ class NObSP(Explainer):
             terms=self.terms_,
             baseline_contributions=fitted.estimate.baseline_contributions.copy(),
         )
+
+    __call__ = explain
 
     def evidence_source(self) -> EvidenceSource:
         """What an index of neighbours asks of an explainer."""
