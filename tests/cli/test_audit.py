@@ -196,6 +196,20 @@ def test_an_image_in_no_folder_has_no_label(nobsp: Run, gallery: Path, tmp_path:
     assert "0.png lies in no folder" in done.err
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--images", "scans", "--target", "kind"], "--data is needed, or none of the options listed with it"),
+        (["--data", "kinds.csv", "--target"], "--target lacks its value"),
+        (["--data", "kinds.csv", "--images", "scans"], "choose what to audit"),
+    ],
+)
+def test_options_that_lack_something_say_what(nobsp: Run, given: list[str], message: str) -> None:
+    done = nobsp("audit", "--model", "net.pt2", "--out", "out", *given)
+    assert done.code == 2
+    assert message in done.err
+
+
 # ---------------------------------------------------------------------- what speaks for a prediction
 
 

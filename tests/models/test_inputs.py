@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.architectures import torchvision_models
@@ -271,29 +273,51 @@ def test_hugging_face_models_and_their_tokens() -> None:
 
 
 class Looks(nn.Module):
-    """One table of embeddings for all positions, or one range of it for each column."""
+    """Looks codes up in one of several ways; those of the second line below hold categories, not tokens."""
 
-    def __init__(self, starts: list[int]) -> None:
+    def __init__(self, way: str) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.table, self.head = nn.Embedding(20, 8), nn.Linear(8 * len(starts), 1)
-        self.register_buffer("starts", torch.tensor(starts))
+        self.way, self.table, self.head = way, nn.Embedding(20, 8), nn.Linear(8, 1)
+        self.bag, self.tables = nn.EmbeddingBag(20, 8), nn.ModuleList(nn.Embedding(5, 8) for _ in range(3))
 
     def forward(self, codes: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.table(codes.long() + self.starts)).flatten(1))
+        codes = codes.long()
+        found = {
+            "as they are": lambda: self.table(codes).sum(1),
+            "by keyword": lambda: self.table(input=codes + 1).sum(1),
+            "turned": lambda: self.table(codes.T).sum(0),
+            "one by one": lambda: self.table(codes[:, 0]) + self.table(codes[:, 1]) - self.table(codes[:, 2]),
+            "in a bag": lambda: self.bag(codes),
+            "by a function": lambda: functional.embedding(codes, self.table.weight).sum(1),
+            "ranges": lambda: self.table(codes + torch.tensor([0, 5, 10])).sum(1),
+            "own tables": lambda: sum(table(codes[:, k]) for k, table in enumerate(self.tables)),
+        }[self.way]()
+        return self.head(torch.tanh(found))
 
 
-def test_token_ids_are_known_by_how_they_are_looked_up() -> None:
-    words, columns = Looks([0, 0, 0]), Looks([0, 5, 10])
-    codes = torch.randint(0, 5, (200, 3), generator=torch.Generator().manual_seed(0))
-    for rows in (codes, codes.numpy(), {"codes": codes}, DataLoader([(row,) for row in codes], 50)):
+INTEGERS = torch.randint(0, 5, (200, 3), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("way", ["as they are", "by keyword", "turned", "one by one", "in a bag", "by a function"])
+def test_token_ids_are_known_by_how_they_are_looked_up(way: str) -> None:
+    model = Looks(way)
+    for rows in (INTEGERS, INTEGERS.numpy(), {"codes": INTEGERS}, DataLoader([(row,) for row in INTEGERS], 50)):
         with pytest.raises(ValueError, match="token ids at 3 positions"):
-            NObSP(words).fit(rows)
-        assert len(NObSP(columns, interactions=0).fit(rows).functions_.features) == 3
-    assert not words.table._forward_pre_hooks
-    spans = NObSP(words, features={"first two": [0, 1], "last": [2]}).fit(codes)
+            NObSP(model).fit(rows)
+    spans = NObSP(model, features={"first two": [0, 1], "last": [2]}).fit(INTEGERS)
     with torch.no_grad():
-        check(spans, codes, words(codes))
+        check(spans, INTEGERS, model(INTEGERS))
+    assert len(NObSP(model, features=["a", "b", "c"], interactions=0).fit(INTEGERS).feature_names_) == 3
+
+
+@pytest.mark.parametrize("way", ["ranges", "own tables"])
+def test_codes_of_categories_are_no_tokens(way: str) -> None:
+    for rows in (INTEGERS, {"codes": INTEGERS}):
+        explainer = NObSP(Looks(way), interactions=0).fit(rows)
+        assert len(explainer.feature_names_) == 3
+        again = pickle.loads(pickle.dumps(explainer))  # noqa: S301 - our own bytes
+        assert_same_to_rounding(again(rows).values, explainer(rows).values)
 
 
 def test_pytorch_tabular() -> None:

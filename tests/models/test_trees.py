@@ -18,6 +18,7 @@ from sklearn.ensemble import (
     RandomForestClassifier,
     RandomForestRegressor,
 )
+from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
 from sklearn.tree import DecisionTreeRegressor
@@ -212,6 +213,9 @@ def test_missing_numbers_go_through_a_scaler(tmp_path: Path) -> None:
         assert_same_to_rounding(account, explanation.predictions)
         own, gone = explanation.values[:, 0, 0], np.isnan(rows[:, 0])
         assert own[gone].min() > own[~gone].max()
+    strict = make_pipeline(StandardScaler(), LinearRegression()).fit(X, NUMBER)
+    with pytest.raises(ValueError, match="NaN in row 0, column 0"):
+        NObSP(strict).fit(rows)
 
 
 @pytest.mark.parametrize("kind", KINDS)
