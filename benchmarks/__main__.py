@@ -40,7 +40,7 @@ TABLES: dict[str, tuple[str, str]] = {
     "thorough": ("benchmarks.vision.thorough", "images: account and removal of regions together, beside GradCAM"),
     "class-token": (
         "benchmarks.vision.class_token",
-        "digits: accounts of a class-token transformer beside attention maps",
+        "digits and CIFAR-10: accounts of class-token transformers beside attention maps",
     ),
     "texts": ("benchmarks.vision.texts", "sentiment networks: scores of words beside a lexicon of valence"),
     "sparseness": ("benchmarks.vision.sparseness", "images: how concentrated maps are, by two formulas"),

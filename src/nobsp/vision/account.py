@@ -346,7 +346,8 @@ def examine(feature_map: FeatureMap, account: Account, *, rows: int) -> CamHealt
             found["no_head"] = "No linear layer makes the model's output, so the output is explained as it is."
         if full and feature_map.grid.prefix:
             tokens = feature_map.grid.prefix
-            found["class_token"] = f"{tokens} tokens of {layer!r} have no place in the image: see maps.class_token."
+            better = "an earlier layer= costs more passes and gives better maps"
+            found["class_token"] = f"{tokens} tokens of {layer!r} have no place: see maps.class_token; {better}."
     if dead:
         found["dead"] = f"{dead} channels never varied over the calibration images and add nothing; vary the images."
     if rows < FEW_IMAGES:
