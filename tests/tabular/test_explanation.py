@@ -441,7 +441,7 @@ def test_an_order_keeps_terms_of_that_many_features(ex):
 
 def test_plots_are_methods_too(ex, explainer):
     assert "Axes" in type(ex.plot.waterfall(row="row 0", output="low")).__name__
-    assert dir(ex.plot) == ["beeswarm", "importance", "interaction_matrix", "ledger", "waterfall"]
+    assert dir(ex.plot) == ["beeswarm", "importance", "interaction_matrix", "ledger", "waterfall", "windows"]
     assert callable(explainer.plot.curves)
     with pytest.raises(AttributeError, match="no plot"):
         ex.plot.curves()
