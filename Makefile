@@ -29,7 +29,7 @@ help: ## list these commands
 demo: $(VENV)/.stamp-demo ## train three small networks, take them apart and write pages to look at, in demo/
 	@$(RUN) -m nobsp demo --out demo --force
 
-test: lint types layers size unit ## everything that must hold: style, types, layers, size, tests, examples in docstrings
+test: lint types layers size unit ## everything that must hold: style, types, layers, private names, tests, examples in docstrings
 
 setup: $(VENV)/.stamp-dev ## make .venv with the package, its optional parts and the development tools
 
@@ -43,7 +43,7 @@ types: $(VENV)/.stamp-dev ## static types of the package
 layers: $(VENV)/.stamp-dev ## a room imports only from rooms further down
 	$(VENV)/bin/lint-imports
 
-size: $(VENV)/.stamp-dev ## the package is no larger than agreed, and no room uses another's private names
+size: $(VENV)/.stamp-dev ## no room uses another's private names
 	$(RUN) tests/house.py
 
 unit: $(VENV)/.stamp-browser ## the tests and the examples in docstrings

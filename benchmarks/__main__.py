@@ -13,9 +13,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Name of the table, the module that makes it, and what it says; in the order of the paper.
 TABLES: dict[str, tuple[str, str]] = {
-    "synthetic": ("benchmarks.synthetic", "known functions recovered from a network (Function Reproduction Score)"),
-    "faithfulness": ("benchmarks.tabular.faithfulness", "nine tables: do attributions rank features as removal does?"),
-    "agreement": ("benchmarks.tabular.agreement", "nine tables: pairs of rows that differ in one feature (LCPDA)"),
+    "synthetic": (
+        "benchmarks.synthetic",
+        "known functions recovered from a network (Function Reproduction Score)",
+    ),
+    "faithfulness": (
+        "benchmarks.tabular.faithfulness",
+        "nine tables: do attributions rank features as removal does?",
+    ),
+    "agreement": (
+        "benchmarks.tabular.agreement",
+        "nine tables: pairs of rows that differ in one feature (LCPDA)",
+    ),
     "choosing": (
         "benchmarks.tabular.choosing",
         "nine tables, training rows: how the attribution for removal was chosen",
@@ -32,26 +41,56 @@ TABLES: dict[str, tuple[str, str]] = {
         "benchmarks.trees",
         "tree models: share explained on unseen rows, known functions, beside TreeHFD and SHAP",
     ),
-    "headline": ("benchmarks.tabular.headline", "is the share an explainer states of itself true on fresh rows?"),
+    "headline": (
+        "benchmarks.tabular.headline",
+        "is the share an explainer states of itself true on fresh rows?",
+    ),
     "bands": ("benchmarks.tabular.bands", "coverage of the bands around curves"),
-    "halves": ("benchmarks.tabular.halves", "California Housing: do curves from two halves of the rows agree?"),
-    "deletion": ("benchmarks.vision.deletion", "images: Region Deletion AUC beside gradient-based maps"),
-    "accounts": ("benchmarks.vision.accounts", "images: do accounts add up, and do they tell two images apart?"),
-    "thorough": ("benchmarks.vision.thorough", "images: account and removal of regions together, beside GradCAM"),
+    "halves": (
+        "benchmarks.tabular.halves",
+        "California Housing: do curves from two halves of the rows agree?",
+    ),
+    "deletion": (
+        "benchmarks.vision.deletion",
+        "images: Region Deletion AUC beside gradient-based maps",
+    ),
+    "accounts": (
+        "benchmarks.vision.accounts",
+        "images: do accounts add up, and do they tell two images apart?",
+    ),
+    "thorough": (
+        "benchmarks.vision.thorough",
+        "images: account and removal of regions together, beside GradCAM",
+    ),
     "class-token": (
         "benchmarks.vision.class_token",
         "digits and CIFAR-10: accounts of class-token transformers beside attention maps",
     ),
-    "texts": ("benchmarks.vision.texts", "sentiment networks: scores of words beside a lexicon of valence"),
-    "sparseness": ("benchmarks.vision.sparseness", "images: how concentrated maps are, by two formulas"),
-    "pixel-faithfulness": ("benchmarks.vision.pixel_faithfulness", "images: faithfulness correlation pixel by pixel"),
-    "calibration-time": ("benchmarks.calibration_time", "seconds to calibrate, by width of the representation"),
+    "texts": (
+        "benchmarks.vision.texts",
+        "sentiment networks: scores of words beside a lexicon of valence",
+    ),
+    "sparseness": (
+        "benchmarks.vision.sparseness",
+        "images: how concentrated maps are, by two formulas",
+    ),
+    "pixel-faithfulness": (
+        "benchmarks.vision.pixel_faithfulness",
+        "images: faithfulness correlation pixel by pixel",
+    ),
+    "calibration-time": (
+        "benchmarks.calibration_time",
+        "seconds to calibrate, by width of the representation",
+    ),
     "purity": ("benchmarks.retrieval", "images: neighbours by evidence and by activation"),
     "statistics": (
         "benchmarks.vision.statistics",
         "images: bootstrap intervals and sign-flip tests of the deletion AUC",
     ),
-    "recovery": ("benchmarks.recovery", "known functions over sizes, correlations and activations, with interactions"),
+    "recovery": (
+        "benchmarks.recovery",
+        "known functions over sizes, correlations and activations, with interactions",
+    ),
     "models": (
         "benchmarks.models",
         "any model as it comes: share explained on unseen rows, exactness, time beside SHAP",
@@ -62,8 +101,14 @@ TABLES: dict[str, tuple[str, str]] = {
     ),
     "select": ("benchmarks.retrieval.choosing", "images: accuracy on rows chosen to be labelled"),
     "audit": ("benchmarks.retrieval.audits", "images: wrong labels, and inputs from elsewhere"),
-    "speed-neighbours": ("benchmarks.retrieval.speed", "finding neighbours: exact, usearch, Milvus, faiss"),
-    "house": ("benchmarks.house", "size of the package, files that a call enters, and import times"),
+    "speed-neighbours": (
+        "benchmarks.retrieval.speed",
+        "finding neighbours: exact, usearch, Milvus, faiss",
+    ),
+    "house": (
+        "benchmarks.house",
+        "size of the package, files that a call enters, and import times",
+    ),
     "speed": ("benchmarks.speed", "every claim about speed as a ratio, measured in one run"),
 }
 
@@ -80,7 +125,9 @@ def main(arguments: list[str] | None = None) -> None:
         epilog="tables:\n" + listing(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("table", nargs="?", metavar="TABLE", help="which one; without, all are listed")
+    parser.add_argument(
+        "table", nargs="?", metavar="TABLE", help="which one; without, all are listed"
+    )
     parser.add_argument("--list", action="store_true", help="list the tables")
     asked, rest = _parted(sys.argv[1:] if arguments is None else arguments)
     chosen = parser.parse_args(asked)

@@ -125,7 +125,9 @@ def main() -> None:
     found: dict[int, Times] = {}
     for width, count in sizes.items():
         progress(f"{width} channels, Algorithm 1 on {count} of them")
-        found[width] = Times(**kept.cell(str(width), fingerprint(*depends, count), partial(measured, width, count)))
+        found[width] = Times(
+            **kept.cell(str(width), fingerprint(*depends, count), partial(measured, width, count))
+        )
     report = Report(
         name="calibration-time",
         title="Seconds to calibrate class activation maps, by width",

@@ -81,7 +81,9 @@ def walks(folder: Path) -> Iterator[tuple[str, int, int]]:
     torch.manual_seed(0)
     X, images = torch.randn(300, 4), torch.rand(40, 3, 32, 32)
     net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2)).eval()
-    body = nn.Sequential(nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    body = nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
     pictures = nn.Sequential(body, nn.Linear(16, 3)).eval()
     explainer, cam = nobsp.NObSP(net), nobsp.NObSPCam(pictures)
     kept: dict[str, Any] = {}
@@ -119,7 +121,8 @@ def import_times() -> Iterator[tuple[str, float]]:
     measure = "import time; t = time.perf_counter(); {}; print(time.perf_counter() - t)"
     for name, code in IMPORTS.items():
         runs = [
-            subprocess.check_output([sys.executable, "-c", measure.format(code)], text=True) for _ in range(REPEATS)
+            subprocess.check_output([sys.executable, "-c", measure.format(code)], text=True)
+            for _ in range(REPEATS)
         ]
         yield name, statistics.median(map(float, runs))
 
@@ -131,22 +134,31 @@ def table() -> str:
     lines += [f"| {name} | {value:,g} |" for name, value in sizes().items()]
     lines += ["", "| call | files | functions |", "|---|---:|---:|"]
     with tempfile.TemporaryDirectory() as folder:
-        lines += [f"| `{name}` | {files} | {functions} |" for name, files, functions in walks(Path(folder))]
+        lines += [
+            f"| `{name}` | {files} | {functions} |"
+            for name, files, functions in walks(Path(folder))
+        ]
     lines += ["", "| import | seconds |", "|---|---:|"]
     lines += [f"| `{name}` | {seconds:.2f} |" for name, seconds in import_times()]
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--print-only", action="store_true", help="do not write benchmarks/results/house.md")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--print-only", action="store_true", help="do not write benchmarks/results/house.md"
+    )
     parser.add_argument("--quick", action="store_true", help="as it is: it takes a minute")
     given = parser.parse_args()
     text = table()
     print(text)
     if not given.print_only:
         path = Path(__file__).parent / "results" / "house.md"
-        path.write_text(f"# The house\n\nMade by `python -m benchmarks house`.\n\n{text}\n", encoding="utf-8")
+        path.write_text(
+            f"# The house\n\nMade by `python -m benchmarks house`.\n\n{text}\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -87,7 +87,10 @@ def fingerprint(*parts: object) -> str:
     Args:
         parts: Functions and modules count by their source, everything else by its `repr`.
     """
-    told = [source(part) if isinstance(part, FunctionType | ModuleType) else repr(part) for part in parts]
+    told = [
+        source(part) if isinstance(part, FunctionType | ModuleType) else repr(part)
+        for part in parts
+    ]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 
 

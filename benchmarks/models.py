@@ -86,7 +86,10 @@ class Data:
         return self.known, self.unseen[:SHAP_ROWS]
 
     def flat_split(self) -> tuple[Rows, Rows]:
-        parts = [torch.cat([numbers, codes.float()], 1).double().numpy() for numbers, codes in self.both()]
+        parts = [
+            torch.cat([numbers, codes.float()], 1).double().numpy()
+            for numbers, codes in self.both()
+        ]
         return parts[0], parts[1][:SHAP_ROWS]
 
     def both(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -101,7 +104,9 @@ class Scaled(nn.Module):
 
     def __init__(self, inputs: int) -> None:
         super().__init__()
-        self.members = nn.ModuleList(feed_forward(inputs, (32, 32), 1, seed=seed) for seed in range(3))
+        self.members = nn.ModuleList(
+            feed_forward(inputs, (32, 32), 1, seed=seed) for seed in range(3)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([member(x) for member in self.members]).mean(0) * 1.15 + 2.07
@@ -112,7 +117,10 @@ class WideAndDeep(nn.Module):
 
     def __init__(self, inputs: int) -> None:
         super().__init__()
-        self.wide, self.deep = nn.Linear(inputs, 1), feed_forward(inputs, (64, 32), 1, seed=SEED, activation=nn.SiLU)
+        self.wide, self.deep = (
+            nn.Linear(inputs, 1),
+            feed_forward(inputs, (64, 32), 1, seed=SEED, activation=nn.SiLU),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.wide(x) + self.deep(x)
@@ -148,7 +156,14 @@ def networks(data: Data) -> Iterator[Case]:
 
     torch.manual_seed(SEED)
     resnet = rtdl.ResNet(
-        d_in=inputs, d_out=1, n_blocks=2, d_block=64, d_hidden=None, d_hidden_multiplier=2.0, dropout1=0.1, dropout2=0.0
+        d_in=inputs,
+        d_out=1,
+        n_blocks=2,
+        d_block=64,
+        d_hidden=None,
+        d_hidden_multiplier=2.0,
+        dropout1=0.1,
+        dropout2=0.0,
     )
     resnet = train(resnet, x, y, seed=SEED, epochs=data.epochs, batch_size=256).float()
     yield Case("rtdl: tabular ResNet", resnet, data.known, data.unseen, "Gradient", data.flat())
@@ -158,7 +173,9 @@ def networks(data: Data) -> Iterator[Case]:
         def call(rows: Rows, both: nn.Module = both) -> Any:
             at = len(data.numbers)
             with torch.no_grad():
-                found = both(torch.tensor(rows[:, :at]).float(), torch.tensor(rows[:, at:]).round().long())
+                found = both(
+                    torch.tensor(rows[:, :at]).float(), torch.tensor(rows[:, at:]).round().long()
+                )
             return found.reshape(len(rows), -1).mean(1).numpy()
 
         yield Case(name, both, known, unseen, "Permutation", data.flat_split(), call)
@@ -166,11 +183,18 @@ def networks(data: Data) -> Iterator[Case]:
 
     torch.manual_seed(SEED)
     module = feed_forward(inputs, (64, 32), 1, seed=SEED)
-    net = skorch.NeuralNetRegressor(module, max_epochs=data.epochs, lr=0.05, verbose=0, train_split=None)
+    net = skorch.NeuralNetRegressor(
+        module, max_epochs=data.epochs, lr=0.05, verbose=0, train_split=None
+    )
     net.fit(data.X.astype(np.float32), data.y[:, None].astype(np.float32))
     single = data.known.astype(np.float32), data.unseen.astype(np.float32)
     yield Case(
-        "skorch", net, *single, "Permutation", data.flat(), lambda rows: net.predict(rows.astype(np.float32))[:, 0]
+        "skorch",
+        net,
+        *single,
+        "Permutation",
+        data.flat(),
+        lambda rows: net.predict(rows.astype(np.float32))[:, 0],
     )
 
 
@@ -192,7 +216,9 @@ def two_inputs(data: Data, rtdl: Any) -> Iterator[tuple[str, nn.Module]]:
         residual_dropout=0.0,
     )
     yield "rtdl: FT-Transformer, two inputs, Adult", fit_both(transformer, data)
-    members = tabm.TabM.make(n_num_features=numbers, cat_cardinalities=data.cardinalities(), d_out=1, k=16, d_block=128)
+    members = tabm.TabM.make(
+        n_num_features=numbers, cat_cardinalities=data.cardinalities(), d_out=1, k=16, d_block=128
+    )
     yield "TabM, two inputs, Adult", fit_both(members, data)
 
 
@@ -213,12 +239,16 @@ def estimators(data: Data) -> Iterator[Case]:
         return MLPRegressor(hidden_layer_sizes=(64, 32), max_iter=data.epochs, random_state=SEED)
 
     scaled = TransformedTargetRegressor(network(), transformer=StandardScaler())
-    searched = GridSearchCV(make_pipeline(StandardScaler(), network()), {"mlpregressor__alpha": [1e-4, 1e-2]}, cv=2)
+    searched = GridSearchCV(
+        make_pipeline(StandardScaler(), network()), {"mlpregressor__alpha": [1e-4, 1e-2]}, cv=2
+    )
     few = slice(0, 2000)
     for name, model, rows in (
         (
             "scikit-learn: splines and a linear model",
-            make_pipeline(SplineTransformer(knots="quantile", extrapolation="linear"), LinearRegression()),
+            make_pipeline(
+                SplineTransformer(knots="quantile", extrapolation="linear"), LinearRegression()
+            ),
             slice(None),
         ),
         ("scikit-learn: MLPRegressor", network(), slice(None)),
@@ -233,38 +263,59 @@ def estimators(data: Data) -> Iterator[Case]:
             "scikit-learn: RandomForestRegressor, depth 8",
             RandomForestRegressor(n_estimators=60, max_depth=8, random_state=SEED),
         ),
-        ("scikit-learn: HistGradientBoosting", HistGradientBoostingRegressor(max_iter=data.trees, max_leaf_nodes=15)),
+        (
+            "scikit-learn: HistGradientBoosting",
+            HistGradientBoostingRegressor(max_iter=data.trees, max_leaf_nodes=15),
+        ),
     ):
         yield Case(name, model.fit(data.X, data.y), data.known, data.unseen, "Tree", data.flat())
     frame, fresh = data.frames()
     text = [name for name in frame if str(frame[name].dtype) == "category"]
     numeric = [name for name in frame if name not in text]
-    encoded = ColumnTransformer([("n", StandardScaler(), numeric), ("c", OneHotEncoder(handle_unknown="ignore"), text)])
+    encoded = ColumnTransformer(
+        [("n", StandardScaler(), numeric), ("c", OneHotEncoder(handle_unknown="ignore"), text)]
+    )
     pipeline = make_pipeline(
         encoded, MLPClassifier(hidden_layer_sizes=(32, 32), max_iter=data.epochs, random_state=SEED)
     )
     pipeline.fit(frame, data.people.y_train)
-    yield frame_case("scikit-learn: pipeline on a frame, Adult", pipeline, frame, fresh, len(data.known))
+    yield frame_case(
+        "scikit-learn: pipeline on a frame, Adult", pipeline, frame, fresh, len(data.known)
+    )
 
 
-def frame_case(name: str, model: Any, frame: Any, fresh: Any, rows: int, peer: Peer = "Permutation") -> Case:
+def frame_case(
+    name: str, model: Any, frame: Any, fresh: Any, rows: int, peer: Peer = "Permutation"
+) -> Case:
     """SHAP's maskers want numbers, so categories go to it as codes."""
     import pandas as pd
 
     def codes(part: Any) -> Rows:
-        columns = [part[one].cat.codes if str(part[one].dtype) == "category" else part[one] for one in part]
+        columns = [
+            part[one].cat.codes if str(part[one].dtype) == "category" else part[one] for one in part
+        ]
         return np.column_stack(columns).astype(np.float64)
 
     def call(values: Rows) -> Any:
         columns = {
-            one: pd.Categorical.from_codes(values[:, place].round().astype(int), dtype=frame[one].dtype)
+            one: pd.Categorical.from_codes(
+                values[:, place].round().astype(int), dtype=frame[one].dtype
+            )
             if str(frame[one].dtype) == "category"
             else values[:, place]
             for place, one in enumerate(frame)
         }
         return model.predict_proba(pd.DataFrame(columns))[:, 1]
 
-    return Case(name, model, frame[:rows], fresh, peer, (codes(frame[:rows]), codes(fresh[:SHAP_ROWS])), call)
+    return Case(
+        name,
+        model,
+        frame[:rows],
+        fresh,
+        peer,
+        (codes(frame[:rows]), codes(fresh[:SHAP_ROWS])),
+        call,
+    )
 
 
 def trees(data: Data) -> Iterator[Case]:
@@ -274,7 +325,13 @@ def trees(data: Data) -> Iterator[Case]:
     from interpret.glassbox import ExplainableBoostingRegressor
 
     given = {"n_estimators": data.trees, "random_state": SEED, "n_jobs": 1}
-    cat = {"iterations": data.trees, "depth": 5, "verbose": 0, "thread_count": 1, "allow_writing_files": False}
+    cat = {
+        "iterations": data.trees,
+        "depth": 5,
+        "verbose": 0,
+        "thread_count": 1,
+        "allow_writing_files": False,
+    }
     for name, model in (
         ("XGBoost", xgboost.XGBRegressor(max_depth=4, learning_rate=0.1, **given)),
         ("LightGBM", lightgbm.LGBMRegressor(num_leaves=15, verbose=-1, **given)),
@@ -282,18 +339,35 @@ def trees(data: Data) -> Iterator[Case]:
     ):
         yield Case(name, model.fit(data.X, data.y), data.known, data.unseen, "Tree", data.flat())
     frame, fresh = data.frames()
-    boosted = lightgbm.LGBMClassifier(num_leaves=15, verbose=-1, **given).fit(frame, data.people.y_train)
-    yield frame_case("LightGBM, frame with categories, Adult", boosted, frame, fresh, len(data.known))
+    boosted = lightgbm.LGBMClassifier(num_leaves=15, verbose=-1, **given).fit(
+        frame, data.people.y_train
+    )
+    yield frame_case(
+        "LightGBM, frame with categories, Adult", boosted, frame, fresh, len(data.known)
+    )
     one_hot = xgboost.XGBClassifier(max_depth=4, learning_rate=0.1, **given)
     one_hot.fit(data.people.X_train, data.people.y_train)
-    known, unseen = data.people.X_train[: len(data.known)], data.people.X_test[~data.people.unseen_levels()][:UNSEEN]
+    known, unseen = (
+        data.people.X_train[: len(data.known)],
+        data.people.X_test[~data.people.unseen_levels()][:UNSEEN],
+    )
     flat = known, unseen[:SHAP_ROWS]
     yield Case(
-        "XGBoost, one-hot groups, Adult", one_hot, known, unseen, "Tree", flat, given={"features": data.people.groups}
+        "XGBoost, one-hot groups, Adult",
+        one_hot,
+        known,
+        unseen,
+        "Tree",
+        flat,
+        given={"features": data.people.groups},
     )
-    ebm = ExplainableBoostingRegressor(interactions=5, random_state=SEED, n_jobs=1, outer_bags=2, max_rounds=500)
+    ebm = ExplainableBoostingRegressor(
+        interactions=5, random_state=SEED, n_jobs=1, outer_bags=2, max_rounds=500
+    )
     ebm.fit(data.X, data.y)
-    yield Case("EBM with five pairs", ebm, data.known, data.unseen, "Permutation", data.flat(), ebm.predict)
+    yield Case(
+        "EBM with five pairs", ebm, data.known, data.unseen, "Permutation", data.flat(), ebm.predict
+    )
 
 
 def functions(data: Data) -> Iterator[Case]:
@@ -317,18 +391,31 @@ def functions(data: Data) -> Iterator[Case]:
     layers = [layer for layer in net if isinstance(layer, nn.Linear)]
     nodes, weights, last = [], [], "rows"
     for place, layer in enumerate(layers):
-        weights.append(onnx.numpy_helper.from_array(layer.weight.detach().float().numpy(), f"w{place}"))
-        weights.append(onnx.numpy_helper.from_array(layer.bias.detach().float().numpy(), f"b{place}"))
-        nodes.append(onnx.helper.make_node("Gemm", [last, f"w{place}", f"b{place}"], [f"z{place}"], transB=1))
+        weights.append(
+            onnx.numpy_helper.from_array(layer.weight.detach().float().numpy(), f"w{place}")
+        )
+        weights.append(
+            onnx.numpy_helper.from_array(layer.bias.detach().float().numpy(), f"b{place}")
+        )
+        nodes.append(
+            onnx.helper.make_node("Gemm", [last, f"w{place}", f"b{place}"], [f"z{place}"], transB=1)
+        )
         last = f"z{place}"
         if place < len(layers) - 1:
             nodes.append(onnx.helper.make_node("Tanh", [last], [f"a{place}"]))
             last = f"a{place}"
     kind = onnx.TensorProto.FLOAT
-    ends = [onnx.helper.make_tensor_value_info(name, kind, [None, size]) for name, size in (("rows", 8), (last, 1))]
+    ends = [
+        onnx.helper.make_tensor_value_info(name, kind, [None, size])
+        for name, size in (("rows", 8), (last, 1))
+    ]
     graph = onnx.helper.make_graph(nodes, "net", ends[:1], ends[1:], weights)
-    made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
-    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    made = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9
+    )
+    session = onnxruntime.InferenceSession(
+        made.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
 
     def run(rows: Rows) -> Any:
         return session.run(None, {"rows": rows.astype(np.float32)})[0][:, 0]
@@ -351,7 +438,9 @@ def shap_seconds(case: Case) -> float:
         explainer = shap.GradientExplainer(case.model, torch.tensor(background).float())
         explain = lambda: explainer.shap_values(torch.tensor(rows).float(), nsamples=200)  # noqa: E731
     else:
-        explainer = shap.PermutationExplainer(case.call, shap.maskers.Independent(background, len(background)))
+        explainer = shap.PermutationExplainer(
+            case.call, shap.maskers.Independent(background, len(background))
+        )
         explain = lambda: explainer(rows, silent=True)  # noqa: E731
     begun = time.perf_counter()
     explain()
@@ -365,7 +454,9 @@ def measure(case: Case) -> tuple[Cell, ...]:
     explanation = explainer(case.unseen)
     ours = (time.perf_counter() - fitted) / len(explanation)
     account = explanation.base_values + explanation.values.sum(1) + explanation.residual
-    rounding = np.abs(account - explanation.predictions).max() / np.abs(explanation.predictions).max()
+    rounding = (
+        np.abs(account - explanation.predictions).max() / np.abs(explanation.predictions).max()
+    )
     theirs = shap_seconds(case) / len(case.flat[1])
     fit = fitted - begun
     return (
@@ -422,8 +513,20 @@ def main() -> None:
             f"The functions and pairs carry least of {weakest[0]}: {weakest[5]:.1%} on unseen rows.",
         ),
         seeds=(SEED,),
-        settings={"calibration rows": len(data.known), "unseen rows": UNSEEN, "SHAP's background": SHAP_BACKGROUND},
-        packages=("scikit-learn", "shap", "xgboost-cpu", "lightgbm", "catboost", "tabm", "rtdl-revisiting-models"),
+        settings={
+            "calibration rows": len(data.known),
+            "unseen rows": UNSEEN,
+            "SHAP's background": SHAP_BACKGROUND,
+        },
+        packages=(
+            "scikit-learn",
+            "shap",
+            "xgboost-cpu",
+            "lightgbm",
+            "catboost",
+            "tabm",
+            "rtdl-revisiting-models",
+        ),
     )
     publish(report, chosen)
 

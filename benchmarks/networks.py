@@ -13,7 +13,12 @@ CLASSIFICATION_HIDDEN = (20, 200)
 
 
 def feed_forward(
-    inputs: int, hidden: Sequence[int], outputs: int, *, seed: int, activation: type[nn.Module] = nn.ReLU
+    inputs: int,
+    hidden: Sequence[int],
+    outputs: int,
+    *,
+    seed: int,
+    activation: type[nn.Module] = nn.ReLU,
 ) -> nn.Sequential:
     """A fresh network with a linear last layer; the same seed gives the same weights.
 
@@ -62,7 +67,9 @@ def train(
     targets = targets.float() if targets.is_floating_point() else targets
     network = network.float().train()
     steps = epochs * -(-len(inputs) // batch_size)
-    optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True)
+    optimizer = torch.optim.Adam(
+        network.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
+    )
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps)
     for _ in range(epochs):
         order = torch.randperm(len(inputs), generator=generator)

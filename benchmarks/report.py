@@ -93,7 +93,10 @@ class Table:
         """The table for a page."""
         head, *body = self._written()
         rule = ["---" if i == 0 else "---:" for i in range(len(self.columns))]
-        lines = ["| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in (head, rule, *body)]
+        lines = [
+            "| " + " | ".join(c.replace("|", "\\|") for c in row) + " |"
+            for row in (head, rule, *body)
+        ]
         note = ["", self.note] if self.note else []
         return "\n".join([f"## {self.title}", "", *lines, *note])
 
@@ -103,7 +106,10 @@ class Table:
         return [dict(zip(names, map(_plain, row), strict=True)) for row in self.rows]
 
     def _written(self) -> list[list[str]]:
-        body = [[written(c, col.spec) for c, col in zip(row, self.columns, strict=True)] for row in self.rows]
+        body = [
+            [written(c, col.spec) for c, col in zip(row, self.columns, strict=True)]
+            for row in self.rows
+        ]
         return [[column.name for column in self.columns], *body]
 
 
@@ -178,7 +184,9 @@ def timed(work: Callable[[], object], *, warm_up: int = 1, repeats: int = 5) -> 
     return statistics.median(seconds(work) for _ in range(repeats))
 
 
-def race(first: Callable[[], object], second: Callable[[], object], *, warm_up: int = 2, repeats: int = 9) -> Race:
+def race(
+    first: Callable[[], object], second: Callable[[], object], *, warm_up: int = 2, repeats: int = 9
+) -> Race:
     """Times two ways alternately, so that neither has the quieter machine; they take turns at going first."""
     for _ in range(warm_up):
         first()
@@ -245,7 +253,10 @@ class Report:
 
     def text(self) -> str:
         tables = [table.text() for table in self.tables]
-        findings = [textwrap.fill(f, 100, initial_indent="- ", subsequent_indent="  ") for f in self.findings]
+        findings = [
+            textwrap.fill(f, 100, initial_indent="- ", subsequent_indent="  ")
+            for f in self.findings
+        ]
         return "\n\n".join([self.title, *tables, "\n".join(["What this shows", "", *findings])])
 
     def markdown(self) -> str:
@@ -285,10 +296,14 @@ class Report:
 def options(description: str, *, threads: bool = False) -> argparse.ArgumentParser:
     """The options every benchmark has, and `--threads` for those where it decides what is measured."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="smaller and faster; prints, writes no files")
+    parser.add_argument(
+        "--quick", action="store_true", help="smaller and faster; prints, writes no files"
+    )
     parser.add_argument("--print-only", action="store_true", help="write no files")
     if threads:
-        parser.add_argument("--threads", type=int, help="threads of torch; as many as torch chooses by default")
+        parser.add_argument(
+            "--threads", type=int, help="threads of torch; as many as torch chooses by default"
+        )
     return parser
 
 
@@ -307,12 +322,20 @@ def progress(message: str) -> None:
 
 
 def _sentence(label: str, facts: Mapping[str, Any]) -> str:
-    told = [f"{name.replace('_', ' ')} {_told(value)}" for name, value in facts.items() if value is not None]
+    told = [
+        f"{name.replace('_', ' ')} {_told(value)}"
+        for name, value in facts.items()
+        if value is not None
+    ]
     return f"{label}: " + ", ".join(told) + "."
 
 
 def _told(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
+    return (
+        ", ".join(map(str, value))
+        if isinstance(value, Sequence) and not isinstance(value, str)
+        else str(value)
+    )
 
 
 def _processor() -> str:

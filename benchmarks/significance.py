@@ -59,6 +59,8 @@ def sign_flip_p(differences: NDArray[np.float64], *, seed: int) -> float:
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """p-values corrected for several tests: the smallest of m times m, the next times m - 1, and so on."""
     order = sorted(p_values, key=p_values.__getitem__)
-    stepped = np.maximum.accumulate([p_values[name] * (len(order) - rank) for rank, name in enumerate(order)])
+    stepped = np.maximum.accumulate(
+        [p_values[name] * (len(order) - rank) for rank, name in enumerate(order)]
+    )
     corrected = dict(zip(order, np.minimum(stepped, 1.0).tolist(), strict=True))
     return {name: corrected[name] for name in p_values}

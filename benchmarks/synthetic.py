@@ -43,7 +43,17 @@ from benchmarks.kept import FOLDER, Kept, fingerprint, rooms
 from benchmarks.networks import REGRESSION_HIDDEN, determination, feed_forward, train
 from benchmarks.recovery import designs, peers
 from benchmarks.recovery.problems import Problem as Asked
-from benchmarks.report import Cell, Column, Quoted, Report, Spread, Table, options, progress, publish
+from benchmarks.report import (
+    Cell,
+    Column,
+    Quoted,
+    Report,
+    Spread,
+    Table,
+    options,
+    progress,
+    publish,
+)
 from nobsp import NObSP
 from nobsp.projection import Moments, Ridge, partial_coefficients
 
@@ -59,8 +69,12 @@ SAMPLES, TRAINING, NOISE = 1000, 800, 0.01
 
 Draw = Callable[[int, torch.Generator], Tensor]
 INPUTS: dict[str, Draw] = {
-    "uniform on [-2, 2]": lambda n, g: 4 * torch.rand(n, len(FUNCTIONS), generator=g, dtype=torch.float64) - 2,
-    "standard normal": lambda n, g: torch.randn(n, len(FUNCTIONS), generator=g, dtype=torch.float64),
+    "uniform on [-2, 2]": lambda n, g: (
+        4 * torch.rand(n, len(FUNCTIONS), generator=g, dtype=torch.float64) - 2
+    ),
+    "standard normal": lambda n, g: torch.randn(
+        n, len(FUNCTIONS), generator=g, dtype=torch.float64
+    ),
 }
 
 # Tables tab:frs and tab:frs_per_feature of the paper, mean ± standard deviation over seeds 0-2.
@@ -108,7 +122,15 @@ def problem(draw: Draw, *, seed: int, epochs: int) -> Problem:
     held_out = inputs[TRAINING:]
     with torch.no_grad():
         network_r2 = float(determination(targets[TRAINING:], network(held_out)))
-    return Problem(network, inputs[:TRAINING], held_out, functions[TRAINING:], network_r2, targets[:TRAINING], seed)
+    return Problem(
+        network,
+        inputs[:TRAINING],
+        held_out,
+        functions[TRAINING:],
+        network_r2,
+        targets[:TRAINING],
+        seed,
+    )
 
 
 # ---------------------------------------------------------------------- contributions
@@ -129,7 +151,9 @@ def without(rows: Tensor, feature: int, baseline: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def complement_contributions(network: nn.Sequential, rows: Tensor, held_out: Tensor, ridge: Ridge) -> Tensor:
+def complement_contributions(
+    network: nn.Sequential, rows: Tensor, held_out: Tensor, ridge: Ridge
+) -> Tensor:
     """Algorithm 1: each feature against the representation of the input without it."""
     representation, baseline = network[:-1], rows.mean(0)
     outputs = network(rows)
@@ -137,7 +161,9 @@ def complement_contributions(network: nn.Sequential, rows: Tensor, held_out: Ten
     for feature in range(rows.shape[1]):
         target = representation(isolated(rows, feature, baseline))
         reference = representation(without(rows, feature, baseline))
-        moments = Moments({"target": target.shape[1], "reference": reference.shape[1], "outputs": 1})
+        moments = Moments(
+            {"target": target.shape[1], "reference": reference.shape[1], "outputs": 1}
+        )
         moments.update({"target": target, "reference": reference, "outputs": outputs})
         beta = partial_coefficients(moments, ridge=ridge).coefficients
         fresh = representation(isolated(held_out, feature, baseline))
@@ -145,7 +171,9 @@ def complement_contributions(network: nn.Sequential, rows: Tensor, held_out: Ten
     return torch.cat(columns, dim=1)
 
 
-def default_contributions(network: nn.Sequential, rows: Tensor, held_out: Tensor, _: Ridge) -> Tensor:
+def default_contributions(
+    network: nn.Sequential, rows: Tensor, held_out: Tensor, _: Ridge
+) -> Tensor:
     """NObSP as it comes; pairs that it keeps count as residual here."""
     explanation = NObSP(network).fit(rows.numpy())(held_out.numpy())
     singles = [place for place, term in enumerate(explanation.terms) if len(term) == 1]
@@ -153,11 +181,14 @@ def default_contributions(network: nn.Sequential, rows: Tensor, held_out: Tensor
 
 
 @torch.no_grad()
-def probed_contributions(network: nn.Sequential, rows: Tensor, held_out: Tensor, _: Ridge) -> Tensor:
+def probed_contributions(
+    network: nn.Sequential, rows: Tensor, held_out: Tensor, _: Ridge
+) -> Tensor:
     """No projection: the network's output as one feature moves and the others stand at their mean."""
     baseline = rows.mean(0)
     columns = [
-        network(isolated(held_out, feature, baseline)) - network(isolated(rows, feature, baseline)).mean(0)
+        network(isolated(held_out, feature, baseline))
+        - network(isolated(rows, feature, baseline)).mean(0)
         for feature in range(rows.shape[1])
     ]
     return torch.cat(columns, dim=1)
@@ -269,20 +300,35 @@ def explained(label: str, seed: int, epochs: int) -> dict[str, Any]:
     for peer in PEERS:
         if peer not in absent:
             found[peer] = score(case, peer_contributions(case, peer), base=base)
-    return {"network_r2": case.network_r2, "scores": {name: dataclasses.asdict(s) for name, s in found.items()}}
+    return {
+        "network_r2": case.network_r2,
+        "scores": {name: dataclasses.asdict(s) for name, s in found.items()},
+    }
 
 
-def run(label: str, *, seeds: tuple[int, ...], epochs: int, kept: Kept) -> tuple[Found, list[float]]:
+def run(
+    label: str, *, seeds: tuple[int, ...], epochs: int, kept: Kept
+) -> tuple[Found, list[float]]:
     """Scores of every method, one per seed, and the networks' own R²."""
     found: Found = {}
     network_r2 = []
-    depends = sys.modules[__name__], peers, rooms("projection", "network", "tabular"), epochs, missing()
+    depends = (
+        sys.modules[__name__],
+        peers,
+        rooms("projection", "network", "tabular"),
+        epochs,
+        missing(),
+    )
     for seed in seeds:
         progress(f"{label}, seed {seed}")
-        outcome = kept.cell(f"{label}, seed {seed}", fingerprint(*depends), partial(explained, label, seed, epochs))
+        outcome = kept.cell(
+            f"{label}, seed {seed}", fingerprint(*depends), partial(explained, label, seed, epochs)
+        )
         network_r2.append(outcome["network_r2"])
         for method, scores in outcome["scores"].items():
-            found.setdefault(method, []).append(Scores(**{**scores, "per_function": tuple(scores["per_function"])}))
+            found.setdefault(method, []).append(
+                Scores(**{**scores, "per_function": tuple(scores["per_function"])})
+            )
     return found, network_r2
 
 
@@ -328,7 +374,11 @@ def findings(found: Found, label: str, network_r2: list[float]) -> tuple[str, ..
     """What a block says, from its numbers: each reference with the ridge it is meant to be used with."""
     algorithm, terms = found[PUBLISHED], found[DEFAULT]
     paper_frs, _, paper_null, _ = PAPER["NObSP"]
-    others = [f"{peer} recovers {_mean(s.frs for s in found[peer]):.4f}" for peer in PEERS if peer in found]
+    others = [
+        f"{peer} recovers {_mean(s.frs for s in found[peer]):.4f}"
+        for peer in PEERS
+        if peer in found
+    ]
     return (
         f"Inputs {label}: Algorithm 1 as published (absolute ridge) recovers the functions to an R² of "
         f"{_mean(s.frs for s in algorithm):.4f}, NObSP as it comes to "
@@ -374,7 +424,11 @@ def main() -> None:
             "ALE_bins": peers.ALE_BINS,
             "not_run": missing() or None,
         },
-        packages=tuple(package for peer, (_, package) in PEERS.items() if peer not in missing() and package != "torch"),
+        packages=tuple(
+            package
+            for peer, (_, package) in PEERS.items()
+            if peer not in missing() and package != "torch"
+        ),
     )
     publish(report, chosen)
 

@@ -34,10 +34,19 @@ def boosters(seed: int, *, classes: bool) -> dict[str, Any]:
     kind = "Classifier" if classes else "Regressor"
     given = {"random_state": seed, "n_jobs": 1}
     return {
-        "XGBoost": getattr(xgboost, f"XGB{kind}")(n_estimators=200, max_depth=4, learning_rate=0.1, **given),
-        "LightGBM": getattr(lightgbm, f"LGBM{kind}")(n_estimators=200, num_leaves=15, verbose=-1, **given),
+        "XGBoost": getattr(xgboost, f"XGB{kind}")(
+            n_estimators=200, max_depth=4, learning_rate=0.1, **given
+        ),
+        "LightGBM": getattr(lightgbm, f"LGBM{kind}")(
+            n_estimators=200, num_leaves=15, verbose=-1, **given
+        ),
         "CatBoost": getattr(catboost, f"CatBoost{kind}")(
-            iterations=300, depth=5, verbose=0, random_seed=seed, thread_count=1, allow_writing_files=False
+            iterations=300,
+            depth=5,
+            verbose=0,
+            random_seed=seed,
+            thread_count=1,
+            allow_writing_files=False,
         ),
     }
 
@@ -57,7 +66,9 @@ def share(left: Any, outputs: Any) -> float:
 def distil(X: Any, outputs: Any, pairs: int) -> Any:
     from interpret.glassbox import ExplainableBoostingRegressor
 
-    return ExplainableBoostingRegressor(interactions=pairs, random_state=0, n_jobs=1, **BOOSTING).fit(X, outputs)
+    return ExplainableBoostingRegressor(
+        interactions=pairs, random_state=0, n_jobs=1, **BOOSTING
+    ).fit(X, outputs)
 
 
 def explain_real(name: str, kind: str, seed: int) -> dict[str, float]:
@@ -80,8 +91,12 @@ def explain_real(name: str, kind: str, seed: int) -> dict[str, float]:
     begun = time.perf_counter()
     boosted = distil(X[rows], margin(model, X[rows]), int(found["pairs"]))
     found["distilled EBM, s"] = time.perf_counter() - begun
-    found["distilled EBM"] = share(boosted.predict(X[fresh]) - margin(model, X[fresh]), margin(model, X[fresh]))
-    if kind == "XGBoost" and X.shape[1] < 32:  # on a hundred one-hot columns TreeHFD takes very long
+    found["distilled EBM"] = share(
+        boosted.predict(X[fresh]) - margin(model, X[fresh]), margin(model, X[fresh])
+    )
+    if (
+        kind == "XGBoost" and X.shape[1] < 32
+    ):  # on a hundred one-hot columns TreeHFD takes very long
         from treehfd import XGBTreeHFD
 
         begun = time.perf_counter()
@@ -96,7 +111,9 @@ def explain_real(name: str, kind: str, seed: int) -> dict[str, float]:
 
 def truth(X: Any) -> Any:
     """Four mains, each centred over the rows; the target has one product besides."""
-    mains = np.column_stack([np.sin(2 * X[:, 0]), X[:, 1], np.abs(X[:, 2]), 0.5 * np.square(X[:, 3])])
+    mains = np.column_stack(
+        [np.sin(2 * X[:, 0]), X[:, 1], np.abs(X[:, 2]), 0.5 * np.square(X[:, 3])]
+    )
     return mains - mains.mean(0)
 
 
@@ -148,7 +165,16 @@ def main() -> None:
     def spread(cells: list[dict[str, float]], key: str) -> Any:
         return Spread(tuple(cell[key] for cell in cells)) if key in cells[0] else None
 
-    keys = ("NObSP", "held out", "distilled EBM", "TreeHFD", "pairs", "NObSP, s", "distilled EBM, s", "TreeHFD, s")
+    keys = (
+        "NObSP",
+        "held out",
+        "distilled EBM",
+        "TreeHFD",
+        "pairs",
+        "NObSP, s",
+        "distilled EBM, s",
+        "TreeHFD, s",
+    )
     shown = {key: ".1f" if key.endswith(", s") or key == "pairs" else ".4f" for key in keys}
     shares = Table(
         f"Share of the margin's variance explained on {UNSEEN:,} unseen rows, {CALIBRATED:,} calibration rows",
@@ -169,14 +195,28 @@ def main() -> None:
             )
     recovery = Table(
         "Known main functions recovered from XGBoost, mean R² over four functions",
-        (Column("correlation", ".1f"), Column("method"), Column("R²", ".4f"), Column("seconds", ".1f")),
+        (
+            Column("correlation", ".1f"),
+            Column("method"),
+            Column("R²", ".4f"),
+            Column("seconds", ".1f"),
+        ),
         tuple(rows),
     )
     behind = [
-        f"{name}, {kind}" for name, kind, cells in real if min(c["NObSP"] - c["distilled EBM"] for c in cells) < 0
+        f"{name}, {kind}"
+        for name, kind, cells in real
+        if min(c["NObSP"] - c["distilled EBM"] for c in cells) < 0
     ]
-    low = [f"{name}, {kind}" for name, kind, cells in real if np.mean([c["NObSP"] for c in cells]) < ASKED]
-    best = {at: max((row for row in rows if row[0] == at), key=lambda row: row[2].mean) for at in CORRELATIONS}
+    low = [
+        f"{name}, {kind}"
+        for name, kind, cells in real
+        if np.mean([c["NObSP"] for c in cells]) < ASKED
+    ]
+    best = {
+        at: max((row for row in rows if row[0] == at), key=lambda row: row[2].mean)
+        for at in CORRELATIONS
+    }
     publish(
         Report(
             name="trees",
@@ -185,10 +225,15 @@ def main() -> None:
             findings=(
                 f"At least {ASKED} is explained in all cases{' but ' * bool(low)}{', '.join(low)}.",
                 f"The distilled EBM is ahead in {', '.join(behind) or 'no case'}.",
-                *(f"Correlation {at}: {row[1]} recovers the main functions best." for at, row in best.items()),
+                *(
+                    f"Correlation {at}: {row[1]} recovers the main functions best."
+                    for at, row in best.items()
+                ),
             ),
             seeds=seeds,
-            settings={"trees": "200 of depth 4 (XGBoost), 200 of 15 leaves (LightGBM), 300 of depth 5 (CatBoost)"},
+            settings={
+                "trees": "200 of depth 4 (XGBoost), 200 of 15 leaves (LightGBM), 300 of depth 5 (CatBoost)"
+            },
         ),
         chosen,
     )

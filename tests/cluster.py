@@ -27,7 +27,11 @@ CLUSTER_WARNINGS = (
 def cluster() -> Iterator[Any]:
     """Ray, started for the time being; its workers use one thread each and write nothing here."""
     ray = pytest.importorskip("ray", reason="ray is not installed")
-    settings = {"RAY_AUTH_MODE": "disabled", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    settings = {
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

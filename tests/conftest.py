@@ -20,7 +20,9 @@ torch.set_num_threads(int(THREADS))
 
 # Factorising matrices takes as long as the machine is slow, so no example has a deadline.
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True, print_blob=True)
+settings.register_profile(
+    "ci", parent=settings.get_profile("local"), derandomize=True, print_blob=True
+)
 settings.register_profile("brief", parent=settings.get_profile("ci"), max_examples=10)
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "local")
 

@@ -18,7 +18,9 @@ def meet(module: str, task: str, size: int, folder: Path, *, dying: Collection[i
         for rank in range(size):
             with open(folder / f"said-{rank}.txt", "w") as said:
                 command = [sys.executable, "-m", module, task, str(rank), str(size), str(folder)]
-                workers.append(subprocess.Popen(command, env=_environment(), stdout=said, stderr=said))
+                workers.append(
+                    subprocess.Popen(command, env=_environment(), stdout=said, stderr=said)
+                )
         for rank, worker in enumerate(workers):
             code = worker.wait(timeout=TIMEOUT)
             assert code == 0 or rank in dying, (folder / f"said-{rank}.txt").read_text()
@@ -34,7 +36,9 @@ def torchrun(module: str, task: str, size: int, folder: Path) -> None:
     meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
     command = [sys.executable, "-m", "torch.distributed.run", *meeting, f"--nproc-per-node={size}"]
     with open(folder / "said.txt", "w") as said:
-        agent = subprocess.Popen([*command, "-m", module, task, folder], env=_environment(), stdout=said, stderr=said)
+        agent = subprocess.Popen(
+            [*command, "-m", module, task, folder], env=_environment(), stdout=said, stderr=said
+        )
         try:
             code = agent.wait(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:

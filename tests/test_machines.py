@@ -36,9 +36,21 @@ def test_what_is_selected_exists(path: str) -> None:
     assert (ROOT / path).exists(), f"{path} is gone; say in SELECTION where its tests are now"
 
 
-@pytest.mark.skipif("ATEN_CPU_CAPABILITY" in os.environ, reason="the whole suite runs with other kernels")
+@pytest.mark.skipif(
+    "ATEN_CPU_CAPABILITY" in os.environ, reason="the whole suite runs with other kernels"
+)
 def test_results_agree_to_rounding_with_the_kernels_of_any_processor() -> None:
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile=brief", "-k", LEFT_OUT]
+    options = [
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--hypothesis-profile=brief",
+        "-k",
+        LEFT_OUT,
+    ]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *SELECTION],
         cwd=ROOT,

@@ -62,7 +62,9 @@ OPTIONAL_PACKAGES = {
 def modules_loaded_by(statement: str) -> set[str]:
     """Top-level modules in memory after `statement` ran in a fresh interpreter."""
     program = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
-    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    finished = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     return {name.partition(".")[0] for name in json.loads(finished.stdout.splitlines()[-1])}
 
 
@@ -81,16 +83,22 @@ def declared_requirements() -> dict[str, list[Requirement]]:
     declared = {"core": project["dependencies"], "build": PYPROJECT["build-system"]["requires"]}
     declared |= project["optional-dependencies"] | PYPROJECT["dependency-groups"]
     requirements = {
-        where: [Requirement(line) for line in lines if isinstance(line, str)] for where, lines in declared.items()
+        where: [Requirement(line) for line in lines if isinstance(line, str)]
+        for where, lines in declared.items()
     }
     # The extra `all` lists the package's own extras.
     return {
-        where: [one for one in ones if canonicalize_name(one.name) != "nobsp"] for where, ones in requirements.items()
+        where: [one for one in ones if canonicalize_name(one.name) != "nobsp"]
+        for where, ones in requirements.items()
     }
 
 
 def make_targets() -> set[str]:
-    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    return set(
+        re.findall(
+            r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE
+        )
+    )
 
 
 def fenced_blocks(text: str, language: str) -> list[str]:
@@ -100,7 +108,9 @@ def fenced_blocks(text: str, language: str) -> list[str]:
 def commands_named_in(text: str) -> set[str]:
     """Targets of every `make …` written inline or on a line of a shell block."""
     inline = re.findall(r"`make ([a-z]+)[^`]*`", text)
-    shell = "\n".join(block for kind in ("", "sh", "bash", "console") for block in fenced_blocks(text, kind))
+    shell = "\n".join(
+        block for kind in ("", "sh", "bash", "console") for block in fenced_blocks(text, kind)
+    )
     return {*inline, *re.findall(r"^\s*(?:\$ )?make ([a-z]+)", shell, flags=re.MULTILINE)}
 
 
@@ -155,7 +165,16 @@ def test_the_package_is_marked_as_typed() -> None:
 
 def test_core_dependencies_are_those_agreed_on() -> None:
     core = {requirement.name for requirement in declared_requirements()["core"]}
-    assert core == {"cyclopts", "narwhals", "numpy", "safetensors", "scikit-learn", "scipy", "torch", "tqdm"}
+    assert core == {
+        "cyclopts",
+        "narwhals",
+        "numpy",
+        "safetensors",
+        "scikit-learn",
+        "scipy",
+        "torch",
+        "tqdm",
+    }
 
 
 def test_the_extra_all_holds_every_other_extra() -> None:
@@ -180,7 +199,9 @@ def applies(requirement: Requirement, extras: frozenset[str]) -> bool:
 
 
 def test_no_requirement_of_a_requirement_floats() -> None:
-    waiting = [(one, frozenset(one.extras)) for ones in declared_requirements().values() for one in ones]
+    waiting = [
+        (one, frozenset(one.extras)) for ones in declared_requirements().values() for one in ones
+    ]
     visited: set[tuple[str, frozenset[str]]] = set()
     while waiting:
         requirement, extras = waiting.pop()
@@ -214,7 +235,11 @@ def test_the_example_of_the_readme_runs_and_gives_its_table() -> None:
     [example] = fenced_blocks(text, "python")
     program = f"{example}\nprint(ex.to_frame().to_csv())"
     finished = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
     )
     made = {
         line[0]: [float(cell) for cell in line[2:].split(",")]
@@ -224,7 +249,9 @@ def test_the_example_of_the_readme_runs_and_gives_its_table() -> None:
     assert len(table) == 2
     for row, cells in table:
         # Training ends elsewhere with other kernels: rounding grows from step to step.
-        assert [float(cell.replace("−", "-")) for cell in cells.split(" | ")] == pytest.approx(made[row], abs=0.05)
+        assert [float(cell.replace("−", "-")) for cell in cells.split(" | ")] == pytest.approx(
+            made[row], abs=0.05
+        )
 
 
 def test_a_first_calibration_loads_neither_scikit_learn_nor_scipy_nor_pandas() -> None:
@@ -236,5 +263,7 @@ def test_a_first_calibration_loads_neither_scikit_learn_nor_scipy_nor_pandas() -
         "nobsp.NObSP(model).fit(rows)(rows)\n"
         "print([name for name in ('sklearn', 'scipy', 'pandas', 'matplotlib') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout.strip() == "[]"

@@ -24,7 +24,9 @@ from nobsp.projection import Moments
 
 
 def saved(path, *, kind="thing", version=1, about=None):
-    serialization.write(path, kind=kind, version=version, tensors={"a": torch.arange(3)}, about=about or {"n": 1})
+    serialization.write(
+        path, kind=kind, version=version, tensors={"a": torch.arange(3)}, about=about or {"n": 1}
+    )
     return path
 
 
@@ -35,7 +37,10 @@ def test_what_is_saved_comes_back(tmp_path):
     found, said = serialization.read(tmp_path / "file", kind="thing", version=2)
     assert said == about
     assert found.keys() == tensors.keys()
-    assert all(torch.equal(found[name], tensors[name]) and found[name].dtype == tensors[name].dtype for name in tensors)
+    assert all(
+        torch.equal(found[name], tensors[name]) and found[name].dtype == tensors[name].dtype
+        for name in tensors
+    )
 
 
 def test_it_is_one_safetensors_file_that_others_can_open(tmp_path):
@@ -56,7 +61,9 @@ def test_a_failed_save_leaves_the_old_file_and_no_crumbs(tmp_path, monkeypatch, 
     def fail(*_, **__):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(*((serialization, "save_file") if failing == "save_file" else (os, "replace")), fail)
+    monkeypatch.setattr(
+        *((serialization, "save_file") if failing == "save_file" else (os, "replace")), fail
+    )
     with pytest.raises(OSError, match="no space left"):
         saved(path, about={"n": 2})
     assert path.read_bytes() == before
@@ -85,7 +92,9 @@ def test_files_can_be_read_by_whom_the_umask_allows(tmp_path):
 
 
 def test_wrong_places_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"path is in .*nowhere.*not a folder; create it first"):
+    with pytest.raises(
+        FileNotFoundError, match=r"path is in .*nowhere.*not a folder; create it first"
+    ):
         saved(tmp_path / "nowhere" / "file")
     with pytest.raises(IsADirectoryError, match="is a folder; pass the name of a file"):
         saved(tmp_path)
@@ -138,11 +147,19 @@ def test_a_truncated_file_is_damaged(tmp_path, kept):
         serialization.read(path, kind="thing", version=1)
 
 
-@pytest.mark.parametrize("words", [{}, {"about": "{'n': 1}"}, {"about": ""}], ids=["missing", "no json", "empty"])
+@pytest.mark.parametrize(
+    "words", [{}, {"about": "{'n': 1}"}, {"about": ""}], ids=["missing", "no json", "empty"]
+)
 def test_a_description_that_cannot_be_read_is_damage(tmp_path, words):
     path = tmp_path / "file"
-    save_file({"a": torch.zeros(2)}, path, metadata={"format": "nobsp", "kind": "thing", "version": "1", **words})
-    with pytest.raises(ValueError, match=r"path .*file' is damaged: its description cannot be read"):
+    save_file(
+        {"a": torch.zeros(2)},
+        path,
+        metadata={"format": "nobsp", "kind": "thing", "version": "1", **words},
+    )
+    with pytest.raises(
+        ValueError, match=r"path .*file' is damaged: its description cannot be read"
+    ):
         serialization.read(path, kind="thing", version=1)
 
 
@@ -153,7 +170,15 @@ def test_saving_never_touches_the_umask_of_the_process(tmp_path, monkeypatch):
 
 
 def test_no_source_file_speaks_pickle():
-    words = ("import pickle", "pickle.load", "torch.load", "torch.save", "joblib", "cloudpickle", "allow_pickle=True")
+    words = (
+        "import pickle",
+        "pickle.load",
+        "torch.load",
+        "torch.save",
+        "joblib",
+        "cloudpickle",
+        "allow_pickle=True",
+    )
     room = Path(serialization.__file__).parent
     # These meet other people's files: they tell pickles by their looks, and read one only where it was trusted.
     reads_models = {
@@ -196,25 +221,41 @@ def same(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and same(a.contiguous().numpy(), b.contiguous().numpy())
+        return (
+            a.dtype == b.dtype
+            and a.shape == b.shape
+            and same(a.contiguous().numpy(), b.contiguous().numpy())
+        )
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, float):
-        return (a == b and math.copysign(1, a) == math.copysign(1, b)) or (math.isnan(a) and math.isnan(b))
+        return (a == b and math.copysign(1, a) == math.copysign(1, b)) or (
+            math.isnan(a) and math.isnan(b)
+        )
     if isinstance(a, Moments):
         return a.blocks == b.blocks and same(a.state(), b.state())
     if dataclasses.is_dataclass(a):
         return same(vars(a), vars(b))
     if isinstance(a, dict):
-        return list(a) == list(b) and all(same(x, y) for x, y in zip(a.values(), b.values(), strict=True))
+        return list(a) == list(b) and all(
+            same(x, y) for x, y in zip(a.values(), b.values(), strict=True)
+        )
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     return bool(a == b)
 
 
 DTYPES = st.sampled_from(["bool", "int8", "int64", "uint8", "float16", "float32", "float64"])
-ARRAYS = DTYPES.flatmap(lambda kind: hnp.arrays(kind, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)))
-KEYS = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5), st.tuples(st.integers(), st.text()))
+ARRAYS = DTYPES.flatmap(
+    lambda kind: hnp.arrays(kind, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+)
+KEYS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.text(max_size=5),
+    st.tuples(st.integers(), st.text()),
+)
 PLAIN = st.one_of(KEYS, st.floats(), st.frozensets(KEYS, max_size=3))
 LEAVES = st.one_of(PLAIN, ARRAYS, ARRAYS.map(lambda array: torch.from_numpy(array.copy())))
 VALUES = st.recursive(
@@ -224,7 +265,11 @@ VALUES = st.recursive(
         st.lists(inner, max_size=3).map(tuple),
         st.dictionaries(KEYS, inner, max_size=3),
         st.builds(Leaf, st.text(max_size=3), inner),
-        st.builds(Branch, st.dictionaries(KEYS, inner, max_size=2), st.none() | st.builds(Leaf, st.text(max_size=2))),
+        st.builds(
+            Branch,
+            st.dictionaries(KEYS, inner, max_size=2),
+            st.none() | st.builds(Leaf, st.text(max_size=2)),
+        ),
     ),
     max_leaves=8,
 )
@@ -232,7 +277,9 @@ VALUES = st.recursive(
 
 @given(VALUES)
 def test_values_come_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
-    assert same(through_a_file(value, tmp_path_factory.getbasetemp() / f"value-{os.getpid()}"), value)
+    assert same(
+        through_a_file(value, tmp_path_factory.getbasetemp() / f"value-{os.getpid()}"), value
+    )
 
 
 @pytest.mark.parametrize("rows", [0, 1, 40])
@@ -261,7 +308,9 @@ def test_tensors_that_share_memory_are_saved_one_by_one(tmp_path: Path) -> None:
     assert torch.equal(found[1], whole[1])
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, np.array(["a"]), np.array([None]), 1j, Leaf, len])
+@pytest.mark.parametrize(
+    "value", [object(), {1, 2}, np.array(["a"]), np.array([None]), 1j, Leaf, len]
+)
 def test_what_cannot_be_saved_is_an_error_that_leaves_no_file(value: Any, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="cannot be saved"):
         serialization.save(tmp_path / "file", {"a": [value]}, kind="thing", version=1)
@@ -283,18 +332,29 @@ def test_files_of_tensors_are_read_with_numpy_and_the_other_way_round(tmp_path: 
     value = (torch.arange(3), np.arange(2.0))
     serialization.save(tmp_path / "file", value, kind="thing", version=1)
     for framework in ("pt", "numpy"):
-        assert same(serialization.load(tmp_path / "file", kind="thing", version=1, framework=framework), value)
+        assert same(
+            serialization.load(tmp_path / "file", kind="thing", version=1, framework=framework),
+            value,
+        )
 
 
 def a_description() -> tuple[Any, dict[str, Any]]:
     tensors: dict[str, Any] = {}
     moments = Moments({"a": 2}).update(torch.randn(3, 2, dtype=torch.float64))
-    return serialization.pack(Branch({(1, "b"): moments, "t": torch.ones(2)}, Leaf("x")), tensors), tensors
+    return serialization.pack(
+        Branch({(1, "b"): moments, "t": torch.ones(2)}, Leaf("x")), tensors
+    ), tensors
 
 
 def places(said: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every place in a description."""
-    inner = said.items() if isinstance(said, dict) else enumerate(said) if isinstance(said, list) else ()
+    inner = (
+        said.items()
+        if isinstance(said, dict)
+        else enumerate(said)
+        if isinstance(said, list)
+        else ()
+    )
     return [path, *(place for key, value in inner for place in places(value, (*path, key)))]
 
 
@@ -328,9 +388,18 @@ def test_a_damaged_description_gives_a_value_or_an_error_about_it(wrong: Any) ->
         lambda said, tensors: tensors.pop("0"),
         lambda said, tensors: tensors.update(more=torch.ones(1)),
     ],
-    ids=["unknown class", "missing field", "extra field", "extra key", "missing tensor", "extra tensor"],
+    ids=[
+        "unknown class",
+        "missing field",
+        "extra field",
+        "extra key",
+        "missing tensor",
+        "extra tensor",
+    ],
 )
-def test_damage_is_told_from_another_version_by_nobody_and_said_so(damage: Any, tmp_path: Path) -> None:
+def test_damage_is_told_from_another_version_by_nobody_and_said_so(
+    damage: Any, tmp_path: Path
+) -> None:
     said, tensors = a_description()
     damage(said, tensors)
     serialization.write(tmp_path / "file", kind="thing", version=1, tensors=tensors, about=said)

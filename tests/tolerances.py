@@ -23,7 +23,9 @@ OPERATIONS = 1_000
 CONDITION = 1e6
 
 
-def rounding(*, operations: float = OPERATIONS, condition: float = 1.0, dtype: Any = np.float64) -> float:
+def rounding(
+    *, operations: float = OPERATIONS, condition: float = 1.0, dtype: Any = np.float64
+) -> float:
     """A bound as a share of the size of the numbers that are added up."""
     return operations * condition * float(np.finfo(dtype).eps)
 
@@ -63,7 +65,9 @@ def assert_same_to_rounding(
     np.testing.assert_allclose(found, expected, rtol=0.0, atol=within * size, err_msg=what)
 
 
-def assert_all_same_to_rounding(found: Mapping[str, Any], expected: Mapping[str, Any], **bound: Any) -> None:
+def assert_all_same_to_rounding(
+    found: Mapping[str, Any], expected: Mapping[str, Any], **bound: Any
+) -> None:
     """Every entry of two mappings with the same keys, each by its own size."""
     assert found.keys() == expected.keys()
     for name in expected:

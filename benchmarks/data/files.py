@@ -39,7 +39,9 @@ def data_roots() -> list[Path]:
 
 def find(*names: str) -> Path | None:
     """The first of these files or folders that is there, plain or compressed; nothing is downloaded."""
-    candidates = (root / (name + ending) for root in data_roots() for name in names for ending in _DECOMPRESS)
+    candidates = (
+        root / (name + ending) for root in data_roots() for name in names for ending in _DECOMPRESS
+    )
     return next((path for path in candidates if path.exists()), None)
 
 
@@ -68,7 +70,9 @@ def retrieve(name: str, url: str, *, known_hash: str | None = None, processor: A
     """Downloads a file into the cache folder of its data set, once; the path that `processor` returns, if any."""
     folder = cache_folder() / Path(name).parent
     file = url.rpartition("/")[2]
-    fetched = pooch.retrieve(url, known_hash, fname=file, path=folder, processor=processor, progressbar=True)
+    fetched = pooch.retrieve(
+        url, known_hash, fname=file, path=folder, processor=processor, progressbar=True
+    )
     return Path(fetched) if isinstance(fetched, str) else Path(os.path.commonpath(fetched))
 
 

@@ -35,7 +35,11 @@ class Archive:
             files = (file for file in self.path.rglob("*") if file.is_file())
             return {file.relative_to(self.path).as_posix(): (0, -1) for file in files}
         with tarfile.open(self.path, "r:") as tar:
-            return {one.name.removeprefix("./"): (one.offset_data, one.size) for one in tar if one.isfile()}
+            return {
+                one.name.removeprefix("./"): (one.offset_data, one.size)
+                for one in tar
+                if one.isfile()
+            }
 
     def read(self, name: str) -> bytes:
         """The content of one file."""
@@ -87,7 +91,9 @@ class Images:
         images = [image for image, _ in self]
         shapes = {image.shape for image in images}
         if len(shapes) > 1:
-            raise ValueError(f"images of {self.name} have different sizes, {shapes}; pass size to load_images.")
+            raise ValueError(
+                f"images of {self.name} have different sizes, {shapes}; pass size to load_images."
+            )
         return np.stack(images)
 
     def subset(self, positions: Sequence[int] | NDArray[Any]) -> Images:
@@ -101,7 +107,9 @@ class Images:
         )
 
 
-def load_images(name: str, *, split: Literal["train", "val"] = "val", size: int | None = None) -> Images:
+def load_images(
+    name: str, *, split: Literal["train", "val"] = "val", size: int | None = None
+) -> Images:
     """One of the paper's image sets, in the order of its files.
 
     "val" are the images held out, the test images of CIFAR. `size` brings images to that many pixels a side: the
@@ -113,20 +121,28 @@ def load_images(name: str, *, split: Literal["train", "val"] = "val", size: int 
         raise ValueError(f"split should be 'train' or 'val', found {split!r}.")
     if name == "cifar10":
         pixels, labels = _read_cifar10(split)
-        return Images(name, split, labels, _CIFAR10_CLASSES, _CIFAR10_CLASSES, size or 32, _pixels=pixels)
+        return Images(
+            name, split, labels, _CIFAR10_CLASSES, _CIFAR10_CLASSES, size or 32, _pixels=pixels
+        )
     url, known_hash, processor, meanings = _FOLDERS[name]
     folder = next((root / name for root in data_roots() if (root / name / "train").is_dir()), None)
     folder = folder or find(f"{name}/{name}.tar")
     if folder is None:
         with explain_offline(f"{name}/{name}.tar", url):
             if processor is None:
-                raise OSError("it is downloaded by hand; put images into train/CLASS/ and val/CLASS/")
+                raise OSError(
+                    "it is downloaded by hand; put images into train/CLASS/ and val/CLASS/"
+                )
             folder = retrieve(f"{name}/{name}.tar", url, known_hash=known_hash, processor=processor)
     archive = Archive(folder)
     files, labels, class_ids = _list_files(archive, split)
     words = next((file for file in archive.places if PurePosixPath(file).name == "words.txt"), None)
     if words is not None:
-        lines = [line.split("\t") for line in archive.read(words).decode("utf-8").splitlines() if "\t" in line]
+        lines = [
+            line.split("\t")
+            for line in archive.read(words).decode("utf-8").splitlines()
+            if "\t" in line
+        ]
         meanings = {wnid: names.partition(",")[0].strip() for wnid, names in lines}
     class_names = tuple(meanings.get(kind, kind) for kind in class_ids)
     return Images(name, split, labels, class_names, class_ids, size, _archive=archive, _files=files)
@@ -150,7 +166,18 @@ def _resize(pixels: Pixels, size: int) -> Pixels:
 
 # ---------------------------------------------------------------------- CIFAR-10: one block of pixels
 
-_CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CIFAR10_CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 
 
 def _read_cifar10(split: str) -> tuple[Pixels, Labels]:
@@ -162,7 +189,9 @@ def _read_cifar10(split: str) -> tuple[Pixels, Labels]:
     sheets = [(find(f"cifar10/{name}.png"), name) for name in names]
     blocks = [_read_sheet(path, name) for path, name in sheets if path is not None]
     if blocks:
-        return np.concatenate([pixels for pixels, _ in blocks]), np.concatenate([labels for _, labels in blocks])
+        return np.concatenate([pixels for pixels, _ in blocks]), np.concatenate(
+            [labels for _, labels in blocks]
+        )
     from torchvision.datasets import CIFAR10
 
     with explain_offline("cifar10/test_batch.png", "torchvision's copy of CIFAR-10"):
@@ -175,7 +204,9 @@ def _read_sheet(path: Path, name: str) -> tuple[Pixels, Labels]:
     beside = path.with_name("test_labels.json" if name == "test_batch" else f"{name}_labels.json")
     labels = np.array(json.loads(beside.read_text(encoding="utf-8")), dtype=np.int64)
     if labels.shape != (len(pixels),):
-        raise ValueError(f"{path.name} has {len(pixels)} images but {beside.name} has labels of shape {labels.shape}.")
+        raise ValueError(
+            f"{path.name} has {len(pixels)} images but {beside.name} has labels of shape {labels.shape}."
+        )
     return pixels, labels
 
 
@@ -203,7 +234,9 @@ def _list_files(archive: Archive, split: str) -> tuple[tuple[str, ...], Labels, 
         if part == split:
             found.append((name, kind))
     if not found:
-        raise ValueError(f"{archive.path} has no images below {split}/; put them into {split}/CLASS/.")
+        raise ValueError(
+            f"{archive.path} has no images below {split}/; put them into {split}/CLASS/."
+        )
     ids = tuple(sorted(classes))
     codes = np.array([ids.index(kind) for _, kind in found], dtype=np.int64)
     return tuple(name for name, _ in found), codes, ids

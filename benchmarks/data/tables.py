@@ -64,7 +64,9 @@ class Dataset:
         A network has learnt nothing about such a level, and an explainer that treats a category as one feature refuses
         it.
         """
-        levels = [column for columns in self.groups.values() if len(columns) > 1 for column in columns]
+        levels = [
+            column for columns in self.groups.values() if len(columns) > 1 for column in columns
+        ]
         never = [column for column in levels if not self.X_train[:, column].any()]
         return np.asarray(self.X_test[:, never].any(axis=1))
 
@@ -86,7 +88,9 @@ def load(name: str, *, seed: int = 0, rows: int | Literal["all"] | None = None) 
     if name not in READERS:
         raise ValueError(f"there is no table named {name!r}; known are {', '.join(READERS)}.")
     table = READERS[name]()
-    train, test = _split(table, name, seed=seed, rows=PAPER_ROWS.get(name) if rows is None else rows)
+    train, test = _split(
+        table, name, seed=seed, rows=PAPER_ROWS.get(name) if rows is None else rows
+    )
     parts = {str(feature): _encode(column, train) for feature, column in table.features.items()}
     groups: dict[str, list[int]] = {}
     names: list[str] = []
@@ -108,7 +112,9 @@ def load(name: str, *, seed: int = 0, rows: int | Literal["all"] | None = None) 
     )
 
 
-def _split(table: Table, name: str, *, seed: int, rows: int | Literal["all"] | None) -> tuple[Rows, Rows]:
+def _split(
+    table: Table, name: str, *, seed: int, rows: int | Literal["all"] | None
+) -> tuple[Rows, Rows]:
     chosen = np.arange(len(table.target))
     labels = table.target if table.class_names else None
     if isinstance(rows, int) and rows > len(chosen):
@@ -116,7 +122,10 @@ def _split(table: Table, name: str, *, seed: int, rows: int | Literal["all"] | N
     if isinstance(rows, int) and rows < len(chosen):
         chosen, _ = train_test_split(chosen, train_size=rows, stratify=labels, random_state=seed)
     train, test = train_test_split(
-        chosen, test_size=TEST_SHARE, stratify=None if labels is None else labels[chosen], random_state=seed
+        chosen,
+        test_size=TEST_SHARE,
+        stratify=None if labels is None else labels[chosen],
+        random_state=seed,
     )
     return train, test
 
@@ -139,13 +148,18 @@ def _encode(column: pd.Series, train: Rows) -> tuple[list[str], Callable[[Rows],
 
 def _raw(features: pd.DataFrame) -> dict[str, NDArray[np.float64] | NDArray[np.object_]]:
     columns = {str(name): (column.isna(), column.to_numpy()) for name, column in features.items()}
-    return {name: np.where(gaps, None, x) if x.dtype == object else x for name, (gaps, x) in columns.items()}
+    return {
+        name: np.where(gaps, None, x) if x.dtype == object else x
+        for name, (gaps, x) in columns.items()
+    }
 
 
 # ---------------------------------------------------------------------- readers of the published files
 
 
-def _frame(content: bytes, *, numeric: tuple[str, ...], separator: str = ",", **options: Any) -> pd.DataFrame:
+def _frame(
+    content: bytes, *, numeric: tuple[str, ...], separator: str = ",", **options: Any
+) -> pd.DataFrame:
     """Numbers as float64, every other column as text."""
     names = options.get("names") or pd.read_csv(io.BytesIO(content), sep=separator, nrows=0).columns
     types = {name: np.float64 if name in numeric else str for name in names}
@@ -171,7 +185,14 @@ _ADULT_SHA256 = {
     "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
     "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
 }
-_ADULT_NUMERIC = ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week")
+_ADULT_NUMERIC = (
+    "age",
+    "fnlwgt",
+    "education-num",
+    "capital-gain",
+    "capital-loss",
+    "hours-per-week",
+)
 _ADULT_COLUMNS = (
     "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship",
     "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country", "income",
@@ -232,10 +253,14 @@ def read_german_credit() -> Table:
     frame = _frame(content, numeric=numeric, separator=" ", names=(*_GERMAN_COLUMNS, "class"))
     for position, (name, meanings) in enumerate(_GERMAN_COLUMNS.items(), start=1):
         first = 0 if name in _GERMAN_FROM_ZERO else 1
-        meant = {f"A{position}{code}": meaning for code, meaning in enumerate(meanings, start=first)}
+        meant = {
+            f"A{position}{code}": meaning for code, meaning in enumerate(meanings, start=first)
+        }
         unknown = sorted(set(frame[name]) - meant.keys()) if meanings else []
         if unknown:
-            raise ValueError(f"german.data has the codes {unknown} in column {position}, known are {list(meant)}.")
+            raise ValueError(
+                f"german.data has the codes {unknown} in column {position}, known are {list(meant)}."
+            )
         frame[name] = frame[name].map(meant) if meanings else frame[name]
     bad = (frame.pop("class") == "2").to_numpy(np.int64)
     return Table(_categories(frame), bad, ("good", "bad"))
@@ -274,20 +299,27 @@ def read_covertype() -> Table:
     found = find("covertype/covtype.csv", "covertype/covtype.data")
     if found is None:
         with explain_offline("covertype/covtype.data", "scikit-learn's copy of Covertype"):
-            values, classes = sklearn.datasets.fetch_covtype(data_home=cache_folder() / "sklearn", return_X_y=True)
+            values, classes = sklearn.datasets.fetch_covtype(
+                data_home=cache_folder() / "sklearn", return_X_y=True
+            )
     else:
         content = read(found)
         skipped = int(content[:1].isalpha())
-        whole = pd.read_csv(io.BytesIO(content), header=None, skiprows=skipped, dtype=np.int16).to_numpy()
+        whole = pd.read_csv(
+            io.BytesIO(content), header=None, skiprows=skipped, dtype=np.int16
+        ).to_numpy()
         values, classes = whole[:, :-1], whole[:, -1]
     columns: dict[str, object] = {
-        name: values[:, position].astype(np.float64) for position, name in enumerate(_COVERTYPE_NUMERIC)
+        name: values[:, position].astype(np.float64)
+        for position, name in enumerate(_COVERTYPE_NUMERIC)
     }
     start = len(_COVERTYPE_NUMERIC)
     for name, levels in _COVERTYPE_INDICATORS.items():
         indicators = values[:, start : start + len(levels)]
         if indicators.min() < 0 or not (indicators.sum(axis=1) == 1).all():
-            raise ValueError(f"covtype: one of the {len(levels)} indicators of {name} should be 1 in every row.")
+            raise ValueError(
+                f"covtype: one of the {len(levels)} indicators of {name} should be 1 in every row."
+            )
         columns[name] = pd.Categorical.from_codes(indicators.argmax(axis=1), categories=levels)
         start += len(levels)
     return Table(pd.DataFrame(columns), classes.astype(np.int64) - 1, _COVERTYPE_CLASSES)
@@ -297,15 +329,40 @@ def read_california_housing() -> Table:
     """California Housing with scikit-learn's eight features; the target is in 100,000 dollars."""
     found = find("california_housing/cal_housing.data")
     if found is None:
-        with explain_offline("california_housing/cal_housing.data", "scikit-learn's copy of California Housing"):
+        with explain_offline(
+            "california_housing/cal_housing.data", "scikit-learn's copy of California Housing"
+        ):
             bunch = sklearn.datasets.fetch_california_housing(data_home=cache_folder() / "sklearn")
         return Table(pd.DataFrame(bunch.data, columns=bunch.feature_names), bunch.target)
-    names = ("Longitude", "Latitude", "HouseAge", "AveRooms", "AveBedrms", "Population", "AveOccup", "MedInc", "value")
+    names = (
+        "Longitude",
+        "Latitude",
+        "HouseAge",
+        "AveRooms",
+        "AveBedrms",
+        "Population",
+        "AveOccup",
+        "MedInc",
+        "value",
+    )
     frame = _frame(read(found), numeric=names, names=names, index_col=False)
     households = frame["AveOccup"].copy()
-    for name, total in (("AveRooms", "AveRooms"), ("AveBedrms", "AveBedrms"), ("AveOccup", "Population")):
+    for name, total in (
+        ("AveRooms", "AveRooms"),
+        ("AveBedrms", "AveBedrms"),
+        ("AveOccup", "Population"),
+    ):
         frame[name] = frame[total] / households
-    features = ["MedInc", "HouseAge", "AveRooms", "AveBedrms", "Population", "AveOccup", "Latitude", "Longitude"]
+    features = [
+        "MedInc",
+        "HouseAge",
+        "AveRooms",
+        "AveBedrms",
+        "Population",
+        "AveOccup",
+        "Latitude",
+        "Longitude",
+    ]
     return Table(frame[features], frame["value"].to_numpy() / 1e5)
 
 
@@ -313,10 +370,14 @@ def read_embedded(name: str) -> Table:
     """One of the small tables that come with scikit-learn, in original units."""
     options = {"scaled": False} if name == "diabetes" else {}
     bunch = getattr(sklearn.datasets, f"load_{name}")(**options)
-    frame = pd.DataFrame(bunch.data.astype(np.float64), columns=[str(feature) for feature in bunch.feature_names])
+    frame = pd.DataFrame(
+        bunch.data.astype(np.float64), columns=[str(feature) for feature in bunch.feature_names]
+    )
     if name == "diabetes":
         return Table(frame, bunch.target.astype(np.float64))
-    return Table(frame, bunch.target.astype(np.int64), tuple(str(one) for one in bunch.target_names))
+    return Table(
+        frame, bunch.target.astype(np.int64), tuple(str(one) for one in bunch.target_names)
+    )
 
 
 READERS: dict[str, Callable[[], Table]] = {

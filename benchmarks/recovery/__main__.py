@@ -33,8 +33,12 @@ PACKAGES = ("captum", "effector", "interpret-core", "shap")
 
 def main() -> None:
     parser = options(__doc__ or "")
-    parser.add_argument("--seeds", type=int, default=1, help="seeds of the grid; the paper's set has three")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further case after that")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="seeds of the grid; the paper's set has three"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="begin no further case after that"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     seeds = tuple(range(chosen.seeds))

@@ -175,7 +175,9 @@ def local_effects(case: Case, held_out: Array) -> Array:
             (j, (f(rows[:, i], rows[:, j] + 1e-4) - f(rows[:, i], rows[:, j] - 1e-4)) / 2e-4),
         ):
             place = np.clip(np.digitize(rows[:, feature], edges) - 1, 0, len(edges) - 2)
-            mean = np.bincount(place, slope, len(edges) - 1) / np.maximum(np.bincount(place, minlength=200), 1)
+            mean = np.bincount(place, slope, len(edges) - 1) / np.maximum(
+                np.bincount(place, minlength=200), 1
+            )
             accumulated = np.concatenate([[0.0], np.cumsum(mean * np.diff(edges))])
             effects[:, feature] += np.interp(held_out[:, feature], edges, accumulated)
     return np.asarray(effects - effects.mean(0))
@@ -193,19 +195,27 @@ def shapley_values(case: Case, held_out: Array) -> Array:
 
 
 def _of_one_feature(family: Family, rows: Array) -> Array:
-    return np.stack([np.zeros(len(rows)) if f is None else f(rows[:, k]) for k, f in enumerate(family.singles)], axis=1)
+    return np.stack(
+        [np.zeros(len(rows)) if f is None else f(rows[:, k]) for k, f in enumerate(family.singles)],
+        axis=1,
+    )
 
 
 def grid(*, seeds: tuple[int, ...], paper_seeds: tuple[int, ...] = (0, 1, 2)) -> list[Case]:
     """Every place: the paper's set first, then small to large, so that a partial run says the most."""
     first, *later = [
-        [Case("paper", 1000, rho, activation, seed) for rho, activation in itertools.product((0.0, 0.9), ACTIVATIONS)]
+        [
+            Case("paper", 1000, rho, activation, seed)
+            for rho, activation in itertools.product((0.0, 0.9), ACTIVATIONS)
+        ]
         for seed in paper_seeds
     ]
     families = [name for name in FAMILIES if name != "paper"]
     rest = [
         Case(family, size, rho, activation, seed)
-        for seed, size, family, rho, activation in itertools.product(seeds, SIZES, families, CORRELATIONS, ACTIVATIONS)
+        for seed, size, family, rho, activation in itertools.product(
+            seeds, SIZES, families, CORRELATIONS, ACTIVATIONS
+        )
     ]
     return [*first, *rest, *itertools.chain(*later)]
 

@@ -72,7 +72,10 @@ PEERS = (
     "PDP", "ALE", "RHALE", "distilled EBM", "distilled EBM, purified", "KernelSHAP", "Integrated Gradients", "bins"
 )  # fmt: skip
 # The same, all judged by average effects.
-ALIKE = tuple(f"{peer}, as average effects" if peer in ("ALE", "RHALE", "KernelSHAP") else peer for peer in PEERS)
+ALIKE = tuple(
+    f"{peer}, as average effects" if peer in ("ALE", "RHALE", "KernelSHAP") else peer
+    for peer in PEERS
+)
 
 OURS = ("NObSP", "NObSP as published")
 
@@ -98,7 +101,9 @@ EXPLAINERS: tuple[Explainer, ...] = (
         settings=(peers.ALE_BINS, peers.SHAP_BACKGROUND),
         helpers=(peers.accumulated_local_effects, peers.robust_local_effects, peers.kernel_shap),
     ),
-    Explainer("Integrated Gradients", peers.integrated_gradients, "captum", settings=peers.GRADIENT_STEPS),
+    Explainer(
+        "Integrated Gradients", peers.integrated_gradients, "captum", settings=peers.GRADIENT_STEPS
+    ),
     Explainer(
         "bins",
         peers.least_squares_on_bins,

@@ -21,7 +21,11 @@ def default(problem: Problem) -> dict[str, Recovered]:
 
 def published(problem: Problem) -> dict[str, Recovered]:
     """Algorithm 1 to the letter."""
-    return {"NObSP as published": _recovered(problem, NObSP.as_published(problem.trained, features=NAMES))}
+    return {
+        "NObSP as published": _recovered(
+            problem, NObSP.as_published(problem.trained, features=NAMES)
+        )
+    }
 
 
 def _recovered(problem: Problem, explainer: Any) -> Recovered:

@@ -13,7 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.recovery.designs import FAMILIES, FEATURES, Array, Pair, local_effects, shapley_values
+from benchmarks.recovery.designs import (
+    FAMILIES,
+    FEATURES,
+    Array,
+    Pair,
+    local_effects,
+    shapley_values,
+)
 from benchmarks.recovery.problems import Problem
 from benchmarks.recovery.scores import Recovered
 
@@ -35,7 +42,9 @@ BOOSTING = {
 
 def partial_dependence(problem: Problem) -> dict[str, Recovered]:
     """Mean output with one feature moved, over all rows given: exact, no grid of points between."""
-    single = copy.deepcopy(problem.trained).float()  # rounding at the seventh digit, in half of the time
+    single = copy.deepcopy(
+        problem.trained
+    ).float()  # rounding at the seventh digit, in half of the time
     rows, held_out = torch.as_tensor(problem.sample.inputs).float(), problem.sample.held_out
     at_once = max(1, 16_384 // len(rows))
     found = np.empty((len(held_out), FEATURES))
@@ -93,8 +102,14 @@ def kernel_shap(problem: Problem) -> dict[str, Recovered]:
 
 def judged_alike(problem: Problem) -> dict[str, Recovered]:
     """Those that mean something else than average effects, judged by average effects all the same."""
-    found = {**accumulated_local_effects(problem), **robust_local_effects(problem), **kernel_shap(problem)}
-    return {f"{name}, as average effects": replace(what, meant=None) for name, what in found.items()}
+    found = {
+        **accumulated_local_effects(problem),
+        **robust_local_effects(problem),
+        **kernel_shap(problem),
+    }
+    return {
+        f"{name}, as average effects": replace(what, meant=None) for name, what in found.items()
+    }
 
 
 def integrated_gradients(problem: Problem) -> dict[str, Recovered]:
@@ -158,7 +173,9 @@ def _boosted(problem: Problem, targets: Array, interactions: int | str) -> dict[
     return {"as it comes": Recovered(singles, pairs), "purified": _purified(singles, pairs, alone)}
 
 
-def _purified(singles: Array, pairs: dict[Pair, Array], alone: Callable[[Pair, int], Array]) -> Recovered:
+def _purified(
+    singles: Array, pairs: dict[Pair, Array], alone: Callable[[Pair, int], Array]
+) -> Recovered:
     """Means of pairs over a partner moved to the other feature; constants do not matter, as scores centre."""
     singles, pure = singles.copy(), {}
     for (i, j), values in pairs.items():
@@ -197,8 +214,12 @@ class Bins:
 
     def __init__(self, rows: Array, pairs: tuple[Pair, ...], single: int, double: int) -> None:
         self.pairs, self.single, self.double = pairs, single, double
-        self.edges = [np.quantile(rows[:, k], np.arange(1, single) / single) for k in range(FEATURES)]
-        self.coarse = [np.quantile(rows[:, k], np.arange(1, double) / double) for k in range(FEATURES)]
+        self.edges = [
+            np.quantile(rows[:, k], np.arange(1, single) / single) for k in range(FEATURES)
+        ]
+        self.coarse = [
+            np.quantile(rows[:, k], np.arange(1, double) / double) for k in range(FEATURES)
+        ]
 
     def places(self, rows: Array) -> list[NDArray[np.int64]]:
         """Per block, the bin of every row."""
@@ -221,9 +242,13 @@ class Bins:
 
     def parts(self, rows: Array, weights: list[Array]) -> tuple[Array, dict[Pair, Array]]:
         values = [w[place] for w, place in zip(weights, self.places(rows), strict=True)]
-        return np.stack(values[:FEATURES], axis=1), dict(zip(self.pairs, values[FEATURES:], strict=True))
+        return np.stack(values[:FEATURES], axis=1), dict(
+            zip(self.pairs, values[FEATURES:], strict=True)
+        )
 
-    def mean_over_partner(self, rows: Array, weights: list[Array], pair: Pair, feature: int) -> Array:
+    def mean_over_partner(
+        self, rows: Array, weights: list[Array], pair: Pair, feature: int
+    ) -> Array:
         """Quantile bins are equally frequent, so that the mean is a plain one."""
         table = weights[FEATURES + self.pairs.index(pair)].reshape(self.double, self.double)
         means = table.mean(1) if feature == pair[0] else table.mean(0)
@@ -231,7 +256,12 @@ class Bins:
 
 
 def _held_out_error(
-    rows: Array, outputs: Array, pairs: tuple[Pair, ...], out: NDArray[np.bool_], single: int, double: int
+    rows: Array,
+    outputs: Array,
+    pairs: tuple[Pair, ...],
+    out: NDArray[np.bool_],
+    single: int,
+    double: int,
 ) -> float:
     if FEATURES * single > len(rows):
         return float("inf")

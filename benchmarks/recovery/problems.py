@@ -42,7 +42,9 @@ class Problem:
     def predict(self, rows: Array) -> Array:
         """The network's output, one number a row."""
         with torch.no_grad():
-            return np.asarray(self.trained(torch.as_tensor(rows, dtype=torch.float64))[:, 0].numpy())
+            return np.asarray(
+                self.trained(torch.as_tensor(rows, dtype=torch.float64))[:, 0].numpy()
+            )
 
     @cached_property
     def digest(self) -> str:
@@ -68,7 +70,9 @@ def problem(case: Case, networks: Path) -> Problem:
         return Problem(case, rows, None)
     activation = {"ReLU": nn.ReLU, "SiLU": nn.SiLU}[case.activation]
     network = feed_forward(FEATURES, REGRESSION_HIDDEN, 1, seed=case.seed, activation=activation)
-    recipe = hashlib.sha256(repr((Problem(case, rows, None).digest, _recipe())).encode()).hexdigest()[:12]
+    recipe = hashlib.sha256(
+        repr((Problem(case, rows, None).digest, _recipe())).encode()
+    ).hexdigest()[:12]
     kept = networks / f"{case}-{recipe}.safetensors"
     if kept.exists():
         network.double().load_state_dict(load_file(kept))

@@ -72,7 +72,9 @@ def run(
             here = problem(case, cache / "networks")
             if case not in outcomes:
                 fit = determination(here.sample.targets, here.predict(here.sample.inputs))
-                outcomes[case] = Outcome({**network_score(here), **own_effects(here), "fit": fit}, {})
+                outcomes[case] = Outcome(
+                    {**network_score(here), **own_effects(here), "fit": fit}, {}
+                )
             some = [explainer for explainer in explainers if explainer.dear == dear]
             outcomes[case].methods.update(_explained(_fresh(here), some, kept, bar, known=late))
     return {case: outcome for case, outcome in outcomes.items() if "NObSP" in outcome.methods}
@@ -84,28 +86,40 @@ def own_effects(here: Problem) -> Scores:
     Average effects by brute force over many rows, purified over the product of the marginals, nothing fitted: the
     spread on the held-out rows as a share of the output's.
     """
-    family, held_out, spread = FAMILIES[here.case.family], here.sample.held_out, here.sample.output.std()
+    family, held_out, spread = (
+        FAMILIES[here.case.family],
+        here.sample.held_out,
+        here.sample.output.std(),
+    )
     rows = correlated_uniform(OWN_ROWS, here.case.correlation, np.random.default_rng(0))
     middles = np.linspace(-2, 2, 2 * OWN_CELLS + 1)[1::2]  # of cells that hold as many rows each
 
     def size(features: tuple[int, ...]) -> float:
-        nodes = np.stack(np.meshgrid(*[middles] * len(features), indexing="ij"), -1).reshape(-1, len(features))
+        nodes = np.stack(np.meshgrid(*[middles] * len(features), indexing="ij"), -1).reshape(
+            -1, len(features)
+        )
         asked = np.repeat(rows[None], len(nodes), 0)
         asked[:, :, list(features)] = nodes[:, None]
         table = here.predict(asked.reshape(-1, FEATURES)).reshape(len(nodes), -1).mean(1)
         table = table.reshape((OWN_CELLS,) * len(features))
         for axis in range(len(features)):
             table = table - table.mean(axis, keepdims=True)
-        read = RegularGridInterpolator([middles] * len(features), table, bounds_error=False, fill_value=None)
+        read = RegularGridInterpolator(
+            [middles] * len(features), table, bounds_error=False, fill_value=None
+        )
         return float(read(held_out[:, list(features)]).std() / spread)
 
-    false = [pair for pair in itertools.combinations(range(FEATURES), 2) if pair not in family.true_pairs]
+    false = [
+        pair for pair in itertools.combinations(range(FEATURES), 2) if pair not in family.true_pairs
+    ]
     return {"null": max(size((k,)) for k in family.null), "false_pair": max(map(size, false))}
 
 
 def _fresh(here: Problem) -> Problem:
     """The problem as explainers see it, with the rows that no network saw."""
-    return dataclasses.replace(here, sample=dataclasses.replace(here.sample, inputs=here.sample.fresh))
+    return dataclasses.replace(
+        here, sample=dataclasses.replace(here.sample, inputs=here.sample.fresh)
+    )
 
 
 def _explained(

@@ -50,7 +50,10 @@ def score(problem: Problem, found: Recovered) -> dict[str, Any]:
     targets = [truth.singles]
     if found.meant is not None:
         targets.append(found.meant(problem.case, truth.held_out))
-    each = [[determination(target[:, k], found.singles[:, k]) for k in family.active] for target in targets]
+    each = [
+        [determination(target[:, k], found.singles[:, k]) for k in family.active]
+        for target in targets
+    ]
     singles = max(each, key=lambda scores: float(np.mean(scores)))
     null, spread = found.singles[:, list(family.null)], truth.output.std()
     scores: dict[str, Any] = {
@@ -62,8 +65,13 @@ def score(problem: Problem, found: Recovered) -> dict[str, Any]:
     if found.pairs is None:
         return scores
     nothing = np.zeros(len(truth.output))
-    scores["pairs"] = [determination(truth.pairs[pair], found.pairs.get(pair, nothing)) for pair in family.true_pairs]
-    others = {p: float(v.std() / spread) for p, v in found.pairs.items() if p not in family.true_pairs}
+    scores["pairs"] = [
+        determination(truth.pairs[pair], found.pairs.get(pair, nothing))
+        for pair in family.true_pairs
+    ]
+    others = {
+        p: float(v.std() / spread) for p, v in found.pairs.items() if p not in family.true_pairs
+    }
     largest = max(others, key=lambda pair: others[pair], default=None)
     scores["false_pair"] = others[largest] if largest else 0.0
     scores["false_pair_name"] = list(largest) if largest else None

@@ -77,14 +77,20 @@ def null_table(outcomes: Outcomes) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for method in SHOWN:
         sizes = [
-            [o.methods[method]["null"] for c, o in outcomes.items() if c.family == family and method in o.methods]
+            [
+                o.methods[method]["null"]
+                for c, o in outcomes.items()
+                if c.family == family and method in o.methods
+            ]
             for family in families
         ]
         every = [size for some in sizes for size in some]
         if not every:
             continue
         means = [statistics.fmean(some) if some else None for some in sizes]
-        rows.append((method, *means, max(every), f"{sum(s > SMALL for s in every)} of {len(every)}"))
+        rows.append(
+            (method, *means, max(every), f"{sum(s > SMALL for s in every)} of {len(every)}")
+        )
     return Table(
         "The feature that plays no part: standard deviation as a share of the output's",
         (
@@ -100,12 +106,25 @@ def null_table(outcomes: Outcomes) -> Table:
 def nothing_table(outcomes: Outcomes) -> Table:
     """What plays no part: what the network itself learnt of it, and what NObSP says."""
     rows: list[tuple[Cell, ...]] = []
-    for name, score in (("feature that plays no part", "null"), ("largest false pair", "false_pair")):
+    for name, score in (
+        ("feature that plays no part", "null"),
+        ("largest false pair", "false_pair"),
+    ):
         sizes = [(o.network[score], o.methods[DEFAULT][score]) for o in outcomes.values()]
         large = [own > SMALL for own, _ in sizes], [said > SMALL for _, said in sizes]
         invented = [said for own, said in sizes if said > SMALL and own <= SMALL]
         largest = [max(some) for some in zip(*sizes, strict=True)]
-        rows.append((name, len(sizes), sum(large[0]), sum(large[1]), len(invented), *largest, max(invented, default=0)))
+        rows.append(
+            (
+                name,
+                len(sizes),
+                sum(large[0]),
+                sum(large[1]),
+                len(invented),
+                *largest,
+                max(invented, default=0),
+            )
+        )
     return Table(
         "What plays no part: the network itself, and NObSP",
         (
@@ -131,10 +150,16 @@ def pairs_table(outcomes: Outcomes) -> Table:
         numbers: list[Cell] = []
         for method in PAIRED:
             found = [place.methods[method] for place in places if method in place.methods]
-            numbers += [statistics.fmean(f["pairs"][k] for f in found) if found else None for k in range(2)]
+            numbers += [
+                statistics.fmean(f["pairs"][k] for f in found) if found else None for k in range(2)
+            ]
         numbers.append(max(place.methods[DEFAULT]["false_pair"] for place in places))
         rows.append((*cell, *numbers))
-    heads = [Column(f"{method}: {what}", ".4f") for method in PAIRED for what in ("x0·x1", "tanh(2x2)·x3")]
+    heads = [
+        Column(f"{method}: {what}", ".4f")
+        for method in PAIRED
+        for what in ("x0·x1", "tanh(2x2)·x3")
+    ]
     return Table(
         "R² of the functions of two features",
         (*ABOUT_CASE, *heads, Column("NObSP: largest false pair", ".2%")),
@@ -163,21 +188,48 @@ def _targets(outcomes: Outcomes) -> Iterable[tuple[Cell, ...]]:
         return name, asked, value, "met" if met else "MISSED"
 
     gaps = standing(outcomes, PEERS)
-    count, ahead, level = len(gaps), sum(g < 0 for g in gaps.values()), sum(g <= LEVEL for g in gaps.values())
+    count, ahead, level = (
+        len(gaps),
+        sum(g < 0 for g in gaps.values()),
+        sum(g <= LEVEL for g in gaps.values()),
+    )
     worst = max(gaps, key=lambda cell: gaps[cell])
     share = 45 / WHOLE
-    yield told("ahead of or level with every peer, cells", "≥ 45 of 58", f"{level} of {count}", level >= share * count)
-    yield told("strictly ahead of every peer, cells", "≥ 45 of 58", f"{ahead} of {count}", ahead >= share * count)
+    yield told(
+        "ahead of or level with every peer, cells",
+        "≥ 45 of 58",
+        f"{level} of {count}",
+        level >= share * count,
+    )
+    yield told(
+        "strictly ahead of every peer, cells",
+        "≥ 45 of 58",
+        f"{ahead} of {count}",
+        ahead >= share * count,
+    )
     where = " ".join(map(str, worst))
-    yield told("largest gap to the best peer", "≤ 0.01", f"{max(gaps[worst], 0.0):.4f} ({where})", gaps[worst] <= 0.01)
+    yield told(
+        "largest gap to the best peer",
+        "≤ 0.01",
+        f"{max(gaps[worst], 0.0):.4f} ({where})",
+        gaps[worst] <= 0.01,
+    )
     gaps = standing(outcomes, ALIKE)
     level = sum(g <= LEVEL for g in gaps.values())
     worst = max(gaps, key=lambda cell: gaps[cell])
     name = "all judged by average effects: ahead or level, cells"
     yield told(name, "≥ 45 of 58", f"{level} of {count}", level >= share * count)
     where = " ".join(map(str, worst))
-    yield told("the same: largest gap", "≤ 0.01", f"{max(gaps[worst], 0.0):.4f} ({where})", gaps[worst] <= 0.01)
-    for name, score in (("feature that plays no part", "null"), ("largest false pair", "false_pair")):
+    yield told(
+        "the same: largest gap",
+        "≤ 0.01",
+        f"{max(gaps[worst], 0.0):.4f} ({where})",
+        gaps[worst] <= 0.01,
+    )
+    for name, score in (
+        ("feature that plays no part", "null"),
+        ("largest false pair", "false_pair"),
+    ):
         sizes = {str(c): o.methods[DEFAULT][score] for c, o in outcomes.items()}
         large = [c for c, size in sizes.items() if size > SMALL]
         named = f" ({', '.join(large[:6])}{' …' if len(large) > 6 else ''})" if large else ""
@@ -190,14 +242,28 @@ def _targets(outcomes: Outcomes) -> Iterable[tuple[Cell, ...]]:
 
     for name, asked, rho, score, limit in (
         ("paper's functions, ReLU, FRS", "≥ 0.996", 0.0, "main", 0.996),
-        ("paper's functions, ReLU, null feature, mean absolute", "≤ 0.010", 0.0, "null_size", 0.010),
+        (
+            "paper's functions, ReLU, null feature, mean absolute",
+            "≤ 0.010",
+            0.0,
+            "null_size",
+            0.010,
+        ),
         ("paper's functions, ReLU, correlation 0.9, FRS", "≥ 0.98", 0.9, "main", 0.98),
     ):
         value = spread(
-            lambda c, rho=rho: c.family == "paper" and c.correlation == rho and c.activation == "ReLU", score
+            lambda c, rho=rho: (
+                c.family == "paper" and c.correlation == rho and c.activation == "ReLU"
+            ),
+            score,
         )
         if value is not None:
-            yield told(name, asked, value, value.mean <= limit if score == "null_size" else value.mean >= limit)
+            yield told(
+                name,
+                asked,
+                value,
+                value.mean <= limit if score == "null_size" else value.mean >= limit,
+            )
 
 
 def standing(outcomes: Outcomes, peers: tuple[str, ...]) -> dict[tuple[Any, ...], float]:
@@ -224,9 +290,13 @@ def standing_table(outcomes: Outcomes) -> Table:
                 sum(g <= LEVEL for g in gaps.values()),
                 max(gaps.values()),
                 statistics.fmean(
-                    s for places in cells(outcomes).values() if (s := mean_score(places, peer)) is not None
+                    s
+                    for places in cells(outcomes).values()
+                    if (s := mean_score(places, peer)) is not None
                 ),
-                statistics.fmean(o.methods[peer]["seconds"] for o in outcomes.values() if peer in o.methods),
+                statistics.fmean(
+                    o.methods[peer]["seconds"] for o in outcomes.values() if peer in o.methods
+                ),
             )
         )
     own = statistics.fmean(map(own_score, cells(outcomes).values()))
@@ -263,5 +333,7 @@ def findings(outcomes: Outcomes) -> tuple[str, ...]:
     for cell in sorted(gaps, key=lambda cell: -gaps[cell]):
         places = cells(outcomes)[cell]
         score, best = best_peer(places, PEERS)
-        said.append(f"Behind by {gaps[cell]:.4f} on {' '.join(map(str, cell))}: {best} has {score:.4f}.")
+        said.append(
+            f"Behind by {gaps[cell]:.4f} on {' '.join(map(str, cell))}: {best} has {score:.4f}."
+        )
     return tuple(said)

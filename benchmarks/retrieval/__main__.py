@@ -23,13 +23,16 @@ from benchmarks.retrieval.heads import STEPS
 from benchmarks.retrieval.purity import K, looked_up, purity_findings, purity_table
 
 NOT_RUN = (
-    "the paper's own: a ResNet-18 trained on TinyImageNet, 100,000 rows, 10,000 queries (no weights, fewer images)"
+    "the paper's own: a ResNet-18 trained on TinyImageNet, 100,000 rows, 10,000 queries "
+    "(no weights, fewer images)"
 )
 
 
 def main() -> None:
     parser = options((__doc__ or "").splitlines()[0], threads=True)
-    parser.add_argument("--cache", type=Path, help=f"folder of activations and heads; {kept_below(None)} by default")
+    parser.add_argument(
+        "--cache", type=Path, help=f"folder of activations and heads; {kept_below(None)} by default"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads or torch.get_num_threads())
     results = kept.Kept(None if chosen.quick else kept.FOLDER / "purity.jsonl")
@@ -57,14 +60,18 @@ def main() -> None:
 
 def settings(shown: list[Case], *, quick: bool) -> dict[str, object]:
     """What it takes to run this again."""
-    sizes = {case.recipe: f"{len(case.database):,} rows, {len(case.queries):,} queries" for case in shown}
+    sizes = {
+        case.recipe: f"{len(case.database):,} rows, {len(case.queries):,} queries" for case in shown
+    }
     used = {f"{TITLES[recipe]}": f"{size} ({recipe.size} pixels)" for recipe, size in sizes.items()}
     return {
         **used,
         "K": K,
         "distance": "Euclidean, after z-scores on the database and scaling to unit length",
         "trained_heads": "softmax regression on standardised activations, L-BFGS from zero, all rows at once",
-        "weight_decay": {KINDS[decay]: f"{decay} ({steps} steps)" for decay, steps in STEPS.items()},
+        "weight_decay": {
+            KINDS[decay]: f"{decay} ({steps} steps)" for decay, steps in STEPS.items()
+        },
         "halves": errors.QUICK_SPLITS if quick else errors.SPLITS,
         "not_run": [TITLES[recipe] for recipe in TITLES if recipe not in sizes] + [NOT_RUN],
     }

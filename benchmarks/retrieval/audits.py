@@ -38,9 +38,15 @@ def audited(cache: Path | None, *, quick: bool) -> dict[str, tuple[Features, tup
     """Rows whose labels are flipped, none of which the network was trained on, and the seeds."""
     cifar = features(CIFAR, "val", None, cache=cache)
     rest = cifar.subset(np.arange(5000, 6000 if quick else len(cifar)))
-    found = {"CIFAR-10 test, ResNet-20": (rest, SEEDS), "HAM10000": (features(HELD_OUT, "train", cache=cache), SEEDS)}
+    found = {
+        "CIFAR-10 test, ResNet-20": (rest, SEEDS),
+        "HAM10000": (features(HELD_OUT, "train", cache=cache), SEEDS),
+    }
     if not quick:
-        found["TinyImageNet at 128 pixels"] = features(SMALLER, "train", 6000, cache=cache), SEEDS[:1]
+        found["TinyImageNet at 128 pixels"] = (
+            features(SMALLER, "train", 6000, cache=cache),
+            SEEDS[:1],
+        )
     return found
 
 
@@ -56,9 +62,13 @@ def flipped(labels: Labels, *, classes: int, seed: int) -> Labels:
 def cross_validated(given: Features, classes: int, cache: Path | None) -> Array:
     """Probabilities of the classes for every row, by a linear head trained without it."""
     chances = np.zeros((len(given), classes))
-    for rest, held in StratifiedKFold(FOLDS, shuffle=True, random_state=0).split(given.labels, given.labels):
+    for rest, held in StratifiedKFold(FOLDS, shuffle=True, random_state=0).split(
+        given.labels, given.labels
+    ):
         head = trained_head(given.subset(rest), classes=classes, decay=REGULARISED, cache=cache)
-        chances[held] = head.logits(given.activations[torch.from_numpy(held)]).double().softmax(1).numpy()
+        chances[held] = (
+            head.logits(given.activations[torch.from_numpy(held)]).double().softmax(1).numpy()
+        )
     return chances
 
 
@@ -72,8 +82,12 @@ def by_cleanlab(labels: Labels, chances: Array, rule: str) -> Flags:
 
 def most_alike(rows: Features) -> Labels:
     """For each class, the one whose mean z-scored activations point most nearly the same way."""
-    standard = (rows.activations - rows.activations.mean(0)) / rows.activations.std(0).clamp_min(1e-6)
-    means = torch.stack([standard[torch.from_numpy(rows.labels == c)].mean(0) for c in range(classes_of(rows))])
+    standard = (rows.activations - rows.activations.mean(0)) / rows.activations.std(0).clamp_min(
+        1e-6
+    )
+    means = torch.stack(
+        [standard[torch.from_numpy(rows.labels == c)].mean(0) for c in range(classes_of(rows))]
+    )
     cosines = torch.nn.functional.normalize(means) @ torch.nn.functional.normalize(means).T
     alike: Labels = cosines.fill_diagonal_(-2).argmax(1).numpy()
     return alike
@@ -85,12 +99,16 @@ def noisy_labels(rows: Features, noise: str, seed: int) -> Labels:
         return flipped(rows.labels, classes=classes_of(rows), seed=seed)
     result = rows.labels.copy()
     if noise == NOISES[1]:
-        changed = np.random.default_rng(seed).choice(len(result), round(SHARE * len(result)), replace=False)
+        changed = np.random.default_rng(seed).choice(
+            len(result), round(SHARE * len(result)), replace=False
+        )
         result[changed] = most_alike(rows)[result[changed]]
     return result
 
 
-def label_rows(name: str, rows: Features, seeds: tuple[int, ...], cache: Path | None) -> list[tuple[object, ...]]:
+def label_rows(
+    name: str, rows: Features, seeds: tuple[int, ...], cache: Path | None
+) -> list[tuple[object, ...]]:
     """Lines of the table of wrong labels: each method under each noise."""
     lines: list[tuple[object, ...]] = []
     classes, row = classes_of(rows), np.arange(len(rows))
@@ -117,10 +135,17 @@ def label_rows(name: str, rows: Features, seeds: tuple[int, ...], cache: Path | 
                 hit = int((flags & wrong).sum())
                 ranking = average_precision_score(wrong, -score) if wrong.any() else np.nan
                 found[method].append(
-                    (hit / max(1, flags.sum()), hit / max(1, wrong.sum()), flags.mean(), float(ranking))
+                    (
+                        hit / max(1, flags.sum()),
+                        hit / max(1, wrong.sum()),
+                        flags.mean(),
+                        float(ranking),
+                    )
                 )
         for method, values in found.items():
-            precision, recall, share, ranking = (Spread(tuple(column)) for column in zip(*values, strict=True))
+            precision, recall, share, ranking = (
+                Spread(tuple(column)) for column in zip(*values, strict=True)
+            )
             clean = noise == NOISES[2]
             lines.append(
                 (
@@ -141,19 +166,31 @@ def pairs(cache: Path | None) -> list[tuple[str, Head, Features, Features, Featu
     ham, net = (features(r, "train", cache=cache) for r in (HELD_OUT, IMAGENETTE))
     ham_own, net_own = (features(r, "val", MOST, cache=cache) for r in (HELD_OUT, IMAGENETTE))
     lesions = trained_head(ham, classes=classes_of(ham), decay=REGULARISED, cache=cache)
-    cifar, cifar_own = features(CIFAR, "train", 5000, cache=cache), features(CIFAR, "val", MOST, cache=cache)
+    cifar, cifar_own = (
+        features(CIFAR, "train", 5000, cache=cache),
+        features(CIFAR, "val", MOST, cache=cache),
+    )
     found = [("HAM10000 → Imagenette", lesions, ham, ham_own, net_own)]
     others = {"HAM10000": ham_own}
     for title, data in (("CIFAR-10", "cifar10"), ("TinyImageNet", "tiny_imagenet")):
         others[title] = features(Recipe(data, large, 224), "val", 500, cache=cache)
-    found += [(f"Imagenette → {title}", own_head(IMAGENETTE), net, net_own, rows) for title, rows in others.items()]
-    for title, data in (("TinyImageNet", "tiny_imagenet"), ("Imagenette", "imagenette"), ("HAM10000", "ham10000")):
+    found += [
+        (f"Imagenette → {title}", own_head(IMAGENETTE), net, net_own, rows)
+        for title, rows in others.items()
+    ]
+    for title, data in (
+        ("TinyImageNet", "tiny_imagenet"),
+        ("Imagenette", "imagenette"),
+        ("HAM10000", "ham10000"),
+    ):
         strange = features(Recipe(data, small, 32), "val", MOST, cache=cache)
         found.append((f"CIFAR-10 → {title}", own_head(CIFAR), cifar, cifar_own, strange))
     return found
 
 
-def strange_rows(name: str, head: Head, database: Features, own: Features, elsewhere: Features) -> tuple[object, ...]:
+def strange_rows(
+    name: str, head: Head, database: Features, own: Features, elsewhere: Features
+) -> tuple[object, ...]:
     """AUROC of each score, of one's own rows against those from elsewhere."""
     progress(name)
     known = np.arange(len(own) + len(elsewhere)) < len(own)
@@ -162,27 +199,48 @@ def strange_rows(name: str, head: Head, database: Features, own: Features, elsew
     unit = torch.nn.functional.normalize
     nearest = (unit(rows) @ unit(database.activations).T).topk(10, 1).values[:, -1]
     found = audit(ContributionIndex(head.layer()).fit(database.activations, database.labels), rows)
-    scores = (logits.softmax(1).amax(1), logits.logsumexp(1), nearest, found.typicality, found.joint)
+    scores = (
+        logits.softmax(1).amax(1),
+        logits.logsumexp(1),
+        nearest,
+        found.typicality,
+        found.joint,
+    )
     return name, *(float(roc_auc_score(known, np.asarray(score))) for score in scores)
 
 
 def error_rows(name: str, head: Head, database: Features, own: Features) -> tuple[object, ...]:
     """AUROC for wrong predictions of rows held out, without labels to fit on: softmax and joint confidence."""
-    found = audit(ContributionIndex(head.layer()).fit(database.activations, database.labels), own.activations)
+    found = audit(
+        ContributionIndex(head.layer()).fit(database.activations, database.labels), own.activations
+    )
     right = found.predicted == own.labels
-    return name, int((~right).sum()), *(float(roc_auc_score(right, score)) for score in (found.confidence, found.joint))
+    return (
+        name,
+        int((~right).sum()),
+        *(float(roc_auc_score(right, score)) for score in (found.confidence, found.joint)),
+    )
 
 
 def main() -> None:
     parser = options((__doc__ or "").splitlines()[0], threads=True)
-    parser.add_argument("--cache", type=Path, help=f"folder of activations and heads; {kept_below(None)} by default")
+    parser.add_argument(
+        "--cache", type=Path, help=f"folder of activations and heads; {kept_below(None)} by default"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads or torch.get_num_threads())
     sets = audited(chosen.cache, quick=chosen.quick)
-    labels = [line for name, (rows, seeds) in sets.items() for line in label_rows(name, rows, seeds, chosen.cache)]
+    labels = [
+        line
+        for name, (rows, seeds) in sets.items()
+        for line in label_rows(name, rows, seeds, chosen.cache)
+    ]
     made = pairs(chosen.cache)
     strange = [strange_rows(*pair) for pair in made]
-    sources = {name.split(" →")[0]: (name.split(" →")[0], head, rows, own) for name, head, rows, own, _ in made}
+    sources = {
+        name.split(" →")[0]: (name.split(" →")[0], head, rows, own)
+        for name, head, rows, own, _ in made
+    }
     numbers = [Column(name, ".3f") for name in SCORES]
     best = [max(line[1:4]) - line[4] <= 0.01 for line in strange]  # type: ignore[type-var, operator]
     publish(
@@ -218,7 +276,12 @@ def main() -> None:
                 ),
                 Table(
                     "Wrong predictions, AUROC",
-                    (Column("rows"), Column("errors"), Column("softmax", ".3f"), Column("joint confidence", ".3f")),
+                    (
+                        Column("rows"),
+                        Column("errors"),
+                        Column("softmax", ".3f"),
+                        Column("joint confidence", ".3f"),
+                    ),
                     tuple(error_rows(*source) for source in sources.values()),
                     "Held-out rows, without labels to fit on.",
                 ),

@@ -64,7 +64,9 @@ class Case:
     @cached_property
     def index(self) -> ContributionIndex:
         """Its database, by evidence for the query's class."""
-        return ContributionIndex(self.head.layer()).fit(self.database.activations, self.database.labels)
+        return ContributionIndex(self.head.layer()).fit(
+            self.database.activations, self.database.labels
+        )
 
     @cached_property
     def predicted(self) -> Labels:
@@ -87,10 +89,15 @@ def cases(*, quick: bool, cache: Path | None) -> Iterator[Case]:
             progress(f"{TITLES[recipe]} is not run: {missing}")
 
 
-def _of(recipe: Recipe, counts: tuple[int | None, int | None], cache: Path | None) -> Iterator[Case]:
+def _of(
+    recipe: Recipe, counts: tuple[int | None, int | None], cache: Path | None
+) -> Iterator[Case]:
     progress(f"{TITLES[recipe]}: activations")
     rows, held_out = counts
-    database, queries = features(recipe, "train", rows, cache=cache), features(recipe, "val", held_out, cache=cache)
+    database, queries = (
+        features(recipe, "train", rows, cache=cache),
+        features(recipe, "val", held_out, cache=cache),
+    )
     if recipe not in HEADS:
         yield Case(recipe, "its own head", own_head(recipe), database, queries)
     for decay in HEADS.get(recipe, ()):

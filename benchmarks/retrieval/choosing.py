@@ -28,7 +28,9 @@ Way = Callable[[Tensor, Head | None, Rows, int, np.random.Generator], Rows]
 CIFAR = Recipe("cifar10", "mobilenet_v2", 64)
 SEEDS = (0, 1, 2)
 BUDGETS = {"CIFAR-10": (1, 2, 5, 10, 20, 50), "TinyImageNet": (1, 2, 5, 10, 20)}
-CLASSES = 50  # of TinyImageNet's 200: 60 rows each, so that more than 20 a class would be most of them
+CLASSES = (
+    50  # of TinyImageNet's 200: 60 rows each, so that more than 20 a class would be most of them
+)
 
 
 def scaled(rows: Tensor) -> Tensor:
@@ -41,11 +43,15 @@ def margins(rows: Tensor, head: Head) -> Tensor:
     return best[:, 0] - best[:, 1]
 
 
-def at_random(rows: Tensor, _: Head | None, known: Rows, n: int, generator: np.random.Generator) -> Rows:
+def at_random(
+    rows: Tensor, _: Head | None, known: Rows, n: int, generator: np.random.Generator
+) -> Rows:
     return generator.choice(np.setdiff1d(np.arange(len(rows)), known), n, replace=False)
 
 
-def by_margin(rows: Tensor, head: Head | None, known: Rows, n: int, generator: np.random.Generator) -> Rows:
+def by_margin(
+    rows: Tensor, head: Head | None, known: Rows, n: int, generator: np.random.Generator
+) -> Rows:
     if head is None:
         return at_random(rows, head, known, n, generator)
     found = margins(rows, head)
@@ -53,31 +59,47 @@ def by_margin(rows: Tensor, head: Head | None, known: Rows, n: int, generator: n
     return found.argsort()[:n].numpy()
 
 
-def k_center(rows: Tensor, _: Head | None, known: Rows, n: int, generator: np.random.Generator) -> Rows:
+def k_center(
+    rows: Tensor, _: Head | None, known: Rows, n: int, generator: np.random.Generator
+) -> Rows:
     unit, chosen = scaled(rows), []
     nearest = torch.full((len(rows),), -1.0)
     for row in known:
         nearest = torch.maximum(nearest, unit @ unit[row])
     for _round in range(n):
-        best = int(generator.integers(len(rows))) if not chosen and not len(known) else int(nearest.argmin())
+        best = (
+            int(generator.integers(len(rows)))
+            if not chosen and not len(known)
+            else int(nearest.argmin())
+        )
         chosen.append(best)
         nearest = torch.maximum(nearest, unit @ unit[best])
     return np.array(chosen)
 
 
-def typical(rows: Tensor, _: Head | None, known: Rows, n: int, generator: np.random.Generator) -> Rows:
+def typical(
+    rows: Tensor, _: Head | None, known: Rows, n: int, generator: np.random.Generator
+) -> Rows:
     """TypiClust: as many clusters as labels there will be; of each without a label, largest first, its densest row."""
     unit = scaled(rows)
     clusters = min(len(known) + n, 500)
     make = KMeans if clusters <= 50 else MiniBatchKMeans
-    cluster = make(clusters, n_init=1, random_state=int(generator.integers(1 << 30))).fit_predict(unit.numpy())
+    cluster = make(clusters, n_init=1, random_state=int(generator.integers(1 << 30))).fit_predict(
+        unit.numpy()
+    )
     chosen: list[int] = []
     density = np.full(len(rows), -np.inf)
     for number in range(clusters):
         members = np.flatnonzero(cluster == number)
         if len(members):
             own = unit[torch.from_numpy(members)]
-            away = (2 - 2 * own @ own.T).clamp_min(0).sqrt().topk(min(20, len(members)), largest=False).values
+            away = (
+                (2 - 2 * own @ own.T)
+                .clamp_min(0)
+                .sqrt()
+                .topk(min(20, len(members)), largest=False)
+                .values
+            )
             density[members] = -away.mean(1).numpy()
     while len(chosen) < n:
         taken = np.concatenate([known, np.array(chosen, dtype=np.int64)])
@@ -91,7 +113,9 @@ def typical(rows: Tensor, _: Head | None, known: Rows, n: int, generator: np.ran
 
 
 def ours(by: str) -> Way:
-    def choose(rows: Tensor, head: Head | None, known: Rows, n: int, _: np.random.Generator) -> Rows:
+    def choose(
+        rows: Tensor, head: Head | None, known: Rows, n: int, _: np.random.Generator
+    ) -> Rows:
         layer = torch.nn.Linear(rows.shape[1], 2) if head is None else head.layer()
         way = "coverage" if head is None else by
         index = nobsp.ContributionIndex(layer, space="activations").fit(rows)
@@ -111,7 +135,9 @@ WAYS: dict[str, Way] = {
 }
 
 
-def run(way: Way, pool: Features, test: Features, budgets: tuple[int, ...], seed: int) -> list[float]:
+def run(
+    way: Way, pool: Features, test: Features, budgets: tuple[int, ...], seed: int
+) -> list[float]:
     """Accuracy at each budget; the pool is the same nine tenths for every way."""
     generator = np.random.default_rng(seed)
     pool = pool.subset(generator.permutation(len(pool))[: 9 * len(pool) // 10])
@@ -121,7 +147,9 @@ def run(way: Way, pool: Features, test: Features, budgets: tuple[int, ...], seed
         more = way(pool.activations, head, known, budget * classes - len(known), generator)
         known = np.concatenate([known, more])
         assert len(np.unique(known)) == budget * classes
-        head = softmax_regression(pool.subset(known), classes=classes, decay=REGULARISED, steps=STEPS[REGULARISED])
+        head = softmax_regression(
+            pool.subset(known), classes=classes, decay=REGULARISED, steps=STEPS[REGULARISED]
+        )
         found.append(head.accuracy(test))
     return found
 
@@ -133,11 +161,15 @@ def data(cache: Path | None, *, quick: bool) -> dict[str, tuple[Features, Featur
     found = {"CIFAR-10": (cifar.subset(np.arange(cut)), cifar.subset(np.arange(cut, len(cifar))))}
     if not quick:
         tiny = [features(SMALLER, split, cache=cache) for split in ("train", "val")]
-        found["TinyImageNet"] = tuple(one.subset(np.flatnonzero(one.labels < CLASSES)) for one in tiny)  # type: ignore[assignment]
+        found["TinyImageNet"] = tuple(
+            one.subset(np.flatnonzero(one.labels < CLASSES)) for one in tiny
+        )  # type: ignore[assignment]
     return found
 
 
-def describe(name: str, by: str, budgets: tuple[int, ...], found: dict[str, NDArray[np.float64]]) -> str:
+def describe(
+    name: str, by: str, budgets: tuple[int, ...], found: dict[str, NDArray[np.float64]]
+) -> str:
     """One way of ours beside random choice, budget by budget, and beside the best of the others on average."""
     mine, random = found[by], found["at random"]
     missed = [str(budget) for budget, a, b in zip(budgets, mine, random, strict=True) if a <= b]
@@ -152,7 +184,9 @@ def describe(name: str, by: str, budgets: tuple[int, ...], found: dict[str, NDAr
 
 def main() -> None:
     parser = options((__doc__ or "").splitlines()[0], threads=True)
-    parser.add_argument("--cache", type=Path, help=f"folder of activations; {kept_below(None)} by default")
+    parser.add_argument(
+        "--cache", type=Path, help=f"folder of activations; {kept_below(None)} by default"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads or torch.get_num_threads())
     tables, findings = [], []
@@ -168,14 +202,19 @@ def main() -> None:
         tables.append(
             Table(
                 f"Accuracy by labels a class: {name}",
-                (Column("rows chosen by"), *(Column(str(budget), ".3f") for budget in budgets), Column("mean", ".3f")),
+                (
+                    Column("rows chosen by"),
+                    *(Column(str(budget), ".3f") for budget in budgets),
+                    Column("mean", ".3f"),
+                ),
                 tuple(lines),
                 f"{len(pool):,} rows, of which nine tenths are drawn for each seed {SEEDS}; {len(test):,} test rows; "
                 "mean ± standard deviation.",
             )
         )
         findings += [
-            describe(name, by, budgets, {title: scores.mean(0) for title, scores in found.items()}) for by in OURS
+            describe(name, by, budgets, {title: scores.mean(0) for title, scores in found.items()})
+            for by in OURS
         ]
     publish(
         Report(

@@ -35,11 +35,20 @@ SOFTMAX, THREE, FIXED, FITTED, NESTED = (
     "joint confidence, fitted",
     "inputs and settings chosen anew on each half",
 )
-PURITIES = {ACTIVATIONS: "purity, activations", OWN: "purity, own class (paper)", QUERY: "purity, query's class"}
+PURITIES = {
+    ACTIVATIONS: "purity, activations",
+    OWN: "purity, own class (paper)",
+    QUERY: "purity, query's class",
+}
 # What the nested choice chooses among.
 NEIGHBOURS, SHARPNESS, WHITENED = (20, 50, 100), (10.0, 20.0, 30.0), (True, False)
 AGREED, CONFIDENCE, VOTE, DISTANCE = "agreed", "confidence", "vote", "distance"
-SETS = ((AGREED,), (CONFIDENCE, VOTE), (CONFIDENCE, VOTE, AGREED), (CONFIDENCE, VOTE, AGREED, DISTANCE))
+SETS = (
+    (AGREED,),
+    (CONFIDENCE, VOTE),
+    (CONFIDENCE, VOTE, AGREED),
+    (CONFIDENCE, VOTE, AGREED, DISTANCE),
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,9 @@ class Detection:
 def known_detection(looked: Looked, results: kept.Kept, *, quick: bool) -> Detection:
     """All scores of a case, from an earlier run where it has them."""
     cell = f"{looked.case.name}, errors"
-    return Detection(**results.cell(cell, _FINGERPRINT, lambda: asdict(detection(looked, quick=quick))))
+    return Detection(
+        **results.cell(cell, _FINGERPRINT, lambda: asdict(detection(looked, quick=quick)))
+    )
 
 
 def detection(looked: Looked, *, quick: bool) -> Detection:
@@ -88,9 +99,15 @@ def detection(looked: Looked, *, quick: bool) -> Detection:
         measured[NESTED] = logistic(settings[best], right, fit, rest)
         for name, values in measured.items():
             auroc.setdefault(name, []).append(float(roc_auc_score(right[rest], values)))
-    told = "; ".join(f"{name} ({count} of {choices.total()})" for name, count in choices.most_common(2))
+    told = "; ".join(
+        f"{name} ({count} of {choices.total()})" for name, count in choices.most_common(2)
+    )
     return Detection(
-        case.name, int((~right).sum()), len(right), {name: tuple(values) for name, values in auroc.items()}, told
+        case.name,
+        int((~right).sum()),
+        len(right),
+        {name: tuple(values) for name, values in auroc.items()},
+        told,
     )
 
 
@@ -105,7 +122,9 @@ def part(inputs: Inputs, rows: NDArray[np.int64]) -> dict[str, Array]:
     return {name: values[rows] for name, values in inputs.items()}
 
 
-def logistic(inputs: Inputs, right: Flags, fit: NDArray[np.int64], rest: NDArray[np.int64]) -> Array:
+def logistic(
+    inputs: Inputs, right: Flags, fit: NDArray[np.int64], rest: NDArray[np.int64]
+) -> Array:
     """Log-odds that the predictions of the second half are right, by a regression on the first."""
     table = np.column_stack(list(inputs.values()))
     odds: Array = _regression().fit(table[fit], right[fit]).decision_function(table[rest])
@@ -115,8 +134,12 @@ def logistic(inputs: Inputs, right: Flags, fit: NDArray[np.int64], rest: NDArray
 def expected(inputs: Inputs, right: Flags, fit: NDArray[np.int64]) -> float:
     """AUROC to be expected of a regression, by cross-validation inside the first half."""
     fewest = int(min(right[fit].sum(), (~right[fit]).sum()))
-    folds = StratifiedKFold(min(5, max(2, fewest)), shuffle=True, random_state=0).split(fit, right[fit])
-    found = [roc_auc_score(right[fit[b]], logistic(inputs, right, fit[a], fit[b])) for a, b in folds]
+    folds = StratifiedKFold(min(5, max(2, fewest)), shuffle=True, random_state=0).split(
+        fit, right[fit]
+    )
+    found = [
+        roc_auc_score(right[fit[b]], logistic(inputs, right, fit[a], fit[b])) for a, b in folds
+    ]
     return float(np.mean(found))
 
 
@@ -128,7 +151,9 @@ def varied(looked: Looked, *, quick: bool) -> Iterator[tuple[str, dict[str, Arra
     candidates = case.index._view(space="activations").query(queries.activations, most)
     assert candidates.labels is not None
     logits = case.head.logits(queries.activations).double().numpy()
-    standard, asked = (votes.standardised(some.activations, database.activations) for some in (database, queries))
+    standard, asked = (
+        votes.standardised(some.activations, database.activations) for some in (database, queries)
+    )
     change = votes.whitening(standard)
     fixed = {
         CONFIDENCE: votes.log_odds(log_softmax(logits, axis=1)[rows, case.predicted]),
@@ -137,9 +162,14 @@ def varied(looked: Looked, *, quick: bool) -> Iterator[tuple[str, dict[str, Arra
     for whitened in WHITENED[: 1 if quick else None]:
         ours, theirs = (asked @ change, standard @ change) if whitened else (asked, standard)
         similar = votes.similarities(votes.unit(ours), votes.unit(theirs), candidates.indices)
-        for count, sharpness in itertools.product(NEIGHBOURS[1:2] if quick else NEIGHBOURS, SHARPNESS):
+        for count, sharpness in itertools.product(
+            NEIGHBOURS[1:2] if quick else NEIGHBOURS, SHARPNESS
+        ):
             shares = votes.vote(
-                similar[:, :count], candidates.labels[:, :count], classes=case.classes, sharpness=sharpness
+                similar[:, :count],
+                candidates.labels[:, :count],
+                classes=case.classes,
+                sharpness=sharpness,
             )
             known = fixed | {
                 VOTE: np.log(shares[rows, case.predicted] + votes.FLOOR),
@@ -172,7 +202,9 @@ def detection_table(found: list[Detection]) -> Table:
         (score, *(Spread(one.auroc[score]) for one in found), PROTOTYPE.get(score))
         for score in (SOFTMAX, *PURITIES.values(), THREE, FIXED, FITTED, NESTED)
     ]
-    named = [Column(f"{one.name} ({one.errors:,} errors of {one.queries:,})", ".3f") for one in found]
+    named = [
+        Column(f"{one.name} ({one.errors:,} errors of {one.queries:,})", ".3f") for one in found
+    ]
     return Table(
         "AUROC for misclassified queries",
         (Column("score"), *named, Column("prototype, TinyImageNet")),
@@ -202,4 +234,6 @@ def detection_findings(found: list[Detection]) -> tuple[str, ...]:
 
 
 # Read while it is what runs; everything that decides a score is in these modules and in the package.
-_FINGERPRINT = kept.fingerprint(sys.modules[__name__], votes, purity, cases, heads, kept.rooms("neighbours"))
+_FINGERPRINT = kept.fingerprint(
+    sys.modules[__name__], votes, purity, cases, heads, kept.rooms("neighbours")
+)

@@ -63,7 +63,9 @@ def kept_below(cache: Path | None) -> Path:
     return cache or cache_folder() / "retrieval"
 
 
-def features(recipe: Recipe, split: Split, count: int | None = None, *, cache: Path | None = None) -> Features:
+def features(
+    recipe: Recipe, split: Split, count: int | None = None, *, cache: Path | None = None
+) -> Features:
     """Activations of a split in a fixed random order, so that the first few are a fair sample.
 
     They are written in chunks, so that an interrupted run goes on where it was. The folder's name has the weights'
@@ -83,12 +85,19 @@ def features(recipe: Recipe, split: Split, count: int | None = None, *, cache: P
     folder.mkdir(parents=True, exist_ok=True)
     extract = without_head(model)
     parts = []
-    for start in tqdm(range(0, len(order), CHUNK), desc=name, unit="chunk", leave=False, dynamic_ncols=True):
+    for start in tqdm(
+        range(0, len(order), CHUNK), desc=name, unit="chunk", leave=False, dynamic_ncols=True
+    ):
         rows = order[start : start + CHUNK]
         path = folder / f"{start:06d}-{len(rows)}.safetensors"
         if not path.is_file():
-            batches = [images.subset(some).array() for some in np.array_split(rows, -(-len(rows) // BATCH))]
-            keep(path, {"activations": torch.cat([extract(torch.from_numpy(batch)) for batch in batches])})
+            batches = [
+                images.subset(some).array() for some in np.array_split(rows, -(-len(rows) // BATCH))
+            ]
+            keep(
+                path,
+                {"activations": torch.cat([extract(torch.from_numpy(batch)) for batch in batches])},
+            )
         parts.append(load_file(path)["activations"])
     return Features(torch.cat(parts), images.labels[order])
 

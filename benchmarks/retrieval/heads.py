@@ -82,7 +82,9 @@ def softmax_regression(rows: Features, *, classes: int, decay: float, steps: int
     standard, truth = (rows.activations - mean) / spread, torch.from_numpy(rows.labels)
     weight = torch.zeros(classes, standard.shape[1], requires_grad=True)
     bias = torch.zeros(classes, requires_grad=True)
-    solver = torch.optim.LBFGS([weight, bias], max_iter=steps, history_size=10, line_search_fn="strong_wolfe")
+    solver = torch.optim.LBFGS(
+        [weight, bias], max_iter=steps, history_size=10, line_search_fn="strong_wolfe"
+    )
 
     def objective() -> Tensor:
         solver.zero_grad()

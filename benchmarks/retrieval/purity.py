@@ -26,7 +26,9 @@ class Looked:
 
 def looked_up(case: Case) -> Looked:
     """Neighbours of every query in the three spaces."""
-    progress(f"{case.name}: neighbours of {len(case.queries):,} queries among {len(case.database):,} rows")
+    progress(
+        f"{case.name}: neighbours of {len(case.queries):,} queries among {len(case.database):,} rows"
+    )
     views = {
         ACTIVATIONS: case.index._view(space="activations"),
         OWN: case.index._view(target="own"),
@@ -49,11 +51,15 @@ def purity_table(looked: Looked) -> Table:
         Column("median", ".3f"),
     ]
     if paper:
-        columns += [Column(name, ".3f") for name in ("paper: mean purity", "median purity", "mean distance")]
+        columns += [
+            Column(name, ".3f") for name in ("paper: mean purity", "median purity", "mean distance")
+        ]
     rows = []
     for space, hits in looked.hits.items():
         predicted, true = hits.purity, hits.purity_towards(case.queries.labels)
-        cells: list[Cell] = [float(of(v)) for v in (predicted, true, hits.distances) for of in (np.mean, np.median)]
+        cells: list[Cell] = [
+            float(of(v)) for v in (predicted, true, hits.distances) for of in (np.mean, np.median)
+        ]
         rows.append((_SPACES[space], *cells, *(PAPER.get(space, (None,) * 3) if paper else ())))
     accuracy = f"{case.head.accuracy(case.database):.1%} of the database, {case.right.mean():.1%} of the queries"
     return Table(

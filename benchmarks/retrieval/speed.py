@@ -57,7 +57,10 @@ def work(rows: int, cache: Path | None) -> Work:
     head = trained_head(real, classes=classes_of(real), decay=REGULARISED, cache=cache)
     alike = made.activations[: len(real)]
     return Work(
-        Features(torch.cat([real.activations, made.activations]), np.concatenate([real.labels, made.labels])),
+        Features(
+            torch.cat([real.activations, made.activations]),
+            np.concatenate([real.labels, made.labels]),
+        ),
         queries,
         head.layer(),
         local_dimension(queries[:1000], real.activations, real.activations),
@@ -105,7 +108,9 @@ class Timed:
         return 1e3 * first / self.batch, 1e3 * second / self.batch
 
 
-def against_faiss(exact: ContributionIndex, queries: Tensor, batches: dict[int, int], threads: int) -> list[Timed]:
+def against_faiss(
+    exact: ContributionIndex, queries: Tensor, batches: dict[int, int], threads: int
+) -> list[Timed]:
     """Exact search by the index, and by faiss' flat index on the very vectors that the index compares."""
     faiss.omp_set_num_threads(threads)
     seen = exact._read(queries)
@@ -117,7 +122,12 @@ def against_faiss(exact: ContributionIndex, queries: Tensor, batches: dict[int, 
 
     def timed(batch: int, repeats: int) -> Timed:
         some, vectors = seen.take(slice(0, batch)), probes[:batch]
-        return Timed(batch, race(lambda: exact._query_rows(some, K), lambda: flat.search(vectors, K), repeats=repeats))
+        return Timed(
+            batch,
+            race(
+                lambda: exact._query_rows(some, K), lambda: flat.search(vectors, K), repeats=repeats
+            ),
+        )
 
     return [timed(*asked) for asked in batches.items()]
 
@@ -162,7 +172,11 @@ class Milvused:
 
 def by_milvus(made: Work, rows: int) -> Milvused:
     """The first rows in a collection of their own."""
-    some, labels, queries = made.database.activations[:rows], made.database.labels[:rows], made.queries[:MILVUS_QUERIES]
+    some, labels, queries = (
+        made.database.activations[:rows],
+        made.database.labels[:rows],
+        made.queries[:MILVUS_QUERIES],
+    )
     exact = ContributionIndex(made.head, space="activations").fit(some, labels).query(queries, K)
     with tempfile.TemporaryDirectory() as folder:
         backend = Milvus(uri=str(Path(folder) / "neighbours.db"), timeout=120.0)
@@ -209,7 +223,12 @@ def of_an_audit(made: Work, rows: int) -> tuple[float, float, float]:
 def faiss_table(found: list[Timed]) -> Table:
     return Table(
         "Exact search: this package and faiss IndexFlatL2",
-        (Column("queries at once"), Column("ours, ms a query", ".3f"), Column("faiss", ".3f"), Column("ratio", ".2f")),
+        (
+            Column("queries at once"),
+            Column("ours, ms a query", ".3f"),
+            Column("faiss", ".3f"),
+            Column("ratio", ".2f"),
+        ),
         tuple((f"{one.batch:,}", *one.milliseconds, one.race.ratio) for one in found),
         "Ours z-scores and scales the queries, compares in double precision block by block; faiss "
         "is given the finished vectors. Ratios are medians over runs taken in turn.",
@@ -259,13 +278,18 @@ def main() -> None:
     rows, batches = (QUICK_ROWS, QUICK_BATCHES) if chosen.quick else (ROWS, BATCHES)
     progress(f"making {rows:,} rows")
     made = work(rows, chosen.cache)
-    exact = ContributionIndex(made.head, space="activations").fit(made.database.activations, made.database.labels)
+    exact = ContributionIndex(made.head, space="activations").fit(
+        made.database.activations, made.database.labels
+    )
     progress("exact search and faiss")
     flat = against_faiss(exact, made.queries, batches, threads)
     progress("building the graph")
     graph = ContributionIndex(made.head, space="activations", backend=Usearch(threads=threads))
     built = seconds(lambda: graph.fit(made.database.activations, made.database.labels))
-    spaces = {"activations": (exact, graph), "evidence": tuple(i._view(space="contributions") for i in (exact, graph))}
+    spaces = {
+        "activations": (exact, graph),
+        "evidence": tuple(i._view(space="contributions") for i in (exact, graph)),
+    }
     timed, recalls = {}, {}
     for name, (whole, walked) in spaces.items():
         progress(f"usearch by {name}")
@@ -313,7 +337,10 @@ def findings(
     one, many = timed["activations"][0], timed["activations"][-1]
     return (
         "Exact search takes "
-        + ", ".join(f"{t.race.ratio:.2f} times as long as faiss at {t.batch:,} queries at once" for t in flat)
+        + ", ".join(
+            f"{t.race.ratio:.2f} times as long as faiss at {t.batch:,} queries at once"
+            for t in flat
+        )
         + " (1.2 was aimed at).",
         f"usearch finds {recalls['activations']:.2%} of the neighbours by activations (99% was aimed at), "
         f"{one.race.ratio:.0f} times as fast as exact search for queries asked one by one (10 was aimed at) and "

@@ -62,7 +62,9 @@ def network(X: Single, y: Array) -> tuple[Callable[[Single], Single], nn.Linear]
     """A network trained on rows, as what enters its last layer, and that layer."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = MLPRegressor(hidden_layer_sizes=(64, 32), early_stopping=True, max_iter=60, random_state=0).fit(X, y)
+        model = MLPRegressor(
+            hidden_layer_sizes=(64, 32), early_stopping=True, max_iter=60, random_state=0
+        ).fit(X, y)
 
     def enter(rows: Single) -> Single:
         for weight, bias in zip(model.coefs_[:-1], model.intercepts_[:-1], strict=True):
@@ -102,7 +104,9 @@ def by_values(noise: str, seed: int) -> dict[str, tuple[float, ...]]:
     enter, head = network(X, given)
     found = audit(ContributionIndex(head, task="regression").fit(enter(X), given))
     ridge = cross_val_predict(RidgeCV(np.logspace(-2, 4, 7)), enter(X), given, cv=5)
-    issues = CleanLearning(HistGradientBoostingRegressor(max_iter=60), seed=seed).find_label_issues(X, given)
+    issues = CleanLearning(HistGradientBoostingRegressor(max_iter=60), seed=seed).find_label_issues(
+        X, given
+    )
     return {
         "nobsp.audit": judged(wrong, *of(found)),
         "residual of the network": judged(wrong, None, np.abs(given - found.predicted)),
@@ -126,8 +130,15 @@ def foreseen(seed: int) -> dict[str, float]:
     found, hits = audit(index, asked), index.query(asked, 8)
     assert found.expected_error is not None
     error = np.abs(found.predicted - data.y_test)
-    scores = {"audit": found.expected_error, "index.query": hits.expected_error, "size of the value": found.predicted}
-    ranks = {f"rank correlation, {name}": float(spearmanr(score, error).statistic) for name, score in scores.items()}
+    scores = {
+        "audit": found.expected_error,
+        "index.query": hits.expected_error,
+        "size of the value": found.predicted,
+    }
+    ranks = {
+        f"rank correlation, {name}": float(spearmanr(score, error).statistic)
+        for name, score in scores.items()
+    }
     return ranks | {"expected / true mean error": float(found.expected_error.mean() / error.mean())}
 
 
@@ -137,42 +148,66 @@ def by_classes(seed: int, cache: Path | None) -> dict[str, tuple[float, ...]]:
 
     progress(f"CIFAR-10 attributes, seed {seed}")
     rows = features(CIFAR, "val", None, cache=cache).subset(np.arange(5000, 10000))
-    truth = np.column_stack([np.isin(rows.labels, classes) for classes in ATTRIBUTES.values()]).astype(np.int64)
+    truth = np.column_stack(
+        [np.isin(rows.labels, classes) for classes in ATTRIBUTES.values()]
+    ).astype(np.int64)
     wrong = np.random.default_rng(seed).random(truth.shape) < SHARE
     given, Z = np.where(wrong, 1 - truth, truth), rows.activations.numpy()
     heads = [LogisticRegression(C=0.1, max_iter=300).fit(Z, column) for column in given.T]
     head = nn.Linear(Z.shape[1], len(heads))
-    head.weight.data = torch.tensor(np.concatenate([one.coef_ for one in heads]), dtype=torch.float32)
-    head.bias.data = torch.tensor(np.concatenate([one.intercept_ for one in heads]), dtype=torch.float32)
+    head.weight.data = torch.tensor(
+        np.concatenate([one.coef_ for one in heads]), dtype=torch.float32
+    )
+    head.bias.data = torch.tensor(
+        np.concatenate([one.intercept_ for one in heads]), dtype=torch.float32
+    )
     found = audit(ContributionIndex(head, classes=list(ATTRIBUTES)).fit(Z, given))
     own = LogisticRegression(C=0.1, max_iter=300)
-    chance = np.column_stack([cross_val_predict(own, Z, y, cv=5, method="predict_proba")[:, 1] for y in given.T])
+    chance = np.column_stack(
+        [cross_val_predict(own, Z, y, cv=5, method="predict_proba")[:, 1] for y in given.T]
+    )
     doubt = np.where(given > 0, 1 - chance, chance)
     labels = [np.flatnonzero(line).tolist() for line in given]
     flags = find_multilabel_issues_per_class(labels, chance)
     return {
         "nobsp.audit": judged(wrong.ravel(), *of(found)),
-        "cross-validated sigmoids, below 0.5": judged(wrong.ravel(), doubt.ravel() > 0.5, doubt.ravel()),
+        "cross-validated sigmoids, below 0.5": judged(
+            wrong.ravel(), doubt.ravel() > 0.5, doubt.ravel()
+        ),
         "cleanlab, by class": judged(wrong.ravel(), np.asarray(flags).ravel(), doubt.ravel()),
     }
 
 
-def spread_lines(name: tuple[str, ...], runs: list[dict[str, tuple[float, ...]]]) -> list[tuple[Cell, ...]]:
+def spread_lines(
+    name: tuple[str, ...], runs: list[dict[str, tuple[float, ...]]]
+) -> list[tuple[Cell, ...]]:
     """A line for each method, mean and deviation over seeds."""
     lines: list[tuple[Cell, ...]] = []
     for method in runs[0]:
         columns = list(zip(*(run[method] for run in runs), strict=True))
-        lines.append((*name, method, *(None if np.isnan(column).any() else Spread(column) for column in columns)))
+        lines.append(
+            (
+                *name,
+                method,
+                *(None if np.isnan(column).any() else Spread(column) for column in columns),
+            )
+        )
     return lines
 
 
 def main() -> None:
     parser = options((__doc__ or "").splitlines()[0], threads=True)
-    parser.add_argument("--cache", type=Path, help=f"folder of activations; {kept_below(None)} by default")
+    parser.add_argument(
+        "--cache", type=Path, help=f"folder of activations; {kept_below(None)} by default"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads or torch.get_num_threads())
     seeds = SEEDS[:1] if chosen.quick else SEEDS
-    values = [line for noise in NOISES for line in spread_lines((noise,), [by_values(noise, seed) for seed in seeds])]
+    values = [
+        line
+        for noise in NOISES
+        for line in spread_lines((noise,), [by_values(noise, seed) for seed in seeds])
+    ]
     runs = [foreseen(seed) for seed in seeds]
     errors = [(name, Spread(tuple(run[name] for run in runs))) for name in runs[0]]
     several = spread_lines((), [by_classes(seed, chosen.cache) for seed in seeds])
@@ -196,7 +231,11 @@ def main() -> None:
                     "of 0.8 is asked for. Constants were chosen on other rows with seeds 0 and 1. The network has 64 "
                     "and 32 units and is trained on the values as given. Methods without a threshold only rank.",
                 ),
-                Table("Errors foreseen on rows held out", (Column("score"), Column("", ".3f")), tuple(errors)),
+                Table(
+                    "Errors foreseen on rows held out",
+                    (Column("score"), Column("", ".3f")),
+                    tuple(errors),
+                ),
                 Table(
                     "Flipped labels of several classes, CIFAR-10 test, ResNet-20",
                     scores,

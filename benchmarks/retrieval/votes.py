@@ -40,7 +40,9 @@ def similarities(queries: Tensor, database: Tensor, candidates: NDArray[np.int64
     """Cosines of each query with its candidates; rows of both are of unit length."""
     parts = [
         torch.einsum("qd,qkd->qk", some, database[torch.from_numpy(found)])
-        for some, found in zip(queries.split(200), np.split(candidates, range(200, len(candidates), 200)), strict=True)
+        for some, found in zip(
+            queries.split(200), np.split(candidates, range(200, len(candidates), 200)), strict=True
+        )
     ]
     return torch.cat(parts).double().numpy()
 

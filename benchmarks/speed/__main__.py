@@ -23,7 +23,17 @@ from benchmarks.kept import FOLDER, Kept, fingerprint, rooms
 from benchmarks.report import Report, options, progress
 from benchmarks.speed.ratios import Ratio, table
 
-PARTS = ("calibration", "channels", "moments", "compiled", "growth", "processes", "threads", "cam", "streaming")
+PARTS = (
+    "calibration",
+    "channels",
+    "moments",
+    "compiled",
+    "growth",
+    "processes",
+    "threads",
+    "cam",
+    "streaming",
+)
 NOTE = (
     "Ratios are medians over repeats in which both sides run in turn, after a warm-up; one with '≥' says how many "
     "times as fast, or as many, one with '≤' how many times as long, or as much. What is slow is run in part and "
@@ -37,7 +47,9 @@ def found_in_a_process(part: str, chosen: argparse.Namespace) -> list[dict[str, 
     command = [sys.executable, "-m", "benchmarks.speed", "--part", part]
     command += ["--quick"] if chosen.quick else []
     command += ["--threads", str(chosen.threads)] if chosen.threads else []
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    )
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -50,13 +62,16 @@ def run_part(chosen: argparse.Namespace) -> None:
     print(json.dumps([ratio.plain() for ratio in found]), file=answer)
 
 
-def report(found: dict[str, list[Ratio]], failed: list[str], spent: float, *, quick: bool) -> Report:
+def report(
+    found: dict[str, list[Ratio]], failed: list[str], spent: float, *, quick: bool
+) -> Report:
     every = [ratio for part in found.values() for ratio in part]
     aimed = [ratio for ratio in every if ratio.target is not None]
     missed = [ratio for ratio in aimed if not ratio.met]
     findings = [f"{len(aimed) - len(missed)} of {len(aimed)} targets are met."]
     findings += [
-        f"Missed: {r.what}, {r.against.split(':')[0]}: {r.cells()[3]}, aimed at {r.cells()[5]}." for r in missed
+        f"Missed: {r.what}, {r.against.split(':')[0]}: {r.cells()[3]}, aimed at {r.cells()[5]}."
+        for r in missed
     ]
     findings += [f"Not measured, as it failed: {part}." for part in failed]
     return Report(
@@ -72,9 +87,15 @@ def report(found: dict[str, list[Ratio]], failed: list[str], spent: float, *, qu
 
 def main() -> None:
     parser = options((__doc__ or "").splitlines()[0], threads=True)
-    parser.add_argument("--resume", action="store_true", help="keep what an interrupted run has found")
     parser.add_argument(
-        "--only", nargs="+", choices=PARTS, default=PARTS, help="these parts only; prints, writes no files"
+        "--resume", action="store_true", help="keep what an interrupted run has found"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=PARTS,
+        default=PARTS,
+        help="these parts only; prints, writes no files",
     )
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -102,7 +123,10 @@ def main() -> None:
             progress(f"{part} failed: {failure}")
             failed.append(part)
         else:
-            found[part], spent = [Ratio.of(plain) for plain in done["ratios"]], spent + done["seconds"]
+            found[part], spent = (
+                [Ratio.of(plain) for plain in done["ratios"]],
+                spent + done["seconds"],
+            )
         if writes and found:
             report(found, failed, spent, quick=chosen.quick).write()
     print(report(found, failed, spent, quick=chosen.quick).text())

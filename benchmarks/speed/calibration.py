@@ -46,7 +46,9 @@ def table() -> Tensor:
 
 
 @torch.no_grad()
-def obvious_loop(network: nn.Sequential, X: Tensor, features: range, *, brackets: bool) -> list[Tensor]:
+def obvious_loop(
+    network: nn.Sequential, X: Tensor, features: range, *, brackets: bool
+) -> list[Tensor]:
     """Algorithm 1 for some features, one class after another, as one would type it in."""
     body, eye = network[:-1], RIDGE * torch.eye(HIDDEN[-1], dtype=torch.float64)
     baseline = X.double().mean(0).float()
@@ -65,7 +67,9 @@ def obvious_loop(network: nn.Sequential, X: Tensor, features: range, *, brackets
                 y_left, target_left = y - others @ (solver @ y), target - others @ (solver @ target)
             else:
                 y_left, target_left = y - others @ solver @ y, target - others @ solver @ target
-            columns.append(torch.linalg.inv(target_left.T @ target_left + eye) @ (target_left.T @ y_left))
+            columns.append(
+                torch.linalg.inv(target_left.T @ target_left + eye) @ (target_left.T @ y_left)
+            )
         found.append(torch.stack(columns, dim=1))
     return found
 
@@ -112,7 +116,9 @@ def products(representations: list[Tensor]) -> None:
 
 
 @torch.no_grad()
-def difference(network: nn.Sequential, X: Tensor, features: range, loop: list[Tensor], explainer: NObSP) -> float:
+def difference(
+    network: nn.Sequential, X: Tensor, features: range, loop: list[Tensor], explainer: NObSP
+) -> float:
     """Largest difference of the contributions on the calibration rows, as a share of the outputs' spread."""
     baseline = X.double().mean(0).float()
     values = explainer(X).values
@@ -152,7 +158,14 @@ class Times:
         return [
             raced(what, self.fit, printed, self.printed, target=40),
             raced(what, self.fit, brackets, self.loop),
-            raced(what, self.fit, "bare forward passes and products", self.floor, cost=True, target=1.3),
+            raced(
+                what,
+                self.fit,
+                "bare forward passes and products",
+                self.floor,
+                cost=True,
+                target=1.3,
+            ),
             raced(what, self.fit, "a plainly vectorised Algorithm 1", self.vectorised, target=1.3),
             raced(
                 what.replace("as published", "all features at once"),
@@ -185,14 +198,20 @@ def measure(*, repeats: int, timed_features: range) -> Times:
         times.terms.append(seconds(lambda: NObSP(network, interactions=0).fit(X)))
         times.forward.append(seconds(lambda: forward_passes(network, X)))
         times.products.append(seconds(lambda: products(representations)))
-        times.loop.append(scale * seconds(lambda: obvious_loop(network, X, timed_features, brackets=True)))
-        times.printed.append(count * seconds(lambda: obvious_loop(network, X, timed_features[:1], brackets=False)))
+        times.loop.append(
+            scale * seconds(lambda: obvious_loop(network, X, timed_features, brackets=True))
+        )
+        times.printed.append(
+            count * seconds(lambda: obvious_loop(network, X, timed_features[:1], brackets=False))
+        )
     return times
 
 
 def ratios(*, quick: bool) -> list[Ratio]:
     """For the table of all speeds."""
-    return measure(repeats=2 if quick else 5, timed_features=range(8, 10) if quick else range(7, 13)).ratios()
+    return measure(
+        repeats=2 if quick else 5, timed_features=range(8, 10) if quick else range(7, 13)
+    ).ratios()
 
 
 def main() -> None:
@@ -232,7 +251,13 @@ def main() -> None:
             f"Contributions differ by at most {times.difference:.1e} of the outputs' spread.",
         ),
         seeds=(SEED,),
-        settings={"rows": ROWS, "numbers": NUMBERS, "flags": FLAGS, "hidden": HIDDEN, "repeats": repeats},
+        settings={
+            "rows": ROWS,
+            "numbers": NUMBERS,
+            "flags": FLAGS,
+            "hidden": HIDDEN,
+            "repeats": repeats,
+        },
     )
     publish(report, chosen)
 

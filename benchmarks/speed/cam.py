@@ -29,7 +29,9 @@ def calibrate(features: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     moments = Moments({"channels": features.shape[1]})
     for batch in features.split(BATCH):
         moments.update(batch)
-    return channel_coefficients(with_outputs(moments, weight.double()), ridge=Ridge(1e-4, "absolute")).coefficients
+    return channel_coefficients(
+        with_outputs(moments, weight.double()), ridge=Ridge(1e-4, "absolute")
+    ).coefficients
 
 
 def overhead(name: str, repeats: int) -> tuple[Race, float]:
@@ -52,7 +54,11 @@ def overhead(name: str, repeats: int) -> tuple[Race, float]:
 def calibrations(repeats: int) -> list[float]:
     """Seconds of calibrating from pooled features, after a warm-up."""
     generator = torch.Generator().manual_seed(SEED)
-    common = torch.randn(ROWS, 16, generator=generator) @ torch.randn(16, CHANNELS, generator=generator) / 4
+    common = (
+        torch.randn(ROWS, 16, generator=generator)
+        @ torch.randn(16, CHANNELS, generator=generator)
+        / 4
+    )
     features = (common + torch.randn(ROWS, CHANNELS, generator=generator)).relu()
     weight = torch.randn(OUTPUTS, CHANNELS, generator=generator) / CHANNELS**0.5
     progress("maps: calibration from features")
@@ -64,13 +70,24 @@ def ratios(*, quick: bool) -> list[Ratio]:
     """For the table of all speeds."""
     times = calibrations(2 if quick else 5)
     what = f"calibrate {CHANNELS:,} channels × {OUTPUTS} classes from pooled features of {ROWS:,} images"
-    found = [Ratio(what, seconds_of(times), "the 2 s allowed", tuple(t / 2 for t in times), 1.0, least=False)]
+    found = [
+        Ratio(
+            what,
+            seconds_of(times),
+            "the 2 s allowed",
+            tuple(t / 2 for t in times),
+            1.0,
+            least=False,
+        )
+    ]
     for name in ["resnet18"] if quick else NETWORKS:
         progress(f"maps: {name}, explainer against forward pass")
         run, _ = overhead(name, 2 if quick else 31)
         what = f"maps of {BATCH} images at {SIDE}×{SIDE}, {name}"
         target = 1.03 if name == "resnet18" else None
-        found.append(raced(what, run.first, "the forward pass alone", run.second, target=target, cost=True))
+        found.append(
+            raced(what, run.first, "the forward pass alone", run.second, target=target, cost=True)
+        )
     return found
 
 

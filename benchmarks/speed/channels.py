@@ -35,7 +35,9 @@ SIZES = {128: 32, 512: 16, 1280: 8}
 QUICK_SIZES = {128: 8, 512: 4}
 
 
-def pooled_rows(channels: int, *, rows: int = ROWS, outputs: int = OUTPUTS) -> tuple[Tensor, Tensor]:
+def pooled_rows(
+    channels: int, *, rows: int = ROWS, outputs: int = OUTPUTS
+) -> tuple[Tensor, Tensor]:
     """Centred channels of unit scale that share a few common directions, and a linear head's outputs."""
     generator = torch.Generator().manual_seed(SEED)
 
@@ -74,7 +76,9 @@ def gram_shared(representation: Tensor, outputs: Tensor, channel: int, gram: Ten
     return _from_gram(representation, reference, own, outputs, channel)
 
 
-def _from_gram(representation: Tensor, reference: Tensor, gram: Tensor, outputs: Tensor, channel: int) -> Tensor:
+def _from_gram(
+    representation: Tensor, reference: Tensor, gram: Tensor, outputs: Tensor, channel: int
+) -> Tensor:
     both = torch.cat([representation[:, channel : channel + 1], outputs], dim=1)
     left = both - reference @ torch.cholesky_solve(reference.T @ both, _factor(gram))
     return _last_step(left[:, :1], left[:, 1:])
@@ -177,7 +181,9 @@ def measure(channels: int, sampled: int, *, repeats: int) -> Result:
     )
 
 
-def channel_by_channel(representation: Tensor, outputs: Tensor, picks: Sequence[int]) -> tuple[Race, Race, Race]:
+def channel_by_channel(
+    representation: Tensor, outputs: Tensor, picks: Sequence[int]
+) -> tuple[Race, Race, Race]:
     """Algorithm 1 in its three forms on some channels, each scaled to all, in turn with the channel form."""
     gram = representation.T @ representation
 
@@ -195,7 +201,9 @@ def channel_by_channel(representation: Tensor, outputs: Tensor, picks: Sequence[
     rounds = [[seconds(partial(way, channel)) for way in ways] for channel in picks]
     printed, unformed, shared, form = (tuple(times) for times in zip(*rounds, strict=True))
     count = representation.shape[1]
-    first, second, third = (Race(tuple(count * t for t in taken), form) for taken in (printed, unformed, shared))
+    first, second, third = (
+        Race(tuple(count * t for t in taken), form) for taken in (printed, unformed, shared)
+    )
     return first, second, third
 
 
@@ -299,7 +307,9 @@ def ratios(*, quick: bool) -> list[Ratio]:
 
 
 def main() -> None:
-    parser = options("Time all channels at once against Algorithm 1 channel by channel.", threads=True)
+    parser = options(
+        "Time all channels at once against Algorithm 1 channel by channel.", threads=True
+    )
     chosen = parser.parse_args()
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
@@ -311,7 +321,12 @@ def main() -> None:
         tables=(ways_table(results), floor_table(results)),
         findings=findings(results),
         seeds=(SEED,),
-        settings={"rows": ROWS, "outputs": OUTPUTS, "ridge": f"absolute {RIDGE}", "precision": "float64"},
+        settings={
+            "rows": ROWS,
+            "outputs": OUTPUTS,
+            "ridge": f"absolute {RIDGE}",
+            "precision": "float64",
+        },
     )
     publish(report, chosen)
 

@@ -47,7 +47,13 @@ def problem(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows and a target with bends, curves and two interactions."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(rows, FEATURES)).astype(np.float32)
-    y = np.sin(2 * X[:, 0]) + np.abs(X[:, 1]) + 0.3 * X[:, 2] ** 2 + X[:, 0] * X[:, 1] + np.tanh(X[:, 2]) * X[:, 3]
+    y = (
+        np.sin(2 * X[:, 0])
+        + np.abs(X[:, 1])
+        + 0.3 * X[:, 2] ** 2
+        + X[:, 0] * X[:, 1]
+        + np.tanh(X[:, 2]) * X[:, 3]
+    )
     return X, y[:, None] + X[:, 4:] @ np.linspace(-1, 1, FEATURES - 4)[:, None]
 
 
@@ -69,7 +75,9 @@ def integrated_gradients(model: nn.Module, X: np.ndarray) -> Callable[[], object
 
     def work() -> list[torch.Tensor]:
         return [
-            method.attribute(part, baselines=baseline, target=0, n_steps=STEPS, internal_batch_size=8192)
+            method.attribute(
+                part, baselines=baseline, target=0, n_steps=STEPS, internal_batch_size=8192
+            )
             for part in rows.split(1024)
         ]
 
@@ -85,7 +93,9 @@ def deep_lift(model: nn.Module, X: np.ndarray) -> Callable[[], object]:
     def work() -> list[torch.Tensor]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # captum says at every call that it sets hooks
-            return [method.attribute(part, baselines=baseline, target=0) for part in rows.split(4096)]
+            return [
+                method.attribute(part, baselines=baseline, target=0) for part in rows.split(4096)
+            ]
 
     return work
 
@@ -119,7 +129,9 @@ def global_effects(model: nn.Module, X: np.ndarray, background: np.ndarray) -> C
 # ---------------------------------------------------------------------- measuring
 
 
-def turns(ways: dict[str, tuple[Callable[[], object], int]], *, repeats: int) -> dict[str, list[float]]:
+def turns(
+    ways: dict[str, tuple[Callable[[], object], int]], *, repeats: int
+) -> dict[str, list[float]]:
     """Seconds per row of every way, taken in turn after a warm-up."""
     for name, (work, _) in ways.items():
         progress(f"warming up: {name}")
@@ -161,7 +173,11 @@ def forward_pass(*, quick: bool) -> list[Ratio]:
     rows, repeats = (100_000, 2) if quick else (1_000_000, 5)
     generator = torch.Generator().manual_seed(SEED)
     X = torch.randn(rows, MANY, generator=generator)
-    y = torch.sin(2 * X[:, :1]) + X[:, 1:2].abs() + X[:, 2:] @ torch.linspace(-1, 1, MANY - 2)[:, None]
+    y = (
+        torch.sin(2 * X[:, :1])
+        + X[:, 1:2].abs()
+        + X[:, 2:] @ torch.linspace(-1, 1, MANY - 2)[:, None]
+    )
     model = feed_forward(MANY, HIDDEN, 1, seed=SEED)
     model = train(model, X[:4000], y[:4000], seed=SEED, epochs=5).float().eval()
     compiled = NObSP(model, interactions=0).fit(X[:4000]).compile()
@@ -181,19 +197,43 @@ def forward_pass(*, quick: bool) -> list[Ratio]:
     what = f"the functions of {rows:,} rows × {MANY} features"
     against = "one forward pass over them"
     return [
-        raced(f"calibrate {what}", times["calibrate"], against, times["forward"], target=1.5, cost=True),
-        raced(f"read {what} from tables", times["explain"], against, times["forward"], target=1.5, cost=True),
+        raced(
+            f"calibrate {what}",
+            times["calibrate"],
+            against,
+            times["forward"],
+            target=1.5,
+            cost=True,
+        ),
+        raced(
+            f"read {what} from tables",
+            times["explain"],
+            against,
+            times["forward"],
+            target=1.5,
+            cost=True,
+        ),
     ]
 
 
 def everyone(
-    model: nn.Module, explainer: NObSP, X: np.ndarray, calibration: np.ndarray, *, some: int, few: int, threads: int
+    model: nn.Module,
+    explainer: NObSP,
+    X: np.ndarray,
+    calibration: np.ndarray,
+    *,
+    some: int,
+    few: int,
+    threads: int,
 ) -> dict[str, tuple[Callable[[], object], int]]:
     """Every way with the rows it is timed on; those that are slow get fewer."""
     compiled, double = explainer.compile(), X.astype(np.float64)
     at = min(some, MOST_EFFECTS)
     return {
-        f"compiled, float64, threads: {threads}": (lambda: compiled(double, threads=threads), len(X)),
+        f"compiled, float64, threads: {threads}": (
+            lambda: compiled(double, threads=threads),
+            len(X),
+        ),
         f"compiled, float32, threads: {threads}": (lambda: compiled(X, threads=threads), len(X)),
         "compiled, float64, one thread": (lambda: compiled(double, threads=1), len(X)),
         UNCOMPILED: (lambda: explainer(X[:some]), some),
@@ -212,7 +252,13 @@ def ratios(*, quick: bool) -> list[Ratio]:
     calibration, _ = problem(4000, SEED + 2)
     model = network(nn.ReLU)
     ways = everyone(
-        model, NObSP(model, interactions=0).fit(calibration), X, calibration, some=some, few=few, threads=threads
+        model,
+        NObSP(model, interactions=0).fit(calibration),
+        X,
+        calibration,
+        some=some,
+        few=few,
+        threads=threads,
     )
     times = turns(ways, repeats=2 if quick else 5)
     ours = times[next(iter(times))]
@@ -221,9 +267,17 @@ def ratios(*, quick: bool) -> list[Ratio]:
     speed = tuple(FEATURES / t / asked for t in ours)
     given = f"{FEATURES / statistics.median(ours):.1e} features/s"
     found = [Ratio(what, given, "the 2e7 features/s asked for", speed, 1.0)]
-    for name, target in ((SHAP, 1000), (GRADIENTS, 20), (DEEP_LIFT, None), (EFFECTS, None), (UNCOMPILED, None)):
+    for name, target in (
+        (SHAP, 1000),
+        (GRADIENTS, 20),
+        (DEEP_LIFT, None),
+        (EFFECTS, None),
+        (UNCOMPILED, None),
+    ):
         said = f"{name}, {ways[name][1]:,} rows"
-        found.append(raced("one row, all features, compiled", ours, said, times[name], target=target))
+        found.append(
+            raced("one row, all features, compiled", ours, said, times[name], target=target)
+        )
     return found + forward_pass(quick=quick)
 
 

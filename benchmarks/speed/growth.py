@@ -77,7 +77,11 @@ def calibration_seconds(reference: str, shape: Mapping[str, int]) -> float:
 
 
 def measure(sizes: Mapping[str, tuple[int, ...]], *, repeats: int) -> list[Growth]:
-    found = [Growth(reference, axis, sizes[axis], []) for reference in ("terms", "complement") for axis in sizes]
+    found = [
+        Growth(reference, axis, sizes[axis], [])
+        for reference in ("terms", "complement")
+        for axis in sizes
+    ]
     for growth in found:
         calibration_seconds(growth.reference, START)  # warm-up
     for turn in range(repeats):
@@ -96,7 +100,9 @@ def ratios(*, quick: bool) -> list[Ratio]:
         target = TARGETS.get((growth.reference, growth.axis))
         what = f'time with {growth.axis}, {first:,} to {last:,}, reference="{growth.reference}"'
         times = f"{seconds_of([growth.medians[0]])} to {seconds_of([growth.medians[-1]])}"
-        found.append(Ratio(what, times, f"{growth.axis} to the power", growth.exponents, target, least=False))
+        found.append(
+            Ratio(what, times, f"{growth.axis} to the power", growth.exponents, target, least=False)
+        )
     return found
 
 
@@ -114,14 +120,21 @@ def main() -> None:
         )
         for growth in grown
     )
-    by_name = {(growth.reference, growth.axis): statistics.median(growth.exponents) for growth in grown}
+    by_name = {
+        (growth.reference, growth.axis): statistics.median(growth.exponents) for growth in grown
+    }
     report = Report(
         name="speed-growth",
         title="How the time of a calibration grows",
         tables=(
             Table(
                 "Time to the power of each size",
-                (Column("reference, and what grows"), Column("sizes"), Column("seconds"), Column("exponent", ".2f")),
+                (
+                    Column("reference, and what grows"),
+                    Column("sizes"),
+                    Column("seconds"),
+                    Column("exponent", ".2f"),
+                ),
                 rows,
                 f"What does not grow stays at {START}. Exponents are means over rounds.",
             ),

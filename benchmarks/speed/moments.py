@@ -67,7 +67,9 @@ def measure(width: int, dtype: torch.dtype, *, repeats: int) -> Speed:
             stop = start + PANEL
             out[start:stop, start:].addmm_(converted[:, start:stop].T, converted[:, start:])
 
-    return Speed(width, name, race(update, full, repeats=repeats), race(update, half, repeats=repeats))
+    return Speed(
+        width, name, race(update, full, repeats=repeats), race(update, half, repeats=repeats)
+    )
 
 
 def speed_table(speeds: list[Speed]) -> Table:
@@ -119,7 +121,9 @@ def memory(rows: int) -> Memory:
     start = time.perf_counter()
     command = [sys.executable, "-m", "benchmarks.speed.moments", "--stream", str(rows)]
     command += ["--threads", str(torch.get_num_threads())]
-    answer = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2]).stdout
+    answer = subprocess.run(
+        command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    ).stdout
     before, peak = map(int, answer.split())
     return Memory(rows, before, peak, time.perf_counter() - start)
 
@@ -164,7 +168,14 @@ def memory_table(memories: list[Memory]) -> Table:
             Column("seconds", ".1f"),
         ),
         tuple(
-            (f"{m.rows:,}", m.before / 2**20, m.peak / 2**20, (m.peak - m.before) / 2**20, m.seconds) for m in memories
+            (
+                f"{m.rows:,}",
+                m.before / 2**20,
+                m.peak / 2**20,
+                (m.peak - m.before) / 2**20,
+                m.seconds,
+            )
+            for m in memories
         ),
         "Seconds include starting the process and drawing the rows.",
     )
@@ -176,13 +187,26 @@ def ratios(*, quick: bool) -> list[Ratio]:
     for width in QUICK_WIDTHS if quick else WIDTHS[:-1]:
         speed = measure(width, torch.float64, repeats=5 if quick else max(9, 4000 // width))
         what = f"moments of a batch of {BATCH:,} rows × {width:,} columns"
-        found.append(raced(what, speed.full.first, "the bare matrix product", speed.full.second, target=1.3, cost=True))
+        found.append(
+            raced(
+                what,
+                speed.full.first,
+                "the bare matrix product",
+                speed.full.second,
+                target=1.3,
+                cost=True,
+            )
+        )
     return found
 
 
 def main() -> None:
-    parser = options("Time moments against bare matrix products, and measure their memory.", threads=True)
-    parser.add_argument("--stream", type=int, metavar="ROWS", help="only print peak memory for this many rows")
+    parser = options(
+        "Time moments against bare matrix products, and measure their memory.", threads=True
+    )
+    parser.add_argument(
+        "--stream", type=int, metavar="ROWS", help="only print peak memory for this many rows"
+    )
     chosen = parser.parse_args()
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
@@ -192,7 +216,9 @@ def main() -> None:
     widths = QUICK_WIDTHS if chosen.quick else WIDTHS
     # Short runs are the noisy ones, so they are repeated more often.
     repeats = {width: 5 if chosen.quick else max(5, 8000 // width) for width in widths}
-    speeds = [measure(w, d, repeats=repeats[w]) for w in widths for d in (torch.float64, torch.float32)]
+    speeds = [
+        measure(w, d, repeats=repeats[w]) for w in widths for d in (torch.float64, torch.float32)
+    ]
     memories = [memory(rows) for rows in (QUICK_MEMORY_ROWS if chosen.quick else MEMORY_ROWS)]
     worst, best = (choose(speeds, key=lambda s: s.full.ratio) for choose in (max, min))
     slowest = max(s.half.ratio for s in speeds)

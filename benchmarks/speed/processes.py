@@ -54,14 +54,28 @@ def rank(number: int, meeting: str, rows: int, repeats: int) -> None:
 def measure(rows: int, *, repeats: int) -> dict[str, list[float]]:
     progress(f"processes: {SIZE}, {rows:,} rows")
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmarks.speed.processes", "--meeting", f"{folder}/meeting"]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.speed.processes",
+            "--meeting",
+            f"{folder}/meeting",
+        ]
         command += ["--rows", str(rows), "--repeats", str(repeats)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         home = Path(__file__).parents[2]
-        others = [subprocess.Popen([*command, "--rank", str(n)], env=environment, cwd=home) for n in range(1, SIZE)]
+        others = [
+            subprocess.Popen([*command, "--rank", str(n)], env=environment, cwd=home)
+            for n in range(1, SIZE)
+        ]
         try:
             first = subprocess.run(
-                [*command, "--rank", "0"], env=environment, cwd=home, check=True, stdout=subprocess.PIPE, text=True
+                [*command, "--rank", "0"],
+                env=environment,
+                cwd=home,
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
             )
             for other in others:
                 other.wait(timeout=60)
@@ -95,7 +109,8 @@ def main() -> None:
     times = measure(rows, repeats=2 if chosen.quick else 7)
     ratio = raced("", times["together"], "", times["alone"]).ratio
     lines = tuple(
-        (name, min(times[name]), sorted(times[name])[len(times[name]) // 2]) for name in ("alone", "together")
+        (name, min(times[name]), sorted(times[name])[len(times[name]) // 2])
+        for name in ("alone", "together")
     )
     report = Report(
         name="speed-processes",

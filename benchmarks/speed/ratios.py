@@ -49,8 +49,18 @@ class Ratio:
         return cls(**{**plain, "values": tuple(plain["values"])})
 
     def cells(self) -> tuple[Cell, ...]:
-        aimed = None if self.target is None else f"{'≥' if self.least else '≤'} {number(self.target)}"
-        return self.what, self.ours, self.against, number(self.ratio), _range(self.values), aimed, self.met
+        aimed = (
+            None if self.target is None else f"{'≥' if self.least else '≤'} {number(self.target)}"
+        )
+        return (
+            self.what,
+            self.ours,
+            self.against,
+            number(self.ratio),
+            _range(self.values),
+            aimed,
+            self.met,
+        )
 
 
 def number(value: float) -> str:
@@ -62,7 +72,13 @@ def number(value: float) -> str:
     """
     if abs(value) >= 100:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.3g}"
+    return (
+        f"{value:.1f}"
+        if abs(value) >= 10
+        else f"{value:.2f}"
+        if abs(value) >= 0.1
+        else f"{value:.3g}"
+    )
 
 
 def seconds_of(times: Sequence[float]) -> str:
@@ -91,7 +107,9 @@ def raced(
     """A ratio of times taken in turn: how many times as fast as the other, or, as a cost, how many times as long."""
     pairs = list(zip(ours, others, strict=True))
     values = tuple(a / b if cost else b / a for a, b in pairs)
-    return Ratio(what, seconds_of(ours), f"{against}: {seconds_of(others)}", values, target, least=not cost)
+    return Ratio(
+        what, seconds_of(ours), f"{against}: {seconds_of(others)}", values, target, least=not cost
+    )
 
 
 def table(title: str, ratios: Sequence[Ratio], note: str) -> Table:

@@ -121,7 +121,9 @@ def measure_terms(model: torch.nn.Module, X: Tensor, *, repeats: int) -> Costs:
     progress("scale: terms")
     sample = table(SAMPLE_ROWS)
     explainer = NObSP(model, interactions=0, batch_size=BATCH).fit(sample)
-    fitting = processor_seconds(lambda: NObSP(model, interactions=0, batch_size=BATCH).fit(sample), repeats=1)
+    fitting = processor_seconds(
+        lambda: NObSP(model, interactions=0, batch_size=BATCH).fit(sample), repeats=1
+    )
     summary = Summary([[k] for k in range(FEATURES)])
     summary.update(sample)
     sent = len(pickle.dumps(summary))
@@ -176,8 +178,12 @@ def measure_published(model: torch.nn.Module, X: Tensor, *, repeats: int) -> Cos
         adding = processor_seconds(add, repeats=repeats)
         passing = processor_seconds(forward, repeats=repeats)
         settling = processor_seconds(settle, repeats=1)
-    filled = {name: [part for part in blocks if part.rows] for name, blocks in accumulator.parts.items()}
-    joining = processor_seconds(lambda: [b.merge(b) for blocks in filled.values() for b in blocks], repeats=repeats)
+    filled = {
+        name: [part for part in blocks if part.rows] for name, blocks in accumulator.parts.items()
+    }
+    joining = processor_seconds(
+        lambda: [b.merge(b) for blocks in filled.values() for b in blocks], repeats=repeats
+    )
     solving = processor_seconds(lambda: solve(plan, filled, ridge=published.ridge), repeats=1)
     return Costs(
         reference="complement",
@@ -219,7 +225,13 @@ class Estimate:
     @property
     def total(self) -> float:
         """Passes one after another; parts are sent and joined while others are made, unless that takes longer."""
-        return self.looking + max(self.adding, self.sending, self.joining) + self.reading + self.settling + self.solving
+        return (
+            self.looking
+            + max(self.adding, self.sending, self.joining)
+            + self.reading
+            + self.settling
+            + self.solving
+        )
 
 
 def estimate(costs: Costs, *, rows: int = ROWS, workers: int = WORKERS) -> Estimate:
@@ -257,7 +269,11 @@ def bytes_in_words(size: float) -> str:
     """
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if size >= factor:
-            return f"{size / factor:.2g} {unit}" if size < 100 * factor else f"{size / factor:,.0f} {unit}"
+            return (
+                f"{size / factor:.2g} {unit}"
+                if size < 100 * factor
+                else f"{size / factor:,.0f} {unit}"
+            )
     return f"{size / 1e3:.0f} kB"
 
 
@@ -289,7 +305,10 @@ def cost_table(every: list[Costs]) -> Table:
         ("bases", lambda c: bytes_in_words(c.bases)),
         ("passes of adding up", lambda c: str(c.passes)),
     ]
-    columns = (Column("measured, one thread"), *(Column(f'reference="{c.reference}"') for c in every))
+    columns = (
+        Column("measured, one thread"),
+        *(Column(f'reference="{c.reference}"') for c in every),
+    )
     rows = tuple((name, *(show(c) for c in every)) for name, show in lines)
     return Table(f"Costs at {FEATURES} features, width {WIDTH}", columns, rows)
 
@@ -311,7 +330,12 @@ def estimate_table(every: list[Costs]) -> Table:
     ]
     columns = (Column("worked out"), *(Column(f'reference="{c.reference}"') for c in every))
     rows = [(name, *(show(e) for e in worked_out)) for name, show in lines]
-    rows.append(("the same for 10⁷ rows", *(time_in_words(estimate(costs, rows=10**7).total) for costs in every)))
+    rows.append(
+        (
+            "the same for 10⁷ rows",
+            *(time_in_words(estimate(costs, rows=10**7).total) for costs in every),
+        )
+    )
     return Table(f"{ROWS:,} rows on {WORKERS} workers of one thread each", columns, tuple(rows))
 
 
@@ -330,12 +354,18 @@ def limit_table(every: list[Costs]) -> Table:
         ),
         (
             "workers at which reading is half, if from one disk",
-            lambda c: f"{(c.add + c.look) * DISK / ((1 + c.passes) * FEATURES * BYTES_A_NUMBER):,.1f}",
+            lambda c: (
+                f"{(c.add + c.look) * DISK / ((1 + c.passes) * FEATURES * BYTES_A_NUMBER):,.1f}"
+            ),
         ),
         (f"features of this kind at width {WIDTH}, memory={MEMORY}", features),
     ]
     columns = (Column("limit"), *(Column(f'reference="{c.reference}"') for c in every))
-    return Table("Where it would break", columns, tuple((name, *(show(c) for c in every)) for name, show in lines))
+    return Table(
+        "Where it would break",
+        columns,
+        tuple((name, *(show(c) for c in every)) for name, show in lines),
+    )
 
 
 def findings(every: list[Costs]) -> tuple[str, ...]:

@@ -53,7 +53,15 @@ def many_features(limit: str) -> None:
 def measured(case: str, argument: str, threads: int | None) -> dict[str, float]:
     """Seconds and peak megabytes of one calibration in a process of its own."""
     progress(f"{case} {argument}")
-    command = [sys.executable, "-m", "benchmarks.speed.streaming", "--case", case, "--argument", argument]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.speed.streaming",
+        "--case",
+        case,
+        "--argument",
+        argument,
+    ]
     command += [] if threads is None else ["--threads", str(threads)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout)
@@ -75,13 +83,22 @@ def ratios(*, quick: bool) -> list[Ratio]:
     """For the table of all speeds: the most rows against the fewest, and a thousand features."""
     few, many = (QUICK_ROWS if quick else ROWS)[0], (QUICK_ROWS if quick else ROWS)[-1]
     threads = torch.get_num_threads()
-    runs = [[measured("stream", str(n), threads) for n in (few, many)] for _ in range(1 if quick else 2)]
+    runs = [
+        [measured("stream", str(n), threads) for n in (few, many)] for _ in range(1 if quick else 2)
+    ]
     peaks = [[run["peak"] for run in pair] for pair in runs]
     shown = [f"{statistics.median(column):,.0f} MB" for column in zip(*peaks, strict=True)]
     what = f"peak memory of calibrating on a stream of {many:,} rows"
     longer = tuple(log(b["seconds"] / a["seconds"]) / log(many / few) for a, b in runs)
     found = [
-        Ratio(what, shown[1], f"{few:,} rows: {shown[0]}", tuple(b / a for a, b in peaks), 1.05, least=False),
+        Ratio(
+            what,
+            shown[1],
+            f"{few:,} rows: {shown[0]}",
+            tuple(b / a for a, b in peaks),
+            1.05,
+            least=False,
+        ),
         Ratio(
             f"time of calibrating on a stream, {few:,} to {many:,} rows",
             f"{statistics.median(1e6 * b['seconds'] / many for _, b in runs):.2f} µs a row",
@@ -93,10 +110,19 @@ def ratios(*, quick: bool) -> list[Ratio]:
     ]
     if not quick:
         peak = measured("features", LIMIT, threads)["peak"]
-        what = f"peak memory of {FEATURES:,} features of width {WIDTH}, as published, memory={LIMIT}"
+        what = (
+            f"peak memory of {FEATURES:,} features of width {WIDTH}, as published, memory={LIMIT}"
+        )
         share = peak * 1e6 / 2**32
         found.append(
-            Ratio(what, f"{peak:,.0f} MB", f"the {LIMIT} allowed, Python included", (share,), 1.0, least=False)
+            Ratio(
+                what,
+                f"{peak:,.0f} MB",
+                f"the {LIMIT} allowed, Python included",
+                (share,),
+                1.0,
+                least=False,
+            )
         )
     return found
 
@@ -104,9 +130,13 @@ def ratios(*, quick: bool) -> list[Ratio]:
 def report(chosen: argparse.Namespace) -> Report:
     counts = QUICK_ROWS if chosen.quick else ROWS
     runs = [
-        {n: measured("stream", str(n), chosen.threads) for n in counts} for _ in range(1 if chosen.quick else REPEATS)
+        {n: measured("stream", str(n), chosen.threads) for n in counts}
+        for _ in range(1 if chosen.quick else REPEATS)
     ]
-    streams = {n: {key: statistics.median(run[n][key] for run in runs) for key in ("seconds", "peak")} for n in counts}
+    streams = {
+        n: {key: statistics.median(run[n][key] for run in runs) for key in ("seconds", "peak")}
+        for n in counts
+    }
     peaks = {n: sorted(run[n]["peak"] for run in runs) for n in counts}
     few, many = streams[counts[0]], streams[counts[-1]]
     growth = log(many["seconds"] / few["seconds"]) / log(counts[-1] / counts[0])
@@ -134,7 +164,9 @@ def report(chosen: argparse.Namespace) -> Report:
     ]
     if not chosen.quick:
         wide = {limit: measured("features", limit, chosen.threads) for limit in (LIMIT, "1GiB")}
-        lines: tuple[tuple[Any, ...], ...] = tuple((limit, w["seconds"], w["peak"]) for limit, w in wide.items())
+        lines: tuple[tuple[Any, ...], ...] = tuple(
+            (limit, w["seconds"], w["peak"]) for limit, w in wide.items()
+        )
         tables.append(
             Table(
                 f"{FEATURES} features of width {WIDTH}, each along its complement, {FEATURE_ROWS} rows",

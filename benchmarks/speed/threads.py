@@ -21,7 +21,12 @@ from benchmarks.report import Column, Report, Table, options, progress, publish
 from benchmarks.speed.ratios import Ratio, raced
 
 SEED, ROWS, FEATURES, PAIRS = 0, 3000, 8, 10
-TOGETHER, ALONE, CROWDED, PARTED = "two threads", "one thread", "two processes of two", "two processes of one"
+TOGETHER, ALONE, CROWDED, PARTED = (
+    "two threads",
+    "one thread",
+    "two processes of two",
+    "two processes of one",
+)
 
 
 def child(threads: int, repeats: int) -> None:
@@ -46,7 +51,15 @@ def child(threads: int, repeats: int) -> None:
 
 def run(threads: int, processes: int, repeats: int) -> float:
     """Seconds of a calibration, of the slower process where there are two."""
-    command = [sys.executable, "-m", "benchmarks.speed.threads", "--child", str(threads), "--repeats", str(repeats)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.speed.threads",
+        "--child",
+        str(threads),
+        "--repeats",
+        str(repeats),
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     running = [
         subprocess.Popen(
@@ -110,7 +123,10 @@ def main() -> None:
                 Table(
                     "Seconds of a calibration",
                     (Column("way"), Column("fastest", ".2f"), Column("median", ".2f")),
-                    tuple((name, min(values), statistics.median(values)) for name, values in times.items()),
+                    tuple(
+                        (name, min(values), statistics.median(values))
+                        for name, values in times.items()
+                    ),
                 ),
             ),
             findings=(

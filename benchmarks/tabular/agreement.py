@@ -16,7 +16,17 @@ from typing import Any
 from benchmarks.report import Cell, Column, Quoted, Report, Table, publish
 from benchmarks.tabular import problems
 from benchmarks.tabular.methods import GRADIENTS, METHODS, OURS, PUBLISHED, SHAP, STRONG
-from benchmarks.tabular.walking import NAMES, Found, Scores, asked, mean, not_run, spread, those, walk
+from benchmarks.tabular.walking import (
+    NAMES,
+    Found,
+    Scores,
+    asked,
+    mean,
+    not_run,
+    spread,
+    those,
+    walk,
+)
 from nobsp.metrics import at_target, delta_agreement, find_pairs
 
 ROWS = 300
@@ -60,7 +70,12 @@ def scored(table: str, seed: int, method: str, *, rows: int, **settings: Any) ->
     classes = here.target if here.data.task == "classification" else None
     pairs = find_pairs(here.rows, classes=classes, seed=seed)
     found = delta_agreement(attributions, at_target(here.outputs(here.rows), here.target), pairs)
-    return {"pearson": found.pearson, "nrmse": found.nrmse, "pairs": found.pairs, "seconds": seconds}
+    return {
+        "pearson": found.pearson,
+        "nrmse": found.nrmse,
+        "pairs": found.pairs,
+        "seconds": seconds,
+    }
 
 
 def main() -> None:
@@ -71,12 +86,28 @@ def main() -> None:
             name="agreement",
             title="Do attributions move with the output between rows that differ in one feature?",
             tables=(
-                comparison(found, chosen.tables, "pearson", "Pearson correlation of the deltas (higher is better)"),
-                comparison(found, chosen.tables, "nrmse", "Normalised error of the deltas (lower is better)"),
-                beside_the_paper(
-                    found, chosen.tables, "pearson", PAPER_PEARSON, "Pearson correlation beside the paper"
+                comparison(
+                    found,
+                    chosen.tables,
+                    "pearson",
+                    "Pearson correlation of the deltas (higher is better)",
                 ),
-                beside_the_paper(found, chosen.tables, "nrmse", PAPER_NRMSE, "Normalised error beside the paper"),
+                comparison(
+                    found,
+                    chosen.tables,
+                    "nrmse",
+                    "Normalised error of the deltas (lower is better)",
+                ),
+                beside_the_paper(
+                    found,
+                    chosen.tables,
+                    "pearson",
+                    PAPER_PEARSON,
+                    "Pearson correlation beside the paper",
+                ),
+                beside_the_paper(
+                    found, chosen.tables, "nrmse", PAPER_NRMSE, "Normalised error beside the paper"
+                ),
             ),
             findings=findings(found, chosen.tables),
             seeds=chosen.seeds,
@@ -116,13 +147,26 @@ def comparison(found: Found, tables: Sequence[str], score: str, title: str) -> T
 
 
 def beside_the_paper(
-    found: Found, tables: Sequence[str], score: str, paper: Mapping[str, tuple[Quoted, ...]], title: str
+    found: Found,
+    tables: Sequence[str],
+    score: str,
+    paper: Mapping[str, tuple[Quoted, ...]],
+    title: str,
 ) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for table in tables:
         ours = [spread(found, table, method, score) for method in PAPER_METHODS]
-        rows.append((NAMES[table], *(cell for pair in zip(paper[table], ours, strict=True) for cell in pair)))
-    names = [name for method in PAPER_METHODS for name in (f"paper: {method.removesuffix(' as published')}", method)]
+        rows.append(
+            (
+                NAMES[table],
+                *(cell for pair in zip(paper[table], ours, strict=True) for cell in pair),
+            )
+        )
+    names = [
+        name
+        for method in PAPER_METHODS
+        for name in (f"paper: {method.removesuffix(' as published')}", method)
+    ]
     return Table(title, (Column("table"), *(Column(name, ".3f") for name in names)), tuple(rows))
 
 

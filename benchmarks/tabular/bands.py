@@ -56,14 +56,23 @@ DESIGNS = {
         np.array([[1, 0.7, 0], [0.7, 1, 0], [0, 0, 1]]),
         lambda x: np.sin(2 * x[:, 0]) + x[:, 1] ** 2 / 2 + 0.7 * x[:, 0] * x[:, 2],
     ),
-    "products": Design(_alike(4, 0.0), lambda x: x[:, 0] * x[:, 1] ** 2 + np.tanh(2 * x[:, 2]) * x[:, 3]),
+    "products": Design(
+        _alike(4, 0.0), lambda x: x[:, 0] * x[:, 1] ** 2 + np.tanh(2 * x[:, 2]) * x[:, 3]
+    ),
     "two interactions": Design(
         _alike(4, 0.5),
-        lambda x: np.sin(2 * x[:, 0]) + x[:, 1] ** 2 / 2 + x[:, 0] * x[:, 1] + np.tanh(2 * x[:, 2]) * x[:, 3],
+        lambda x: (
+            np.sin(2 * x[:, 0])
+            + x[:, 1] ** 2 / 2
+            + x[:, 0] * x[:, 1]
+            + np.tanh(2 * x[:, 2]) * x[:, 3]
+        ),
     ),
     "additive": Design(
         _alike(4, 0.9),
-        lambda x: np.sin(2 * x[:, 0]) + x[:, 1] ** 2 / 2 + np.exp(x[:, 2]) / 2 + np.tanh(2 * x[:, 3]),
+        lambda x: (
+            np.sin(2 * x[:, 0]) + x[:, 1] ** 2 / 2 + np.exp(x[:, 2]) / 2 + np.tanh(2 * x[:, 3])
+        ),
     ),
 }
 CALIFORNIA = "California"
@@ -75,8 +84,12 @@ def network_of(design: Design, seed: int) -> nn.Module:
     y = torch.as_tensor(design.function(X))[:, None]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = nn.Sequential(nn.Linear(X.shape[1], 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1))
-    return train(network, torch.as_tensor(X), y, seed=seed, epochs=30, batch_size=256, learning_rate=2e-3)
+        network = nn.Sequential(
+            nn.Linear(X.shape[1], 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1)
+        )
+    return train(
+        network, torch.as_tensor(X), y, seed=seed, epochs=30, batch_size=256, learning_rate=2e-3
+    )
 
 
 def measured(name: str, *, seed: int, calibrations: int, truths: int, many: int) -> dict[str, Any]:
@@ -99,14 +112,22 @@ def measured(name: str, *, seed: int, calibrations: int, truths: int, many: int)
     explainer = partial(NObSP, network, features=names)
     large = [draw(many) for _ in range(truths)]
     fits = [explainer().fit(rows) for rows in large]
-    grids = {f: np.quantile(np.concatenate([rows[:, k] for rows in large]), QUANTILES) for k, f in enumerate(names)}
-    truth = {f: np.mean([fit.function(f)(grid) for fit in fits], axis=0) for f, grid in grids.items()}
+    grids = {
+        f: np.quantile(np.concatenate([rows[:, k] for rows in large]), QUANTILES)
+        for k, f in enumerate(names)
+    }
+    truth = {
+        f: np.mean([fit.function(f)(grid) for fit in fits], axis=0) for f, grid in grids.items()
+    }
     found: dict[str, list[Any]] = {f: [] for f in names}
     pairs = []
     for _ in range(calibrations):
         fit = explainer().fit(draw(ROWS))
         pairs.append(sum(len(term) == 2 for term in fit.terms_))
-        curves = {key: np.asarray(column) for key, column in dict(fit.curves(points=400, level=LEVEL)).items()}
+        curves = {
+            key: np.asarray(column)
+            for key, column in dict(fit.curves(points=400, level=LEVEL)).items()
+        }
         for f, grid in grids.items():
             here = curves["feature"] == f
             value, low, high = (
@@ -124,12 +145,19 @@ def measured(name: str, *, seed: int, calibrations: int, truths: int, many: int)
             "band": float(np.sqrt(np.square((high - low) / 2 / 1.6449).mean())),
             "spread": float(truth[f].std()),
         }
-    return {"curves": curves_said, "pairs": pairs, "pairs_of_truth": [len(fit.terms_) - len(names) for fit in fits]}
+    return {
+        "curves": curves_said,
+        "pairs": pairs,
+        "pairs_of_truth": [len(fit.terms_) - len(names) for fit in fits],
+    }
 
 
 def _formulas() -> list[str]:
     probe = np.random.default_rng(0).normal(size=(5, 4))
-    return [repr((design.covariance.tolist(), design.function(probe).tolist())) for design in DESIGNS.values()]
+    return [
+        repr((design.covariance.tolist(), design.function(probe).tolist()))
+        for design in DESIGNS.values()
+    ]
 
 
 _PRINT = kept.fingerprint(
@@ -149,7 +177,9 @@ def main() -> None:
     )
     names = [*DESIGNS] if chosen.quick else [*DESIGNS, CALIFORNIA]
     found = {
-        name: results.cell(name, kept.fingerprint(_PRINT, sizes), partial(measured, name, seed=0, **sizes))
+        name: results.cell(
+            name, kept.fingerprint(_PRINT, sizes), partial(measured, name, seed=0, **sizes)
+        )
         for name in tqdm(names, desc="bands", unit="design", dynamic_ncols=True)
     }
     publish(report(found, sizes), chosen)
@@ -171,7 +201,11 @@ def report(found: dict[str, dict[str, Any]], sizes: dict[str, int]) -> Report:
             )  # fmt: skip
     judged = [row[2] for row in rows if row[0] != CALIFORNIA]
     informed = [row[2] for row in rows if row[0] == CALIFORNIA]
-    california = f" California, for information: {min(informed):.2f} to {max(informed):.2f}." if informed else ""
+    california = (
+        f" California, for information: {min(informed):.2f} to {max(informed):.2f}."
+        if informed
+        else ""
+    )
     pairs = "; ".join(
         f"{name} {min(r['pairs'])} to {max(r['pairs'])} (truth {', '.join(map(str, r['pairs_of_truth']))})"
         for name, r in found.items()

@@ -34,13 +34,27 @@ from benchmarks.tabular.methods import GRADIENTS, SHAP, integrated_gradients, ke
 from benchmarks.tabular.problems import Array, Problem
 from benchmarks.tabular.walking import NAMES, Found, Scores, asked, mean, not_run, spread, those
 from nobsp import NObSP
-from nobsp.metrics import at_target, attribution_faithfulness, delta_agreement, find_pairs, removal_effects
+from nobsp.metrics import (
+    at_target,
+    attribution_faithfulness,
+    delta_agreement,
+    find_pairs,
+    removal_effects,
+)
 
 JUDGED, CALIBRATION = 300, 1000
 RIDGES, FEWER_RIDGES, HALVED, STRONGEST = (1e-4, 1e-2, 0.1, 1.0), (1e-4, 0.1, 1.0), 0.1, 1.0
 STEPS, BACKGROUND, COALITIONS = 32, 40, 100
-OWN, WHOLE, HALF = "own function, ridge {:g}", "own plus residual, ridge {:g}", "half of each, ridge {:g}"
-REMOVAL, APART, TOTAL = "removal to the mean", "removal, complement's part out, ridge {:g}", "total effects"
+OWN, WHOLE, HALF = (
+    "own function, ridge {:g}",
+    "own plus residual, ridge {:g}",
+    "half of each, ridge {:g}",
+)
+REMOVAL, APART, TOTAL = (
+    "removal to the mean",
+    "removal, complement's part out, ridge {:g}",
+    "total effects",
+)
 CANDIDATES = (
     *map(OWN.format, RIDGES),
     *map(WHOLE.format, RIDGES),
@@ -83,7 +97,9 @@ def fitted(own: Tensor, others: Tensor, outputs: Tensor, ridge: float) -> tuple[
     return beta, apart @ (outputs - own @ beta)
 
 
-def of_feature(isolated: Two, complement: Two, outputs: Two, head: Tensor, start: Tensor) -> dict[str, Tensor]:
+def of_feature(
+    isolated: Two, complement: Two, outputs: Two, head: Tensor, start: Tensor
+) -> dict[str, Tensor]:
     """What a feature is given by every candidate but total effects, shape (judged rows, outputs).
 
     Args:
@@ -93,7 +109,10 @@ def of_feature(isolated: Two, complement: Two, outputs: Two, head: Tensor, start
         head: Weights W of the last layer.
         start: Representation z° of the means.
     """
-    both = [torch.cat([y, y - others @ head], dim=1) for y, others in zip(outputs, complement, strict=True)]
+    both = [
+        torch.cat([y, y - others @ head], dim=1)
+        for y, others in zip(outputs, complement, strict=True)
+    ]
     (own, own_judged), (others, others_judged), (said, said_judged) = (
         [rows - pair[0].mean(dim=0) for rows in pair] for pair in (isolated, complement, both)
     )
@@ -113,7 +132,9 @@ def of_feature(isolated: Two, complement: Two, outputs: Two, head: Tensor, start
 
 
 @torch.no_grad()
-def candidates(network: nn.Sequential, calibration: Array, rows: Array, means: Array) -> dict[str, Array]:
+def candidates(
+    network: nn.Sequential, calibration: Array, rows: Array, means: Array
+) -> dict[str, Array]:
     """Every candidate but total effects, shape (rows, features + 1, outputs).
 
     The last is what a feature would be given that the network ignores: alone it changes nothing, and its complement
@@ -142,7 +163,9 @@ def scored(table: str, seed: int, *, measured: bool) -> dict[str, Scores]:
     here, calibration = split(table, seed)
     means, output = here.data.X_train.mean(axis=0), at_target(here.outputs(here.rows), here.target)
     effects = removal_effects(here.network, here.rows, baseline=means, target=here.target)
-    pairs = find_pairs(here.rows, classes=here.target if here.data.task == "classification" else None, seed=seed)
+    pairs = find_pairs(
+        here.rows, classes=here.target if here.data.task == "classification" else None, seed=seed
+    )
 
     def scores(attributions: Array) -> Scores:
         return {
@@ -161,7 +184,11 @@ def scored(table: str, seed: int, *, measured: bool) -> dict[str, Scores]:
         given = at_target(values, here.target)
         own, ignored = given[:, :-1], given[:, -1:]
         share = float(ignored.std() / output.std())
-        found[name] = {**scores(own), "ignored": share, "without": scores(own - ignored)["agreement"]}
+        found[name] = {
+            **scores(own),
+            "ignored": share,
+            "without": scores(own - ignored)["agreement"],
+        }
     return found
 
 
@@ -171,7 +198,16 @@ _COMMON = kept.fingerprint(
 )
 _FITTED = kept.fingerprint(
     *(_COMMON, fitted, of_feature, candidates, integrated_gradients, kernel_shap),
-    *(RIDGES, FEWER_RIDGES, HALVED, STEPS, BACKGROUND, COALITIONS, kept.package("captum"), kept.package("shap")),
+    *(
+        RIDGES,
+        FEWER_RIDGES,
+        HALVED,
+        STEPS,
+        BACKGROUND,
+        COALITIONS,
+        kept.package("captum"),
+        kept.package("shap"),
+    ),
 )
 _MEASURED = kept.fingerprint(_COMMON, kept.rooms("tabular/fitted.py"))
 
@@ -200,8 +236,18 @@ def main() -> None:
             title="How the attribution for questions of removal was chosen",
             tables=(
                 summary(found, chosen.tables),
-                by_table(found, chosen.tables, "faithfulness", "Faithfulness correlation on training rows"),
-                by_table(found, chosen.tables, "agreement", "LCPDA, Pearson correlation, on training rows"),
+                by_table(
+                    found,
+                    chosen.tables,
+                    "faithfulness",
+                    "Faithfulness correlation on training rows",
+                ),
+                by_table(
+                    found,
+                    chosen.tables,
+                    "agreement",
+                    "LCPDA, Pearson correlation, on training rows",
+                ),
             ),
             findings=findings(found, chosen.tables),
             seeds=chosen.seeds,
@@ -222,11 +268,20 @@ def main() -> None:
 
 def average(found: Found, tables: Sequence[str], name: str, score: str) -> float | None:
     """Mean over tables and seeds; None unless all are known and the method has the score."""
-    known = [scores[score] for table in tables for scores in found.get((table, name), ()) if score in scores]
-    return float(np.mean(known)) if known and all((table, name) in found for table in tables) else None
+    known = [
+        scores[score]
+        for table in tables
+        for scores in found.get((table, name), ())
+        if score in scores
+    ]
+    return (
+        float(np.mean(known)) if known and all((table, name) in found for table in tables) else None
+    )
 
 
-def where(found: Found, tables: Sequence[str], name: str, question: str, *, own: str | None = None) -> str:
+def where(
+    found: Found, tables: Sequence[str], name: str, question: str, *, own: str | None = None
+) -> str:
     """On how many tables, and which, the answer is yes; `own` is the candidate's score where it is another."""
     score, others, margin = QUESTIONS[question]
 
@@ -245,11 +300,22 @@ def summary(found: Found, tables: Sequence[str]) -> Table:
     def row(name: str) -> tuple[Cell, ...]:
         counts = [where(found, tables, name, question).partition(" (")[0] for question in QUESTIONS]
         faithful, near, ahead = (None if name in OTHERS else count for count in counts)
-        means = [average(found, tables, name, score) for score in ("faithfulness", "agreement", "ignored", "without")]
+        means = [
+            average(found, tables, name, score)
+            for score in ("faithfulness", "agreement", "ignored", "without")
+        ]
         return name, means[0], faithful, near, means[1], ahead, *means[2:]
 
     first, second, third = QUESTIONS
-    names = ("faithfulness", first, second, "LCPDA", third, "given to an ignored feature", "LCPDA without that")
+    names = (
+        "faithfulness",
+        first,
+        second,
+        "LCPDA",
+        third,
+        "given to an ignored feature",
+        "LCPDA without that",
+    )
     return Table(
         "On how many tables",
         (Column("attribution"), *(Column(name, ".3f") for name in names)),
@@ -263,7 +329,11 @@ def summary(found: Found, tables: Sequence[str]) -> Table:
 
 def by_table(found: Found, tables: Sequence[str], score: str, title: str) -> Table:
     rows: list[tuple[Cell, ...]] = [
-        (name, *(spread(found, table, name, score) for table in tables), average(found, tables, name, score))
+        (
+            name,
+            *(spread(found, table, name, score) for table in tables),
+            average(found, tables, name, score),
+        )
         for name in (*CANDIDATES, *OTHERS)
     ]
     names = (*(NAMES[table] for table in tables), "mean")

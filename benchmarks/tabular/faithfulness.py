@@ -15,7 +15,17 @@ from typing import Any
 from benchmarks.report import Cell, Column, Report, Table, publish
 from benchmarks.tabular import problems
 from benchmarks.tabular.methods import GRADIENTS, METHODS, OURS, PUBLISHED, SHAP, STRONG
-from benchmarks.tabular.walking import NAMES, Found, Scores, asked, mean, not_run, spread, those, walk
+from benchmarks.tabular.walking import (
+    NAMES,
+    Found,
+    Scores,
+    asked,
+    mean,
+    not_run,
+    spread,
+    those,
+    walk,
+)
 from nobsp.metrics import attribution_faithfulness, removal_effects
 
 ROWS = 100
@@ -42,13 +52,17 @@ PAPER = {
 }
 
 
-def scored(table: str, seed: int, method: str, *, rows: int, stopped: bool = True, **settings: Any) -> Scores:
+def scored(
+    table: str, seed: int, method: str, *, rows: int, stopped: bool = True, **settings: Any
+) -> Scores:
     """Faithfulness of one method on one network."""
     here = problems.problem(table, seed, rows=rows, stopped=stopped)
     start = time.perf_counter()
     attributions = METHODS[method.removesuffix(LONG)].run(here, **settings)
     seconds = time.perf_counter() - start
-    effects = removal_effects(here.network, here.rows, baseline=here.data.X_train.mean(axis=0), target=here.target)
+    effects = removal_effects(
+        here.network, here.rows, baseline=here.data.X_train.mean(axis=0), target=here.target
+    )
     found = attribution_faithfulness(attributions, effects)
     return {"correlation": found.correlation, "seconds": seconds, "accuracy": here.accuracy()}
 
@@ -92,7 +106,11 @@ def comparison(found: Found, tables: Sequence[str]) -> Table:
     ]
     return Table(
         "Faithfulness correlation on test rows",
-        (Column("table"), *(Column(method, ".3f") for method in SETTINGS), Column("network", ".3f")),
+        (
+            Column("table"),
+            *(Column(method, ".3f") for method in SETTINGS),
+            Column("network", ".3f"),
+        ),
         tuple(rows),
         "Mean ± standard deviation over seeds, each with its own split and network; higher is better. 'NObSP, "
         "default' sums all terms a feature takes part in, with the pairs that held-out rows paid for. 'NObSP, one by "

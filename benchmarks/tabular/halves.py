@@ -53,7 +53,10 @@ def measured(seed: int, *, rows: int, epochs: int) -> dict[str, Any]:
     said = network(torch.as_tensor(data.X_test, dtype=torch.float64)).detach().numpy()[:, 0]
     truth = problems.standardised(data)[1]
     order = np.random.default_rng(seed).permutation(len(data.X_train))
-    halves = [np.asarray(data.X_train[order[k * rows : (k + 1) * rows]], dtype=np.float64) for k in range(2)]
+    halves = [
+        np.asarray(data.X_train[order[k * rows : (k + 1) * rows]], dtype=np.float64)
+        for k in range(2)
+    ]
     fits = [NObSP(network, features=list(data.groups)).fit(half) for half in halves]
     curves = {}
     for place, name in enumerate(data.groups):
@@ -74,7 +77,11 @@ def measured(seed: int, *, rows: int, epochs: int) -> dict[str, Any]:
 
 
 _PRINT = kept.fingerprint(
-    measured, repr((QUANTILES, WITHIN)), network_of, train, kept.rooms("projection", "network", "tabular")
+    measured,
+    repr((QUANTILES, WITHIN)),
+    network_of,
+    train,
+    kept.rooms("projection", "network", "tabular"),
 )
 
 
@@ -85,20 +92,32 @@ def main() -> None:
     sizes = {"rows": 2000, "epochs": 4} if chosen.quick else {"rows": ROWS, "epochs": EPOCHS}
     seeds = SEEDS[:1] if chosen.quick else SEEDS
     found = {
-        seed: results.cell(f"seed {seed}", kept.fingerprint(_PRINT, sizes), partial(measured, seed, **sizes))
+        seed: results.cell(
+            f"seed {seed}", kept.fingerprint(_PRINT, sizes), partial(measured, seed, **sizes)
+        )
         for seed in tqdm(seeds, desc="halves", unit="network", dynamic_ncols=True)
     }
     names = list(found[seeds[0]]["curves"])
     rows: list[tuple[Cell, ...]] = [
         (
             name,
-            *(found[seed]["curves"][name][part] for seed in seeds for part in ("correlation", "within", "difference")),
+            *(
+                found[seed]["curves"][name][part]
+                for seed in seeds
+                for part in ("correlation", "within", "difference")
+            ),
         )
         for name in names
     ]
-    every = {(name, seed): found[seed]["curves"][name]["correlation"] for name in names for seed in seeds}
+    every = {
+        (name, seed): found[seed]["curves"][name]["correlation"] for name in names for seed in seeds
+    }
     within = [found[seed]["curves"][name]["within"] for name in names for seed in seeds]
-    low = [f"{name}, seed {seed} ({value:.3f})" for (name, seed), value in every.items() if value < ASKED]
+    low = [
+        f"{name}, seed {seed} ({value:.3f})"
+        for (name, seed), value in every.items()
+        if value < ASKED
+    ]
     headings = [
         Column(f"{what}, seed {seed}", spec)
         for seed in seeds

@@ -65,7 +65,9 @@ def _trained(X: Tensor, seed: int, *, epochs: int = 12) -> nn.Module:
     random = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = nn.Sequential(nn.Linear(X.shape[1], 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+        network = nn.Sequential(
+            nn.Linear(X.shape[1], 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)
+        )
     optimizer = torch.optim.AdamW(network.parameters(), 2e-3, weight_decay=0.1)
     for _ in range(epochs):
         for rows in torch.randperm(len(y), generator=random).split(256):
@@ -99,7 +101,9 @@ def judged(name: str, seed: int, *, ridge: float | str = "auto") -> dict[str, An
     fresh = asked.fresh.double().numpy()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a share below zero warns, which is not the question here
-        explainer = NObSP(asked.network, ridge=ridge, **given).fit(asked.calibration.double().numpy())
+        explainer = NObSP(asked.network, ridge=ridge, **given).fit(
+            asked.calibration.double().numpy()
+        )
     explanation = explainer(fresh)
     account = explanation.base_values + explanation.values.sum(1)
     health = explainer.health()
@@ -113,7 +117,16 @@ def judged(name: str, seed: int, *, ridge: float | str = "auto") -> dict[str, An
     }
 
 
-_MADE = (wide, correlated, _trained, california, unseen.found.__wrapped__, problems.trained, problems.RECIPE, FRESH)
+_MADE = (
+    wide,
+    correlated,
+    _trained,
+    california,
+    unseen.found.__wrapped__,
+    problems.trained,
+    problems.RECIPE,
+    FRESH,
+)
 _PRINT = kept.fingerprint(judged, share, *_MADE, kept.rooms("projection", "network", "tabular"))
 
 
@@ -123,12 +136,16 @@ def main() -> None:
     results = kept.Kept(None if chosen.quick else kept.FOLDER / "headline.jsonl")
     seeds = SEEDS[:1] if chosen.quick else SEEDS
     names = [name for name in CASES if not (chosen.quick and "500" in name)]
-    plan = [(name, seed, "auto") for name in names for seed in (seeds[:1] if "500" in name else seeds)]
+    plan = [
+        (name, seed, "auto") for name in names for seed in (seeds[:1] if "500" in name else seeds)
+    ]
     plan += [(RIDGED, seed, ridge) for seed in seeds for ridge in RIDGES]
     found: dict[tuple[str, Any], list[dict[str, Any]]] = {}
     for name, seed, ridge in tqdm(plan, desc="headline", unit="fit", dynamic_ncols=True):
         about = kept.fingerprint(_PRINT, CASES[name][1], ridge)
-        result = results.cell(f"{name}, seed {seed}, {ridge}", about, partial(judged, name, seed, ridge=ridge))
+        result = results.cell(
+            f"{name}, seed {seed}, {ridge}", about, partial(judged, name, seed, ridge=ridge)
+        )
         found.setdefault((name, ridge), []).append(result)
     publish(report(found, seeds), chosen)
 
@@ -152,7 +169,8 @@ def report(found: dict[tuple[str, Any], list[dict[str, Any]]], seeds: tuple[int,
     fixed = [float(np.mean([c["truth"] for c in found[RIDGED, ridge]])) for ridge in RIDGES]
     auto = float(np.mean([c["truth"] for c in found[RIDGED, "auto"]]))
     each = [
-        found[RIDGED, "auto"][k]["truth"] - max(found[RIDGED, ridge][k]["truth"] for ridge in RIDGES)
+        found[RIDGED, "auto"][k]["truth"]
+        - max(found[RIDGED, ridge][k]["truth"] for ridge in RIDGES)
         for k in range(len(seeds))
     ]
     met = min(each) >= -BELOW

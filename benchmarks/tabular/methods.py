@@ -114,19 +114,27 @@ def kernel_shap(problem: Problem, *, background: int, samples: int | str) -> Arr
     import shap
 
     rows = shap.sample(problem.data.X_train, background, random_state=problem.seed)
-    single = copy.deepcopy(problem.network).float()  # twice as fast, and no rank depends on the eighth digit
+    single = copy.deepcopy(
+        problem.network
+    ).float()  # twice as fast, and no rank depends on the eighth digit
 
     def outputs(rows: Array) -> Any:
-        pieces = np.array_split(rows, max(len(rows) // 2048, 1))  # more at once would not fit into the caches
+        pieces = np.array_split(
+            rows, max(len(rows) // 2048, 1)
+        )  # more at once would not fit into the caches
         with torch.no_grad():
-            return torch.cat([single(torch.as_tensor(piece, dtype=torch.float32)) for piece in pieces]).numpy()
+            return torch.cat(
+                [single(torch.as_tensor(piece, dtype=torch.float32)) for piece in pieces]
+            ).numpy()
 
     state = np.random.get_state()  # noqa: NPY002  # shap draws from numpy's global generator
     try:
         np.random.seed(problem.seed)  # noqa: NPY002
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            values = shap.KernelExplainer(outputs, rows).shap_values(problem.rows, nsamples=samples, silent=True)
+            values = shap.KernelExplainer(outputs, rows).shap_values(
+                problem.rows, nsamples=samples, silent=True
+            )
     finally:
         np.random.set_state(state)  # noqa: NPY002
     return at_target(np.asarray(values).reshape(*problem.rows.shape, -1), problem.target)

@@ -63,7 +63,11 @@ class Problem:
         said, truth = self.outputs(self.data.X_test), self.data.y_test
         if self.data.task == "classification":
             return float((said.argmax(axis=1) == truth).mean())
-        return float(1 - np.square(standardised(self.data)[1] - said[:, 0]).mean() / standardised(self.data)[1].var())
+        return float(
+            1
+            - np.square(standardised(self.data)[1] - said[:, 0]).mean()
+            / standardised(self.data)[1].var()
+        )
 
 
 @lru_cache(maxsize=1)  # one method after another asks for the same
@@ -87,18 +91,26 @@ def standardised(data: Dataset) -> tuple[Array, Array]:
     return (data.y_train - mean) / scale, (data.y_test - mean) / scale
 
 
-def trained(data: Dataset, seed: int, *, stopped: bool = True, hidden: tuple[int, ...] | None = None) -> nn.Sequential:
+def trained(
+    data: Dataset, seed: int, *, stopped: bool = True, hidden: tuple[int, ...] | None = None
+) -> nn.Sequential:
     """The paper's network for this table, or one of other widths, trained; the caller's random state is left alone."""
     classes = len(data.class_names)
     widths = hidden or (CLASSIFICATION_HIDDEN if classes else REGRESSION_HIDDEN)
     network = feed_forward(data.X_train.shape[1], widths, max(classes, 1), seed=seed)
     loss: nn.Module = nn.CrossEntropyLoss() if classes else nn.MSELoss()
-    targets = torch.as_tensor(data.y_train) if classes else torch.as_tensor(standardised(data)[0])[:, None].float()
+    targets = (
+        torch.as_tensor(data.y_train)
+        if classes
+        else torch.as_tensor(standardised(data)[0])[:, None].float()
+    )
     inputs = torch.as_tensor(data.X_train, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(inputs), generator=generator)
     judging, learning = order.tensor_split([round(JUDGING_SHARE * len(order))])
-    optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
+    optimizer = torch.optim.Adam(
+        network.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True
+    )
     best, best_loss, waited = copy.deepcopy(network.state_dict()), float("inf"), 0
     for _ in range(EPOCHS):
         _epoch(network, optimizer, loss, inputs, targets, learning, generator)

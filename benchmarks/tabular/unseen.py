@@ -72,7 +72,13 @@ class Columns(nn.Module):
         self.biases = nn.Parameter(torch.randn(inputs, width) / width**0.5)
         self.reader = nn.Parameter(torch.zeros(1, 1, width))
         block = nn.TransformerEncoderLayer(
-            width, heads, 2 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            width,
+            heads,
+            2 * width,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
         )
         self.blocks = nn.TransformerEncoder(block, blocks, enable_nested_tensor=False)
         self.norm = nn.LayerNorm(width)
@@ -114,14 +120,29 @@ class Case:
 
 def cases(*, quick: bool) -> list[Case]:
     if quick:
-        return [Case(CALIFORNIA, PERCEPTRON, 0, 500, 0), Case("german_credit", PERCEPTRON, 0, 400, 0)]
-    california = [Case(CALIFORNIA, PERCEPTRON, 0, n, s) for n, s in itertools.product((500, 2000, 8000), range(3))]
+        return [
+            Case(CALIFORNIA, PERCEPTRON, 0, 500, 0),
+            Case("german_credit", PERCEPTRON, 0, 400, 0),
+        ]
+    california = [
+        Case(CALIFORNIA, PERCEPTRON, 0, n, s)
+        for n, s in itertools.product((500, 2000, 8000), range(3))
+    ]
     others = [
         Case(table, PERCEPTRON, seed, rows, sample)
-        for table, rows in (("adult", 2000), ("bank_marketing", 2000), ("german_credit", 400), (COVERTYPE, 2000))
+        for table, rows in (
+            ("adult", 2000),
+            ("bank_marketing", 2000),
+            ("german_credit", 400),
+            (COVERTYPE, 2000),
+        )
         for seed, sample in itertools.product((0, 1), (0, 1))
     ]
-    return [*california, *others, *(Case(CALIFORNIA, TRANSFORMER, 0, 2000, sample) for sample in (0, 1))]
+    return [
+        *california,
+        *others,
+        *(Case(CALIFORNIA, TRANSFORMER, 0, 2000, sample) for sample in (0, 1)),
+    ]
 
 
 @lru_cache(maxsize=2)  # samples of one network come one after another
@@ -131,15 +152,23 @@ def found(table: str, network: str, seed: int) -> tuple[Dataset, nn.Module]:
     columns, outputs = data.X_train.shape[1], max(len(data.class_names), 1)
     recipe = kept.fingerprint(problems.trained, problems.RECIPE, train, _transformer, EPOCHS)
     digest = hashlib.sha256(np.ascontiguousarray(data.X_train).tobytes()).hexdigest()[:8]
-    path = kept.FOLDER / "networks" / f"{table}-{network.replace(' ', '-')}-{seed}-{recipe}-{digest}.safetensors"
+    path = (
+        kept.FOLDER
+        / "networks"
+        / f"{table}-{network.replace(' ', '-')}-{seed}-{recipe}-{digest}.safetensors"
+    )
     if path.exists():
         empty = (
-            Columns(columns) if network == TRANSFORMER else feed_forward(columns, REGRESSION_HIDDEN, outputs, seed=seed)
+            Columns(columns)
+            if network == TRANSFORMER
+            else feed_forward(columns, REGRESSION_HIDDEN, outputs, seed=seed)
         )
         empty.double().load_state_dict(load_file(path))
         return data, empty.eval()
     made = (
-        _transformer(data, seed) if network == TRANSFORMER else problems.trained(data, seed, hidden=REGRESSION_HIDDEN)
+        _transformer(data, seed)
+        if network == TRANSFORMER
+        else problems.trained(data, seed, hidden=REGRESSION_HIDDEN)
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: value.contiguous() for name, value in made.state_dict().items()}, path)
@@ -151,13 +180,17 @@ def _transformer(data: Dataset, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = Columns(data.X_train.shape[1])
-    return train(network, torch.as_tensor(data.X_train), targets, seed=seed, epochs=EPOCHS, batch_size=256)
+    return train(
+        network, torch.as_tensor(data.X_train), targets, seed=seed, epochs=EPOCHS, batch_size=256
+    )
 
 
 def drawn(case: Case, data: Dataset) -> Array:
     """Calibration rows of a case, from the training split."""
     random = np.random.default_rng([case.seed, case.sample, case.rows])
-    return np.asarray(data.X_train[random.permutation(len(data.X_train))[: case.rows]], dtype=np.float64)
+    return np.asarray(
+        data.X_train[random.permutation(len(data.X_train))[: case.rows]], dtype=np.float64
+    )
 
 
 def outputs_of(network: nn.Module, rows: Array) -> Array:
@@ -167,7 +200,9 @@ def outputs_of(network: nn.Module, rows: Array) -> Array:
 
 def share(truth: Array, account: Array) -> Array:
     """Per output: what is left of its variance, an offset counted as an error."""
-    return np.asarray(1 - np.square(truth - account).sum(0) / np.square(truth - truth.mean(0)).sum(0))
+    return np.asarray(
+        1 - np.square(truth - account).sum(0) / np.square(truth - truth.mean(0)).sum(0)
+    )
 
 
 # ---------------------------------------------------------------------- methods
@@ -200,7 +235,9 @@ def ours(case: Case) -> dict[str, Any]:
 def average_effects(case: Case, pairs: list[list[str]]) -> dict[str, Any]:
     """The network's own average effects of the same terms, nothing fitted."""
     data, network = found(case.table, case.network, case.seed)
-    explainer = NObSP(network, features=data.groups, interactions=[tuple(pair) for pair in pairs] or 0, ridge=FAR)
+    explainer = NObSP(
+        network, features=data.groups, interactions=[tuple(pair) for pair in pairs] or 0, ridge=FAR
+    )
     return _judged(explainer, case)
 
 
@@ -230,7 +267,11 @@ def distilled(case: Case, pairs: int) -> dict[str, Any]:
     rows = drawn(case, data)
     kinds = ["continuous" if len(group) == 1 else "nominal" for group in data.groups.values()]
     truth, taught = outputs_of(network, data.X_test), outputs_of(network, rows)
-    result: dict[str, Any] = {"outputs": distilled_outputs(truth.shape[1]), "shares": [], "seconds": 0.0}
+    result: dict[str, Any] = {
+        "outputs": distilled_outputs(truth.shape[1]),
+        "shares": [],
+        "seconds": 0.0,
+    }
     for output in result["outputs"]:
         model = ExplainableBoostingRegressor(
             feature_types=kinds, interactions=pairs, n_jobs=1, random_state=case.sample, **BOOSTING
@@ -253,7 +294,9 @@ def distilled_outputs(outputs: int) -> list[int]:
 def coded(rows: Array, data: Dataset) -> Array:
     """One column a feature: numbers as they are, one-hot groups as the position of their level, -1 for none."""
     columns = [
-        rows[:, group[0]] if len(group) == 1 else np.where(rows[:, group].any(1), rows[:, group].argmax(1), -1)
+        rows[:, group[0]]
+        if len(group) == 1
+        else np.where(rows[:, group].any(1), rows[:, group].argmax(1), -1)
         for group in data.groups.values()
     ]
     return np.column_stack(columns).astype(np.float64)
@@ -262,13 +305,24 @@ def coded(rows: Array, data: Dataset) -> Array:
 # ---------------------------------------------------------------------- walking and telling
 
 Found = dict[Case, dict[str, Any]]
-_CASE = (found.__wrapped__, drawn, share, outputs_of, problems.trained, problems.RECIPE, _transformer, EPOCHS)
+_CASE = (
+    found.__wrapped__,
+    drawn,
+    share,
+    outputs_of,
+    problems.trained,
+    problems.RECIPE,
+    _transformer,
+    EPOCHS,
+)
 _CODE = kept.rooms("projection", "network", "tabular")
 _PRINTS: dict[str, str] = {
     OURS: kept.fingerprint(ours, *_CASE, _CODE),
     AVERAGE: kept.fingerprint(average_effects, _judged, *_CASE, _CODE),
     PUBLISHED: kept.fingerprint(as_published, _judged, *_CASE, _CODE),
-    BOOSTED: kept.fingerprint(BOOSTING, distilled, coded, distilled_outputs, *_CASE, kept.package("interpret-core")),
+    BOOSTED: kept.fingerprint(
+        BOOSTING, distilled, coded, distilled_outputs, *_CASE, kept.package("interpret-core")
+    ),
 }
 
 
@@ -276,7 +330,11 @@ def walk(chosen: Sequence[Case], results: kept.Kept, *, known: bool) -> Found:
     """All of one method before the next, the dearest last and by sample, so that an interrupted run says the most."""
     every: Found = {case: {} for case in chosen}
     for method in (OURS, AVERAGE, PUBLISHED, BOOSTED):
-        order = sorted(chosen, key=lambda case: (case.sample, case.seed)) if method == BOOSTED else chosen
+        order = (
+            sorted(chosen, key=lambda case: (case.sample, case.seed))
+            if method == BOOSTED
+            else chosen
+        )
         for case in tqdm(order, desc=method, unit="case", dynamic_ncols=True):
             if OURS not in every[case] and method != OURS:
                 continue
@@ -305,7 +363,9 @@ def places(every: Found) -> dict[tuple[str, str, int], list[dict[str, Any]]]:
 
 
 def mean_share(result: dict[str, Any], outputs: Sequence[int] | None = None) -> float:
-    return float(np.mean(result["shares"] if outputs is None else [result["shares"][k] for k in outputs]))
+    return float(
+        np.mean(result["shares"] if outputs is None else [result["shares"][k] for k in outputs])
+    )
 
 
 def told(place: tuple[str, str, int]) -> tuple[str, str, int]:
@@ -324,7 +384,14 @@ def share_table(every: Found) -> Table:
         for method in (AVERAGE, PUBLISHED):
             known = tuple(mean_share(c[method]) for c in cells if method in c)
             numbers.append(Spread(known) if known else None)
-        rows.append((*told(place), len(cells), float(np.mean([len(c[OURS]["pairs"]) for c in cells])), *numbers))
+        rows.append(
+            (
+                *told(place),
+                len(cells),
+                float(np.mean([len(c[OURS]["pairs"]) for c in cells])),
+                *numbers,
+            )
+        )
     return Table(
         "Share of the variance on test rows",
         (
@@ -374,7 +441,12 @@ def headline_table(every: Found) -> Table:
         gaps = [s - mean_share(c[OURS]) for s, c in zip(stated, cells, strict=True)]
         inside = [float(np.mean(c[OURS]["headline_inside"])) - c[OURS]["inside"] for c in cells]
         single = max(
-            (h - t for c in cells for h, t in zip(c[OURS]["headline"], c[OURS]["shares"], strict=True)), key=abs
+            (
+                h - t
+                for c in cells
+                for h, t in zip(c[OURS]["headline"], c[OURS]["shares"], strict=True)
+            ),
+            key=abs,
         )
         rows.append(
             (
@@ -415,20 +487,35 @@ def target_rows(every: Found) -> list[tuple[Cell, ...]]:
             lowest = min(mean_share(c[OURS]) for c in cells)
             add(f"{name}, lowest sample", f"≥ {LEAST}", lowest, lowest >= LEAST)
     for place, cells in grouped.items():
-        gaps = [mean_share(c[OURS], c[BOOSTED]["outputs"]) - mean_share(c[BOOSTED]) for c in cells if BOOSTED in c]
+        gaps = [
+            mean_share(c[OURS], c[BOOSTED]["outputs"]) - mean_share(c[BOOSTED])
+            for c in cells
+            if BOOSTED in c
+        ]
         if gaps:
             name = ", ".join((NAMES[place[0]], place[1], f"{place[2]:,} rows"))
-            add(f"{name}: lead over the distilled EBM, smallest of {len(gaps)}", "≥ 0", min(gaps), min(gaps) >= 0)
+            add(
+                f"{name}: lead over the distilled EBM, smallest of {len(gaps)}",
+                "≥ 0",
+                min(gaps),
+                min(gaps) >= 0,
+            )
     return rows
 
 
 def findings(every: Found, targets: Sequence[tuple[Cell, ...]]) -> tuple[str, ...]:
     missed = [f"{row[0]} ({row[2]:.4f}, asked {row[1]})" for row in targets if row[3] != "met"]
-    lines = [f"{len(targets) - len(missed)} of {len(targets)} targets are met; missed: {'; '.join(missed) or 'none'}."]
+    lines = [
+        f"{len(targets) - len(missed)} of {len(targets)} targets are met; missed: {'; '.join(missed) or 'none'}."
+    ]
     both = [c for c in every.values() if BOOSTED in c]
     if both:
-        ahead = sum(mean_share(c[OURS], c[BOOSTED]["outputs"]) > mean_share(c[BOOSTED]) for c in both)
-        times = [c[BOOSTED]["seconds"] / len(c[BOOSTED]["outputs"]) / c[OURS]["seconds"] for c in both]
+        ahead = sum(
+            mean_share(c[OURS], c[BOOSTED]["outputs"]) > mean_share(c[BOOSTED]) for c in both
+        )
+        times = [
+            c[BOOSTED]["seconds"] / len(c[BOOSTED]["outputs"]) / c[OURS]["seconds"] for c in both
+        ]
         lines.append(
             f"NObSP is ahead of the distilled EBM in {ahead} of {len(both)} cases; an EBM of one output takes "
             f"{min(times):.1f} to {max(times):.1f} times (median {np.median(times):.1f}) as long as NObSP of all."
@@ -438,7 +525,9 @@ def findings(every: Found, targets: Sequence[tuple[Cell, ...]]) -> tuple[str, ..
 
 def main() -> None:
     parser = options((__doc__ or "").splitlines()[0])
-    parser.add_argument("--known", action="store_true", help="report what earlier runs found, compute nothing")
+    parser.add_argument(
+        "--known", action="store_true", help="report what earlier runs found, compute nothing"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(1)  # so that processor time is what one thread takes
     results = kept.Kept(None if chosen.quick else kept.FOLDER / "unseen.jsonl")
@@ -462,7 +551,11 @@ def main() -> None:
                 "transformer": "2 blocks, 32 wide, 4 heads, 12 epochs",
                 "ridge_of_average_effects": FAR,
                 "EBM": f"{BOOSTING}, interactions as many as NObSP kept",
-                **{name: value for name, value in problems.described().items() if not name.startswith("hidden")},
+                **{
+                    name: value
+                    for name, value in problems.described().items()
+                    if not name.startswith("hidden")
+                },
             },
             packages=("interpret-core",),
         ),

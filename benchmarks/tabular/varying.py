@@ -83,14 +83,21 @@ def _problem(table: str, seed: int, stopped: bool, batch: int) -> problems.Probl
         return problems.problem.__wrapped__(table, seed, rows=ROWS, stopped=stopped)
 
 
-_FINGERPRINT = kept.fingerprint(scored, _problem, problems.trained, problems.RECIPE, ROWS, SETTINGS[GRADIENTS])
+_FINGERPRINT = kept.fingerprint(
+    scored, _problem, problems.trained, problems.RECIPE, ROWS, SETTINGS[GRADIENTS]
+)
 
 
 def main() -> None:
     chosen = asked((__doc__ or "").splitlines()[0])
     results = kept.Kept(None if chosen.quick else kept.FOLDER / "varying.jsonl")
     found: Found = {}
-    cells = [(table, name, seed) for table in chosen.tables for seed in chosen.seeds for name in VARIATIONS]
+    cells = [
+        (table, name, seed)
+        for table in chosen.tables
+        for seed in chosen.seeds
+        for name in VARIATIONS
+    ]
     for table, name, seed in tqdm(cells, desc="varying", unit="cell", dynamic_ncols=True):
         fingerprint = kept.fingerprint(_FINGERPRINT, VARIATIONS[name])
         cell = f"{table}, seed {seed}, {name}"
@@ -105,9 +112,17 @@ def main() -> None:
             tables=tuple(
                 Table(
                     title,
-                    (Column("table"), Column("paper", ".3f"), *(Column(name, ".3f") for name in VARIATIONS)),
+                    (
+                        Column("table"),
+                        Column("paper", ".3f"),
+                        *(Column(name, ".3f") for name in VARIATIONS),
+                    ),
                     tuple(
-                        (NAMES[table], PAPER[table][place], *(mean(found, table, name, score) for name in VARIATIONS))
+                        (
+                            NAMES[table],
+                            PAPER[table][place],
+                            *(mean(found, table, name, score) for name in VARIATIONS),
+                        )
                         for table in chosen.tables
                     ),
                     "Faithfulness correlation, mean over seeds.",
@@ -131,13 +146,21 @@ def findings(found: Found, tables: tuple[str, ...]) -> tuple[str, ...]:
         gaps = []
         for place, score in enumerate(("published", "gradients")):
             known = [(mean(found, table, name, score), PAPER[table][place]) for table in tables]
-            gaps.append(float(np.mean([abs(ours - paper) for ours, paper in known if ours is not None])))
+            gaps.append(
+                float(np.mean([abs(ours - paper) for ours, paper in known if ours is not None]))
+            )
         told.append(f"{name}: {gaps[0]:.3f} and {gaps[1]:.3f}")
     spans = []
     for table in tables:
-        ours = [score for name in VARIATIONS if (score := mean(found, table, name, "published")) is not None]
+        ours = [
+            score
+            for name in VARIATIONS
+            if (score := mean(found, table, name, "published")) is not None
+        ]
         if ours and not min(ours) <= PAPER[table][0] <= max(ours):
-            spans.append(f"{NAMES[table]} ({min(ours):.3f} to {max(ours):.3f}, paper {PAPER[table][0]:.3f})")
+            spans.append(
+                f"{NAMES[table]} ({min(ours):.3f} to {max(ours):.3f}, paper {PAPER[table][0]:.3f})"
+            )
     return (
         f"Mean distance from the paper's figures, NObSP as published and Integrated Gradients: {'; '.join(told)}.",
         f"Tables whose figure lies outside of everything tried: {', '.join(spans) or 'none'}.",

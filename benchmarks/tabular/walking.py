@@ -36,8 +36,12 @@ NAMES = {
 def asked(description: str) -> argparse.Namespace:
     """What the caller wants: which tables and seeds, and whether results are only shown."""
     parser = options(description)
-    parser.add_argument("--tables", nargs="+", choices=TABLES, help="these only; prints, writes no files")
-    parser.add_argument("--known", action="store_true", help="report what earlier runs found, compute nothing")
+    parser.add_argument(
+        "--tables", nargs="+", choices=TABLES, help="these only; prints, writes no files"
+    )
+    parser.add_argument(
+        "--known", action="store_true", help="report what earlier runs found, compute nothing"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(1)  # these networks are too small for a second thread to pay its way
     chosen.print_only |= chosen.tables is not None
@@ -66,7 +70,12 @@ def walk(
     kept = Kept(None if chosen.quick else FOLDER / f"{name}.jsonl")
     scoring = source(score)
     found: Found = {}
-    bar = tqdm(list(_cells(chosen.tables, chosen.seeds, settings)), desc=name, unit="cell", dynamic_ncols=True)
+    bar = tqdm(
+        list(_cells(chosen.tables, chosen.seeds, settings)),
+        desc=name,
+        unit="cell",
+        dynamic_ncols=True,
+    )
     for table, seed, method in bar:
         cell = f"{table}, seed {seed}, {method}"
         bar.set_postfix_str(cell)
@@ -74,7 +83,11 @@ def walk(
         if chosen.known:
             scores = kept.get(cell, fingerprint)
         else:
-            scores = kept.cell(cell, fingerprint, partial(score, table, seed, method, rows=rows, **settings[method]))
+            scores = kept.cell(
+                cell,
+                fingerprint,
+                partial(score, table, seed, method, rows=rows, **settings[method]),
+            )
         found.setdefault((table, method), []).append(scores)
     return {place: scores for place, scores in found.items() if None not in scores}
 
@@ -84,7 +97,9 @@ def _method(name: str) -> Method:
     return next(method for known, method in METHODS.items() if name.startswith(known))
 
 
-def _cells(tables: Sequence[str], seeds: Sequence[int], methods: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
+def _cells(
+    tables: Sequence[str], seeds: Sequence[int], methods: Mapping[str, Any]
+) -> Iterator[tuple[str, int, str]]:
     """One network after another, so that it is trained once for all methods."""
     for table in tables:
         for seed in seeds:
@@ -114,5 +129,10 @@ def those(tables: Sequence[str], agree: Callable[[str], bool | None]) -> str:
 
 def not_run(found: Found, tables: Sequence[str], methods: Iterable[str]) -> tuple[str, ...]:
     """A sentence naming what is missing; none where nothing is."""
-    missing = [f"{method} on {NAMES[table]}" for table in tables for method in methods if (table, method) not in found]
+    missing = [
+        f"{method} on {NAMES[table]}"
+        for table in tables
+        for method in methods
+        if (table, method) not in found
+    ]
     return (f"Not run on every seed, and left out: {'; '.join(missing)}.",) if missing else ()

@@ -23,7 +23,11 @@ from nobsp.metrics import region_deletion_auc
 from nobsp.vision import NObSPCam
 
 NAME, SEED = "accounts", 0
-DEFAULT, ACCOUNT, PAPER = "default picture", "account of the logit", "positive channels (the paper's map)"
+DEFAULT, ACCOUNT, PAPER = (
+    "default picture",
+    "account of the logit",
+    "positive channels (the paper's map)",
+)
 Maps = NDArray[np.float64]
 
 
@@ -54,7 +58,9 @@ def pictures(setting: Setting, split: str, count: int) -> Pictures:
     data = load_images("imagenette", split=split)
     chosen = data.subset(np.random.default_rng(SEED).permutation(len(data))[:count])
     prepared = setting.model.prepare(torch.from_numpy(chosen.array()))  # type: ignore[operator]
-    return Pictures(prepared, np.array([chosen[place][1] for place in range(count)], dtype=np.int64))
+    return Pictures(
+        prepared, np.array([chosen[place][1] for place in range(count)], dtype=np.int64)
+    )
 
 
 # ---------------------------------------------------------------------- two images side by side
@@ -70,7 +76,9 @@ class Mosaics:
 
 
 def mosaics(of: Pictures, pairs: int) -> Mosaics:
-    places = [(i, i + 1) for i in range(0, len(of.labels) - 1, 2) if of.labels[i] != of.labels[i + 1]][:pairs]
+    places = [
+        (i, i + 1) for i in range(0, len(of.labels) - 1, 2) if of.labels[i] != of.labels[i + 1]
+    ][:pairs]
     one, two = (np.array(side) for side in zip(*places, strict=True))
     return Mosaics(torch.cat([of.images[one], of.images[two]], 3), of.labels[one], of.labels[two])
 
@@ -213,7 +221,9 @@ def random_network(source: str, name: str, given: dict[str, object]) -> nn.Modul
     return network.eval()
 
 
-def architecture_row(source: str, name: str, given: dict[str, object], images: Tensor) -> tuple[Cell, ...]:
+def architecture_row(
+    source: str, name: str, given: dict[str, object], images: Tensor
+) -> tuple[Cell, ...]:
     told = "".join(f", {key}={value}" for key, value in given.items() if key == "global_pool")
     progress(name + told)
     try:
@@ -247,20 +257,29 @@ def finer_maps(
     explainers: dict[str, NObSPCam], images: Tensor, target: NDArray[np.int64], kind: str
 ) -> dict[str, Maps]:
     """Maps of single layers, and averages of layers on the finest grid: they add up to the logit less the mean base."""
-    found = {name: torch.from_numpy(getattr(cam(images, target), kind)) for name, cam in explainers.items()}
+    found = {
+        name: torch.from_numpy(getattr(cam(images, target), kind))
+        for name, cam in explainers.items()
+    }
     shape = found["28 × 28"].shape[1:]
     large = [
         functional.interpolate(found[name][:, None], size=shape, mode="bilinear")[:, 0]
         for name in ("7 × 7", "14 × 14", "28 × 28")
     ]
-    ways = found | {"7 and 14, averaged": (large[0] + large[1]) / 2, "all three, averaged": sum(large) / 3}
+    ways = found | {
+        "7 and 14, averaged": (large[0] + large[1]) / 2,
+        "all three, averaged": sum(large) / 3,
+    }
     return {name: maps.numpy() for name, maps in ways.items()}
 
 
 def finer(pairs: int, explained: int, calibration: int) -> Report:
     """Are finer maps of earlier layers, alone or averaged with the last, as good?"""
     setting = mobilenet_v2()
-    train, shown = pictures(setting, "train", calibration), pictures(setting, "val", max(explained, 3 * pairs))
+    train, shown = (
+        pictures(setting, "train", calibration),
+        pictures(setting, "val", max(explained, 3 * pairs)),
+    )
     both, numbers = mosaics(shown, pairs), np.array(setting.classes)
     progress("two images side by side")
     sized = explainers_of(setting.model, mosaics(train, calibration).images)
@@ -273,16 +292,24 @@ def finer(pairs: int, explained: int, calibration: int) -> Report:
     explainers = explainers_of(setting.model, train.images)
     with torch.no_grad():
         target = setting.model(images).argmax(1).numpy()
-    costs = {name: times_forward(cam, setting.model, images[:8], 1) for name, cam in explainers.items()}
+    costs = {
+        name: times_forward(cam, setting.model, images[:8], 1) for name, cam in explainers.items()
+    }
     scores = {}
     for name, maps in finer_maps(explainers, images, target, "account").items():
-        large = functional.interpolate(torch.from_numpy(maps)[:, None], size=images.shape[2:], mode="bilinear")
-        scores[name] = region_deletion_auc(setting.model, images, large[:, 0].numpy(), target=target).auc
+        large = functional.interpolate(
+            torch.from_numpy(maps)[:, None], size=images.shape[2:], mode="bilinear"
+        )
+        scores[name] = region_deletion_auc(
+            setting.model, images, large[:, 0].numpy(), target=target
+        ).auc
     rows: list[tuple[Cell, ...]] = []
     for name, score in scores.items():
         gap = bootstrap_interval(score - scores["7 × 7"], seed=SEED) if name != "7 × 7" else None
         said = "–" if gap is None else f"{gap.difference:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
-        rows.append((name, float(np.mean(shares[name])), float(score.mean()), said, costs.get(name)))
+        rows.append(
+            (name, float(np.mean(shares[name])), float(score.mean()), said, costs.get(name))
+        )
     return Report(
         name=f"{NAME}-finer",
         title="Finer maps: earlier layers, and layers together",
@@ -364,13 +391,25 @@ def mobilenet(effort: Effort) -> Report:
             f"Calibrated on {effort.explained} images, the default account misses {plain.median:.1e} of the logit.",
         ),
         seeds=(SEED,),
-        settings={"images explained": effort.explained, "calibrated on": effort.calibration, "batch": effort.batch},
+        settings={
+            "images explained": effort.explained,
+            "calibrated on": effort.calibration,
+            "batch": effort.batch,
+        },
         packages=("torchvision", "grad-cam"),
     )
 
 
 def neck_row(name: str, found: Sum, shares: dict[str, float]) -> tuple[Cell, ...]:
-    return name, found.median, found.largest, shares[DEFAULT], shares[ACCOUNT], shares[GRADCAM], found.forward
+    return (
+        name,
+        found.median,
+        found.largest,
+        shares[DEFAULT],
+        shares[ACCOUNT],
+        shares[GRADCAM],
+        found.forward,
+    )
 
 
 def architectures(effort: Effort, *, quick: bool) -> Report:
@@ -401,7 +440,9 @@ def architectures(effort: Effort, *, quick: bool) -> Report:
                 "Of logit − base: what the account misses, and the class token's share (median). Small images.",
             ),
         ),
-        findings=(f"{len(well)} of {len(rows)} architectures have an account that misses 0.02 or less (median).",),
+        findings=(
+            f"{len(well)} of {len(rows)} architectures have an account that misses 0.02 or less (median).",
+        ),
         seeds=(SEED,),
         settings={"images": effort.batch},
         packages=("torchvision", "timm"),
@@ -410,15 +451,24 @@ def architectures(effort: Effort, *, quick: bool) -> Report:
 
 def main() -> None:
     parser = options((__doc__ or "").splitlines()[0])
-    parser.add_argument("--architectures", action="store_true", help="many architectures with random weights instead")
-    parser.add_argument("--finer", action="store_true", help="maps of earlier layers of MobileNetV2 instead")
+    parser.add_argument(
+        "--architectures",
+        action="store_true",
+        help="many architectures with random weights instead",
+    )
+    parser.add_argument(
+        "--finer", action="store_true", help="maps of earlier layers of MobileNetV2 instead"
+    )
     chosen = parser.parse_args()
     effort = QUICK if chosen.quick else Effort()
     warnings.filterwarnings("ignore", category=UserWarning)
     if chosen.finer:
         publish(finer(2, 4, 8) if chosen.quick else finer(12, 16, 40), chosen)
         return
-    publish(architectures(effort, quick=chosen.quick) if chosen.architectures else mobilenet(effort), chosen)
+    publish(
+        architectures(effort, quick=chosen.quick) if chosen.architectures else mobilenet(effort),
+        chosen,
+    )
 
 
 if __name__ == "__main__":

@@ -51,13 +51,17 @@ class Run:
 def asked(description: str) -> Run:
     """Reads the options and finds out what can run."""
     parser = options(description, threads=True)
-    parser.add_argument("--only", choices=list(NETWORKS), nargs="+", help="networks to run; all by default")
+    parser.add_argument(
+        "--only", choices=list(NETWORKS), nargs="+", help="networks to run; all by default"
+    )
     chosen = parser.parse_args()
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
     # Heads are trained on the activations of whole training splits, which takes longer than a quick run may.
     networks = tuple(chosen.only or (PRETRAINED if chosen.quick else NETWORKS))
-    absent = {} if os.environ.get("NOBSP_DATA") else dict.fromkeys(networks, "its weights are not there")
+    absent = (
+        {} if os.environ.get("NOBSP_DATA") else dict.fromkeys(networks, "its weights are not there")
+    )
     for name, why in absent.items():
         progress(f"{name} is not run: {why}; set NOBSP_DATA to a folder that has them.")
     judge = Judge(QUICK, folder=None) if chosen.quick else Judge(Effort())
@@ -71,7 +75,12 @@ def difference(one: Array, other: Array) -> str:
 
 
 def beside_the_paper(
-    title: str, quoted: Quotation, ours: Callable[[str, str], float], networks: Sequence[str], note: str, spec: str
+    title: str,
+    quoted: Quotation,
+    ours: Callable[[str, str], float],
+    networks: Sequence[str],
+    note: str,
+    spec: str,
 ) -> Table:
     """Every row of a table of the paper, our figures for the same methods where a network comes near it."""
     near = {NETWORKS[name].quoted: name for name in networks if NETWORKS[name].quoted}
@@ -85,4 +94,6 @@ def beside_the_paper(
         absent = "not run this time" if known else "not run: there are no weights of it"
         rows.append((", ".join(row), *found, absent if name is None else NETWORKS[name].remark))
     columns = [Column(text, spec) for method in METHODS for text in (f"{method}, paper", "ours")]
-    return Table(title, (Column("network, images"), *columns, Column("our network")), tuple(rows), note)
+    return Table(
+        title, (Column("network, images"), *columns, Column("our network")), tuple(rows), note
+    )

@@ -25,7 +25,12 @@ Maps = NDArray[np.float64]
 # it sees in a blank image on average.
 Baseline = Literal["mean", "zero", "blank", "pooled blank"]
 
-PAPER, ACCOUNT, PROBABILITY, CHOSEN = "paper's map", "account", "account of the probability", "one by one, to zero"
+PAPER, ACCOUNT, PROBABILITY, CHOSEN = (
+    "paper's map",
+    "account",
+    "account of the probability",
+    "one by one, to zero",
+)
 # Nodes of Gauss and Legendre for integrals along a straight path between two vectors of logits.
 NODES = 32
 BATCH = 8  # the fastest on one core: larger ones leave its cache
@@ -63,7 +68,9 @@ class Seen:
         """B, shape (channels, height or 1, width or 1)."""
         if baseline == "pooled blank":
             return self.blank.mean((1, 2), keepdim=True)
-        return self.blank if baseline == "blank" else self.mean[:, None, None] * (baseline == "mean")
+        return (
+            self.blank if baseline == "blank" else self.mean[:, None, None] * (baseline == "mean")
+        )
 
     def evidence(self, baseline: Baseline) -> Tensor:
         """E for all classes, shape (n, classes, height, width)."""
@@ -225,18 +232,24 @@ def by_channel(kind: Literal["positive", "signed"], *, calibrated: bool = True) 
     def maps(seen: Seen) -> Tensor:
         beta = (seen.beta.T if calibrated else seen.weight)[seen.target]
         gains = beta * (seen.maps.mean((2, 3)) - seen.mean)
-        return torch.einsum("nc,nchw->nhw", gains.clamp_min(0.0) if kind == "positive" else gains, seen.maps)
+        return torch.einsum(
+            "nc,nchw->nhw", gains.clamp_min(0.0) if kind == "positive" else gains, seen.maps
+        )
 
     return maps
 
 
 def calibrated_account(seen: Seen) -> Tensor:
-    return torch.einsum("nc,nchw->nhw", seen.beta.T[seen.target], seen.maps - seen.reference("mean"))
+    return torch.einsum(
+        "nc,nchw->nhw", seen.beta.T[seen.target], seen.maps - seen.reference("mean")
+    )
 
 
 def earlier_layer(seen: Seen) -> Tensor:
     """The account of an earlier layer, integrated through the layers behind it."""
-    return torch.from_numpy(seen.earlier()(seen.images, seen.target.numpy(), against="others").account)
+    return torch.from_numpy(
+        seen.earlier()(seen.images, seen.target.numpy(), against="others").account
+    )
 
 
 def both(late: Candidate, early: Candidate, share: float) -> Candidate:
@@ -264,12 +277,16 @@ def blurred(maps: Tensor) -> Tensor:
     """Each location averaged with its neighbours, weights 1-2-1 both ways."""
     kernel = torch.tensor([1.0, 2.0, 1.0], dtype=maps.dtype)
     kernel = (kernel[:, None] * kernel / 16)[None, None]
-    return functional.conv2d(functional.pad(maps[:, None], (1, 1, 1, 1), mode="replicate"), kernel)[:, 0]
+    return functional.conv2d(functional.pad(maps[:, None], (1, 1, 1, 1), mode="replicate"), kernel)[
+        :, 0
+    ]
 
 
 def resized(maps: Tensor, size: tuple[int, ...]) -> Tensor:
     """Bilinear, as `ActivationMaps.resize`."""
-    return functional.interpolate(maps[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
+    return functional.interpolate(maps[:, None], size=size, mode="bilinear", align_corners=False)[
+        :, 0
+    ]
 
 
 CANDIDATES: dict[str, Candidate] = {
@@ -287,15 +304,21 @@ CANDIDATES: dict[str, Candidate] = {
     "account of the probability, from zero": weighted(along("probability", "zero"), "zero"),
     "account from a blank image": weighted(chosen, "blank"),
     "against the others, from a blank image": weighted(against_others, "blank"),
-    "account of the log-probability, from a blank image": weighted(along("logarithm", "blank"), "blank"),
-    "account of the probability, from a blank image": weighted(along("probability", "blank"), "blank"),
+    "account of the log-probability, from a blank image": weighted(
+        along("logarithm", "blank"), "blank"
+    ),
+    "account of the probability, from a blank image": weighted(
+        along("probability", "blank"), "blank"
+    ),
     "account of the log-probability, from a pooled blank image": weighted(
         along("logarithm", "pooled blank"), "pooled blank"
     ),
     "account of the probability, from a pooled blank image": weighted(
         along("probability", "pooled blank"), "pooled blank"
     ),
-    "account of the log-odds, from a pooled blank image": weighted(along("log-odds", "pooled blank"), "pooled blank"),
+    "account of the log-odds, from a pooled blank image": weighted(
+        along("log-odds", "pooled blank"), "pooled blank"
+    ),
     "account of the log-odds, from zero": weighted(along("log-odds", "zero"), "zero"),
     "taken out, to the mean": taken_out("mean"),
     "taken out, to zero": taken_out("zero"),

@@ -70,12 +70,15 @@ class Block(nn.Module):
         self.heads = heads
         self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
         self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.wide = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.wide = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
         self.attention = torch.empty(0)
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = (
-            part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.mix(self.one(x)).chunk(3, 2)
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in self.mix(self.one(x)).chunk(3, 2)
         )
         self.attention = (query @ key.transpose(2, 3) / query.shape[-1] ** 0.5).softmax(3)
         x = x + self.out((self.attention @ value).transpose(1, 2).flatten(2))
@@ -88,7 +91,10 @@ class Transformer(nn.Module):
     def __init__(self, task: Task) -> None:
         super().__init__()
         self.task = task
-        self.embed, self.blocks = Embed(task), nn.Sequential(*(Block(task.width) for _ in range(task.blocks)))
+        self.embed, self.blocks = (
+            Embed(task),
+            nn.Sequential(*(Block(task.width) for _ in range(task.blocks))),
+        )
         self.norm, self.head = nn.LayerNorm(task.width), nn.Linear(task.width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -100,7 +106,11 @@ def read_digits() -> tuple[Tensor, Tensor, int]:
     """Images, classes, and how many of them are trained on."""
     data = load_digits()
     images, train = torch.from_numpy(data.images)[:, None].float() / 16, 1400
-    return (images - images[:train].mean()) / images[:train].std(), torch.from_numpy(data.target), train
+    return (
+        (images - images[:train].mean()) / images[:train].std(),
+        torch.from_numpy(data.target),
+        train,
+    )
 
 
 def read_cifar() -> tuple[Tensor, Tensor, int]:
@@ -125,7 +135,9 @@ def augment(images: Tensor, reach: int) -> Tensor:
 def trained(task: Task, epochs: int) -> tuple[Transformer, Tensor, Tensor, Tensor]:
     """The network, training images, and unseen images with their classes."""
     images, classes, train = read_digits() if task is DIGITS else read_cifar()
-    kept: Path | None = cache_folder() / f"class-token-{task.title}-{epochs}.pt" if task is CIFAR else None
+    kept: Path | None = (
+        cache_folder() / f"class-token-{task.title}-{epochs}.pt" if task is CIFAR else None
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model = Transformer(task)
@@ -158,7 +170,9 @@ def _train(model: Transformer, images: Tensor, classes: Tensor, epochs: int) -> 
             optimizer.step()
             schedule.step()
         if not small:
-            progress(f"{model.task.title}: epoch {epoch + 1} of {epochs}, loss {float(loss.detach()):.2f}")
+            progress(
+                f"{model.task.title}: epoch {epoch + 1} of {epochs}, loss {float(loss.detach()):.2f}"
+            )
 
 
 def attention_maps(model: Transformer, images: Tensor, target: Tensor) -> dict[str, Maps]:
@@ -173,14 +187,23 @@ def attention_maps(model: Transformer, images: Tensor, target: Tensor) -> dict[s
         attention = [block.attention for block in model.blocks]
         gradients = torch.autograd.grad(own, [*attention, kept[-1]])
     eye = torch.eye(1 + model.task.cells**2)
-    rollout, chefer, legrad = eye.expand(len(images), -1, -1), eye.expand(len(images), -1, -1), torch.zeros(1)
+    rollout, chefer, legrad = (
+        eye.expand(len(images), -1, -1),
+        eye.expand(len(images), -1, -1),
+        torch.zeros(1),
+    )
     for one, slope in zip(attention, gradients, strict=False):
         rollout = (one.mean(1) + eye) / 2 @ rollout
         chefer = chefer + (one * slope).clamp_min(0).mean(1) @ chefer
         legrad = legrad + slope.clamp_min(0).mean((1, 2))[:, 1:]
     last, slope = kept[-1][:, 1:], gradients[-1][:, 1:]
     gradcam = (last * slope.mean(1, keepdim=True)).sum(2).clamp_min(0)
-    found = {"attention rollout": rollout[:, 0, 1:], "Chefer": chefer[:, 0, 1:], "LeGrad": legrad, "GradCAM": gradcam}
+    found = {
+        "attention rollout": rollout[:, 0, 1:],
+        "Chefer": chefer[:, 0, 1:],
+        "LeGrad": legrad,
+        "GradCAM": gradcam,
+    }
     return {name: as_grid(values) for name, values in found.items()}
 
 
@@ -224,7 +247,9 @@ def judge(model: Transformer, images: Tensor, maps: Maps, target: Tensor) -> tup
     return deleted, inserted
 
 
-def price(model: Transformer, train: Tensor, images: Tensor, target: Tensor) -> list[tuple[Cell, ...]]:
+def price(
+    model: Transformer, train: Tensor, images: Tensor, target: Tensor
+) -> list[tuple[Cell, ...]]:
     """What the number of points of the integral costs and brings, block by block."""
     rows: list[tuple[Cell, ...]] = []
     for block in range(model.task.blocks):
@@ -256,8 +281,12 @@ def draw_maps(
             maps[f"its removal alone ({cells**2 + 1} passes)"] = thorough.removal
     accounts = [maps[name] for name in share]
     maps["accounts of blocks 0 and 1, scaled and added"] = scaled(accounts[0]) + scaled(accounts[1])
-    maps["accounts of all blocks, scaled and added"] = np.sum([scaled(one) for one in accounts], axis=0)
-    maps["account of block 0 and Chefer, scaled and added"] = scaled(accounts[0]) + scaled(maps["Chefer"])
+    maps["accounts of all blocks, scaled and added"] = np.sum(
+        [scaled(one) for one in accounts], axis=0
+    )
+    maps["account of block 0 and Chefer, scaled and added"] = scaled(accounts[0]) + scaled(
+        maps["Chefer"]
+    )
     maps[f"occlusion ({cells**2 + 1} passes)"] = occluded(model, images, target)
     maps["random"] = np.random.default_rng(SEED).random((len(images), cells, cells))
     return maps, share
@@ -276,7 +305,9 @@ def measure(task: Task, *, quick: bool) -> tuple[Table, Table]:
     scores = {name: judge(model, images, values, target) for name, values in maps.items()}
     best = max(RIVALS, key=lambda name: float(scores[name][0].mean()))
     rows: list[tuple[Cell, ...]] = []
-    for name, (deleted, inserted) in sorted(scores.items(), key=lambda one: -float(one[1][0].mean())):
+    for name, (deleted, inserted) in sorted(
+        scores.items(), key=lambda one: -float(one[1][0].mean())
+    ):
         gap = bootstrap_interval(deleted - scores[best][0], seed=SEED) if name != best else None
         said = "–" if gap is None else f"{gap.difference:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
         rows.append((name, float(deleted.mean()), said, float(inserted.mean()), share.get(name)))
@@ -318,9 +349,13 @@ def main() -> None:
         name="class-token",
         title="Class-token transformers: which map?",
         tables=tuple(tables),
-        findings=("The tables say which accounts are level with the best map that takes one backward pass.",),
+        findings=(
+            "The tables say which accounts are level with the best map that takes one backward pass.",
+        ),
         seeds=(SEED,),
-        settings={task.title: f"width {task.width}, {task.epochs} epochs" for task in (DIGITS, CIFAR)},
+        settings={
+            task.title: f"width {task.width}, {task.epochs} epochs" for task in (DIGITS, CIFAR)
+        },
         packages=("scikit-learn",),
     )
     publish(report, chosen)

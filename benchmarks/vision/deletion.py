@@ -32,7 +32,9 @@ def evaluation(run: Run) -> tuple[Table, Table]:
     for network in run.networks:
         found = {method: run.judge.scores(network, "val", method).auc for method in COMPARED}
         means.append((NETWORKS[network].name, *(float(auc.mean()) for auc in found.values())))
-        others = [difference(auc, found[GRADCAM]) for method, auc in found.items() if method != GRADCAM]
+        others = [
+            difference(auc, found[GRADCAM]) for method, auc in found.items() if method != GRADCAM
+        ]
         gaps.append((NETWORKS[network].name, *others))
     first = Column("network, images")
     count = run.judge.effort.val
@@ -67,7 +69,11 @@ def selection(judge: Judge, networks: tuple[str, ...]) -> Table:
     rows.sort(key=lambda row: -row[1])  # type: ignore[operator]
     return Table(
         f"All maps tried, {judge.effort.train} training images a network: AUC less GradCAM's",
-        (Column("map"), Column("mean", "+.4f"), *(Column(NETWORKS[network].name) for network in networks)),
+        (
+            Column("map"),
+            Column("mean", "+.4f"),
+            *(Column(NETWORKS[network].name) for network in networks),
+        ),
         tuple(rows),
         "Half widths of 95% paired bootstrap intervals. What each map is, is said in benchmarks/vision/candidates.py.",
     )
@@ -82,7 +88,11 @@ def times(run: Run) -> Table:
             rows.append((NETWORKS[network].name, alone, *ratios))
     return Table(
         "Processor time of a map with its forward pass, as a multiple of the forward pass alone",
-        (Column("network, images"), Column("forward pass, ms", ".1f"), *(Column(name, ".2f") for name in COMPARED)),
+        (
+            Column("network, images"),
+            Column("forward pass, ms", ".1f"),
+            *(Column(name, ".2f") for name in COMPARED),
+        ),
         tuple(rows),
         "One image of a batch of 8; the two run in turn, medians. Calibration is not counted.",
     )
@@ -132,7 +142,11 @@ def main() -> None:
         tables=(*tables, paper, times(run), tried),
         findings=tuple(findings(run, tried)),
         seeds=(SEED,),
-        settings={**run.settings, "training images to choose on": run.judge.effort.train, "steps": 10},
+        settings={
+            **run.settings,
+            "training images to choose on": run.judge.effort.train,
+            "steps": 10,
+        },
         packages=PACKAGES,
     )
     publish(report, run.chosen)

@@ -56,25 +56,37 @@ class Judge:
         self._rivals = fingerprint(*common, rivals, package("grad-cam"))
         self._ours = fingerprint(*common, candidates, scenes.EVIDENCE, rooms("projection"))
         # One scene at a time is in memory.
-        self._scene = cache_of_one(lambda network, split: Scene(NETWORKS[network].make, split, effort, folder=folder))
+        self._scene = cache_of_one(
+            lambda network, split: Scene(NETWORKS[network].make, split, effort, folder=folder)
+        )
 
     def scores(self, network: str, split: Split, method: str) -> Scores:
         """On training images, or on validation images."""
-        made = fingerprint(self._made_by(method), self.effort.train if split == "train" else self.effort.val)
-        found = self._kept.cell(f"{network}, {split}, {method}", made, lambda: self._scored(network, split, method))
-        return Scores(**{name: np.array(values, dtype=np.float64) for name, values in found.items()})
+        made = fingerprint(
+            self._made_by(method), self.effort.train if split == "train" else self.effort.val
+        )
+        found = self._kept.cell(
+            f"{network}, {split}, {method}", made, lambda: self._scored(network, split, method)
+        )
+        return Scores(
+            **{name: np.array(values, dtype=np.float64) for name, values in found.items()}
+        )
 
     def faithfulness(self, network: str, method: str) -> Array:
         """Correlation at the level of pixels, validation images."""
         made = fingerprint(self._made_by(method), self.effort, pixel_faithfulness)
-        found = self._kept.cell(f"{network}, pixels, {method}", made, lambda: self._correlated(network, method))
+        found = self._kept.cell(
+            f"{network}, pixels, {method}", made, lambda: self._correlated(network, method)
+        )
         return np.array(found, dtype=np.float64)
 
     def times_forward(self, network: str, method: str) -> Sequence[float]:
         """Processor time for one image, maps and forward pass, and its ratio to the forward pass alone."""
         made = fingerprint(self._made_by(method), timing)
         scene = self._scene(network, "val")
-        return self._kept.cell(f"{network}, time, {method}", made, lambda: timing.times_forward(scene, method))
+        return self._kept.cell(
+            f"{network}, time, {method}", made, lambda: timing.times_forward(scene, method)
+        )
 
     def _made_by(self, method: str) -> str:
         """Changes with whatever may change a map. Deletion curves change only with what it ranks; see `_deleted`."""
@@ -87,7 +99,10 @@ class Judge:
         positive = np.maximum(maps, 0.0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a map without positive values has no concentration
-            concentration = {"sparseness": sparseness(positive).tolist(), "gini": gini_sparseness(positive).tolist()}
+            concentration = {
+                "sparseness": sparseness(positive).tolist(),
+                "gini": gini_sparseness(positive).tolist(),
+            }
         return {"auc": self._deleted(scene, maps), **concentration}
 
     def _deleted(self, scene: Scene, maps: Array) -> list[float]:
@@ -98,7 +113,9 @@ class Judge:
         made = fingerprint(scene.setting.name, *seen, scores, package("torch"))
 
         def curves() -> list[float]:
-            found = region_deletion_auc(scene.run, scene.images, maps, target=scene.target, batch_size=32)
+            found = region_deletion_auc(
+                scene.run, scene.images, maps, target=scene.target, batch_size=32
+            )
             return list(map(float, found.auc))
 
         return self._kept.cell("deletion", made, curves)
@@ -129,7 +146,9 @@ def maps_of(scene: Scene, method: str, count: int | None = None) -> Array:
         starts = range(0, count, BATCH)
         parts = [run(scene.images[at : at + BATCH], scene.target[at : at + BATCH]) for at in starts]
         return np.concatenate(parts)[:count]
-    found = torch.cat([CANDIDATES[method](seen) for seen in scene.seen[: -(-count // BATCH)]])[:count]
+    found = torch.cat([CANDIDATES[method](seen) for seen in scene.seen[: -(-count // BATCH)]])[
+        :count
+    ]
     return np.asarray(resized(found, size).numpy(), dtype=np.float64)
 
 

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.metrics.arrays import Array, Model, as_array, as_images, pearson, running, targets_of, undefined
+from nobsp.metrics.arrays import (
+    Array,
+    Model,
+    as_array,
+    as_images,
+    pearson,
+    running,
+    targets_of,
+    undefined,
+)
 
 
 def pixel_faithfulness(
@@ -53,10 +62,14 @@ def pixel_faithfulness(
     if attributions.ndim == 3:
         attributions = attributions[:, None]
     if attributions.shape not in (values.shape, (len(values), 1, *values.shape[2:])):
-        raise ValueError(f"maps have the shape {np.shape(maps)} but images have {values.shape}; resize the maps.")
+        raise ValueError(
+            f"maps have the shape {np.shape(maps)} but images have {values.shape}; resize the maps."
+        )
     size = values[0].size
     if not 1 <= subset_size <= size:
-        raise ValueError(f"subset_size is {subset_size} but an image has {size} values; pass 1 to {size}.")
+        raise ValueError(
+            f"subset_size is {subset_size} but an image has {size} values; pass 1 to {size}."
+        )
 
     def draw(image: int) -> NDArray[np.int64]:
         rng = np.random.default_rng((seed, image))
@@ -66,7 +79,9 @@ def pixel_faithfulness(
     scores = correlation_over(model, values, weights, draw, target, baseline, batch_size)
     unknown = int(np.isnan(scores).sum())
     if unknown:
-        undefined(f"masking never changed the output, or attributions are constant, in {unknown} images.")
+        undefined(
+            f"masking never changed the output, or attributions are constant, in {unknown} images."
+        )
     return scores
 
 

@@ -49,7 +49,9 @@ class Normalised(nn.Module):
     benchmark works on normalised images; this module only keeps the two numbers with the network.
     """
 
-    def __init__(self, network: nn.Module, mean: tuple[float, ...], spread: tuple[float, ...]) -> None:
+    def __init__(
+        self, network: nn.Module, mean: tuple[float, ...], spread: tuple[float, ...]
+    ) -> None:
         super().__init__()
         self.network = network
         self.mean = torch.tensor(mean)[:, None, None]
@@ -79,12 +81,20 @@ def mobilenet_v2() -> Setting:
 
 def efficientnet_lite0() -> Setting:
     network = EfficientNetLite0()
-    renamed = {".".join(part.lstrip("_") for part in name.split(".")): v for name, v in _weights(_LITE).items()}
+    renamed = {
+        ".".join(part.lstrip("_") for part in name.split(".")): v
+        for name, v in _weights(_LITE).items()
+    }
     network.load_state_dict(renamed)
     # The TensorFlow original subtracts 127 and divides by 128.
     model = Normalised(network, (127 / 255,) * 3, (128 / 255,) * 3).eval()
     return Setting(
-        "EfficientNet-Lite0, Imagenette", model, "imagenette", IMAGENETTE_CLASSES, "network.act", "network.blocks.10"
+        "EfficientNet-Lite0, Imagenette",
+        model,
+        "imagenette",
+        IMAGENETTE_CLASSES,
+        "network.act",
+        "network.blocks.10",
     )
 
 
@@ -92,14 +102,28 @@ def resnet18_cifar10() -> Setting:
     network = ResNet18ForSmallImages(classes=10)
     network.load_state_dict(_weights("resnet18_cifar10"))
     model = Normalised(network, (0.0,) * 3, (1.0,) * 3).eval()
-    return Setting("ResNet-18, CIFAR-10", model, "cifar10", tuple(range(10)), "network.layer4", "network.layer3")
+    return Setting(
+        "ResNet-18, CIFAR-10",
+        model,
+        "cifar10",
+        tuple(range(10)),
+        "network.layer4",
+        "network.layer3",
+    )
 
 
 def resnet20_cifar10() -> Setting:
     network = ResNet20(classes=10)
     network.load_state_dict(_weights("resnet20_cifar10"))
     model = Normalised(network, *IMAGENET).eval()
-    return Setting("ResNet-20, CIFAR-10", model, "cifar10", tuple(range(10)), "network.layer3", "network.layer2")
+    return Setting(
+        "ResNet-20, CIFAR-10",
+        model,
+        "cifar10",
+        tuple(range(10)),
+        "network.layer3",
+        "network.layer2",
+    )
 
 
 SETTINGS = {
@@ -117,7 +141,10 @@ def _weights(name: str) -> Mapping[str, Tensor]:
     path = Path(root or ".") / "weights" / f"{name}_fp16.safetensors"
     if root is None or not path.is_file():
         raise FileNotFoundError(f"set NOBSP_DATA to a folder that has weights/{path.name}.")
-    return {key: value.float() if value.is_floating_point() else value for key, value in load_file(path).items()}
+    return {
+        key: value.float() if value.is_floating_point() else value
+        for key, value in load_file(path).items()
+    }
 
 
 # ---------------------------------------------------------------------- architectures
@@ -131,10 +158,14 @@ class _SameConv(nn.Conv2d):
             max((-(-int(size) // stride) - 1) * stride + kernel - int(size), 0)
             for size, kernel, stride in zip(x.shape[2:], self.kernel_size, self.stride, strict=True)
         ]
-        if any(rows % 2 for rows in missing):  # what both sides get alike, the convolution pads faster itself
+        if any(
+            rows % 2 for rows in missing
+        ):  # what both sides get alike, the convolution pads faster itself
             x = functional.pad(x, (0, missing[1] % 2, 0, missing[0] % 2))
         both = [rows // 2 for rows in missing]
-        return functional.conv2d(x, self.weight, self.bias, self.stride, both, self.dilation, self.groups)
+        return functional.conv2d(
+            x, self.weight, self.bias, self.stride, both, self.dilation, self.groups
+        )
 
 
 class _InvertedResidual(nn.Module):
@@ -179,10 +210,15 @@ class EfficientNetLite0(nn.Module):
         for count, kernel, stride, expand, channels in self.STAGES:
             for number in range(count):
                 step = stride if number == 0 else 1
-                blocks.append(_InvertedResidual(width, channels, kernel=kernel, stride=step, expand=expand))
+                blocks.append(
+                    _InvertedResidual(width, channels, kernel=kernel, stride=step, expand=expand)
+                )
                 width = channels
         self.blocks = nn.ModuleList(blocks)
-        self.conv_head, self.bn1 = _SameConv(width, 1280, 1, bias=False), nn.BatchNorm2d(1280, eps=1e-3)
+        self.conv_head, self.bn1 = (
+            _SameConv(width, 1280, 1, bias=False),
+            nn.BatchNorm2d(1280, eps=1e-3),
+        )
         self.act = nn.ReLU6()
         self.fc = nn.Linear(1280, classes)
 
@@ -207,7 +243,11 @@ class _BasicBlock(nn.Module):
         self.shortcut: nn.Module = nn.Sequential()
         if stride != 1 or inputs != outputs:
             projection = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.shortcut = _Padded(outputs - inputs) if padded else nn.Sequential(projection, nn.BatchNorm2d(outputs))
+            self.shortcut = (
+                _Padded(outputs - inputs)
+                if padded
+                else nn.Sequential(projection, nn.BatchNorm2d(outputs))
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
@@ -229,13 +269,22 @@ class _SmallImageResNet(nn.Module):
 
     def __init__(self, widths: tuple[int, ...], blocks: int, *, classes: int, padded: bool) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0])
+        self.conv1, self.bn1 = (
+            nn.Conv2d(3, widths[0], 3, 1, 1, bias=False),
+            nn.BatchNorm2d(widths[0]),
+        )
         self.stages = [f"layer{number}" for number in range(1, len(widths) + 1)]
         width = widths[0]
         for stage, channels in zip(self.stages, widths, strict=True):
             stride = 1 if stage == "layer1" else 2
             first = _BasicBlock(width, channels, stride, padded=padded)
-            setattr(self, stage, nn.Sequential(first, *(_BasicBlock(channels, channels, 1) for _ in range(blocks - 1))))
+            setattr(
+                self,
+                stage,
+                nn.Sequential(
+                    first, *(_BasicBlock(channels, channels, 1) for _ in range(blocks - 1))
+                ),
+            )
             width = channels
         self.linear = nn.Linear(width, classes)
 

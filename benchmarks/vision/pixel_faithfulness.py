@@ -58,7 +58,12 @@ def main() -> None:
             f"network: {', '.join(sorted(first))}.",
         ),
         seeds=(SEED,),
-        settings={**run.settings, "images": run.judge.effort.pixels, "subsets": run.judge.effort.runs, "values": 224},
+        settings={
+            **run.settings,
+            "images": run.judge.effort.pixels,
+            "subsets": run.judge.effort.runs,
+            "values": 224,
+        },
         packages=PACKAGES,
     )
     publish(report, run.chosen)

@@ -31,7 +31,9 @@ def rival(setting: Setting, name: str) -> Method:
 
     def maps(x: Tensor, target: NDArray[np.int64]) -> Maps:
         with kind(model=setting.model, target_layers=[layer]) as cam:
-            found = cam(input_tensor=x, targets=[ClassifierOutputTarget(int(one)) for one in target])
+            found = cam(
+                input_tensor=x, targets=[ClassifierOutputTarget(int(one)) for one in target]
+            )
         return np.asarray(found, dtype=np.float64)
 
     return maps

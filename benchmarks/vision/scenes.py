@@ -62,7 +62,9 @@ class Scene:
         folder: Where calibrations are kept; nowhere if None.
     """
 
-    def __init__(self, make: Callable[[], Setting], split: Split, effort: Effort, *, folder: Path | None) -> None:
+    def __init__(
+        self, make: Callable[[], Setting], split: Split, effort: Effort, *, folder: Path | None
+    ) -> None:
         self._make, self._split, self._effort, self._folder = make, split, effort, folder
 
     @cached_property
@@ -96,12 +98,16 @@ class Scene:
     def _fitted(self, layer: str | None) -> NObSPCam:
         model, count = self.setting.model, self._effort.calibration
         known = fingerprint(self.setting.name, layer, count, EVIDENCE, rooms("projection"))
-        path = None if self._folder is None else self._folder / "calibrations" / f"{known}.safetensors"
+        path = (
+            None if self._folder is None else self._folder / "calibrations" / f"{known}.safetensors"
+        )
         if path is not None and path.is_file():
             return NObSPCam.load(path, model)
         progress(f"{self.setting.name}: calibrating {layer or 'the pooled layer'}")
         coefficients: Coefficients = "calibrated" if layer is None else "head"
-        cam = NObSPCam(model, layer=layer, coefficients=coefficients).fit(self._batches("train", count))
+        cam = NObSPCam(model, layer=layer, coefficients=coefficients).fit(
+            self._batches("train", count)
+        )
         if path is None:
             return cam
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +117,9 @@ class Scene:
     @cached_property
     def seen(self) -> list[Seen]:
         """The images as the network and its calibration see them."""
-        return list(seen_by(self.calibrated, self.images, self.target, earlier=lambda: self.earlier))
+        return list(
+            seen_by(self.calibrated, self.images, self.target, earlier=lambda: self.earlier)
+        )
 
     def _batches(self, split: Split, count: int) -> Iterator[Tensor]:
         data = load_images(self.setting.data, split=split, size=self.setting.size)
@@ -143,7 +151,11 @@ class Remembering:
     def __call__(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         rows = np.ascontiguousarray(images, dtype=np.float32)
         keys = [hashlib.blake2b(row, digest_size=16).digest() for row in rows]
-        new = [place for key, place in {key: place for place, key in enumerate(keys)}.items() if key not in self._known]
+        new = [
+            place
+            for key, place in {key: place for place, key in enumerate(keys)}.items()
+            if key not in self._known
+        ]
         for start in range(0, len(new), BATCH):
             here = new[start : start + BATCH]
             with torch.no_grad():

@@ -27,13 +27,19 @@ def table(run: Run, title: str, measure: str) -> Table:
         (NETWORKS[network].name, *(mean(run, network, method, measure) for method in COMPARED))
         for network in run.networks
     ]
-    return Table(title, (Column("network, images"), *(Column(method, ".3f") for method in COMPARED)), tuple(rows))
+    return Table(
+        title,
+        (Column("network, images"), *(Column(method, ".3f") for method in COMPARED)),
+        tuple(rows),
+    )
 
 
 def findings(run: Run) -> tuple[str, ...]:
     told = []
     for measure in ("sparseness", "gini"):
-        average = {m: float(np.mean([mean(run, n, m, measure) for n in run.networks])) for m in COMPARED}
+        average = {
+            m: float(np.mean([mean(run, n, m, measure) for n in run.networks])) for m in COMPARED
+        }
         sparsest = max(average, key=average.__getitem__)
         told.append(
             f"By {'the Gini index' if measure == 'gini' else 'the paper’s formula'}, {sparsest} is the most "

@@ -57,7 +57,9 @@ def main() -> None:
         Column("p, Holm", ".4f"),
     )
     every = {method: gaps(run, method) for method in OURS}
-    together = judged({method: np.concatenate(list(found.values())) for method, found in every.items()})
+    together = judged(
+        {method: np.concatenate(list(found.values())) for method, found in every.items()}
+    )
     tables = []
     for method, found in every.items():
         rows = [(name, *cells) for name, cells in judged(found).items()]
@@ -68,7 +70,9 @@ def main() -> None:
                 f"The paper, over 24 networks and 4,784 images: {OVERALL[0]:+.3f}, 95% interval [{OVERALL[1]:+.3f}, "
                 f"{OVERALL[2]:+.3f}], corrected p = {OVERALL[3]}."
             )
-        tables.append(Table(f"{method[0].upper()}{method[1:]} against GradCAM", columns, tuple(rows), note))
+        tables.append(
+            Table(f"{method[0].upper()}{method[1:]} against GradCAM", columns, tuple(rows), note)
+        )
     findings = [
         f"{method[0].upper()}{method[1:]} against GradCAM over all {cells[0]} images: {cells[1]:+.4f} {cells[2]}, "
         f"p = {cells[4]:.4f} after Holm's correction."

@@ -44,7 +44,12 @@ class Texts:
     words: list[list[str]]
 
     def take(self, rows: Tensor) -> Texts:
-        return Texts(self.codes[rows], self.mask[rows], self.positive[rows], [self.words[row] for row in rows.tolist()])
+        return Texts(
+            self.codes[rows],
+            self.mask[rows],
+            self.positive[rows],
+            [self.words[row] for row in rows.tolist()],
+        )
 
     def batch(self) -> dict[str, Tensor]:
         return {"input_ids": self.codes, "attention_mask": self.mask}
@@ -64,15 +69,21 @@ def read_snippets(name: str) -> tuple[list[list[str]], Tensor]:
     """Words and whether they are positive; undecided snippets are left out."""
     table = read_table(name)
     table = table[table["rating"].abs() >= 0.5]
-    words = [re.findall(r"[a-z]+(?:'[a-z]+)*", str(text).lower())[: LENGTH - 1] for text in table["text"]]
+    words = [
+        re.findall(r"[a-z]+(?:'[a-z]+)*", str(text).lower())[: LENGTH - 1] for text in table["text"]
+    ]
     kept = [place for place, one in enumerate(words) if one]
-    return [words[place] for place in kept], torch.from_numpy((table["rating"].to_numpy() > 0)[kept]).long()
+    return [words[place] for place in kept], torch.from_numpy(
+        (table["rating"].to_numpy() > 0)[kept]
+    ).long()
 
 
 def encode(words: list[list[str]], positive: Tensor, vocabulary: dict[str, int]) -> Texts:
     codes = torch.full((len(words), LENGTH), PAD)
     for row, one in enumerate(words):
-        codes[row, : 1 + len(one)] = torch.tensor([FIRST, *(vocabulary.get(word, UNKNOWN) for word in one)])
+        codes[row, : 1 + len(one)] = torch.tensor(
+            [FIRST, *(vocabulary.get(word, UNKNOWN) for word in one)]
+        )
     return Texts(codes, (codes != PAD).long(), positive, words)
 
 
@@ -86,7 +97,9 @@ class Reader(nn.Module):
         self.place = nn.Parameter(0.02 * torch.randn(1, LENGTH, WIDTH))
         self.drop = nn.Dropout(0.3)
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, batch_first=True, dropout=0.3, norm_first=True)
+            nn.TransformerEncoderLayer(
+                WIDTH, 4, 2 * WIDTH, batch_first=True, dropout=0.3, norm_first=True
+            )
             for _ in range(2)
         )
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2)
@@ -114,8 +127,12 @@ def trained(texts: Texts, words: int, reads: str, seed: int, epochs: int) -> Rea
                 optimizer.zero_grad()
                 codes = texts.codes[rows]
                 # Words that are left out now and then keep a network from learning snippets by heart.
-                codes = torch.where((torch.rand(codes.shape) < 0.1) & (codes > FIRST), UNKNOWN, codes)
-                functional.cross_entropy(model(codes, texts.mask[rows]), texts.positive[rows]).backward()
+                codes = torch.where(
+                    (torch.rand(codes.shape) < 0.1) & (codes > FIRST), UNKNOWN, codes
+                )
+                functional.cross_entropy(
+                    model(codes, texts.mask[rows]), texts.positive[rows]
+                ).backward()
                 optimizer.step()
                 schedule.step()
     return model.eval().requires_grad_(False)
@@ -146,7 +163,11 @@ def integrated(model: Reader, texts: Texts) -> Scores:
     method = LayerIntegratedGradients(lambda codes, mask: margin(model(codes, mask)), model.embed)
     with torch.enable_grad():
         found = method.attribute(
-            texts.codes, neutral, additional_forward_args=(texts.mask,), n_steps=32, internal_batch_size=512
+            texts.codes,
+            neutral,
+            additional_forward_args=(texts.mask,),
+            n_steps=32,
+            internal_batch_size=512,
         )
     return np.asarray(found.sum(2).detach().double())
 
@@ -161,7 +182,9 @@ def occluded(model: Reader, texts: Texts) -> Scores:
     return np.asarray(torch.stack(parts, 1).double())
 
 
-def score_words(model: Reader, known: Texts, texts: Texts) -> tuple[dict[str, Scores], dict[str, float]]:
+def score_words(
+    model: Reader, known: Texts, texts: Texts
+) -> tuple[dict[str, Scores], dict[str, float]]:
     """Scores (texts, places) by name, and each account's median residual as a share of its gain."""
     found: dict[str, Scores] = {}
     left = {}
@@ -201,7 +224,9 @@ class Judged:
     residuals: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def judge(self, model: Reader, known: Texts, fresh: Texts, lexicon: dict[str, float]) -> None:
-        self.right.append(float((model(fresh.codes, fresh.mask).argmax(1) == fresh.positive).double().mean()))
+        self.right.append(
+            float((model(fresh.codes, fresh.mask).argmax(1) == fresh.positive).double().mean())
+        )
         found, left = score_words(model, known, fresh)
         for name, scores in found.items():
             own, over_all = correlations(scores, fresh, lexicon)
@@ -215,7 +240,11 @@ class Judged:
         for name, parts in self.inside.items():
             own = np.concatenate(parts)
             gap = bootstrap_interval(np.nan_to_num(own - rival), seed=0)
-            said = "–" if name == INTEGRATED else f"{gap.difference:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
+            said = (
+                "–"
+                if name == INTEGRATED
+                else f"{gap.difference:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
+            )
             rest = float(np.mean(self.residuals[name])) if name in self.residuals else None
             right, over_all = float(np.mean(self.right)), float(np.mean(self.pooled[name]))
             yield right, name, float(np.nanmean(own)), said, over_all, rest
@@ -224,7 +253,10 @@ class Judged:
 def main() -> None:
     chosen = options((__doc__ or "").splitlines()[0]).parse_args()
     warnings.filterwarnings("ignore", category=UserWarning)
-    lexicon = {str(word): float(value) for word, value in read_table("lexicon")[["word", "valence"]].to_numpy()}
+    lexicon = {
+        str(word): float(value)
+        for word, value in read_table("lexicon")[["word", "valence"]].to_numpy()
+    }
     words, positive = read_snippets("movie_snippets")
     products = read_snippets("product_snippets")
     cut = int(0.8 * len(words))
@@ -236,13 +268,18 @@ def main() -> None:
             progress(f"reads its {reads}, seed {seed}")
             order = torch.from_numpy(np.random.default_rng(seed).permutation(len(words)))
             counts = Counter(word for row in order[:cut].tolist() for word in words[row])
-            vocabulary = {word: place for place, word in enumerate((w for w, count in counts.items() if count > 1), 3)}
+            vocabulary = {
+                word: place
+                for place, word in enumerate((w for w, count in counts.items() if count > 1), 3)
+            }
             films = encode(words, positive, vocabulary)
             known = films.take(order[:cut])
             model = trained(known, 3 + len(vocabulary), reads, seed, epochs)
             unseen = {"films": films.take(order[cut:]), "products": encode(*products, vocabulary)}
             for kind, fresh in unseen.items():
-                judged[kind].judge(model, known.take(torch.arange(400)), fresh.take(torch.arange(most)), lexicon)
+                judged[kind].judge(
+                    model, known.take(torch.arange(400)), fresh.take(torch.arange(most)), lexicon
+                )
         rows.extend((reads, kind, *row) for kind, one in judged.items() for row in one.rows())
     table = Table(
         "Rank correlation of words' scores with their valence in the lexicon, unseen snippets",
@@ -266,7 +303,13 @@ def main() -> None:
         tables=(table,),
         findings=(),
         seeds=seeds,
-        settings={"width": WIDTH, "blocks": 2, "longest text": LENGTH, "epochs": epochs, "snippets": most},
+        settings={
+            "width": WIDTH,
+            "blocks": 2,
+            "longest text": LENGTH,
+            "epochs": epochs,
+            "snippets": most,
+        },
         packages=("captum", "scipy"),
     )
     publish(report, chosen)

@@ -25,7 +25,11 @@ from nobsp.vision import NObSPCam, ThoroughMaps
 SEED = 0
 NETWORKS = ("mobilenet_v2", "efficientnet_lite0", "resnet18")
 MOST = 24
-THOROUGH, FEWER, REMOVAL = "thorough (50 passes)", f"thorough, most={MOST} (25 passes)", "removal alone (50 passes)"
+THOROUGH, FEWER, REMOVAL = (
+    "thorough (50 passes)",
+    f"thorough, most={MOST} (25 passes)",
+    "removal alone (50 passes)",
+)
 Maps = NDArray[np.float64]
 
 
@@ -45,7 +49,9 @@ def pictures(setting: Setting, split: str, count: int) -> Pictures:
     data = load_images(setting.data, split=split, size=setting.size)
     chosen = data.subset(np.random.default_rng(SEED).permutation(len(data))[:count])
     prepared = setting.model.prepare(torch.from_numpy(chosen.array()))  # type: ignore[operator]
-    return Pictures(prepared, np.array([chosen[place][1] for place in range(count)], dtype=np.int64))
+    return Pictures(
+        prepared, np.array([chosen[place][1] for place in range(count)], dtype=np.int64)
+    )
 
 
 def fewer(found: ThoroughMaps) -> Maps:
@@ -54,15 +60,22 @@ def fewer(found: ThoroughMaps) -> Maps:
     left = np.argsort(-account, axis=1)[:, MOST:]
     removal = removal.copy()
     np.put_along_axis(removal, left, 0.0, axis=1)
-    both = sum((part - part.mean(1, keepdims=True)) / part.std(1, keepdims=True) for part in (account, removal))
+    both = sum(
+        (part - part.mean(1, keepdims=True)) / part.std(1, keepdims=True)
+        for part in (account, removal)
+    )
     return np.asarray(both).reshape(found.thorough.shape)
 
 
-def ways(cam: NObSPCam, setting: Setting, images: Tensor, target: NDArray[np.int64]) -> dict[str, Maps]:
+def ways(
+    cam: NObSPCam, setting: Setting, images: Tensor, target: NDArray[np.int64]
+) -> dict[str, Maps]:
     """Maps by name."""
     plain, found = cam(images, target), cam.thorough(images, target)
     gradcam = rival(setting, GRADCAM)
-    parts = [gradcam(images[at : at + 16], target[at : at + 16]) for at in range(0, len(images), 16)]
+    parts = [
+        gradcam(images[at : at + 16], target[at : at + 16]) for at in range(0, len(images), 16)
+    ]
     return {
         GRADCAM: np.concatenate(parts),
         "account": plain.account,
@@ -74,7 +87,9 @@ def ways(cam: NObSPCam, setting: Setting, images: Tensor, target: NDArray[np.int
 
 
 def enlarged(maps: Maps, images: Tensor) -> Maps:
-    large = functional.interpolate(torch.from_numpy(maps)[:, None], size=images.shape[2:], mode="bilinear")
+    large = functional.interpolate(
+        torch.from_numpy(maps)[:, None], size=images.shape[2:], mode="bilinear"
+    )
     return np.asarray(large[:, 0].numpy())
 
 
@@ -109,7 +124,9 @@ def rows_of(network: str, effort: Effort) -> list[tuple[Cell, ...]]:
         gaps: list[Cell] = []
         for own, other in zip(scores[name], scores[GRADCAM], strict=True):
             gap = bootstrap_interval(own - other, seed=SEED) if name != GRADCAM else None
-            said = "–" if gap is None else f"{gap.difference:+.4f} [{gap.low:+.4f}, {gap.high:+.4f}]"
+            said = (
+                "–" if gap is None else f"{gap.difference:+.4f} [{gap.low:+.4f}, {gap.high:+.4f}]"
+            )
             gaps += [float(own.mean()), said]
         rows.append((setting.name, name, *gaps, halves[name]))
     return rows
@@ -151,7 +168,11 @@ def main() -> None:
             ),
             findings=findings,
             seeds=(SEED,),
-            settings={"images": effort.images, "calibrated on": effort.calibration, "regions": "7 × 7"},
+            settings={
+                "images": effort.images,
+                "calibrated on": effort.calibration,
+                "regions": "7 × 7",
+            },
             packages=("grad-cam",),
         ),
         chosen,

@@ -32,7 +32,9 @@ def times_forward(scene: Scene, name: str) -> tuple[float, float]:
                 run(images[here], target[here])
                 if turn:  # the first warms up
                     times.append(1e3 * (time.process_time() - began) / len(images[here]))
-    return statistics.median(took), statistics.median(a / b for a, b in zip(took, alone, strict=True))
+    return statistics.median(took), statistics.median(
+        a / b for a, b in zip(took, alone, strict=True)
+    )
 
 
 def timed_method(scene: Scene, name: str) -> Method:

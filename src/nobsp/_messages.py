@@ -25,7 +25,9 @@ def count(number: int, what: str) -> str:
 
 def number_outputs(outputs: int) -> tuple[str, ...]:
     """Names of outputs that have none."""
-    return ("output",) if outputs == 1 else tuple(f"output {position}" for position in range(outputs))
+    return (
+        ("output",) if outputs == 1 else tuple(f"output {position}" for position in range(outputs))
+    )
 
 
 def free_name(name: str, taken: Container[str]) -> str:
@@ -51,7 +53,11 @@ def suggest(name: Any, known: Iterable[Any]) -> str:
     """The last clause of an error about an unknown name: the closest matches, or what there is."""
     names = list(known)
     close = get_close_matches(str(name), [str(other) for other in names[:10_000]], n=3)
-    return f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {join_names(names, 12)}."
+    return (
+        f"did you mean {' or '.join(map(repr, close))}?"
+        if close
+        else f"there are {join_names(names, 12)}."
+    )
 
 
 def require_whole_number(name: str, value: Any, *, least: int = 1) -> None:
@@ -64,7 +70,9 @@ def as_numpy(values: Any) -> NDArray[Any]:
     """Anything numpy understands as an array, and tensors on any device; recognised so that torch is not needed."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
-        values = values.float() if "bfloat16" in str(values.dtype) else values  # numpy knows no bfloat16
+        values = (
+            values.float() if "bfloat16" in str(values.dtype) else values
+        )  # numpy knows no bfloat16
     return np.asarray(values)
 
 
@@ -80,14 +88,23 @@ def matched(frame: Any, *, argument: str, columns: Sequence[str] | None) -> Any:
     """A frame of narwhals with its columns in the expected order."""
     if columns is None:
         return frame
-    places, known = {str(name): position for position, name in enumerate(frame.columns)}, set(columns)
+    places, known = (
+        {str(name): position for position, name in enumerate(frame.columns)},
+        set(columns),
+    )
     missing = [name for name in columns if name not in places]
     unexpected = [name for name in places if name not in known]
     if missing or unexpected:
         said = [f"lacks {join_names(missing, 12)}"] if missing else []
         said += [f"has the unexpected {join_names(unexpected, 12)}"] if unexpected else []
-        close = [f"{near[0]!r} for {name!r}" for name in missing if (near := get_close_matches(name, unexpected, n=1))]
+        close = [
+            f"{near[0]!r} for {name!r}"
+            for name in missing
+            if (near := get_close_matches(name, unexpected, n=1))
+        ]
         hint = f" Is {', '.join(close)}?" if close else ""
-        raise ValueError(f"{argument} {' and '.join(said)}; expected are {join_names(columns, 12)}.{hint}")
+        raise ValueError(
+            f"{argument} {' and '.join(said)}; expected are {join_names(columns, 12)}.{hint}"
+        )
     order = [places[name] for name in columns]
     return frame if order == sorted(order) else frame[:, order]

@@ -24,7 +24,9 @@ class Explainer:
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The parameters by name; with `deep` also those of the model, as `model__name`, where it has any."""
-        names = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
+        names = [
+            name for name in inspect.signature(type(self).__init__).parameters if name != "self"
+        ]
         found = {name: getattr(self, name) for name in names}
         if deep and hasattr(self.model, "get_params") and not isinstance(self.model, type):
             found |= {f"model__{name}": value for name, value in self.model.get_params().items()}
@@ -39,29 +41,43 @@ class Explainer:
             elif name in known:
                 setattr(self, name, value)
             else:
-                raise ValueError(f"{type(self).__name__} has no parameter {name!r}; there are {', '.join(known)}.")
+                raise ValueError(
+                    f"{type(self).__name__} has no parameter {name!r}; there are {', '.join(known)}."
+                )
         return self
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
         usual = inspect.signature(type(self).__init__).parameters
-        given = {name: value for name, value in self._options().items() if value is not usual[name].default}
+        given = {
+            name: value
+            for name, value in self._options().items()
+            if value is not usual[name].default
+        }
         said = " ".join(f"model={self.model!r}".split())
         for name, value in given.items():
             if not (isinstance(value, str | int | float) and value == usual[name].default):
                 said += f", {name}={' '.join(repr(value).split())}"
-        said = said if len(said) <= N_CHAR_MAX else f"{said[: N_CHAR_MAX // 2]}...{said[-(N_CHAR_MAX // 2) :]}"
+        said = (
+            said
+            if len(said) <= N_CHAR_MAX
+            else f"{said[: N_CHAR_MAX // 2]}...{said[-(N_CHAR_MAX // 2) :]}"
+        )
         return f"{type(self).__name__}({said})"
 
     def _options(self) -> dict[str, Any]:
         """The parameters, without the model."""
-        return {name: value for name, value in self.get_params(deep=False).items() if name != "model"}
+        return {
+            name: value for name, value in self.get_params(deep=False).items() if name != "model"
+        }
 
     @property
     def _fitted(self) -> Any:
         if not hasattr(self, "_fit"):
             from sklearn.exceptions import NotFittedError
 
-            raise NotFittedError(f"This {type(self).__name__} is not calibrated yet; call fit first.")
+            raise NotFittedError(
+                f"This {type(self).__name__} is not calibrated yet; call fit first."
+            )
         return self._fit
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -104,7 +120,10 @@ def is_healthy(findings: Iterable[Finding]) -> bool:
 
 def describe_findings(findings: Iterable[Finding]) -> list[str]:
     """One line per finding, as a health prints them."""
-    lines = [f"{f.severity}: {f.subject}: {f.message}" if f.subject else f"{f.severity}: {f.message}" for f in findings]
+    lines = [
+        f"{f.severity}: {f.subject}: {f.message}" if f.subject else f"{f.severity}: {f.message}"
+        for f in findings
+    ]
     return lines or ["Nothing to worry about."]
 
 
@@ -116,7 +135,9 @@ class Plots:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._names:
-            raise AttributeError(f"no plot {name!r} of a {type(self._subject).__name__}; there are {dir(self)}.")
+            raise AttributeError(
+                f"no plot {name!r} of a {type(self._subject).__name__}; there are {dir(self)}."
+            )
         # By name and only when asked for: plots are above the results they draw, and matplotlib may be missing.
         return partial(getattr(import_module("nobsp.plots"), name), self._subject)
 

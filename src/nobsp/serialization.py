@@ -49,11 +49,17 @@ def load(
     try:
         value = unpack(about, tensors, classes)
         if tensors or not isinstance(value, of):
-            raise ValueError("it has tensors that nothing uses" if tensors else f"it does not hold a {of.__name__}")
+            raise ValueError(
+                "it has tensors that nothing uses"
+                if tensors
+                else f"it does not hold a {of.__name__}"
+            )
         return value
     except ValueError as damaged:
         reason = str(damaged).rstrip(".")
-        raise ValueError(f"path {str(path)!r} is damaged or of another version: {reason}.") from damaged
+        raise ValueError(
+            f"path {str(path)!r} is damaged or of another version: {reason}."
+        ) from damaged
 
 
 def pack(value: Any, tensors: dict[str, Any]) -> Any:
@@ -74,9 +80,13 @@ def pack(value: Any, tensors: dict[str, Any]) -> Any:
     if kind is frozenset:
         return {"@frozenset": [pack(inner, tensors) for inner in sorted(value, key=repr)]}
     if kind is dict:
-        return {"@dict": [[pack(key, tensors), pack(inner, tensors)] for key, inner in value.items()]}
+        return {
+            "@dict": [[pack(key, tensors), pack(inner, tensors)] for key, inner in value.items()]
+        }
     if isinstance(value, np.ndarray) or _is_tensor(value):
-        if isinstance(value, np.ndarray) and (value.dtype.kind not in "biuf" or value.dtype.itemsize > 8):
+        if isinstance(value, np.ndarray) and (
+            value.dtype.kind not in "biuf" or value.dtype.itemsize > 8
+        ):
             raise TypeError(f"an array of {value.dtype} cannot be saved; only numbers can.")
         name = str(len(tensors))
         tensors[name] = value
@@ -112,7 +122,11 @@ def unpack(said: Any, tensors: dict[str, Any], classes: Iterable[type] = ()) -> 
                 return found.numpy() if _is_tensor(found) else found
             case {"@tensor": name, **rest} if not rest:
                 found = tensors.pop(name)
-                return import_module("torch").from_numpy(found) if isinstance(found, np.ndarray) else found
+                return (
+                    import_module("torch").from_numpy(found)
+                    if isinstance(found, np.ndarray)
+                    else found
+                )
             case {"@moments": inner, **rest} if not rest:
                 from nobsp.projection import Moments
 
@@ -122,14 +136,24 @@ def unpack(said: Any, tensors: dict[str, Any], classes: Iterable[type] = ()) -> 
                 if name not in known:
                     raise ValueError(f"it holds a {name!r}, which does not belong there")
                 if different := fields.keys() ^ {field.name for field in _fields(known[name])}:
-                    raise ValueError(f"{name!r} has other fields than it should ({', '.join(sorted(different))})")
+                    raise ValueError(
+                        f"{name!r} has other fields than it should ({', '.join(sorted(different))})"
+                    )
                 return known[name](**{key: restore(inner) for key, inner in fields.items()})
         raise ValueError(f"{str(said)[:60]!r} is not understood")
 
     try:
         return restore(said)
-    except (TypeError, KeyError, IndexError, AttributeError, RuntimeError) as wrong:  # too deep a nesting included
-        raise ValueError(f"its parts do not fit together ({type(wrong).__name__}: {wrong})") from wrong
+    except (
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RuntimeError,
+    ) as wrong:  # too deep a nesting included
+        raise ValueError(
+            f"its parts do not fit together ({type(wrong).__name__}: {wrong})"
+        ) from wrong
 
 
 def _fields(kind: type) -> list[dataclasses.Field[Any]]:
@@ -142,11 +166,21 @@ def _is_tensor(value: Any) -> bool:
 
 
 def write(
-    path: str | os.PathLike[str], *, kind: str, version: int, tensors: Mapping[str, Tensor | np.ndarray], about: Any
+    path: str | os.PathLike[str],
+    *,
+    kind: str,
+    version: int,
+    tensors: Mapping[str, Tensor | np.ndarray],
+    about: Any,
 ) -> None:
     """Writes tensors and a description, atomically: the file is whole or not there."""
     target = check_path(path)
-    metadata = {"format": "nobsp", "kind": kind, "version": str(version), "about": json.dumps(about)}
+    metadata = {
+        "format": "nobsp",
+        "kind": kind,
+        "version": str(version),
+        "about": json.dumps(about),
+    }
     with replacing(target) as draft:
         save_file(tensors, str(draft), metadata=metadata)
 
@@ -160,7 +194,9 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     if target.is_dir():
         raise IsADirectoryError(f"path {str(target)!r} is a folder; pass the name of a file.")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(f"path is in {folder!r}, which cannot be written to; choose another folder.")
+        raise PermissionError(
+            f"path is in {folder!r}, which cannot be written to; choose another folder."
+        )
     return target
 
 
@@ -186,7 +222,9 @@ def save_file(tensors: Mapping[str, Any], path: str, *, metadata: dict[str, str]
     """Writes arrays with numpy alone, and with torch where there are tensors."""
     # Not np.ascontiguousarray, which gives a single number a dimension; safetensors needs one byte order.
     kept: dict[str, Any] = {
-        name: given.astype(given.dtype.newbyteorder("="), order="C") if isinstance(given, np.ndarray) else given
+        name: given.astype(given.dtype.newbyteorder("="), order="C")
+        if isinstance(given, np.ndarray)
+        else given
         for name, given in tensors.items()
     }
     if all(isinstance(given, np.ndarray) for given in kept.values()):
@@ -199,9 +237,16 @@ def save_file(tensors: Mapping[str, Any], path: str, *, metadata: dict[str, str]
 
     storages: set[int] = set()
     for name, given in kept.items():
-        tensor = torch.from_numpy(given) if isinstance(given, np.ndarray) else given.detach().contiguous()
+        tensor = (
+            torch.from_numpy(given)
+            if isinstance(given, np.ndarray)
+            else given.detach().contiguous()
+        )
         storage = tensor.untyped_storage()
-        if storage.data_ptr() in storages or storage.nbytes() != tensor.numel() * tensor.element_size():
+        if (
+            storage.data_ptr() in storages
+            or storage.nbytes() != tensor.numel() * tensor.element_size()
+        ):
             tensor = tensor.clone()  # safetensors refuses tensors that share memory
         storages.add(tensor.untyped_storage().data_ptr())
         kept[name] = tensor
@@ -219,7 +264,9 @@ def read(
         with safe_open(path, framework=framework) as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != "nobsp" or metadata.get("kind") != kind:
-                held = metadata.get("kind") if metadata.get("format") == "nobsp" else "something else"
+                held = (
+                    metadata.get("kind") if metadata.get("format") == "nobsp" else "something else"
+                )
                 raise ValueError(f"path {str(path)!r} does not hold a nobsp {kind} but {held}.")
             if metadata.get("version") != str(version):
                 raise ValueError(
@@ -228,8 +275,12 @@ def read(
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
     except SafetensorError as damaged:
-        raise ValueError(f"path {str(path)!r} is damaged or no safetensors file: {damaged}.") from damaged
+        raise ValueError(
+            f"path {str(path)!r} is damaged or no safetensors file: {damaged}."
+        ) from damaged
     try:
         return tensors, json.loads(metadata["about"])
     except (KeyError, json.JSONDecodeError, RecursionError) as damaged:
-        raise ValueError(f"path {str(path)!r} is damaged: its description cannot be read ({damaged}).") from damaged
+        raise ValueError(
+            f"path {str(path)!r} is damaged: its description cannot be read ({damaged})."
+        ) from damaged

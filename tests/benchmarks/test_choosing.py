@@ -47,18 +47,26 @@ def test_all_candidates_but_total_effects_are_there_with_an_ignored_feature_at_t
 
 @pytest.mark.parametrize("ridge", choosing.RIDGES)
 def test_own_function_is_what_the_explainer_fits_one_by_one(found, network, rows, ridge):
-    explainer = NObSP(network, reference="complement", interactions=0, ridge=ridge, baseline=rows[0].mean(axis=0))
+    explainer = NObSP(
+        network, reference="complement", interactions=0, ridge=ridge, baseline=rows[0].mean(axis=0)
+    )
     expected = explainer.fit(rows[0])(rows[1]).from_baseline().total()
-    np.testing.assert_allclose(found[choosing.OWN.format(ridge)][:, :4], expected, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(
+        found[choosing.OWN.format(ridge)][:, :4], expected, rtol=0, atol=1e-8
+    )
 
 
 def test_removal_is_what_the_score_measures(found, network, rows):
     for output in range(3):
         effects = removal_effects(network, rows[1], baseline=rows[0].mean(axis=0), target=output)
-        np.testing.assert_allclose(found[choosing.REMOVAL][:, :4, output], effects, rtol=0, atol=SUMS)
+        np.testing.assert_allclose(
+            found[choosing.REMOVAL][:, :4, output], effects, rtol=0, atol=SUMS
+        )
 
 
-def test_without_a_ridge_the_complements_part_may_be_taken_out_before_or_after(network, rows, monkeypatch):
+def test_without_a_ridge_the_complements_part_may_be_taken_out_before_or_after(
+    network, rows, monkeypatch
+):
     """The output at the mean lies in the span of the complement, so a projection removes it either way."""
     monkeypatch.setattr(choosing, "RIDGES", (1e-11,))
     monkeypatch.setattr(choosing, "FEWER_RIDGES", (1e-11,))
@@ -68,7 +76,9 @@ def test_without_a_ridge_the_complements_part_may_be_taken_out_before_or_after(n
     assert np.abs(whole[:, :IGNORED]).max() > 0.1
 
 
-@pytest.mark.parametrize("name", [name for name in choosing.CANDIDATES if name.startswith(("removal", "own function"))])
+@pytest.mark.parametrize(
+    "name", [name for name in choosing.CANDIDATES if name.startswith(("removal", "own function"))]
+)
 def test_a_feature_that_the_network_ignores_is_given_nothing(found, name):
     np.testing.assert_allclose(found[name][:, IGNORED:], 0, atol=CONTRIBUTIONS)
 
@@ -92,7 +102,9 @@ def test_only_training_rows_judge_and_none_of_those_that_calibrate(network, monk
     untrained = problems.Problem(wine, 0, network, wine.X_test)
     monkeypatch.setattr(problems, "problem", lambda *_, **__: untrained)
     here, calibration = choosing.split("wine", 0)
-    judged, calibrating, training = ({row.tobytes() for row in rows} for rows in (here.rows, calibration, wine.X_train))
+    judged, calibrating, training = (
+        {row.tobytes() for row in rows} for rows in (here.rows, calibration, wine.X_train)
+    )
     assert judged | calibrating == training
     assert not judged & calibrating
     assert len(here.rows) == len(wine.X_train) // 5

@@ -46,7 +46,12 @@ SIZES = {
     "california_housing": (20_640, 8),
 }
 EMBEDDED = ("iris", "breast_cancer", "wine", "diabetes")
-PREPARED = {"cifar10": (10_000, 10), "imagenette": (1_800, 10), "tiny_imagenet": (2_000, 200), "ham10000": (281, 7)}
+PREPARED = {
+    "cifar10": (10_000, 10),
+    "imagenette": (1_800, 10),
+    "tiny_imagenet": (2_000, 200),
+    "ham10000": (281, 7),
+}
 
 
 def skip_without_files(name: str) -> None:
@@ -118,7 +123,9 @@ def zipped(name: str, content: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def test_members_of_archives_inside_archives_are_checked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_of_archives_inside_archives_are_checked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import hashlib
 
     path = write(folder.parent / "outer.zip", zipped("inner.zip", zipped("toy.csv", b"1,2")))
@@ -157,7 +164,9 @@ CALIFORNIA = "-122.23,37.88,41.0,880.0,129.0,322.0,126.0,8.3252,452600.0\n-122.2
 def covertype_row(*, area: int, soil: int, kind: int, elevation: int = 2596) -> str:
     areas, soils = [0] * 4, [0] * 40
     areas[area], soils[soil] = 1, 1
-    return ",".join(map(str, [elevation, 51, 3, 258, -7, 510, 221, 232, 148, 6279, *areas, *soils, kind]))
+    return ",".join(
+        map(str, [elevation, 51, 3, 258, -7, 510, 221, 232, 148, 6279, *areas, *soils, kind])
+    )
 
 
 def levels(table: Table, name: str) -> list[str | None]:
@@ -198,10 +207,16 @@ def test_bank_marketing_keeps_unknown_as_a_level(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "header"), [("covtype.csv.xz", "Elevation,Aspect,and so on\n"), ("covtype.data.gz", "")]
+    ("name", "header"),
+    [("covtype.csv.xz", "Elevation,Aspect,and so on\n"), ("covtype.data.gz", "")],
 )
-def test_covertype_reads_indicators_back_into_categories(folder: Path, name: str, header: str) -> None:
-    rows = [covertype_row(area=0, soil=28, kind=5), covertype_row(area=3, soil=0, kind=1, elevation=3000)]
+def test_covertype_reads_indicators_back_into_categories(
+    folder: Path, name: str, header: str
+) -> None:
+    rows = [
+        covertype_row(area=0, soil=28, kind=5),
+        covertype_row(area=3, soil=0, kind=1, elevation=3000),
+    ]
     write(folder / "covertype" / name, header + "\n".join(rows) + "\n")
     table = tables.read_covertype()
     assert levels(table, "Wilderness_Area") == ["Rawah", "Cache la Poudre"]
@@ -238,7 +253,9 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     colour[::5], colour[1] = -1, 2
     colours = pd.Categorical.from_codes(colour, categories=["blue", "green", "red"])
     frame = pd.DataFrame({"amount": amount, "colour": colours, "flat": np.full(40, 3.0)})
-    monkeypatch.setitem(tables.READERS, "made_up", lambda: Table(frame, np.arange(40) % 2, ("no", "yes")))
+    monkeypatch.setitem(
+        tables.READERS, "made_up", lambda: Table(frame, np.arange(40) % 2, ("no", "yes"))
+    )
 
 
 @pytest.mark.parametrize("name", FINGERPRINTS)
@@ -261,22 +278,35 @@ def test_numbers_are_standardised_by_the_training_rows_alone(name: str) -> None:
     data = load(name)
     np.testing.assert_allclose(data.X_train.mean(axis=0), 0.0, atol=1e-12)
     np.testing.assert_allclose(data.X_train.std(axis=0), 1.0)
-    raw_train, raw_test = (np.column_stack(list(raw.values())) for raw in (data.raw_train, data.raw_test))
-    np.testing.assert_allclose(data.X_test, (raw_test - raw_train.mean(axis=0)) / raw_train.std(axis=0))
+    raw_train, raw_test = (
+        np.column_stack(list(raw.values())) for raw in (data.raw_train, data.raw_test)
+    )
+    np.testing.assert_allclose(
+        data.X_test, (raw_test - raw_train.mean(axis=0)) / raw_train.std(axis=0)
+    )
 
 
 def test_the_seed_decides_the_split_and_the_split_keeps_every_row_once() -> None:
     first, other = load("wine", seed=1), load("wine", seed=2)
     assert not np.array_equal(first.X_test, other.X_test)
     everything = np.sort(np.concatenate([first.raw_train["proline"], first.raw_test["proline"]]))
-    np.testing.assert_array_equal(everything, np.sort(tables.read_embedded("wine").features["proline"]))
+    np.testing.assert_array_equal(
+        everything, np.sort(tables.read_embedded("wine").features["proline"])
+    )
 
 
 def test_groups_name_every_column_once_and_levels_after_their_feature(made_up: None) -> None:
     for seed in range(8):  # also where a rare level is in no training row
         data = load("made_up", seed=seed)
         assert data.groups == {"amount": [0], "colour": [1, 2, 3, 4], "flat": [5]}
-    assert data.column_names == ("amount", "colour=blue", "colour=green", "colour=red", "colour=missing", "flat")
+    assert data.column_names == (
+        "amount",
+        "colour=blue",
+        "colour=green",
+        "colour=red",
+        "colour=missing",
+        "flat",
+    )
 
 
 def test_a_missing_number_becomes_the_median_of_the_training_rows(made_up: None) -> None:
@@ -313,7 +343,9 @@ def test_rows_are_drawn_before_splitting(made_up: None) -> None:
 # ---------------------------------------------------------------------- images
 
 
-def picture(colour: tuple[int, int, int], size: tuple[int, int] = (6, 4), mode: str = "RGB") -> bytes:
+def picture(
+    colour: tuple[int, int, int], size: tuple[int, int] = (6, 4), mode: str = "RGB"
+) -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", size, colour).convert(mode).save(buffer, format="PNG")
     return buffer.getvalue()
@@ -344,7 +376,11 @@ def test_cifar10_in_sheets_has_one_image_a_row(folder: Path) -> None:
     (folder / "cifar10/test_labels.json").write_text(json.dumps([3, 0, 9]))
     images = load_images("cifar10")
     floats, label = images[1]
-    assert (floats.dtype, floats.shape, images.class_names[label]) == (np.float32, (3, 32, 32), "airplane")
+    assert (floats.dtype, floats.shape, images.class_names[label]) == (
+        np.float32,
+        (3, 32, 32),
+        "airplane",
+    )
     np.testing.assert_allclose(floats, pixels[1].transpose(2, 0, 1) / 255, rtol=1e-6)
     (folder / "cifar10/test_labels.json").write_text("[1]")
     with pytest.raises(ValueError, match=r"test_batch.png has 3 images but test_labels.json"):
@@ -359,7 +395,10 @@ def test_imagenette_is_read_from_its_archive_and_from_folders(folder: Path, unpa
     else:
         write_tar(folder / "imagenette/imagenette.tar", IMAGENETTE)
     images = load_images("imagenette")
-    assert (images.class_ids, images.class_names) == (("n01440764", "n03888257"), ("tench", "parachute"))
+    assert (images.class_ids, images.class_names) == (
+        ("n01440764", "n03888257"),
+        ("tench", "parachute"),
+    )
     np.testing.assert_array_equal(images.labels, [1, 1])
     assert images.pixels(0).shape == (4, 9, 3)
     assert images.pixels(1)[0, 0].tolist() == [7, 7, 7]

@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[2]
 def test_a_cell_is_computed_once_for_all_runs(tmp_path):
     computed = []
     for _ in range(2):
-        result = Kept(tmp_path / "cells.jsonl").cell("iris", "a", lambda: computed.append(1) or {"score": 0.5})
+        result = Kept(tmp_path / "cells.jsonl").cell(
+            "iris", "a", lambda: computed.append(1) or {"score": 0.5}
+        )
         assert result == {"score": 0.5}
     assert computed == [1]
 
@@ -46,7 +48,10 @@ def test_a_killed_run_keeps_what_it_had(tmp_path):
     )
     path = tmp_path / "cells.jsonl"
     ended = subprocess.run(
-        [sys.executable, "-c", run, str(path)], cwd=ROOT, env={**os.environ, "PYTHONPATH": "."}, check=False
+        [sys.executable, "-c", run, str(path)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": "."},
+        check=False,
     )
     assert ended.returncode == -signal.SIGKILL
     again = Kept(path)
@@ -82,6 +87,8 @@ def test_a_quick_run_writes_nothing(tmp_path, monkeypatch):
 
 
 def test_fingerprints_follow_the_code(tmp_path, monkeypatch):
-    assert fingerprint(test_a_quick_run_writes_nothing) != fingerprint(test_fingerprints_follow_the_code)
+    assert fingerprint(test_a_quick_run_writes_nothing) != fingerprint(
+        test_fingerprints_follow_the_code
+    )
     assert kept.rooms("projection") != kept.rooms("projection/moments.py")
     assert fingerprint(1, "a") == fingerprint(1, "a")

@@ -61,12 +61,21 @@ def test_pixel_faithfulness_is_that_of_quantus(monkeypatch: pytest.MonkeyPatch) 
             nr_runs=15, subset_size=10, perturb_baseline=0.25, abs=False, normalise=False, return_aggregate=False,
             disable_warnings=True,
         )  # fmt: skip
-        theirs = metric(model=model, x_batch=images, y_batch=target, a_batch=maps[:, None], device="cpu", softmax=True)
+        theirs = metric(
+            model=model,
+            x_batch=images,
+            y_batch=target,
+            a_batch=maps[:, None],
+            device="cpu",
+            softmax=True,
+        )
     # Quantus draws for every image in turn, run after run.
     subsets = np.stack(drawn).reshape(15, 3, 10).transpose(1, 0, 2)
     probabilities = nn.Sequential(model, nn.Softmax(dim=1))
     weights = np.broadcast_to(maps[:, None], images.shape)
-    ours = correlation_over(probabilities, images, weights, lambda image: subsets[image], target, 0.25, 64)
+    ours = correlation_over(
+        probabilities, images, weights, lambda image: subsets[image], target, 0.25, 64
+    )
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
@@ -74,14 +83,18 @@ def test_pixels_do_not_depend_on_batches_and_follow_the_seed() -> None:
     model, maps = pixel_model(), RNG.normal(size=(3, 6, 6))
     options = {"subset_size": 5, "runs": 11}
     first = pixel_faithfulness(model, IMAGES, maps, **options)
-    np.testing.assert_allclose(first, pixel_faithfulness(model, IMAGES, maps, batch_size=4, **options))
+    np.testing.assert_allclose(
+        first, pixel_faithfulness(model, IMAGES, maps, batch_size=4, **options)
+    )
     np.testing.assert_allclose(first[1:2], pixel_faithfulness(model, IMAGES, maps, **options)[1:2])
     assert not np.allclose(first, pixel_faithfulness(model, IMAGES, maps, seed=1, **options))
 
 
 def test_a_constant_map_has_no_pixel_faithfulness() -> None:
     with pytest.warns(UndefinedScoreWarning, match="in 3 images"):
-        scores = pixel_faithfulness(pixel_model(), IMAGES, np.ones((3, 6, 6)), subset_size=5, runs=4)
+        scores = pixel_faithfulness(
+            pixel_model(), IMAGES, np.ones((3, 6, 6)), subset_size=5, runs=4
+        )
     assert np.isnan(scores).all()
 
 

@@ -16,7 +16,12 @@ def table(*rows):
 
 
 def made(**changes):
-    parts = {"name": "walk", "title": "A walk", "tables": (table(("a", 1 / 3)),), "findings": ("short",)}
+    parts = {
+        "name": "walk",
+        "title": "A walk",
+        "tables": (table(("a", 1 / 3)),),
+        "findings": ("short",),
+    }
     return Report(**{**parts, "seeds": (0, 1), "settings": {"steps": 3}, **changes})
 
 
@@ -78,7 +83,9 @@ def test_a_bar_in_a_heading_does_not_split_a_markdown_column():
 
 
 def test_machines_get_unrounded_numbers_and_every_repeat():
-    cells = made(tables=(table(("third", 1 / 3), ("seeds", Spread((1.0, 2.0))), ("lost", math.nan)),)).json()
+    cells = made(
+        tables=(table(("third", 1 / 3), ("seeds", Spread((1.0, 2.0))), ("lost", math.nan)),)
+    ).json()
     third, seeds, lost = json.loads(cells)["tables"]["Speeds"]
     assert third["|x|"] == 1 / 3
     assert seeds["|x|"]["values"] == [1.0, 2.0]
@@ -100,7 +107,9 @@ def test_a_report_tells_nothing_of_the_machine_s_folders(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--quick", "--print-only"])
-def test_committed_results_are_not_overwritten_by_a_trial_run(option, tmp_path, monkeypatch, capsys):
+def test_committed_results_are_not_overwritten_by_a_trial_run(
+    option, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
     report.publish(made(), report.options("walk").parse_args([option]))
     assert "A walk" in capsys.readouterr().out
@@ -111,13 +120,20 @@ def test_training_is_repeatable_and_leaves_the_random_state_alone():
     inputs = torch.linspace(-1, 1, 40)[:, None]
     torch.manual_seed(7)
     state = torch.get_rng_state()
-    first, second = (train(feed_forward(1, (8,), 1, seed=3), inputs, inputs.abs(), seed=3, epochs=2) for _ in range(2))
+    first, second = (
+        train(feed_forward(1, (8,), 1, seed=3), inputs, inputs.abs(), seed=3, epochs=2)
+        for _ in range(2)
+    )
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
+    )
     assert not first.training
 
 
 def test_determination_is_one_for_the_truth_and_zero_for_its_mean():
     truth = torch.tensor([[1.0, 2.0], [3.0, 5.0], [8.0, 0.0]])
     assert determination(truth, truth).tolist() == [1.0, 1.0]
-    assert determination(truth, truth.mean(0).expand_as(truth)).tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
+    assert determination(truth, truth.mean(0).expand_as(truth)).tolist() == pytest.approx(
+        [0.0, 0.0], abs=1e-6
+    )

@@ -27,7 +27,11 @@ def made(rows: int = 300, *, width: int = 6, seed: int = 0) -> Features:
     generator = np.random.default_rng(seed)
     centres = 1.2 * np.random.default_rng(9).normal(size=(CLASSES, width))
     labels = generator.integers(0, CLASSES, rows)
-    mixed = generator.normal(size=(rows, width)) @ np.random.default_rng(8).normal(size=(width, width)) / 2
+    mixed = (
+        generator.normal(size=(rows, width))
+        @ np.random.default_rng(8).normal(size=(width, width))
+        / 2
+    )
     return Features(torch.from_numpy((centres[labels] + mixed).astype(np.float32)), labels)
 
 
@@ -62,14 +66,18 @@ class Network(nn.Module):
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Network:
     pixels = np.random.default_rng(0).integers(0, 256, (70, 8, 8, 3), dtype=np.uint8)
-    images = Images("made", "train", np.arange(70) % CLASSES, ("a",) * 4, ("a",) * 4, 8, _pixels=pixels)
+    images = Images(
+        "made", "train", np.arange(70) % CLASSES, ("a",) * 4, ("a",) * 4, 8, _pixels=pixels
+    )
     monkeypatch.setattr(features, "load_images", lambda *_, **__: images)
     monkeypatch.setattr(features, "CHUNK", 20)
     return provide(monkeypatch, Network())
 
 
 def provide(monkeypatch: pytest.MonkeyPatch, network: Network) -> Network:
-    setting = Setting("made", Normalised(network, (0.0,) * 3, (1.0,) * 3), "made", tuple(range(CLASSES)), "", "")
+    setting = Setting(
+        "made", Normalised(network, (0.0,) * 3, (1.0,) * 3), "made", tuple(range(CLASSES)), "", ""
+    )
     monkeypatch.setitem(features.SETTINGS, "made", lambda: setting)
     return network
 
@@ -77,7 +85,9 @@ def provide(monkeypatch: pytest.MonkeyPatch, network: Network) -> Network:
 RECIPE = Recipe("made", "made", 8)
 
 
-def test_activations_are_extracted_once(network: Network, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_activations_are_extracted_once(
+    network: Network, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     first = features.features(RECIPE, "train", cache=tmp_path)
     again = provide(monkeypatch, Network())
     second = features.features(RECIPE, "train", cache=tmp_path)
@@ -86,13 +96,17 @@ def test_activations_are_extracted_once(network: Network, monkeypatch: pytest.Mo
     assert sorted(first.labels) == sorted(np.arange(70) % CLASSES)
 
 
-def test_an_interrupted_extraction_goes_on(network: Network, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_interrupted_extraction_goes_on(
+    network: Network, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     whole = features.features(RECIPE, "train", cache=tmp_path)
     [folder] = tmp_path.iterdir()
     (folder / "000040-20.safetensors").unlink()
     again = provide(monkeypatch, Network())
     assert_same_to_rounding(
-        features.features(RECIPE, "train", cache=tmp_path).activations, whole.activations, within=SINGLE
+        features.features(RECIPE, "train", cache=tmp_path).activations,
+        whole.activations,
+        within=SINGLE,
     )
     assert again.seen == 20
 
@@ -100,7 +114,9 @@ def test_an_interrupted_extraction_goes_on(network: Network, monkeypatch: pytest
 def test_fewer_activations_are_the_first_of_all(network: Network, tmp_path: Path) -> None:
     few = features.features(RECIPE, "train", 30, cache=tmp_path)
     assert network.seen == 30
-    assert torch.equal(features.features(RECIPE, "train", cache=tmp_path).activations[:30], few.activations)
+    assert torch.equal(
+        features.features(RECIPE, "train", cache=tmp_path).activations[:30], few.activations
+    )
 
 
 def test_other_weights_get_activations_of_their_own(
@@ -108,7 +124,9 @@ def test_other_weights_get_activations_of_their_own(
 ) -> None:
     before = features.features(RECIPE, "train", cache=tmp_path)
     provide(monkeypatch, Network(seed=1))
-    assert not torch.equal(features.features(RECIPE, "train", cache=tmp_path).activations, before.activations)
+    assert not torch.equal(
+        features.features(RECIPE, "train", cache=tmp_path).activations, before.activations
+    )
 
 
 # ---------------------------------------------------------------------- heads
@@ -118,7 +136,9 @@ def test_a_head_is_the_optimum_that_scikit_learn_finds() -> None:
     rows = made()
     head = softmax_regression(rows, classes=CLASSES, decay=0.1, steps=200)
     standard = votes.standardised(rows.activations, rows.activations).numpy()
-    oracle = LogisticRegression(C=1 / (0.1 * len(rows)), tol=1e-8, max_iter=1000).fit(standard, rows.labels)
+    oracle = LogisticRegression(C=1 / (0.1 * len(rows)), tol=1e-8, max_iter=1000).fit(
+        standard, rows.labels
+    )
     chances = head.logits(rows.activations).softmax(1).numpy()
     np.testing.assert_allclose(chances, oracle.predict_proba(standard), atol=1e-3)
 
@@ -149,7 +169,9 @@ def test_a_vote_counts_similar_neighbours_more() -> None:
 def test_softmax_and_vote_are_multiplied() -> None:
     chances, shares = np.array([[0.5, 0.3, 0.2]]), np.array([[0.0, 0.99, 0.01]])
     product = np.array([0.5 * 0.01, 0.3 * 1.0, 0.2 * 0.02])
-    np.testing.assert_allclose(np.exp(votes.agreed(np.log(chances), shares)), [product / product.sum()])
+    np.testing.assert_allclose(
+        np.exp(votes.agreed(np.log(chances), shares)), [product / product.sum()]
+    )
 
 
 def test_log_odds_stay_finite() -> None:
@@ -161,15 +183,21 @@ def test_whitening_takes_half_of_the_correlation_out() -> None:
     standard = votes.standardised(made(500).activations, made(500).activations)
     change = votes.whitening(standard)
     halfway = (standard.T @ standard / len(standard) + torch.eye(standard.shape[1])) / 2
-    torch.testing.assert_close(change.T @ halfway @ change, torch.eye(standard.shape[1]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        change.T @ halfway @ change, torch.eye(standard.shape[1]), atol=1e-4, rtol=0
+    )
 
 
 def test_the_audit_follows_the_recipe(case: cases.Case) -> None:
     found = audit(case.index, case.queries.activations, k=8)
-    database, queries = (votes.standardised(f.activations, case.database.activations) for f in _both(case))
+    database, queries = (
+        votes.standardised(f.activations, case.database.activations) for f in _both(case)
+    )
     change = votes.whitening(database)
     near = case.index._view(space="activations").query(case.queries.activations, 50)
-    similar = votes.similarities(votes.unit(queries @ change), votes.unit(database @ change), near.indices)
+    similar = votes.similarities(
+        votes.unit(queries @ change), votes.unit(database @ change), near.indices
+    )
     assert near.labels is not None
     shares = votes.vote(similar, near.labels, classes=CLASSES, sharpness=20.0)
     logits = case.head.logits(case.queries.activations).double().numpy()
@@ -191,7 +219,9 @@ def test_purities_are_those_of_the_labels(case: cases.Case) -> None:
     for hits in looked.hits.values():
         labels = case.database.labels[hits.indices]
         np.testing.assert_allclose(hits.purity, (labels == case.predicted[:, None]).mean(1))
-    row = dict(zip(purity.PAPER, purity.purity_table(looked).rows, strict=False))[purity.ACTIVATIONS]
+    row = dict(zip(purity.PAPER, purity.purity_table(looked).rows, strict=False))[
+        purity.ACTIVATIONS
+    ]
     truth = case.queries.labels[:, None]
     activations = looked.hits[purity.ACTIVATIONS]
     assert row[3] == pytest.approx((case.database.labels[activations.indices] == truth).mean())
@@ -252,7 +282,9 @@ def test_made_rows_resemble_the_real_ones() -> None:
     rows = speed.made_rows(real, 4000, torch.Generator().manual_seed(0))
     assert rows.activations.min() >= 0
     for number in range(CLASSES):
-        ours, theirs = (f.activations[torch.from_numpy(f.labels == number)].sqrt().mean(0) for f in (rows, real))
+        ours, theirs = (
+            f.activations[torch.from_numpy(f.labels == number)].sqrt().mean(0) for f in (rows, real)
+        )
         torch.testing.assert_close(ours, theirs, atol=0.1, rtol=0)
 
 
@@ -265,6 +297,8 @@ def test_the_local_dimension_of_a_sphere_is_found() -> None:
 def test_recall_is_the_share_of_neighbours_found(case: cases.Case) -> None:
     speed = pytest.importorskip("benchmarks.retrieval.speed", reason="faiss is not installed")
     exact = case.index.query(case.queries.activations, 4)
-    shifted = replace(exact, indices=np.concatenate([exact.indices[:, 1:], np.full((len(exact), 1), -1)], 1))
+    shifted = replace(
+        exact, indices=np.concatenate([exact.indices[:, 1:], np.full((len(exact), 1), -1)], 1)
+    )
     assert speed.recall(exact, exact) == 1.0
     assert speed.recall(shifted, exact) == 0.75

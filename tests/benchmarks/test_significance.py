@@ -21,9 +21,14 @@ def test_the_interval_is_that_of_a_bootstrap_written_out() -> None:
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.015)
 
 
-@pytest.mark.parametrize("differences", [[0.3, -0.1, 0.0, 0.7, 0.2, -0.4, 0.3], [0.1, 0.2, -0.3], [0.0] * 5])
+@pytest.mark.parametrize(
+    "differences", [[0.3, -0.1, 0.0, 0.7, 0.2, -0.4, 0.3], [0.1, 0.2, -0.3], [0.0] * 5]
+)
 def test_few_pairs_try_every_pattern(differences: list[float]) -> None:
-    sums = [abs(np.dot(signs, differences)) for signs in itertools.product((-1, 1), repeat=len(differences))]
+    sums = [
+        abs(np.dot(signs, differences))
+        for signs in itertools.product((-1, 1), repeat=len(differences))
+    ]
     expected = np.mean([one >= abs(sum(differences)) - 1e-9 for one in sums])
     assert sign_flip_p(np.array(differences), seed=0) == pytest.approx(expected)
 

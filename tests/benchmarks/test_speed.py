@@ -34,7 +34,9 @@ def test_a_ratio_survives_its_file() -> None:
 
 
 def test_a_ratio_is_written_with_its_range_and_its_target() -> None:
-    what, ours, against, ratio, span, target, met = raced("walk", [1.0, 2.0], "crawl", [4.0, 6.0], target=3).cells()
+    what, ours, against, ratio, span, target, met = raced(
+        "walk", [1.0, 2.0], "crawl", [4.0, 6.0], target=3
+    ).cells()
     assert (what, ours, against) == ("walk", "1.50 s", "crawl: 5.00 s")
     assert (ratio, span, target, met) == ("3.50", "3.00 to 4.00", "≥ 3.00", True)
     assert "met" in ratios.table("Ratios", [], "").text()
@@ -42,7 +44,9 @@ def test_a_ratio_is_written_with_its_range_and_its_target() -> None:
 
 def test_growth_finds_the_power_that_times_grow_with() -> None:
     rounds = [[3.0 * size**1.5 for size in (8, 16, 32)], [5.0 * size**1.4 for size in (8, 16, 32)]]
-    assert growth.Growth("terms", "rows", (8, 16, 32), rounds).exponents == pytest.approx((1.5, 1.4))
+    assert growth.Growth("terms", "rows", (8, 16, 32), rounds).exponents == pytest.approx(
+        (1.5, 1.4)
+    )
 
 
 # ---------------------------------------------------------------------- scale
@@ -118,12 +122,17 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 
 
 def test_all_parts_are_one_table(
-    parts: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    parts: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run(monkeypatch)
     assert parts == list(speed.PARTS)
     written = json.loads((tmp_path / "results" / "speed.json").read_text(encoding="utf-8"))
-    assert [row["what"] for row in written["tables"]["Ratios"]] == [f"{part} done" for part in speed.PARTS]
+    assert [row["what"] for row in written["tables"]["Ratios"]] == [
+        f"{part} done" for part in speed.PARTS
+    ]
     assert written["machine"]["cores"]
     assert "streaming done" in capsys.readouterr().out
 

@@ -28,7 +28,10 @@ def linear(iris):
 
 def test_training_is_repeatable_and_learns(iris):
     again = problems.trained(iris.data, 0)
-    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), iris.network.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(again.parameters(), iris.network.parameters(), strict=True)
+    )
     assert iris.accuracy() > 0.9
 
 
@@ -36,7 +39,10 @@ def test_stopping_early_takes_the_best_weights_and_training_on_takes_the_last(ir
     longer = problems.trained(iris.data, 0, stopped=False)
     rows, truth = torch.as_tensor(iris.data.X_train), torch.as_tensor(iris.data.y_train)
     with torch.no_grad():
-        losses = [float(nn.functional.cross_entropy(network(rows), truth)) for network in (iris.network, longer)]
+        losses = [
+            float(nn.functional.cross_entropy(network(rows), truth))
+            for network in (iris.network, longer)
+        ]
     assert losses[1] <= losses[0]
 
 
@@ -47,7 +53,9 @@ def test_methods_agree_on_a_linear_network(linear):
         if method == STEADY:
             continue  # its strong ridge shrinks what correlated columns share
         found = methods.METHODS[method].run(linear, **faithfulness.SETTINGS[method])
-        np.testing.assert_allclose(found, expected, rtol=0, atol=0.02 * np.abs(expected).max(), err_msg=method)
+        np.testing.assert_allclose(
+            found, expected, rtol=0, atol=0.02 * np.abs(expected).max(), err_msg=method
+        )
 
 
 @pytest.mark.parametrize("benchmark", [faithfulness, agreement])
@@ -97,5 +105,10 @@ def test_what_was_not_run_is_named_and_nothing_is_computed_for_it(tmp_path, monk
 
 
 def test_the_paper_is_quoted_for_every_table():
-    for quoted in (faithfulness.PAPER, agreement.PAPER_PEARSON, agreement.PAPER_NRMSE, walking.NAMES):
+    for quoted in (
+        faithfulness.PAPER,
+        agreement.PAPER_PEARSON,
+        agreement.PAPER_NRMSE,
+        walking.NAMES,
+    ):
         assert set(quoted) == set(TABLES)

@@ -30,7 +30,9 @@ def test_a_share_counts_an_offset_as_an_error():
 
 def test_calibration_rows_are_training_rows_and_samples_differ():
     data = load("iris", seed=0)
-    first, second = (unseen.drawn(unseen.Case("iris", unseen.PERCEPTRON, 0, 40, k), data) for k in (0, 1))
+    first, second = (
+        unseen.drawn(unseen.Case("iris", unseen.PERCEPTRON, 0, 40, k), data) for k in (0, 1)
+    )
     assert len(np.unique(first, axis=0)) > 30
     assert not np.array_equal(first, second)
     assert {tuple(row) for row in first} <= {tuple(row) for row in data.X_train}
@@ -51,7 +53,11 @@ def test_without_correlation_local_effects_are_average_effects():
     rows = correlated_uniform(300, 0.0, np.random.default_rng(1))
     found = local_effects(Case("interactions", 200, 0.0, None, 0), rows)
     truth = np.stack(
-        [np.zeros(300) if f is None else f(rows[:, k]) for k, f in enumerate(FAMILIES["interactions"].singles)], 1
+        [
+            np.zeros(300) if f is None else f(rows[:, k])
+            for k, f in enumerate(FAMILIES["interactions"].singles)
+        ],
+        1,
     )
     assert np.abs(found - (truth - truth.mean(0))).max() < 0.05
 
@@ -76,7 +82,9 @@ def test_a_method_is_judged_by_what_it_means_where_that_is_kinder():
     rows = sample(CASE)
     asked = Problem(CASE, rows, None)
     values = shapley_values(CASE, rows.held_out)
-    strict, kind = (score(asked, Recovered(values, meant=meant)) for meant in (None, shapley_values))
+    strict, kind = (
+        score(asked, Recovered(values, meant=meant)) for meant in (None, shapley_values)
+    )
     assert kind["main"] == pytest.approx(1)
     assert strict["main"] < 0.95
 
@@ -88,7 +96,9 @@ def test_bins_find_an_additive_function_and_purify_pairs():
     outputs = np.abs(rows[:, 0]) + rows[:, 0] * rows[:, 1]
     weights = bins.solve(rows, outputs)
     singles, pairs = bins.parts(rows, weights)
-    pure = peers._purified(singles, pairs, lambda pair, k: bins.mean_over_partner(rows, weights, pair, k))
+    pure = peers._purified(
+        singles, pairs, lambda pair, k: bins.mean_over_partner(rows, weights, pair, k)
+    )
     assert pure.pairs is not None
     assert np.corrcoef(pure.singles[:, 0], np.abs(rows[:, 0]))[0, 1] > 0.99
     assert np.corrcoef(pure.pairs[0, 1], rows[:, 0] * rows[:, 1])[0, 1] > 0.97

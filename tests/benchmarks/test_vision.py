@@ -62,7 +62,11 @@ def seen() -> Seen:
 
 
 def test_networks_have_the_published_sizes() -> None:
-    sizes = {EfficientNetLite0(): 4_652_008, ResNet18ForSmallImages(classes=10): 11_173_962, ResNet20(10): 269_722}
+    sizes = {
+        EfficientNetLite0(): 4_652_008,
+        ResNet18ForSmallImages(classes=10): 11_173_962,
+        ResNet20(10): 269_722,
+    }
     for network, size in sizes.items():
         assert sum(weight.numel() for weight in network.parameters()) == size
 
@@ -101,7 +105,9 @@ def test_cutting_a_head_keeps_the_logits_of_the_classes_that_stay() -> None:
 
 def test_missing_weights_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOBSP_DATA", raising=False)
-    with pytest.raises(FileNotFoundError, match=r"set NOBSP_DATA to a folder that has weights/resnet18_cifar10"):
+    with pytest.raises(
+        FileNotFoundError, match=r"set NOBSP_DATA to a folder that has weights/resnet18_cifar10"
+    ):
         SETTINGS["resnet18"]()
 
 
@@ -121,7 +127,9 @@ def test_candidates_that_the_library_offers_are_the_librarys(seen: Seen) -> None
         CHOSEN: 64 * head.removal(seen.images, target).importance,
     }
     for name, maps in expected.items():
-        np.testing.assert_allclose(CANDIDATES[name](seen), maps, rtol=1e-9, atol=CONTRIBUTIONS, err_msg=name)
+        np.testing.assert_allclose(
+            CANDIDATES[name](seen), maps, rtol=1e-9, atol=CONTRIBUTIONS, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("baseline", ["mean", "zero", "blank"])
@@ -131,17 +139,24 @@ def test_taking_a_location_out_is_what_the_head_does_without_it(seen: Seen, base
     changed[:, :, 2, 3] = seen.reference(baseline).expand_as(changed[0])[:, 2, 3]
     before, after = (maps.mean((2, 3)) @ seen.weight.T + seen.bias for maps in (seen.maps, changed))
     own = seen.target[:, None]
-    odds = [p.log() - (1 - p).log() for p in (one.softmax(1).gather(1, own)[:, 0] for one in (before, after))]
+    odds = [
+        p.log() - (1 - p).log()
+        for p in (one.softmax(1).gather(1, own)[:, 0] for one in (before, after))
+    ]
     torch.testing.assert_close(fallen[:, 2, 3], odds[0] - odds[1], rtol=1e-6, atol=1e-9)
 
 
 def test_one_by_one_begins_with_the_location_that_matters_most_and_takes_all(seen: Seen) -> None:
     order, fallen = one_by_one("mean")(seen).flatten(1), taken_out("mean")(seen).flatten(1)
     assert torch.equal(order.argmax(1), fallen.argmax(1))
-    assert torch.equal(order.sort(1).values, torch.arange(1.0, 65.0, dtype=torch.float64).expand(5, -1))
+    assert torch.equal(
+        order.sort(1).values, torch.arange(1.0, 65.0, dtype=torch.float64).expand(5, -1)
+    )
 
 
-@pytest.mark.parametrize("name", [name for name in CANDIDATES if name not in ("earlier layer", "both layers")])
+@pytest.mark.parametrize(
+    "name", [name for name in CANDIDATES if name not in ("earlier layer", "both layers")]
+)
 def test_every_candidate_gives_one_finite_map_an_image(seen: Seen, name: str) -> None:
     maps = CANDIDATES[name](seen)
     assert maps.shape == (5, 8, 8)
@@ -193,7 +208,9 @@ def test_an_image_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_faster_copy_says_the_same() -> None:
     model, x = ResNet20(classes=10).eval(), images(11, size=32, dtype=torch.float32)
     with torch.no_grad():
-        np.testing.assert_allclose(Remembering(model, x[:8])(x.numpy()), model(x).numpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            Remembering(model, x[:8])(x.numpy()), model(x).numpy(), rtol=1e-4, atol=1e-5
+        )
 
 
 class Pile:
@@ -220,7 +237,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         model = Normalised(averaged(dtype=torch.float32), (0.0,) * 3, (1.0,) * 3).eval()
         return Setting("small", model, "noise", (0, 1, 2, 3), "network.body", "network.body.1")
 
-    piles = {"train": Pile(images(30, dtype=torch.float32).numpy()), "val": Pile(images(9, seed=1).float().numpy())}
+    piles = {
+        "train": Pile(images(30, dtype=torch.float32).numpy()),
+        "val": Pile(images(9, seed=1).float().numpy()),
+    }
     monkeypatch.setattr(scenes, "load_images", lambda _, *, split, size: piles[split])
     monkeypatch.setattr(judging, "NETWORKS", {"small": Network("small", make, None, "")})
 
@@ -229,7 +249,9 @@ EFFORT = Effort(train=4, val=5, calibration=30, pixels=3, runs=6)
 
 
 @pytest.mark.usefixtures("small")
-def test_what_has_been_judged_is_not_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_been_judged_is_not_judged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = Judge(EFFORT, folder=tmp_path)
     kept = before.scores("small", "val", CHOSEN), before.faithfulness("small", ACCOUNT)
     monkeypatch.setattr(judging, "Scene", None)
@@ -240,11 +262,15 @@ def test_what_has_been_judged_is_not_judged_again(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.usefixtures("small")
-def test_new_code_that_ranks_regions_alike_needs_no_new_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_code_that_ranks_regions_alike_needs_no_new_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = Judge(EFFORT, folder=tmp_path).scores("small", "val", ACCOUNT)
     monkeypatch.setattr(judging, "rooms", lambda *_: "edited")
     monkeypatch.setattr(judging, "region_deletion_auc", None)
-    np.testing.assert_array_equal(Judge(EFFORT, folder=tmp_path).scores("small", "val", ACCOUNT).auc, before.auc)
+    np.testing.assert_array_equal(
+        Judge(EFFORT, folder=tmp_path).scores("small", "val", ACCOUNT).auc, before.auc
+    )
 
 
 @pytest.mark.usefixtures("small")
@@ -252,7 +278,9 @@ def test_images_shown_and_images_calibrated_on_are_of_different_splits() -> None
     scene = Judge(EFFORT, folder=None)._scene("small", "val")
     shown = {image.numpy().tobytes() for image in scene.images}
     assert len(shown) == 5
-    assert not shown & {image.numpy().tobytes() for batch in scene._batches("train", 30) for image in batch}
+    assert not shown & {
+        image.numpy().tobytes() for batch in scene._batches("train", 30) for image in batch
+    }
 
 
 # ---------------------------------------------------------------------- figures
@@ -260,7 +288,9 @@ def test_images_shown_and_images_calibrated_on_are_of_different_splits() -> None
 
 def test_the_quoted_rows_have_the_means_the_paper_states() -> None:
     means = {method: np.mean([row[method] for row in DELETION.values()]) for method in METHODS}
-    assert [round(float(mean), 3) for mean in means.values()] == pytest.approx([0.606, 0.597, 0.572, 0.594], abs=1.1e-3)
+    assert [round(float(mean), 3) for mean in means.values()] == pytest.approx(
+        [0.606, 0.597, 0.572, 0.594], abs=1.1e-3
+    )
     assert (len(DELETION), len(SPARSENESS), len(PIXELS)) == (24, 9, 9)
 
 

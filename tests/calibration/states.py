@@ -63,7 +63,11 @@ def rows() -> Tensor:
 
 def _moments() -> Case:
     # The numbers of a running mean do not depend on the plan being a good one.
-    fitted = NObSP(net("silu", outputs=2), reference="complement", interactions=0).fit(rows(), engine=Local())._fitted
+    fitted = (
+        NObSP(net("silu", outputs=2), reference="complement", interactions=0)
+        .fit(rows(), engine=Local())
+        ._fitted
+    )
     plan, network = fitted.estimate.published.plan, Network(fitted.readout, fitted.readout.device)
     return Case(lambda: Accumulator.of(plan, fitted.readout), partial(add_rows, plan), network)
 
@@ -89,10 +93,19 @@ CASES = ("summary", "complement", "both")
 def describe(state: Any) -> dict[str, np.ndarray]:
     """What a state comes to, whichever blocks its rows fell into."""
     if isinstance(state, tuple):
-        return {f"{k} {name}": value for k, part in enumerate(state) for name, value in describe(part).items()}
+        return {
+            f"{k} {name}": value
+            for k, part in enumerate(state)
+            for name, value in describe(part).items()
+        }
     if isinstance(state, Summary):
-        found: dict[str, Any] = {name: getattr(state, name) for name in ("mean", "minimum", "maximum", "sample")}
-        found |= {"two_valued": state.two_valued.double(), "rows": torch.tensor([float(state.rows)])}
+        found: dict[str, Any] = {
+            name: getattr(state, name) for name in ("mean", "minimum", "maximum", "sample")
+        }
+        found |= {
+            "two_valued": state.two_valued.double(),
+            "rows": torch.tensor([float(state.rows)]),
+        }
         for feature, (levels, counts) in state.levels.items():
             found |= {f"levels {feature}": levels, f"counts {feature}": counts.double()}
     else:
@@ -111,7 +124,11 @@ def assert_same(found: Any, expected: Any) -> None:
     for name, value in b.items():
         size = float(np.abs(value).max(initial=0.0))
         np.testing.assert_allclose(
-            a[name], value, rtol=0, atol=16 * ROWS * np.finfo(np.float64).eps * max(size, 1.0), err_msg=name
+            a[name],
+            value,
+            rtol=0,
+            atol=16 * ROWS * np.finfo(np.float64).eps * max(size, 1.0),
+            err_msg=name,
         )
 
 
@@ -138,7 +155,9 @@ def main(task: str, rank: int, size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist = torch.distributed
     meeting = f"file://{folder}/meeting"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=100))
+    dist.init_process_group(
+        "gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=100)
+    )
     # The middle one of three has nothing.
     share = cut(rows(), 250, 250)[rank] if size == 3 else cut(rows(), 433)[rank]
     batches = list(torch.split(share, 60)) if len(share) else []

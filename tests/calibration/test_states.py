@@ -49,7 +49,10 @@ def test_batches_come_to_what_all_rows_come_to(name: str, ends: list[int]) -> No
 @settings(max_examples=10)
 @given(ends=st.tuples(st.integers(0, states.ROWS), st.integers(0, states.ROWS)))
 def test_shares_merge_in_any_grouping_and_are_unharmed(name: str, ends: tuple[int, int]) -> None:
-    a, b, c = (case(name).add(case(name).empty(), [part] if len(part) else []) for part in cut(rows(), *ends))
+    a, b, c = (
+        case(name).add(case(name).empty(), [part] if len(part) else [])
+        for part in cut(rows(), *ends)
+    )
     before = [describe(part) for part in (a, b, c)] if name == "summary" else None
     left, right = merge_states(merge_states(a, b), c), merge_states(a, merge_states(b, c))
     assert_same(left, whole(name))
@@ -77,7 +80,9 @@ def test_an_engine_here_adds_all(name: str) -> None:
 
 @pytest.mark.parametrize("fails_at", [1, 5])
 @pytest.mark.parametrize("name", CASES)
-def test_an_interrupted_pass_is_resumed_and_rows_are_not_added_twice(name: str, fails_at: int, tmp_path: Path) -> None:
+def test_an_interrupted_pass_is_resumed_and_rows_are_not_added_twice(
+    name: str, fails_at: int, tmp_path: Path
+) -> None:
     engine, batches = Local(tmp_path / "under way", 0), list(torch.split(rows(), 70))
     with pytest.raises(OSError, match="the disk is gone"), engine.start(CHECKPOINTED) as run:
         case(name).accumulate(run, Disk(batches, fails_at=fails_at), name="pass")
@@ -88,13 +93,17 @@ def test_an_interrupted_pass_is_resumed_and_rows_are_not_added_twice(name: str, 
         case(name).work(state, batch, *running)
 
     with engine.start(CHECKPOINTED) as run:
-        found = run.accumulate(Disk(batches), case(name).empty(), count, model=case(name).model, name="pass")
+        found = run.accumulate(
+            Disk(batches), case(name).empty(), count, model=case(name).model, name="pass"
+        )
     assert_same(found, whole(name))
     assert added == [len(batch) for batch in batches[fails_at:]]
     assert not list(tmp_path.iterdir())
 
 
-def test_a_finished_pass_and_a_decision_are_kept_while_a_later_pass_is_interrupted(tmp_path: Path) -> None:
+def test_a_finished_pass_and_a_decision_are_kept_while_a_later_pass_is_interrupted(
+    tmp_path: Path,
+) -> None:
     engine, batches, made = Local(tmp_path / "under way", 1e9), list(torch.split(rows(), 70)), []
 
     def decide() -> tuple[float, None]:
@@ -107,7 +116,9 @@ def test_a_finished_pass_and_a_decision_are_kept_while_a_later_pass_is_interrupt
             value, nothing = run.decide(decide, name="value")
             assert np.isnan(value)
             assert nothing is None
-            return first, case("complement").accumulate(run, Disk(batches, fails_at=fails_at), name="second")
+            return first, case("complement").accumulate(
+                run, Disk(batches, fails_at=fails_at), name="second"
+            )
 
     with pytest.raises(OSError, match="the disk is gone"):
         both(3)
@@ -135,8 +146,13 @@ def test_other_rows_are_refused(change: str, tmp_path: Path) -> None:
         }[change]
         if change == "more" and fails_at is not None:
             continue  # more rows may come to a pass that is not complete
-        with pytest.raises(ValueError, match="cannot be resumed"), engine.start(CHECKPOINTED) as run:
-            case("complement" if change == "pass" else "summary").accumulate(run, found, name="pass")
+        with (
+            pytest.raises(ValueError, match="cannot be resumed"),
+            engine.start(CHECKPOINTED) as run,
+        ):
+            case("complement" if change == "pass" else "summary").accumulate(
+                run, found, name="pass"
+            )
 
 
 def test_another_calibration_is_refused(tmp_path: Path) -> None:
@@ -145,8 +161,14 @@ def test_another_calibration_is_refused(tmp_path: Path) -> None:
         run.require_same({"the model": "a"}, {"option ridge": "1"})
         run.decide(lambda: 1, name="value")
         raise OSError("gone")
-    for shared, own in (({"the model": "b"}, {"option ridge": "1"}), ({"the model": "a"}, {"option ridge": "2"})):
-        with pytest.raises(ValueError, match="another calibration"), engine.start(CHECKPOINTED) as run:
+    for shared, own in (
+        ({"the model": "b"}, {"option ridge": "1"}),
+        ({"the model": "a"}, {"option ridge": "2"}),
+    ):
+        with (
+            pytest.raises(ValueError, match="another calibration"),
+            engine.start(CHECKPOINTED) as run,
+        ):
             run.require_same(shared, own)
 
 
@@ -154,16 +176,22 @@ def test_another_calibration_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def met(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
+def met(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[int, Path]:
     folder = tmp_path_factory.mktemp("states")
     meet("tests.calibration.states", "states", request.param, folder)
     return request.param, folder
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_ranks_come_to_what_one_process_comes_to_all_the_same(name: str, met: tuple[int, Path]) -> None:
+def test_ranks_come_to_what_one_process_comes_to_all_the_same(
+    name: str, met: tuple[int, Path]
+) -> None:
     size, folder = met
-    found = [safetensors.numpy.load_file(folder / f"{name}-{rank}.safetensors") for rank in range(size)]
+    found = [
+        safetensors.numpy.load_file(folder / f"{name}-{rank}.safetensors") for rank in range(size)
+    ]
     assert_same(found[0], whole(name))
     assert all(np.array_equal(found[0][key], other[key]) for other in found for key in other)
 
@@ -195,7 +223,9 @@ def read(block: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", CASES)
 def test_ray_comes_to_what_one_process_comes_to(name: str, ray: Any) -> None:
     pandas = pytest.importorskip("pandas")
-    blocks = [pandas.DataFrame(part.numpy(), columns=list("abcde")) for part in cut(rows(), 111, 111, 130)]
+    blocks = [
+        pandas.DataFrame(part.numpy(), columns=list("abcde")) for part in cut(rows(), 111, 111, 130)
+    ]
     source = RayRows(ray.data.from_pandas(blocks), read, batch_size=40, row_bytes=40)
     with RayCluster().start() as run:
         assert_same(case(name).accumulate(run, source), whole(name))

@@ -44,7 +44,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     frame[:60].to_csv(folder / "fresh.csv", index=False)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1)).eval()
-    program = torch.export.export(net, (torch.zeros(3, 4),), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    program = torch.export.export(
+        net, (torch.zeros(3, 4),), dynamic_shapes=({0: torch.export.Dim("rows")},)
+    )
     torch.export.save(program, folder / "house.pt2")
     from safetensors.torch import save_file
 
@@ -70,15 +72,21 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir()
     (folder / "broken" / "a.png").write_bytes(b"no image")
     for number, side in enumerate((12, 4)):
-        Image.fromarray(np.zeros((side + (side == 4), side), np.uint8)).save(folder / "uneven" / f"{number}.png")
+        Image.fromarray(np.zeros((side + (side == 4), side), np.uint8)).save(
+            folder / "uneven" / f"{number}.png"
+        )
     torch.manual_seed(0)
     body = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU())
     net = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 2)).eval()
     example = torch.zeros(3, 1, 12, 12)
-    program = torch.export.export(net, (example,), dynamic_shapes=({0: torch.export.Dim("images")},))
+    program = torch.export.export(
+        net, (example,), dynamic_shapes=({0: torch.export.Dim("images")},)
+    )
     torch.export.save(program, folder / "net.pt2")
     _teach(net)
-    program = torch.export.export(net, (example,), dynamic_shapes=({0: torch.export.Dim("images")},))
+    program = torch.export.export(
+        net, (example,), dynamic_shapes=({0: torch.export.Dim("images")},)
+    )
     torch.export.save(program, folder / "trained.pt2")
     return folder
 
@@ -104,7 +112,9 @@ class Finished:
 
 
 @pytest.fixture
-def nobsp(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Finished]:
+def nobsp(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Finished]:
     """Runs a command in this process, in the folder with the table."""
     monkeypatch.chdir(home)
 

@@ -18,9 +18,13 @@ RIGHT = np.eye(3)[CODES] + 0.1 * RNG.normal(size=(60, 3))
 HALVES = np.arange(50) % 2
 
 
-def found(logits: np.ndarray, labels: object, names: list[str], link: str = "identity") -> dict[str, object]:
+def found(
+    logits: np.ndarray, labels: object, names: list[str], link: str = "identity"
+) -> dict[str, object]:
     logits = logits.reshape(len(logits), -1)
-    return score_predictions(logits, pd.Series(labels), target="truth", output_names=names, link=link)
+    return score_predictions(
+        logits, pd.Series(labels), target="truth", output_names=names, link=link
+    )
 
 
 def test_values_are_judged_by_r2() -> None:
@@ -45,7 +49,9 @@ def test_a_log_rate_is_judged_as_a_rate() -> None:
         (CODES + 1, ["1", "2", "3"]),
     ],
 )
-def test_classes_are_judged_by_accuracy_however_they_are_written(labels: np.ndarray, names: list[str]) -> None:
+def test_classes_are_judged_by_accuracy_however_they_are_written(
+    labels: np.ndarray, names: list[str]
+) -> None:
     right, wrong = found(RIGHT, labels, names), found(RIGHT[:, [1, 2, 0]], labels, names)
     assert (right["measure"], right["value"], right["warning"]) == ("accuracy", 1.0, None)
     assert wrong["value"] == 0.0
@@ -62,7 +68,9 @@ def test_classes_are_judged_by_accuracy_however_they_are_written(labels: np.ndar
         (HALVES - 0.5, 2 * HALVES - 1, ["output"], "identity"),
     ],
 )
-def test_one_logit_tells_two_classes_apart(logits: np.ndarray, labels: object, names: list[str], link: str) -> None:
+def test_one_logit_tells_two_classes_apart(
+    logits: np.ndarray, labels: object, names: list[str], link: str
+) -> None:
     right = found(logits, labels, names, link)
     assert (right["measure"], right["value"], right["warning"]) == ("accuracy", 1.0, None)
     assert found(-logits, labels, names, link)["warning"] is not None
@@ -75,12 +83,18 @@ def test_an_output_trained_to_give_zero_and_one_is_not_taken_for_a_logit() -> No
 
 def test_rows_without_a_value_are_left_out() -> None:
     gaps = np.where(np.arange(50) < 10, np.nan, VALUES)
-    assert found(np.where(np.arange(50) < 10, 1e6, VALUES), gaps, ["output"])["value"] == pytest.approx(1.0)
+    assert found(np.where(np.arange(50) < 10, 1e6, VALUES), gaps, ["output"])[
+        "value"
+    ] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
     ("logits", "labels"),
-    [(RIGHT, np.array(["x", "y", "z"])[CODES]), (VALUES, np.array(["x", "y"])[HALVES]), (VALUES, np.ones(50))],
+    [
+        (RIGHT, np.array(["x", "y", "z"])[CODES]),
+        (VALUES, np.array(["x", "y"])[HALVES]),
+        (VALUES, np.ones(50)),
+    ],
 )
 def test_what_cannot_be_told_is_not_guessed(logits: np.ndarray, labels: object) -> None:
     judged = found(logits, labels, ["a", "b", "c"][: logits[0].size])
@@ -104,7 +118,8 @@ def test_the_order_that_fits_is_the_one_that_is_named() -> None:
     "predicted",
     [
         [word for word in DIGITS for _ in range(10)],  # right
-        [word for word in DIGITS for _ in range(4)] + DIGITS * 6,  # poor, and no other order is better
+        [word for word in DIGITS for _ in range(4)]
+        + DIGITS * 6,  # poor, and no other order is better
         ["zero"] * 40,  # always the same
     ],
 )

@@ -44,7 +44,9 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(x), y).backward()
         optimizer.step()
-    program = torch.export.export(net.eval(), (x[:5],), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    program = torch.export.export(
+        net.eval(), (x[:5],), dynamic_shapes=({0: torch.export.Dim("rows")},)
+    )
     torch.export.save(program, folder / "kinds.pt2")
     return folder
 
@@ -61,12 +63,23 @@ def told_in(page: Path) -> Any:
 
 
 def asked(kinds: Path, data: str, target: str) -> list[object]:
-    words = ["--model", kinds / "kinds.pt2", "--data", kinds / data, "--target", target, "--features", "a,b,c"]
+    words = [
+        "--model",
+        kinds / "kinds.pt2",
+        "--data",
+        kinds / data,
+        "--target",
+        target,
+        "--features",
+        "a,b,c",
+    ]
     return ["audit", *words, "--json"]
 
 
 def test_wrong_labels_of_a_table_come_first(nobsp: Run, kinds: Path, tmp_path: Path) -> None:
-    done = nobsp(*asked(kinds, "kinds.csv", "kind"), "--output-names", *NAMES, "--out", tmp_path / "out")
+    done = nobsp(
+        *asked(kinds, "kinds.csv", "kind"), "--output-names", *NAMES, "--out", tmp_path / "out"
+    )
     found = json.loads(done.out)
     lines = lines_of(tmp_path / "out" / "audit.csv")
     assert found["likely_wrong_labels"] == 2
@@ -99,19 +112,24 @@ def test_of_more_rows_than_a_page_holds_the_suspicious_keep_their_numbers(
 
 
 @pytest.mark.parametrize(
-    ("target", "more"), [("code", ()), ("other", ("--classes", "10", "11", "12")), ("kind", ("--classes", *NAMES))]
+    ("target", "more"),
+    [("code", ()), ("other", ("--classes", "10", "11", "12")), ("kind", ("--classes", *NAMES))],
 )
 def test_labels_are_numbers_or_names_as_the_table_has_them(
     nobsp: Run, kinds: Path, tmp_path: Path, target: str, more: tuple[str, ...]
 ) -> None:
-    done = nobsp(*asked(kinds, "kinds.csv", target), *more, "--no-report", "--out", tmp_path / "out")
+    done = nobsp(
+        *asked(kinds, "kinds.csv", target), *more, "--no-report", "--out", tmp_path / "out"
+    )
     assert done.code == 0, done.err
     assert {line["row"] for line in lines_of(tmp_path / "out" / "audit.csv")[:2]} == {"5", "70"}
 
 
 def test_rows_may_be_compared_with_others(nobsp: Run, kinds: Path, tmp_path: Path) -> None:
     words = asked(kinds, "half.csv", "code")
-    done = nobsp(*words, "--calibrate", kinds / "kinds.csv", "--no-report", "--out", tmp_path / "out")
+    done = nobsp(
+        *words, "--calibrate", kinds / "kinds.csv", "--no-report", "--out", tmp_path / "out"
+    )
     assert json.loads(done.out)["rows"] == 60
     assert "calibrating on 120 rows" in done.err
 
@@ -126,7 +144,11 @@ def test_images_in_the_wrong_folder_are_found(nobsp: Run, gallery: Path, tmp_pat
     )  # fmt: skip
     assert done.code == 0, done.err
     first = lines_of(tmp_path / "out" / "audit.csv")[0]
-    assert (Path(first["image"]).name, first["label"], first["suggested"]) == ("moved.png", "down", "across")
+    assert (Path(first["image"]).name, first["label"], first["suggested"]) == (
+        "moved.png",
+        "down",
+        "across",
+    )
     assert "moved.png: labelled 'down'" in done.out
     page = told_in(tmp_path / "out" / "report.html")
     assert page["audit"]["names"][0] == page["pictures"]["names"][0] == "down/moved.png"
@@ -139,16 +161,41 @@ def test_images_in_the_wrong_folder_are_found(nobsp: Run, gallery: Path, tmp_pat
         ((), 2, "choose what to audit"),
         (("--data", "kinds.csv", "--images", "."), 2, "choose what to audit"),
         (("--data", "kinds.csv"), 2, "--data needs --target"),
-        (("--data", "kinds.csv", "--target", "kind", "--features", "a,b,c"), 1, "none of the classes"),
-        (("--data", "kinds.csv", "--target", "a", "--features", "b,c,code"), 1, "none of the classes"),
+        (
+            ("--data", "kinds.csv", "--target", "kind", "--features", "a,b,c"),
+            1,
+            "none of the classes",
+        ),
+        (
+            ("--data", "kinds.csv", "--target", "a", "--features", "b,c,code"),
+            1,
+            "none of the classes",
+        ),
         (("--data", "kinds.csv", "--labels", "x.csv", "--target", "a"), 2, "--data needs --target"),
         (
-            ("--data", "kinds.csv", "--target", "code", "--features", "a,b,c", "--neighbours", "200"),
+            (
+                "--data",
+                "kinds.csv",
+                "--target",
+                "code",
+                "--features",
+                "a,b,c",
+                "--neighbours",
+                "200",
+            ),
             2,
             "only 119 others",
         ),
-        (("--data", "kinds.csv", "--target", "code", "--neighbours", "0"), 2, "--neighbours. Must be >= 1"),
-        (("--data", "kinds.csv", "--target", "code", "--features", "a,b,c", "--classes", *NAMES), 2, "whole numbers"),
+        (
+            ("--data", "kinds.csv", "--target", "code", "--neighbours", "0"),
+            2,
+            "--neighbours. Must be >= 1",
+        ),
+        (
+            ("--data", "kinds.csv", "--target", "code", "--features", "a,b,c", "--classes", *NAMES),
+            2,
+            "whole numbers",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
@@ -161,7 +208,9 @@ def test_what_is_wrong_is_said_in_one_line(
     said: str,
 ) -> None:
     monkeypatch.chdir(kinds)
-    done = nobsp("audit", "--model", "kinds.pt2", "--out", tmp_path / "out", "--no-report", "--quiet", *words)
+    done = nobsp(
+        "audit", "--model", "kinds.pt2", "--out", tmp_path / "out", "--no-report", "--quiet", *words
+    )
     assert said in done.err
     assert (done.code, done.out, done.err.count("\n")) == (code, "", 1)
 
@@ -190,7 +239,15 @@ def test_an_image_in_no_folder_has_no_label(nobsp: Run, gallery: Path, tmp_path:
     shutil.copytree(gallery / "images", images)
     (images / "down" / "0.png").rename(images / "0.png")
     done = nobsp(
-        "audit", "--model", gallery / "net.pt2", "--images", images, "--channels", 1, "--out", tmp_path / "out"
+        "audit",
+        "--model",
+        gallery / "net.pt2",
+        "--images",
+        images,
+        "--channels",
+        1,
+        "--out",
+        tmp_path / "out",
     )
     assert done.code == 2
     assert "0.png lies in no folder" in done.err
@@ -199,7 +256,10 @@ def test_an_image_in_no_folder_has_no_label(nobsp: Run, gallery: Path, tmp_path:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--images", "scans", "--target", "kind"], "--data is needed, or none of the options listed with it"),
+        (
+            ["--images", "scans", "--target", "kind"],
+            "--data is needed, or none of the options listed with it",
+        ),
         (["--data", "kinds.csv", "--target"], "--target lacks its value"),
         (["--data", "kinds.csv", "--images", "scans"], "choose what to audit"),
     ],
@@ -213,7 +273,9 @@ def test_options_that_lack_something_say_what(nobsp: Run, given: list[str], mess
 # ---------------------------------------------------------------------- what speaks for a prediction
 
 
-def test_rows_that_speak_for_what_was_flagged_are_those_of_the_index(nobsp: Run, kinds: Path, tmp_path: Path) -> None:
+def test_rows_that_speak_for_what_was_flagged_are_those_of_the_index(
+    nobsp: Run, kinds: Path, tmp_path: Path
+) -> None:
     words = [*asked(kinds, "kinds.csv", "kind"), "--output-names", *NAMES, "--influence", 2]
     found = json.loads(nobsp(*words, "--out", tmp_path / "out").out)
     table = pd.read_csv(kinds / "kinds.csv")
@@ -227,7 +289,9 @@ def test_rows_that_speak_for_what_was_flagged_are_those_of_the_index(nobsp: Run,
     frame = expected.to_frame(4)
     assert [int(line["by"]) for line in lines[:8]] == frame["index"].tolist()
     assert [line["label"] for line in lines[:8]] == frame["label"].tolist()
-    np.testing.assert_allclose([float(line["value"]) for line in lines[:8]], frame["value"], rtol=1e-3)
+    np.testing.assert_allclose(
+        [float(line["value"]) for line in lines[:8]], frame["value"], rtol=1e-3
+    )
     assert found["influence_exact"] == pytest.approx(expected.exact, rel=1e-3)
     page = told_in(tmp_path / "out" / "report.html")["table"]["influence"]
     assert (page["count"], page["targets"][int(first[0])]) == (4, expected.target[0])
@@ -237,18 +301,42 @@ def test_rows_that_speak_for_what_was_flagged_are_those_of_the_index(nobsp: Run,
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_labels_of_images_come_as_a_table(nobsp: Run, gallery: Path, tmp_path: Path, several: bool) -> None:
-    names = [path.relative_to(gallery / "more").as_posix() for path in sorted((gallery / "more").rglob("*.png"))]
-    kinds = ["down" if name in ("across/0.png", "across/7.png") else name.split("/")[0] for name in names]  # two wrong
+def test_labels_of_images_come_as_a_table(
+    nobsp: Run, gallery: Path, tmp_path: Path, several: bool
+) -> None:
+    names = [
+        path.relative_to(gallery / "more").as_posix()
+        for path in sorted((gallery / "more").rglob("*.png"))
+    ]
+    kinds = [
+        "down" if name in ("across/0.png", "across/7.png") else name.split("/")[0] for name in names
+    ]  # two wrong
     labels = pd.DataFrame({"image": names[::-1], "kind": kinds[::-1]})  # in whatever order
     if several:
         labels = pd.DataFrame({"image": names[::-1]}).assign(
             **{k: (labels["kind"] == k) * 1 for k in ("across", "down")}
         )
     labels.to_csv(tmp_path / "labels.csv", index=False)
-    words = ["audit", "--model", gallery / "trained.pt2", "--images", gallery / "more", "--channels", 1]
+    words = [
+        "audit",
+        "--model",
+        gallery / "trained.pt2",
+        "--images",
+        gallery / "more",
+        "--channels",
+        1,
+    ]
     words += ["--labels", tmp_path / "labels.csv", "--json", "--influence", 3]
-    done = nobsp(*words, "--output-names", "across", "down", "--budget", 4 if several else 2, "--out", tmp_path / "out")
+    done = nobsp(
+        *words,
+        "--output-names",
+        "across",
+        "down",
+        "--budget",
+        4 if several else 2,
+        "--out",
+        tmp_path / "out",
+    )
     assert done.code == 0, done.err
     lines = lines_of(tmp_path / "out" / "audit.csv")
     assert len(lines) == (80 if several else 40)
@@ -256,7 +344,9 @@ def test_labels_of_images_come_as_a_table(nobsp: Run, gallery: Path, tmp_path: P
     assert {Path(line["image"]).name for line in wrong} == {"0.png", "7.png"}
     assert all("across" in line["image"] for line in wrong)
     page = told_in(tmp_path / "out" / "report.html")
-    told = {f"across/{n}.png{c}" for n in (0, 7) for c in ((", across", ", down") if several else ("",))}
+    told = {
+        f"across/{n}.png{c}" for n in (0, 7) for c in ((", across", ", down") if several else ("",))
+    }
     assert set(page["audit"]["names"][: len(told)]) == told
     assert page["pictures"]["influence"]["count"] == 6
     labels[1:].to_csv(tmp_path / "labels.csv", index=False)
@@ -265,10 +355,24 @@ def test_labels_of_images_come_as_a_table(nobsp: Run, gallery: Path, tmp_path: P
     assert f"has no line for '{names[-1]}'" in refused.err
     if several:
         labels.to_csv(tmp_path / "labels.csv", index=False)
-        decisions = ticked(page, tmp_path / "d.json", {"across/0.png, across": "relabel", "across/7.png, down": "drop"})
-        given = ("--images", gallery / "more", "--labels", tmp_path / "labels.csv", "--apply", decisions)
+        decisions = ticked(
+            page,
+            tmp_path / "d.json",
+            {"across/0.png, across": "relabel", "across/7.png, down": "drop"},
+        )
+        given = (
+            "--images",
+            gallery / "more",
+            "--labels",
+            tmp_path / "labels.csv",
+            "--apply",
+            decisions,
+        )
         assert nobsp("audit", *given, "--out", tmp_path / "cleaned").code == 0
-        cleaned = {Path(line["image"]).as_posix(): line for line in lines_of(tmp_path / "cleaned" / "cleaned.csv")}
+        cleaned = {
+            Path(line["image"]).as_posix(): line
+            for line in lines_of(tmp_path / "cleaned" / "cleaned.csv")
+        }
         first = cleaned[(gallery / "more" / "across" / "0.png").as_posix()]
         assert (len(cleaned), first["across"], first["down"]) == (39, "1", "1")
 
@@ -278,11 +382,15 @@ def test_labels_of_images_come_as_a_table(nobsp: Run, gallery: Path, tmp_path: P
 
 def decided(path: Path, *lines: tuple[object, ...]) -> Path:
     with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([("row", "name", "decision", "given_label", "new_label"), *lines])
+        csv.writer(file).writerows(
+            [("row", "name", "decision", "given_label", "new_label"), *lines]
+        )
     return path
 
 
-@pytest.mark.parametrize(("target", "labels"), [("kind", ("dog", "cat", "owl")), ("other", (11, 10, 12))])
+@pytest.mark.parametrize(
+    ("target", "labels"), [("kind", ("dog", "cat", "owl")), ("other", (11, 10, 12))]
+)
 def test_decisions_are_applied_to_a_table(
     nobsp: Run, kinds: Path, tmp_path: Path, target: str, labels: tuple[object, ...]
 ) -> None:
@@ -293,7 +401,17 @@ def test_decisions_are_applied_to_a_table(
         (70, 70, "drop", dropped, ""),
         (7, 7, "keep", right, ""),
     )
-    words = ["--data", kinds / "kinds.csv", "--target", target, "--apply", ticked, "--out", tmp_path / "out", "--json"]
+    words = [
+        "--data",
+        kinds / "kinds.csv",
+        "--target",
+        target,
+        "--apply",
+        ticked,
+        "--out",
+        tmp_path / "out",
+        "--json",
+    ]
     found = json.loads(nobsp("audit", *words).out)
     assert (found["kept"], found["dropped"], found["relabelled"]) == (119, 1, 1)
     before, after = pd.read_csv(kinds / "kinds.csv"), pd.read_csv(tmp_path / "out" / "cleaned.csv")
@@ -312,13 +430,36 @@ def test_what_the_page_saves_can_be_applied_to_images(nobsp: Run, tmp_path: Path
         (tmp_path / "scans" / name).parent.mkdir(parents=True, exist_ok=True)
         image.new("L", (4, 4)).save(tmp_path / "scans" / name)
     records = [
-        {"row": 2, "name": "up/b.png", "decision": "relabel", "given_label": "up", "new_label": "down"},
-        {"row": 0, "name": "down/c.png", "decision": "drop", "given_label": "down", "new_label": ""},
+        {
+            "row": 2,
+            "name": "up/b.png",
+            "decision": "relabel",
+            "given_label": "up",
+            "new_label": "down",
+        },
+        {
+            "row": 0,
+            "name": "down/c.png",
+            "decision": "drop",
+            "given_label": "down",
+            "new_label": "",
+        },
     ]
     (tmp_path / "decisions.json").write_text(json.dumps(records), encoding="utf-8")
-    nobsp("audit", "--images", tmp_path / "scans", "--apply", tmp_path / "decisions.json", "--out", tmp_path / "out")
+    nobsp(
+        "audit",
+        "--images",
+        tmp_path / "scans",
+        "--apply",
+        tmp_path / "decisions.json",
+        "--out",
+        tmp_path / "out",
+    )
     lines = lines_of(tmp_path / "out" / "cleaned.csv")
-    assert [(Path(line["image"]).name, line["label"]) for line in lines] == [("a.png", "up"), ("b.png", "down")]
+    assert [(Path(line["image"]).name, line["label"]) for line in lines] == [
+        ("a.png", "up"),
+        ("b.png", "down"),
+    ]
 
 
 def ticked(page: Any, path: Path, decisions: dict[str, str]) -> Path:
@@ -326,9 +467,16 @@ def ticked(page: Any, path: Path, decisions: dict[str, str]) -> Path:
     told, records = page["audit"], []
     for name, decision in decisions.items():
         at = told["names"].index(name)
-        record = {"row": told["rows"][at], "name": name, "decision": decision, "output": told["outputs"][at]}
+        record = {
+            "row": told["rows"][at],
+            "name": name,
+            "decision": decision,
+            "output": told["outputs"][at],
+        }
         suggested = told["classes"]["suggested"][at] if decision == "relabel" else ""
-        records.append(record | {"given_label": told["classes"]["label"][at], "new_label": suggested})
+        records.append(
+            record | {"given_label": told["classes"]["label"][at], "new_label": suggested}
+        )
     path.write_text(json.dumps(records), encoding="utf-8")
     return path
 
@@ -337,7 +485,9 @@ def test_decisions_about_one_of_several_classes_are_applied_to_its_column(
     nobsp: Run, kinds: Path, tmp_path: Path
 ) -> None:
     rows = pd.read_csv(kinds / "kinds.csv")[["a", "b", "c"]]
-    labels = pd.DataFrame(np.eye(3, dtype=int)[np.repeat([0, 1, 2], 40)], columns=["is a cat", "dog, or wolf", "owl"])
+    labels = pd.DataFrame(
+        np.eye(3, dtype=int)[np.repeat([0, 1, 2], 40)], columns=["is a cat", "dog, or wolf", "owl"]
+    )
     labels.loc[7, "owl"], labels.loc[[50, 90], "is a cat"] = 1, 1
     rows.to_csv(tmp_path / "rows.csv", index=False)
     labels.to_csv(tmp_path / "labels.csv", index=False)
@@ -345,7 +495,9 @@ def test_decisions_about_one_of_several_classes_are_applied_to_its_column(
     done = nobsp(*given, "--model", kinds / "kinds.pt2", "--budget", 3, "--out", tmp_path / "out")
     assert done.code == 0, done.err
     wrong = {"7, owl": "relabel", "50, is a cat": "relabel", "90, is a cat": "drop"}
-    decisions = ticked(told_in(tmp_path / "out" / "report.html"), tmp_path / "decisions.json", wrong)
+    decisions = ticked(
+        told_in(tmp_path / "out" / "report.html"), tmp_path / "decisions.json", wrong
+    )
     done = nobsp(*given, "--apply", decisions, "--json", "--out", tmp_path / "cleaned")
     found = json.loads(done.out)
     assert (found["kept"], found["dropped"], found["relabelled"]) == (119, 1, 2)
@@ -377,7 +529,15 @@ def test_decisions_about_something_else_are_refused(
 ) -> None:
     ticked = decided(tmp_path / "decisions.csv", line)
     done = nobsp(
-        "audit", "--data", kinds / "kinds.csv", "--target", "kind", "--apply", ticked, "--out", tmp_path / "out"
+        "audit",
+        "--data",
+        kinds / "kinds.csv",
+        "--target",
+        "kind",
+        "--apply",
+        ticked,
+        "--out",
+        tmp_path / "out",
     )
     assert done.code == 2
     assert message in done.err
@@ -386,7 +546,10 @@ def test_decisions_about_something_else_are_refused(
 
 def test_labels_are_suspected_up_to_a_budget(nobsp: Run, kinds: Path, tmp_path: Path) -> None:
     words = ["--output-names", *NAMES, "--no-report", "--budget", 1, "--out", tmp_path / "out"]
-    assert json.loads(nobsp(*asked(kinds, "kinds.csv", "kind"), *words).out)["likely_wrong_labels"] == 1
+    assert (
+        json.loads(nobsp(*asked(kinds, "kinds.csv", "kind"), *words).out)["likely_wrong_labels"]
+        == 1
+    )
 
 
 def test_values_are_audited_too(nobsp: Run, tmp_path: Path) -> None:
@@ -405,7 +568,16 @@ def test_values_are_audited_too(nobsp: Run, tmp_path: Path) -> None:
         net.eval(), (torch.tensor(rows[:5]),), dynamic_shapes=({0: torch.export.Dim("rows")},)
     )
     torch.export.save(program, tmp_path / "net.pt2")
-    words = ["audit", "--model", tmp_path / "net.pt2", "--data", tmp_path / "rows.csv", "--json", "--target", "price"]
+    words = [
+        "audit",
+        "--model",
+        tmp_path / "net.pt2",
+        "--data",
+        tmp_path / "rows.csv",
+        "--json",
+        "--target",
+        "price",
+    ]
     done = nobsp(*words, "--out", tmp_path / "out")
     found = json.loads(done.out)
     lines = lines_of(tmp_path / "out" / "audit.csv")
@@ -417,10 +589,24 @@ def test_values_are_audited_too(nobsp: Run, tmp_path: Path) -> None:
     assert set(page["names"][:2]) == {"7", "70"}
     place = page["names"].index("7")
     assert float(page["classes"]["label"][place]) == pytest.approx(table.price[7])
-    decided = [{"row": 7, "name": "7", "decision": "relabel", "given_label": page["classes"]["label"][place]}]
+    decided = [
+        {
+            "row": 7,
+            "name": "7",
+            "decision": "relabel",
+            "given_label": page["classes"]["label"][place],
+        }
+    ]
     decided[0]["new_label"] = page["classes"]["suggested"][place]
     (tmp_path / "decisions.json").write_text(json.dumps(decided))
-    applied = ["--apply", tmp_path / "decisions.json", "--data", tmp_path / "rows.csv", "--target", "price"]
+    applied = [
+        "--apply",
+        tmp_path / "decisions.json",
+        "--data",
+        tmp_path / "rows.csv",
+        "--target",
+        "price",
+    ]
     nobsp("audit", *applied, "--out", tmp_path / "cleaned")
     cleaned = pd.read_csv(tmp_path / "cleaned" / "cleaned.csv")
     assert cleaned.price[7] == pytest.approx(table.price[7] - 9, abs=1)
@@ -431,7 +617,16 @@ def test_labels_of_several_classes_come_as_a_table(nobsp: Run, kinds: Path, tmp_
     labels = pd.DataFrame(np.eye(3, dtype=int)[rows.code], columns=NAMES)
     labels.loc[0, "dog"] = 1
     labels.to_csv(tmp_path / "labels.csv", index=False)
-    words = ["audit", "--model", kinds / "kinds.pt2", "--data", kinds / "kinds.csv", "--features", "a,b,c", "--json"]
+    words = [
+        "audit",
+        "--model",
+        kinds / "kinds.pt2",
+        "--data",
+        kinds / "kinds.csv",
+        "--features",
+        "a,b,c",
+        "--json",
+    ]
     words += ["--labels", tmp_path / "labels.csv", "--output-names", *NAMES]
     found = json.loads(nobsp(*words, "--out", tmp_path / "out").out)
     lines = lines_of(tmp_path / "out" / "audit.csv")
@@ -439,6 +634,8 @@ def test_labels_of_several_classes_come_as_a_table(nobsp: Run, kinds: Path, tmp_
     wrong = {(line["row"], line["output"]) for line in lines if line["is_label_issue"] == "True"}
     assert {("0", "dog"), ("5", "cat"), ("5", "dog"), ("70", "dog"), ("70", "owl")} >= wrong
     assert wrong
-    assert told_in(tmp_path / "out" / "report.html")["audit"]["names"][0] in {f"{r}, {o}" for r, o in wrong}
+    assert told_in(tmp_path / "out" / "report.html")["audit"]["names"][0] in {
+        f"{r}, {o}" for r, o in wrong
+    }
     labels[:-1].to_csv(tmp_path / "labels.csv", index=False)
     assert "119 lines for 120 rows" in nobsp(*words, "--out", tmp_path / "other").err

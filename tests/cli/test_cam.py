@@ -24,7 +24,9 @@ Run = Callable[..., object]
 
 
 def pictures_of(folder: Path, **options: object) -> Pictures:
-    return find_pictures(folder, ImageOptions(images=folder, **options), option="--images", batch_size=4)
+    return find_pictures(
+        folder, ImageOptions(images=folder, **options), option="--images", batch_size=4
+    )
 
 
 def test_maps_predictions_and_a_report_come_out(nobsp: Run, gallery: Path, tmp_path: Path) -> None:
@@ -38,32 +40,53 @@ def test_maps_predictions_and_a_report_come_out(nobsp: Run, gallery: Path, tmp_p
     with (out / "predictions.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["label"] for row in rows] == ["across"] * 3 + ["down"] * 3
-    assert {path.name for path in (out / "maps").iterdir()} == {row["map"].removeprefix("maps/") for row in rows}
+    assert {path.name for path in (out / "maps").iterdir()} == {
+        row["map"].removeprefix("maps/") for row in rows
+    }
     assert "classes are named after the folders" in done.err
     assert '"names":["across/0.png",' in (out / "report.html").read_text(encoding="utf-8")
     loaded = as_module(load_exported(gallery / "net.pt2"), torch.zeros(4, 1, 12, 12))
     cam = NObSPCam.load(out / "explainer.nobsp", loaded)
     batch = pictures_of(gallery / "images", channels=1).batch(range(6))
     maps = cam(batch)
-    np.testing.assert_allclose([float(row["probability"]) for row in rows], maps.confidence, rtol=1e-5)
-    assert [row["predicted"] for row in rows] == [maps.output_names[k] for k in maps.logits.argmax(1)]
+    np.testing.assert_allclose(
+        [float(row["probability"]) for row in rows], maps.confidence, rtol=1e-5
+    )
+    assert [row["predicted"] for row in rows] == [
+        maps.output_names[k] for k in maps.logits.argmax(1)
+    ]
 
 
 @pytest.mark.parametrize(("kind", "colour"), [("positive", FOR), ("negative", AGAINST)])
 def test_maps_look_as_in_the_report_grey_images_with_its_colours(
     nobsp: Run, gallery: Path, tmp_path: Path, kind: str, colour: str
 ) -> None:
-    given = ("--model", gallery / "net.pt2", "--images", gallery / "images", "--channels", 1, "--no-report")
-    assert nobsp("cam", *given, "--map", kind, "--class", "down", "--out", tmp_path / "out").code == 0
+    given = (
+        "--model",
+        gallery / "net.pt2",
+        "--images",
+        gallery / "images",
+        "--channels",
+        1,
+        "--no-report",
+    )
+    assert (
+        nobsp("cam", *given, "--map", kind, "--class", "down", "--out", tmp_path / "out").code == 0
+    )
     pictures = pictures_of(gallery / "images", channels=1)
     batch = pictures.batch(range(6))
     loaded = as_module(load_exported(gallery / "net.pt2"), batch)
-    values = getattr(NObSPCam.load(tmp_path / "out" / "explainer.nobsp", loaded)(batch, "down").resize((12, 12)), kind)
+    values = getattr(
+        NObSPCam.load(tmp_path / "out" / "explainer.nobsp", loaded)(batch, "down").resize((12, 12)),
+        kind,
+    )
     cover = (OPACITY * np.maximum(values, 0) / values.max((1, 2), keepdims=True))[..., None]
     tint = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)])
     expected = 255 * pictures.shown(batch).numpy()[:, 0, :, :, None] * (1 - cover) + tint * cover
     paths = sorted((tmp_path / "out" / "maps").iterdir())
-    drawn = np.stack([np.asarray(Image.open(path).resize((12, 12), Image.Resampling.NEAREST)) for path in paths])
+    drawn = np.stack(
+        [np.asarray(Image.open(path).resize((12, 12), Image.Resampling.NEAREST)) for path in paths]
+    )
     np.testing.assert_allclose(drawn, expected, atol=1.0)
 
 
@@ -74,12 +97,35 @@ def test_of_coloured_images_only_the_brightness_is_left() -> None:
     np.testing.assert_allclose(_as_grey(torch.ones(1, 3, 2, 2)), 1.0)
 
 
-def test_a_class_may_be_asked_for_by_name_or_number(nobsp: Run, gallery: Path, tmp_path: Path) -> None:
-    images = ("--model", gallery / "net.pt2", "--images", gallery / "images", "--channels", 1, "--no-report")
+def test_a_class_may_be_asked_for_by_name_or_number(
+    nobsp: Run, gallery: Path, tmp_path: Path
+) -> None:
+    images = (
+        "--model",
+        gallery / "net.pt2",
+        "--images",
+        gallery / "images",
+        "--channels",
+        1,
+        "--no-report",
+    )
     for name, asked in (("a", "down"), ("b", "1")):
-        done = nobsp("cam", *images, "--class", asked, "--map", "signed", "--limit", 2, "--out", tmp_path / name)
+        done = nobsp(
+            "cam",
+            *images,
+            "--class",
+            asked,
+            "--map",
+            "signed",
+            "--limit",
+            2,
+            "--out",
+            tmp_path / name,
+        )
         assert done.code == 0, done.err
-    first, second = ((tmp_path / name / "predictions.csv").read_text(encoding="utf-8") for name in "ab")
+    first, second = (
+        (tmp_path / name / "predictions.csv").read_text(encoding="utf-8") for name in "ab"
+    )
     assert first == second
     assert first.count("\n") == 3
 
@@ -93,16 +139,36 @@ def test_a_class_may_be_asked_for_by_name_or_number(nobsp: Run, gallery: Path, t
         (("--images", "uneven"), 2, "have different sizes, such as 5×4 and 12×12"),
         (("--class", "dwon"), 2, "did you mean 'down'?"),
         (("--against", "mein"), 2, "did you mean 'mean'?"),
-        (("--against", "xyz"), 2, "there is no such class; there are 'across', 'down', 'runner-up', 'others', 'mean'."),
-        (("--class", "2"), 2, "--class 2: there is no such class; classes are numbered from 0 to 1."),
-        (("--output-names", "a", "b", "c"), 1, "--output-names has 3 names but the model has 2 classes"),
+        (
+            ("--against", "xyz"),
+            2,
+            "there is no such class; there are 'across', 'down', 'runner-up', 'others', 'mean'.",
+        ),
+        (
+            ("--class", "2"),
+            2,
+            "--class 2: there is no such class; classes are numbered from 0 to 1.",
+        ),
+        (
+            ("--output-names", "a", "b", "c"),
+            1,
+            "--output-names has 3 names but the model has 2 classes",
+        ),
         (("--size", "0"), 2, "--size takes a side"),
         (("--limit", "0"), 2, "--limit. Must be >= 1"),
         (("--normalise", "imagent"), 2, '--normalise. Choose from: "imagenet"'),
-        (("--normalise", "imagenet"), 2, "one for each of the 1 channels; found 3 (imagenet has three channels)"),
+        (
+            ("--normalise", "imagenet"),
+            2,
+            "one for each of the 1 channels; found 3 (imagenet has three channels)",
+        ),
         (("--std", "0"), 2, "--std must be above zero"),
         (("--channels", "3"), 1, "cannot be run on input of shape"),
-        (("--channels", "3"), 1, "Images of 3 channels, 12×12, were given; --channels 1 and --size give others."),
+        (
+            ("--channels", "3"),
+            1,
+            "Images of 3 channels, 12×12, were given; --channels 1 and --size give others.",
+        ),
         (("--layer", "relu_9"), 1, "layer='relu_9' is not in the model"),
     ],
 )
@@ -116,14 +182,26 @@ def test_what_is_wrong_is_said_in_one_line(
     said: str,
 ) -> None:
     monkeypatch.chdir(gallery)
-    options = ("--model", "net.pt2", "--images", "images", "--channels", 1, "--no-report", "--out", tmp_path / "out")
+    options = (
+        "--model",
+        "net.pt2",
+        "--images",
+        "images",
+        "--channels",
+        1,
+        "--no-report",
+        "--out",
+        tmp_path / "out",
+    )
     done = nobsp("cam", *options, "--quiet", *words)
     assert said in done.err
     assert (done.code, done.out, done.err.count("\n")) == (code, "", 1)
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_class_is_refused_before_calibrating(nobsp: Run, gallery: Path, tmp_path: Path) -> None:
+def test_an_unknown_class_is_refused_before_calibrating(
+    nobsp: Run, gallery: Path, tmp_path: Path
+) -> None:
     options = ("--model", gallery / "net.pt2", "--images", gallery / "images", "--channels", 1)
     done = nobsp("cam", *options, "--against", "onee", "--out", tmp_path / "out")
     assert (done.code, "calibrating" in done.err) == (2, False)
@@ -149,14 +227,31 @@ def test_folders_in_another_order_than_the_classes_are_noticed(
 ) -> None:
     for old, new in (("across", "b line across"), ("down", "a-down")):
         shutil.copytree(gallery / "more" / old, tmp_path / "images" / new)
-    options = (command, "--model", gallery / "trained.pt2", "--images", tmp_path / "images", "--channels", 1)
+    options = (
+        command,
+        "--model",
+        gallery / "trained.pt2",
+        "--images",
+        tmp_path / "images",
+        "--channels",
+        1,
+    )
     done = nobsp(*options, "--json", "--out", tmp_path / "out")
     warning = json.loads(done.out)["warning"]
     assert warning.endswith("pass --output-names 'b line across' a-down")
     assert f"warning: {warning}\n" in done.err
-    assert "would if the classes were named in another order" in (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert "would if the classes were named in another order" in (
+        tmp_path / "out" / "report.html"
+    ).read_text("utf-8")
     better = nobsp(
-        *options, "--output-names", "b line across", "a-down", "--json", "--no-report", "--out", tmp_path / "o"
+        *options,
+        "--output-names",
+        "b line across",
+        "a-down",
+        "--json",
+        "--no-report",
+        "--out",
+        tmp_path / "o",
     )
     assert json.loads(better.out)["warning"] is None
     assert "warning" not in better.err
@@ -169,7 +264,17 @@ def test_confusions_are_counted_and_shown_with_neighbours_of_both_classes(
     nobsp: Run, gallery: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    given = ("--model", gallery / "net.pt2", "--images", gallery / "more", "--channels", 1, "--out", out, "--json")
+    given = (
+        "--model",
+        gallery / "net.pt2",
+        "--images",
+        gallery / "more",
+        "--channels",
+        1,
+        "--out",
+        out,
+        "--json",
+    )
     done = nobsp("confusions", *given, "--examples", 3)
     assert done.code == 0, done.err
     found = json.loads(done.out)
@@ -185,7 +290,9 @@ def test_confusions_are_counted_and_shown_with_neighbours_of_both_classes(
     names = ("across", "down")
     assert counted == {(names[a], names[b]): times for (a, b), times in wrong.items() if times}
     with (out / "confusions.csv").open(encoding="utf-8") as file:
-        assert [int(row["count"]) for row in csv.DictReader(file)] == sorted(counted.values(), reverse=True)
+        assert [int(row["count"]) for row in csv.DictReader(file)] == sorted(
+            counted.values(), reverse=True
+        )
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "account of the logit against the true class" in page
     assert f"{found['pairs'][0]['count']} × {found['pairs'][0]['truth']} taken for" in page
@@ -193,7 +300,15 @@ def test_confusions_are_counted_and_shown_with_neighbours_of_both_classes(
     alone.mkdir()
     shutil.copy(pictures.paths[0], alone)
     refused = nobsp(
-        "confusions", "--model", gallery / "net.pt2", "--images", alone, "--channels", 1, "--out", tmp_path / "new"
+        "confusions",
+        "--model",
+        gallery / "net.pt2",
+        "--images",
+        alone,
+        "--channels",
+        1,
+        "--out",
+        tmp_path / "new",
     )
     assert refused.code == 2
     assert "confusions need one folder a class" in refused.err
@@ -216,7 +331,9 @@ def test_normalised_images_look_as_they_did(tmp_path: Path) -> None:
     Image.fromarray(pixels).save(tmp_path / "noise.png")
     pictures = pictures_of(tmp_path)
     batch = pictures.batch([0])
-    expected = (pixels[0, 0] / 255 - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
+    expected = (pixels[0, 0] / 255 - np.array([0.485, 0.456, 0.406])) / np.array(
+        [0.229, 0.224, 0.225]
+    )
     np.testing.assert_allclose(batch[0, :, 0, 0], expected, rtol=1e-5)
     np.testing.assert_allclose(pictures.shown(batch)[0].permute(1, 2, 0) * 255, pixels, atol=1e-3)
 

@@ -49,7 +49,9 @@ def test_the_files_hold_what_the_library_finds(nobsp: Run, home: Path, tmp_path:
     written = pd.read_parquet(tmp_path / "out" / "contributions.parquet")
     terms = ["age", "income", "oslo", "rome"]
     assert list(written) == ["row", "output", "base", *terms, "residual", "prediction", "outside"]
-    assert_same_to_rounding(written[["age", "income", "oslo", "rome"]], explanation.values[:, :, 0], within=SINGLE)
+    assert_same_to_rounding(
+        written[["age", "income", "oslo", "rome"]], explanation.values[:, :, 0], within=SINGLE
+    )
     account = written[["base", "age", "income", "oslo", "rome", "residual"]].sum(axis=1)
     assert_same_to_rounding(account, written["prediction"], within=SINGLE)
     loaded = NObSP.load(tmp_path / "out" / "explainer.nobsp", as_module(home / "house.pt2", rows))
@@ -65,14 +67,18 @@ def test_what_is_required_is_asked_for_before_anything_runs(
     nobsp: Run, home: Path, tmp_path: Path, left_out: str
 ) -> None:
     given = {"--model": "house.pt2", "--data": "houses.csv", "--out": tmp_path / "out"}
-    done = nobsp("explain", *(word for pair in given.items() if pair[0] != left_out for word in pair))
+    done = nobsp(
+        "explain", *(word for pair in given.items() if pair[0] != left_out for word in pair)
+    )
     assert done.code == 2
     assert left_out in done.err
     assert "reading" not in done.err
 
 
 def test_json_is_all_there_is_on_stdout(nobsp: Run, home: Path, tmp_path: Path) -> None:
-    done = nobsp("explain", *HOUSE, *FAST, "--out", tmp_path / "out", "--no-report", "--json", "--quiet")
+    done = nobsp(
+        "explain", *HOUSE, *FAST, "--out", tmp_path / "out", "--no-report", "--json", "--quiet"
+    )
     found = json.loads(done.out)
     rows = pd.read_csv(home / "houses.csv").drop(columns="price")
     explainer = NObSP(as_module(home / "house.pt2", rows), interactions=0).fit(rows)
@@ -81,7 +87,9 @@ def test_json_is_all_there_is_on_stdout(nobsp: Run, home: Path, tmp_path: Path) 
     assert output["ridge"] == pytest.approx(explainer.ridge_[0])
     assert found["held_out"] is True
     assert next(iter(found)) == "outputs"
-    assert [one["feature"] for one in found["strongest"]] == list(explainer.importance("total")["feature"])
+    assert [one["feature"] for one in found["strongest"]] == list(
+        explainer.importance("total")["feature"]
+    )
     assert set(found["files"]) == FILES - {"report.html"}
     assert done.err == ""
 
@@ -105,22 +113,49 @@ def test_threads_are_those_asked_for_and_left_as_they_were(
     monkeypatch.setattr(NObSP, "fit", watched)
     before = torch.get_num_threads()
     words = () if threads == 1 else ("--threads", threads)  # one is what is taken by default
-    done = nobsp("explain", *HOUSE, *FAST, *words, "--out", tmp_path / "out", "--no-report", "--quiet")
+    done = nobsp(
+        "explain", *HOUSE, *FAST, *words, "--out", tmp_path / "out", "--no-report", "--quiet"
+    )
     assert (done.code, seen, torch.get_num_threads()) == (0, [threads], before)
 
 
-def test_the_background_is_as_large_as_asked_for(nobsp: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_background_is_as_large_as_asked_for(
+    nobsp: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[object] = []
-    monkeypatch.setattr("nobsp.NObSP", lambda model, **options: made.append(options) or NObSP(model, **options))
-    done = nobsp("explain", *HOUSE, *FAST, "--background", 5, "--out", tmp_path / "out", "--no-report", "--quiet")
+    monkeypatch.setattr(
+        "nobsp.NObSP", lambda model, **options: made.append(options) or NObSP(model, **options)
+    )
+    done = nobsp(
+        "explain",
+        *HOUSE,
+        *FAST,
+        "--background",
+        5,
+        "--out",
+        tmp_path / "out",
+        "--no-report",
+        "--quiet",
+    )
     assert (done.code, made[0]["background"]) == (0, 5)
 
 
-def test_rows_outside_the_range_are_one_note_with_a_count(nobsp: Run, home: Path, tmp_path: Path) -> None:
+def test_rows_outside_the_range_are_one_note_with_a_count(
+    nobsp: Run, home: Path, tmp_path: Path
+) -> None:
     table = pd.read_csv(home / "fresh.csv")
     table.loc[[3, 7], "age"], table.loc[7, "rome"], table.loc[9, "income"] = 99.0, -99.0, np.nan
     table.to_csv(tmp_path / "far.csv", index=False)
-    options = ("--model", "house.pt2", "--data", tmp_path / "far.csv", "--target", "price", "--calibrate", "houses.csv")
+    options = (
+        "--model",
+        "house.pt2",
+        "--data",
+        tmp_path / "far.csv",
+        "--target",
+        "price",
+        "--calibrate",
+        "houses.csv",
+    )
     done = nobsp("explain", *options, *FAST, "--no-report", "--out", tmp_path / "out", "--json")
     found = json.loads(done.out)
     assert found["outside"] == {"rows": 3, "features": {"age": 2, "income": 1, "rome": 1}}
@@ -149,8 +184,17 @@ class Maze(nn.Module):
 
 def test_what_must_not_be_believed_is_said_first_and_on_stderr(nobsp: Run, tmp_path: Path) -> None:
     (tmp_path / "maze.py").write_text(MAZE, encoding="utf-8")
-    options = ("--model", f"{tmp_path / 'maze.py'}:Maze", "--data", "houses.csv", "--target", "price")
-    done = nobsp("explain", *options, *FAST, "--no-report", "--out", tmp_path / "out", "--quiet", "--json")
+    options = (
+        "--model",
+        f"{tmp_path / 'maze.py'}:Maze",
+        "--data",
+        "houses.csv",
+        "--target",
+        "price",
+    )
+    done = nobsp(
+        "explain", *options, *FAST, "--no-report", "--out", tmp_path / "out", "--quiet", "--json"
+    )
     codes = [(one["severity"], one["code"]) for one in json.loads(done.out)["health"]]
     assert (done.code, codes[0]) == (0, ("error", "worse_than_mean"))
     assert done.err.count("error: ") == done.err.count("\n") == 1
@@ -162,15 +206,28 @@ def test_quiet_says_nothing(nobsp: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", ["houses.parquet", "houses-semicolon.csv"])
-def test_tables_of_other_kinds_give_the_same(nobsp: Run, home: Path, tmp_path: Path, data: str) -> None:
+def test_tables_of_other_kinds_give_the_same(
+    nobsp: Run, home: Path, tmp_path: Path, data: str
+) -> None:
     for name, source in (("a", "houses.csv"), ("b", data)):
-        options = ("--model", "house.pt2", "--data", source, "--target", "price", *FAST, "--no-report")
+        options = (
+            "--model",
+            "house.pt2",
+            "--data",
+            source,
+            "--target",
+            "price",
+            *FAST,
+            "--no-report",
+        )
         assert nobsp("explain", *options, "--out", tmp_path / name).code == 0
     first, second = (pd.read_parquet(tmp_path / name / "contributions.parquet") for name in "ab")
     pd.testing.assert_frame_equal(first, second, rtol=1e-9)
 
 
-def test_groups_pairs_names_and_fresh_rows_are_taken(nobsp: Run, home: Path, tmp_path: Path) -> None:
+def test_groups_pairs_names_and_fresh_rows_are_taken(
+    nobsp: Run, home: Path, tmp_path: Path
+) -> None:
     done = nobsp(
         "explain", "--model", "house.pt2", "--data", "fresh.csv", "--target", "price", "--calibrate", "houses.csv",
         "--groups", "city=oslo,rome", "--interactions", "age:income", "--output-names", "price in crowns", "--json",
@@ -194,10 +251,21 @@ def test_groups_are_also_read_from_a_file(nobsp: Run, tmp_path: Path) -> None:
 def test_a_factory_with_weights_is_the_same_model(nobsp: Run, home: Path, tmp_path: Path) -> None:
     nobsp("explain", *HOUSE, *FAST, "--no-report", "--out", tmp_path / "a")
     for name, factory in (("b", "shop:house"), ("c", "shop.py:ready")):
-        options = ("--model", factory, "--weights", "house.safetensors", "--data", "houses.csv", "--target", "price")
+        options = (
+            "--model",
+            factory,
+            "--weights",
+            "house.safetensors",
+            "--data",
+            "houses.csv",
+            "--target",
+            "price",
+        )
         done = nobsp("explain", *options, *FAST, "--no-report", "--out", tmp_path / name)
         assert done.code == 0, done.err
-        first, second = (pd.read_parquet(tmp_path / n / "contributions.parquet") for n in ("a", name))
+        first, second = (
+            pd.read_parquet(tmp_path / n / "contributions.parquet") for n in ("a", name)
+        )
         pd.testing.assert_frame_equal(first, second, rtol=1e-4, atol=1e-6)
 
 
@@ -205,7 +273,16 @@ def test_a_script_is_refused_with_what_to_do(nobsp: Run, home: Path, tmp_path: P
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.jit.trace(nn.Linear(4, 1), torch.zeros(2, 4)).save(str(tmp_path / "house.pt"))
-    options = ("--model", tmp_path / "house.pt", "--data", "houses.csv", "--target", "price", *FAST, "--no-report")
+    options = (
+        "--model",
+        tmp_path / "house.pt",
+        "--data",
+        "houses.csv",
+        "--target",
+        "price",
+        *FAST,
+        "--no-report",
+    )
     found = nobsp("explain", *options, "--out", tmp_path / "out")
     assert found.code == 2
     assert "torch.export" in found.err
@@ -231,7 +308,11 @@ def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pipelines")
     rng = np.random.default_rng(0)
     table = pd.DataFrame(
-        {"id": range(90), "age": rng.normal(size=90), "city": rng.choice(["oslo", "rome", "bonn"], 90)}
+        {
+            "id": range(90),
+            "age": rng.normal(size=90),
+            "city": rng.choice(["oslo", "rome", "bonn"], 90),
+        }
     )
     table["rich"] = np.where(table["age"] + (table["city"] == "oslo") > 0.3, "yes", "no")
     table.to_csv(folder / "people.csv", index=False)
@@ -248,52 +329,101 @@ def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_contributions_to_a_probability_add_up_to_it(nobsp: Run, pipelines: Path, tmp_path: Path) -> None:
-    given = ("--model", pipelines / "people.skops", "--data", pipelines / "people.csv", "--target", "rich", *FAST)
+def test_contributions_to_a_probability_add_up_to_it(
+    nobsp: Run, pipelines: Path, tmp_path: Path
+) -> None:
+    given = (
+        "--model",
+        pipelines / "people.skops",
+        "--data",
+        pipelines / "people.csv",
+        "--target",
+        "rich",
+        *FAST,
+    )
     written = {}
     for name, more in {"logits": (), "chances": ("--probability",)}.items():
         done = nobsp("explain", *given, *more, "--no-report", "--out", tmp_path / name)
         assert done.code == 0, done.err
         written[name] = pd.read_parquet(tmp_path / name / "contributions.parquet")
     chances = written["chances"]
-    assert_same_to_rounding(chances["prediction"], 1 / (1 + np.exp(-written["logits"]["prediction"])))
-    assert_same_to_rounding(chances[["base", "age", "city", "residual"]].sum(axis=1), chances["prediction"])
+    assert_same_to_rounding(
+        chances["prediction"], 1 / (1 + np.exp(-written["logits"]["prediction"]))
+    )
+    assert_same_to_rounding(
+        chances[["base", "age", "city", "residual"]].sum(axis=1), chances["prediction"]
+    )
 
 
-def test_an_output_that_is_no_probability_has_no_account_of_one(nobsp: Run, home: Path, tmp_path: Path) -> None:
-    done = nobsp("explain", *HOUSE, *FAST, "--probability", "--no-report", "--out", tmp_path / "out")
+def test_an_output_that_is_no_probability_has_no_account_of_one(
+    nobsp: Run, home: Path, tmp_path: Path
+) -> None:
+    done = nobsp(
+        "explain", *HOUSE, *FAST, "--probability", "--no-report", "--out", tmp_path / "out"
+    )
     assert done.code == 2
     assert "--probability: the model applies no softmax" in done.err
     assert not (tmp_path / "out").exists()
 
 
-def test_a_pipeline_from_skops_explains_the_caller_s_own_columns(nobsp: Run, pipelines: Path, tmp_path: Path) -> None:
+def test_a_pipeline_from_skops_explains_the_caller_s_own_columns(
+    nobsp: Run, pipelines: Path, tmp_path: Path
+) -> None:
     options = ("--data", pipelines / "people.csv", "--target", "rich", "--json", *FAST)
-    done = nobsp("explain", "--model", pipelines / "people.skops", *options, "--out", tmp_path / "out")
+    done = nobsp(
+        "explain", "--model", pipelines / "people.skops", *options, "--out", tmp_path / "out"
+    )
     found = json.loads(done.out)
     assert (found["features"], found["outputs"][0]["name"]) == (["age", "city"], "yes")
     assert found["not_used"] == ["id"]
     assert (tmp_path / "out" / "report.html").stat().st_size > 100_000
 
 
-def test_pickles_are_refused_with_the_reason_and_read_when_trusted(nobsp: Run, pipelines: Path, tmp_path: Path) -> None:
-    options = ("--data", pipelines / "people.csv", "--target", "rich", *FAST, "--no-report", "--out", tmp_path / "out")
+def test_pickles_are_refused_with_the_reason_and_read_when_trusted(
+    nobsp: Run, pipelines: Path, tmp_path: Path
+) -> None:
+    options = (
+        "--data",
+        pipelines / "people.csv",
+        "--target",
+        "rich",
+        *FAST,
+        "--no-report",
+        "--out",
+        tmp_path / "out",
+    )
     refused = nobsp("explain", "--model", pipelines / "people.joblib", *options)
     assert refused.code == 2
     assert "is a pickle, and reading a pickle can run any code" in refused.err
-    assert nobsp("explain", "--model", pipelines / "people.joblib", *options, "--trust-pickle").code == 0
+    assert (
+        nobsp("explain", "--model", pipelines / "people.joblib", *options, "--trust-pickle").code
+        == 0
+    )
 
 
-def test_a_whole_network_pickled_by_torch_is_refused_and_a_state_is_told_apart(nobsp: Run, tmp_path: Path) -> None:
+def test_a_whole_network_pickled_by_torch_is_refused_and_a_state_is_told_apart(
+    nobsp: Run, tmp_path: Path
+) -> None:
     torch.save(nn.Linear(4, 1), tmp_path / "net.pt")
     torch.save(nn.Linear(4, 1).state_dict(), tmp_path / "state.pt")
-    options = ("--data", "houses.csv", "--target", "price", *FAST, "--no-report", "--out", tmp_path / "out")
+    options = (
+        "--data",
+        "houses.csv",
+        "--target",
+        "price",
+        *FAST,
+        "--no-report",
+        "--out",
+        tmp_path / "out",
+    )
     assert "is a pickle" in nobsp("explain", "--model", tmp_path / "net.pt", *options).err
     assert "holds weights alone" in nobsp("explain", "--model", tmp_path / "state.pt", *options).err
     assert nobsp("explain", "--model", tmp_path / "net.pt", *options, "--trust-pickle").code == 0
 
 
-def test_objects_that_skops_does_not_know_are_named(nobsp: Run, pipelines: Path, tmp_path: Path) -> None:
+def test_objects_that_skops_does_not_know_are_named(
+    nobsp: Run, pipelines: Path, tmp_path: Path
+) -> None:
     options = ("--data", pipelines / "people.csv", "--target", "rich", "--out", tmp_path / "out")
     refused = nobsp("explain", "--model", pipelines / "custom.skops", *options)
     assert refused.code == 2
@@ -323,7 +453,17 @@ def summed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobsp: Run) -> Run:
     table = pd.DataFrame(np.random.default_rng(0).normal(size=(80, 3)), columns=["a", "b", "c"])
     table["y"] = 3 * table["a"] - 2 * table["b"] + table["c"]
     table.to_csv("table.csv", index=False)
-    options = ("--model", "summed.py:summed", "--data", "table.csv", "--target", "y", *FAST, "--out", "out")
+    options = (
+        "--model",
+        "summed.py:summed",
+        "--data",
+        "table.csv",
+        "--target",
+        "y",
+        *FAST,
+        "--out",
+        "out",
+    )
     return lambda *words: nobsp("explain", *options, *words)
 
 
@@ -345,8 +485,24 @@ def test_columns_in_the_wrong_order_are_asked_about(summed: Run, tmp_path: Path)
 
 def test_classes_are_said_by_accuracy(nobsp: Run, pipelines: Path, tmp_path: Path) -> None:
     table = pd.read_csv(pipelines / "people.csv")
-    options = ("--data", pipelines / "people.csv", "--target", "rich", "--json", *FAST, "--no-report")
-    done = nobsp("explain", "--model", pipelines / "people.joblib", "--trust-pickle", *options, "--out", tmp_path / "o")
+    options = (
+        "--data",
+        pipelines / "people.csv",
+        "--target",
+        "rich",
+        "--json",
+        *FAST,
+        "--no-report",
+    )
+    done = nobsp(
+        "explain",
+        "--model",
+        pipelines / "people.joblib",
+        "--trust-pickle",
+        *options,
+        "--out",
+        tmp_path / "o",
+    )
     import joblib
 
     accuracy = joblib.load(pipelines / "people.joblib").score(table[["age", "city"]], table["rich"])
@@ -358,7 +514,9 @@ def test_classes_are_said_by_accuracy(nobsp: Run, pipelines: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("model", ["house.pt2", "shop:house"])
-def test_columns_that_are_too_many_are_named_with_what_to_do(nobsp: Run, tmp_path: Path, model: str) -> None:
+def test_columns_that_are_too_many_are_named_with_what_to_do(
+    nobsp: Run, tmp_path: Path, model: str
+) -> None:
     done = nobsp("explain", "--model", model, "--data", "houses.csv", "--out", tmp_path / "out")
     assert done.code == 1
     given = "5 columns were given (age, income, oslo, rome, price)"
@@ -371,8 +529,16 @@ WRONG: dict[str, tuple[tuple[object, ...], int, str]] = {
     "no data": (("--data", "hauses.csv"), 2, "there is no such file; did you mean 'houses.csv'"),
     "no model": (("--model", "hose.pt2"), 2, "there is no such file; did you mean 'house.pt2'"),
     "data is a folder": (("--data", "."), 2, "is a folder"),
-    "wrong target": (("--target", "prize"), 2, "houses.csv has no column 'prize'; did you mean 'price'?"),
-    "wrong feature": (("--features", "age,incom"), 2, "has no column 'incom'; did you mean 'income'?"),
+    "wrong target": (
+        ("--target", "prize"),
+        2,
+        "houses.csv has no column 'prize'; did you mean 'price'?",
+    ),
+    "wrong feature": (
+        ("--features", "age,incom"),
+        2,
+        "has no column 'incom'; did you mean 'income'?",
+    ),
     "target as feature": (("--features", "age,price"), 2, "which is the --target"),
     "feature twice": (("--features", "age,age"), 2, "'age' is named twice"),
     "wrong group": (("--groups", "city=oslo,room"), 2, "the column 'room'; did you mean 'rome'?"),
@@ -380,13 +546,29 @@ WRONG: dict[str, tuple[tuple[object, ...], int, str]] = {
     "group in two": (("--groups", "a=oslo,rome", "b=rome"), 2, "'rome' is in 'a' and in 'b'"),
     "group named like a column": (("--groups", "age=oslo,rome"), 2, "choose another name"),
     "groups file missing": (("--groups", "groups.json"), 2, "there is no such file"),
-    "wrong pair": (("--interactions", "age:incom"), 2, "no feature 'incom'; did you mean 'income'?"),
+    "wrong pair": (
+        ("--interactions", "age:incom"),
+        2,
+        "no feature 'incom'; did you mean 'income'?",
+    ),
     "half a pair": (("--interactions", "age"), 2, "write auto, a number, or pairs"),
-    "ridge in words": (("--ridge", "strong"), 2, "--ridge must be auto or a number, found 'strong'"),
+    "ridge in words": (
+        ("--ridge", "strong"),
+        2,
+        "--ridge must be auto or a number, found 'strong'",
+    ),
     "negative ridge": (("--ridge", "-1"), 1, "ridge"),
-    "names of outputs": (("--output-names", "a", "b"), 1, "output_names has 2 names but the model has 1 output"),
+    "names of outputs": (
+        ("--output-names", "a", "b"),
+        1,
+        "output_names has 2 names but the model has 1 output",
+    ),
     "unknown head": (("--head", "3"), 1, "head='3' is not in the model"),
-    "too few columns": (("--features", "age,income"), 1, "cannot be run on input of shape (120, 2)"),
+    "too few columns": (
+        ("--features", "age,income"),
+        1,
+        "cannot be run on input of shape (120, 2)",
+    ),
     "no such factory": (("--model", "shop:hous"), 2, "has no 'hous'; did you mean 'house'"),
     "no such module": (("--model", "shopping:house"), 2, "there is no module 'shopping'"),
     "a factory that makes no model": (("--model", "shop:number"), 1, "found int"),
@@ -425,13 +607,17 @@ BAD_TABLES = {
 def test_tables_that_are_none_are_one_line(nobsp: Run, tmp_path: Path, case: str) -> None:
     content, said = BAD_TABLES[case]
     (tmp_path / "bad.csv").write_text(content, encoding="utf-8")
-    done = nobsp("explain", *HOUSE, "--out", tmp_path / "out", "--quiet", "--data", tmp_path / "bad.csv")
+    done = nobsp(
+        "explain", *HOUSE, "--out", tmp_path / "out", "--quiet", "--data", tmp_path / "bad.csv"
+    )
     assert (done.code, done.err.count("\n")) == (2, 1), done.err
     assert said in done.err
 
 
 def test_words_and_gaps_in_a_network_s_table_are_named(nobsp: Run, tmp_path: Path) -> None:
-    (tmp_path / "words.csv").write_text("age,income,oslo,rome\n1,2,a,4\n2,3,b,5\n", encoding="utf-8")
+    (tmp_path / "words.csv").write_text(
+        "age,income,oslo,rome\n1,2,a,4\n2,3,b,5\n", encoding="utf-8"
+    )
     (tmp_path / "gaps.csv").write_text("age,income,oslo,rome\n1,2,3,4\n2,,4,5\n", encoding="utf-8")
     options = ("explain", "--model", "house.pt2", "--out", tmp_path / "out", "--quiet", "--data")
     words, gaps = nobsp(*options, tmp_path / "words.csv"), nobsp(*options, tmp_path / "gaps.csv")
@@ -446,7 +632,9 @@ def test_weights_that_do_not_fit_are_refused(nobsp: Run, tmp_path: Path) -> None
 
     save_file({"0.weight": torch.zeros(2, 2)}, tmp_path / "other.safetensors")
     options = ("--data", "houses.csv", "--target", "price", "--out", tmp_path / "out", "--quiet")
-    done = nobsp("explain", "--model", "shop:house", "--weights", tmp_path / "other.safetensors", *options)
+    done = nobsp(
+        "explain", "--model", "shop:house", "--weights", tmp_path / "other.safetensors", *options
+    )
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert "does not fit the model" in done.err
 
@@ -468,12 +656,16 @@ def test_results_are_not_overwritten_without_force(nobsp: Run, tmp_path: Path) -
     assert {path.name for path in tmp_path.iterdir()} == {"out"}
 
 
-def test_a_failure_while_writing_leaves_nothing(nobsp: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_while_writing_leaves_nothing(
+    nobsp: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(NObSP, "save", full)
-    done = nobsp("explain", *HOUSE, *FAST, "--no-report", "--out", tmp_path / "new" / "out", "--quiet")
+    done = nobsp(
+        "explain", *HOUSE, *FAST, "--no-report", "--out", tmp_path / "new" / "out", "--quiet"
+    )
     assert (done.code, done.err) == (1, "nobsp: no space left on device.\n")
     assert list(tmp_path.iterdir()) == []
 

@@ -39,7 +39,14 @@ class Slow(nn.Module):
 
 
 def run(words: Sequence[object], *, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*NOBSP, *map(str, words)], cwd=cwd, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(
+        [*NOBSP, *map(str, words)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
 
 
 def test_help_is_shown_when_nothing_is_asked(tmp_path: Path) -> None:
@@ -52,7 +59,9 @@ def test_help_is_shown_when_nothing_is_asked(tmp_path: Path) -> None:
 
 def test_version_costs_no_torch(tmp_path: Path) -> None:
     program = "import sys; from nobsp.cli import main; main(['version']); sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0
     assert "torch" in done.stdout
 
@@ -61,7 +70,9 @@ def test_version_costs_no_torch(tmp_path: Path) -> None:
 def test_a_reader_who_has_gone_is_not_complained_about(words: list[str], tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([*NOBSP, *words], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        [*NOBSP, *words], stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
 
@@ -69,7 +80,9 @@ def test_a_reader_who_has_gone_is_not_complained_about(words: list[str], tmp_pat
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_a_full_disk_behind_stdout_is_one_line() -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
-        done = subprocess.run([*NOBSP, "version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            [*NOBSP, "version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert (done.returncode, done.stderr) == (1, "nobsp: no space left on device.\n")
 
 
@@ -81,9 +94,13 @@ def test_an_unknown_command_is_one_line_with_what_is_close(tmp_path: Path) -> No
 
 
 def test_explain_runs_and_says_results_on_stdout_alone(home: Path, tmp_path: Path) -> None:
-    done = run(["explain", *HOUSE, "--interactions", "0", "--out", tmp_path / "out", "--json"], cwd=home)
+    done = run(
+        ["explain", *HOUSE, "--interactions", "0", "--out", tmp_path / "out", "--json"], cwd=home
+    )
     assert done.returncode == 0, done.stderr
-    assert set(json.loads(done.stdout)["files"]) == {path.name for path in (tmp_path / "out").iterdir()}
+    assert set(json.loads(done.stdout)["files"]) == {
+        path.name for path in (tmp_path / "out").iterdir()
+    }
     assert done.stderr.splitlines()[0] == "reading houses.csv"
 
 
@@ -108,11 +125,27 @@ def test_commands_on_images_run(command: str, gallery: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupt_leaves_nothing_half_written(number: int, code: int, home: Path, tmp_path: Path) -> None:
+def test_an_interrupt_leaves_nothing_half_written(
+    number: int, code: int, home: Path, tmp_path: Path
+) -> None:
     (tmp_path / "slow.py").write_text(SLOW, encoding="utf-8")
-    words = ["explain", "--model", "slow:Slow", "--data", home / "houses.csv", "--target", "price", "--out", "out"]
+    words = [
+        "explain",
+        "--model",
+        "slow:Slow",
+        "--data",
+        home / "houses.csv",
+        "--target",
+        "price",
+        "--out",
+        "out",
+    ]
     process = subprocess.Popen(
-        [*NOBSP, *map(str, words)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*NOBSP, *map(str, words)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         while not (tmp_path / "running").exists():
@@ -129,7 +162,8 @@ def test_an_interrupt_leaves_nothing_half_written(number: int, code: int, home: 
 
 
 @pytest.mark.parametrize(
-    ("terminal", "quiet", "drawn"), [(True, False, True), (True, True, False), (False, False, False)]
+    ("terminal", "quiet", "drawn"),
+    [(True, False, True), (True, True, False), (False, False, False)],
 )
 def test_progress_bars_are_for_terminals(
     terminal: bool, quiet: bool, drawn: bool, monkeypatch: pytest.MonkeyPatch

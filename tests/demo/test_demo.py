@@ -48,7 +48,10 @@ def test_every_page_opens_without_a_complaint_or_a_request(demo: Any, browser: A
     page = browser.new_page(viewport={"width": 400, "height": 800})
     page.on("console", lambda message: heard.append(message.text))
     page.on("pageerror", lambda error: heard.append(str(error)))
-    page.on("request", lambda request: request.url.startswith(("file:", "data:")) or heard.append(request.url))
+    page.on(
+        "request",
+        lambda request: request.url.startswith(("file:", "data:")) or heard.append(request.url),
+    )
     for link in range(3):
         page.goto((demo.folder / "index.html").as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
@@ -94,4 +97,6 @@ def test_an_image_becomes_an_address_that_holds_it() -> None:
 
     picture = np.random.default_rng(0).uniform(size=(5, 4, 3)).astype(np.float32)
     content = base64.b64decode(image_url(picture).partition(",")[2])
-    np.testing.assert_allclose(np.asarray(Image.open(io.BytesIO(content))) / 255, picture, atol=0.5 / 255)
+    np.testing.assert_allclose(
+        np.asarray(Image.open(io.BytesIO(content))) / 255, picture, atol=0.5 / 255
+    )

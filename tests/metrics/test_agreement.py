@@ -17,7 +17,9 @@ def pairs_by_definition(X, classes, groups, percentile=15.0):
     found = set()
     for feature, members in enumerate(groups):
         others = [column for column in range(X.shape[1]) if column not in members]
-        candidates = [(i, j) for i in range(len(X)) for j in range(i + 1, len(X)) if classes[i] == classes[j]]
+        candidates = [
+            (i, j) for i in range(len(X)) for j in range(i + 1, len(X)) if classes[i] == classes[j]
+        ]
         delta = [np.linalg.norm(X[i, members] - X[j, members]) for i, j in candidates]
         distance = [np.linalg.norm(X[i, others] - X[j, others]) for i, j in candidates]
         least = np.median([one for one in delta if one > 0])
@@ -31,7 +33,9 @@ def pairs_by_definition(X, classes, groups, percentile=15.0):
 
 
 def as_set(pairs):
-    return set(zip(pairs.feature.tolist(), pairs.first.tolist(), pairs.second.tolist(), strict=True))
+    return set(
+        zip(pairs.feature.tolist(), pairs.first.tolist(), pairs.second.tolist(), strict=True)
+    )
 
 
 def test_pairs_are_those_of_the_definition() -> None:
@@ -61,7 +65,9 @@ def test_without_classes_any_two_rows_may_pair() -> None:
 def test_pairs_identical_in_all_other_columns_are_close_whatever_rounding_says() -> None:
     rows = np.column_stack([RNG.normal(size=30), np.full(30, 0.1), np.full(30, 1e3)])
     moved = np.median(np.abs(rows[:, 0][:, None] - rows[:, 0])[np.triu_indices(30, 1)])
-    expected = sum(abs(rows[i, 0] - rows[j, 0]) >= moved for i in range(30) for j in range(i + 1, 30))
+    expected = sum(
+        abs(rows[i, 0] - rows[j, 0]) >= moved for i in range(30) for j in range(i + 1, 30)
+    )
     assert find_pairs(rows).per_feature() == {"x0": expected, "x1": 0, "x2": 0}
 
 
@@ -87,9 +93,13 @@ def test_scores_are_pearson_and_normalised_error_over_the_pairs() -> None:
     explained = np.array([attributions[j, k] - attributions[i, k] for k, i, j in triples])
     changed = np.array([outputs[j] - outputs[i] for _, i, j in triples])
     assert score.pearson == pytest.approx(stats.pearsonr(explained, changed).statistic)
-    assert score.nrmse == pytest.approx(np.sqrt(((explained - changed) ** 2).mean()) / changed.std())
+    assert score.nrmse == pytest.approx(
+        np.sqrt(((explained - changed) ** 2).mean()) / changed.std()
+    )
     own = np.array([k == 2 for k, _, _ in triples])
-    assert score.feature_pearson[2] == pytest.approx(stats.pearsonr(explained[own], changed[own]).statistic)
+    assert score.feature_pearson[2] == pytest.approx(
+        stats.pearsonr(explained[own], changed[own]).statistic
+    )
     assert score.pairs == len(triples)
 
 
@@ -109,7 +119,9 @@ def test_no_pairs_is_nan_with_a_warning() -> None:
     assert set(pairs.per_feature().values()) == {0}
     with pytest.warns(UndefinedScoreWarning, match="no pairs"):
         score = delta_agreement(X, X[:, 0], pairs)
-    assert np.isnan([score.pearson, score.nrmse, *score.feature_pearson, *score.feature_nrmse]).all()
+    assert np.isnan(
+        [score.pearson, score.nrmse, *score.feature_pearson, *score.feature_nrmse]
+    ).all()
 
 
 def test_rows_that_are_all_the_same_have_no_pairs() -> None:

@@ -14,10 +14,12 @@ def test_correlations_are_those_of_scipy_row_by_row() -> None:
     first, second = rng.integers(0, 9, size=(5, 40)).astype(float), rng.normal(size=(5, 40))
     second += first
     np.testing.assert_allclose(
-        spearman(first, second), [stats.spearmanr(a, b).statistic for a, b in zip(first, second, strict=True)]
+        spearman(first, second),
+        [stats.spearmanr(a, b).statistic for a, b in zip(first, second, strict=True)],
     )
     np.testing.assert_allclose(
-        pearson(first, second), [stats.pearsonr(a, b).statistic for a, b in zip(first, second, strict=True)]
+        pearson(first, second),
+        [stats.pearsonr(a, b).statistic for a, b in zip(first, second, strict=True)],
     )
 
 
@@ -30,7 +32,9 @@ def test_correlation_does_not_depend_on_the_scale(scale: float) -> None:
 
 def test_a_constant_side_has_no_correlation() -> None:
     rows = np.array([[1.0, 2.0, 3.0], [0.1 + 0.2, 0.3, 0.3]])
-    np.testing.assert_array_equal(np.isnan(pearson(rows, np.ones((2, 1)) * np.arange(3.0))), [False, True])
+    np.testing.assert_array_equal(
+        np.isnan(pearson(rows, np.ones((2, 1)) * np.arange(3.0))), [False, True]
+    )
 
 
 def test_rounding_is_not_a_spread() -> None:
@@ -43,7 +47,9 @@ def test_targets_pick_one_output_a_row() -> None:
     values = np.arange(24.0).reshape(2, 3, 4)
     np.testing.assert_array_equal(at_target(values, [3, 0]), [values[0, :, 3], values[1, :, 0]])
     np.testing.assert_array_equal(at_target(values, 1), values[:, :, 1])
-    np.testing.assert_array_equal(at_target(values, torch.tensor([3, 0])), at_target(values, [3, 0]))
+    np.testing.assert_array_equal(
+        at_target(values, torch.tensor([3, 0])), at_target(values, [3, 0])
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +74,11 @@ def test_tensors_are_taken_with_their_gradients_left_behind(dtype: torch.dtype) 
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [([1.0, np.nan], "x has 1 values that are nan"), ([], "x is empty"), ([[[1.0]]], "1 or 2 dimensions")],
+    [
+        ([1.0, np.nan], "x has 1 values that are nan"),
+        ([], "x is empty"),
+        ([[[1.0]]], "1 or 2 dimensions"),
+    ],
 )
 def test_values_that_cannot_be_scored_are_named(values: list[float], words: str) -> None:
     with pytest.raises(ValueError, match=words):

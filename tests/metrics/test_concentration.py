@@ -37,10 +37,15 @@ def test_gini_is_what_quantus_calls_sparseness() -> None:
 
 @pytest.mark.parametrize(("score", "one_in_four"), [(sparseness, 0.5), (gini_sparseness, 0.75)])
 def test_equal_values_score_zero_and_a_single_one_scores_most(score, one_in_four) -> None:
-    np.testing.assert_allclose(score([[2.0, -2.0, 2.0, 2.0], [0.0, -7.0, 0.0, 0.0]]), [0.0, one_in_four], atol=PASS)
+    np.testing.assert_allclose(
+        score([[2.0, -2.0, 2.0, 2.0], [0.0, -7.0, 0.0, 0.0]]), [0.0, one_in_four], atol=PASS
+    )
 
 
-@given(arrays(np.float64, (3, 6), elements=st.floats(-9, 9).filter(lambda x: abs(x) > 1e-3)), st.floats(1e-150, 1e150))
+@given(
+    arrays(np.float64, (3, 6), elements=st.floats(-9, 9).filter(lambda x: abs(x) > 1e-3)),
+    st.floats(1e-150, 1e150),
+)
 def test_scale_sign_and_order_do_not_matter(values: np.ndarray, scale: float) -> None:
     for score in (sparseness, gini_sparseness):
         np.testing.assert_allclose(score(-scale * values[:, ::-1]), score(values), atol=SUMS)

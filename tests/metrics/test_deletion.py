@@ -50,7 +50,13 @@ def test_curves_are_those_of_the_definition(insert: bool, patch: int, steps: int
     found = score(network, IMAGES, MAPS, patch=patch, steps=steps, baseline=0.3)
     for image in range(3):
         curve, area = curve_by_definition(
-            network, IMAGES[image], MAPS[image], patch=patch, steps=steps, baseline=0.3, insert=insert
+            network,
+            IMAGES[image],
+            MAPS[image],
+            patch=patch,
+            steps=steps,
+            baseline=0.3,
+            insert=insert,
         )
         np.testing.assert_allclose(found.curves[image], curve, atol=SUMS)
         assert found.auc[image] == pytest.approx(area)
@@ -58,7 +64,9 @@ def test_curves_are_those_of_the_definition(insert: bool, patch: int, steps: int
 
 
 def test_deletion_starts_at_no_drop_and_both_end_with_every_region() -> None:
-    deletion, insertion = (score(model(), IMAGES, MAPS) for score in (region_deletion_auc, region_insertion_auc))
+    deletion, insertion = (
+        score(model(), IMAGES, MAPS) for score in (region_deletion_auc, region_insertion_auc)
+    )
     np.testing.assert_allclose(deletion.curves[:, 0], 0.0, atol=SUMS)
     np.testing.assert_allclose(insertion.curves[:, -1], 1.0)
     np.testing.assert_allclose(insertion.curves[:, 0], 1 - deletion.curves[:, -1])
@@ -73,7 +81,9 @@ def test_a_map_and_its_negative_trade_deletion_for_insertion() -> None:
 
 def test_neither_batches_nor_the_scale_of_the_map_matter() -> None:
     one = region_deletion_auc(model(), IMAGES, MAPS)
-    np.testing.assert_allclose(one.auc, region_deletion_auc(model(), IMAGES, 100 * MAPS + 7, batch_size=2).auc)
+    np.testing.assert_allclose(
+        one.auc, region_deletion_auc(model(), IMAGES, 100 * MAPS + 7, batch_size=2).auc
+    )
 
 
 def test_logits_and_their_softmax_give_the_same() -> None:
@@ -103,13 +113,19 @@ def test_the_target_may_be_given() -> None:
     assert not np.allclose(given.auc, region_deletion_auc(model(), IMAGES, MAPS).auc)
 
 
-@pytest.mark.parametrize("baseline", [np.array([0.3, 0.3]), np.full((2, 8, 12), 0.3), np.full((3, 2, 8, 12), 0.3)])
+@pytest.mark.parametrize(
+    "baseline", [np.array([0.3, 0.3]), np.full((2, 8, 12), 0.3), np.full((3, 2, 8, 12), 0.3)]
+)
 def test_the_baseline_may_be_a_colour_or_images(baseline: np.ndarray) -> None:
     number = region_deletion_auc(model(), IMAGES, MAPS, baseline=0.3)
-    np.testing.assert_allclose(region_deletion_auc(model(), IMAGES, MAPS, baseline=baseline).auc, number.auc)
+    np.testing.assert_allclose(
+        region_deletion_auc(model(), IMAGES, MAPS, baseline=baseline).auc, number.auc
+    )
 
 
-@pytest.mark.parametrize(("side", "patch"), [(224, 32), (256, 32), (128, 16), (64, 8), (96, 8), (32, 4)])
+@pytest.mark.parametrize(
+    ("side", "patch"), [(224, 32), (256, 32), (128, 16), (64, 8), (96, 8), (32, 4)]
+)
 def test_regions_are_as_large_as_in_the_paper(side: int, patch: int) -> None:
     images = np.zeros((1, 1, side, side), dtype=np.float32)
     found = region_deletion_auc(lambda x: np.ones((len(x), 2)), images, images[:, 0], steps=2)

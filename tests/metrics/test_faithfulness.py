@@ -20,7 +20,9 @@ def linear(rows):
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+    return nn.Sequential(
+        nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3)
+    )
 
 
 def test_effects_are_differences_of_two_outputs_for_the_predicted_class() -> None:
@@ -31,7 +33,9 @@ def test_effects_are_differences_of_two_outputs_for_the_predicted_class() -> Non
         for column in range(4):
             without = X[row].copy()
             without[column] = baseline[column]
-            assert effects[row, column] == pytest.approx(linear(X[row])[target] - linear(without)[target])
+            assert effects[row, column] == pytest.approx(
+                linear(X[row])[target] - linear(without)[target]
+            )
 
 
 def test_a_group_is_removed_as_a_whole() -> None:
@@ -48,7 +52,8 @@ def test_the_target_may_differ_from_row_to_row() -> None:
 
 def test_batches_do_not_change_effects() -> None:
     np.testing.assert_allclose(
-        removal_effects(linear, X, baseline=0.0), removal_effects(linear, X, baseline=0.0, batch_size=7)
+        removal_effects(linear, X, baseline=0.0),
+        removal_effects(linear, X, baseline=0.0, batch_size=7),
     )
 
 
@@ -64,7 +69,9 @@ def test_a_torch_model_is_run_in_evaluation_mode_and_left_as_it_was() -> None:
 def test_the_correlation_is_spearman_of_mean_absolute_values() -> None:
     attributions, effects = RNG.normal(size=(30, 6)), RNG.normal(size=(30, 6))
     score = attribution_faithfulness(attributions, effects)
-    expected = stats.spearmanr(np.abs(attributions).mean(axis=0), np.abs(effects).mean(axis=0)).statistic
+    expected = stats.spearmanr(
+        np.abs(attributions).mean(axis=0), np.abs(effects).mean(axis=0)
+    ).statistic
     assert score.correlation == pytest.approx(expected)
 
 
@@ -108,7 +115,11 @@ def test_attributions_that_do_not_fit_are_named(attributions, effects, options, 
         (linear, {"baseline": 0.0, "target": 3}, "there are 3 outputs"),
         (linear, {"baseline": 0.0, "batch_size": 0}, "batch_size must be .* found 0"),
         (lambda rows: rows[:2] @ WEIGHTS, {"baseline": 0.0}, "returned 2 outputs for 30 rows"),
-        (lambda rows: rows * np.nan, {"baseline": 0.0}, "what the model returned has 120 values that are nan"),
+        (
+            lambda rows: rows * np.nan,
+            {"baseline": 0.0},
+            "what the model returned has 120 values that are nan",
+        ),
     ],
 )
 def test_models_and_baselines_that_do_not_fit_are_named(model, options, words) -> None:

@@ -16,14 +16,18 @@ def test_scores_are_those_of_centred_functions() -> None:
     a, b = found - found.mean(axis=0), TRUTH - TRUTH.mean(axis=0)
     expected = [r2_score(b[:, k], a[:, k]) for k in (0, 1)]
     np.testing.assert_allclose(scores.r2[:2], expected)
-    np.testing.assert_allclose(scores.nrmse[0], np.sqrt(((a - b)[:, 0] ** 2).mean()) / b[:, 0].std())
+    np.testing.assert_allclose(
+        scores.nrmse[0], np.sqrt(((a - b)[:, 0] ** 2).mean()) / b[:, 0].std()
+    )
     assert scores.mean_r2 == pytest.approx(np.mean(expected))
     assert scores.mean_null_attribution == pytest.approx(np.abs(a[:, 2]).mean())
     assert scores.reconstruction_r2 == pytest.approx(r2_score(b.sum(axis=1), a.sum(axis=1)))
 
 
 def test_offsets_do_not_matter() -> None:
-    scores = function_reproduction(TRUTH + np.array([5.0, -2.0, 1.0]), TRUTH, outputs=TRUTH.sum(axis=1))
+    scores = function_reproduction(
+        TRUTH + np.array([5.0, -2.0, 1.0]), TRUTH, outputs=TRUTH.sum(axis=1)
+    )
     assert (scores.mean_r2, scores.reconstruction_r2) == pytest.approx((1.0, 1.0))
     assert (scores.mean_nrmse, scores.mean_null_attribution) == pytest.approx((0.0, 0.0))
 

@@ -82,7 +82,14 @@ def test_what_a_function_may_not_return_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [Ridge(), SVR(), KNeighborsRegressor(), GaussianProcessRegressor(alpha=0.1), make_pipeline(PCA(2), SVR())]
+    "model",
+    [
+        Ridge(),
+        SVR(),
+        KNeighborsRegressor(),
+        GaussianProcessRegressor(alpha=0.1),
+        make_pipeline(PCA(2), SVR()),
+    ],
 )
 def test_regressors_are_explained_by_what_they_predict(model: Any) -> None:
     model.fit(X, NUMBER)
@@ -92,7 +99,8 @@ def test_regressors_are_explained_by_what_they_predict(model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [LogisticRegression(), GaussianNB(), make_pipeline(StandardScaler(), LogisticRegression())]
+    "model",
+    [LogisticRegression(), GaussianNB(), make_pipeline(StandardScaler(), LogisticRegression())],
 )
 def test_classifiers_are_explained_by_log_odds(model: Any) -> None:
     model.fit(X, LABEL)
@@ -109,7 +117,9 @@ def test_three_classes_have_centred_logarithms() -> None:
     explainer = NObSP(model, interactions=0).fit(X)
     found = np.exp(explainer(X[:50]).predictions)
     assert explainer.link_ == "softmax"
-    assert_same_to_rounding(found / found.sum(1, keepdims=True), model.predict_proba(X[:50]), within=1e-9)
+    assert_same_to_rounding(
+        found / found.sum(1, keepdims=True), model.predict_proba(X[:50]), within=1e-9
+    )
 
 
 def test_a_margin_that_is_no_probability_stays_one() -> None:
@@ -146,7 +156,12 @@ def test_models_that_are_not_fitted_or_no_models_are_refused() -> None:
         adapt(Ridge())
     with pytest.raises(NotFittedError):
         adapt(make_pipeline(StandardScaler(), LogisticRegression()))
-    for model, said in [("net", "found str"), ({"w": 1}, "found dict"), (Ridge, "That is a class"), (3, "found int")]:
+    for model, said in [
+        ("net", "found str"),
+        ({"w": 1}, "found dict"),
+        (Ridge, "That is a class"),
+        (3, "found int"),
+    ]:
         with pytest.raises(TypeError, match=said):
             adapt(model)
 
@@ -154,7 +169,10 @@ def test_models_that_are_not_fitted_or_no_models_are_refused() -> None:
 def test_an_onnx_session(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    weight, last = GENERATOR.normal(size=(3, 8)).astype(np.float32), GENERATOR.normal(size=(8, 2)).astype(np.float32)
+    weight, last = (
+        GENERATOR.normal(size=(3, 8)).astype(np.float32),
+        GENERATOR.normal(size=(8, 2)).astype(np.float32),
+    )
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
     graph = helper.make_graph(
         [
@@ -166,10 +184,15 @@ def test_an_onnx_session(tmp_path: Path) -> None:
         "net",
         [helper.make_tensor_value_info("rows", kind, [None, 3])],
         [helper.make_tensor_value_info("probabilities", kind, [None, 2])],
-        [onnx.numpy_helper.from_array(weight, "weight"), onnx.numpy_helper.from_array(last, "last")],
+        [
+            onnx.numpy_helper.from_array(weight, "weight"),
+            onnx.numpy_helper.from_array(last, "last"),
+        ],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     explainer = NObSP(session).fit(X)
     assert explainer.link_ == "sigmoid"
     found = explainer(X[:20])
@@ -190,7 +213,9 @@ def test_importing_the_package_loads_no_other_library() -> None:
 
 def test_a_thousand_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs are screened among the features that act most, so that cost grows with the columns and not their pairs."""
-    monkeypatch.setattr(terms, "FULL", replace(terms.FULL, screen_budget=50_000))  # a twentieth, for the test's sake
+    monkeypatch.setattr(
+        terms, "FULL", replace(terms.FULL, screen_budget=50_000)
+    )  # a twentieth, for the test's sake
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(1000, 16), nn.ReLU(), nn.Linear(16, 1))
     rows = torch.randn(200, 1000)

@@ -36,7 +36,9 @@ class TwoInputs(nn.Module):
 def check(explainer: Any, X: Any, expected: Tensor) -> Any:
     explanation = explainer(X)
     assert_same_to_rounding(
-        explanation.predictions, expected.detach().double().reshape(len(expected), -1), within=SINGLE
+        explanation.predictions,
+        expected.detach().double().reshape(len(expected), -1),
+        within=SINGLE,
     )
     account = explanation.base_values + explanation.values.sum(1) + explanation.residual
     assert_same_to_rounding(account, explanation.predictions)
@@ -52,9 +54,12 @@ def test_several_inputs_in_every_form(kind: str, tmp_path: Path) -> None:
         "tuple": (NUMBERS, CODES),
         "dict": rows,
         "loader": DataLoader(TensorDataset(NUMBERS, CODES, torch.zeros(300)), batch_size=64),
-        "loader of pairs": [((NUMBERS[i : i + 64], CODES[i : i + 64]), torch.zeros(64)) for i in range(0, 300, 64)],
+        "loader of pairs": [
+            ((NUMBERS[i : i + 64], CODES[i : i + 64]), torch.zeros(64)) for i in range(0, 300, 64)
+        ],
         "loader of dicts": [
-            {"x_num": NUMBERS[i : i + 64], "x_cat": CODES[i : i + 64], "labels": 0} for i in range(0, 300, 64)
+            {"x_num": NUMBERS[i : i + 64], "x_cat": CODES[i : i + 64], "labels": 0}
+            for i in range(0, 300, 64)
         ],
     }
     explainer = NObSP(model).fit(forms[kind])
@@ -63,7 +68,9 @@ def test_several_inputs_in_every_form(kind: str, tmp_path: Path) -> None:
     assert explainer.explained_[0] > 0.95
     assert explainer.functions_.features[3].kind == "levels"
     explainer.save(tmp_path / "two.safetensors")
-    assert_same_to_rounding(NObSP.load(tmp_path / "two.safetensors", model)(rows).values, explanation.values)
+    assert_same_to_rounding(
+        NObSP.load(tmp_path / "two.safetensors", model)(rows).values, explanation.values
+    )
 
 
 def test_features_are_named_slices_of_inputs() -> None:
@@ -73,14 +80,19 @@ def test_features_are_named_slices_of_inputs() -> None:
     explainer = NObSP(model, features=features, interactions=0).fit((NUMBERS, CODES))
     assert explainer.feature_names_ == ("age", "rest", "town", "x_cat[1]")
     check(explainer, (NUMBERS, CODES), model(NUMBERS, CODES))
-    with pytest.raises(ValueError, match=r"features\['age'\] is \('x_nun', 0\).*The inputs are \['x_num', 'x_cat'\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"features\['age'\] is \('x_nun', 0\).*The inputs are \['x_num', 'x_cat'\]",
+    ):
         NObSP(model, features={"age": ("x_nun", 0)}).fit((NUMBERS, CODES))
 
 
 class ScanAndAge(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.scan = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.scan = nn.Sequential(
+            nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )
         self.head = nn.Linear(3, 2)
 
     def forward(self, image: Tensor, age: Tensor) -> Tensor:
@@ -94,7 +106,9 @@ def test_whole_inputs_are_features() -> None:
     assert explainer.feature_names_ == ("scan", "age")
     explanation = check(explainer, rows, model(**rows))
     # Nothing acts together with anything else here, so that two functions say all.
-    assert_same_to_rounding(explanation.residual, np.zeros_like(explanation.residual), within=1e-4, size=1.0)
+    assert_same_to_rounding(
+        explanation.residual, np.zeros_like(explanation.residual), within=1e-4, size=1.0
+    )
 
 
 class Recurrent(nn.Module):
@@ -112,7 +126,9 @@ def test_windows_of_a_series_are_features() -> None:
     windows = {"early": ("series", slice(0, 3)), "late": ("series", slice(3, 6))}
     explainer = NObSP(model, features=windows, interactions=[("early", "late")]).fit(rows)
     check(explainer, rows, model(rows["series"]))
-    importance = {row["feature"]: row["importance"] for row in explainer.importance().to_dict("records")}
+    importance = {
+        row["feature"]: row["importance"] for row in explainer.importance().to_dict("records")
+    }
     assert importance["late"] > importance["early"]
 
 
@@ -138,7 +154,9 @@ def test_a_frame_with_categories_for_a_torch_model(tmp_path: Path) -> None:
     assert explainer.functions_.features[1].labels == ("oslo", "rome", "wien")
     assert np.isfinite(explainer.function("town")(levels)).all()
     explainer.save(tmp_path / "mixed.safetensors")
-    assert_same_to_rounding(NObSP.load(tmp_path / "mixed.safetensors", model)(frame).values, explanation.values)
+    assert_same_to_rounding(
+        NObSP.load(tmp_path / "mixed.safetensors", model)(frame).values, explanation.values
+    )
 
 
 # ---------------------------------------------------------------------- libraries
@@ -163,7 +181,9 @@ def train(model: nn.Module, *X: Tensor) -> None:
 
 
 def test_ft_transformer_as_it_comes() -> None:
-    rtdl = pytest.importorskip("rtdl_revisiting_models", reason="rtdl_revisiting_models is not installed")
+    rtdl = pytest.importorskip(
+        "rtdl_revisiting_models", reason="rtdl_revisiting_models is not installed"
+    )
     torch.manual_seed(0)
     model = rtdl.FTTransformer(
         n_cont_features=3,
@@ -185,10 +205,19 @@ def test_ft_transformer_as_it_comes() -> None:
 
 
 def test_tabular_resnet() -> None:
-    rtdl = pytest.importorskip("rtdl_revisiting_models", reason="rtdl_revisiting_models is not installed")
+    rtdl = pytest.importorskip(
+        "rtdl_revisiting_models", reason="rtdl_revisiting_models is not installed"
+    )
     torch.manual_seed(0)
     model = rtdl.ResNet(
-        d_in=3, d_out=2, n_blocks=2, d_block=16, d_hidden=None, d_hidden_multiplier=2.0, dropout1=0.0, dropout2=0.0
+        d_in=3,
+        d_out=2,
+        n_blocks=2,
+        d_block=16,
+        d_hidden=None,
+        d_hidden_multiplier=2.0,
+        dropout1=0.0,
+        dropout2=0.0,
     ).eval()
     check(NObSP(model).fit(NUMBERS), NUMBERS, model(NUMBERS))
 
@@ -215,7 +244,9 @@ def test_skorch() -> None:
         NObSP(model).fit(NUMBERS)
     model.fit(NUMBERS.numpy(), NUMBERS[:, :1].numpy())
     explanation = NObSP(model).fit(NUMBERS.numpy())(NUMBERS.numpy())
-    assert_same_to_rounding(explanation.predictions, model.predict(NUMBERS.numpy()).astype(np.float64), within=SINGLE)
+    assert_same_to_rounding(
+        explanation.predictions, model.predict(NUMBERS.numpy()).astype(np.float64), within=SINGLE
+    )
 
 
 def test_lightning_modules_are_modules() -> None:
@@ -238,7 +269,10 @@ def test_keras_on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     keras = pytest.importorskip("keras", reason="keras is not installed")
     hidden = keras.layers.Dense(8, activation="tanh")(entry := keras.Input((3,)))
     X = NUMBERS.float()
-    for ends, link in (({"units": 1}, "identity"), ({"units": 3, "activation": "softmax"}, "softmax")):
+    for ends, link in (
+        ({"units": 1}, "identity"),
+        ({"units": 3, "activation": "softmax"}, "softmax"),
+    ):
         model = keras.Model(entry, keras.layers.Dense(**ends)(hidden))
         explainer = NObSP(model).fit(X)
         assert explainer.link_ == link
@@ -261,12 +295,19 @@ def test_hugging_face_models_and_their_tokens() -> None:
         num_labels=2,
     )
     model = transformers.BertForSequenceClassification(config).eval()
-    rows = {"input_ids": torch.randint(0, 50, (40, 8)), "attention_mask": torch.ones(40, 8, dtype=torch.long)}
+    rows = {
+        "input_ids": torch.randint(0, 50, (40, 8)),
+        "attention_mask": torch.ones(40, 8, dtype=torch.long),
+    }
     with pytest.raises(ValueError, match=r"token ids at 8 positions.*Pass spans of positions"):
         NObSP(model).fit(rows)
     with pytest.raises(ValueError, match="token ids at 8 positions"):
         NObSP(model).fit(rows["input_ids"])
-    spans = {"first": ("input_ids", slice(0, 4)), "second": ("input_ids", slice(4, 8)), "mask": "attention_mask"}
+    spans = {
+        "first": ("input_ids", slice(0, 4)),
+        "second": ("input_ids", slice(4, 8)),
+        "mask": "attention_mask",
+    }
     explainer = NObSP(model, features=spans, interactions=0, background=4).fit(rows)
     with torch.no_grad():
         check(explainer, rows, model(**rows).logits)
@@ -279,7 +320,10 @@ class Looks(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.way, self.table, self.head = way, nn.Embedding(20, 8), nn.Linear(8, 1)
-        self.bag, self.tables = nn.EmbeddingBag(20, 8), nn.ModuleList(nn.Embedding(5, 8) for _ in range(3))
+        self.bag, self.tables = (
+            nn.EmbeddingBag(20, 8),
+            nn.ModuleList(nn.Embedding(5, 8) for _ in range(3)),
+        )
 
     def forward(self, codes: Tensor) -> Tensor:
         codes = codes.long()
@@ -287,7 +331,9 @@ class Looks(nn.Module):
             "as they are": lambda: self.table(codes).sum(1),
             "by keyword": lambda: self.table(input=codes + 1).sum(1),
             "turned": lambda: self.table(codes.T).sum(0),
-            "one by one": lambda: self.table(codes[:, 0]) + self.table(codes[:, 1]) - self.table(codes[:, 2]),
+            "one by one": lambda: (
+                self.table(codes[:, 0]) + self.table(codes[:, 1]) - self.table(codes[:, 2])
+            ),
             "in a bag": lambda: self.bag(codes),
             "by a function": lambda: functional.embedding(codes, self.table.weight).sum(1),
             "ranges": lambda: self.table(codes + torch.tensor([0, 5, 10])).sum(1),
@@ -299,16 +345,26 @@ class Looks(nn.Module):
 INTEGERS = torch.randint(0, 5, (200, 3), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("way", ["as they are", "by keyword", "turned", "one by one", "in a bag", "by a function"])
+@pytest.mark.parametrize(
+    "way", ["as they are", "by keyword", "turned", "one by one", "in a bag", "by a function"]
+)
 def test_token_ids_are_known_by_how_they_are_looked_up(way: str) -> None:
     model = Looks(way)
-    for rows in (INTEGERS, INTEGERS.numpy(), {"codes": INTEGERS}, DataLoader([(row,) for row in INTEGERS], 50)):
+    for rows in (
+        INTEGERS,
+        INTEGERS.numpy(),
+        {"codes": INTEGERS},
+        DataLoader([(row,) for row in INTEGERS], 50),
+    ):
         with pytest.raises(ValueError, match="token ids at 3 positions"):
             NObSP(model).fit(rows)
     spans = NObSP(model, features={"first two": [0, 1], "last": [2]}).fit(INTEGERS)
     with torch.no_grad():
         check(spans, INTEGERS, model(INTEGERS))
-    assert len(NObSP(model, features=["a", "b", "c"], interactions=0).fit(INTEGERS).feature_names_) == 3
+    assert (
+        len(NObSP(model, features=["a", "b", "c"], interactions=0).fit(INTEGERS).feature_names_)
+        == 3
+    )
 
 
 @pytest.mark.parametrize("way", ["ranges", "own tables"])
@@ -321,4 +377,6 @@ def test_codes_of_categories_are_no_tokens(way: str) -> None:
 
 
 def test_pytorch_tabular() -> None:
-    pytest.importorskip("pytorch_tabular", reason="pytorch_tabular does not install beside this torch")
+    pytest.importorskip(
+        "pytorch_tabular", reason="pytorch_tabular does not install beside this torch"
+    )

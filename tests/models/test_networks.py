@@ -21,7 +21,9 @@ from nobsp.models import adapt
 from nobsp.network import Readout
 from tests.tolerances import PASS, SUMS, assert_same_to_rounding
 
-pytestmark = pytest.mark.filterwarnings(f"ignore::{ConvergenceWarning.__module__}.ConvergenceWarning")
+pytestmark = pytest.mark.filterwarnings(
+    f"ignore::{ConvergenceWarning.__module__}.ConvergenceWarning"
+)
 
 ACTIVATIONS = ["identity", "logistic", "tanh", "relu"]
 
@@ -109,7 +111,9 @@ def test_torch_modules_pass_through() -> None:
     assert adapted.groups(np.zeros((3, 2))) == {"x0": [0], "x1": [1]}
 
 
-@pytest.mark.parametrize("model", [MLPClassifier(), MLPRegressor(), make_pipeline(StandardScaler(), MLPRegressor())])
+@pytest.mark.parametrize(
+    "model", [MLPClassifier(), MLPRegressor(), make_pipeline(StandardScaler(), MLPRegressor())]
+)
 def test_unfitted_networks_are_refused(model: Any) -> None:
     with pytest.raises(NotFittedError):
         adapt(model)
@@ -128,7 +132,11 @@ def table(rows: int = 60) -> dict[str, Any]:
 def preprocessing(*, sparse: bool = True) -> ColumnTransformer:
     return ColumnTransformer(
         [
-            ("codes", OneHotEncoder(sparse_output=sparse, handle_unknown="ignore"), ["job", "town"]),
+            (
+                "codes",
+                OneHotEncoder(sparse_output=sparse, handle_unknown="ignore"),
+                ["job", "town"],
+            ),
             ("numbers", StandardScaler(), ["age", "hours"]),
         ],
         sparse_threshold=1.0 if sparse else 0.0,
@@ -144,7 +152,9 @@ EXPECTED = {"age": [5], "job": [0, 1, 2], "hours": [6], "town": [3, 4]}
 
 
 @pytest.mark.parametrize("sparse", [True, False])
-def test_pipeline_keeps_its_preprocessing(frame_of: Callable[[dict[str, Any]], Any], sparse: bool) -> None:
+def test_pipeline_keeps_its_preprocessing(
+    frame_of: Callable[[dict[str, Any]], Any], sparse: bool
+) -> None:
     X = frame_of(table())
     pipeline = fitted(X, preprocessing(sparse=sparse))
     adapted = adapt(pipeline)
@@ -154,17 +164,24 @@ def test_pipeline_keeps_its_preprocessing(frame_of: Callable[[dict[str, Any]], A
     assert encoded.dtype == np.float64
     logit = adapted.module(torch.from_numpy(encoded))
     np.testing.assert_allclose(
-        torch.sigmoid(logit).detach().numpy()[:, 0], pipeline.predict_proba(X)[:, 1], rtol=SUMS, atol=PASS
+        torch.sigmoid(logit).detach().numpy()[:, 0],
+        pipeline.predict_proba(X)[:, 1],
+        rtol=SUMS,
+        atol=PASS,
     )
     assert adapted.feature_names == ("age", "job", "hours", "town")
 
 
-def test_encoded_columns_are_grouped_by_the_callers_column(frame_of: Callable[[dict[str, Any]], Any]) -> None:
+def test_encoded_columns_are_grouped_by_the_callers_column(
+    frame_of: Callable[[dict[str, Any]], Any],
+) -> None:
     X = frame_of(table())
     assert adapt(fitted(X, preprocessing())).groups(X) == EXPECTED
 
 
-def test_rare_levels_of_a_large_table_find_their_column(frame_of: Callable[[dict[str, Any]], Any]) -> None:
+def test_rare_levels_of_a_large_table_find_their_column(
+    frame_of: Callable[[dict[str, Any]], Any],
+) -> None:
     columns = table(6000)
     columns["job"] = ["clerk"] * 6000
     columns["job"][4321] = "pilot"
@@ -238,7 +255,10 @@ def test_missing_values_that_are_imputed_do_not_hide_a_column() -> None:
     ("step", "mixed"),
     [
         (PCA(2), "'x0', 'x1', 'x2', 'x3'"),
-        (ColumnTransformer([("some", PCA(1), [1, 2]), ("rest", "passthrough", [0, 3])]), "'x1', 'x2'"),
+        (
+            ColumnTransformer([("some", PCA(1), [1, 2]), ("rest", "passthrough", [0, 3])]),
+            "'x1', 'x2'",
+        ),
         (PolynomialFeatures(2, interaction_only=True), "'x0', 'x1', 'x2', 'x3'"),
     ],
 )

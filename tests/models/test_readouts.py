@@ -78,7 +78,11 @@ class Functional(nn.Module):
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
     "scaled": (lambda: After(2, lambda y: y * 5.0 + 100.0), "identity", 16),
-    "one scale an output": (lambda: After(2, lambda y: y * torch.tensor([5.0, 0.1]) + 2.0), "identity", 16),
+    "one scale an output": (
+        lambda: After(2, lambda y: y * torch.tensor([5.0, 0.1]) + 2.0),
+        "identity",
+        16,
+    ),
     "temperature": (lambda: After(3, lambda y: (y / 2.5).softmax(1)), "softmax", 16),
     "scaled sigmoid": (lambda: After(1, lambda y: torch.sigmoid(y * 3.0)), "sigmoid", 16),
     "exp": (lambda: After(1, torch.exp), "exp", 16),
@@ -121,11 +125,15 @@ def test_a_model_without_a_head_is_explained_by_its_outputs(tmp_path: Path) -> N
     explainer = NObSP(model).fit(x)
     assert "no_head" in {finding.code for finding in explainer.health().findings}
     explanation = explainer(x)
-    assert_same_to_rounding(explanation.predictions[:, 0], model(x)[0].detach().double(), within=SINGLE)
+    assert_same_to_rounding(
+        explanation.predictions[:, 0], model(x)[0].detach().double(), within=SINGLE
+    )
     account = explanation.base_values + explanation.values.sum(1) + explanation.residual
     assert_same_to_rounding(account, explanation.predictions)
     explainer.save(tmp_path / "model.safetensors")
-    assert_same_to_rounding(NObSP.load(tmp_path / "model.safetensors", model)(x).values, explanation.values)
+    assert_same_to_rounding(
+        NObSP.load(tmp_path / "model.safetensors", model)(x).values, explanation.values
+    )
 
 
 def test_probabilities_without_a_head_are_explained_before_their_softmax() -> None:
@@ -145,7 +153,9 @@ def test_probabilities_without_a_head_are_explained_before_their_softmax() -> No
     readout = Readout.find_any(Squares(), x)
     assert (readout.link, readout.no_head) == ("softmax", True)
     assert_same_to_rounding(
-        readout.logits(readout.represent(x)).softmax(1), Squares()(x).detach().double(), within=SINGLE
+        readout.logits(readout.represent(x)).softmax(1),
+        Squares()(x).detach().double(),
+        within=SINGLE,
     )
 
 

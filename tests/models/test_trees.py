@@ -37,14 +37,22 @@ LABEL = np.digitize(NUMBER, [0.0, 1.5])
 def boosters(kind: str) -> Any:
     if kind == "xgboost":
         xgb = pytest.importorskip("xgboost", reason="XGBoost is not installed")
-        return xgb.XGBRegressor(n_estimators=40, max_depth=3), xgb.XGBClassifier(n_estimators=20, max_depth=3)
+        return xgb.XGBRegressor(n_estimators=40, max_depth=3), xgb.XGBClassifier(
+            n_estimators=20, max_depth=3
+        )
     if kind == "lightgbm":
         lgb = pytest.importorskip("lightgbm", reason="LightGBM is not installed")
         given = {"n_estimators": 40, "num_leaves": 7, "verbose": -1, "n_jobs": 1}
         return lgb.LGBMRegressor(**given), lgb.LGBMClassifier(**given)
     if kind == "catboost":
         cat = pytest.importorskip("catboost", reason="CatBoost is not installed")
-        given = {"iterations": 40, "depth": 3, "verbose": 0, "thread_count": 1, "allow_writing_files": False}
+        given = {
+            "iterations": 40,
+            "depth": 3,
+            "verbose": 0,
+            "thread_count": 1,
+            "allow_writing_files": False,
+        }
         return cat.CatBoostRegressor(**given), cat.CatBoostClassifier(**given)
     return (
         HistGradientBoostingRegressor(max_iter=40, max_leaf_nodes=7),
@@ -123,7 +131,9 @@ def test_scikit_learns_trees(model: Any) -> None:
 @pytest.mark.parametrize("kind", [*KINDS, "forest"])
 def test_curves_are_constant_between_thresholds_and_step_at_them(kind: str) -> None:
     """Between two thresholds of a feature its curve is flat, up to the very numbers next to the thresholds."""
-    model = (RandomForestRegressor(10, max_depth=4) if kind == "forest" else boosters(kind)[0]).fit(X, NUMBER)
+    model = (RandomForestRegressor(10, max_depth=4) if kind == "forest" else boosters(kind)[0]).fit(
+        X, NUMBER
+    )
     explainer = NObSP(model, interactions=0).fit(X)
     steps = adapt(model).steps[0]
     curve = explainer.function("x0")
@@ -156,20 +166,34 @@ SCALERS = [StandardScaler(), MinMaxScaler((-3, 1)), RobustScaler(), MaxAbsScaler
 
 
 @pytest.mark.parametrize("frame", [False, True])
-@pytest.mark.parametrize("scalers", [*([scaler] for scaler in SCALERS), SCALERS], ids=lambda scalers: str(len(scalers)))
-def test_thresholds_behind_scalers_are_found_in_the_callers_own_numbers(scalers: list[Any], frame: bool) -> None:
+@pytest.mark.parametrize(
+    "scalers", [*([scaler] for scaler in SCALERS), SCALERS], ids=lambda scalers: str(len(scalers))
+)
+def test_thresholds_behind_scalers_are_found_in_the_callers_own_numbers(
+    scalers: list[Any], frame: bool
+) -> None:
     rows: Any = X * [1e-3, 1.0, 40.0, 1.0] + [0.0, 0.0, 1e4, 0.0]
     rows = pytest.importorskip("pandas").DataFrame(rows, columns=list("abcd")) if frame else rows
-    model = make_pipeline(*scalers, HistGradientBoostingRegressor(max_iter=20, max_leaf_nodes=7)).fit(rows, NUMBER)
+    model = make_pipeline(
+        *scalers, HistGradientBoostingRegressor(max_iter=20, max_leaf_nodes=7)
+    ).fit(rows, NUMBER)
     adapted, inner = adapt(model), adapt(model[-1]).steps
-    assert {k: len(steps) for k, steps in adapted.steps.items()} == {k: len(steps) for k, steps in inner.items()}
+    assert {k: len(steps) for k, steps in adapted.steps.items()} == {
+        k: len(steps) for k, steps in inner.items()
+    }
     for k, steps in adapted.steps.items():
         for side, place in ((0, "below"), (1, "above")):
             at = np.zeros((len(steps), 4))
             at[:, k] = steps[:, side]
             scaled = adapted.encode(at)[:, k]
-            assert (scaled <= inner[k][:, 0]).all() if place == "below" else (scaled >= inner[k][:, 1]).all()
-        assert ((steps[:, 1] == np.nextafter(steps[:, 0], np.inf)) | (np.abs(steps[:, 0]) < 1e-190)).all()
+            assert (
+                (scaled <= inner[k][:, 0]).all()
+                if place == "below"
+                else (scaled >= inner[k][:, 1]).all()
+            )
+        assert (
+            (steps[:, 1] == np.nextafter(steps[:, 0], np.inf)) | (np.abs(steps[:, 0]) < 1e-190)
+        ).all()
     explainer = NObSP(model, interactions=0).fit(rows)
     steps, curve = adapted.steps[0], explainer.function("a" if frame else "x0")
     inner_points = (steps[:-1, 1] + steps[1:, 0]) / 2
@@ -178,9 +202,13 @@ def test_thresholds_behind_scalers_are_found_in_the_callers_own_numbers(scalers:
 
 
 def test_thresholds_behind_anything_else_than_scalers_stay_unknown() -> None:
-    model = make_pipeline(StandardScaler(), PCA(4), HistGradientBoostingRegressor(max_iter=5)).fit(X, NUMBER)
+    model = make_pipeline(StandardScaler(), PCA(4), HistGradientBoostingRegressor(max_iter=5)).fit(
+        X, NUMBER
+    )
     assert adapt(model).steps == {}
-    clipped = make_pipeline(MinMaxScaler(clip=True), HistGradientBoostingRegressor(max_iter=5)).fit(X, NUMBER)
+    clipped = make_pipeline(MinMaxScaler(clip=True), HistGradientBoostingRegressor(max_iter=5)).fit(
+        X, NUMBER
+    )
     assert adapt(clipped).steps.keys() == adapt(clipped[-1]).steps.keys()
 
 
@@ -261,7 +289,9 @@ def test_missing_names_are_a_level_of_their_own(kind: str, tmp_path: Path) -> No
     assert explainer.explained_[0] > 0.9
     assert not explanation.outside[:, 1].any()
     explainer.compile().save(tmp_path / "small.safetensors")
-    assert_same_to_rounding(CompiledExplainer.load(tmp_path / "small.safetensors")(frame).values, explanation.values)
+    assert_same_to_rounding(
+        CompiledExplainer.load(tmp_path / "small.safetensors")(frame).values, explanation.values
+    )
     assert_same_to_rounding(explanation.predictions[:, 0], margin_of(model, frame), within=SINGLE)
     account = explanation.base_values + explanation.values.sum(1) + explanation.residual
     assert_same_to_rounding(account, explanation.predictions)
@@ -271,18 +301,24 @@ def test_missing_names_are_a_level_of_their_own(kind: str, tmp_path: Path) -> No
 
 def test_an_ebm_comes_back_as_its_own_functions() -> None:
     glassbox = pytest.importorskip("interpret.glassbox", reason="interpret is not installed")
-    model = glassbox.ExplainableBoostingRegressor(interactions=0, outer_bags=2, max_rounds=200, n_jobs=1)
+    model = glassbox.ExplainableBoostingRegressor(
+        interactions=0, outer_bags=2, max_rounds=200, n_jobs=1
+    )
     model.fit(X, NUMBER)
     explanation = NObSP(model, interactions=0).fit(X)(X)
     own = model.eval_terms(X)
     assert_same_to_rounding(explanation.values[:, :, 0], own - own.mean(0), within=1e-9)
-    assert_same_to_rounding(explanation.residual, np.zeros_like(explanation.residual), within=1e-9, size=1.0)
+    assert_same_to_rounding(
+        explanation.residual, np.zeros_like(explanation.residual), within=1e-9, size=1.0
+    )
     assert_same_to_rounding(explanation.predictions[:, 0], model.predict(X))
 
 
 def test_an_ebms_pairs_are_explained_as_well() -> None:
     glassbox = pytest.importorskip("interpret.glassbox", reason="interpret is not installed")
-    model = glassbox.ExplainableBoostingRegressor(interactions=1, outer_bags=2, max_rounds=200, n_jobs=1)
+    model = glassbox.ExplainableBoostingRegressor(
+        interactions=1, outer_bags=2, max_rounds=200, n_jobs=1
+    )
     model.fit(X, X[:, 0] * X[:, 1])
     explainer = NObSP(model).fit(X)
     assert explainer.explained_[0] > 0.98

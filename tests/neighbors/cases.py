@@ -49,7 +49,9 @@ def headed(rows: int = 400, width: int = 12, classes: int = 4, *, seed: int = 0)
 
     def drawn(count: int) -> tuple[Tensor, NDArray[np.int64]]:
         labels = torch.randint(classes, (count,), generator=generator)
-        activations = (centres[labels] + 1.5 * torch.randn(count, width, generator=generator)).relu()
+        activations = (
+            centres[labels] + 1.5 * torch.randn(count, width, generator=generator)
+        ).relu()
         activations[:, 3] = 1.5
         return activations, labels.numpy()
 
@@ -79,9 +81,15 @@ def on_a_table() -> Explained:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3)).double()
     X = torch.randn(300, 5, generator=generator, dtype=torch.float64)
-    labels = (model(X) + torch.randn(300, 3, generator=generator, dtype=torch.float64) / 3).argmax(1).numpy()
+    labels = (
+        (model(X) + torch.randn(300, 3, generator=generator, dtype=torch.float64) / 3)
+        .argmax(1)
+        .numpy()
+    )
     explainer = NObSP(model, interactions=0).fit(X)
-    return Explained(explainer, X, labels, torch.randn(20, 5, generator=generator, dtype=torch.float64))
+    return Explained(
+        explainer, X, labels, torch.randn(20, 5, generator=generator, dtype=torch.float64)
+    )
 
 
 def on_images() -> Explained:
@@ -94,4 +102,6 @@ def on_images() -> Explained:
     images = torch.randn(120, 3, 8, 8, generator=generator, dtype=torch.float64)
     labels = model(images).argmax(1).numpy()
     cam = NObSPCam(model).fit(images)
-    return Explained(cam, images, labels, torch.randn(10, 3, 8, 8, generator=generator, dtype=torch.float64))
+    return Explained(
+        cam, images, labels, torch.randn(10, 3, 8, 8, generator=generator, dtype=torch.float64)
+    )

@@ -67,7 +67,9 @@ def in_another_process(work, *arguments):
 
 
 def main(folder, kills, seed, *backends):
-    nobsp.ContributionIndex(head()).fit(*rows(0)).query(rows(1)[0], k=1)  # whatever is imported late, once for all
+    nobsp.ContributionIndex(head()).fit(*rows(0)).query(
+        rows(1)[0], k=1
+    )  # whatever is imported late, once for all
     for backend in backends:
         (folder / backend).mkdir()
         interrupt(backend, folder / backend, kills, random.Random(seed))
@@ -94,5 +96,7 @@ def interrupt(backend, folder, kills, moments):
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # a process that has used several cannot be forked: its copy waits for threads it lacks
+    torch.set_num_threads(
+        1
+    )  # a process that has used several cannot be forked: its copy waits for threads it lacks
     main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

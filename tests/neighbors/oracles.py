@@ -55,7 +55,10 @@ def compared(
         vectors = [of_unit_length(z_scores(rows, mean, spread)) for rows in activations]
         return distances(vectors[0], vectors[1], metric)
     if target == "own":
-        own = [rows[np.arange(len(rows)), chosen] for rows, chosen in zip(evidence, predicted, strict=True)]
+        own = [
+            rows[np.arange(len(rows)), chosen]
+            for rows, chosen in zip(evidence, predicted, strict=True)
+        ]
         mean, spread = own[0].mean(0), own[0].std(0)
         if metric == "cosine":
             mean, spread = np.zeros_like(mean), np.ones_like(spread)

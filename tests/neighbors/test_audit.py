@@ -90,11 +90,18 @@ def test_planted_boundary_cases_and_outliers_are_found_with_reasons():
     assert np.array_equal(found.predicted[:60], plain)
     assert (found.by_activations.purity[60:65] == 0.5).all()
     assert np.array_equal(np.flatnonzero(found.boundary[:65]), np.arange(60, 65))
-    assert all("near a boundary: 4 of 8 neighbours by activations" in found.reasons[row] for row in range(60, 65))
+    assert all(
+        "near a boundary: 4 of 8 neighbours by activations" in found.reasons[row]
+        for row in range(60, 65)
+    )
     assert (found.predicted[65:] == 2).all()
     assert found.outliers[65:].all()
-    assert not found.outliers[:60].any()  # plain rows were drawn nearer to their centre than those of the database
-    assert all(f"typicality {found.typicality[row]:.2g}" in found.reasons[row] for row in range(65, 70))
+    assert not found.outliers[
+        :60
+    ].any()  # plain rows were drawn nearer to their centre than those of the database
+    assert all(
+        f"typicality {found.typicality[row]:.2g}" in found.reasons[row] for row in range(65, 70)
+    )
     assert (found.joint[65:] < 0.05).all()  # whatever the softmax says
     unflagged = ~(found.errors | found.boundary | found.outliers)
     assert [not reason for reason in found.reasons] == unflagged.tolist()
@@ -151,15 +158,24 @@ def test_shares_and_budgets_that_make_no_sense_are_refused(wrong):
 def test_flagged_rows_are_suspected_labels_then_errors_each_with_the_least_joint_confidence_first():
     head, rows, truth = noisy()
     found = audit(ContributionIndex(head).fit(rows, truth), budget=20)
-    assert np.array_equal(np.sort(found.flagged), np.flatnonzero([bool(reason) for reason in found.reasons]))
-    key = [(not found.mislabels[row], not found.errors[row], found.joint[row]) for row in found.flagged]
+    assert np.array_equal(
+        np.sort(found.flagged), np.flatnonzero([bool(reason) for reason in found.reasons])
+    )
+    key = [
+        (not found.mislabels[row], not found.errors[row], found.joint[row]) for row in found.flagged
+    ]
     assert key == sorted(key)
     assert np.array_equal(found.errors, found.joint < 0.5)
-    assert f"likely errors (joint confidence below 0.5, cross-validated): {found.errors.sum()}" in str(found)
+    assert (
+        f"likely errors (joint confidence below 0.5, cross-validated): {found.errors.sum()}"
+        in str(found)
+    )
     some = found[found.flagged[:9]]
     assert (len(some), some.reasons) == (9, tuple(found.reasons[row] for row in found.flagged[:9]))
     assert np.array_equal(some.by_activations.indices, found.by_activations.indices[some.rows])
-    assert all(np.array_equal(some.signals[name], found.signals[name][some.rows]) for name in found.signals)
+    assert all(
+        np.array_equal(some.signals[name], found.signals[name][some.rows]) for name in found.signals
+    )
 
 
 # ---------------------------------------------------------------------- joint confidence
@@ -179,7 +195,11 @@ def test_labels_that_mean_nothing_are_told_by_nothing(audited):
         else:
             index = ContributionIndex(head).fit(rows, labels)
             some = rng.permutation(300)[:200]
-            found = audit(index) if audited == "the database" else audit(index, rows[some], labels[some], exclude=some)
+            found = (
+                audit(index)
+                if audited == "the database"
+                else audit(index, rows[some], labels[some], exclude=some)
+            )
             given = labels if audited == "the database" else labels[some]
         assert found.joint_kind == "cross-validated"
         scores.append(roc_auc_score(found.predicted == given, found.joint))
@@ -196,9 +216,14 @@ def test_joint_confidence_tells_errors_better_than_its_parts():
     found = audit(index, rows[900:], truth[900:])
     right = found.predicted == truth[900:]
     trusted = ~found.mislabels
-    assert found.auroc["joint"] > max(score for name, score in found.auroc.items() if name != "joint") - 0.01
+    assert (
+        found.auroc["joint"]
+        > max(score for name, score in found.auroc.items() if name != "joint") - 0.01
+    )
     assert found.auroc["joint"] > 0.65
-    assert found.auroc["confidence"] == pytest.approx(roc_auc_score(right[trusted], found.confidence[trusted]))
+    assert found.auroc["confidence"] == pytest.approx(
+        roc_auc_score(right[trusted], found.confidence[trusted])
+    )
     assert found.auroc["purity by evidence"] == pytest.approx(
         roc_auc_score(right[trusted], found.by_contributions.purity[trusted])
     )
@@ -216,7 +241,9 @@ def test_a_joint_confidence_fitted_before_judges_other_rows():
     assert second.auroc == {}
     assert roc_auc_score(second.predicted == truth[700:], second.joint) > 0.6
     assert_same_to_rounding(
-        audit(index, rows[700:], truth[700:], joint=first.joint_model).joint, second.joint, within=SINGLE
+        audit(index, rows[700:], truth[700:], joint=first.joint_model).joint,
+        second.joint,
+        within=SINGLE,
     )
 
 
@@ -229,18 +256,24 @@ def test_without_labels_the_rule_is_the_softmax_times_the_vote_of_50_neighbours(
     assert found.labels is None
     assert found.mislabels is None
     # Voters are compared after columns were decorrelated, halfway: T = ((R + I) / 2)^(-1/2).
-    sizes, axes = np.linalg.eigh((np.corrcoef(rows[:300].T.astype(np.float64)) + np.eye(rows.shape[1])) / 2)
+    sizes, axes = np.linalg.eigh(
+        (np.corrcoef(rows[:300].T.astype(np.float64)) + np.eye(rows.shape[1])) / 2
+    )
     transform = axes / np.sqrt(sizes) @ axes.T
     known, asked = (units(some, rows[:300]) @ transform for some in (rows[:300], rows[300:]))
     known, asked = (some / np.linalg.norm(some, axis=1, keepdims=True) for some in (known, asked))
     voters = index._view(space="activations").query(rows[300:], 50).indices
     weights = np.exp(20 * np.einsum("qd,qkd->qk", asked, known[voters]))
-    votes = np.stack([(weights * (truth[voters] == number)).sum(1) for number in range(CLASSES)], axis=1)
+    votes = np.stack(
+        [(weights * (truth[voters] == number)).sum(1) for number in range(CLASSES)], axis=1
+    )
     logits = rows[300:] @ head.weight.detach().numpy().T + head.bias.detach().numpy()
     share = (votes / weights.sum(1, keepdims=True) + 0.01) ** index._fitted.cache["say"][1]
     product = np.exp(logits - logits.max(1, keepdims=True)) * share
     agreed = (product / product.sum(1, keepdims=True))[np.arange(100), found.predicted]
-    assert np.allclose(found.joint, agreed * np.minimum(1, found.typicality * 301) ** 8, rtol=0, atol=1e-5)
+    assert np.allclose(
+        found.joint, agreed * np.minimum(1, found.typicality * 301) ** 8, rtol=0, atol=1e-5
+    )
     assert_same_to_rounding(found.by_contributions.purity, index.query(rows[300:], 5).purity)
     nearest = index._view(space="activations").query(rows[300:], 5)
     assert_same_to_rounding(found.by_activations.purity, nearest.purity)
@@ -285,7 +318,8 @@ def test_typicality_is_the_share_of_the_databases_rows_that_are_further_from_the
         evidence = index.query(asked, 8, exclude=exclude).distances.mean(1)
         voters = index._view(space="activations").query(asked, 50, exclude=exclude).indices
         unit = [
-            some / np.linalg.norm(some, axis=1, keepdims=True) for some in (asked.astype(float), database.astype(float))
+            some / np.linalg.norm(some, axis=1, keepdims=True)
+            for some in (asked.astype(float), database.astype(float))
         ]
         away = np.sort(np.linalg.norm(unit[1][voters] - unit[0][:, None], axis=2), axis=1)
         return np.column_stack([evidence, away[:, :10].mean(1)])
@@ -382,8 +416,14 @@ def test_the_model_is_as_it_was():
     index = ContributionIndex(nobsp.NObSP(net).fit(X)).fit(X, rng.integers(3, size=80))
 
     def state():
-        hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in net.modules()]
-        weights = [(p.requires_grad, p.dtype, p.grad, p.detach().numpy().tobytes()) for p in net.parameters()]
+        hooks = [
+            len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks)
+            for m in net.modules()
+        ]
+        weights = [
+            (p.requires_grad, p.dtype, p.grad, p.detach().numpy().tobytes())
+            for p in net.parameters()
+        ]
         return [m.training for m in net.modules()], hooks, weights, torch.get_rng_state().tolist()
 
     before = state()
@@ -409,9 +449,18 @@ def test_an_index_that_keeps_activations_only_cannot_be_audited():
 def test_frames_have_one_line_per_row_and_columns_by_name():
     pytest.importorskip("pandas")
     head, rows, truth = noisy(200)
-    index = ContributionIndex(head, classes=["a", "b", "c"]).fit(rows[:150], np.array(["a", "b", "c"])[truth[:150]])
+    index = ContributionIndex(head, classes=["a", "b", "c"]).fit(
+        rows[:150], np.array(["a", "b", "c"])[truth[:150]]
+    )
     found = audit(index, rows[150:])
-    without = ["row", "predicted", "confidence", "purity_contributions", "purity_activations", "joint"]
+    without = [
+        "row",
+        "predicted",
+        "confidence",
+        "purity_contributions",
+        "purity_activations",
+        "joint",
+    ]
     without += ["typicality", "error", "boundary", "outlier", "suggested", "reason"]
     frame = found.to_frame()
     assert list(frame.columns) == without
@@ -421,7 +470,13 @@ def test_frames_have_one_line_per_row_and_columns_by_name():
     assert set(frame["suggested"]) <= {"a", "b", "c"}
     labelled = audit(index).to_frame()
     cleanlab = ["is_label_issue", "label_score", "given_label", "predicted_label"]
-    assert list(labelled.columns) == [*without[:2], "label", *without[2:10], *cleanlab, *without[10:]]
+    assert list(labelled.columns) == [
+        *without[:2],
+        "label",
+        *without[2:10],
+        *cleanlab,
+        *without[10:],
+    ]
     assert labelled["row"].tolist() == list(range(150))
 
 
@@ -480,7 +535,9 @@ def test_labels_of_a_regression_that_are_off_are_suspected_with_what_they_should
     off = np.abs(given - truth) > 0
     assert off[found.mislabels].mean() > 0.8
     assert found.mislabels[wrong].mean() > 0.8
-    assert np.abs(found.suggested - truth)[found.mislabels].mean() < 0.4  # the noise's mean size is 0.24
+    assert (
+        np.abs(found.suggested - truth)[found.mislabels].mean() < 0.4
+    )  # the noise's mean size is 0.24
     assert sum(found.expected_errors.values()) == pytest.approx(off.sum(), rel=0.5)
     frame = found.to_frame()
     assert frame["is_label_issue"].tolist() == found.mislabels.tolist()
@@ -538,15 +595,22 @@ def test_joint_confidence_of_a_regression_is_laplaces_probability():
         low, high = np.where(less, middle, low), np.where(less, high, middle)
     residuals = []
     for tolerance in np.linspace(0.2, 2, 400):
-        chance = stats.laplace.cdf(tolerance - away, 0, high) - stats.laplace.cdf(-tolerance - away, 0, high)
-        residuals.append(np.abs(chance * np.minimum(1, found.typicality * 601) ** 8 - found.joint).max())
+        chance = stats.laplace.cdf(tolerance - away, 0, high) - stats.laplace.cdf(
+            -tolerance - away, 0, high
+        )
+        residuals.append(
+            np.abs(chance * np.minimum(1, found.typicality * 601) ** 8 - found.joint).max()
+        )
     assert min(residuals) < 0.02  # for one tolerance, that of twice the usual error, all agree
 
 
 def several(rows=1200, *, seed=0, flips=0.04):
     """Four yes/no questions, some answers of which are flipped."""
     rng = np.random.default_rng(seed)
-    weight, activations = 1.5 * rng.normal(size=(4, 10)), rng.normal(size=(rows, 10)).astype(np.float32)
+    weight, activations = (
+        1.5 * rng.normal(size=(4, 10)),
+        rng.normal(size=(rows, 10)).astype(np.float32),
+    )
     truth = (rng.random((rows, 4)) < 1 / (1 + np.exp(-(activations @ weight.T)))).astype(int)
     head = nn.Linear(10, 4)
     with torch.no_grad():
@@ -558,9 +622,15 @@ def several(rows=1200, *, seed=0, flips=0.04):
 
 def test_training_rows_that_speak_for_a_class_are_those_of_the_dual_solution_and_add_up():
     rng = np.random.default_rng(0)
-    rows, labels, ridge = rng.normal(size=(80, 6)).astype(np.float32).astype(np.float64), rng.integers(3, size=80), 2.0
+    rows, labels, ridge = (
+        rng.normal(size=(80, 6)).astype(np.float32).astype(np.float64),
+        rng.integers(3, size=80),
+        2.0,
+    )
     targets, centred = np.eye(3)[labels], rows - rows.mean(0)
-    alpha = np.linalg.solve(centred @ centred.T + ridge * np.eye(80), targets - targets.mean(0))  # the dual
+    alpha = np.linalg.solve(
+        centred @ centred.T + ridge * np.eye(80), targets - targets.mean(0)
+    )  # the dual
     weight = centred.T @ alpha
     head = nn.Linear(6, 3).double()
     with torch.no_grad():
@@ -605,7 +675,8 @@ def test_influence_about_one_of_several_classes_says_which_rows_are_of_it():
     found = index.influence(rows[:3], target=["b", "d", "a"], k=5)
     assert found.target.tolist() == ["b", "d", "a"]
     assert np.array_equal(
-        found.labels, np.stack([given[i, c] > 0 for i, c in zip(found.indices, (1, 3, 0), strict=True)])
+        found.labels,
+        np.stack([given[i, c] > 0 for i, c in zip(found.indices, (1, 3, 0), strict=True)]),
     )
     logits = (torch.from_numpy(rows[:3]) @ head.weight.T).detach().numpy()[np.arange(3), [1, 3, 0]]
     assert np.allclose(found.logits, logits, atol=1e-5)
@@ -651,7 +722,10 @@ def test_the_vote_about_one_of_several_classes_is_a_share_of_weighted_neighbours
     index = ContributionIndex(head).fit(rows[:300], given[:300])
     found = audit(index, rows[300:])
     sizes, axes = np.linalg.eigh((np.corrcoef(rows[:300].T.astype(np.float64)) + np.eye(10)) / 2)
-    known, asked = (units(some, rows[:300]) @ (axes / np.sqrt(sizes) @ axes.T) for some in (rows[:300], rows[300:]))
+    known, asked = (
+        units(some, rows[:300]) @ (axes / np.sqrt(sizes) @ axes.T)
+        for some in (rows[:300], rows[300:])
+    )
     known, asked = (some / np.linalg.norm(some, axis=1, keepdims=True) for some in (known, asked))
     voters = index._view(space="activations").query(rows[300:], 50).indices
     weights = np.exp(20 * np.einsum("qd,qkd->qk", asked, known[voters]))
@@ -667,7 +741,9 @@ def test_neighbours_of_several_classes_have_a_purity_and_labels_of_each(tmp_path
     assert hits.labels.shape == (5, 6, 4)
     assert np.array_equal(hits.labels, given[hits.indices])
     numbers = ["abcd".index(name) for name in hits.predicted]
-    assert np.allclose(hits.purity, [given[i, p].mean() for i, p in zip(hits.indices, numbers, strict=True)])
+    assert np.allclose(
+        hits.purity, [given[i, p].mean() for i, p in zip(hits.indices, numbers, strict=True)]
+    )
     assert len(hits.to_frame()) == 30
     index.save(tmp_path / "several")
     again = ContributionIndex.load(tmp_path / "several", head)
@@ -678,7 +754,10 @@ def test_neighbours_of_several_classes_have_a_purity_and_labels_of_each(tmp_path
 
 @pytest.mark.parametrize(
     ("labels", "message"),
-    [(np.ones((60, 3)), "3 columns, but the model has 4 outputs"), (np.full((60, 4), 2), "0 and 1")],
+    [
+        (np.ones((60, 3)), "3 columns, but the model has 4 outputs"),
+        (np.full((60, 4), 2), "0 and 1"),
+    ],
 )
 def test_labels_of_several_classes_that_make_no_sense_are_refused(labels, message):
     head, rows, _, _ = several(60)
@@ -704,15 +783,23 @@ def test_prototypes_are_those_of_the_greedy_choice_written_out(space):
             vectors = units(known[members], known)
         else:
             evidence = weight * (known - known.mean(0))[:, None]
-            scaled = (evidence[members, number] - evidence[:, number].mean(0)) / np.sqrt(evidence.var(0).mean(0))
+            scaled = (evidence[members, number] - evidence[:, number].mean(0)) / np.sqrt(
+                evidence.var(0).mean(0)
+            )
             vectors = scaled / np.linalg.norm(scaled, axis=1, keepdims=True)
         similarity, chosen = vectors @ vectors.T, []
         for _ in range(3):
-            gains = {i: similarity[[*chosen, i]].max(0).sum() for i in range(len(members)) if i not in chosen}
+            gains = {
+                i: similarity[[*chosen, i]].max(0).sum()
+                for i in range(len(members))
+                if i not in chosen
+            }
             chosen.append(max(gains, key=gains.get))
         assert found.of(number).tolist() == members[chosen].tolist()
         whose = similarity[chosen].argmax(0)
-        assert np.allclose(found.shares[found.labels == number], np.bincount(whose, minlength=3) / len(members))
+        assert np.allclose(
+            found.shares[found.labels == number], np.bincount(whose, minlength=3) / len(members)
+        )
         near = [similarity[chosen[j], whose == j].mean() for j in range(3)]
         assert np.allclose(found.similarity[found.labels == number], near, atol=1e-5)
 
@@ -730,13 +817,17 @@ def test_duplicates_are_the_pairs_that_are_near_enough_of_all_pairs():
         vectors = units(rows, rows)
         table = np.linalg.norm(vectors[:, None] - vectors[None], axis=2)
         first, second = np.nonzero(np.triu(table <= threshold + 1e-12, 1))
-        assert {tuple(pair) for pair in found.pairs.tolist()} == set(zip(first.tolist(), second.tolist(), strict=True))
+        assert {tuple(pair) for pair in found.pairs.tolist()} == set(
+            zip(first.tolist(), second.tolist(), strict=True)
+        )
         assert np.allclose(found.distances, table[tuple(found.pairs.T)], atol=1e-7)
         assert (np.diff(found.distances) >= 0).all()
     found = index.duplicates(0.1)
     assert [group.tolist() for group in found.groups] == [[12, 90, 91], [7, 40]]
     assert found.conflicting.tolist() == [False, True]
-    assert found.to_frame()["conflicting"].tolist() == [set(pair) == {7, 40} for pair in found.pairs.tolist()]
+    assert found.to_frame()["conflicting"].tolist() == [
+        set(pair) == {7, 40} for pair in found.pairs.tolist()
+    ]
 
 
 def test_a_database_of_one_row_has_no_duplicates():
@@ -756,7 +847,9 @@ def test_prototypes_need_classes_and_right_predictions():
 
 
 def test_an_explainer_instead_of_an_index_is_told_what_to_make_of_it():
-    with pytest.raises(TypeError, match=r"index must be a ContributionIndex\(explainer\)\.fit.*found Linear"):
+    with pytest.raises(
+        TypeError, match=r"index must be a ContributionIndex\(explainer\)\.fit.*found Linear"
+    ):
         audit(torch.nn.Linear(2, 2))
 
 
@@ -794,7 +887,9 @@ def test_rows_to_label_are_those_of_the_greedy_choice_written_out():
     doubt = 1 - (chances[:, -1] - chances[:, -2])
     known = np.array([4, 90])
     cosines = vectors @ vectors.T
-    width = np.median(1 - np.sort(cosines, axis=1)[:, -(300 // 8) - 2])  # 300 rows shared by six and two, and itself
+    width = np.median(
+        1 - np.sort(cosines, axis=1)[:, -(300 // 8) - 2]
+    )  # 300 rows shared by six and two, and itself
     similar = np.exp((cosines - 1) / width)
     for by, weights in (("coverage", np.ones(300)), ("both", doubt)):
         covered, expected = similar[known].max(0), []
@@ -887,13 +982,20 @@ def test_a_few_values_are_judged_by_their_neighbours(rows):
 
 def test_influence_leaves_what_no_row_can_add_in_the_residual():
     generator = torch.Generator().manual_seed(0)
-    rows, head = torch.randn(30, 64, generator=generator, dtype=torch.float64), nn.Linear(64, 3).double()
+    rows, head = (
+        torch.randn(30, 64, generator=generator, dtype=torch.float64),
+        nn.Linear(64, 3).double(),
+    )
     index = ContributionIndex(head).fit(rows, torch.arange(30) % 3)
     asked = torch.randn(4, 64, generator=generator, dtype=torch.float64)
     found = index.influence(asked)
-    np.testing.assert_allclose(found.base + found.values.sum(1) + found.residual, found.logits, atol=1e-12)
+    np.testing.assert_allclose(
+        found.base + found.values.sum(1) + found.residual, found.logits, atol=1e-12
+    )
     with torch.no_grad():
-        assert found.logits == pytest.approx(head(asked).amax(1).numpy(), abs=1e-6)  # rows are held in single
+        assert found.logits == pytest.approx(
+            head(asked).amax(1).numpy(), abs=1e-6
+        )  # rows are held in single
     assert np.abs(found.residual).max() > 0.01
     assert np.abs(index.influence(rows[:4]).residual).max() < 1e-9
     values = ContributionIndex(nn.Linear(64, 1).double(), task="regression").fit(rows, rows[:, 0])
@@ -902,6 +1004,8 @@ def test_influence_leaves_what_no_row_can_add_in_the_residual():
 
 
 def test_a_mask_is_no_list_of_positions():
-    index = ContributionIndex(nn.Linear(4, 2)).fit(torch.randn(20, 4, generator=torch.Generator().manual_seed(0)))
+    index = ContributionIndex(nn.Linear(4, 2)).fit(
+        torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    )
     with pytest.raises(TypeError, match="labelled must hold positions, found bool"):
         nobsp.select(index, 2, labelled=np.arange(20) < 3)

@@ -11,8 +11,14 @@ from tests.tolerances import SINGLE, SUMS, assert_same_to_rounding
 WIDTH, CLASSES, K = 24, 5, 8
 # How the index is made; views of a collection can only be had where it has vectors.
 WAYS = [
-    pytest.param({"space": space, "target": target, "metric": metric}, id=f"{space}-{target}-{metric}")
-    for space, target in (("activations", "query"), ("contributions", "own"), ("contributions", "query"))
+    pytest.param(
+        {"space": space, "target": target, "metric": metric}, id=f"{space}-{target}-{metric}"
+    )
+    for space, target in (
+        ("activations", "query"),
+        ("contributions", "own"),
+        ("contributions", "query"),
+    )
     for metric in ("euclidean", "cosine")
 ]
 
@@ -61,16 +67,23 @@ def test_usearch_finds_99_of_100_neighbours_and_measures_them_exactly():
     for target, metric in (("query", "euclidean"), ("own", "euclidean"), ("query", "cosine")):
         way = {"target": target, "metric": metric}
         exact = ContributionIndex(head, **way).fit(database, labels[:2500])
-        near = ContributionIndex(head, **way, backend=Usearch(threads=1)).fit(database, labels[:2500])
+        near = ContributionIndex(head, **way, backend=Usearch(threads=1)).fit(
+            database, labels[:2500]
+        )
         views = [(exact, near)]
         if (target, metric) == ("query", "euclidean"):
             views.append((exact._view(space="activations"), near._view(space="activations")))
         for every, some in views:
             expected, found = every.query(queries, K), some.query(queries, K)
-            shared = [len(set(a) & set(b)) for a, b in zip(expected.indices, found.indices, strict=True)]
+            shared = [
+                len(set(a) & set(b)) for a, b in zip(expected.indices, found.indices, strict=True)
+            ]
             assert np.mean(shared) >= 0.99 * K, (way, some.space)
             # The graph holds eight bits of each number, but what it finds is measured with the rows themselves.
-            known = [dict(zip(*pair, strict=True)) for pair in zip(expected.indices, expected.distances, strict=True)]
+            known = [
+                dict(zip(*pair, strict=True))
+                for pair in zip(expected.indices, expected.distances, strict=True)
+            ]
             assert all(
                 abs(known[query].get(row, away) - away) < SUMS
                 for query in range(len(queries))
@@ -83,7 +96,8 @@ def test_usearch_leaves_out_the_row_itself_and_those_told():
     pytest.importorskip("usearch")
     head, rows, labels = clustered(300)
     exact, near = (
-        ContributionIndex(head, backend=backend).fit(rows, labels) for backend in ("exact", Usearch(threads=1))
+        ContributionIndex(head, backend=backend).fit(rows, labels)
+        for backend in ("exact", Usearch(threads=1))
     )
     assert_same(near.query(None, K), exact.query(None, K))
     told = np.column_stack([np.arange(40), exact.query(None, 2).indices[:40]])
@@ -94,7 +108,8 @@ def test_usearch_finds_as_many_as_are_asked_for_up_to_all():
     pytest.importorskip("usearch")
     head, rows, labels = clustered(150)
     exact, near = (
-        ContributionIndex(head, backend=backend).fit(rows, labels) for backend in ("exact", Usearch(threads=1))
+        ContributionIndex(head, backend=backend).fit(rows, labels)
+        for backend in ("exact", Usearch(threads=1))
     )
     assert_same(near.query(rows[:5], 150), exact.query(rows[:5], 150))
     assert_same(near.query(None, 149), exact.query(None, 149))
@@ -109,12 +124,16 @@ def collection(tmp_path_factory):
     pytest.importorskip("milvus_lite")
     head, rows, labels = clustered(250)
     folder = tmp_path_factory.mktemp("milvus")
-    index = ContributionIndex(head, target="own", backend=backend_of("milvus", folder)).fit(rows[:220], labels[:220])
+    index = ContributionIndex(head, target="own", backend=backend_of("milvus", folder)).fit(
+        rows[:220], labels[:220]
+    )
     yield index, head, rows, labels
     close(index)
 
 
-@pytest.mark.parametrize("view", [{"target": "own"}, {"target": "query"}, {"space": "activations"}], ids=str)
+@pytest.mark.parametrize(
+    "view", [{"target": "own"}, {"target": "query"}, {"space": "activations"}], ids=str
+)
 def test_milvus_returns_the_same_neighbours_as_exact(collection, view):
     index, head, rows, labels = collection
     exact = ContributionIndex(head).fit(rows[:220], labels[:220])._view(**view)
@@ -124,7 +143,9 @@ def test_milvus_returns_the_same_neighbours_as_exact(collection, view):
 
 def test_milvus_says_which_vectors_it_has(collection):
     index, _, rows, _ = collection
-    with pytest.raises(ValueError, match=r"has activations \(euclidean\) and own \(euclidean\), not own"):
+    with pytest.raises(
+        ValueError, match=r"has activations \(euclidean\) and own \(euclidean\), not own"
+    ):
         index._view(metric="cosine").query(rows[:2], K)
 
 
@@ -160,7 +181,9 @@ def test_rows_behind_a_gap_in_a_collection_are_overwritten_by_the_next_addition(
         left_out = np.tile(np.arange(80, 100), (20, 1))
         assert_same(again.query(rows[100:], K), exact.query(rows[100:], K, exclude=left_out))
         again.add(rows[80:], labels[80:])
-        assert_same(again.query(rows[:30], K), exact.add(rows[100:], labels[100:]).query(rows[:30], K))
+        assert_same(
+            again.query(rows[:30], K), exact.add(rows[100:], labels[100:]).query(rows[:30], K)
+        )
     finally:
         close(again)
 
@@ -174,13 +197,19 @@ def test_an_index_comes_back_from_its_file_and_takes_more_rows(name, way, tmp_pa
     head, rows, labels = clustered(200)
     database, queries = rows[:120], rows[160:]
     expected = ContributionIndex(head, **way).fit(database, labels[:120])
-    made = ContributionIndex(head, **way, backend=backend_of(name, tmp_path)).fit(database, labels[:120])
+    made = ContributionIndex(head, **way, backend=backend_of(name, tmp_path)).fit(
+        database, labels[:120]
+    )
     made.save(tmp_path / "index")
     before = made.query(queries, K)
     close(made)
     loaded = ContributionIndex.load(tmp_path / "index", head)
     try:
-        assert (loaded.space, loaded.target, loaded.metric) == (way["space"], way["target"], way["metric"])
+        assert (loaded.space, loaded.target, loaded.metric) == (
+            way["space"],
+            way["target"],
+            way["metric"],
+        )
         assert_same(loaded.query(queries, K), before, atol=SUMS)
         assert_same(before, expected.query(queries, K))
         loaded.add(rows[120:160], labels[120:160])

@@ -20,9 +20,12 @@ def world(seed=0, *, rows=ROWS):
         head.weight.copy_(torch.from_numpy(rng.normal(size=(CLASSES, WIDTH))))
         head.bias.copy_(torch.from_numpy(rng.normal(size=CLASSES)))
     database, queries = (
-        rng.normal(size=(n, WIDTH)) * rng.uniform(0.5, 3, WIDTH) + rng.normal(size=WIDTH) for n in (rows, QUERIES)
+        rng.normal(size=(n, WIDTH)) * rng.uniform(0.5, 3, WIDTH) + rng.normal(size=WIDTH)
+        for n in (rows, QUERIES)
     )
-    labels = np.where(rng.random(rows) < 0.3, rng.integers(CLASSES, size=rows), said(head, database).argmax(1))
+    labels = np.where(
+        rng.random(rows) < 0.3, rng.integers(CLASSES, size=rows), said(head, database).argmax(1)
+    )
     return head, database, queries, labels
 
 
@@ -65,7 +68,9 @@ def expected(head, database, queries, k, **way):
         towards = int(said(head, query[None]).argmax())
         there = vectors_of(head, database, database, **way, towards=towards)
         here = vectors_of(head, database, query[None], **way, towards=towards)[0]
-        apart = 1 - there @ here if way["metric"] == "cosine" else np.linalg.norm(there - here, axis=1)
+        apart = (
+            1 - there @ here if way["metric"] == "cosine" else np.linalg.norm(there - here, axis=1)
+        )
         order = np.argsort(apart, kind="stable")[:k]
         positions.append(order)
         distances.append(apart[order])
@@ -93,13 +98,19 @@ def test_neighbours_and_distances_are_those_of_all_pairs(way):
 @pytest.mark.parametrize("way", WAYS)
 def test_purity_counts_labels_that_are_the_predicted_class(way):
     head, database, queries, labels = world(1)
-    hits = nobsp.ContributionIndex(head, **way).fit(torch.from_numpy(database), labels).query(queries, k=K)
+    hits = (
+        nobsp.ContributionIndex(head, **way)
+        .fit(torch.from_numpy(database), labels)
+        .query(queries, k=K)
+    )
     positions, _ = expected(head, database, queries, K, **way)
     logits = said(head, queries)
     predicted = logits.argmax(1)
     chances = np.exp(logits - logits.max(1, keepdims=True))
     assert np.array_equal(hits.predicted, predicted)
-    assert hits.purity.tolist() == [(labels[p] == c).sum() / K for p, c in zip(positions, predicted, strict=True)]
+    assert hits.purity.tolist() == [
+        (labels[p] == c).sum() / K for p, c in zip(positions, predicted, strict=True)
+    ]
     assert np.allclose(hits.confidence, chances.max(1) / chances.sum(1), atol=1e-6)
     truth = np.arange(QUERIES) % CLASSES
     assert hits.purity_towards(truth).tolist() == [
@@ -112,10 +123,17 @@ def test_rows_added_later_are_found_like_those_that_were_there(seed, k, extra):
     head, database, queries, labels = world(seed)
     rng = np.random.default_rng(seed)
     more, names = rng.normal(size=(extra, WIDTH)), rng.integers(CLASSES, size=extra)
-    index = nobsp.ContributionIndex(head, target="own", metric="cosine").fit(database, labels).add(more, names)
+    index = (
+        nobsp.ContributionIndex(head, target="own", metric="cosine")
+        .fit(database, labels)
+        .add(more, names)
+    )
     hits = index.query(queries, k=k)
     whole = np.concatenate([database, more])
-    weight, mean = head.weight.detach().numpy(), database.mean(0)  # units stay those of the first rows
+    weight, mean = (
+        head.weight.detach().numpy(),
+        database.mean(0),
+    )  # units stay those of the first rows
 
     def vectors(rows):
         return unit(weight[said(head, rows).argmax(1)] * (rows - mean))
@@ -145,7 +163,11 @@ def test_tables_are_compared_by_what_their_terms_contribute(target):
         net = nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 3)).double()
     explainer = nobsp.NObSP(net, interactions=[("x0", "x1")]).fit(X)
     database, queries = X[:100], X[100:]
-    hits = nobsp.ContributionIndex(explainer, target=target).fit(database, np.zeros(100, int)).query(queries, k=5)
+    hits = (
+        nobsp.ContributionIndex(explainer, target=target)
+        .fit(database, np.zeros(100, int))
+        .query(queries, k=5)
+    )
     there, here = explainer(database), explainer(queries)
     mine, theirs = here.predictions.argmax(1), there.predictions.argmax(1)
     rows = np.arange(100)

@@ -22,13 +22,17 @@ def unit(rows: Array) -> Array:
 
 
 @pytest.mark.parametrize("rows", [150, 11])  # of eleven rows and twelve columns there are no heads
-def test_what_is_suggested_is_by_vote_centres_and_heads_with_the_row_itself_left_out(rows: int) -> None:
+def test_what_is_suggested_is_by_vote_centres_and_heads_with_the_row_itself_left_out(
+    rows: int,
+) -> None:
     case = headed(rows=150)
     database, labels = case.database[:rows], case.labels[:rows]
     index = ContributionIndex(case.head).fit(database, labels)
     z = database.double().numpy()
     spread = z.std(0)
-    x = np.where(spread > 0, (z - z.mean(0)) / np.where(spread > 0, spread, 1), 0)  # one column does not vary
+    x = np.where(
+        spread > 0, (z - z.mean(0)) / np.where(spread > 0, spread, 1), 0
+    )  # one column does not vary
     values, vectors = np.linalg.eigh((x.T @ x / rows + np.eye(12)) / 2)
     y = unit(x @ (vectors / np.sqrt(values)) @ vectors.T)
     voters = index._view(space="activations").query(None, k=min(50, rows - 1)).indices
@@ -42,10 +46,15 @@ def test_what_is_suggested_is_by_vote_centres_and_heads_with_the_row_itself_left
         sums = np.stack([y[others & (labels == c)].sum(0) for c in range(4)])
         cosines = np.array([0.0 if not total.any() else unit(total) @ y[row] for total in sums])
         weights = np.exp(20 * y[voters[row]] @ y[row])
-        votes = np.array([weights[labels[voters[row]] == c].sum() for c in range(4)]) / weights.sum()
+        votes = (
+            np.array([weights[labels[voters[row]] == c].sum() for c in range(4)]) / weights.sum()
+        )
         given = 10 * cosines + np.log(votes + 0.01)
         if heads is not None:
-            logits = x[row] @ heads.weights[heads.fold[row], :-1].numpy() + heads.weights[heads.fold[row], -1].numpy()
+            logits = (
+                x[row] @ heads.weights[heads.fold[row], :-1].numpy()
+                + heads.weights[heads.fold[row], -1].numpy()
+            )
             given = given / 8 + logits - np.log(np.exp(logits).sum())
         assert found.suggested[row] == given.argmax()
 
@@ -56,7 +65,9 @@ def test_heads_are_fitted_without_the_fold_they_judge() -> None:
     heads = fit_heads(index._fitted)
     assert heads is not None
     mean, spread = case.database.double().mean(0), case.database.double().std(0, correction=0)
-    scores = torch.where(spread > 0, (case.database.double() - mean) / torch.where(spread > 0, spread, 1), 0)
+    scores = torch.where(
+        spread > 0, (case.database.double() - mean) / torch.where(spread > 0, spread, 1), 0
+    )
     others = heads.fold != 2
     alone = _fit_head(scores[others].float(), torch.from_numpy(case.labels)[others], 4)
     torch.testing.assert_close(heads.weights[2], alone, atol=1e-3, rtol=0)

@@ -110,7 +110,10 @@ print(json.dumps([(count, hits.indices.tolist(), hits.distances.tolist()) for co
 def test_readers_in_two_processes_find_the_same_while_the_file_is_replaced(tmp_path):
     pytest.importorskip("usearch")
     backends = ("exact", "usearch")
-    indices = [ContributionIndex(interrupted.head(), backend=name).fit(*interrupted.rows(0)) for name in backends]
+    indices = [
+        ContributionIndex(interrupted.head(), backend=name).fit(*interrupted.rows(0))
+        for name in backends
+    ]
     expected = [index.query(interrupted.rows(7)[0][:25], k=5) for index in indices]
     paths = [tmp_path / name for name in backends]
     for index, path in zip(indices, paths, strict=True):
@@ -183,7 +186,9 @@ def test_files_of_other_kinds_are_refused_by_name(tmp_path):
 
     head, X, _ = world()
     save_file({"weight": torch.zeros(3)}, tmp_path / "weights")
-    with pytest.raises(ValueError, match="does not hold a nobsp contribution index but something else"):
+    with pytest.raises(
+        ValueError, match="does not hold a nobsp contribution index but something else"
+    ):
         ContributionIndex.load(tmp_path / "weights", head)
     net = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 2))
     nobsp.NObSP(net).fit(X).save(tmp_path / "explainer")
@@ -215,7 +220,9 @@ def test_a_missing_milvus_server_is_a_clear_error_within_seconds():
     pytest.importorskip("pymilvus")
     head, X, labels = world()
     started = time.monotonic()
-    with pytest.raises(ConnectionError, match=r"cannot be reached at 'http://127\.0\.0\.1:1'.*has to be running"):
+    with pytest.raises(
+        ConnectionError, match=r"cannot be reached at 'http://127\.0\.0\.1:1'.*has to be running"
+    ):
         ContributionIndex(head, backend=Milvus(uri="http://127.0.0.1:1")).fit(X, labels)
     assert time.monotonic() - started < 20
 
@@ -237,7 +244,9 @@ def test_places_where_milvus_cannot_be_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r'ends in "\.db"'):
         ContributionIndex(head, backend=Milvus(uri=str(tmp_path / "rows"))).fit(X, labels)
     with pytest.raises(ConnectionError, match="nowhere"):
-        ContributionIndex(head, backend=Milvus(uri=str(tmp_path / "nowhere" / "rows.db"))).fit(X, labels)
+        ContributionIndex(head, backend=Milvus(uri=str(tmp_path / "nowhere" / "rows.db"))).fit(
+            X, labels
+        )
 
 
 # ---------------------------------------------------------------------- arguments
@@ -246,7 +255,11 @@ def test_places_where_milvus_cannot_be_are_refused(tmp_path):
 @pytest.mark.parametrize("k", [0, -1, 2.0, True, "8"])
 def test_k_must_be_a_positive_whole_number(fitted, k):
     _, X, _ = world()
-    for asked in (lambda: fitted.query(X, k), lambda: audit(fitted, X, k=k), lambda: fitted.prototypes(k)):
+    for asked in (
+        lambda: fitted.query(X, k),
+        lambda: audit(fitted, X, k=k),
+        lambda: fitted.prototypes(k),
+    ):
         with pytest.raises(ValueError, match="must be a whole number of at least 1, found"):
             asked()
 
@@ -257,7 +270,9 @@ def test_more_neighbours_than_there_are_rows_is_an_error(fitted):
     assert fitted.query(X[:1], ROWS, exclude=[-1]).k == ROWS
     with pytest.raises(ValueError, match=f"k is {ROWS + 1}, but the database has {ROWS} rows"):
         fitted.query(X, ROWS + 1)
-    with pytest.raises(ValueError, match=f"k is {ROWS}, but the database has {ROWS} rows, less those excluded"):
+    with pytest.raises(
+        ValueError, match=f"k is {ROWS}, but the database has {ROWS} rows, less those excluded"
+    ):
         fitted.query(None, ROWS)
 
 
@@ -265,7 +280,11 @@ def test_more_neighbours_than_there_are_rows_is_an_error(fitted):
     ("labels", "error", "message"),
     [
         (np.zeros(ROWS - 1, int), ValueError, f"labels has {ROWS - 1} entries for {ROWS} rows"),
-        (np.full(ROWS, CLASSES), ValueError, r"labels holds 4 \(row 0\), which is none of the classes \[0, 1, 2, 3\]"),
+        (
+            np.full(ROWS, CLASSES),
+            ValueError,
+            r"labels holds 4 \(row 0\), which is none of the classes \[0, 1, 2, 3\]",
+        ),
         (np.r_[np.zeros(ROWS - 1, int), -1], ValueError, rf"labels holds -1 \(row {ROWS - 1}\)"),
         (np.full(ROWS, 0.5), ValueError, r"labels holds 0\.5 \(row 0\)"),
         (np.array(["cat"] * ROWS), ValueError, "labels holds 'cat'.*output 0.*classes="),
@@ -358,7 +377,11 @@ def test_what_is_not_fitted_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("space", "contribution", "space must be 'contributions' or 'activations', found 'contribution'"),
+        (
+            "space",
+            "contribution",
+            "space must be 'contributions' or 'activations', found 'contribution'",
+        ),
         ("target", "mine", "target must be 'query' or 'own', found 'mine'"),
         ("metric", "l2", "metric must be 'euclidean' or 'cosine', found 'l2'"),
         ("backend", "faiss", 'backend must be "exact", "usearch", "milvus".*found \'faiss\''),
@@ -402,7 +425,9 @@ def test_a_threshold_that_no_distance_has_is_refused(fitted, threshold):
 def test_rows_of_one_place_are_not_read_from_another(fitted, tmp_path):
     fitted.save(tmp_path / "index")
     with pytest.raises(ValueError, match="the rows of this index are in the file"):
-        ContributionIndex.load(tmp_path / "index", world()[0], backend=Milvus(uri=str(tmp_path / "rows.db")))
+        ContributionIndex.load(
+            tmp_path / "index", world()[0], backend=Milvus(uri=str(tmp_path / "rows.db"))
+        )
     with pytest.raises(ValueError, match="found 'faiss'"):
         ContributionIndex.load(tmp_path / "index", world()[0], backend="faiss")
 
@@ -425,6 +450,8 @@ def test_a_graph_that_was_damaged_in_the_file_is_refused(where, tmp_path):
     ContributionIndex(head, backend=Usearch(threads=1)).fit(X, labels).save(path)
     whole = path.read_bytes()
     at = whole.rindex(b"usearch") + where  # how a graph begins
-    path.write_bytes(whole[:at] + bytes(255 - byte for byte in whole[at : at + 64]) + whole[at + 64 :])
+    path.write_bytes(
+        whole[:at] + bytes(255 - byte for byte in whole[at : at + 64]) + whole[at + 64 :]
+    )
     with pytest.raises(ValueError, match="damaged: a graph in it"):
         ContributionIndex.load(path, head)

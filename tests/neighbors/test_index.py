@@ -36,7 +36,9 @@ def agree(hits: Neighbors, table: NDArray[np.float64], *, precision: float) -> N
     """The same neighbours at the same distances; neighbours that are equally far to rounding may change places."""
     _, distances = nearest(table, hits.k)
     np.testing.assert_allclose(hits.distances, distances, rtol=0, atol=precision)
-    np.testing.assert_allclose(np.take_along_axis(table, hits.indices, 1), distances, rtol=0, atol=precision)
+    np.testing.assert_allclose(
+        np.take_along_axis(table, hits.indices, 1), distances, rtol=0, atol=precision
+    )
     assert all(len(set(row)) == hits.k for row in hits.indices.tolist())
 
 
@@ -44,7 +46,9 @@ def agree(hits: Neighbors, table: NDArray[np.float64], *, precision: float) -> N
 
 
 @pytest.mark.parametrize(("space", "target"), SPACES)
-def test_neighbours_of_images_are_those_of_their_contributions(pictures: Explained, space: Any, target: Any) -> None:
+def test_neighbours_of_images_are_those_of_their_contributions(
+    pictures: Explained, space: Any, target: Any
+) -> None:
     cam = pictures.explainer
     index = ContributionIndex(cam, space=space, target=target).fit(pictures.rows, pictures.labels)
 
@@ -93,10 +97,17 @@ def test_a_spread_for_each_class_would_leave_activations_only(case: Headed) -> N
     each = evidence / np.where(evidence.std(0) > 1e-9, evidence.std(0), np.inf)
     asked = case.evidence(case.queries) / np.where(evidence.std(0) > 1e-9, evidence.std(0), np.inf)
     number = int(predicted[0])
-    activations = ContributionIndex(case.head, space="activations").fit(case.database).query(case.queries[:1], k=20)
+    activations = (
+        ContributionIndex(case.head, space="activations")
+        .fit(case.database)
+        .query(case.queries[:1], k=20)
+    )
     contributions = ContributionIndex(case.head).fit(case.database).query(case.queries[:1], k=20)
 
-    vectors = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (each[:, number], asked[:1, number])]
+    vectors = [
+        rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        for rows in (each[:, number], asked[:1, number])
+    ]
     order = np.argsort(np.linalg.norm(vectors[0] - vectors[1], axis=1), kind="stable")[:20]
 
     np.testing.assert_array_equal(order, activations.indices[0])
@@ -111,11 +122,15 @@ def test_rows_found_again_are_at_distance_zero(case: Headed) -> None:
         index = ContributionIndex(case.head, space=space, target=target).fit(case.database)  # type: ignore[arg-type]
         hits = index.query(case.database[100:130], k=1)
         np.testing.assert_array_equal(hits.indices[:, 0], np.arange(100, 130))
-        assert_same_to_rounding(hits.distances, np.zeros_like(hits.distances), within=UNIT, size=1.0)
+        assert_same_to_rounding(
+            hits.distances, np.zeros_like(hits.distances), within=UNIT, size=1.0
+        )
 
 
 @pytest.mark.parametrize(("space", "target"), SPACES)
-def test_excluded_rows_are_no_neighbours_and_the_next_ones_move_up(case: Headed, space: Any, target: Any) -> None:
+def test_excluded_rows_are_no_neighbours_and_the_next_ones_move_up(
+    case: Headed, space: Any, target: Any
+) -> None:
     index = ContributionIndex(case.head, space=space, target=target).fit(case.database, case.labels)
     everything = index.query(case.queries, k=6)
 
@@ -145,10 +160,16 @@ def test_rows_without_any_evidence_have_their_place(space: Any, target: Any, met
     with torch.no_grad():
         head.weight.copy_(torch.tensor([[1.0, 0.5], [0.5, 1.0]]))
         head.bias.zero_()
-    rows = torch.tensor([[3.0, 1.0], [-3.0, -1.0], [0.0, 0.0], [3.0, -1.0], [-3.0, 1.0], [0.0, 0.0]])
+    rows = torch.tensor(
+        [[3.0, 1.0], [-3.0, -1.0], [0.0, 0.0], [3.0, -1.0], [-3.0, 1.0], [0.0, 0.0]]
+    )
     case = Headed(head, rows, np.zeros(6, dtype=np.int64), rows, np.zeros(6, dtype=np.int64))
 
-    hits = ContributionIndex(head, space=space, target=target, metric=metric).fit(rows).query(rows, k=6)
+    hits = (
+        ContributionIndex(head, space=space, target=target, metric=metric)
+        .fit(rows)
+        .query(rows, k=6)
+    )
 
     table = compared(
         (rows.double().numpy(),) * 2,
@@ -198,7 +219,9 @@ def test_rows_come_in_any_form(case: Headed, kind: str) -> None:
 
 def test_labels_may_be_names_of_outputs(table: Explained) -> None:
     names = np.array(["ash", "birch", "cedar"])
-    explainer = NObSP(table.explainer.model, interactions=0, output_names=list(names)).fit(table.rows)
+    explainer = NObSP(table.explainer.model, interactions=0, output_names=list(names)).fit(
+        table.rows
+    )
     numbers = ContributionIndex(table.explainer).fit(table.rows, table.labels).query(table.queries)
 
     hits = ContributionIndex(explainer).fit(table.rows, names[table.labels]).query(table.queries)
@@ -248,7 +271,9 @@ def test_a_regression_has_neighbours_and_values_but_no_purity() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(150, 3))
     y = np.sin(X[:, 0]) + X[:, 1]
-    model = MLPRegressor(hidden_layer_sizes=(16,), max_iter=3000, random_state=0, tol=1e-3).fit(X, y)
+    model = MLPRegressor(hidden_layer_sizes=(16,), max_iter=3000, random_state=0, tol=1e-3).fit(
+        X, y
+    )
     explainer = NObSP(model, interactions=0).fit(X)
 
     hits = ContributionIndex(explainer).fit(X, y).query(X[:10], k=4)
@@ -280,7 +305,9 @@ def test_one_database_is_seen_in_several_spaces(case: Headed) -> None:
     for space, target in SPACES:
         view = index._view(space=space, target=target)  # type: ignore[arg-type]
         apart = ContributionIndex(case.head, space=space, target=target).fit(case.database)  # type: ignore[arg-type]
-        np.testing.assert_array_equal(view._query_rows(seen, 8).indices, apart.query(case.queries).indices)
+        np.testing.assert_array_equal(
+            view._query_rows(seen, 8).indices, apart.query(case.queries).indices
+        )
     index._view(space="activations").add(case.queries, case.truth)
     assert len(index) == len(case.database) + len(case.queries)
 
@@ -289,7 +316,9 @@ def test_one_database_is_seen_in_several_spaces(case: Headed) -> None:
 
 
 def test_an_index_is_cloned_and_takes_options_as_estimators_do(case: Headed) -> None:
-    index = ContributionIndex(case.head, space="activations", classes=None).fit(case.database, y=case.labels)
+    index = ContributionIndex(case.head, space="activations", classes=None).fit(
+        case.database, y=case.labels
+    )
     other = clone(index).set_params(space="contributions")
     assert other.explainer is case.head
     assert (index.space, other.space) == ("activations", "contributions")
@@ -297,7 +326,8 @@ def test_an_index_is_cloned_and_takes_options_as_estimators_do(case: Headed) -> 
     with pytest.raises(ValueError, match="y and labels"):
         other.fit(case.database, case.labels, labels=case.labels)
     np.testing.assert_array_equal(
-        index.query(case.queries).labels, clone(index).fit(case.database, case.labels).query(case.queries).labels
+        index.query(case.queries).labels,
+        clone(index).fit(case.database, case.labels).query(case.queries).labels,
     )
 
 
@@ -309,20 +339,28 @@ def test_kneighbors_are_the_distances_and_positions_of_a_query(case: Headed) -> 
 
     np.testing.assert_array_equal(distances, hits.distances)
     np.testing.assert_array_equal(positions, hits.indices)
-    np.testing.assert_array_equal(index.kneighbors(case.queries, 5, return_distance=False), hits.indices)
+    np.testing.assert_array_equal(
+        index.kneighbors(case.queries, 5, return_distance=False), hits.indices
+    )
     itself = index.kneighbors(n_neighbors=3, return_distance=False)
     assert not (itself == np.arange(400)[:, None]).any()
 
 
 def test_options_changed_after_fit_are_those_of_the_next_query(case: Headed) -> None:
-    index = ContributionIndex(case.head).fit(case.database, case.labels).set_params(space="activations")
+    index = (
+        ContributionIndex(case.head).fit(case.database, case.labels).set_params(space="activations")
+    )
     apart = ContributionIndex(case.head, space="activations").fit(case.database, case.labels)
-    np.testing.assert_array_equal(index.query(case.queries).indices, apart.query(case.queries).indices)
+    np.testing.assert_array_equal(
+        index.query(case.queries).indices, apart.query(case.queries).indices
+    )
     with pytest.raises(ValueError, match="space must be"):
         index.set_params(space="pixels").query(case.queries)
 
 
-def test_rows_added_in_another_space_are_kept_with_what_the_database_keeps(table: Explained) -> None:
+def test_rows_added_in_another_space_are_kept_with_what_the_database_keeps(
+    table: Explained,
+) -> None:
     index = ContributionIndex(table.explainer).fit(table.rows, table.labels)
     index.set_params(space="activations").add(table.queries, np.zeros(20, dtype=int))
     whole = index.set_params(space="contributions").query(table.queries, k=1)
@@ -332,7 +370,9 @@ def test_rows_added_in_another_space_are_kept_with_what_the_database_keeps(table
 def test_an_index_survives_pickling(case: Headed) -> None:
     index = ContributionIndex(case.head).fit(case.database, case.labels)
     other = pickle.loads(pickle.dumps(index))  # noqa: S301 - our own bytes
-    np.testing.assert_array_equal(other.query(case.queries).indices, index.query(case.queries).indices)
+    np.testing.assert_array_equal(
+        other.query(case.queries).indices, index.query(case.queries).indices
+    )
 
 
 def test_the_model_is_left_as_it_was(pictures: Explained) -> None:
@@ -341,7 +381,9 @@ def test_the_model_is_left_as_it_was(pictures: Explained) -> None:
     state = {name: value.clone() for name, value in model.state_dict().items()}
     random = torch.random.get_rng_state()
 
-    ContributionIndex(pictures.explainer).fit(pictures.rows, pictures.labels).query(pictures.queries)
+    ContributionIndex(pictures.explainer).fit(pictures.rows, pictures.labels).query(
+        pictures.queries
+    )
 
     assert model.training
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
@@ -362,7 +404,9 @@ def test_an_index_takes_no_more_than_its_memory_limit(case: Headed) -> None:
 
 def test_evidence_for_one_class_takes_less_memory_than_for_all(table: Explained) -> None:
     limit = 300 * 4 * (16 + 2 * 5)
-    ContributionIndex(table.explainer, target="own", memory_limit=limit).fit(table.rows, table.labels)
+    ContributionIndex(table.explainer, target="own", memory_limit=limit).fit(
+        table.rows, table.labels
+    )
     with pytest.raises(ValueError, match='target="own"'):
         ContributionIndex(table.explainer, memory_limit=limit).fit(table.rows, table.labels)
 

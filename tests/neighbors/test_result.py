@@ -29,12 +29,19 @@ def hits(labels: Any, predicted: Any, classes: NDArray[Any] | None) -> Neighbors
     )
 
 
-@given(labels=st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), min_size=1, max_size=6), data=st.data())
-def test_purity_is_the_share_of_neighbours_with_the_predicted_label(labels: list[list[int]], data: Any) -> None:
+@given(
+    labels=st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), min_size=1, max_size=6),
+    data=st.data(),
+)
+def test_purity_is_the_share_of_neighbours_with_the_predicted_label(
+    labels: list[list[int]], data: Any
+) -> None:
     predicted = data.draw(st.lists(st.integers(0, 3), min_size=len(labels), max_size=len(labels)))
     found = hits(labels, predicted, np.arange(4))
 
-    np.testing.assert_allclose(found.purity, [row.count(p) / 4 for row, p in zip(labels, predicted, strict=True)])
+    np.testing.assert_allclose(
+        found.purity, [row.count(p) / 4 for row, p in zip(labels, predicted, strict=True)]
+    )
 
 
 def test_purity_towards_the_truth_differs_from_purity_towards_the_prediction() -> None:

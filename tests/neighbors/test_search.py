@@ -16,7 +16,9 @@ from nobsp.neighbors.search import Evidence, Exact, Space
 from tests.tolerances import SINGLE, assert_same_to_rounding
 
 
-def found(database: Tensor, queries: Tensor, k: int, leave: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def found(
+    database: Tensor, queries: Tensor, k: int, leave: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Neighbours of vectors as the exact backend finds them."""
     width = database.shape[1]
     space = Space("activations", "euclidean", Evidence(), torch.zeros(1, width), torch.ones(width))
@@ -74,7 +76,9 @@ def test_the_order_is_that_of_sorting_all_distances(
 @pytest.mark.usefixtures("small_blocks")
 def test_neighbours_are_those_of_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(0)
-    database, queries = (unit(torch.randn(count, 24, generator=generator).double()) for count in (1500, 70))
+    database, queries = (
+        unit(torch.randn(count, 24, generator=generator).double()) for count in (1500, 70)
+    )
     positions, distances = found(database, queries, 9)
 
     model = NearestNeighbors(n_neighbors=9, algorithm="brute").fit(database.numpy())
@@ -106,12 +110,19 @@ def test_evidence_of_all_classes_at_once_equals_one_class_after_another() -> Non
         head.weight[2] = 0.0
         head.weight[2, 3] = 1e-30  # a class with hardly any evidence
         head.bias.zero_()
-    database, queries = torch.randn(700, 6, generator=generator), torch.randn(60, 6, generator=generator)
+    database, queries = (
+        torch.randn(700, 6, generator=generator),
+        torch.randn(60, 6, generator=generator),
+    )
     index = ContributionIndex(head).fit(database)
 
     together = index.query(queries, k=4)
     apart = [index.query(queries[i : i + 1], k=4) for i in range(60)]
 
     assert len(np.unique(together.predicted)) > 3
-    np.testing.assert_array_equal(together.indices, np.concatenate([hits.indices for hits in apart]))
-    assert_same_to_rounding(together.distances, np.concatenate([hits.distances for hits in apart]), within=SINGLE)
+    np.testing.assert_array_equal(
+        together.indices, np.concatenate([hits.indices for hits in apart])
+    )
+    assert_same_to_rounding(
+        together.distances, np.concatenate([hits.distances for hits in apart]), within=SINGLE
+    )

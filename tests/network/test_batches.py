@@ -134,7 +134,9 @@ def test_a_loader_is_opened_once_for_one_pass() -> None:
         (loader(batch_sampler=[[0, 1], [2]]), None),
     ],
 )
-def test_rows_of_a_loader_are_told_only_if_certain(loaded: DataLoader[Any], rows: int | None) -> None:
+def test_rows_of_a_loader_are_told_only_if_certain(
+    loaded: DataLoader[Any], rows: int | None
+) -> None:
     source = batches_of(loaded, batch_size=10)
     assert source.rows == rows
     if rows is not None:
@@ -171,7 +173,9 @@ def test_kinds_of_numbers_are_kept(given: Any, kept: torch.dtype) -> None:
         ({"a": np.float32, "b": np.int64}, torch.float64),
     ],
 )
-def test_frames_take_the_kind_that_loses_nothing(frame_of: Frames, columns: dict[str, Any], kept: torch.dtype) -> None:
+def test_frames_take_the_kind_that_loses_nothing(
+    frame_of: Frames, columns: dict[str, Any], kept: torch.dtype
+) -> None:
     X = frame_of({name: np.ones(3, dtype=dtype) for name, dtype in columns.items()})
     source = batches_of(X, batch_size=2)
     assert next(iter(source)).dtype == kept
@@ -179,7 +183,9 @@ def test_frames_take_the_kind_that_loses_nothing(frame_of: Frames, columns: dict
 
 
 def test_whole_batches_in_a_stream_of_floats_become_floats() -> None:
-    batches = list(batches_of([np.ones((1, 2), dtype=np.float32), np.ones((1, 2), dtype=int)], batch_size=5))
+    batches = list(
+        batches_of([np.ones((1, 2), dtype=np.float32), np.ones((1, 2), dtype=int)], batch_size=5)
+    )
     assert [batch.dtype for batch in batches] == [torch.float32, torch.float32]
 
 
@@ -212,7 +218,9 @@ def test_columns_are_matched_by_name(frame_of: Frames) -> None:
 
 def test_other_columns_are_listed_with_close_matches(frame_of: Frames) -> None:
     X = frame_of({"agee": [1.0], "job": [2.0]})
-    with pytest.raises(ValueError, match=r"lacks 'age' and has the unexpected 'agee'.*Is 'agee' for 'age'\?"):
+    with pytest.raises(
+        ValueError, match=r"lacks 'age' and has the unexpected 'agee'.*Is 'agee' for 'age'\?"
+    ):
         batches_of(X, batch_size=1, columns=["age", "job"])
     with pytest.raises(ValueError, match="X has the unexpected 'job'; expected are 'agee'"):
         batches_of(X, batch_size=1, columns=["agee"])
@@ -230,7 +238,9 @@ def test_batches_must_agree_on_their_columns() -> None:
         list(source)
 
 
-@pytest.mark.parametrize(("value", "said"), [(np.nan, "NaN"), (np.inf, "infinite"), (-np.inf, "infinite")])
+@pytest.mark.parametrize(
+    ("value", "said"), [(np.nan, "NaN"), (np.inf, "infinite"), (-np.inf, "infinite")]
+)
 def test_values_that_are_not_finite_are_placed(value: float, said: str) -> None:
     X = MATRIX.copy()
     X[5, 2] = value
@@ -253,7 +263,9 @@ def test_missing_values_in_frames_name_the_column(frame_of: Frames) -> None:
 
 def test_missing_values_of_nullable_integers_name_the_column() -> None:
     pandas = pytest.importorskip("pandas")
-    X = pandas.DataFrame({"a": [1, 2, 3], "n": pandas.array([1, None, 3], dtype="Int64")}, index=[7, 8, 9])
+    X = pandas.DataFrame(
+        {"a": [1, 2, 3], "n": pandas.array([1, None, 3], dtype="Int64")}, index=[7, 8, 9]
+    )
     with pytest.raises(ValueError, match="X is missing in row 1, column 'n'"):
         list(batches_of(X, batch_size=10))
     full = batches_of(X.fillna(0), batch_size=10)
@@ -281,7 +293,11 @@ def test_frames_with_numbered_columns_get_names() -> None:
 @pytest.mark.parametrize(
     ("X", "error", "said"),
     [
-        (np.zeros(3), ValueError, r"X must have two dimensions, found shape \(3,\); pass X.reshape\(-1, 1\)"),
+        (
+            np.zeros(3),
+            ValueError,
+            r"X must have two dimensions, found shape \(3,\); pass X.reshape\(-1, 1\)",
+        ),
         (torch.zeros(3), ValueError, "X must have two dimensions"),
         (np.zeros((2, 2, 2)), ValueError, "one row per sample"),
         (np.zeros((0, 3)), ValueError, "X has no rows"),
@@ -302,7 +318,11 @@ def test_frames_with_numbered_columns_get_names() -> None:
         ("table.csv", TypeError, "X is a str"),
         (None, TypeError, "X is a NoneType"),
         (3, TypeError, "X is a int"),
-        (TensorDataset(torch.zeros(2, 2)), TypeError, "X is a Dataset; pass torch.utils.data.DataLoader"),
+        (
+            TensorDataset(torch.zeros(2, 2)),
+            TypeError,
+            "X is a Dataset; pass torch.utils.data.DataLoader",
+        ),
         (["table.csv"], TypeError, "batch 0 of X is a str"),
     ],
 )
@@ -371,5 +391,7 @@ def test_frame_libraries_are_not_imported_for_arrays() -> None:
         "list(batches_of(numpy.ones((2, 2)), batch_size=1));"
         "print([name for name in ('pandas', 'polars', 'sklearn') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -33,7 +33,9 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.kind = nn.Embedding(5, 3)
-        self.body = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 8, bias=False), nn.ReLU())
+        self.body = nn.Sequential(
+            nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 8, bias=False), nn.ReLU()
+        )
         self.head = nn.Linear(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -89,7 +91,9 @@ def test_an_opened_model_computes_the_same_and_its_head_is_found(
     model = as_module(load_exported(files[name]), rows)
     readout = Readout.find(model, rows)
     torch.testing.assert_close(model(rows), net(rows).detach())
-    torch.testing.assert_close(readout.logits(readout.represent(rows)).softmax(1).float(), net(rows).detach())
+    torch.testing.assert_close(
+        readout.logits(readout.represent(rows)).softmax(1).float(), net(rows).detach()
+    )
     assert (readout.width, readout.outputs, readout.link) == (8, 2, "softmax")
     assert readout.head.name == "head"
     assert readout.embedded_columns == (0,)
@@ -118,7 +122,9 @@ def test_an_opened_model_is_copied_and_sent_as_other_modules_are(
     model = as_module(files[name], rows)
     sent = pickle.loads(pickle.dumps(model))  # noqa: S301 - our own bytes
     torch.testing.assert_close(sent(rows), net(rows).detach())
-    torch.testing.assert_close(copy.deepcopy(model).double()(rows.double()).float(), net(rows).detach())
+    torch.testing.assert_close(
+        copy.deepcopy(model).double()(rows.double()).float(), net(rows).detach()
+    )
 
 
 def test_an_explainer_of_a_file_is_saved_and_loaded_with_the_file(
@@ -126,22 +132,30 @@ def test_an_explainer_of_a_file_is_saved_and_loaded_with_the_file(
 ) -> None:
     first = NObSP(as_module(load_exported(files["dynamic.pt2"]), rows), interactions=0).fit(rows)
     first.save(tmp_path / "kept.nobsp")
-    again = NObSP.load(tmp_path / "kept.nobsp", as_module(load_exported(files["dynamic.pt2"]), rows))
+    again = NObSP.load(
+        tmp_path / "kept.nobsp", as_module(load_exported(files["dynamic.pt2"]), rows)
+    )
     assert_same_to_rounding(again(rows).values, first(rows).values, within=SINGLE)
 
 
 @pytest.mark.parametrize("name", ["dynamic.pt2", "one row.pt2"])
 @pytest.mark.parametrize("kind", [np.asarray, pd.DataFrame, Tensor.tolist])
-def test_a_file_is_opened_with_rows_of_any_kind(files: dict[str, Path], rows: Tensor, name: str, kind: Any) -> None:
+def test_a_file_is_opened_with_rows_of_any_kind(
+    files: dict[str, Path], rows: Tensor, name: str, kind: Any
+) -> None:
     found = as_module(files[name], kind(rows))
     torch.testing.assert_close(found(rows), as_module(files[name], rows)(rows))
 
 
 def test_images_may_be_an_array(tmp_path: Path) -> None:
     images = np.random.default_rng(0).normal(size=(5, 1, 6, 6)).astype(np.float32)
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)).eval()
+    net = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)
+    ).eval()
     program = torch.export.export(net, (torch.from_numpy(images),), dynamic_shapes=ROWS)
-    torch.testing.assert_close(as_module(program, images)(torch.from_numpy(images)), net(torch.from_numpy(images)))
+    torch.testing.assert_close(
+        as_module(program, images)(torch.from_numpy(images)), net(torch.from_numpy(images))
+    )
 
 
 def test_a_file_of_another_kind_is_not_opened(tmp_path: Path, rows: Tensor) -> None:
@@ -170,7 +184,9 @@ def test_the_name_of_a_file_is_refused_with_the_way_to_open_it(
         explainer(closed(files["dynamic.pt2"])).fit(data)
 
 
-def test_the_graph_of_a_program_is_refused_with_the_way_to_open_it(files: dict[str, Path], rows: Tensor) -> None:
+def test_the_graph_of_a_program_is_refused_with_the_way_to_open_it(
+    files: dict[str, Path], rows: Tensor
+) -> None:
     graph = torch.export.load(files["dynamic.pt2"]).module()
     with pytest.raises(ValueError, match=r"no linear layer .*nobsp\.as_module\(model, rows\)"):
         NObSP(graph).fit(rows)
@@ -184,7 +200,9 @@ def test_weights_alone_are_refused_with_the_way_to_use_them(net: Net, rows: Tens
 
 def test_maps_of_an_opened_network_are_those_of_the_original() -> None:
     torch.manual_seed(0)
-    body = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 1), nn.SiLU())
+    body = nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 1), nn.SiLU()
+    )
     net = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)).eval()
     images = torch.randn(40, 1, 10, 10)
     expected = NObSPCam(net).fit(images)(images[:5])
@@ -195,7 +213,9 @@ def test_maps_of_an_opened_network_are_those_of_the_original() -> None:
 
 def test_a_convolution_that_is_the_head_is_found() -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    net = nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    ).eval()
     images = torch.randn(8, 1, 6, 6)
     model = as_module(torch.export.export(net, (images[:2],), dynamic_shapes=ROWS), images)
     assert Readout.find(model, images).head.name == "2"
@@ -207,7 +227,9 @@ def test_whole_numbers_are_codes_or_measurements_as_the_model_takes_them() -> No
     codes = as_module(torch.export.export(looked_up, (whole[:4],), dynamic_shapes=ROWS), whole)
     assert Readout.find(codes, whole).integer
     measured = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).eval()
-    numbers = as_module(torch.export.export(measured, (torch.zeros(4, 3),), dynamic_shapes=ROWS), whole)
+    numbers = as_module(
+        torch.export.export(measured, (torch.zeros(4, 3),), dynamic_shapes=ROWS), whole
+    )
     assert not Readout.find(numbers, whole).integer
 
 
@@ -245,7 +267,9 @@ def test_a_program_of_two_inputs_is_refused(rows: Tensor) -> None:
         as_module(torch.export.export(Two(), (rows[:4], rows[:4])), rows)
 
 
-def test_columns_that_do_not_fit_are_named_by_their_shape(files: dict[str, Path], rows: Tensor) -> None:
+def test_columns_that_do_not_fit_are_named_by_their_shape(
+    files: dict[str, Path], rows: Tensor
+) -> None:
     with pytest.raises(ValueError, match=r"cannot be run on input of shape \(80, 2\)"):
         as_module(files["dynamic.pt2"], rows[:, :2])
 
@@ -253,7 +277,9 @@ def test_columns_that_do_not_fit_are_named_by_their_shape(files: dict[str, Path]
 # ---------------------------------------------------------------------- what is in a file
 
 
-def test_kinds_of_files_are_told_by_their_content(files: dict[str, Path], net: Net, tmp_path: Path) -> None:
+def test_kinds_of_files_are_told_by_their_content(
+    files: dict[str, Path], net: Net, tmp_path: Path
+) -> None:
     import joblib
     from safetensors.torch import save_file
 
@@ -275,7 +301,9 @@ def test_kinds_of_files_are_told_by_their_content(files: dict[str, Path], net: N
 
 
 def test_scripts_are_refused_with_the_way_to_export(files: dict[str, Path], rows: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"script\.pt is not .* a TorchScript file; export .*torch\.export\.export"):
+    with pytest.raises(
+        ValueError, match=r"script\.pt is not .* a TorchScript file; export .*torch\.export\.export"
+    ):
         as_module(files["script.pt"], rows)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -314,12 +342,16 @@ def test_a_program_with_pickled_objects_is_not_loaded(
         return buffer.getvalue()
 
     harmful = rewritten(files["dynamic.pt2"], tmp_path / "trap.pt2", "sample_inputs/model.pt", trap)
-    with pytest.raises(ValueError, match=r"trap\.pt2 holds pickled sample inputs, which can run code"):
+    with pytest.raises(
+        ValueError, match=r"trap\.pt2 holds pickled sample inputs, which can run code"
+    ):
         load_exported(harmful)
     assert not Path("trap").exists()
 
 
-def test_a_program_that_calls_more_than_operators_is_not_loaded(files: dict[str, Path], tmp_path: Path) -> None:
+def test_a_program_that_calls_more_than_operators_is_not_loaded(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
     def call(content: bytes) -> bytes:
         return content.replace(b"torch.ops.aten.relu.default", b"torch.hub.load")
 
@@ -330,6 +362,8 @@ def test_a_program_that_calls_more_than_operators_is_not_loaded(files: dict[str,
 
 
 def test_damaged_files_are_one_clear_error(files: dict[str, Path], tmp_path: Path) -> None:
-    exported = rewritten(files["dynamic.pt2"], tmp_path / "bad.pt2", "models/model.json", lambda _: b"{")
+    exported = rewritten(
+        files["dynamic.pt2"], tmp_path / "bad.pt2", "models/model.json", lambda _: b"{"
+    )
     with pytest.raises(ValueError, match=r"bad\.pt2 cannot be read"):
         load_exported(exported)

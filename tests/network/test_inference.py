@@ -49,7 +49,10 @@ def state(model: nn.Module) -> dict[str, Any]:
         "flags": {name: part.training for name, part in model.named_modules()},
         "tensors": {name: value.clone() for name, value in model.state_dict().items()},
         "identity": {name: id(value) for name, value in model.state_dict(keep_vars=True).items()},
-        "grads": {name: (value.requires_grad, value.grad is None) for name, value in model.named_parameters()},
+        "grads": {
+            name: (value.requires_grad, value.grad is None)
+            for name, value in model.named_parameters()
+        },
         "homes": {name: (value.dtype, value.device) for name, value in model.state_dict().items()},
         "hooks": {
             name: [
@@ -67,7 +70,9 @@ def state(model: nn.Module) -> dict[str, Any]:
 def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
     for kind in before.keys() - {"tensors", "random"}:
         assert before[kind] == after[kind], kind
-    assert all(torch.equal(value, after["tensors"][name]) for name, value in before["tensors"].items())
+    assert all(
+        torch.equal(value, after["tensors"][name]) for name, value in before["tensors"].items()
+    )
     assert torch.equal(before["random"], after["random"])
 
 
@@ -84,7 +89,9 @@ def represent(model: Noisy, x: Tensor) -> None:
 
 @pytest.mark.parametrize("act", [find, represent])
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_model_is_untouched_by_a_visit(act: Callable[[Noisy, Tensor], None], mode: Callable[[], Any]) -> None:
+def test_model_is_untouched_by_a_visit(
+    act: Callable[[Noisy, Tensor], None], mode: Callable[[], Any]
+) -> None:
     model, x = prepared(), torch.randn(16, 4)
     before = state(model)
     with mode():

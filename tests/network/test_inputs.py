@@ -75,13 +75,23 @@ def test_a_dictionary_groups_columns_by_position_or_name(given_groups: dict[str,
         ({"a": ["age", "oslo", "rom"]}, ValueError, "did you mean 'rome'"),
         ({"a": [0, 1, True]}, TypeError, "by position or name, found True"),
         ({"a": [0, 1, 2.0]}, TypeError, "by position or name, found 2.0"),
-        ({"a": 0.5, "b": [0, 1, 2]}, TypeError, r"features\['a'\] must be a column or a list of columns, found 0.5"),
-        ({"a": None, "b": [0, 1, 2]}, TypeError, r"features\['a'\] must be a column or a list of columns, found None"),
+        (
+            {"a": 0.5, "b": [0, 1, 2]},
+            TypeError,
+            r"features\['a'\] must be a column or a list of columns, found 0.5",
+        ),
+        (
+            {"a": None, "b": [0, 1, 2]},
+            TypeError,
+            r"features\['a'\] must be a column or a list of columns, found None",
+        ),
         ({1: 0, "1": [1, 2]}, ValueError, "the name '1' twice"),
         ({"1": 0, 1: [1, 2]}, ValueError, "the name '1' twice"),
     ],
 )
-def test_impossible_features_are_refused_in_words(given_features: Any, kind: type[Exception], words: str) -> None:
+def test_impossible_features_are_refused_in_words(
+    given_features: Any, kind: type[Exception], words: str
+) -> None:
     with pytest.raises(kind, match=words):
         resolve_features(given_features, columns=3, names=NAMES)
 
@@ -106,7 +116,9 @@ FEATURES = Features(("age", "city"), ((0,), (1, 2)))
 
 def baseline(kind: Any, categories: frozenset[int] = frozenset({1})) -> list[float]:
     summary = summary_of(ROWS, [[0], [1, 2]])
-    found = resolve_baseline(kind, features=FEATURES, columns=3, summary=summary, categories=categories)
+    found = resolve_baseline(
+        kind, features=FEATURES, columns=3, summary=summary, categories=categories
+    )
     assert found.dtype == torch.float64
     return found.tolist()
 
@@ -152,7 +164,9 @@ def test_the_mean_is_taken_where_a_group_is_no_category() -> None:
         ({"age": object()}, TypeError, "must be numbers"),
     ],
 )
-def test_impossible_baselines_are_refused_in_words(kind: Any, error: type[Exception], words: str) -> None:
+def test_impossible_baselines_are_refused_in_words(
+    kind: Any, error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         baseline(kind)
 
@@ -160,11 +174,15 @@ def test_impossible_baselines_are_refused_in_words(kind: Any, error: type[Except
 def test_a_given_baseline_is_copied() -> None:
     mine = np.array([1.0, 2.0, 3.0])
     summary = summary_of(ROWS, [[0], [1, 2]])
-    found = resolve_baseline(mine, features=FEATURES, columns=3, summary=summary, categories=frozenset())
+    found = resolve_baseline(
+        mine, features=FEATURES, columns=3, summary=summary, categories=frozenset()
+    )
     found[0] = 9.0
     assert mine[0] == 1.0
     means = summary.mean.clone()
-    resolve_baseline("mean", features=FEATURES, columns=3, summary=summary, categories=frozenset())[0] = 9.0
+    resolve_baseline("mean", features=FEATURES, columns=3, summary=summary, categories=frozenset())[
+        0
+    ] = 9.0
     assert torch.equal(summary.mean, means)
 
 
@@ -194,7 +212,9 @@ def test_isolated_and_reference_inputs_make_up_the_rows(columns: int, data: st.D
     """X_S + X_(S) = X + baseline (B.2 to B.4), and the complement's isolated input is the reference."""
     chosen = data.draw(st.lists(st.integers(0, columns - 1), unique=True))
     others = [c for c in range(columns) if c not in chosen]
-    rows = torch.randn(7, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(columns))
+    rows = torch.randn(
+        7, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(columns)
+    )
     origin = torch.arange(columns, dtype=torch.float64)
     before = rows.clone()
     inside, outside = isolated(rows[:, chosen], origin, chosen), reference(rows, origin, chosen)

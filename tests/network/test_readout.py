@@ -28,7 +28,9 @@ class Residual(nn.Module):
         super().__init__()
         self.head = nn.Linear(16, 3)
         self.enter = nn.Linear(5, 16)
-        self.block = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16), nn.SiLU(), nn.Linear(16, 16))
+        self.block = nn.Sequential(
+            nn.LayerNorm(16), nn.Linear(16, 16), nn.SiLU(), nn.Linear(16, 16)
+        )
 
     def forward(self, x: Tensor) -> Any:
         h = self.enter(x)
@@ -75,12 +77,19 @@ class TwoHeads(nn.Module):
 
 
 def mlp(*, outputs: int = 3, bias: bool = True) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, outputs, bias=bias))
+    return nn.Sequential(
+        nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, outputs, bias=bias)
+    )
 
 
 def busy(activation: nn.Module) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(5, 16), nn.BatchNorm1d(16), activation, nn.Dropout(0.5), nn.LayerNorm(16), nn.Linear(16, 2)
+        nn.Linear(5, 16),
+        nn.BatchNorm1d(16),
+        activation,
+        nn.Dropout(0.5),
+        nn.LayerNorm(16),
+        nn.Linear(16, 2),
     )
 
 
@@ -93,7 +102,9 @@ def assert_reads(model: nn.Module, x: Tensor, logits: Tensor, **options: Any) ->
     readout = Readout.find(model, rows(), **options)
     z = readout.represent(x)
     assert z.shape == (len(x), readout.width)
-    torch.testing.assert_close(readout.logits(z).float(), logits.reshape(len(x), -1).float(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        readout.logits(z).float(), logits.reshape(len(x), -1).float(), atol=1e-5, rtol=1e-5
+    )
     return readout
 
 
@@ -203,7 +214,16 @@ class Pair(NamedTuple):
         lambda y: Pair(y, y.exp()),
         lambda y: (y.softmax(1), y),
     ],
-    ids=["logits key", "other key", "tuple", "list", "dataclass", "plain dataclass", "namedtuple", "twice"],
+    ids=[
+        "logits key",
+        "other key",
+        "tuple",
+        "list",
+        "dataclass",
+        "plain dataclass",
+        "namedtuple",
+        "twice",
+    ],
 )
 def test_logits_are_found_in_structured_outputs(finish: Callable[[Tensor], Any]) -> None:
     model = Wrapped(finish)
@@ -270,7 +290,9 @@ def test_one_of_several_heads_is_chosen_by_name_or_module(name: str, outputs: in
 
 
 def test_several_heads_without_a_choice_are_listed() -> None:
-    with pytest.raises(ValueError, match=r"2 heads: 'heads.price', 'heads.colour'; choose one, e.g. head="):
+    with pytest.raises(
+        ValueError, match=r"2 heads: 'heads.price', 'heads.colour'; choose one, e.g. head="
+    ):
         Readout.find(TwoHeads(), rows())
     with pytest.raises(ValueError, match="head names a container with 2 heads"):
         Readout.find(TwoHeads(), rows(), head="heads")
@@ -279,7 +301,9 @@ def test_several_heads_without_a_choice_are_listed() -> None:
 def test_a_container_means_the_head_inside_it() -> None:
     model = nn.Sequential()
     model.add_module("body", nn.Linear(5, 8))
-    model.add_module("classifier", nn.Sequential(nn.Dropout(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)))
+    model.add_module(
+        "classifier", nn.Sequential(nn.Dropout(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+    )
     assert Readout.find(model, rows(), head="classifier").head.name == "classifier.3"
 
 
@@ -305,7 +329,11 @@ def test_a_head_that_cannot_be_one_is_refused(head: Any, error: type[Exception],
 @pytest.mark.parametrize("size", [1, 4])
 def test_pointwise_convolution_before_average_pooling_is_a_head(size: int) -> None:
     model = nn.Sequential(
-        nn.Conv2d(2, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        nn.Conv2d(2, 6, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(6, 3, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
     )
     images = torch.randn(8, 2, size, size)
     readout = Readout.find(model, images)
@@ -315,7 +343,9 @@ def test_pointwise_convolution_before_average_pooling_is_a_head(size: int) -> No
 
 
 def test_pointwise_convolution_over_a_sequence_is_a_head() -> None:
-    model = nn.Sequential(nn.Conv1d(2, 6, 1), nn.ReLU(), nn.Conv1d(6, 3, 1, bias=False), nn.AdaptiveAvgPool1d(1))
+    model = nn.Sequential(
+        nn.Conv1d(2, 6, 1), nn.ReLU(), nn.Conv1d(6, 3, 1, bias=False), nn.AdaptiveAvgPool1d(1)
+    )
     x = torch.randn(8, 2, 7)
     readout = Readout.find(model, x)
     torch.testing.assert_close(readout.logits(readout.represent(x)).float(), model(x).squeeze(-1))
@@ -329,7 +359,9 @@ def test_a_nonlinearity_between_convolution_and_pooling_is_refused() -> None:
 
 @pytest.mark.parametrize("finish", [nn.Softplus(), torch.exp, lambda y: y * 1.01, torch.tanh])
 def test_a_model_that_goes_on_after_its_head_is_refused(finish: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises(ValueError, match=r"not W z \+ b of any linear layer: the closest is 'head'"):
+    with pytest.raises(
+        ValueError, match=r"not W z \+ b of any linear layer: the closest is 'head'"
+    ):
         Readout.find(Wrapped(finish), rows())
 
 
@@ -381,13 +413,17 @@ def test_uninitialised_lazy_layers_are_refused_and_initialised_ones_work() -> No
 
 
 def test_parametrized_head_is_read_through_its_parametrization() -> None:
-    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.utils.parametrizations.weight_norm(nn.Linear(8, 2)))
+    model = nn.Sequential(
+        nn.Linear(5, 8), nn.ReLU(), nn.utils.parametrizations.weight_norm(nn.Linear(8, 2))
+    )
     x = rows()
     assert_reads(model, x, model(x))
 
 
 def test_spectral_norm_is_not_advanced() -> None:
-    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.utils.parametrizations.spectral_norm(nn.Linear(8, 2)))
+    model = nn.Sequential(
+        nn.Linear(5, 8), nn.ReLU(), nn.utils.parametrizations.spectral_norm(nn.Linear(8, 2))
+    )
     before = {name: value.clone() for name, value in model.train().state_dict().items()}
     Readout.find(model, rows())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -455,7 +491,9 @@ def test_integer_input_stays_integer_where_the_model_takes_integers() -> None:
     readout = Readout.find(model, codes)
     assert readout.integer
     assert readout.embedded_columns == (0, 1, 2)
-    assert_same_to_rounding(readout.represent(codes), readout.represent(codes.double()), within=SINGLE)
+    assert_same_to_rounding(
+        readout.represent(codes), readout.represent(codes.double()), within=SINGLE
+    )
     with pytest.raises(ValueError, match="the model takes integers"):
         readout.represent(codes + 0.5)
 
@@ -465,7 +503,9 @@ def test_whole_numbers_go_to_a_float_model_as_floats() -> None:
     table = torch.randint(0, 9, (16, 5))
     readout = Readout.find(model, table)
     assert not readout.integer
-    assert_same_to_rounding(readout.represent(table), readout.represent(table.float()), within=SINGLE)
+    assert_same_to_rounding(
+        readout.represent(table), readout.represent(table.float()), within=SINGLE
+    )
 
 
 def test_rows_are_brought_to_the_models_precision() -> None:
@@ -489,7 +529,9 @@ def test_half_precision_runs_or_says_why_not(dtype: torch.dtype) -> None:
     torch.testing.assert_close(readout.logits(z).to(dtype), expected, rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize("message", ["\"addmm\" not implemented for 'Half'", "could not create a primitive"])
+@pytest.mark.parametrize(
+    "message", ["\"addmm\" not implemented for 'Half'", "could not create a primitive"]
+)
 def test_an_operation_missing_in_half_precision_is_explained(message: str) -> None:
     def finish(y: Tensor) -> Tensor:
         raise RuntimeError(message)
@@ -507,7 +549,9 @@ def test_a_model_that_is_its_own_head_is_read() -> None:
 
 
 def test_another_number_of_columns_is_explained() -> None:
-    with pytest.raises(ValueError, match=r"the model cannot take rows with 4 columns .*it was trained on"):
+    with pytest.raises(
+        ValueError, match=r"the model cannot take rows with 4 columns .*it was trained on"
+    ):
         Readout.find(mlp(), torch.randn(8, 4))
     with pytest.raises(ValueError, match="the model cannot take rows with 6 columns"):
         Readout.find(mlp(), rows()).represent(torch.randn(8, 6))
@@ -586,7 +630,9 @@ def test_threads_do_not_mix_their_captures() -> None:
     def work(number: int) -> None:
         start.wait()
         for _ in range(50):
-            if not torch.allclose(readout.represent(inputs[number]), expected[number], rtol=SINGLE, atol=SINGLE):
+            if not torch.allclose(
+                readout.represent(inputs[number]), expected[number], rtol=SINGLE, atol=SINGLE
+            ):
                 wrong.append(number)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(len(inputs))]
@@ -605,7 +651,8 @@ def test_one_context_serves_several_threads() -> None:
     got: dict[str, Tensor] = {}
     with readout.running() as represent:
         threads = [
-            threading.Thread(target=lambda k=key, x=x: got.update({k: represent(x)})) for key, x in (("a", a), ("b", b))
+            threading.Thread(target=lambda k=key, x=x: got.update({k: represent(x)}))
+            for key, x in (("a", a), ("b", b))
         ]
         for thread in threads:
             thread.start()

@@ -24,16 +24,22 @@ def baseline(summary: Summary, kind: str) -> torch.Tensor:
     features = Features(tuple(f"x{k}" for k in range(len(groups))), groups)
     columns = sum(map(len, groups))
     every = frozenset(range(len(groups))) if kind == "mode" else frozenset()
-    return resolve_baseline(kind, features=features, columns=columns, summary=summary, categories=every)
+    return resolve_baseline(
+        kind, features=features, columns=columns, summary=summary, categories=every
+    )
 
 
 def mixed(rows: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return np.column_stack([rng.normal(5, 2, rows), rng.integers(0, 4, rows), rng.integers(0, 2, rows) * 2.5 - 1])
+    return np.column_stack(
+        [rng.normal(5, 2, rows), rng.integers(0, 4, rows), rng.integers(0, 2, rows) * 2.5 - 1]
+    )
 
 
 @given(st.integers(2, 200), st.integers(1, 70), st.integers(0, 1000))
-def test_means_ranges_and_levels_are_those_of_the_whole_table(rows: int, size: int, seed: int) -> None:
+def test_means_ranges_and_levels_are_those_of_the_whole_table(
+    rows: int, size: int, seed: int
+) -> None:
     X = mixed(rows, seed)
     summary = summary_of(X, size=size)
     assert summary.rows == rows
@@ -51,7 +57,9 @@ def test_means_ranges_and_levels_are_those_of_the_whole_table(rows: int, size: i
 
 def test_groups_have_levels_of_their_own() -> None:
     rng = np.random.default_rng(0)
-    X = np.column_stack([rng.standard_normal(500), np.eye(3)[rng.choice(3, 500, p=[0.2, 0.5, 0.3])]])
+    X = np.column_stack(
+        [rng.standard_normal(500), np.eye(3)[rng.choice(3, 500, p=[0.2, 0.5, 0.3])]]
+    )
     summary = summary_of(X, groups=[[0], [1, 2, 3]])
     assert 0 not in summary.levels
     values, counts = summary.levels[1]
@@ -84,7 +92,9 @@ def test_whole_numbers_and_single_precision_are_summed_in_double() -> None:
     X = np.full((3, 1), 16_777_217, dtype=np.int64)
     assert summary_of(X).mean == 16_777_217.0
     tenths = np.full((100_000, 1), 0.1, dtype=np.float32)
-    assert float(summary_of(tenths, size=1000).mean) == pytest.approx(float(np.float32(0.1)), rel=SUMS)
+    assert float(summary_of(tenths, size=1000).mean) == pytest.approx(
+        float(np.float32(0.1)), rel=SUMS
+    )
 
 
 def test_a_sample_of_a_large_table_is_fair() -> None:
@@ -154,9 +164,14 @@ def test_levels_that_are_many_together_are_forgotten_when_merged() -> None:
     assert 0 not in a.merge(b).levels
 
 
-@pytest.mark.parametrize("sizes", [(20_000, 60_000), (60_000, 20_000), (200, 40_000), (40_000, 200)])
+@pytest.mark.parametrize(
+    "sizes", [(20_000, 60_000), (60_000, 20_000), (200, 40_000), (40_000, 200)]
+)
 def test_a_merged_sample_holds_each_table_by_its_size(sizes: tuple[int, int]) -> None:
-    a, b = (summary_of(np.full((rows, 1), value), size=8000) for rows, value in zip(sizes, (0.0, 1.0), strict=True))
+    a, b = (
+        summary_of(np.full((rows, 1), value), size=8000)
+        for rows, value in zip(sizes, (0.0, 1.0), strict=True)
+    )
     sample = a.merge(b).sample
     assert len(sample) == SAMPLE_ROWS
     assert float(sample.mean()) == pytest.approx(sizes[1] / sum(sizes), abs=0.011)

@@ -46,7 +46,9 @@ def table() -> np.ndarray:
 def known(table: np.ndarray) -> NObSP:
     """An explainer of functions that are known."""
     names = ["age", "income", "rooms"]
-    return NObSP(Known(), features=names, output_names=["price"], interactions=[("age", "income")]).fit(table)
+    return NObSP(
+        Known(), features=names, output_names=["price"], interactions=[("age", "income")]
+    ).fit(table)
 
 
 @pytest.fixture(scope="session")

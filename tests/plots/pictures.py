@@ -14,7 +14,11 @@ from tests.plots.subjects import Known, account, rows_of_known
 
 def explainer(outputs=1, rows=400, **options):
     names, pair = ["age", "income", "rooms"], ("age", "income")
-    settled = {"features": names, "interactions": [pair], "output_names": ["price", "risk"][:outputs]}
+    settled = {
+        "features": names,
+        "interactions": [pair],
+        "output_names": ["price", "risk"][:outputs],
+    }
     return NObSP(Known(outputs), **settled | options).fit(rows_of_known(rows))
 
 
@@ -68,7 +72,11 @@ def series(**options):
 
     X = torch.from_numpy(np.random.default_rng(0).normal(size=(200, 12, 2)))
     parts = {f"{t}, {c}": ("series", slice(t, t + 3), c) for c in (0, 1) for t in (0, 3, 6, 9)}
-    options = {"features": parts, "interactions": [("3, 0", "9, 1")], "output_names": ["risk"]} | options
+    options = {
+        "features": parts,
+        "interactions": [("3, 0", "9, 1")],
+        "output_names": ["risk"],
+    } | options
     return NObSP(Watch(), background=8, **options).fit({"series": X})({"series": X})
 
 
@@ -80,8 +88,15 @@ def health():
     terms = tuple(TermHealth((name,), 3, share) for name, share in (("age", 0.4), ("rooms", 0.004)))
     findings = (
         Finding("note", "constant", "income", "No term that contains it varies."),
-        Finding("error", "worse_than_mean", "risk", "Held-out R² is -0.100: worse than the mean. Do not use it."),
-        Finding("warning", "dependent", "rooms", "It goes along with 'age': group them as one feature."),
+        Finding(
+            "error",
+            "worse_than_mean",
+            "risk",
+            "Held-out R² is -0.100: worse than the mean. Do not use it.",
+        ),
+        Finding(
+            "warning", "dependent", "rooms", "It goes along with 'age': group them as one feature."
+        ),
     )
     return plots.health(Health(findings, terms, (0.971, -0.1), (0.985, 0.3), 0.02, 400, 12))
 
@@ -105,7 +120,9 @@ def cam_grid():
     model = nn.Sequential(body, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
     cam = NObSPCam(model, coefficients="head", output_names=["square", "dark"]).fit(0.5 * images())
     kinds = ("contrast", "positive", "negative", "signed")
-    return plots.cam_grid(cam(images()[:2], target=0), images()[:2], kinds=kinds, labels=["square", "dark"])
+    return plots.cam_grid(
+        cam(images()[:2], target=0), images()[:2], kinds=kinds, labels=["square", "dark"]
+    )
 
 
 def hits(space):

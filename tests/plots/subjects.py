@@ -22,7 +22,12 @@ def account(rows: int = 120, *, outputs: int = 1) -> Explanation:
         }
     )
     age, income = (data["age"].to_numpy() - 50) / 15, data["income"].to_numpy()
-    single = [np.abs(age), np.log(income), np.where(data["city"] == "Oslo", -0.6, 0.6), 0.05 * data["noise"].to_numpy()]
+    single = [
+        np.abs(age),
+        np.log(income),
+        np.where(data["city"] == "Oslo", -0.6, 0.6),
+        0.05 * data["noise"].to_numpy(),
+    ]
     values = np.stack([*single, 0.8 * age * (income > 1)], axis=1)
     values -= values.mean(0)
     sizes = np.array([1.0, -0.5, 2.0])[:outputs]
@@ -52,7 +57,9 @@ class Known(nn.Module):
         super().__init__()
         self.head = nn.Linear(5, outputs, bias=True, dtype=torch.float64)
         with torch.no_grad():
-            self.head.weight.copy_(torch.tensor([[1.0, 1.0, 0.5, 1.0, 0.0], [0.0, 0.0, 0.0, -1.0, 0.0]])[:outputs])
+            self.head.weight.copy_(
+                torch.tensor([[1.0, 1.0, 0.5, 1.0, 0.0], [0.0, 0.0, 0.0, -1.0, 0.0]])[:outputs]
+            )
             self.head.bias.fill_(1.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,9 @@ from tests.plots.pictures import series
 
 def bars_of(ax):
     """Start and width of each bar, from top to bottom."""
-    return sorted(((bar.get_y(), bar.get_x(), bar.get_width()) for bar in ax.patches), key=lambda bar: bar[0])
+    return sorted(
+        ((bar.get_y(), bar.get_x(), bar.get_width()) for bar in ax.patches), key=lambda bar: bar[0]
+    )
 
 
 def labels_of(ax):
@@ -84,7 +86,11 @@ def test_a_group_of_columns_is_told_by_the_level_it_has():
 
 
 def test_a_residual_that_is_not_known_is_said_to_be_so(ex):
-    unknown = replace(ex, residual=np.full_like(ex.residual, np.nan), predictions=np.full_like(ex.residual, np.nan))
+    unknown = replace(
+        ex,
+        residual=np.full_like(ex.residual, np.nan),
+        predictions=np.full_like(ex.residual, np.nan),
+    )
     ax = plots.waterfall(unknown, row=5)
     assert labels_of(ax)[-2] == "residual"
     assert any("not known" in text.get_text() for text in ax.texts)
@@ -152,7 +158,12 @@ def test_chosen_rows_keep_their_labels(ex):
         (["Ada", "Bob", "Cy"], ("Ada", 1), ValueError, "no row"),
         (["Ada", "Bob", "Cy"], None, ValueError, "no row None"),
         (["Ada", "Bob", "Cy"], ["Ada"], TypeError, "position or label of one row"),
-        ([10, 20, 30], 20, IndexError, r"there are 3; for the label pass row=ex\.data\.index\.get_loc\(20\)"),
+        (
+            [10, 20, 30],
+            20,
+            IndexError,
+            r"there are 3; for the label pass row=ex\.data\.index\.get_loc\(20\)",
+        ),
         ([10, 20, 30], 20.0, TypeError, "row must be the position of one row"),
         (["Ada", "Bob", "Cy"], 3, IndexError, "there are 3"),
     ],
@@ -194,7 +205,9 @@ def test_bars_of_the_ledger_are_the_shares(several):
 
 
 def test_the_ledger_tells_every_residual_in_words(several):
-    said = [text.get_text() for text in plots.ledger(several).texts if "residual" in text.get_text()]
+    said = [
+        text.get_text() for text in plots.ledger(several).texts if "residual" in text.get_text()
+    ]
     assert len(said) == 3
 
 

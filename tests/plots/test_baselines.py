@@ -23,7 +23,8 @@ DRAWN_WITH = "3.11."
 TOLERANCE = 1.5
 
 pytestmark = pytest.mark.skipif(
-    not mpl.__version__.startswith(DRAWN_WITH), reason=f"the images were drawn with matplotlib {DRAWN_WITH}x"
+    not mpl.__version__.startswith(DRAWN_WITH),
+    reason=f"the images were drawn with matplotlib {DRAWN_WITH}x",
 )
 
 
@@ -54,7 +55,9 @@ def test_it_looks_as_it_did(plot, tmp_path):
 )
 def test_a_missing_part_is_noticed(plot, part, tmp_path):
     kept = BASELINE / f"{plot.__name__}.png"
-    assert compare_images(kept, drawn(plot, tmp_path / kept.name, without=part), TOLERANCE) is not None
+    assert (
+        compare_images(kept, drawn(plot, tmp_path / kept.name, without=part), TOLERANCE) is not None
+    )
 
 
 def test_images_are_small():

@@ -40,7 +40,9 @@ def pipeline():
         }
     )
     y = (X["city"] == "Rome") + 0.02 * X["age"] + 0.1 * X["rooms"]
-    encode = make_column_transformer((OneHotEncoder(), ["city"]), (StandardScaler(), ["age", "rooms"]))
+    encode = make_column_transformer(
+        (OneHotEncoder(), ["city"]), (StandardScaler(), ["age", "rooms"])
+    )
     network = MLPRegressor(hidden_layer_sizes=(8,), max_iter=60, random_state=0, tol=0.1).fit(
         encode.fit_transform(X), y
     )
@@ -72,7 +74,9 @@ def test_the_baseline_is_marked(known, table):
 
 def test_the_baseline_of_a_pipeline_is_marked_in_the_callers_units(pipeline):
     X, explainer = pipeline
-    [number], [level] = (with_gid(plots.curves(explainer, name), "baseline") for name in ("age", "city"))
+    [number], [level] = (
+        with_gid(plots.curves(explainer, name), "baseline") for name in ("age", "city")
+    )
     assert number.get_xdata()[0] == pytest.approx(X["age"].mean())
     assert level.get_xdata()[0] == 0  # Oslo, the most frequent
 
@@ -159,14 +163,19 @@ def test_the_truth_is_shifted_to_the_curve_but_not_bent(known, table):
 
 def test_the_truth_of_a_category_is_asked_by_level(pipeline):
     _, explainer = pipeline
-    ax = plots.curves(explainer, "city", truth={"city": lambda levels: [len(level) for level in levels]})
+    ax = plots.curves(
+        explainer, "city", truth={"city": lambda levels: [len(level) for level in levels]}
+    )
     [line] = with_gid(ax, "truth")
     assert np.diff(line.get_ydata()) == pytest.approx([1, -1])  # Oslo, Paris, Rome
 
 
 @pytest.mark.parametrize(
     ("truth", "message"),
-    [({"agee": np.abs}, "did you mean 'age'"), ({"age": lambda x: 0.0}, r"truth of 'age' gives shape \(\)")],
+    [
+        ({"agee": np.abs}, "did you mean 'age'"),
+        ({"age": lambda x: 0.0}, r"truth of 'age' gives shape \(\)"),
+    ],
 )
 def test_a_truth_that_does_not_fit_is_an_error(known, truth, message):
     with pytest.raises(ValueError, match=message):
@@ -250,9 +259,13 @@ def drawn_numbers(ax):
 def test_an_explainer_its_explanation_and_its_compiled_form_draw_the_same(known, table):
     own = drawn_numbers(plots.curves(known, "age", data=table))
     for same in (known(table), known.compile()):
-        for mine, theirs in zip(own, drawn_numbers(plots.curves(same, "age", data=table)), strict=True):
+        for mine, theirs in zip(
+            own, drawn_numbers(plots.curves(same, "age", data=table)), strict=True
+        ):
             assert np.array_equal(mine, theirs)
-    assert [ax.get_xlabel() for ax in plots.curves(known.compile())] == [ax.get_xlabel() for ax in plots.curves(known)]
+    assert [ax.get_xlabel() for ax in plots.curves(known.compile())] == [
+        ax.get_xlabel() for ax in plots.curves(known)
+    ]
 
 
 class Product(nn.Module):
@@ -303,7 +316,9 @@ def test_what_is_not_there_is_an_error_that_says_what_is(known, arguments, messa
 
 
 def test_a_group_of_numbers_has_no_curve(table):
-    explainer = NObSP(nn.Linear(3, 1).double(), features={"place": [0, 1], "rooms": 2}, interactions=0).fit(table)
+    explainer = NObSP(
+        nn.Linear(3, 1).double(), features={"place": [0, 1], "rooms": 2}, interactions=0
+    ).fit(table)
     assert len(plots.curves(explainer)) == 1
     with pytest.raises(ValueError, match="'place' is no function of one column"):
         plots.curves(explainer, "place")
@@ -312,6 +327,8 @@ def test_a_group_of_numbers_has_no_curve(table):
 def test_a_constant_column_is_drawn(table):
     X = np.column_stack([table[:, 0], np.full(len(table), 4.0)])
     torch.manual_seed(0)
-    explainer = NObSP(nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)).double(), interactions=0).fit(X)
+    explainer = NObSP(
+        nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)).double(), interactions=0
+    ).fit(X)
     axes = plots.curves(explainer)
     assert len(axes) == 2

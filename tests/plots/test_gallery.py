@@ -12,8 +12,15 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTA
 
 
 def plots_called() -> set[str]:
-    calls = [node for block in BLOCKS for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Attribute)]
-    return {node.attr for node in calls if isinstance(node.value, ast.Name) and node.value.id == "plots"}
+    calls = [
+        node
+        for block in BLOCKS
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.Attribute)
+    ]
+    return {
+        node.attr for node in calls if isinstance(node.value, ast.Name) and node.value.id == "plots"
+    }
 
 
 def test_every_plot_is_in_the_gallery() -> None:

@@ -24,7 +24,8 @@ def sick(terms=4, findings=2):
     severities = ("note", "warning", "error")
     return Health(
         findings=tuple(
-            Finding(severities[k % 3], "worry", f"feature {k}", f"Worry number {k}. " * 12) for k in range(findings)
+            Finding(severities[k % 3], "worry", f"feature {k}", f"Worry number {k}. " * 12)
+            for k in range(findings)
         ),
         terms=tuple(TermHealth((f"feature {k}",), 3, 10.0 ** -(k % 4)) for k in range(terms)),
         explained=(0.93, 0.7),
@@ -65,7 +66,9 @@ def test_a_negative_share_is_drawn_at_zero_and_told():
 
 def test_findings_stand_below_errors_first():
     words = plots.health(sick(findings=3)).get_xlabel()
-    places = [words.index(word) for word in ("error: feature 2", "warning: feature 1", "note: feature 0")]
+    places = [
+        words.index(word) for word in ("error: feature 2", "warning: feature 1", "note: feature 0")
+    ]
     assert places == sorted(places)
     assert max(map(len, words.splitlines())) < 110
 
@@ -84,7 +87,9 @@ def test_of_many_terms_the_least_well_off_are_shown():
 def test_a_cam_tells_what_its_channels_carry():
     torch.manual_seed(0)
     body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    cam = NObSPCam(nn.Sequential(body, nn.Linear(4, 3)), output_names=["a", "b", "c"]).fit(torch.randn(40, 1, 8, 8))
+    cam = NObSPCam(nn.Sequential(body, nn.Linear(4, 3)), output_names=["a", "b", "c"]).fit(
+        torch.randn(40, 1, 8, 8)
+    )
     ax = plots.health(cam)
     assert sorted(names_of(ax)) == ["a", "b", "c"]
     assert shares_of(ax) == pytest.approx(np.sort(cam.health().explained))

@@ -24,7 +24,9 @@ def test_bars_are_total_effects_and_diamonds_main_effects(ex):
     total = dict(zip(ex.feature_names, np.abs(ex.total()[:, :, 0]).mean(0), strict=True))
     names = names_of(ax)
     assert names == [*sorted(total, key=lambda name: -total[name]), "residual"]
-    assert [bar.get_width() for bar in ax.patches][:4] == pytest.approx([total[name] for name in names[:4]])
+    assert [bar.get_width() for bar in ax.patches][:4] == pytest.approx(
+        [total[name] for name in names[:4]]
+    )
     [diamonds] = [line for line in ax.lines if line.get_gid() == "main"]
     assert diamonds.get_xdata() == pytest.approx([main[name] for name in names[:4]])
 
@@ -39,7 +41,10 @@ def test_the_residual_stands_below_the_features(ex):
 
 def test_a_feature_that_acts_only_with_another_is_not_left_out(ex):
     values = ex.values.copy()
-    values[:, 0], values[:, 4] = 0.0, 3 * values[:, 4]  # age has no function of its own, only the pair
+    values[:, 0], values[:, 4] = (
+        0.0,
+        3 * values[:, 4],
+    )  # age has no function of its own, only the pair
     ax = plots.importance(replace(ex, values=values), max_display=2)
     assert names_of(ax) == ["income", "age", "residual"]
 
@@ -53,7 +58,9 @@ def test_without_interactions_there_are_no_diamonds(ex):
 def test_bars_of_several_outputs_are_stacked(several):
     ax = plots.importance(several)
     first = [bar for bar in ax.patches if bar.get_y() < 0]
-    assert [bar.get_x() for bar in first] == pytest.approx(np.cumsum([0, *(bar.get_width() for bar in first[:-1])]))
+    assert [bar.get_x() for bar in first] == pytest.approx(
+        np.cumsum([0, *(bar.get_width() for bar in first[:-1])])
+    )
     assert {bar.get_hatch() for bar in first} == {"", "////", "...."}
     alone = plots.importance(several, output="risk")
     assert alone.get_xlabel() == "mean |contribution| to risk"
@@ -71,27 +78,38 @@ def test_more_outputs_than_can_be_told_apart_are_summed(ex):
     )
     ax = plots.importance(many)
     assert "12 outputs" in ax.get_xlabel()
-    assert ax.patches[0].get_width() == pytest.approx(12 * plots.importance(ex).patches[0].get_width())
+    assert ax.patches[0].get_width() == pytest.approx(
+        12 * plots.importance(ex).patches[0].get_width()
+    )
 
 
 def test_an_explainer_is_measured_on_its_calibration_rows_with_the_network_or_without(two_outputs):
     table = two_outputs.importance("total")
     expected = {
         name: size
-        for name, output, size in zip(table["feature"], table["output"], table["importance"], strict=True)
+        for name, output, size in zip(
+            table["feature"], table["output"], table["importance"], strict=True
+        )
         if output == "risk"
     }
     for what in (two_outputs, two_outputs.compile()):
         ax = plots.importance(what, output="risk")
-        assert [bar.get_width() for bar in ax.patches] == pytest.approx([expected[name] for name in names_of(ax)])
+        assert [bar.get_width() for bar in ax.patches] == pytest.approx(
+            [expected[name] for name in names_of(ax)]
+        )
 
 
 def test_rows_that_could_not_be_run_are_left_aside(ex):
     values, residual = ex.values.copy(), ex.residual.copy()
     values[3, 0], residual[3] = np.nan, np.nan
-    gaps, others = replace(ex, values=values, residual=residual), ex[[k for k in range(len(ex)) if k != 3]]
+    gaps, others = (
+        replace(ex, values=values, residual=residual),
+        ex[[k for k in range(len(ex)) if k != 3]],
+    )
     for plot in (plots.importance, plots.ledger):
-        widths, expected = ([bar.get_width() for bar in plot(what).patches] for what in (gaps, others))
+        widths, expected = (
+            [bar.get_width() for bar in plot(what).patches] for what in (gaps, others)
+        )
         assert widths == pytest.approx(expected)
     assert names_of(plots.beeswarm(gaps))[-1] == "residual"
 

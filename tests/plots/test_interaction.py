@@ -35,7 +35,9 @@ def mixed():
     )
     X = X[(X["city"] != "Rome") | (X["wage"] != "year")]
     y = (X["city"] == "Rome") * (X["wage"] == "hour") + 0.02 * X["age"] * (X["city"] == "Oslo")
-    encode = make_column_transformer((OneHotEncoder(), ["city", "wage"]), (StandardScaler(), ["age"]))
+    encode = make_column_transformer(
+        (OneHotEncoder(), ["city", "wage"]), (StandardScaler(), ["age"])
+    )
     network = MLPRegressor(hidden_layer_sizes=(16,), max_iter=80, random_state=0, tol=0.01)
     model = make_pipeline(encode, network).fit(X, y)
     return X, NObSP(model, interactions=[("city", "wage"), ("city", "age")]).fit(X)
@@ -50,8 +52,15 @@ def test_the_surface_is_the_pairs_contribution(known):
 
 
 def test_the_first_feature_runs_along_the_bottom(known):
-    ax, turned = plots.interaction(known, ("age", "income")), plots.interaction(known, ("income", "age"))
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("age", "income") == (turned.get_ylabel(), turned.get_xlabel())
+    ax, turned = (
+        plots.interaction(known, ("age", "income")),
+        plots.interaction(known, ("income", "age")),
+    )
+    assert (
+        (ax.get_xlabel(), ax.get_ylabel())
+        == ("age", "income")
+        == (turned.get_ylabel(), turned.get_xlabel())
+    )
     assert surface_of(ax)[2].filled(9) == pytest.approx(surface_of(turned)[2].filled(9).T)
 
 
@@ -59,7 +68,9 @@ def test_places_without_rows_are_masked_and_places_with_rows_are_not(known, tabl
     x, y, surface = surface_of(plots.interaction(known, ("age", "income")))
     masked = np.ma.getmaskarray(surface)
     wide, high = np.ptp(x), np.ptp(y)
-    away = np.hypot((x[..., None] - table[:, 0]) / wide, (y[..., None] - table[:, 1]) / high).min(-1)
+    away = np.hypot((x[..., None] - table[:, 0]) / wide, (y[..., None] - table[:, 1]) / high).min(
+        -1
+    )
     assert masked[away > 0.08].all()
     assert not masked[away < 0.02].any()
     assert 0.1 < masked.mean() < 0.9
@@ -94,7 +105,10 @@ def test_two_categories_are_cells_with_numbers_and_the_empty_one_is_masked(mixed
     assert masked[2, 1]  # year, Rome
     expected = explainer(X)[:, ("city", "wage")]
     for row in range(20):
-        down, right = ["hour", "month", "year"].index(X.iloc[row]["wage"]), ["Oslo", "Rome"].index(X.iloc[row]["city"])
+        down, right = (
+            ["hour", "month", "year"].index(X.iloc[row]["wage"]),
+            ["Oslo", "Rome"].index(X.iloc[row]["city"]),
+        )
         assert surface[down, right] == pytest.approx(expected.values[row, 0, 0])
     assert len(ax.texts) == 5
 
@@ -120,7 +134,10 @@ def test_an_output_has_to_be_chosen(two_outputs):
 @pytest.mark.parametrize(
     ("pair", "message"),
     [
-        (("age", "rooms"), r"the pair \('age', 'rooms'\) was not fitted; fitted are \('age', 'income'\)"),
+        (
+            ("age", "rooms"),
+            r"the pair \('age', 'rooms'\) was not fitted; fitted are \('age', 'income'\)",
+        ),
         (("age", "incme"), "no feature 'incme'; did you mean 'income'"),
         ("age", "pair must be two features"),
         (("age", "income", "rooms"), "pair must be two features"),
@@ -139,7 +156,9 @@ def cells_of(ax):
     right = [label.get_text() for label in ax.get_xticklabels()]
     down = [label.get_text() for label in ax.get_yticklabels()]
     return {
-        frozenset((right[int(text.get_position()[0])], down[int(text.get_position()[1])])): float(text.get_text())
+        frozenset((right[int(text.get_position()[0])], down[int(text.get_position()[1])])): float(
+            text.get_text()
+        )
         for text in ax.texts
     }
 
@@ -156,7 +175,11 @@ def test_every_pair_has_its_strength_in_percent(screened):
 
 def test_fitted_pairs_are_framed_with_the_network_and_without(screened):
     for what in (screened, screened.compile()):
-        frames = [patch for patch in plots.interaction_matrix(what).patches if isinstance(patch, Rectangle)]
+        frames = [
+            patch
+            for patch in plots.interaction_matrix(what).patches
+            if isinstance(patch, Rectangle)
+        ]
         assert [frame.get_gid() for frame in frames] == ["fitted"]
 
 

@@ -44,7 +44,10 @@ def test_long_names_keep_their_beginning_and_their_end():
 
 
 def test_long_names_that_differ_in_the_middle_show_where():
-    names = [f"the reading of station number {k:03d}, taken in the morning, in degrees" for k in (17, 117)]
+    names = [
+        f"the reading of station number {k:03d}, taken in the morning, in degrees"
+        for k in (17, 117)
+    ]
     short = shorten_all(names, 24)
     assert "017" in short[0]
     assert "117" in short[1]
@@ -58,7 +61,10 @@ def test_characters_that_steer_text_are_left_out(name):
 
 
 def test_terms_are_told_apart_among_all_features():
-    names = [f"the reading of station number {k:03d}, taken in the morning, in degrees" for k in range(100)]
+    names = [
+        f"the reading of station number {k:03d}, taken in the morning, in degrees"
+        for k in range(100)
+    ]
     [short] = term_labels([(names[51],)], 24, names=names)
     assert "051" in short
     assert term_labels([("a", "b")]) == ["a × b"]

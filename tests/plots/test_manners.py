@@ -30,7 +30,9 @@ ON_ONE_AXES = {
     "ledger": lambda ax: plots.ledger(account(), ax=ax),
     "windows": lambda ax: plots.windows(pictures.series(interactions=0), ax=ax),
     "interaction": lambda ax: plots.interaction(pictures.explainer(), ("age", "income"), ax=ax),
-    "interaction_matrix": lambda ax: plots.interaction_matrix(pictures.explainer(interactions=1), ax=ax),
+    "interaction_matrix": lambda ax: plots.interaction_matrix(
+        pictures.explainer(interactions=1), ax=ax
+    ),
     "health": lambda ax: plots.health(pictures.explainer(), ax=ax),
 }
 
@@ -105,7 +107,8 @@ def test_more_axes_than_needed_are_an_error():
 
 
 @pytest.mark.parametrize(
-    "plot", [plots.importance, plots.beeswarm, plots.waterfall, plots.ledger, plots.interaction_matrix]
+    "plot",
+    [plots.importance, plots.beeswarm, plots.waterfall, plots.ledger, plots.interaction_matrix],
 )
 def test_awkward_names_are_drawn_as_they_are(plot):
     ax = plot(awkward())
@@ -130,7 +133,9 @@ def test_awkward_names_of_features_levels_and_outputs_are_drawn_as_they_are():
     axes[0].figure.canvas.draw()
 
 
-@pytest.mark.parametrize("name", ["importance", "curves", "interaction", "interaction_matrix", "health"])
+@pytest.mark.parametrize(
+    "name", ["importance", "curves", "interaction", "interaction_matrix", "health"]
+)
 def test_an_explainer_that_is_not_calibrated_is_an_error(name):
     arguments = [("age", "income")] if name == "interaction" else []
     with pytest.raises(NotFittedError, match="call fit"):
@@ -163,16 +168,23 @@ def test_max_display_is_a_number_of_things(ex, max_display):
 
 
 def run(program, **environment):
-    here = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}  # the code under test
+    here = {
+        name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ
+    }  # the code under test
     finished = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, env=here | environment
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        env=here | environment,
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
 
 
 def test_importing_the_plots_loads_neither_matplotlib_nor_torch():
-    assert run("import nobsp.plots, sys; print({'matplotlib', 'torch'} & {*sys.modules})") == "set()\n"
+    assert (
+        run("import nobsp.plots, sys; print({'matplotlib', 'torch'} & {*sys.modules})") == "set()\n"
+    )
 
 
 def test_a_compiled_explainer_is_drawn_without_torch(known, tmp_path):

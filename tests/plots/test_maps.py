@@ -37,7 +37,9 @@ def test_every_image_is_a_row_of_panels(cam, images):
     assert grid.shape == (5, 3)
     titles = [ax.get_title().replace("\n", " ") for ax in grid[0]]
     assert titles == ["image", maps.caption("contrast"), maps.caption("account")]
-    assert np.asarray(grid[2, 0].images[0].get_array()) == pytest.approx(images[2].permute(1, 2, 0).numpy(), abs=1e-6)
+    assert np.asarray(grid[2, 0].images[0].get_array()) == pytest.approx(
+        images[2].permute(1, 2, 0).numpy(), abs=1e-6
+    )
 
 
 def test_rows_tell_class_and_confidence(cam, images):
@@ -52,7 +54,12 @@ def test_a_true_class_is_told_where_it_is_another(cam, images):
     maps = cam(images, target=1)
     rows = plots.cam_grid(maps, images, labels=torch.tensor([1, 0, 1, 1, 1]))[:, 0]
     assert ["is cat" in ax.get_ylabel() for ax in rows] == [False, True, False, False, False]
-    assert "is cat" in plots.cam_grid(maps, images, labels=["dog", "cat", "dog", "dog", "dog"])[1, 0].get_ylabel()
+    assert (
+        "is cat"
+        in plots.cam_grid(maps, images, labels=["dog", "cat", "dog", "dog", "dog"])[
+            1, 0
+        ].get_ylabel()
+    )
 
 
 def test_colour_is_as_strong_as_the_map(cam, images):
@@ -71,7 +78,11 @@ def test_evidence_for_and_against_differ_in_colour(cam, images):
     pro = maps.resize((12, 16)).signed[0] > 0
     assert pro.any()
     assert not pro.all()
-    assert len(np.unique(signed[pro][:, :3], axis=0)) == 1 == len(np.unique(signed[~pro][:, :3], axis=0))
+    assert (
+        len(np.unique(signed[pro][:, :3], axis=0))
+        == 1
+        == len(np.unique(signed[~pro][:, :3], axis=0))
+    )
     assert not np.allclose(signed[pro][0, :3], signed[~pro][0, :3])
 
 
@@ -81,7 +92,9 @@ def test_a_weak_map_says_how_weak_it_is_unless_it_has_its_own_scale(cam, images)
     [_, positive, negative, _] = plots.cam_grid(maps, images, kinds=PAPER)[0]
     weaker = negative if large.negative[0].max() < large.positive[0].max() else positive
     assert weaker.get_xlabel().startswith("at most ")
-    [_, positive, negative, _] = plots.cam_grid(maps, images, kinds=PAPER, share_scale=False, opacity=1.0)[0]
+    [_, positive, negative, _] = plots.cam_grid(
+        maps, images, kinds=PAPER, share_scale=False, opacity=1.0
+    )[0]
     assert positive.get_xlabel() == negative.get_xlabel() == ""
     assert map_on(negative)[..., 3].max() == pytest.approx(1.0)
 
@@ -97,13 +110,22 @@ def test_normalised_images_are_shown_in_their_colours(cam, images):
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
     given = (images - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
     panel = plots.cam_grid(cam(images), given, mean=mean, std=std)[1, 0]
-    assert np.asarray(panel.images[0].get_array()) == pytest.approx(images[1].permute(1, 2, 0).numpy(), abs=1e-5)
+    assert np.asarray(panel.images[0].get_array()) == pytest.approx(
+        images[1].permute(1, 2, 0).numpy(), abs=1e-5
+    )
 
 
 def test_several_targets_have_a_row_each(cam, images):
-    grid = plots.cam_grid(cam(images[:2], target=np.array([[0, 1], [1, 2]])), images[:2], kinds=["account"])
+    grid = plots.cam_grid(
+        cam(images[:2], target=np.array([[0, 1], [1, 2]])), images[:2], kinds=["account"]
+    )
     assert grid.shape == (4, 2)
-    assert [ax.get_ylabel().split("\n")[0] for ax in grid[:, 0]] == ["cat", "dog", "dog", r"cow \$1\$"]
+    assert [ax.get_ylabel().split("\n")[0] for ax in grid[:, 0]] == [
+        "cat",
+        "dog",
+        "dog",
+        r"cow \$1\$",
+    ]
 
 
 def test_a_map_without_any_evidence_is_drawn(cam, images):

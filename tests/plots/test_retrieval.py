@@ -34,20 +34,28 @@ def hits(space="contributions", **other):
 
 
 def test_the_query_tells_its_class_and_confidence(images):
-    grid = plots.retrieval_panel(images[3], hits(), hits("activations"), database=images, class_names=CLASSES)
+    grid = plots.retrieval_panel(
+        images[3], hits(), hits("activations"), database=images, class_names=CLASSES
+    )
     assert grid.shape == (2, 5)
     assert grid[0, 0] is grid[1, 0]
     assert grid[0, 0].get_title() == "query: cat, 62%"
-    assert np.asarray(grid[0, 0].images[0].get_array()) == pytest.approx(images[3].transpose(1, 2, 0))
+    assert np.asarray(grid[0, 0].images[0].get_array()) == pytest.approx(
+        images[3].transpose(1, 2, 0)
+    )
 
 
 def test_neighbours_come_in_order_with_label_and_distance(images):
     found = hits()
-    grid = plots.retrieval_panel(images[3], found, database=images, row=1, class_names=CLASSES, max_display=5)
+    grid = plots.retrieval_panel(
+        images[3], found, database=images, row=1, class_names=CLASSES, max_display=5
+    )
     assert grid.shape == (1, 6)
     for place, ax in enumerate(grid[0, 1:]):
         index, label = found.indices[1, place], CLASSES[found.labels[1, place]]
-        assert np.asarray(ax.images[0].get_array()) == pytest.approx(images[index].transpose(1, 2, 0))
+        assert np.asarray(ax.images[0].get_array()) == pytest.approx(
+            images[index].transpose(1, 2, 0)
+        )
         mark = "✓" if label == "cow" else "✗"
         assert ax.get_xlabel() == f"{mark} {label}\nd = {found.distances[1, place]:.3f}"
 
@@ -59,14 +67,18 @@ def test_neighbours_of_another_class_have_a_dashed_frame(images):
 
 
 def test_each_space_tells_how_many_of_all_neighbours_agree(images):
-    grid = plots.retrieval_panel(images[3], hits(), hits("activations"), database=images, row=1, max_display=2)
+    grid = plots.retrieval_panel(
+        images[3], hits(), hits("activations"), database=images, row=1, max_display=2
+    )
     assert grid[0, 1].get_title(loc="left") == "contributions: 4 of 5 agree"
     assert grid[1, 1].get_title(loc="left") == "activations: 4 of 5 agree"
 
 
 def test_a_true_class_is_told_where_it_is_another(images):
     same, other = (
-        plots.retrieval_panel(images[3], hits(), database=images, label=label, class_names=CLASSES)[0, 0].get_title()
+        plots.retrieval_panel(images[3], hits(), database=images, label=label, class_names=CLASSES)[
+            0, 0
+        ].get_title()
         for label in (0, "dog")
     )
     assert "(is" not in same
@@ -81,12 +93,16 @@ def test_images_may_come_from_datasets_lists_and_tensors(images):
         assert np.asarray(grid[0, 1].images[0].get_array()) == pytest.approx(
             images[hits().indices[1, 0]].transpose(1, 2, 0), abs=0.01
         )
-        assert np.asarray(grid[0, 0].images[0].get_array()) == pytest.approx(images[1].transpose(1, 2, 0))
+        assert np.asarray(grid[0, 0].images[0].get_array()) == pytest.approx(
+            images[1].transpose(1, 2, 0)
+        )
 
 
 def test_a_regression_has_values_and_no_agreement(images):
     found = hits(
-        labels=np.array([[0.5, 0.25, 0.1, 3.0, 2.0]] * 2), predicted=np.array([0.4, 1.0]), confidence=np.full(2, np.nan)
+        labels=np.array([[0.5, 0.25, 0.1, 3.0, 2.0]] * 2),
+        predicted=np.array([0.4, 1.0]),
+        confidence=np.full(2, np.nan),
     )
     grid = plots.retrieval_panel(images[3], found, database=images)
     assert grid[0, 0].get_title() == "query: 0.4"
@@ -107,7 +123,11 @@ def test_neighbours_without_labels_have_distances(images):
 def frame():
     draw = np.random.default_rng(0)
     return pd.DataFrame(
-        {"age": draw.uniform(20, 80, 20), "city": draw.choice(["Oslo", "Rome"], 20), "rooms": range(20)}
+        {
+            "age": draw.uniform(20, 80, 20),
+            "city": draw.choice(["Oslo", "Rome"], 20),
+            "rooms": range(20),
+        }
     )
 
 
@@ -151,7 +171,9 @@ def test_axes_may_be_the_callers(images, frame):
     grid = plots.retrieval_panel(images[3], hits(), hits("activations"), database=images, ax=given)
     assert [*grid[0], *grid[1, 1:]] == list(given)
     _, given = plt.subplots(2)
-    assert list(plots.retrieval_panel(frame.iloc[4], hits(), hits(), database=frame, ax=given)) == list(given)
+    assert list(
+        plots.retrieval_panel(frame.iloc[4], hits(), hits(), database=frame, ax=given)
+    ) == list(given)
 
 
 def test_what_does_not_fit_is_told(images):

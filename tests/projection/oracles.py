@@ -49,13 +49,17 @@ def exact_products(rows: Tensor) -> np.ndarray:
 def product_error(found: Tensor | np.ndarray, expected: np.ndarray) -> float:
     """Largest error of a Gram matrix, each entry relative to the lengths of its two columns."""
     lengths = np.sqrt(np.maximum(np.diag(expected), 1e-300))
-    return float(np.abs((np.asarray(found) - expected) / np.outer(lengths, lengths)).max(initial=0.0))
+    return float(
+        np.abs((np.asarray(found) - expected) / np.outer(lengths, lengths)).max(initial=0.0)
+    )
 
 
 # ---------------------------------------------------------------------- Algorithm 1, line by line
 
 
-def algorithm_1(target: Tensor, reference: Tensor, outputs: Tensor, lambdas: tuple[float, float]) -> np.ndarray:
+def algorithm_1(
+    target: Tensor, reference: Tensor, outputs: Tensor, lambdas: tuple[float, float]
+) -> np.ndarray:
     """The paper's Algorithm 1 on raw rows in float64. Centring is the only thing added."""
     z, a, y = centre(target), centre(reference), centre(outputs)
     solver = np.linalg.solve(a.T @ a + lambdas[0] * np.eye(a.shape[1]), a.T)
@@ -64,7 +68,9 @@ def algorithm_1(target: Tensor, reference: Tensor, outputs: Tensor, lambdas: tup
     return np.linalg.solve(z_res.T @ z_res + lambdas[1] * np.eye(z.shape[1]), z_res.T @ y_res)
 
 
-def exact_algorithm_1(target: Tensor, reference: Tensor, outputs: Tensor, lambdas: tuple[float, float]) -> np.ndarray:
+def exact_algorithm_1(
+    target: Tensor, reference: Tensor, outputs: Tensor, lambdas: tuple[float, float]
+) -> np.ndarray:
     """The same in fifty digits: whatever differs from it is the implementation's rounding."""
     with mpmath.workdps(DIGITS):
         z, a, y = (_exact_centred(m) for m in (target, reference, outputs))
@@ -95,7 +101,9 @@ def exact_channels(channels: Tensor, outputs: Tensor, ridge: float) -> np.ndarra
     return np.array(rows).reshape(z.cols, y.cols)
 
 
-def moore_penrose(target: Tensor, reference: Tensor, outputs: Tensor, *, cut: float = 1e-9) -> np.ndarray:
+def moore_penrose(
+    target: Tensor, reference: Tensor, outputs: Tensor, *, cut: float = 1e-9
+) -> np.ndarray:
     """β = (Q A_k)† y from SVDs of the raw rows; `cut` is far above rounding and far below the test data."""
     z, a, y = centre(target), centre(reference), centre(outputs)
     left, values, _ = np.linalg.svd(a, full_matrices=False)
@@ -109,14 +117,21 @@ def moore_penrose(target: Tensor, reference: Tensor, outputs: Tensor, *, cut: fl
 
 def relative_error(found: Tensor | np.ndarray, expected: np.ndarray) -> float:
     """Largest difference as a share of the largest expected value."""
-    return float(np.abs(np.asarray(found) - expected).max(initial=0.0) / max(np.abs(expected).max(initial=0.0), 1e-300))
+    return float(
+        np.abs(np.asarray(found) - expected).max(initial=0.0)
+        / max(np.abs(expected).max(initial=0.0), 1e-300)
+    )
 
 
 # ---------------------------------------------------------------------- fifty digits
 
 
 def _exact_centred(rows: Tensor) -> mpmath.matrix:
-    matrix = mpmath.matrix(rows.tolist()) if rows.numel() else mpmath.matrix(rows.shape[0], rows.shape[1])
+    matrix = (
+        mpmath.matrix(rows.tolist())
+        if rows.numel()
+        else mpmath.matrix(rows.shape[0], rows.shape[1])
+    )
     for j in range(matrix.cols):
         mean = mpmath.fsum(matrix[i, j] for i in range(matrix.rows)) / matrix.rows
         for i in range(matrix.rows):

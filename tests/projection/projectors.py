@@ -61,7 +61,9 @@ def oblique_projector(target: Tensor, reference: Tensor) -> Tensor:
         tensor([[1., 0.],
                 [1., 0.]], dtype=torch.float64)
     """
-    return project(torch.eye(target.shape[0], dtype=torch.float64, device=target.device), target, reference)
+    return project(
+        torch.eye(target.shape[0], dtype=torch.float64, device=target.device), target, reference
+    )
 
 
 def project(vectors: Tensor, target: Tensor, reference: Tensor) -> Tensor:
@@ -104,7 +106,9 @@ def oblique_coefficients(vectors: Tensor, target: Tensor, reference: Tensor) -> 
         )
     basis = orthonormal_basis(reference)
     remaining = target - basis @ (basis.T @ target)
-    remaining = remaining - basis @ (basis.T @ remaining)  # twice is enough: the first pass leaves rounding
+    remaining = remaining - basis @ (
+        basis.T @ remaining
+    )  # twice is enough: the first pass leaves rounding
     left, values, right = torch.linalg.svd(remaining, full_matrices=False)
     scale = torch.linalg.matrix_norm(target, 2) if target.numel() else target.new_zeros(())
     kept = values > scale * max(target.shape) * EPSILON * 10

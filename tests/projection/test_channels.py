@@ -26,7 +26,9 @@ from tests.tolerances import CONTRIBUTIONS, SUMS
 SEEDS = st.integers(0, 10_000)
 
 
-def fitted(channels: Tensor, outputs: Tensor, ridge: float, scale: str = "absolute") -> ChannelRegression:
+def fitted(
+    channels: Tensor, outputs: Tensor, ridge: float, scale: str = "absolute"
+) -> ChannelRegression:
     return channel_coefficients(
         moments_of(channels=channels, outputs=outputs),
         ridge=Ridge(ridge, scale),  # type: ignore[arg-type]
@@ -38,7 +40,12 @@ def one_by_one(channels: Tensor, outputs: Tensor, ridge: float) -> np.ndarray:
     count = channels.shape[1]
     return np.concatenate(
         [
-            algorithm_1(channels[:, [k]], channels[:, [j for j in range(count) if j != k]], outputs, (ridge, ridge))
+            algorithm_1(
+                channels[:, [k]],
+                channels[:, [j for j in range(count) if j != k]],
+                outputs,
+                (ridge, ridge),
+            )
             for k in range(count)
         ]
     )
@@ -46,8 +53,12 @@ def one_by_one(channels: Tensor, outputs: Tensor, ridge: float) -> np.ndarray:
 
 def pooled(seed: int, rows: int, channels: int) -> Tensor:
     """Something like pooled activations: positive, correlated, unequal in scale."""
-    hidden = normal(seed, rows, max(channels // 2, 1)) @ normal(seed + 1, max(channels // 2, 1), channels)
-    return torch.relu(hidden + normal(seed + 2, rows, channels) + 0.5) + 0.1 * normal(seed + 3, rows, channels)
+    hidden = normal(seed, rows, max(channels // 2, 1)) @ normal(
+        seed + 1, max(channels // 2, 1), channels
+    )
+    return torch.relu(hidden + normal(seed + 2, rows, channels) + 0.5) + 0.1 * normal(
+        seed + 3, rows, channels
+    )
 
 
 # ---------------------------------------------------------------------- equals Algorithm 1
@@ -68,7 +79,9 @@ def test_with_enough_samples_every_channel_equals_algorithm_1(
 
 @pytest.mark.parametrize("ridge", [1e-4, 1e-2, 1.0, 1e2])
 @pytest.mark.parametrize(("rows", "channels"), [(9, 9), (6, 14), (20, 30), (2, 5)])
-def test_with_too_few_samples_every_channel_equals_algorithm_1(ridge: float, rows: int, channels: int) -> None:
+def test_with_too_few_samples_every_channel_equals_algorithm_1(
+    ridge: float, rows: int, channels: int
+) -> None:
     z = pooled(rows, rows, channels)
     y = z @ normal(1, channels, 3)
     fit = fitted(z, y, ridge)
@@ -92,7 +105,10 @@ def test_outputs_that_are_no_function_of_the_channels_are_fitted_the_same() -> N
     assert relative_error(fitted(z, y, 1e-3).coefficients, one_by_one(z, y, 1e-3)) < CONTRIBUTIONS
     few = normal(2, 6, 9)
     free = normal(3, 6, 2)
-    assert relative_error(fitted(few, free, 1e-4).coefficients, exact_channels(few, free, 1e-4)) < CONTRIBUTIONS
+    assert (
+        relative_error(fitted(few, free, 1e-4).coefficients, exact_channels(few, free, 1e-4))
+        < CONTRIBUTIONS
+    )
 
 
 def test_weak_directions_still_carry_outputs_outside_their_span() -> None:
@@ -111,7 +127,9 @@ def test_every_channel_equals_the_one_term_route() -> None:
         others = z[:, [j for j in range(6) if j != k]]
         moments = moments_of(target=z[:, [k]], reference=others, outputs=y)
         alone = partial_coefficients(moments, ridge=Ridge(1e-2, "absolute"))
-        assert relative_error(together.coefficients[[k]], alone.coefficients.numpy()) < CONTRIBUTIONS
+        assert (
+            relative_error(together.coefficients[[k]], alone.coefficients.numpy()) < CONTRIBUTIONS
+        )
         assert float(together.unique_share[k]) == pytest.approx(alone.unique_share, rel=1e-9)
 
 
@@ -138,7 +156,9 @@ def test_channels_of_very_different_scale(ridge: float) -> None:
     exact = exact_channels(z[:60], y[:60], ridge) if ridge else weights.numpy()
     found = fitted(z[:60], y[:60], ridge) if ridge else fit
     for k in range(8):
-        assert not bool(found.sound[k]) or relative_error(found.coefficients[[k]], exact[[k]]) < 1e-8
+        assert (
+            not bool(found.sound[k]) or relative_error(found.coefficients[[k]], exact[[k]]) < 1e-8
+        )
     assert bool(found.sound.all())
 
 
@@ -156,7 +176,9 @@ def test_with_enough_samples_and_no_ridge_the_coefficients_are_the_heads_weights
 
 
 @given(SEEDS, st.integers(3, 12), st.integers(0, 6))
-def test_no_more_samples_than_channels_collapse_and_are_diagnosed(seed: int, rows: int, more: int) -> None:
+def test_no_more_samples_than_channels_collapse_and_are_diagnosed(
+    seed: int, rows: int, more: int
+) -> None:
     z, weights = normal(seed, rows, rows + more), normal(seed + 1, rows + more, 2)
     for ridge in (0.0, 1e-10):
         fit = fitted(z, z @ weights, ridge)
@@ -169,7 +191,10 @@ def test_parts_of_weight_zero_do_not_hide_the_collapse() -> None:
     z, weights = normal(0, 30, 12), normal(1, 12, 1)
     rows = torch.cat([z, z @ weights], 1)
     parts = [Moments({"channels": 12, "outputs": 1}).update(part) for part in (rows[:9], rows[9:])]
-    assert "Fewer samples than channels (9 ≤ 12)" in channel_coefficients(merge_all(parts, weights=[2.0, 0.0])).note
+    assert (
+        "Fewer samples than channels (9 ≤ 12)"
+        in channel_coefficients(merge_all(parts, weights=[2.0, 0.0])).note
+    )
 
 
 def test_unique_share_is_what_the_other_channels_leave() -> None:
@@ -178,14 +203,20 @@ def test_unique_share_is_what_the_other_channels_leave() -> None:
     fit = fitted(z, z @ normal(1, 6, 1), 0.5)
     for k in range(6):
         others = np.delete(c, k, 1)
-        left = c[:, k] - others @ np.linalg.solve(others.T @ others + 0.5 * np.eye(5), others.T @ c[:, k])
-        assert float(fit.unique_share[k]) == pytest.approx((left**2).sum() / (c[:, k] ** 2).sum(), rel=1e-9)
+        left = c[:, k] - others @ np.linalg.solve(
+            others.T @ others + 0.5 * np.eye(5), others.T @ c[:, k]
+        )
+        assert float(fit.unique_share[k]) == pytest.approx(
+            (left**2).sum() / (c[:, k] ** 2).sum(), rel=1e-9
+        )
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-10, 1e-4])
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e6 + 0.1])
 @pytest.mark.parametrize("rows", [4, 50])
-def test_dead_channels_get_zero_and_leave_the_others_alone(ridge: float, value: float, rows: int) -> None:
+def test_dead_channels_get_zero_and_leave_the_others_alone(
+    ridge: float, value: float, rows: int
+) -> None:
     z = normal(0, rows, 6)
     z[:, [1, 4]] = value
     alive = [0, 2, 3, 5]
@@ -216,7 +247,9 @@ def wrong_yet_sound(z: Tensor, y: Tensor, ridge: float) -> bool:
     fit, exact = fitted(z, y, ridge), exact_channels(z, y, ridge)
     c = centre(z)
     theta = np.abs(np.linalg.lstsq(c.T @ c + ridge * np.eye(z.shape[1]), c.T @ centre(y))[0]).max()
-    error = np.abs(fit.coefficients.numpy() - exact).max(1) / max(theta, np.abs(exact).max(), 1e-300)
+    error = np.abs(fit.coefficients.numpy() - exact).max(1) / max(
+        theta, np.abs(exact).max(), 1e-300
+    )
     return bool(((error > 1e-5) & fit.sound.numpy()).any())
 
 
@@ -244,7 +277,11 @@ def test_a_sound_ridge_is_not_flagged_for_low_rank_channels() -> None:
 @settings(max_examples=120)
 @given(st.data())
 def test_no_channel_is_wrong_yet_sound(draw: st.DataObject) -> None:
-    seed, rows, columns = draw.draw(SEEDS), draw.draw(st.integers(3, 10)), draw.draw(st.integers(2, 6))
+    seed, rows, columns = (
+        draw.draw(SEEDS),
+        draw.draw(st.integers(3, 10)),
+        draw.draw(st.integers(2, 6)),
+    )
     z, y = awkward(draw, seed, rows, columns)
     scale = float((centre(z) ** 2).sum()) / columns
     assert not wrong_yet_sound(z, y, 10.0 ** draw.draw(st.floats(-14, 1)) * max(scale, 1e-30))
@@ -269,7 +306,9 @@ def test_fewer_than_two_rows_are_refused_by_name() -> None:
         Moments({"channels": 2, "outputs": 1}),
         Moments({"channels": 2, "outputs": 1}).update(normal(0, 1, 3)),
     ):
-        with pytest.raises(ValueError, match=f"moments hold {moments.rows} rows; at least two are needed"):
+        with pytest.raises(
+            ValueError, match=f"moments hold {moments.rows} rows; at least two are needed"
+        ):
             channel_coefficients(moments)
 
 

@@ -18,7 +18,13 @@ from torch import Tensor
 
 from nobsp.projection import Moments, merge_all
 from tests.projection.oracles import exact_products, normal, product_error
-from tests.tolerances import PASS, SUMS, assert_all_same_to_rounding, assert_same_to_rounding, rounding
+from tests.tolerances import (
+    PASS,
+    SUMS,
+    assert_all_same_to_rounding,
+    assert_same_to_rounding,
+    rounding,
+)
 
 SEEDS = st.integers(0, 10_000)
 BLOCKS = {"target": 2, "reference": 3, "outputs": 1}
@@ -52,11 +58,15 @@ def same(left: Moments, right: Moments, tolerance: float = SUMS) -> bool:
 
 
 @given(SEEDS, st.integers(2, 40), st.integers(1, 6), st.sampled_from([0.0, 1.0, 1e6]))
-def test_products_and_means_are_those_of_two_passes(seed: int, rows: int, size: int, shift: float) -> None:
+def test_products_and_means_are_those_of_two_passes(
+    seed: int, rows: int, size: int, shift: float
+) -> None:
     x = normal(seed, rows, size) + shift
     moments = Moments({"all": size}).update(x)
     assert product_error(moments.products, exact_products(x)) < PASS
-    assert np.allclose(moments.mean(), x.numpy().astype(np.longdouble).mean(0).astype(float), rtol=PASS, atol=PASS)
+    assert np.allclose(
+        moments.mean(), x.numpy().astype(np.longdouble).mean(0).astype(float), rtol=PASS, atol=PASS
+    )
 
 
 def test_wide_rows_cross_the_panels_of_the_symmetric_product() -> None:
@@ -68,7 +78,12 @@ def test_wide_rows_cross_the_panels_of_the_symmetric_product() -> None:
     assert torch.equal(moments.products, moments.products.T)
 
 
-@given(SEEDS, st.lists(st.integers(1, 30), max_size=12), st.permutations(range(60)), st.sampled_from([0.0, 1e6]))
+@given(
+    SEEDS,
+    st.lists(st.integers(1, 30), max_size=12),
+    st.permutations(range(60)),
+    st.sampled_from([0.0, 1e6]),
+)
 def test_batch_sizes_and_order_do_not_change_the_result(
     seed: int, sizes: list[int], order: list[int], shift: float
 ) -> None:
@@ -95,7 +110,9 @@ def test_sorted_rows_stream_as_well_as_shuffled_ones() -> None:
 
 
 @pytest.mark.parametrize("batch", [1_000_000, 4096, 1000])
-def test_a_million_rows_with_a_huge_mean_stay_within_ten_times_numpys_two_pass_error(batch: int) -> None:
+def test_a_million_rows_with_a_huge_mean_stay_within_ten_times_numpys_two_pass_error(
+    batch: int,
+) -> None:
     rows = normal(7, 1_000_000, 3) + torch.tensor([1e6, -1e6, 3e6])
     exact = exact_products(rows)
     array = rows.numpy()
@@ -107,7 +124,9 @@ def test_a_million_rows_with_a_huge_mean_stay_within_ten_times_numpys_two_pass_e
     assert product_error(moments.products, exact) <= allowed
     mean = rows.numpy().astype(np.longdouble).mean(0)
     numpy_error = np.abs(array.mean(0) - mean).max()
-    assert float(np.abs(moments.mean().numpy() - mean).max()) <= 10 * max(float(numpy_error), 1e6 * 2.3e-16)
+    assert float(np.abs(moments.mean().numpy() - mean).max()) <= 10 * max(
+        float(numpy_error), 1e6 * 2.3e-16
+    )
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 1e6 + 0.1, -7e-9, 0.0])
@@ -123,7 +142,9 @@ def test_a_constant_column_has_products_of_exactly_zero(value: float) -> None:
 def test_narrow_floats_are_widened_before_anything_is_summed(dtype: torch.dtype) -> None:
     narrow = (normal(0, 3000, 3) * 30 + 500).to(dtype)
     moments = Moments({"all": 3}).update(narrow)
-    assert product_error(moments.products, exact_products(narrow.double())) < rounding(operations=len(narrow))
+    assert product_error(moments.products, exact_products(narrow.double())) < rounding(
+        operations=len(narrow)
+    )
     assert moments.products.dtype == torch.float64
 
 
@@ -179,7 +200,10 @@ def test_whole_weights_count_a_row_that_often(seed: int, counts: list[int]) -> N
     repeated = Moments({"all": 3}).update(rows.repeat_interleave(torch.tensor(counts), dim=0))
     lengths = repeated.products.diagonal().sqrt() + 1e-12
     assert weighted.weight == repeated.weight == sum(counts)
-    assert float(((weighted.products - repeated.products) / torch.outer(lengths, lengths)).abs().max()) < SUMS
+    assert (
+        float(((weighted.products - repeated.products) / torch.outer(lengths, lengths)).abs().max())
+        < SUMS
+    )
     assert torch.allclose(weighted.mean(), repeated.mean(), rtol=PASS)
     assert weighted.rows == sum(c > 0 for c in counts)
 
@@ -199,7 +223,10 @@ def test_parts_of_weight_zero_leave_no_trace_and_can_go_on() -> None:
 
 @given(SEEDS, st.lists(st.integers(1, 20), min_size=3, max_size=3), st.sampled_from([0.0, 1e6]))
 def test_merging_is_associative_and_commutative(seed: int, sizes: list[int], shift: float) -> None:
-    a, b, c = (Moments({"all": 3}).update(normal(seed + i, size, 3) + shift + i) for i, size in enumerate(sizes))
+    a, b, c = (
+        Moments({"all": 3}).update(normal(seed + i, size, 3) + shift + i)
+        for i, size in enumerate(sizes)
+    )
     assert same(a.merge(b).merge(c), a.merge(b.merge(c)))
     assert same(a.merge(b), b.merge(a))
 
@@ -390,7 +417,10 @@ def meeting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("case", CASES)
 def test_every_process_ends_with_the_same_moments_as_one_pass(case: str, meeting: Path) -> None:
     blocks, shards = {"constant": 1, "rest": 4}, shards_of(case)
-    states = [safetensors.torch.load_file(meeting / f"{case}-{rank}.safetensors") for rank in range(len(shards))]
+    states = [
+        safetensors.torch.load_file(meeting / f"{case}-{rank}.safetensors")
+        for rank in range(len(shards))
+    ]
     for state in states[1:]:
         assert_all_same_to_rounding(state, states[0])
     joined, single = Moments.from_state(blocks, states[0]), Moments(blocks)

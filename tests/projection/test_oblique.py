@@ -29,7 +29,9 @@ def subspaces(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     """Two subspaces in direct sum whose smallest angle is not tiny, with bases of any condition up to 1e3."""
     seed, target, reference = draw(SEEDS), draw(st.integers(1, 4)), draw(st.integers(1, 4))
     rows = draw(st.integers(target + reference, 12))
-    scales = 10.0 ** torch.from_numpy(np.random.default_rng(seed).uniform(-1.5, 1.5, target + reference))
+    scales = 10.0 ** torch.from_numpy(
+        np.random.default_rng(seed).uniform(-1.5, 1.5, target + reference)
+    )
     both = normal(seed, rows, target + reference)
     assume(float(torch.linalg.cond(both)) < 1e3)
     both = both * scales
@@ -37,7 +39,11 @@ def subspaces(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 
 
 def close(found: Tensor, expected: Tensor, scale: float = 1.0) -> bool:
-    return bool((found - expected).abs().max() <= 1e-9 * scale) if found.numel() else found.shape == expected.shape
+    return (
+        bool((found - expected).abs().max() <= 1e-9 * scale)
+        if found.numel()
+        else found.shape == expected.shape
+    )
 
 
 def size(projector: Tensor) -> float:
@@ -49,11 +55,15 @@ def test_every_vector_lands_in_the_target(spaces: tuple[Tensor, Tensor], seed: i
     target, reference = spaces
     projector = oblique_projector(target, reference)
     landed = projector @ normal(seed, target.shape[0], 3)
-    assert close(complement_projector(target) @ landed, torch.zeros_like(landed), size(projector) ** 2)
+    assert close(
+        complement_projector(target) @ landed, torch.zeros_like(landed), size(projector) ** 2
+    )
 
 
 @given(subspaces(), SEEDS)
-def test_vectors_of_the_target_are_left_as_they_are(spaces: tuple[Tensor, Tensor], seed: int) -> None:
+def test_vectors_of_the_target_are_left_as_they_are(
+    spaces: tuple[Tensor, Tensor], seed: int
+) -> None:
     target, reference = spaces
     projector = oblique_projector(target, reference)
     inside = target @ normal(seed, target.shape[1], 2)
@@ -65,7 +75,9 @@ def test_vectors_of_the_reference_are_annihilated(spaces: tuple[Tensor, Tensor],
     target, reference = spaces
     projector = oblique_projector(target, reference)
     inside = reference @ normal(seed, reference.shape[1], 2)
-    assert close(projector @ inside, torch.zeros_like(inside), size(projector) * float(inside.abs().max()))
+    assert close(
+        projector @ inside, torch.zeros_like(inside), size(projector) * float(inside.abs().max())
+    )
 
 
 @given(subspaces())
@@ -84,7 +96,9 @@ def test_the_projector_is_the_formula_of_definition_3_1(spaces: tuple[Tensor, Te
 
 
 @given(SEEDS, st.integers(1, 4), st.integers(1, 4))
-def test_orthogonal_subspaces_give_the_orthogonal_projector(seed: int, first: int, second: int) -> None:
+def test_orthogonal_subspaces_give_the_orthogonal_projector(
+    seed: int, first: int, second: int
+) -> None:
     frame = torch.linalg.qr(normal(seed, 10, first + second)).Q
     target = frame[:, :first] @ normal(seed + 1, first, first)
     reference = frame[:, first:] @ normal(seed + 2, second, second)
@@ -94,7 +108,9 @@ def test_orthogonal_subspaces_give_the_orthogonal_projector(seed: int, first: in
 
 
 @given(subspaces(), SEEDS)
-def test_any_basis_of_the_same_subspaces_gives_the_same_projector(spaces: tuple[Tensor, Tensor], seed: int) -> None:
+def test_any_basis_of_the_same_subspaces_gives_the_same_projector(
+    spaces: tuple[Tensor, Tensor], seed: int
+) -> None:
     target, reference = spaces
     changes = [normal(seed + i, m.shape[1], m.shape[1] + 2) for i, m in enumerate(spaces)]
     assume(all(float(torch.linalg.cond(c)) < 1e2 for c in changes))
@@ -103,14 +119,18 @@ def test_any_basis_of_the_same_subspaces_gives_the_same_projector(spaces: tuple[
 
 
 @given(subspaces(), SEEDS)
-def test_projecting_vectors_equals_multiplying_by_the_projector(spaces: tuple[Tensor, Tensor], seed: int) -> None:
+def test_projecting_vectors_equals_multiplying_by_the_projector(
+    spaces: tuple[Tensor, Tensor], seed: int
+) -> None:
     vectors = normal(seed, spaces[0].shape[0], 3)
     projector = oblique_projector(*spaces)
     assert close(project(vectors, *spaces), projector @ vectors, 10 * size(projector))
 
 
 @given(subspaces())
-def test_target_and_reference_swapped_give_the_identity_on_their_sum(spaces: tuple[Tensor, Tensor]) -> None:
+def test_target_and_reference_swapped_give_the_identity_on_their_sum(
+    spaces: tuple[Tensor, Tensor],
+) -> None:
     target, reference = spaces
     both = torch.cat(spaces, dim=1)
     there, back = oblique_projector(target, reference), oblique_projector(reference, target)
@@ -126,7 +146,11 @@ def test_where_the_subspaces_meet_the_shared_part_is_annihilated(seed: int) -> N
     assert close(projector @ projector, projector, size(projector) ** 2 * 10)
     # The coefficients are the smallest that do it (Moore and Penrose's).
     q = complement_projector(reference)
-    assert close(oblique_coefficients(own, target, reference), torch.linalg.pinv(q @ target, rtol=1e-9) @ own, 1e2)
+    assert close(
+        oblique_coefficients(own, target, reference),
+        torch.linalg.pinv(q @ target, rtol=1e-9) @ own,
+        1e2,
+    )
 
 
 @given(SEEDS, st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
@@ -134,8 +158,14 @@ def test_transfer_matrix_carries_the_heads_weights_to_the_coefficients(
     seed: int, width: int, reference_width: int, outputs: int
 ) -> None:
     rows = 16
-    target, reference = centred(normal(seed, rows, width)), centred(normal(seed + 1, rows, reference_width))
-    representation, weights = centred(normal(seed + 2, rows, width)), normal(seed + 3, outputs, width)
+    target, reference = (
+        centred(normal(seed, rows, width)),
+        centred(normal(seed + 1, rows, reference_width)),
+    )
+    representation, weights = (
+        centred(normal(seed + 2, rows, width)),
+        normal(seed + 3, outputs, width),
+    )
     omega = transfer_matrix(target, reference, representation)
     y = representation @ weights.T
     assert omega.shape == (width, width)
@@ -226,8 +256,12 @@ def test_a_target_inside_the_reference_projects_to_zero() -> None:
         (np.ones((5, 2)), TypeError, "floating-point"),
     ],
 )
-def test_bad_matrices_are_refused_by_name(name: str, bad: object, kind: type[Exception], what: str) -> None:
-    given_: dict[str, object] = {n: normal(0, 5, 2) for n in ("vectors", "target", "reference")} | {name: bad}
+def test_bad_matrices_are_refused_by_name(
+    name: str, bad: object, kind: type[Exception], what: str
+) -> None:
+    given_: dict[str, object] = {n: normal(0, 5, 2) for n in ("vectors", "target", "reference")} | {
+        name: bad
+    }
     with pytest.raises(kind, match=f"{name} .*{what}"):
         project(**given_)  # type: ignore[arg-type]
 
@@ -238,7 +272,9 @@ def test_rows_that_do_not_match_are_refused_with_their_numbers() -> None:
 
 
 @pytest.mark.parametrize("function", [centred, complement_projector, orthonormal_basis])
-@pytest.mark.parametrize("bad", [torch.ones(3, 2, dtype=torch.int32), torch.full((3, 2), torch.nan)])
+@pytest.mark.parametrize(
+    "bad", [torch.ones(3, 2, dtype=torch.int32), torch.full((3, 2), torch.nan)]
+)
 def test_every_entrance_refuses_bad_matrices(function: object, bad: Tensor) -> None:
     with pytest.raises((TypeError, ValueError), match=r"matrix|reference"):
         function(bad)  # type: ignore[operator]

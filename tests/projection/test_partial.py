@@ -26,14 +26,20 @@ from tests.tolerances import COEFFICIENTS, CONTRIBUTIONS, SUMS, assert_same_to_r
 SEEDS = st.integers(0, 10_000)
 
 
-def data(seed: int, rows: int, target: int, reference: int, outputs: int) -> tuple[Tensor, Tensor, Tensor]:
+def data(
+    seed: int, rows: int, target: int, reference: int, outputs: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Correlated blocks away from the origin, and outputs that are no linear function of them."""
     shared = normal(seed, rows, 2)
     blocks = [
         normal(seed + i, rows, width) + 0.7 * shared @ normal(seed + 9 + i, 2, width) + 3
         for i, width in enumerate((target, reference), start=1)
     ]
-    return blocks[0], blocks[1], torch.tanh(shared @ normal(seed + 5, 2, outputs)) + normal(seed + 6, rows, outputs)
+    return (
+        blocks[0],
+        blocks[1],
+        torch.tanh(shared @ normal(seed + 5, 2, outputs)) + normal(seed + 6, rows, outputs),
+    )
 
 
 def by_moments(target: Tensor, reference: Tensor, outputs: Tensor, ridge: Ridge) -> Tensor:
@@ -45,7 +51,13 @@ def by_moments(target: Tensor, reference: Tensor, outputs: Tensor, ridge: Ridge)
 # ---------------------------------------------------------------------- against the transcription
 
 
-@given(SEEDS, st.integers(1, 6), st.integers(1, 8), st.integers(1, 4), st.sampled_from([1e-8, 1e-4, 1e-2, 1.0, 1e2]))
+@given(
+    SEEDS,
+    st.integers(1, 6),
+    st.integers(1, 8),
+    st.integers(1, 4),
+    st.sampled_from([1e-8, 1e-4, 1e-2, 1.0, 1e2]),
+)
 def test_more_rows_than_columns_equals_algorithm_1(
     seed: int, target: int, reference: int, outputs: int, ridge: float
 ) -> None:
@@ -70,22 +82,37 @@ def test_the_default_ridge_is_relative_one_in_ten_thousand() -> None:
     t, a, y = data(0, 40, 3, 4, 1)
     moments = moments_of(target=t, reference=a, outputs=y)
     chosen = partial_coefficients(moments, ridge=Ridge(1e-4, "relative"))
-    assert_same_to_rounding(partial_coefficients(moments).coefficients, chosen.coefficients, within=COEFFICIENTS)
+    assert_same_to_rounding(
+        partial_coefficients(moments).coefficients, chosen.coefficients, within=COEFFICIENTS
+    )
 
 
 @settings(max_examples=25)
-@given(SEEDS, st.integers(3, 9), st.integers(1, 4), st.integers(4, 9), st.sampled_from([1e-8, 1e-4, 1e-2, 1.0]))
+@given(
+    SEEDS,
+    st.integers(3, 9),
+    st.integers(1, 4),
+    st.integers(4, 9),
+    st.sampled_from([1e-8, 1e-4, 1e-2, 1.0]),
+)
 def test_fewer_rows_than_columns_equals_algorithm_1_in_fifty_digits(
     seed: int, rows: int, target: int, reference: int, ridge: float
 ) -> None:
     t, a, y = data(seed, rows, target, reference, 2)
     assume(np.linalg.svd(centre(a))[1][: min(rows - 1, reference)].min() > 1e-2)
     exact = exact_algorithm_1(t, a, y, (ridge, ridge))
-    fit = partial_coefficients(moments_of(target=t, reference=a, outputs=y), ridge=Ridge(ridge, "absolute"))
+    fit = partial_coefficients(
+        moments_of(target=t, reference=a, outputs=y), ridge=Ridge(ridge, "absolute")
+    )
     # Where it claims to be sound it is, up to what rounding of the products is beside the ridge; with a ridge of the
     # paper's size it must be.
     error = relative_error(fit.coefficients, exact)
-    rounding = 64 * np.finfo(float).eps * max(np.square(centre(t)).sum(), np.square(centre(a)).sum()) / ridge
+    rounding = (
+        64
+        * np.finfo(float).eps
+        * max(np.square(centre(t)).sum(), np.square(centre(a)).sum())
+        / ridge
+    )
     assert error < 1e-7 + rounding or not fit.sound
     assert ridge < 1e-4 or (fit.sound and error < 1e-8)
 
@@ -93,22 +120,30 @@ def test_fewer_rows_than_columns_equals_algorithm_1_in_fifty_digits(
 @pytest.mark.parametrize("ridge", [1e-4, 1e-2, 1.0])
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("seed", [0, 10, 20])
-def test_rank_deficient_blocks_equal_algorithm_1_in_fifty_digits(seed: int, rank: int, ridge: float) -> None:
+def test_rank_deficient_blocks_equal_algorithm_1_in_fifty_digits(
+    seed: int, rank: int, ridge: float
+) -> None:
     mine, theirs = normal(seed, 14, rank), normal(seed + 2, 14, rank)
     t, a = mine @ normal(seed + 1, rank, 5), (theirs + 0.5 * mine) @ normal(seed + 3, rank, 6)
     y = normal(seed + 5, 14, 2)
-    fit = partial_coefficients(moments_of(target=t, reference=a, outputs=y), ridge=Ridge(ridge, "absolute"))
+    fit = partial_coefficients(
+        moments_of(target=t, reference=a, outputs=y), ridge=Ridge(ridge, "absolute")
+    )
     assert relative_error(fit.coefficients, exact_algorithm_1(t, a, y, (ridge, ridge))) < 1e-8
     assert fit.sound
 
 
 @pytest.mark.parametrize("rank", [1, 2])
 @pytest.mark.parametrize("seed", [0, 10, 20])
-def test_a_target_inside_the_reference_keeps_only_what_the_ridge_lets_through(seed: int, rank: int) -> None:
+def test_a_target_inside_the_reference_keeps_only_what_the_ridge_lets_through(
+    seed: int, rank: int
+) -> None:
     t = normal(seed, 14, rank) @ normal(seed + 1, rank, 5)
     a = normal(seed + 2, 14, rank) @ normal(seed + 3, rank, 6) + 0.5 * t @ normal(seed + 4, 5, 6)
     y = normal(seed + 5, 14, 2)
-    fit = partial_coefficients(moments_of(target=t, reference=a, outputs=y), ridge=Ridge(1e-4, "absolute"))
+    fit = partial_coefficients(
+        moments_of(target=t, reference=a, outputs=y), ridge=Ridge(1e-4, "absolute")
+    )
     exact = exact_algorithm_1(t, a, y, (1e-4, 1e-4))
     assert np.abs(exact).max() < 1e-3  # of outputs and targets of size one
     assert np.abs(fit.coefficients.numpy() - exact).max() < 1e-9
@@ -120,7 +155,9 @@ def test_ridge_residuals_are_not_projections() -> None:
     t, a, y = data(0, 30, 3, 4, 1)
     z, r, o = centre(t), centre(a), centre(y)
     smooth = np.linalg.solve(r.T @ r + 20 * np.eye(4), r.T)
-    shortcut = np.linalg.solve(z.T @ (z - r @ smooth @ z) + 20 * np.eye(3), z.T @ (o - r @ smooth @ o))
+    shortcut = np.linalg.solve(
+        z.T @ (z - r @ smooth @ z) + 20 * np.eye(3), z.T @ (o - r @ smooth @ o)
+    )
     found = by_moments(t, a, y, Ridge(20.0, "absolute"))
     assert relative_error(found, algorithm_1(t, a, y, (20.0, 20.0))) < SUMS
     assert relative_error(found, shortcut) > 1e-2
@@ -130,7 +167,12 @@ def test_every_output_is_fitted_on_its_own() -> None:
     t, a, y = data(0, 30, 3, 4, 5)
     together = by_moments(t, a, y, Ridge())
     for j in range(5):
-        assert relative_error(by_moments(t, a, y[:, j : j + 1], Ridge()), together[:, j : j + 1].numpy()) < SUMS
+        assert (
+            relative_error(
+                by_moments(t, a, y[:, j : j + 1], Ridge()), together[:, j : j + 1].numpy()
+            )
+            < SUMS
+        )
 
 
 def test_batches_and_shards_give_the_same_coefficients() -> None:
@@ -149,20 +191,28 @@ def test_weights_equal_repetition() -> None:
     t, a, y = data(0, 20, 2, 3, 1)
     rows, counts = torch.cat([t, a, y], 1), torch.tensor(rng(0).integers(0, 4, 20))
     blocks = {"target": 2, "reference": 3, "outputs": 1}
-    weighted = merge_all([Moments(blocks).update(row[None]) for row in rows], weights=counts.tolist())
+    weighted = merge_all(
+        [Moments(blocks).update(row[None]) for row in rows], weights=counts.tolist()
+    )
     repeated = Moments(blocks).update(rows.repeat_interleave(counts, 0))
     left, right = (partial_coefficients(m).coefficients for m in (weighted, repeated))
     assert relative_error(left, right.numpy()) < CONTRIBUTIONS
 
 
-@given(SEEDS, st.integers(1, 4), st.sampled_from([Ridge(1e-4), Ridge(1e-2), Ridge(0.1, "absolute"), Ridge(0.0)]))
+@given(
+    SEEDS,
+    st.integers(1, 4),
+    st.sampled_from([Ridge(1e-4), Ridge(1e-2), Ridge(0.1, "absolute"), Ridge(0.0)]),
+)
 def test_a_compressed_target_gives_the_same_function(seed: int, rank: int, ridge: Ridge) -> None:
     t = normal(seed, 40, rank) @ normal(seed + 1, rank, 9)
     _, a, y = data(seed + 2, 40, 1, 5, 2)
     moments = moments_of(target=t, reference=a, outputs=y)
     basis = spectrum(moments.product("target", "target"), rows=40).vectors
     assert basis.shape == (9, rank)
-    small = partial_coefficients(moments_of(target=t @ basis, reference=a, outputs=y), ridge=ridge, target_size=9)
+    small = partial_coefficients(
+        moments_of(target=t @ basis, reference=a, outputs=y), ridge=ridge, target_size=9
+    )
     full = partial_coefficients(moments, ridge=ridge)
     assert np.allclose(small.ridges, full.ridges, rtol=1e-9)
     assert relative_error(basis @ small.coefficients, full.coefficients.numpy()) < 1e-8
@@ -172,7 +222,9 @@ def test_a_compressed_target_gives_the_same_function(seed: int, rank: int, ridge
 
 
 @given(SEEDS, st.integers(8, 40), st.integers(1, 5), st.integers(0, 5))
-def test_no_ridge_is_moore_and_penroses_answer(seed: int, rows: int, target: int, reference: int) -> None:
+def test_no_ridge_is_moore_and_penroses_answer(
+    seed: int, rows: int, target: int, reference: int
+) -> None:
     t, a, y = data(seed, rows, target, reference, 2)
     both = np.linalg.svd(centre(torch.cat([t, a], 1)))[1]
     assume(both[: min(rows - 1, target + reference)].min() > 0.05)
@@ -182,19 +234,30 @@ def test_no_ridge_is_moore_and_penroses_answer(seed: int, rows: int, target: int
 
 
 @given(SEEDS, st.integers(1, 3), st.integers(1, 3), st.integers(0, 2))
-def test_no_ridge_with_rank_deficient_and_overlapping_blocks(seed: int, own: int, others: int, shared: int) -> None:
-    mine, theirs, common = normal(seed, 30, own), normal(seed + 1, 30, others), normal(seed + 2, 30, shared)
+def test_no_ridge_with_rank_deficient_and_overlapping_blocks(
+    seed: int, own: int, others: int, shared: int
+) -> None:
+    mine, theirs, common = (
+        normal(seed, 30, own),
+        normal(seed + 1, 30, others),
+        normal(seed + 2, 30, shared),
+    )
     t = torch.cat([mine, common], 1) @ normal(seed + 3, own + shared, 7)
     a = torch.cat([theirs, common], 1) @ normal(seed + 4, others + shared, 8)
     assume(np.linalg.cond(normal(seed + 3, own + shared, 7)) < 20)
     assume(np.linalg.cond(normal(seed + 4, others + shared, 8)) < 20)
     y = normal(seed + 5, 30, 2)
     exact = moore_penrose(t, a, y)
-    assert float(np.abs(by_moments(t, a, y, Ridge(0.0)).numpy() - exact).max()) < 1e-7 * np.abs(exact).max()
+    assert (
+        float(np.abs(by_moments(t, a, y, Ridge(0.0)).numpy() - exact).max())
+        < 1e-7 * np.abs(exact).max()
+    )
 
 
 @given(SEEDS, st.integers(3, 8))
-def test_no_ridge_and_a_reference_that_spans_everything_leaves_nothing(seed: int, rows: int) -> None:
+def test_no_ridge_and_a_reference_that_spans_everything_leaves_nothing(
+    seed: int, rows: int
+) -> None:
     t, a, y = data(seed, rows, 3, 9, 2)
     fit = partial_coefficients(moments_of(target=t, reference=a, outputs=y), ridge=Ridge(0.0))
     assert bool((fit.coefficients == 0).all())
@@ -210,7 +273,9 @@ def test_unique_share_is_what_the_reference_leaves_of_the_rows(seed: int, ridge:
     t, a, y = data(seed, 40, 3, 5, 1)
     z, r = centre(t), centre(a)
     left = z - r @ np.linalg.solve(r.T @ r + ridge * np.eye(5), r.T @ z)
-    fit = partial_coefficients(moments_of(target=t, reference=a, outputs=y), ridge=Ridge(ridge, "absolute"))
+    fit = partial_coefficients(
+        moments_of(target=t, reference=a, outputs=y), ridge=Ridge(ridge, "absolute")
+    )
     assert fit.unique_share == pytest.approx((left**2).sum() / (z**2).sum(), rel=1e-9)
     assert fit.sound
     assert fit.note == ""
@@ -220,17 +285,27 @@ def test_unique_share_is_what_the_reference_leaves_of_the_rows(seed: int, ridge:
 @given(st.data())
 def test_what_rounding_decides_is_never_called_sound(draw: st.DataObject) -> None:
     """Low rank, near-duplicates, wild scales and tiny ridges: right to 1e-5, or flagged."""
-    seed, rows, columns = draw.draw(SEEDS), draw.draw(st.integers(3, 10)), draw.draw(st.integers(2, 6))
+    seed, rows, columns = (
+        draw.draw(SEEDS),
+        draw.draw(st.integers(3, 10)),
+        draw.draw(st.integers(2, 6)),
+    )
     z, y = awkward(draw, seed, rows, columns)
-    ridge = 10.0 ** draw.draw(st.floats(-14, 1)) * max(float((centre(z) ** 2).sum()) / columns, 1e-30)
+    ridge = 10.0 ** draw.draw(st.floats(-14, 1)) * max(
+        float((centre(z) ** 2).sum()) / columns, 1e-30
+    )
     width = draw.draw(st.integers(1, columns - 1))
     t, a = z[:, :width], z[:, width:]
-    fit = partial_coefficients(moments_of(target=t, reference=a, outputs=y), ridge=Ridge(ridge, "absolute"))
+    fit = partial_coefficients(
+        moments_of(target=t, reference=a, outputs=y), ridge=Ridge(ridge, "absolute")
+    )
     exact = exact_algorithm_1(t, a, y, (ridge, ridge))
     c = centre(z)
     theta = np.abs(np.linalg.lstsq(c.T @ c + ridge * np.eye(columns), c.T @ centre(y))[0]).max()
     natural = np.linalg.norm(centre(y)) / max(np.linalg.norm(centre(t)), 1e-300)
-    error = np.abs(fit.coefficients.numpy() - exact).max() / max(theta, np.abs(exact).max(), natural)
+    error = np.abs(fit.coefficients.numpy() - exact).max() / max(
+        theta, np.abs(exact).max(), natural
+    )
     assert error < 1e-5 or not fit.sound
     assert fit.sound or fit.note
 
@@ -238,7 +313,9 @@ def test_what_rounding_decides_is_never_called_sound(draw: st.DataObject) -> Non
 def awkward(draw: st.DataObject, seed: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
     rank = draw.draw(st.integers(1, columns))
     z = normal(seed, rows, rank) @ normal(seed + 1, rank, columns)
-    z = z + draw.draw(st.sampled_from([0.0, 1e-13, 1e-10, 1e-8, 1e-6, 1e-3, 1.0])) * normal(seed + 2, rows, columns)
+    z = z + draw.draw(st.sampled_from([0.0, 1e-13, 1e-10, 1e-8, 1e-6, 1e-3, 1.0])) * normal(
+        seed + 2, rows, columns
+    )
     if draw.draw(st.booleans()):
         noise = draw.draw(st.sampled_from([0.0, 1e-12, 1e-9, 1e-7, 1e-4]))
         z[:, 0] = z[:, -1] + noise * normal(seed + 3, rows)
@@ -250,7 +327,9 @@ def awkward(draw: st.DataObject, seed: int, rows: int, columns: int) -> tuple[Te
     return z, normal(seed + 4, rows, 2)
 
 
-@pytest.mark.parametrize("ridge", [Ridge(1e-8, "absolute"), Ridge(1e-15), Ridge(1e-300, "absolute"), Ridge(0.0)])
+@pytest.mark.parametrize(
+    "ridge", [Ridge(1e-8, "absolute"), Ridge(1e-15), Ridge(1e-300, "absolute"), Ridge(0.0)]
+)
 def test_a_ridge_below_rounding_does_not_break_a_low_rank_target(ridge: Ridge) -> None:
     t, a = 1e3 * normal(0, 2000, 5) @ normal(1, 5, 40), 1e3 * normal(2, 2000, 8)
     y = 1e-3 * (t @ normal(3, 40, 2) + a @ normal(4, 8, 2))
@@ -298,12 +377,16 @@ def test_a_duplicate_of_the_reference_is_not_taken_for_a_contribution(ridge: Rid
 def test_fewer_than_two_rows_are_refused_by_name() -> None:
     blocks = {"target": 1, "reference": 1, "outputs": 1}
     for moments in (Moments(blocks), Moments(blocks).update(normal(0, 1, 3))):
-        with pytest.raises(ValueError, match=f"moments hold {moments.rows} rows; at least two are needed"):
+        with pytest.raises(
+            ValueError, match=f"moments hold {moments.rows} rows; at least two are needed"
+        ):
             partial_coefficients(moments)
 
 
 @pytest.mark.parametrize("missing", ["target", "reference", "outputs"])
 def test_a_missing_block_is_refused_by_name(missing: str) -> None:
-    blocks = {n: normal(i, 5, 1) for i, n in enumerate(("target", "reference", "outputs")) if n != missing}
+    blocks = {
+        n: normal(i, 5, 1) for i, n in enumerate(("target", "reference", "outputs")) if n != missing
+    }
     with pytest.raises(ValueError, match=f"no block '{missing}'"):
         partial_coefficients(moments_of(**blocks))

@@ -17,7 +17,9 @@ from tests.tolerances import CONTRIBUTIONS, SUMS
 
 # Far below 1e-100, products lose digits to underflow before any ridge matters.
 @given(st.just(0.0) | st.floats(1e-100, 1e3), st.integers(1, 6), st.floats(1e-6, 1e6))
-def test_relative_ridge_is_alpha_times_the_mean_of_the_diagonal(alpha: float, size: int, scale: float) -> None:
+def test_relative_ridge_is_alpha_times_the_mean_of_the_diagonal(
+    alpha: float, size: int, scale: float
+) -> None:
     gram = torch.diag(torch.arange(1, size + 1, dtype=torch.float64) * scale)
     assert math.isclose(Ridge(alpha).amount(gram), alpha * scale * (size + 1) / 2, rel_tol=SUMS)
 
@@ -79,11 +81,15 @@ def test_rank_of_low_rank_rows_is_found_and_called_uncertain(seed: int, rank: in
     z = centre(normal(seed, 60, rank) @ normal(seed + 1, rank, 20))
     known = spectrum(torch.from_numpy(z.T @ z), rows=60)
     assert known.rank == rank
-    assert not known.certain  # twenty columns and sixty rows: only rounding says that the rest is zero
+    assert (
+        not known.certain
+    )  # twenty columns and sixty rows: only rounding says that the rest is zero
 
 
 @given(st.integers(0, 100))
-def test_null_weight_is_the_part_of_each_coordinate_outside_the_kept_eigenvectors(seed: int) -> None:
+def test_null_weight_is_the_part_of_each_coordinate_outside_the_kept_eigenvectors(
+    seed: int,
+) -> None:
     z = centre(normal(seed, 5, 9))
     known = spectrum(torch.from_numpy(z.T @ z), rows=5)
     outside = np.eye(9) - np.linalg.pinv(z) @ z

@@ -75,9 +75,14 @@ def show(browser: Any, kept: dict[Path, Opened]) -> Iterator[Any]:
             contexts.append(context)
         else:
             kept[path] = found
-        found.page.on("console", lambda said: found.complaints.append(said.text) if said.type == "error" else None)
+        found.page.on(
+            "console",
+            lambda said: found.complaints.append(said.text) if said.type == "error" else None,
+        )
         found.page.on("pageerror", lambda error: found.complaints.append(str(error)))
-        found.page.on("dialog", lambda dialog: (found.complaints.append(dialog.message), dialog.dismiss()))
+        found.page.on(
+            "dialog", lambda dialog: (found.complaints.append(dialog.message), dialog.dismiss())
+        )
         found.page.on("request", lambda request: found.requests.append(request.url))
         found.page.goto(path.as_uri())
         found.page.wait_for_selector("html[data-ready=yes]", state="attached")
@@ -96,7 +101,9 @@ def mixed() -> SimpleNamespace:
     """Four numbers with names that are hard to write, and a category of three levels; one output, two interactions."""
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    model = nn.Sequential(nn.Linear(7, 24), nn.ReLU(), nn.Linear(24, 12), nn.ReLU(), nn.Linear(12, 1)).double()
+    model = nn.Sequential(
+        nn.Linear(7, 24), nn.ReLU(), nn.Linear(24, 12), nn.ReLU(), nn.Linear(12, 1)
+    ).double()
     city = np.eye(3)[rng.integers(0, 3, 400)]
     X = pd.DataFrame(
         np.column_stack([rng.normal(size=(400, 3)), rng.integers(2000, 2020, 400), city]),
@@ -105,16 +112,32 @@ def mixed() -> SimpleNamespace:
     with torch.no_grad():
         model[0].weight[:, 3] *= 0.05
         model[0].bias -= model[0].weight[:, 3] * 2010
-    features = {NASTY: NASTY, QUOTED: QUOTED, RTL: RTL, "year": "year", "city": ["oslo", "rome", "paris"]}
+    features = {
+        NASTY: NASTY,
+        QUOTED: QUOTED,
+        RTL: RTL,
+        "year": "year",
+        "city": ["oslo", "rome", "paris"],
+    }
     explainer = NObSP(
-        model, features=features, interactions=[(NASTY, QUOTED), (RTL, "city")], output_names=["<b>spend</b>"]
+        model,
+        features=features,
+        interactions=[(NASTY, QUOTED), (RTL, "city")],
+        output_names=["<b>spend</b>"],
     ).fit(X)
-    return SimpleNamespace(X=X, explainer=explainer, compiled=explainer.compile(), explanation=explainer(X))
+    return SimpleNamespace(
+        X=X, explainer=explainer, compiled=explainer.compile(), explanation=explainer(X)
+    )
 
 
 @pytest.fixture(scope="session")
 def mixed_page(mixed: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return report(mixed.explanation, tmp_path_factory.mktemp("mixed") / "mixed.html", title=NASTY, about=QUOTED)
+    return report(
+        mixed.explanation,
+        tmp_path_factory.mktemp("mixed") / "mixed.html",
+        title=NASTY,
+        about=QUOTED,
+    )
 
 
 # ---------------------------------------------------------------------- a pipeline with names and missing values
@@ -135,7 +158,9 @@ def gaps() -> SimpleNamespace:
     X.loc[::9, "b"] = np.nan
     y = X.a * X.b.fillna(0) + X.c * (X.town == "rome")
     numbers = make_pipeline(SimpleImputer(add_indicator=True), StandardScaler())
-    encode = make_column_transformer((numbers, ["a", "b", "c"]), (OneHotEncoder(handle_unknown="ignore"), ["town"]))
+    encode = make_column_transformer(
+        (numbers, ["a", "b", "c"]), (OneHotEncoder(handle_unknown="ignore"), ["town"])
+    )
     network = MLPRegressor(hidden_layer_sizes=(16, 8), max_iter=300, tol=0.01, random_state=0)
     pairs = [("a", "b"), ("b", "town"), ("a", "c")]
     explainer = NObSP(make_pipeline(encode, network).fit(X, y), interactions=pairs).fit(X)
@@ -160,7 +185,9 @@ def untabled() -> SimpleNamespace:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1)).double()
     X = np.random.default_rng(0).normal(size=(150, 5))
-    explainer = NObSP(model, features={"left": [0, 1], "right": [2, 3], "own": 4}, interactions=0).fit(X)
+    explainer = NObSP(
+        model, features={"left": [0, 1], "right": [2, 3], "own": 4}, interactions=0
+    ).fit(X)
     return SimpleNamespace(X=X, explainer=explainer, explanation=explainer(X))
 
 
@@ -180,7 +207,9 @@ def classes() -> SimpleNamespace:
     with torch.no_grad():
         model[2].weight *= 4
     X = rng.normal(size=(300, 4))
-    explainer = NObSP(model, features=list("abcd"), interactions=0, output_names=["red", "green", "blue"]).fit(X)
+    explainer = NObSP(
+        model, features=list("abcd"), interactions=0, output_names=["red", "green", "blue"]
+    ).fit(X)
     explanation = explainer(X)
     labels = explanation.predictions.argmax(1)
     labels[:30] = (labels[:30] + 1) % 3
@@ -196,7 +225,9 @@ def classes() -> SimpleNamespace:
         purity=(near == predicted[:, None]).mean(1),
         confidence=rng.uniform(size=300),
     )
-    return SimpleNamespace(X=X, explainer=explainer, explanation=explanation, labels=labels, hits=hits, model=model)
+    return SimpleNamespace(
+        X=X, explainer=explainer, explanation=explanation, labels=labels, hits=hits, model=model
+    )
 
 
 @pytest.fixture(scope="session")
@@ -212,7 +243,11 @@ def classes_page(classes: SimpleNamespace, tmp_path_factory: pytest.TempPathFact
 def pictures() -> SimpleNamespace:
     torch.manual_seed(2)
     model = nn.Sequential(
-        nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)
+        nn.Conv2d(1, 6, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 3),
     )
     images = torch.rand(80, 1, 12, 12)
     cam = NObSPCam(model, output_names=["cat", "dog", NASTY]).fit(images)
@@ -229,7 +264,9 @@ def pictures() -> SimpleNamespace:
     )
     labels = order[:, 0].numpy().copy()
     labels[0] = order[0, 1]
-    return SimpleNamespace(cam=cam, images=some, gallery=images, maps=cam(some, order), hits=hits, labels=labels)
+    return SimpleNamespace(
+        cam=cam, images=some, gallery=images, maps=cam(some, order), hits=hits, labels=labels
+    )
 
 
 @pytest.fixture(scope="session")

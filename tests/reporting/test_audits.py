@@ -43,16 +43,30 @@ def spoken(rows: int) -> SimpleNamespace:
         "labels": labels,
         "shares": values / 1.3,
     }
-    whole = {"target": np.full(rows, "owl"), "base": np.full(rows, 0.5), "logits": np.full(rows, 0.4), "exact": 0.6}
+    whole = {
+        "target": np.full(rows, "owl"),
+        "base": np.full(rows, 0.5),
+        "logits": np.full(rows, 0.4),
+        "exact": 0.6,
+    }
     return SimpleNamespace(**parts, **whole)
 
 
-def test_rows_that_speak_for_a_prediction_stand_beside_its_neighbours(show, classes, pictures, tmp_path):
+def test_rows_that_speak_for_a_prediction_stand_beside_its_neighbours(
+    show, classes, pictures, tmp_path
+):
     said, out = spoken(len(classes.X)), tmp_path / "table.html"
     opened = show(report(classes.explanation, out, hits=classes.hits, influence=said))
     table = opened.page.locator("#row table.values").last
     assert table.locator("tbody th").all_inner_texts() == ["12", "14", "10", "11", "13", "15"]
-    assert table.locator("td:nth-child(2)").all_inner_texts() == ["owl", "dog", "cat", "dog", "cat", "owl"]
+    assert table.locator("td:nth-child(2)").all_inner_texts() == [
+        "owl",
+        "dog",
+        "cat",
+        "dog",
+        "cat",
+        "owl",
+    ]
     assert table.locator("td:nth-child(3)").all_inner_texts() == [
         "+0.300",
         "+0.200",
@@ -67,7 +81,9 @@ def test_rows_that_speak_for_a_prediction_stand_beside_its_neighbours(show, clas
     assert opened.complaints == []
     said = spoken(len(pictures.maps))
     gallery = {"images": pictures.images, "gallery": pictures.gallery}
-    opened = show(report(pictures.maps, tmp_path / "p.html", hits=pictures.hits, influence=said, **gallery))
+    opened = show(
+        report(pictures.maps, tmp_path / "p.html", hits=pictures.hits, influence=said, **gallery)
+    )
     strips = opened.page.locator("article.plate").first.locator(".found")
     assert strips.count() == 3
     assert strips.nth(1).locator("figcaption span").all_inner_texts()[:2] == ["+0.300", "23.1%"]
@@ -158,9 +174,14 @@ def test_an_audit_stands_beside_images_with_their_names(show, pictures, found, t
     opened = show(report(pictures.maps, tmp_path / "page.html", audit=found, names=files))
     page = opened.page
     assert groups(page)["mislabels"] == ["photo 5.png", "photo 2.png"]
-    assert page.locator("#audit-table tbody tr").nth(1).locator("td").all_inner_texts()[:2] == ["dog", NASTY]
+    assert page.locator("#audit-table tbody tr").nth(1).locator("td").all_inner_texts()[:2] == [
+        "dog",
+        NASTY,
+    ]
     assert page.inner_text("#image-5 h3") == "photo 5.png"
-    pictured = report(pictures.maps, tmp_path / "seen.html", audit=found, names=files, images=pictures.images)
+    pictured = report(
+        pictures.maps, tmp_path / "seen.html", audit=found, names=files, images=pictures.images
+    )
     beside = show(pictured).page.locator("#audit-table tbody th img")
     assert beside.count() == 4
     assert beside.first.evaluate("image => image.complete && image.naturalWidth > 0")
@@ -169,7 +190,9 @@ def test_an_audit_stands_beside_images_with_their_names(show, pictures, found, t
 
 def test_an_audit_stands_beside_a_table_whose_rows_have_names(show, classes, found, tmp_path):
     names = [f"person {row}" for row in range(14)]
-    page = show(report(classes.explanation[:14], tmp_path / "page.html", audit=found, names=names)).page
+    page = show(
+        report(classes.explanation[:14], tmp_path / "page.html", audit=found, names=names)
+    ).page
     assert groups(page)["errors"] == ["person 7"]
     page.fill("#from-row", "person 3")
     page.click("#load-row")
@@ -193,7 +216,10 @@ def test_where_not_all_fit_suspected_mislabels_stay(found, monkeypatch):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"names": ["one"]}, "names must be one per row, 13"), ({}, "audit is of 14 rows but there are 13")],
+    [
+        ({"names": ["one"]}, "names must be one per row, 13"),
+        ({}, "audit is of 14 rows but there are 13"),
+    ],
 )
 def test_an_audit_of_other_rows_is_refused(classes, found, tmp_path, change, message):
     with pytest.raises(ValueError, match=message):

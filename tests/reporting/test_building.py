@@ -23,7 +23,9 @@ MEGABYTES = 1e6
 
 def small(features: int = 3, rows: int = 100, **options):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(features, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).double()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(features, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)
+    ).double()
     X = np.random.default_rng(0).normal(size=(rows, features))
     return NObSP(model, interactions=0, **options).fit(X), X
 
@@ -38,7 +40,9 @@ def test_the_same_input_gives_the_same_file(tmp_path):
 
 def test_fifty_features_and_five_thousand_rows_stay_under_eight_megabytes(tmp_path):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(50, 24), torch.nn.ReLU(), torch.nn.Linear(24, 1)).double()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(50, 24), torch.nn.ReLU(), torch.nn.Linear(24, 1)
+    ).double()
     X = np.random.default_rng(0).normal(size=(5000, 50))
     pairs = [(f"x{k}", f"x{k + 1}") for k in range(0, 8, 2)]
     explainer = NObSP(model, features=[f"x{k}" for k in range(50)], interactions=pairs).fit(X[:400])
@@ -91,7 +95,9 @@ def test_a_folder_is_no_file(tmp_path):
 
 def test_an_unwritable_folder_is_a_clear_error(tmp_path, monkeypatch):
     explainer, X = small()
-    monkeypatch.setattr(os, "access", lambda *_: False)  # whoever runs this may be allowed everything
+    monkeypatch.setattr(
+        os, "access", lambda *_: False
+    )  # whoever runs this may be allowed everything
     with pytest.raises(PermissionError, match="cannot be written to"):
         report(explainer(X), tmp_path / "page.html")
 
@@ -155,7 +161,14 @@ def test_only_the_whole_account_of_its_explainer_makes_a_page(tmp_path, part):
         ({"labels": [1, 2]}, "labels must be one per row"),
         ({"labels": ["a"] * 99}, "labels must be one per row"),
         ({"truth": {"nobody": np.sin}}, "no feature"),
-        ({"hits": type("H", (), {"indices": np.zeros((3, 2), int), "distances": np.zeros((3, 2))})()}, "hits are of 3"),
+        (
+            {
+                "hits": type(
+                    "H", (), {"indices": np.zeros((3, 2), int), "distances": np.zeros((3, 2))}
+                )()
+            },
+            "hits are of 3",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_and_nothing_is_written(tmp_path, options, message):
@@ -172,7 +185,9 @@ def test_another_subject_is_refused_with_what_to_pass(tmp_path):
 
 def test_triples_are_shown_for_rows_and_told(tmp_path):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).double()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)
+    ).double()
     X = np.random.default_rng(0).normal(size=(100, 3))
     explainer = NObSP(model, features=list("abc"), interactions=[("a", "b", "c")]).fit(X)
     data = table_of(explainer(X))
@@ -186,21 +201,29 @@ def test_triples_are_shown_for_rows_and_told(tmp_path):
 
 def test_many_groups_of_numbers_make_a_page_at_once(tmp_path):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(144, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).double()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(144, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+    ).double()
     X = np.random.default_rng(0).normal(size=(300, 144))
     groups = {f"g{k}": list(range(8 * k, 8 * k + 8)) for k in range(18)}
     explanation = NObSP(model, features=groups, interactions=0, background=4).fit(X)(X[:50])
     start = time.process_time()
     report(explanation, tmp_path / "page.html")
     assert time.process_time() - start < 5
-    assert len([f for f in table_of(explanation)["findings"] if f["code"] == "no_table"]) == 1  # said once of all
+    assert (
+        len([f for f in table_of(explanation)["findings"] if f["code"] == "no_table"]) == 1
+    )  # said once of all
 
 
 def test_the_weakest_interactions_stay_out_of_a_page_that_would_be_too_large(monkeypatch):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).double()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)
+    ).double()
     X = np.random.default_rng(0).normal(size=(100, 3))
-    explainer = NObSP(model, features=list("abc"), interactions=[("a", "b"), ("a", "c"), ("b", "c")]).fit(X)
+    explainer = NObSP(
+        model, features=list("abc"), interactions=[("a", "b"), ("a", "c"), ("b", "c")]
+    ).fit(X)
     explanation = explainer(X)
     grids = [table.values.nbytes for table in explainer.functions_.tables[3:]]
     monkeypatch.setattr(tables_module, "ROOM", 2 * max(grids))

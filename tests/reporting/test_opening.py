@@ -101,11 +101,15 @@ def test_levels_with_tags_are_text_in_charts_too(show, tmp_path):
 
     rng = np.random.default_rng(0)
     X = pd.DataFrame(
-        {"tag": rng.choice(["<b>bold</b>", "&lt;i&gt;", "plain"], 120), "other": rng.choice(["u", "v"], 120)}
+        {
+            "tag": rng.choice(["<b>bold</b>", "&lt;i&gt;", "plain"], 120),
+            "other": rng.choice(["u", "v"], 120),
+        }
     )
     y = (X.tag == "plain") + 0.5 * (X.other == "u")
     model = make_pipeline(
-        OneHotEncoder(), MLPRegressor(hidden_layer_sizes=(8,), max_iter=3000, tol=0.01, random_state=0)
+        OneHotEncoder(),
+        MLPRegressor(hidden_layer_sizes=(8,), max_iter=3000, tol=0.01, random_state=0),
     )
     explainer = NObSP(model.fit(X, y)).fit(X)
     opened = show(report(explainer(X), tmp_path / "tags.html"))
@@ -164,7 +168,9 @@ def test_the_page_fits_a_telephone(show, any_page):
             "[...document.querySelectorAll('.bar a, .bar button')].map(e => e.getBoundingClientRect())"
             ".map(b => [b.left, b.right, b.height])"
         )
-        assert all(left >= 0 and right <= 400 and height < 45 for left, right, height in bar)  # whole, and on one line
+        assert all(
+            left >= 0 and right <= 400 and height < 45 for left, right, height in bar
+        )  # whole, and on one line
         broken = page.evaluate(
             "[...document.querySelectorAll('.found figcaption > *, .values td, .values th')].filter(e =>"
             " e.checkVisibility() && /^[\\w.,]+$/.test(e.innerText) && e.getClientRects().length === 1 &&"
@@ -192,7 +198,9 @@ def test_everything_that_can_be_used_has_a_name(show, any_page):
 def test_the_keyboard_reaches_everything_and_focus_is_seen(show, classes_page):
     page = show(classes_page).page
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.className") == "skip"  # a way past the navigation comes first
+    assert (
+        page.evaluate("document.activeElement.className") == "skip"
+    )  # a way past the navigation comes first
     assert page.evaluate("document.activeElement.getBoundingClientRect().left") >= 0
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.getAttribute('href')") == "#overview"
@@ -200,8 +208,19 @@ def test_the_keyboard_reaches_everything_and_focus_is_seen(show, classes_page):
     reached = set()
     for _ in range(100):
         page.keyboard.press("Tab")
-        reached.add(page.evaluate("document.activeElement.id || document.activeElement.ariaLabel || ''"))
-    assert {"output", "theme", "order", "same-scale", "typical", "from-row", "load-row", "filter-by"} <= reached
+        reached.add(
+            page.evaluate("document.activeElement.id || document.activeElement.ariaLabel || ''")
+        )
+    assert {
+        "output",
+        "theme",
+        "order",
+        "same-scale",
+        "typical",
+        "from-row",
+        "load-row",
+        "filter-by",
+    } <= reached
     assert {"a", "b", "c", "d", "a, exact value", "after"} <= reached
 
 

@@ -27,7 +27,9 @@ def test_maps_are_coloured_where_the_evidence_is(show, pictures, pictures_page):
     canvas = plate(page, 0).locator("canvas").first
     width = canvas.evaluate("c => c.width")
     pixels = np.array(canvas.evaluate(PIXELS), dtype=float).reshape(width, width, 4)
-    coloured = pixels[..., 0] - pixels[..., 2]  # the picture below is grey, so what is redder than blue is the map
+    coloured = (
+        pixels[..., 0] - pixels[..., 2]
+    )  # the picture below is grey, so what is redder than blue is the map
     strength = pictures.maps.of_target(0).resize(width).contrast[0]
     assert np.corrcoef(coloured.ravel(), strength.ravel())[0, 1] > 0.95
 
@@ -65,8 +67,12 @@ def test_images_are_ordered_and_filtered(show, pictures, pictures_page):
     page.check("#picture-wrong")
     assert page.locator(".plate:visible").count() == 1
     names = pictures.maps.output_names
-    said = f"labelled {names[pictures.labels[0]]}, predicted {names[pictures.maps.logits[0].argmax()]}"
-    assert page.inner_text("#image-0 .says.miss") == said  # which of both is wrong is not for the page to say
+    said = (
+        f"labelled {names[pictures.labels[0]]}, predicted {names[pictures.maps.logits[0].argmax()]}"
+    )
+    assert (
+        page.inner_text("#image-0 .says.miss") == said
+    )  # which of both is wrong is not for the page to say
 
 
 def test_neighbours_alone_make_a_page(show, pictures, tmp_path):
@@ -91,7 +97,9 @@ def test_neighbours_of_a_table_are_rows_and_nobody_calls_them_healthy(show, pict
 
 def test_neighbours_of_a_regression_show_their_values(show, tmp_path):
     hits = SimpleNamespace(
-        indices=np.array([[3, 1]]), distances=np.array([[0.5, 1234.25]]), labels=np.array([[0.25, 7.5]])
+        indices=np.array([[3, 1]]),
+        distances=np.array([[0.5, 1234.25]]),
+        labels=np.array([[0.25, 7.5]]),
     )
     page = show(report(hits, tmp_path / "hits.html")).page
     captions = page.locator(".found figcaption").all_inner_texts()
@@ -107,8 +115,12 @@ def test_maps_make_a_page_without_images(show, pictures, tmp_path):
 def test_pictures_are_files_of_their_size_grey_where_they_are(pictures, tmp_path):
     wide = np.random.default_rng(0).uniform(size=(14, 3, 300, 200)).astype(np.float32)
     for images, mode in ((wide, "RGB"), (wide[:, :1], "L")):
-        text = report(pictures.maps.of_target(0), tmp_path / "maps.html", images=images).read_text(encoding="utf-8")
-        file = io.BytesIO(base64.b64decode(re.search(r"data:image/png;base64,([A-Za-z0-9+/=]+)", text)[1]))
+        text = report(pictures.maps.of_target(0), tmp_path / "maps.html", images=images).read_text(
+            encoding="utf-8"
+        )
+        file = io.BytesIO(
+            base64.b64decode(re.search(r"data:image/png;base64,([A-Za-z0-9+/=]+)", text)[1])
+        )
         with Image.open(file) as picture:
             assert (picture.size, picture.mode) == ((107, 160), mode)
             shown = np.asarray(picture.convert("RGB")) / 255

@@ -22,12 +22,17 @@ def values(page: Any, selector: str) -> list[float]:
     return [float(one.get_attribute("data-value")) for one in page.locator(selector).all()]
 
 
-def test_what_the_page_carries_over_is_what_python_carries_over(show: Any, classes: Any, classes_page: Any) -> None:
+def test_what_the_page_carries_over_is_what_python_carries_over(
+    show: Any, classes: Any, classes_page: Any
+) -> None:
     page, ex = show(classes_page, fresh=False).page, classes.explanation
     for row in (0, 7, 31):
         found = page.evaluate(CARRIED, [row, ex.predictions[row].tolist()])
         assert_same_to_rounding(
-            np.array(found), ex.to_probability(link="softmax").values[row], within=CONTRIBUTIONS, size=1.0
+            np.array(found),
+            ex.to_probability(link="softmax").values[row],
+            within=CONTRIBUTIONS,
+            size=1.0,
         )
 
 
@@ -51,18 +56,25 @@ def test_a_switch_shows_the_account_of_a_probability_and_it_adds_up(
     assert_same_to_rounding(base, expected.base_values[0], within=SUMS, size=1.0)
     assert_same_to_rounding(base + sum(terms) + rest, end, within=SUMS, size=1.0)
     assert_same_to_rounding(
-        max(terms, key=abs), max(expected.values[row, :, 0], key=abs), within=CONTRIBUTIONS, size=1.0
+        max(terms, key=abs),
+        max(expected.values[row, :, 0], key=abs),
+        within=CONTRIBUTIONS,
+        size=1.0,
     )
     assert "another path" in page.inner_text(place)
     page.locator(".as-linked input").last.uncheck()
     assert page.inner_text(f"{place} table.account") == before
 
 
-def test_a_row_that_is_made_up_ends_at_the_probability_of_its_terms(show: Any, classes_page: Any) -> None:
+def test_a_row_that_is_made_up_ends_at_the_probability_of_its_terms(
+    show: Any, classes_page: Any
+) -> None:
     page = show(classes_page, fresh=False).page
     page.locator(".as-linked input").first.check()
     base, end = values(page, "#whatif-account table.account tr.sum")
-    assert_same_to_rounding(base + sum(values(page, "#whatif-account tr.term")), end, within=SUMS, size=1.0)
+    assert_same_to_rounding(
+        base + sum(values(page, "#whatif-account tr.term")), end, within=SUMS, size=1.0
+    )
     given = page.evaluate("nobsp.probabilities(nobsp.account(nobsp.typical()).total)[0]")
     assert_same_to_rounding(end, given, within=CONTRIBUTIONS, size=1.0)
 
@@ -85,4 +97,6 @@ def test_other_links_are_carried_over_too(show: Any, tmp_path: Any, link: Any) -
     ex = NObSP(model).fit(X)(X[:20])
     page = show(report(ex, tmp_path / "page.html")).page
     found = page.evaluate(CARRIED, [3, ex.predictions[3].tolist()])
-    assert_same_to_rounding(np.array(found), ex.to_probability().values[3], within=CONTRIBUTIONS, size=1.0)
+    assert_same_to_rounding(
+        np.array(found), ex.to_probability().values[3], within=CONTRIBUTIONS, size=1.0
+    )

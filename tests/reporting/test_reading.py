@@ -19,7 +19,9 @@ from tests.reporting.names import NASTY, QUOTED, RTL
 def test_the_first_screen_leads_with_held_out_r2(show, mixed, mixed_page):
     page = show(mixed_page, fresh=False).page
     share = mixed.explainer.explained_[0]
-    assert page.inner_text("#share") == (f"{np.floor(share * 1e4) / 1e2:.2f}%" if share > 0.999 else f"{share:.1%}")
+    assert page.inner_text("#share") == (
+        f"{np.floor(share * 1e4) / 1e2:.2f}%" if share > 0.999 else f"{share:.1%}"
+    )
     assert "held-out R²" in page.inner_text("#share-words")
     assert page.get_attribute("#share", "class") == "good"
     ledger = page.locator("#ledger [role=img]").get_attribute("aria-label")
@@ -40,7 +42,9 @@ def test_the_headline_is_coloured_by_its_value(show, classes, tmp_path, share, h
         findings=(error, note) if share < 0 else (note,),
     )  # fmt: skip
     functions = replace(classes.explainer.functions_, state=state)
-    page = show(report(replace(classes.explanation, explainer=functions), tmp_path / "page.html")).page
+    page = show(
+        report(replace(classes.explanation, explainer=functions), tmp_path / "page.html")
+    ).page
     assert page.get_attribute("#share", "class") == kind
     assert page.inner_text("#share") == f"{share:.1%}".replace("-", "−")
     assert ("calibration rows" in page.inner_text("#share-words")) is not held_out
@@ -62,7 +66,9 @@ def test_warnings_of_the_calibration_are_on_the_first_screen(show, tmp_path):
     X[:, 2] = X[:, 1]
     explainer = NObSP(model, features=["one", "two", "copy"], interactions=0).fit(X)
     page = show(report(explainer(np.vstack([X, X[:1] + 9])), tmp_path / "page.html")).page
-    codes = page.locator(".finding.warning[data-code]").evaluate_all("all => all.map(e => e.dataset.code)")
+    codes = page.locator(".finding.warning[data-code]").evaluate_all(
+        "all => all.map(e => e.dataset.code)"
+    )
     assert {"dependent", "outside"} <= set(codes)
     assert "1 row of 201" in page.inner_text("[data-code=outside]")
 
@@ -123,7 +129,9 @@ def test_surfaces_are_hidden_where_no_rows_are(show, mixed, mixed_page):
     name = f"{NASTY} × {QUOTED}"
     surface = page.locator(".card", has=page.locator("h3 .name", has_text=name)).locator(".chart")
     x, y, z = surface.evaluate("e => [e.data[0].x, e.data[0].y, e.data[0].z]")
-    shown = np.array([[np.nan if value is None else value for value in row] for row in z], dtype=float)
+    shown = np.array(
+        [[np.nan if value is None else value for value in row] for row in z], dtype=float
+    )
     assert np.isnan(shown).any()
     assert np.isfinite(shown).any()
     # The middle of the data is supported, and shows the compiled interaction.
@@ -131,7 +139,9 @@ def test_surfaces_are_hidden_where_no_rows_are(show, mixed, mixed_page):
     row = mixed.X[:1].copy()
     row[[NASTY, QUOTED]] = [[x[i], y[j]]]
     assert shown[j, i] == pytest.approx(mixed.compiled(row).values[0, 5, 0], abs=1e-9)
-    lines = page.locator(".card", has=page.locator("h3 .name", has_text=f"{RTL} × city")).locator(".chart")
+    lines = page.locator(".card", has=page.locator("h3 .name", has_text=f"{RTL} × city")).locator(
+        ".chart"
+    )
     assert lines.evaluate("e => e.data.length") == 3  # one line a level
     captions = page.locator("#surfaces .axes").all_inner_texts()
     assert all(caption.endswith("drawn only where there are rows") for caption in captions)
@@ -158,7 +168,9 @@ def numbers_in(page: Any, column: str) -> list[float]:
 def test_rows_are_sorted_by_any_column(show, classes, classes_page):
     page = show(classes_page, fresh=False).page
     residual = classes.explanation.residual[:, 0]
-    assert np.allclose(np.abs(numbers_in(page, "residual")), np.sort(np.abs(residual))[::-1][:20], atol=1e-6)
+    assert np.allclose(
+        np.abs(numbers_in(page, "residual")), np.sort(np.abs(residual))[::-1][:20], atol=1e-6
+    )
     page.get_by_role("button", name="prediction", exact=True).focus()
     page.keyboard.press("Enter")
     predictions = classes.explanation.predictions[:, 0]
@@ -197,7 +209,10 @@ def test_an_opened_row_shows_its_account_and_its_neighbours(show, classes, class
     button.focus()
     page.keyboard.press("Enter")
     explanation = classes.explanation
-    shown = [float(line.get_attribute("data-value")) for line in page.locator("#row .account tr.term").all()]
+    shown = [
+        float(line.get_attribute("data-value"))
+        for line in page.locator("#row .account tr.term").all()
+    ]
     expected = explanation.values[row, :, 0]
     assert np.allclose(shown, expected[np.argsort(-np.abs(expected))], atol=1e-6)
     assert opened.value("#row tr.left") == pytest.approx(explanation.residual[row, 0], abs=1e-9)

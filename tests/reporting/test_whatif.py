@@ -18,11 +18,20 @@ from nobsp.tabular import CompiledExplainer
 def points_of(functions: CompiledExplainer, data: Any) -> list[dict[str, dict[str, float | None]]]:
     """Rows as the page takes them: numbers by column, None where there is none, and positions of levels by feature."""
     columns, count = functions.read_columns(data)
-    levels = {k: axis.places([columns[c] for c in axis.columns]) for k, axis in functions.level_axes.items()}
-    numbers = {f.columns[0]: np.asarray(columns[f.columns[0]], float) for f in functions.features if f.kind == "number"}
+    levels = {
+        k: axis.places([columns[c] for c in axis.columns])
+        for k, axis in functions.level_axes.items()
+    }
+    numbers = {
+        f.columns[0]: np.asarray(columns[f.columns[0]], float)
+        for f in functions.features
+        if f.kind == "number"
+    }
     return [
         {
-            "numbers": {str(c): float(x[row]) if np.isfinite(x[row]) else None for c, x in numbers.items()},
+            "numbers": {
+                str(c): float(x[row]) if np.isfinite(x[row]) else None for c, x in numbers.items()
+            },
             "levels": {str(k): int(places[row]) for k, places in levels.items()},
         }
         for row in range(count)
@@ -36,7 +45,9 @@ def computed(page: Any, points: list[Any]) -> tuple[np.ndarray, np.ndarray]:
         " return {parts: a.contributions.map(c => Array.from(c)), total: Array.from(a.total)}; })",
         points,
     )
-    return np.array([row["parts"] for row in found], float), np.array([row["total"] for row in found], float)
+    return np.array([row["parts"] for row in found], float), np.array(
+        [row["total"] for row in found], float
+    )
 
 
 def random_rows(X: Any, beyond: float, count: int = 60) -> Any:
@@ -58,7 +69,9 @@ def test_what_the_page_computes_is_what_python_computes(show, request, subject, 
     case, path = request.getfixturevalue(subject), request.getfixturevalue(f"{subject}_page")
     rows = random_rows(case.X, beyond)
     expected = case.explainer(rows)
-    parts, total = computed(show(path, fresh=False).page, points_of(case.explainer.functions_, rows))
+    parts, total = computed(
+        show(path, fresh=False).page, points_of(case.explainer.functions_, rows)
+    )
     size = max(1.0, np.abs(expected.values).max())  # of what is added up, far beyond the range
     assert np.abs(parts - expected.values).max() <= 1e-9 * size
     assert np.abs(total - expected.base_values - expected.values.sum(1)).max() <= 1e-9 * size
@@ -68,9 +81,13 @@ def test_rows_with_gaps_and_unseen_levels_are_read_as_python_reads_them(show, ga
     functions = gaps.explainer.functions_
     opened = show(gaps_page, fresh=False)
     expected = functions(gaps.rows)
-    parts, total = computed(opened.page, opened.page.evaluate("[...Array(60).keys()].map(nobsp.row)"))
+    parts, total = computed(
+        opened.page, opened.page.evaluate("[...Array(60).keys()].map(nobsp.row)")
+    )
     np.testing.assert_allclose(parts, expected.values, rtol=0, atol=1e-9)
-    np.testing.assert_allclose(total, expected.base_values + expected.values.sum(1), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(
+        total, expected.base_values + expected.values.sum(1), rtol=0, atol=1e-9
+    )
     assert opened.page.evaluate("nobsp.row(9).numbers[1]") is None
     assert opened.complaints == []
 
@@ -96,18 +113,28 @@ def test_a_row_with_a_gap_opens_and_can_be_tried(show, gaps, gaps_page, row):
 
 def test_the_reader_in_the_docs_reads_files_as_python_does(gaps, tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "compiled-format.md").read_text(encoding="utf-8")
-    [code] = [block for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "struct" in block]
+    [code] = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+        if "struct" in block
+    ]
     names: dict[str, Any] = {}
     exec(compile(code, "docs/compiled-format.md", "exec"), names)
     gaps.explainer.compile().save(tmp_path / "file")
     held = names["read"](tmp_path / "file")
-    found = [list(names["contributions"](held, row)) for row in gaps.rows.to_numpy(dtype=object).tolist()]
-    np.testing.assert_allclose(found, gaps.explainer.functions_(gaps.rows).values, rtol=0, atol=1e-9)
+    found = [
+        list(names["contributions"](held, row)) for row in gaps.rows.to_numpy(dtype=object).tolist()
+    ]
+    np.testing.assert_allclose(
+        found, gaps.explainer.functions_(gaps.rows).values, rtol=0, atol=1e-9
+    )
 
 
 def test_rows_come_out_of_the_page_as_they_went_in(show, mixed, mixed_page):
     page = show(mixed_page, fresh=False).page
-    found = page.evaluate("[...Array(400).keys()].map(r => [0, 1, 2, 3].map(c => nobsp.row(r).numbers[c]))")
+    found = page.evaluate(
+        "[...Array(400).keys()].map(r => [0, 1, 2, 3].map(c => nobsp.row(r).numbers[c]))"
+    )
     assert np.array_equal(np.array(found), mixed.X.iloc[:, :4].to_numpy())
 
 
@@ -118,16 +145,23 @@ def test_sliders_reach_half_a_range_beyond_what_was_calibrated(show, classes, cl
     assert ends == pytest.approx([low - (high - low) / 2, high + (high - low) / 2])
 
 
-def test_terms_without_a_table_are_shown_for_rows_and_left_out_of_what_is_made_up(show, untabled, untabled_page):
+def test_terms_without_a_table_are_shown_for_rows_and_left_out_of_what_is_made_up(
+    show, untabled, untabled_page
+):
     opened = show(untabled_page, fresh=False)
     page, explanation = opened.page, untabled.explanation
     assert page.locator("#whatif-account tr.term").count() == 1
     assert "left" in page.inner_text("#whatif-account .unknown")
     page.fill("#from-row", "7")
     page.click("#load-row")
-    shown = sorted(float(line.get_attribute("data-value")) for line in page.locator("#whatif-account tr.term").all())
+    shown = sorted(
+        float(line.get_attribute("data-value"))
+        for line in page.locator("#whatif-account tr.term").all()
+    )
     assert shown == pytest.approx(sorted(explanation.values[7, :, 0]), abs=1e-9)
-    assert opened.value("#whatif-account tr.left") == pytest.approx(explanation.residual[7, 0], abs=1e-9)
+    assert opened.value("#whatif-account tr.left") == pytest.approx(
+        explanation.residual[7, 0], abs=1e-9
+    )
     assert page.locator("#feature-0 .chart").count() == 0
     assert page.locator("[data-code=no_table]").count() >= 1
     assert opened.complaints == []
@@ -145,7 +179,9 @@ def test_typing_a_value_changes_the_account_to_that_of_the_explainer(show, class
     row[1] = 0.75
     expected = classes.explainer(row[None])
     total = opened.value("#whatif-account tr.total")
-    assert total == pytest.approx(expected.base_values[0] + expected.values[0, :, 0].sum(), abs=1e-9)
+    assert total == pytest.approx(
+        expected.base_values[0] + expected.values[0, :, 0].sum(), abs=1e-9
+    )
     # The model was not run on this row, and the page does not pretend that it was.
     assert page.locator("#whatif-account").get_by_text("model's prediction").count() == 0
 
@@ -156,7 +192,9 @@ def test_a_known_row_shows_prediction_and_residual(show, classes, classes_page):
     opened.page.click("#load-row")
     prediction, residual = classes.explanation.predictions[7, 0], classes.explanation.residual[7, 0]
     assert opened.value("#whatif-account tr.left") == pytest.approx(residual, abs=1e-9)
-    assert opened.value("#whatif-account tr.total:last-child") == pytest.approx(prediction, abs=1e-9)
+    assert opened.value("#whatif-account tr.total:last-child") == pytest.approx(
+        prediction, abs=1e-9
+    )
 
 
 def test_arrow_keys_move_a_slider_and_the_account(show, classes, classes_page):
@@ -179,7 +217,9 @@ def few_page(tmp_path_factory):
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     X = np.column_stack([np.where(np.arange(101) < 60, -0.9375, 1.0625), rng.normal(size=101)])
-    model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).double()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+    ).double()
     explainer = NObSP(model, features=["switch", "other"], interactions=0).fit(X)
     return report(explainer(X), tmp_path_factory.mktemp("few") / "few.html")
 
@@ -212,7 +252,10 @@ def test_a_function_of_few_values_is_dots_and_bars_at_these(show, few_page):
         "document.querySelector('#feature-0 .chart').data.map(t => ({mode: t.mode || t.type, x: Array.from(t.x),"
         " y: Array.from(t.y), whiskers: !!t.error_y}))"
     )
-    assert [(t["mode"], t["x"]) for t in traces] == [("markers", [-0.9375, 1.0625]), ("bar", [-0.9375, 1.0625])]
+    assert [(t["mode"], t["x"]) for t in traces] == [
+        ("markers", [-0.9375, 1.0625]),
+        ("bar", [-0.9375, 1.0625]),
+    ]
     assert traces[0]["whiskers"]
     assert traces[1]["y"] == [60, 41]
 
@@ -224,7 +267,9 @@ def test_a_category_is_picked_from_a_list(show, mixed, mixed_page):
     page.locator("#controls").get_by_label("city", exact=True).select_option("2")
     expected = page.evaluate("p => nobsp.account(p).total[0]", at | {"levels": {"4": 2}})
     assert opened.value("#whatif-account tr.total") == pytest.approx(expected, abs=1e-9)
-    assert opened.value("#whatif-account tr.total") != page.evaluate("p => nobsp.account(p).total[0]", at)
+    assert opened.value("#whatif-account tr.total") != page.evaluate(
+        "p => nobsp.account(p).total[0]", at
+    )
 
 
 def test_what_lies_outside_the_calibrated_range_is_marked(show, classes, classes_page):

@@ -38,11 +38,15 @@ class Embedded(nn.Module):
     def __init__(self, columns: int, width: int) -> None:
         super().__init__()
         self.first, self.second = nn.Embedding(4, 3), nn.Embedding(3, 2)
-        self.mix = nn.Sequential(nn.Linear(columns - 2 + 5, width), nn.ReLU(), nn.Linear(width, width), nn.SiLU())
+        self.mix = nn.Sequential(
+            nn.Linear(columns - 2 + 5, width), nn.ReLU(), nn.Linear(width, width), nn.SiLU()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         codes = x[:, :2].long()
-        return self.mix(torch.cat([self.first(codes[:, 0]), self.second(codes[:, 1]), x[:, 2:]], dim=1))
+        return self.mix(
+            torch.cat([self.first(codes[:, 0]), self.second(codes[:, 1]), x[:, 2:]], dim=1)
+        )
 
 
 class Codes(nn.Module):
@@ -51,7 +55,9 @@ class Codes(nn.Module):
     def __init__(self, columns: int, width: int) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.Embedding(4, 3) for _ in range(columns))
-        self.mix = nn.Sequential(nn.Linear(3 * columns, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+        self.mix = nn.Sequential(
+            nn.Linear(3 * columns, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mix(torch.cat([table(x[:, k]) for k, table in enumerate(self.tables)], dim=1))
@@ -64,11 +70,26 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
     "selu": nn.SELU,
 }
-KINDS = (*ACTIVATIONS, "residual", "batchnorm", "layernorm", "dropout", "embedding", "softmax", "sigmoid")
+KINDS = (
+    *ACTIVATIONS,
+    "residual",
+    "batchnorm",
+    "layernorm",
+    "dropout",
+    "embedding",
+    "softmax",
+    "sigmoid",
+)
 
 
 def net(
-    kind: str, *, columns: int = 5, outputs: int = 1, width: int = 12, seed: int = 0, dtype: torch.dtype = torch.float64
+    kind: str,
+    *,
+    columns: int = 5,
+    outputs: int = 1,
+    width: int = 12,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
 ) -> Net:
     """A random network of some kind, in training mode as users often leave them."""
     with torch.random.fork_rng():
@@ -99,11 +120,19 @@ def _body(kind: str, columns: int, width: int) -> nn.Module:
         block = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
         return nn.Sequential(nn.Linear(columns, width), Residual(block), nn.ReLU())
     if kind == "batchnorm":
-        return nn.Sequential(nn.Linear(columns, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, width))
+        return nn.Sequential(
+            nn.Linear(columns, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, width)
+        )
     if kind == "layernorm":
         return nn.Sequential(nn.Linear(columns, width), nn.LayerNorm(width), nn.GELU())
     if kind == "dropout":
-        return nn.Sequential(nn.Linear(columns, width), nn.ReLU(), nn.Dropout(0.5), nn.Linear(width, width), nn.Tanh())
+        return nn.Sequential(
+            nn.Linear(columns, width),
+            nn.ReLU(),
+            nn.Dropout(0.5),
+            nn.Linear(width, width),
+            nn.Tanh(),
+        )
     if kind == "embedding":
         return Embedded(columns, width)
     if kind == "codes":
@@ -111,11 +140,16 @@ def _body(kind: str, columns: int, width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(columns, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
 
 
-def table(kind: str, rows: int, *, columns: int = 5, seed: int = 0, correlation: float = 0.3) -> np.ndarray:
+def table(
+    kind: str, rows: int, *, columns: int = 5, seed: int = 0, correlation: float = 0.3
+) -> np.ndarray:
     """Rows that suit a network of some kind."""
     rng = np.random.default_rng(seed)
     shared = rng.standard_normal((rows, 1))
-    X = math.sqrt(1 - correlation) * rng.standard_normal((rows, columns)) + math.sqrt(correlation) * shared
+    X = (
+        math.sqrt(1 - correlation) * rng.standard_normal((rows, columns))
+        + math.sqrt(correlation) * shared
+    )
     if kind == "codes":
         return rng.choice(4, (rows, columns), p=[0.4, 0.3, 0.2, 0.1])
     if kind == "embedding":
@@ -139,7 +173,10 @@ def from_layers(first: np.ndarray, bias: np.ndarray, last: np.ndarray, constant:
 
 
 def ridge_functions(
-    directions: list[np.ndarray], functions: list[Callable[[np.ndarray], np.ndarray]], *, reach: float = 8.0
+    directions: list[np.ndarray],
+    functions: list[Callable[[np.ndarray], np.ndarray]],
+    *,
+    reach: float = 8.0,
 ) -> Net:
     """Σ f_i(a_i · x), every f_i drawn through knots by hinges of its own: known which features meet where."""
     knots = np.linspace(-reach, reach, 33)
@@ -153,7 +190,9 @@ def ridge_functions(
             first.append(direction)
             bias.append(-knot)
             last.append(change)
-    return from_layers(np.array(first, dtype=float), np.array(bias), np.array([last]), np.array([constant]))
+    return from_layers(
+        np.array(first, dtype=float), np.array(bias), np.array([last]), np.array([constant])
+    )
 
 
 def additive(columns: int = 4) -> Net:
@@ -169,7 +208,11 @@ def one_product(columns: int = 5, strength: float = 1.0) -> Net:
     singles = [np.sin, np.tanh, np.abs, lambda x: 0.3 * x**2, np.cos]
     return ridge_functions(
         [*eye, eye[0] + eye[1], eye[0] - eye[1]],
-        [*(singles[i % 5] for i in range(columns)), lambda t: strength * t**2 / 4, lambda t: -strength * t**2 / 4],
+        [
+            *(singles[i % 5] for i in range(columns)),
+            lambda t: strength * t**2 / 4,
+            lambda t: -strength * t**2 / 4,
+        ],
     )
 
 
@@ -188,7 +231,11 @@ class Counted(nn.Module):
         self.calls = self.rows = self.largest = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls, self.rows, self.largest = self.calls + 1, self.rows + len(x), max(self.largest, len(x))
+        self.calls, self.rows, self.largest = (
+            self.calls + 1,
+            self.rows + len(x),
+            max(self.largest, len(x)),
+        )
         return self.inner(x)
 
 

@@ -30,11 +30,22 @@ def centred(rows: Array) -> Array:
 class Network:
     """A network as the formulas see it: z(x), W and b, features as groups of columns, and a baseline."""
 
-    def __init__(self, net: Net, baseline: Array, groups: Sequence[Sequence[int]] | None = None, *, piece: int = 0):
+    def __init__(
+        self,
+        net: Net,
+        baseline: Array,
+        groups: Sequence[Sequence[int]] | None = None,
+        *,
+        piece: int = 0,
+    ):
         self.net, self.piece = net, piece
         self.dtype = next(net.parameters()).dtype
         self.baseline = np.asarray(baseline, dtype=np.float64)
-        self.groups = [list(g) for g in groups] if groups is not None else [[k] for k in range(len(self.baseline))]
+        self.groups = (
+            [list(g) for g in groups]
+            if groups is not None
+            else [[k] for k in range(len(self.baseline))]
+        )
         self.weight = net.head.weight.detach().double().numpy()
         self.bias = net.head.bias.detach().double().numpy()
 
@@ -44,7 +55,11 @@ class Network:
         self.net.eval()
         with torch.no_grad():
             x = torch.tensor(X).to(torch.int64 if isinstance(self.net.body, Codes) else self.dtype)
-            found = torch.cat([self.net.body(part) for part in x.split(self.piece or len(x))]).double().numpy()
+            found = (
+                torch.cat([self.net.body(part) for part in x.split(self.piece or len(x))])
+                .double()
+                .numpy()
+            )
         for part, flag in training.items():
             part.training = flag
         return found
@@ -67,7 +82,10 @@ class Network:
 
     def pure(self, term: Subset, X: Array) -> Array:
         """Δ_S(x) = Σ_{U⊆S} (−1)^{|S|−|U|} z_U(x), the empty set included."""
-        return sum((-1) ** (len(term) - len(subset)) * self.isolated(subset, X) for subset in all_subsets(term))
+        return sum(
+            (-1) ** (len(term) - len(subset)) * self.isolated(subset, X)
+            for subset in all_subsets(term)
+        )
 
 
 # ---------------------------------------------------------------------- Algorithm 1
@@ -90,7 +108,10 @@ class Published:
         self.y = centred(network.logits(X))
 
     def coefficients(self, term: Subset) -> Array:
-        target, reference = self.network.isolated(term, self.X), self.network.reference(term, self.X)
+        target, reference = (
+            self.network.isolated(term, self.X),
+            self.network.reference(term, self.X),
+        )
         return algorithm_1(centred(target), centred(reference), self.y, self.ridge)
 
     def projection(self, term: Subset, X: Array) -> Array:
@@ -101,7 +122,9 @@ class Published:
     def term(self, term: Subset, X: Array) -> Array:
         """A.14 and A.15: the projection less every lower-order term."""
         lower = [subset for subset in all_subsets(term) if 0 < len(subset) < len(term)]
-        return self.projection(term, X) - sum((self.term(subset, X) for subset in lower), np.zeros(()))
+        return self.projection(term, X) - sum(
+            (self.term(subset, X) for subset in lower), np.zeros(())
+        )
 
 
 # ---------------------------------------------------------------------- all terms at once
@@ -111,7 +134,10 @@ class Background:
     """Representations averaged over background rows, by brute force; the network is a double-precision `Net`."""
 
     def __init__(self, net: Net, background: Array) -> None:
-        self.network, self.rows = Network(net, background[0]), np.asarray(background, dtype=np.float64)
+        self.network, self.rows = (
+            Network(net, background[0]),
+            np.asarray(background, dtype=np.float64),
+        )
         self.weight = self.network.weight.T
 
     def mean(self, term: Subset, points: Array) -> Array:

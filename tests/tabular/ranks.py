@@ -46,12 +46,16 @@ def city_table(rows: int = 500) -> pd.DataFrame:
     """Sorted by city, so that every rank sees other cities."""
     rng = np.random.default_rng(3)
     cities = np.sort(rng.choice(["bergen", "como", "oslo", "rome"], rows))
-    return pd.DataFrame({"age": rng.standard_normal(rows), "city": cities, "pay": rng.standard_normal(rows)})
+    return pd.DataFrame(
+        {"age": rng.standard_normal(rows), "city": cities, "pay": rng.standard_normal(rows)}
+    )
 
 
 def city_model() -> Any:
     frame = city_table()
-    encode = ColumnTransformer([("n", StandardScaler(), ["age", "pay"]), ("c", OneHotEncoder(), ["city"])])
+    encode = ColumnTransformer(
+        [("n", StandardScaler(), ["age", "pay"]), ("c", OneHotEncoder(), ["city"])]
+    )
     target = frame["age"] * frame["pay"] + (frame["city"] == "oslo")
     network = MLPRegressor(hidden_layer_sizes=(8,), solver="lbfgs", max_iter=60, random_state=0)
     with warnings.catch_warnings():
@@ -66,7 +70,9 @@ Case = Callable[[int], tuple[Any, dict[str, Any], list[Any], Any]]
 RESUMED: dict[str, Any] = {"reference": "complement", "interactions": [["x0", "x1"]]}
 
 
-def _plain(size: int, *, hollow: bool = False, **options: Any) -> tuple[Any, dict[str, Any], list[Any], Any]:
+def _plain(
+    size: int, *, hollow: bool = False, **options: Any
+) -> tuple[Any, dict[str, Any], list[Any], Any]:
     X = table("silu", 500)
     X[:, 4] = np.round(X[:, 4])
     return net("silu", outputs=2), options, cut(X, size, hollow=hollow), X
@@ -80,12 +86,19 @@ def _auto(size: int, **options: Any) -> tuple[Any, dict[str, Any], list[Any], An
 def _loader(size: int) -> tuple[Any, dict[str, Any], list[Any], Any]:
     """One rank has a loader over nothing."""
     model, options, shards, X = _plain(size, hollow=True, interactions=0)
-    return model, options, [DataLoader(TensorDataset(torch.tensor(s)), batch_size=32) for s in shards], X
+    return (
+        model,
+        options,
+        [DataLoader(TensorDataset(torch.tensor(s)), batch_size=32) for s in shards],
+        X,
+    )
 
 
 def _once(size: int) -> tuple[Any, dict[str, Any], list[Any], Any]:
     """Each rank's batches can be read only once, and one rank has none."""
-    model, options, shards, X = _plain(size, hollow=True, baseline="zero", interactions=[["x0", "x1"]])
+    model, options, shards, X = _plain(
+        size, hollow=True, baseline="zero", interactions=[["x0", "x1"]]
+    )
     return model, options, [iter(batches(s)) for s in shards], X
 
 
@@ -102,7 +115,12 @@ def _more_than_the_sample(size: int) -> tuple[Any, dict[str, Any], list[Any], An
     """Bases come from another sample here, which a wide network would feel; this one has all directions."""
     X = table("tanh", 20_000, columns=3)
     shards = [X[:11_000], X[11_000:], X[:0]][:size]
-    return net("tanh", columns=3, width=4), {"reference": "complement", "interactions": 0}, shards, X
+    return (
+        net("tanh", columns=3, width=4),
+        {"reference": "complement", "interactions": 0},
+        shards,
+        X,
+    )
 
 
 CASES: dict[str, Case] = {
@@ -175,7 +193,10 @@ def numbers(explainer: NObSP) -> dict[str, Tensor]:
     if estimate.published is not None:
         solution = estimate.published.solution
         for term in estimate.terms:
-            found[f"matrix {term}"], found[f"offset {term}"] = solution.matrices[term], solution.offsets[term]
+            found[f"matrix {term}"], found[f"offset {term}"] = (
+                solution.matrices[term],
+                solution.offsets[term],
+            )
     else:
         for one in explainer.functions_.tables:
             found[f"matrix {one.features}"] = torch.from_numpy(one.values)
@@ -184,14 +205,18 @@ def numbers(explainer: NObSP) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in found.items()}
 
 
-def assert_same_numbers(found: dict[str, Tensor], expected: dict[str, Tensor], *, but: Collection[str] = ()) -> None:
+def assert_same_numbers(
+    found: dict[str, Tensor], expected: dict[str, Tensor], *, but: Collection[str] = ()
+) -> None:
     """Two calibrations on the same rows: what was counted is equal, what was solved for has the size of a solution."""
     assert found.keys() == expected.keys()
     solved = [key for key in expected if key.startswith(("matrix", "offset"))]
     size = max(float(expected[key].abs().max()) for key in solved)
     for key in expected.keys() - set(but):
         if key in solved:
-            assert_same_to_rounding(found[key], expected[key], within=COEFFICIENTS, size=size, what=key)
+            assert_same_to_rounding(
+                found[key], expected[key], within=COEFFICIENTS, size=size, what=key
+            )
         else:
             assert_same_to_rounding(found[key], expected[key], within=CONTRIBUTIONS, what=key)
 
@@ -199,7 +224,9 @@ def assert_same_numbers(found: dict[str, Tensor], expected: dict[str, Tensor], *
 def main(task: str, rank: int, size: int, folder: Path) -> None:
     dist = torch.distributed
     meeting = f"file://{folder}/meeting"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=100))
+    dist.init_process_group(
+        "gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=100)
+    )
     if task == "cases":
         for name, case in CASES.items():
             model, options, shards, _ = case(size)

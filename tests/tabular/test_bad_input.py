@@ -67,7 +67,11 @@ def test_gaps_in_later_batches_count_rows_from_the_start(net, table):
     ("X", "kind", "said"),
     [
         (lambda t: t.to_numpy()[0], ValueError, r"X must have two dimensions, found shape \(3,\)"),
-        (lambda t: t.to_numpy()[None], ValueError, r"X must have two dimensions, found shape \(1, 80, 3\)"),
+        (
+            lambda t: t.to_numpy()[None],
+            ValueError,
+            r"X must have two dimensions, found shape \(1, 80, 3\)",
+        ),
         (lambda t: t["a"], TypeError, "X is a Series"),
         (lambda t: t[:0], ValueError, "X has no rows"),
         (lambda t: t.to_numpy()[:0], ValueError, "X has no rows"),
@@ -76,14 +80,30 @@ def test_gaps_in_later_batches_count_rows_from_the_start(net, table):
         (lambda t: None, TypeError, "X is a NoneType"),
         (lambda t: "table.csv", TypeError, "X is a str"),
         (lambda t: t.to_dict("list"), TypeError, "X is a dict"),
-        (lambda t: sparse.csr_matrix(t.to_numpy()), TypeError, r"X is a sparse matrix; pass X.toarray\(\)"),
+        (
+            lambda t: sparse.csr_matrix(t.to_numpy()),
+            TypeError,
+            r"X is a sparse matrix; pass X.toarray\(\)",
+        ),
         (lambda t: pl.from_pandas(t).lazy(), TypeError, r"X is a LazyFrame; pass X.collect\(\)"),
-        (lambda t: TensorDataset(torch.zeros(4, 3)), TypeError, "X is a Dataset; pass torch.utils.data.DataLoader"),
+        (
+            lambda t: TensorDataset(torch.zeros(4, 3)),
+            TypeError,
+            "X is a Dataset; pass torch.utils.data.DataLoader",
+        ),
         (lambda t: t.to_numpy().astype(str), TypeError, "X must be numeric, found dtype <U"),
         (lambda t: t.assign(b="x"), TypeError, "X column 'b' holds String, not numbers"),
-        (lambda t: t.assign(b=pd.Timestamp("2020-01-01")), TypeError, "X column 'b' holds Datetime"),
+        (
+            lambda t: t.assign(b=pd.Timestamp("2020-01-01")),
+            TypeError,
+            "X column 'b' holds Datetime",
+        ),
         (lambda t: t.assign(b=1j), TypeError, "X column 'b'"),
-        (lambda t: torch.zeros(4, 3, dtype=torch.complex64), TypeError, "X must be a dense real tensor"),
+        (
+            lambda t: torch.zeros(4, 3, dtype=torch.complex64),
+            TypeError,
+            "X must be a dense real tensor",
+        ),
     ],
 )
 def test_what_is_no_table_is_refused_by_name(net, explainer, table, X, kind, said):
@@ -101,7 +121,9 @@ def test_object_arrays_of_numbers_are_numbers(explainer, table):
 
 
 def test_lists_of_rows_are_a_table(explainer, table):
-    assert_same_to_rounding(explainer(table.to_numpy().tolist()).values, explainer(table).values, within=SINGLE)
+    assert_same_to_rounding(
+        explainer(table.to_numpy().tolist()).values, explainer(table).values, within=SINGLE
+    )
 
 
 def test_two_columns_of_one_name(net, table):
@@ -112,12 +134,18 @@ def test_two_columns_of_one_name(net, table):
 @pytest.mark.parametrize("columns", [2, 4])
 def test_another_number_of_columns(net, explainer, table, columns):
     X = np.zeros((5, columns))
-    with pytest.raises(ValueError, match=f"model cannot take .*{columns} columns.*it was trained on"):
+    with pytest.raises(
+        ValueError, match=f"model cannot take .*{columns} columns.*it was trained on"
+    ):
         NObSP(net).fit(X)
-    with pytest.raises(ValueError, match=f"X has {columns} columns but 3 are expected: 'a', 'b', 'c'"):
+    with pytest.raises(
+        ValueError, match=f"X has {columns} columns but 3 are expected: 'a', 'b', 'c'"
+    ):
         explainer(X)
     nameless = NObSP(net).fit(table.to_numpy())
-    with pytest.raises(ValueError, match=f"X has {columns} columns but the explainer was calibrated on 3"):
+    with pytest.raises(
+        ValueError, match=f"X has {columns} columns but the explainer was calibrated on 3"
+    ):
         nameless(X)
 
 
@@ -134,7 +162,9 @@ def test_one_row_is_not_enough_and_two_are(net, table):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # held-out R² of two rows is what it is
             ex = NObSP(net, reference=reference).fit(table[:2])(table[:5])
-        assert np.allclose(ex.base_values + ex.values.sum(1) + ex.residual, ex.predictions, atol=CONTRIBUTIONS)
+        assert np.allclose(
+            ex.base_values + ex.values.sum(1) + ex.residual, ex.predictions, atol=CONTRIBUTIONS
+        )
 
 
 def test_one_row_can_be_explained(explainer, table):
@@ -161,7 +191,9 @@ class ManyCodes(nn.Module):
         self.table, self.mix, self.head = nn.Embedding(300, 3), nn.Linear(4, 8), nn.Linear(8, 1)
 
     def forward(self, x):
-        return self.head(torch.relu(self.mix(torch.cat([self.table(x[:, 0].long()), x[:, 1:]], dim=1))))
+        return self.head(
+            torch.relu(self.mix(torch.cat([self.table(x[:, 0].long()), x[:, 1:]], dim=1)))
+        )
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.float32])
@@ -176,7 +208,9 @@ def test_codes_are_known_one_by_one_however_many(kind):
     assert explainer.baseline_[0] == 77
     assert not explainer(X).outside[:, 0].any()
     for unseen in (10.5, 123):
-        assert explainer(np.array([[5, 0.0], [unseen, 0.0]], dtype=kind)).outside[:, 0].tolist() == [False, True]
+        assert explainer(np.array([[5, 0.0], [unseen, 0.0]], dtype=kind)).outside[
+            :, 0
+        ].tolist() == [False, True]
 
 
 def test_grouped_codes_with_many_combinations_are_known_column_by_column():
@@ -282,7 +316,9 @@ def test_half_precision_models_are_explained_in_double(table):
     rows, model = torch.tensor(table.to_numpy(), dtype=torch.float32), make_net().half()
     ex = NObSP(model).fit(table)(table)
     assert ex.values.dtype == np.float64
-    assert np.allclose(ex.base_values + ex.values.sum(1) + ex.residual, ex.predictions, atol=CONTRIBUTIONS)
+    assert np.allclose(
+        ex.base_values + ex.values.sum(1) + ex.residual, ex.predictions, atol=CONTRIBUTIONS
+    )
     assert np.allclose(ex.predictions, make_net()(rows).detach().numpy(), atol=0.05)
     assert next(model.parameters()).dtype == torch.float16
 
@@ -301,8 +337,16 @@ def test_outputs_that_overflow_are_named(table):
         ({"ridge": -1}, ValueError, "ridge must be finite and not negative, found -1"),
         ({"ridge": np.nan}, ValueError, "ridge must be finite"),
         ({"ridge": "strong"}, ValueError, "ridge must be a number or \"auto\", found 'strong'"),
-        ({"ridge_scale": "global"}, ValueError, 'ridge.scale must be "relative" or "absolute", found \'global\''),
-        ({"reference": "term"}, ValueError, 'reference must be "terms" or "complement", found \'term\''),
+        (
+            {"ridge_scale": "global"},
+            ValueError,
+            'ridge.scale must be "relative" or "absolute", found \'global\'',
+        ),
+        (
+            {"reference": "term"},
+            ValueError,
+            'reference must be "terms" or "complement", found \'term\'',
+        ),
         ({"interactions": -1}, ValueError, "interactions must not be negative"),
         ({"interactions": True}, ValueError, "interactions must not be .*boolean"),
         (
@@ -312,18 +356,46 @@ def test_outputs_that_overflow_are_named(table):
         ),
         ({"interactions": 2.5}, TypeError, "interactions must be a whole number.*found 2.5"),
         ({"interactions": None}, TypeError, "interactions must be a whole number.*found None"),
-        ({"interactions": ("a", "b")}, ValueError, "interactions must list pairs or triples.*found 'a'"),
-        ({"interactions": [("a",)]}, ValueError, r"interactions must list pairs or triples.*found \('a',\)"),
+        (
+            {"interactions": ("a", "b")},
+            ValueError,
+            "interactions must list pairs or triples.*found 'a'",
+        ),
+        (
+            {"interactions": [("a",)]},
+            ValueError,
+            r"interactions must list pairs or triples.*found \('a',\)",
+        ),
         ({"interactions": [(1,)]}, ValueError, "interactions must list pairs or triples"),
         ({"interactions": [1, 2]}, ValueError, "interactions must list pairs or triples.*found 1"),
-        ({"interactions": [("a", "a")]}, ValueError, "interactions has .*which names a feature twice"),
-        ({"interactions": [("a", "z")]}, ValueError, "interactions names 'z', but there is no such feature"),
-        ({"output_names": ["one"]}, ValueError, "output_names has 1 names but the model has 2 outputs"),
+        (
+            {"interactions": [("a", "a")]},
+            ValueError,
+            "interactions has .*which names a feature twice",
+        ),
+        (
+            {"interactions": [("a", "z")]},
+            ValueError,
+            "interactions names 'z', but there is no such feature",
+        ),
+        (
+            {"output_names": ["one"]},
+            ValueError,
+            "output_names has 1 names but the model has 2 outputs",
+        ),
         ({"output_names": ["one", "one"]}, ValueError, "output_names has the name 'one' twice"),
-        ({"output_names": "ab"}, TypeError, "output_names must be a list of names, found the string 'ab'"),
+        (
+            {"output_names": "ab"},
+            TypeError,
+            "output_names must be a list of names, found the string 'ab'",
+        ),
         ({"head": "tail"}, ValueError, "head='tail' is not in the model"),
         ({"batch_size": 0}, ValueError, "batch_size must be a whole number of at least 1, found 0"),
-        ({"batch_size": 2.5}, ValueError, "batch_size must be a whole number of at least 1, found 2.5"),
+        (
+            {"batch_size": 2.5},
+            ValueError,
+            "batch_size must be a whole number of at least 1, found 2.5",
+        ),
     ],
 )
 def test_wrong_options_are_named(net, table, options, kind, said):
@@ -332,7 +404,9 @@ def test_wrong_options_are_named(net, table, options, kind, said):
 
 
 def test_numpy_numbers_are_numbers(net, table):
-    explainer = NObSP(net, interactions=np.int64(1), ridge=np.float32(1e-3), batch_size=np.int64(32)).fit(table)
+    explainer = NObSP(
+        net, interactions=np.int64(1), ridge=np.float32(1e-3), batch_size=np.int64(32)
+    ).fit(table)
     assert len(explainer.terms_) == 4
     assert len(explainer.curves(np.int64(5))) == 30
 

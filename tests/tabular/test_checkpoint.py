@@ -29,11 +29,20 @@ def whole(X: np.ndarray) -> Failing:
 
 
 def interrupt(
-    explainer: NObSP, X: np.ndarray, path: Path, *, at: int = 6, passes: int = 2, every: float = 0, **options: Any
+    explainer: NObSP,
+    X: np.ndarray,
+    path: Path,
+    *,
+    at: int = 6,
+    passes: int = 2,
+    every: float = 0,
+    **options: Any,
 ) -> None:
     """Calibrates until the disk fails."""
     with pytest.raises(OSError, match="the disk is gone"):
-        explainer.fit(Failing(pieces(X), at=at, passes=passes), engine=Local(path, every), **options)
+        explainer.fit(
+            Failing(pieces(X), at=at, passes=passes), engine=Local(path, every), **options
+        )
     assert path.is_file()
 
 
@@ -43,7 +52,9 @@ def assert_same(found: dict[str, torch.Tensor] | NObSP, expected: NObSP) -> None
     assert a.keys() == b.keys()
     scale = max(float(value.abs().max()) for key, value in b.items() if key.startswith("matrix"))
     for key, value in b.items():
-        np.testing.assert_allclose(a[key], value, rtol=1e-9, atol=1e-9 * max(scale, 1.0), err_msg=key)
+        np.testing.assert_allclose(
+            a[key], value, rtol=1e-9, atol=1e-9 * max(scale, 1.0), err_msg=key
+        )
 
 
 # ---------------------------------------------------------------------- going on
@@ -51,11 +62,22 @@ def assert_same(found: dict[str, torch.Tensor] | NObSP, expected: NObSP) -> None
 
 @pytest.mark.parametrize("every", [0.0, 0.03])
 @pytest.mark.parametrize("case", interrupted.CASES)
-def test_a_killed_calibration_goes_on_and_ends_as_if_it_had_not_been(case: str, every: float, tmp_path: Path) -> None:
+def test_a_killed_calibration_goes_on_and_ends_as_if_it_had_not_been(
+    case: str, every: float, tmp_path: Path
+) -> None:
     """SIGKILL at random moments, again and again; what is lost is at most an interval each time."""
     path = os.pathsep.join(p or "." for p in sys.path)
     subprocess.run(
-        [sys.executable, "-m", "tests.tabular.interrupted", case, str(tmp_path), str(every), "5", "7"],
+        [
+            sys.executable,
+            "-m",
+            "tests.tabular.interrupted",
+            case,
+            str(tmp_path),
+            str(every),
+            "5",
+            "7",
+        ],
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         check=True,
         timeout=120,
@@ -123,13 +145,17 @@ def test_the_plan_is_kept_before_any_row_is_added_up(tmp_path: Path) -> None:
     )
 
 
-def test_what_a_killed_process_had_begun_to_write_is_swept_up_and_nothing_else(tmp_path: Path) -> None:
+def test_what_a_killed_process_had_begun_to_write_is_swept_up_and_nothing_else(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "under way"
     others = ("other way.0123456789abcdef.part", "under way.0123.part", "under way.part")
     for name in ("under way.0123456789abcdef.part", *others):
         (tmp_path / name).mkdir()
         (tmp_path / name / ".tmpBegun").touch()
-    NObSP(net("relu"), reference="complement", interactions=0).fit(table("relu", 300), engine=Local(path))
+    NObSP(net("relu"), reference="complement", interactions=0).fit(
+        table("relu", 300), engine=Local(path)
+    )
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(others)
 
 
@@ -143,11 +169,19 @@ def begun(tmp_path: Path) -> tuple[Path, np.ndarray]:
     return path, X
 
 
-def refuse(begun: tuple[Path, np.ndarray], match: str, data: Any = None, *, model: Any = None, **options: Any) -> None:
+def refuse(
+    begun: tuple[Path, np.ndarray],
+    match: str,
+    data: Any = None,
+    *,
+    model: Any = None,
+    **options: Any,
+) -> None:
     path, X = begun
     before = path.read_bytes()
     explainer = NObSP(
-        net("relu") if model is None else model, **{"reference": "complement", "interactions": 0, **options}
+        net("relu") if model is None else model,
+        **{"reference": "complement", "interactions": 0, **options},
     )
     with pytest.raises(ValueError, match=match):
         explainer.fit(whole(X) if data is None else data, engine=Local(path))
@@ -156,7 +190,11 @@ def refuse(begun: tuple[Path, np.ndarray], match: str, data: Any = None, *, mode
 
 
 def test_another_model_is_refused(begun: tuple[Path, np.ndarray]) -> None:
-    refuse(begun, "another calibration .the model differs.*remove it to start anew", model=net("relu", seed=1))
+    refuse(
+        begun,
+        "another calibration .the model differs.*remove it to start anew",
+        model=net("relu", seed=1),
+    )
 
 
 @pytest.mark.parametrize(

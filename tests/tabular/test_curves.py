@@ -35,7 +35,12 @@ def table():
 
 @pytest.fixture(scope="module")
 def explainer(table):
-    features = {"age": "age", "rating": "rating", "member": "member", "city": ["rome", "oslo", "bern"]}
+    features = {
+        "age": "age",
+        "rating": "rating",
+        "member": "member",
+        "city": ["rome", "oslo", "bern"],
+    }
     return NObSP(make_net(6), features=features, output_names=["no", "yes"]).fit(table)
 
 
@@ -102,7 +107,12 @@ def test_rows_lie_on_their_curves(explainer, table):
 
 
 def test_rows_lie_on_the_surfaces_of_pairs_in_either_order(table):
-    features = {"age": "age", "rating": "rating", "city": ["rome", "oslo", "bern"], "member": "member"}
+    features = {
+        "age": "age",
+        "rating": "rating",
+        "city": ["rome", "oslo", "bern"],
+        "member": "member",
+    }
     pairs = [("age", "rating"), ("city", "age")]
     explainer = NObSP(make_net(6), features=features, interactions=pairs).fit(table)
     ex, city = explainer(table), table[["rome", "oslo", "bern"]]
@@ -139,7 +149,10 @@ def test_bands_are_the_same_each_time(explainer, curves):
 def test_more_rows_narrow_the_band(table):
     rng = np.random.default_rng(1)
     few, many = rng.normal(size=(300, 6)), rng.normal(size=(4800, 6))
-    width = [np.mean(c["upper"] - c["lower"]) for c in (NObSP(make_net(6)).fit(x).curves(20) for x in (few, many))]
+    width = [
+        np.mean(c["upper"] - c["lower"])
+        for c in (NObSP(make_net(6)).fit(x).curves(20) for x in (few, many))
+    ]
     assert width[1] < width[0] / 2
 
 
@@ -149,7 +162,9 @@ def test_features_of_several_numbers_have_no_curve(table):
     assert "pair" not in set(explainer.curves(5)["feature"])
 
 
-@pytest.mark.parametrize("values", [1.0, [1.0], np.array([1.0]), torch.tensor([1.0]), pd.Series([1.0]), [[1.0]]])
+@pytest.mark.parametrize(
+    "values", [1.0, [1.0], np.array([1.0]), torch.tensor([1.0]), pd.Series([1.0]), [[1.0]]]
+)
 def test_functions_take_any_kind_of_values(explainer, values):
     assert explainer.function("age")(values).shape == (1,)
 
@@ -162,7 +177,12 @@ def test_functions_of_nothing_are_empty(explainer):
     ("feature", "values", "kind", "said"),
     [
         ("age", ["old"], TypeError, "column 'age', is not numeric"),
-        ("age", [[1.0, 2.0]], ValueError, r"values of 'age' must be one value per row, found shape \(1, 2\)"),
+        (
+            "age",
+            [[1.0, 2.0]],
+            ValueError,
+            r"values of 'age' must be one value per row, found shape \(1, 2\)",
+        ),
         ("city", [1.0, 0.0], ValueError, r"values of 'city' must be rows of 3"),
     ],
 )
@@ -176,14 +196,34 @@ def test_values_that_no_feature_can_have_are_refused(explainer, feature, values,
     [
         (lambda e: e.function("agee"), ValueError, "no feature 'agee'; did you mean 'age'"),
         (lambda e: e.function(0), ValueError, "no feature 0; there are 'age'"),
-        (lambda e: e.function("age", output=2), ValueError, "output is 2, but there are 2 outputs: 'no', 'yes'"),
-        (lambda e: e.function("age", output="maybe"), ValueError, "no output 'maybe'; there are 'no', 'yes'"),
-        (lambda e: e.function("age", output=1.0), TypeError, "output must be a position or a name, found 1.0"),
+        (
+            lambda e: e.function("age", output=2),
+            ValueError,
+            "output is 2, but there are 2 outputs: 'no', 'yes'",
+        ),
+        (
+            lambda e: e.function("age", output="maybe"),
+            ValueError,
+            "no output 'maybe'; there are 'no', 'yes'",
+        ),
+        (
+            lambda e: e.function("age", output=1.0),
+            TypeError,
+            "output must be a position or a name, found 1.0",
+        ),
         (lambda e: e.curves(1), ValueError, "points must be a whole number of at least 2, found 1"),
         (lambda e: e.curves(2.5), ValueError, "points must be a whole number"),
         (lambda e: e.curves(level=1.0), ValueError, "level must lie between 0 and 1, found 1.0"),
-        (lambda e: e.curves(level="90%"), ValueError, "level must lie between 0 and 1, found '90%'"),
-        (lambda e: e.importance("all"), ValueError, 'kind must be "main" or "total", found \'all\''),
+        (
+            lambda e: e.curves(level="90%"),
+            ValueError,
+            "level must lie between 0 and 1, found '90%'",
+        ),
+        (
+            lambda e: e.importance("all"),
+            ValueError,
+            'kind must be "main" or "total", found \'all\'',
+        ),
     ],
 )
 def test_wrong_questions_are_answered_kindly(explainer, ask, kind, said):

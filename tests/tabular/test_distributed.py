@@ -16,7 +16,9 @@ from tests.tabular import ranks
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def calibrated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
+def calibrated(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[int, Path]:
     folder = tmp_path_factory.mktemp("cases")
     meet("tests.tabular.ranks", "cases", request.param, folder)
     return request.param, folder
@@ -27,7 +29,9 @@ def of_rank(rank: int, name: str, folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", ranks.CASES)
-def test_every_rank_ends_with_the_very_same_numbers(name: str, calibrated: tuple[int, Path]) -> None:
+def test_every_rank_ends_with_the_very_same_numbers(
+    name: str, calibrated: tuple[int, Path]
+) -> None:
     size, folder = calibrated
     first = of_rank(0, name, folder)
     for rank in range(1, size):
@@ -37,16 +41,22 @@ def test_every_rank_ends_with_the_very_same_numbers(name: str, calibrated: tuple
 
 
 @pytest.mark.parametrize("name", ranks.CASES)
-def test_ranks_find_what_one_process_finds_on_all_rows(name: str, calibrated: tuple[int, Path]) -> None:
+def test_ranks_find_what_one_process_finds_on_all_rows(
+    name: str, calibrated: tuple[int, Path]
+) -> None:
     size, folder = calibrated
     model, options, _, X = ranks.CASES[name](size)
     expected, found = ranks.numbers(NObSP(model, **options).fit(X)), of_rank(0, name, folder)
     assert found.keys() == expected.keys()
-    matrices = torch.cat([expected[key].flatten() for key in expected if key.startswith(("matrix", "offset"))])
+    matrices = torch.cat(
+        [expected[key].flatten() for key in expected if key.startswith(("matrix", "offset"))]
+    )
     for key, value in expected.items():
         if key == "explained" and name == "large":  # measured on some rows of the sample
             continue
-        scale = max(float(matrices.abs().max()), 1.0) if key.startswith(("matrix", "offset")) else 1.0
+        scale = (
+            max(float(matrices.abs().max()), 1.0) if key.startswith(("matrix", "offset")) else 1.0
+        )
         assert float((found[key] - value).abs().max()) <= 1e-10 * scale, key
 
 
@@ -57,7 +67,9 @@ def test_pairs_found_together_are_pairs_that_exist(calibrated: tuple[int, Path])
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def failed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
+def failed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[int, Path]:
     folder = tmp_path_factory.mktemp("failures")
     meet("tests.tabular.ranks", "failures", request.param, folder)
     return request.param, folder
@@ -76,7 +88,9 @@ SAID = {
 
 
 @pytest.mark.parametrize("name", ranks.FAILURES)
-def test_an_error_on_one_rank_is_an_error_on_all_that_names_it(name: str, failed: tuple[int, Path]) -> None:
+def test_an_error_on_one_rank_is_an_error_on_all_that_names_it(
+    name: str, failed: tuple[int, Path]
+) -> None:
     size, folder = failed
     text, fault = SAID[name]
     text = text.format(last=size - 1, size=size)

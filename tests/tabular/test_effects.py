@@ -31,7 +31,9 @@ def outputs_of(model: nn.Module, rows: np.ndarray) -> np.ndarray:
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), columns=st.integers(1, 4), rows=st.integers(3, 12))
-def test_equal_the_mean_over_all_values_written_as_loops(seed: int, columns: int, rows: int) -> None:
+def test_equal_the_mean_over_all_values_written_as_loops(
+    seed: int, columns: int, rows: int
+) -> None:
     model, X = network(columns, seed=seed), np.random.default_rng(seed).normal(size=(rows, columns))
     expected = np.zeros((rows, columns, 2))
     for i, j in itertools.product(range(rows), range(columns)):
@@ -40,7 +42,9 @@ def test_equal_the_mean_over_all_values_written_as_loops(seed: int, columns: int
         expected[i, j] = outputs_of(model, X[i][None])[0] - outputs_of(model, replaced).mean(0)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # so few rows tell nothing of the functions, nor need they
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # so few rows tell nothing of the functions, nor need they
         explainer = NObSP(model, interactions=0).fit(X)
     found = explainer.removal_effects(X, values=rows)
 
@@ -53,13 +57,18 @@ def test_on_a_full_grid_they_sum_all_centred_terms_with_the_feature() -> None:
     model = network(3)
     y = outputs_of(model, X).reshape(3, 2, 4, 2)
     terms = {}  # the functional analysis of variance, by inclusion and exclusion of means
-    for term in itertools.chain.from_iterable(itertools.combinations(range(3), size) for size in range(4)):
+    for term in itertools.chain.from_iterable(
+        itertools.combinations(range(3), size) for size in range(4)
+    ):
         others = tuple(axis for axis in range(3) if axis not in term)
         terms[term] = y.mean(axis=others, keepdims=True) - sum(
-            (terms[inner] for inner in terms if set(inner) < set(term)), start=np.zeros((1, 1, 1, 2))
+            (terms[inner] for inner in terms if set(inner) < set(term)),
+            start=np.zeros((1, 1, 1, 2)),
         )
     expected = [
-        sum(np.broadcast_to(value, y.shape) for term, value in terms.items() if j in term).reshape(-1, 2)
+        sum(np.broadcast_to(value, y.shape) for term, value in terms.items() if j in term).reshape(
+            -1, 2
+        )
         for j in range(3)
     ]
 
@@ -94,14 +103,17 @@ def test_interactions_that_were_not_fitted_are_in_them() -> None:
         explainer = NObSP(Product(), interactions=0).fit(X)
 
     assert np.abs(explainer(X).values).max() < SUMS
-    np.testing.assert_allclose(explainer.removal_effects(X)[:, :, 0], np.repeat(X.prod(1)[:, None], 2, axis=1))
+    np.testing.assert_allclose(
+        explainer.removal_effects(X)[:, :, 0], np.repeat(X.prod(1)[:, None], 2, axis=1)
+    )
 
 
 def test_levels_count_as_often_as_they_occur() -> None:
     X = np.array([[0.0, 1.0]] * 3 + [[1.0, 2.0]] * 1)
     model = network(2)
     expected = outputs_of(model, X[:1])[0] - (
-        0.75 * outputs_of(model, np.array([[0.0, 1.0]]))[0] + 0.25 * outputs_of(model, np.array([[1.0, 1.0]]))[0]
+        0.75 * outputs_of(model, np.array([[0.0, 1.0]]))[0]
+        + 0.25 * outputs_of(model, np.array([[1.0, 1.0]]))[0]
     )
 
     with pytest.warns(UserWarning, match="worse than the mean"):
@@ -113,12 +125,19 @@ def test_levels_count_as_often_as_they_occur() -> None:
 
 def test_values_are_spread_over_the_distribution_where_there_are_too_many() -> None:
     rows = np.random.default_rng(0).exponential(size=(20_000, 1))
-    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)).double()  # linear: only the mean of the values matters
+    model = nn.Sequential(
+        nn.Linear(1, 1), nn.Linear(1, 1)
+    ).double()  # linear: only the mean of the values matters
     slope = (model[1].weight * model[0].weight).item()
     explainer = NObSP(model, interactions=0).fit(rows)
 
     errors = [
-        abs(float(explainer.removal_effects(rows[:1], values=count)[0, 0, 0] - slope * (rows[0, 0] - rows.mean())))
+        abs(
+            float(
+                explainer.removal_effects(rows[:1], values=count)[0, 0, 0]
+                - slope * (rows[0, 0] - rows.mean())
+            )
+        )
         for count in (2, 16, 256)
     ]
 
@@ -139,22 +158,35 @@ def test_every_level_of_a_category_counts_however_few_values_are_asked_for() -> 
 
     explainer = NObSP(model, features={"a": 0, "code": list(range(1, 41))}, interactions=0).fit(X)
 
-    np.testing.assert_allclose(explainer.removal_effects(X[:5], values=2)[:, 1], expected, atol=SUMS)
+    np.testing.assert_allclose(
+        explainer.removal_effects(X[:5], values=2)[:, 1], expected, atol=SUMS
+    )
 
 
 def test_a_frame_through_a_pipeline_and_the_same_through_its_network() -> None:
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(
-        {"size": rng.normal(size=200), "colour": rng.choice(["red", "green"], size=200), "note": ["x"] * 200}
+        {
+            "size": rng.normal(size=200),
+            "colour": rng.choice(["red", "green"], size=200),
+            "note": ["x"] * 200,
+        }
     )
     y = frame["size"] * (frame["colour"] == "red")
     encode = ColumnTransformer(
-        [("keep", "passthrough", ["size"]), ("code", OneHotEncoder(sparse_output=False), ["colour"])]
+        [
+            ("keep", "passthrough", ["size"]),
+            ("code", OneHotEncoder(sparse_output=False), ["colour"]),
+        ]
     )
-    pipeline = make_pipeline(encode, MLPRegressor(hidden_layer_sizes=(8,), max_iter=2000, random_state=0)).fit(frame, y)
+    pipeline = make_pipeline(
+        encode, MLPRegressor(hidden_layer_sizes=(8,), max_iter=2000, random_state=0)
+    ).fit(frame, y)
     rows = frame[:4]
     expected = np.zeros((4, 3))
-    for (i, row), (j, name) in itertools.product(enumerate(rows.itertuples(index=False)), enumerate(frame.columns)):
+    for (i, row), (j, name) in itertools.product(
+        enumerate(rows.itertuples(index=False)), enumerate(frame.columns)
+    ):
         replaced = pd.DataFrame([row] * 200, columns=frame.columns)
         replaced[name] = frame[name].to_numpy()
         expected[i, j] = pipeline.predict(rows)[i] - pipeline.predict(replaced).mean()
@@ -217,7 +249,9 @@ def test_an_explainer_from_a_file_takes_values_from_rows_it_is_given(tmp_path) -
     with pytest.raises(ValueError, match="background=rows"):
         loaded.removal_effects(X[:2])
 
-    np.testing.assert_allclose(loaded.removal_effects(X[:2], background=X), explainer.removal_effects(X[:2]), atol=SUMS)
+    np.testing.assert_allclose(
+        loaded.removal_effects(X[:2], background=X), explainer.removal_effects(X[:2]), atol=SUMS
+    )
 
 
 def test_bad_input_is_named() -> None:

@@ -180,7 +180,11 @@ def test_an_explanation_can_be_walked_row_by_row(ex):
         ((slice(None), 6), IndexError, "term 6 is out of range; there are 6 terms"),
         ((slice(None), 1.5), TypeError, "found 1.5"),
         ((slice(None), [1.5]), TypeError, "found 1.5"),
-        ((slice(None), slice(None), "tall"), ValueError, "no output 'tall'; there are 'low', 'mid', 'high'"),
+        (
+            (slice(None), slice(None), "tall"),
+            ValueError,
+            "no output 'tall'; there are 'low', 'mid', 'high'",
+        ),
         ((slice(None), slice(None), 3), ValueError, "output is 3, but there are 3 outputs"),
         ((0, 0, 0, 0), IndexError, "rows, terms and outputs; found 4 indices"),
         ((..., ...), IndexError, "rows, terms and outputs"),
@@ -217,7 +221,9 @@ def test_contrast_does_not_see_a_shift_that_all_outputs_share(explainer, table):
     assert not np.allclose(shifted.values, plain.values, atol=1e-3)
     # Knots are placed where some output bends, to a thousandth of its spread.
     size = shifted.predictions.std(0).max()
-    assert np.allclose(shifted.contrast(0, 1).values, plain.contrast(0, 1).values, rtol=0, atol=4e-3 * size)
+    assert np.allclose(
+        shifted.contrast(0, 1).values, plain.contrast(0, 1).values, rtol=0, atol=4e-3 * size
+    )
 
 
 def test_measured_from_the_baseline_a_feature_at_its_baseline_contributes_nothing(explainer, table):
@@ -261,7 +267,17 @@ def test_frames_are_of_the_callers_kind(explainer, table, kind):
     rows = table[:5] if kind == "pandas" else pl.from_pandas(table[:5])
     frame = explainer(rows).to_frame("mid")
     assert type(frame) is type(rows)
-    assert list(frame.columns) == ["base", "a", "b", "c", "d", "a × b", "c × d", "residual", "prediction"]
+    assert list(frame.columns) == [
+        "base",
+        "a",
+        "b",
+        "c",
+        "d",
+        "a × b",
+        "c × d",
+        "residual",
+        "prediction",
+    ]
     numbers = frame.to_numpy()
     assert np.allclose(numbers[:, :-1].sum(1), numbers[:, -1], atol=SUMS)
 
@@ -281,16 +297,27 @@ def test_arrays_get_a_frame_too(explainer, table):
 
 def test_a_feature_may_be_called_like_a_column_of_the_account():
     x = np.random.default_rng(0).normal(size=(50, 3))
-    ex = NObSP(small_net(1, 3), features=["base", "residual", "(residual)"], interactions=0).fit(x)(x[:4])
+    ex = NObSP(small_net(1, 3), features=["base", "residual", "(residual)"], interactions=0).fit(x)(
+        x[:4]
+    )
     frame = ex.to_frame()
-    assert list(frame.columns) == ["(base)", "base", "residual", "(residual)", "((residual))", "prediction"]
+    assert list(frame.columns) == [
+        "(base)",
+        "base",
+        "residual",
+        "(residual)",
+        "((residual))",
+        "prediction",
+    ]
     assert np.array_equal(frame["base"], ex.values[:, 0, 0])
     assert np.array_equal(frame["((residual))"], ex.residual[:, 0])
 
 
 def test_a_feature_named_like_a_pair_does_not_hide_it():
     x = np.random.default_rng(0).normal(size=(50, 3))
-    explainer = NObSP(small_net(1, 3), features=["a", "b", "a × b"], interactions=[("a", "b")]).fit(x)
+    explainer = NObSP(small_net(1, 3), features=["a", "b", "a × b"], interactions=[("a", "b")]).fit(
+        x
+    )
     ex = explainer(x[:4])
     frame = ex.to_frame()
     assert list(frame.columns) == ["base", "a", "b", "a × b", "(a × b)", "residual", "prediction"]
@@ -386,7 +413,16 @@ def test_html_escapes_names():
 
 def test_the_public_fields_stay():
     fields = {field.name for field in dataclasses.fields(Explanation)}
-    promised = {"values", "base_values", "residual", "predictions", "terms", "feature_names", "output_names", "data"}
+    promised = {
+        "values",
+        "base_values",
+        "residual",
+        "predictions",
+        "terms",
+        "feature_names",
+        "output_names",
+        "data",
+    }
     assert promised <= fields
 
 
@@ -441,7 +477,14 @@ def test_an_order_keeps_terms_of_that_many_features(ex):
 
 def test_plots_are_methods_too(ex, explainer):
     assert "Axes" in type(ex.plot.waterfall(row="row 0", output="low")).__name__
-    assert dir(ex.plot) == ["beeswarm", "importance", "interaction_matrix", "ledger", "waterfall", "windows"]
+    assert dir(ex.plot) == [
+        "beeswarm",
+        "importance",
+        "interaction_matrix",
+        "ledger",
+        "waterfall",
+        "windows",
+    ]
     assert callable(explainer.plot.curves)
     with pytest.raises(AttributeError, match="no plot"):
         ex.plot.curves()
@@ -451,7 +494,9 @@ def brute_force(ex, link, steps=20_000):
     """The mean slope of the link on the line from the base to the prediction, by the midpoint rule."""
     total = np.zeros_like(ex.values)
     for t in (np.arange(steps) + 0.5) / steps:
-        y = torch.tensor(ex.base_values + t * (ex.predictions - ex.base_values), dtype=torch.float64)
+        y = torch.tensor(
+            ex.base_values + t * (ex.predictions - ex.base_values), dtype=torch.float64
+        )
         slope = torch.func.vmap(torch.func.jacrev(link))(y).numpy()
         total += np.einsum("rck,rtk->rtc", slope, ex.values) / steps
     return total
@@ -466,21 +511,30 @@ def test_the_account_of_probabilities_is_the_integral_and_adds_up(ex, link):
     assert made.scale == "probability"
     expected = functions[link](torch.tensor(small.predictions)).numpy()
     assert_same_to_rounding(made.predictions, expected)
-    assert_same_to_rounding(made.base_values, functions[link](torch.tensor(small.base_values)).numpy())
-    assert np.allclose(made.values, brute_force(small, functions[link], steps=2_000), rtol=0, atol=1e-7)
+    assert_same_to_rounding(
+        made.base_values, functions[link](torch.tensor(small.base_values)).numpy()
+    )
+    assert np.allclose(
+        made.values, brute_force(small, functions[link], steps=2_000), rtol=0, atol=1e-7
+    )
 
 
 def test_probabilities_of_a_softmax_have_accounts_that_cancel(ex):
     made = ex.to_probability(link="softmax")
     assert np.abs(made.values.sum(2)).max() < SUMS
     shifted = dataclasses.replace(ex, predictions=ex.predictions + 5.0, residual=ex.residual + 5.0)
-    assert np.allclose(shifted.to_probability(link="softmax").values, made.values, rtol=0, atol=1e-12)
+    assert np.allclose(
+        shifted.to_probability(link="softmax").values, made.values, rtol=0, atol=1e-12
+    )
 
 
 def test_a_large_change_of_the_logits_still_adds_up_without_the_residual(ex):
     """The rule has enough nodes: what the terms miss is the residual's own share, carried over like the rest."""
     exact = (
-        dataclasses.replace(ex, predictions=ex.predictions - ex.residual, residual=np.zeros_like(ex.residual)) * 40.0
+        dataclasses.replace(
+            ex, predictions=ex.predictions - ex.residual, residual=np.zeros_like(ex.residual)
+        )
+        * 40.0
     )
     made = exact.to_probability(link="softmax")
     assert np.abs(made.residual).max() < 1e-9

@@ -63,7 +63,9 @@ def test_by_default_a_file_is_small_and_holds_no_row(tmp_path: Path) -> None:
     explainer.save(tmp_path / "rows", mergeable=True)
     small, large = ((tmp_path / name).read_bytes() for name in ("small", "rows"))
     assert len(small) < 1_000_000
-    assert not any(row in small for dtype in (np.float64, np.float32) for row in bits(X[:500], dtype))
+    assert not any(
+        row in small for dtype in (np.float64, np.float32) for row in bits(X[:500], dtype)
+    )
     background = explainer._fitted.estimate.background.numpy()
     assert not any(row in small for row in bits(background, np.float64))
     assert all(row in large for row in bits(X[:20], np.float64))
@@ -91,7 +93,9 @@ def test_a_file_of_an_earlier_version_is_a_clear_error(kind: Any, tmp_path: Path
     text = json.dumps(header)
     older = re.sub(r'"version": "\d+"', '"version": "1"', text)
     assert older != text
-    path.write_bytes(struct.pack("<Q", len(older.encode())) + older.encode() + content[8 + length :])
+    path.write_bytes(
+        struct.pack("<Q", len(older.encode())) + older.encode() + content[8 + length :]
+    )
     with pytest.raises(ValueError, match="version"):
         kind.load(path, *([model] if kind is NObSP else []))
 
@@ -131,7 +135,11 @@ def test_the_compiled_explainer_needs_no_torch_and_equals(tmp_path: Path) -> Non
         """
     )
     path = os.pathsep.join(p or "." for p in sys.path)
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, env={**os.environ, "PYTHONPATH": path})
+    subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
     np.testing.assert_array_equal(np.load(tmp_path / "values.npy"), explainer(X).values)
     loaded = CompiledExplainer.load(tmp_path / "functions")
     pd.testing.assert_frame_equal(loaded.curves(9), explainer.curves(9))

@@ -67,7 +67,9 @@ def test_pandas_polars_arrays_and_tensors_agree(net, table):
 
 def test_names_given_for_an_array_match_a_frame_later(net, table):
     explainer = NObSP(net, features=NAMES).fit(table.to_numpy())
-    assert_same_to_rounding(explainer(table[NAMES[::-1]]).values, explainer(table.to_numpy()).values, within=SINGLE)
+    assert_same_to_rounding(
+        explainer(table[NAMES[::-1]]).values, explainer(table.to_numpy()).values, within=SINGLE
+    )
     with pytest.raises(ValueError, match="X lacks 'age'"):
         explainer(table.rename(columns={"age": "years"}))
 
@@ -85,7 +87,10 @@ def test_a_shard_in_other_column_order_is_matched_to_the_first(net, table, kind)
     [
         (lambda t: t.drop(columns="age"), "X lacks 'age'; expected are 'age', 'income', 'height'"),
         (lambda t: t.assign(label=1.0), "X has the unexpected 'label'"),
-        (lambda t: t.rename(columns={"income": "incme"}), "lacks 'income' and has the unexpected 'incme'.*'incme' for"),
+        (
+            lambda t: t.rename(columns={"income": "incme"}),
+            "lacks 'income' and has the unexpected 'incme'.*'incme' for",
+        ),
     ],
 )
 def test_other_columns_are_named_with_close_matches(net, table, kind, change, said):
@@ -96,7 +101,11 @@ def test_other_columns_are_named_with_close_matches(net, table, kind, change, sa
 
 def test_tables_are_frames_whatever_was_calibrated_on(net, table, kind):
     explainer = NObSP(net, interactions=1).fit(kind(table))
-    curves, importance, pairs = explainer.curves(5), explainer.importance(), explainer.interaction_strengths()
+    curves, importance, pairs = (
+        explainer.curves(5),
+        explainer.importance(),
+        explainer.interaction_strengths(),
+    )
     assert type(curves) is type(importance) is type(pairs) is pd.DataFrame
     assert list(curves.columns) == ["feature", "output", "x", "level", "value", "lower", "upper"]
     assert list(importance.columns) == ["feature", "output", "importance"]
@@ -114,7 +123,11 @@ def test_importance_is_sorted_and_is_the_mean_size(net, table):
     expected = np.abs(ex.values[:, NAMES.index("age"), 1]).mean()
     row = main.query("feature == 'age' and output == 'output 1'")["importance"].item()
     assert row == pytest.approx(expected, rel=1e-9)
-    total = explainer.importance().query("feature == 'age' and output == 'output 1'")["importance"].item()
+    total = (
+        explainer.importance()
+        .query("feature == 'age' and output == 'output 1'")["importance"]
+        .item()
+    )
     assert total == pytest.approx(np.abs(ex.total()[:, 0, 1]).mean(), rel=1e-9)
 
 
@@ -123,14 +136,19 @@ def test_interaction_strengths_say_which_pairs_were_fitted(net, table):
     pairs = explainer.interaction_strengths()
     assert pairs["fitted"].tolist() == [True, True, False]
     assert (pairs["strength"].diff().dropna() <= 0).all()
-    fitted = {frozenset(pair) for pair in pairs.query("fitted")[["first", "second"]].itertuples(index=False)}
+    fitted = {
+        frozenset(pair)
+        for pair in pairs.query("fitted")[["first", "second"]].itertuples(index=False)
+    }
     assert fitted == {frozenset(term) for term in explainer.terms_ if len(term) == 2}
 
 
 # ---------------------------------------------------------------------- groups and baselines
 
 
-@pytest.mark.parametrize("groups", [{"who": ["age", "height"], "money": "income"}, {"who": [0, 2], "money": 1}])
+@pytest.mark.parametrize(
+    "groups", [{"who": ["age", "height"], "money": "income"}, {"who": [0, 2], "money": 1}]
+)
 def test_groups_by_name_or_position(net, table, kind, groups):
     explainer = NObSP(net, features=groups, interactions=0).fit(kind(table))
     ex = explainer(kind(table))
@@ -151,16 +169,32 @@ def test_a_group_is_fitted_jointly_not_summed(net, table):
 @pytest.mark.parametrize(
     ("features", "kind", "said"),
     [
-        ({"g": ["age", "income"], "h": ["income", "height"]}, ValueError, "'income' into both 'g' and 'h'"),
+        (
+            {"g": ["age", "income"], "h": ["income", "height"]},
+            ValueError,
+            "'income' into both 'g' and 'h'",
+        ),
         ({"g": ["age", "income"]}, ValueError, "features leaves out column 'height'"),
-        ({"g": ["age", "incom"], "h": "height"}, ValueError, r"features\['g'\].*'incom'.*did you mean 'income'"),
+        (
+            {"g": ["age", "incom"], "h": "height"},
+            ValueError,
+            r"features\['g'\].*'incom'.*did you mean 'income'",
+        ),
         ({"g": [0, 1], "h": 7}, ValueError, r"features\['h'\] names column 7.*0 to 2"),
-        ({"g": ["age", "age"], "h": ["income", "height"]}, ValueError, "features puts column 'age'"),
+        (
+            {"g": ["age", "age"], "h": ["income", "height"]},
+            ValueError,
+            "features puts column 'age'",
+        ),
         ({"g": [], "h": [0, 1, 2]}, ValueError, r"features\['g'\] has no columns"),
         ({"g": [0.5], "h": [0, 1, 2]}, TypeError, r"features\['g'\].*0.5"),
         (["u", "v"], ValueError, "features has 2 names but the data has 3 columns"),
         (["u", "u", "v"], ValueError, "features has the name 'u' twice"),
-        ("age", TypeError, "features must be a list of names or a dictionary, found the string 'age'"),
+        (
+            "age",
+            TypeError,
+            "features must be a list of names or a dictionary, found the string 'age'",
+        ),
         (5, TypeError, "features must be a list of names or a dictionary, found 5"),
     ],
 )
@@ -170,7 +204,9 @@ def test_wrong_features_are_named(net, table, features, kind, said):
 
 
 def test_names_for_an_array_without_names_are_an_error(net, table):
-    with pytest.raises(ValueError, match=r"features\['g'\] names column 'age', but the data has no column names"):
+    with pytest.raises(
+        ValueError, match=r"features\['g'\] names column 'age', but the data has no column names"
+    ):
         NObSP(net, features={"g": "age", "h": [1, 2]}).fit(table.to_numpy())
 
 
@@ -186,18 +222,27 @@ def test_every_kind_of_baseline(net, table):
     assert not baseline_of(net, values, "zero").any()
     counted = [values[name].value_counts().sort_index().idxmax() for name in NAMES]
     assert np.allclose(baseline_of(net, values, "mode"), counted)
-    for vector in ([1, 2, 3], np.array([1.0, 2, 3]), torch.tensor([1.0, 2, 3]), pd.Series([1, 2, 3])):
+    for vector in (
+        [1, 2, 3],
+        np.array([1.0, 2, 3]),
+        torch.tensor([1.0, 2, 3]),
+        pd.Series([1, 2, 3]),
+    ):
         assert np.array_equal(baseline_of(net, values, vector), [1, 2, 3])
     mixed = baseline_of(net, values, {"age": 7, "height": "median"})
     assert np.allclose(mixed, [7, array[:, 1].mean(), np.median(array[:, 2])])
-    grouped = baseline_of(net, values, {"g": [4, 5]}, features={"g": ["height", "age"], "h": "income"})
+    grouped = baseline_of(
+        net, values, {"g": [4, 5]}, features={"g": ["height", "age"], "h": "income"}
+    )
     assert np.allclose(grouped, [5, array[:, 1].mean(), 4])
 
 
 def test_one_hot_groups_take_their_most_frequent_level(net):
     rng = np.random.default_rng(0)
     level = rng.choice(2, p=[0.3, 0.7], size=120)
-    table = pd.DataFrame({"oslo": level == 0, "rome": level == 1, "age": rng.normal(size=120)}).astype(float)
+    table = pd.DataFrame(
+        {"oslo": level == 0, "rome": level == 1, "age": rng.normal(size=120)}
+    ).astype(float)
     features = {"city": ["oslo", "rome"], "age": "age"}
     for baseline in ("mean", "median", {"city": "mode"}):
         assert baseline_of(net, table, baseline, features=features)[:2].tolist() == [0, 1]
@@ -212,7 +257,11 @@ def test_one_hot_groups_take_their_most_frequent_level(net):
         ("avarage", ValueError, "baseline .*found 'avarage'"),
         (None, TypeError, "baseline must be .*found None"),
         ({"agee": 1}, ValueError, "baseline names 'agee'.*did you mean 'age'"),
-        ({"age": [1, 2]}, ValueError, "baseline for 'age' has 2 values but the feature has 1 columns"),
+        (
+            {"age": [1, 2]},
+            ValueError,
+            "baseline for 'age' has 2 values but the feature has 1 columns",
+        ),
         ({"age": "often"}, ValueError, "baseline for 'age' must be .*found 'often'"),
         ([np.nan, 0, 0], ValueError, "baseline has values that are not finite"),
         (["a", "b", "c"], TypeError, "baseline must be numbers"),

@@ -28,9 +28,13 @@ def snapshot(model: nn.Module) -> dict[str, Any]:
             if key.endswith("hooks") and value is not None
         ],
         "gradients": [
-            (name, p.requires_grad, None if p.grad is None else p.grad.clone()) for name, p in model.named_parameters()
+            (name, p.requires_grad, None if p.grad is None else p.grad.clone())
+            for name, p in model.named_parameters()
         ],
-        "values": {name: (value.data_ptr(), value.dtype, value.clone()) for name, value in model.state_dict().items()},
+        "values": {
+            name: (value.data_ptr(), value.dtype, value.clone())
+            for name, value in model.state_dict().items()
+        },
         "identity": [id(p) for p in (*model.parameters(), *model.buffers())],
         "attributes": [(name, sorted(vars(part))) for name, part in model.named_modules()],
     }
@@ -60,7 +64,11 @@ def untouched(model: nn.Module) -> Iterator[None]:
     assert_same(before, snapshot(model))
     assert torch.equal(cpu, torch.get_rng_state())
     assert np.array_equal(legacy, np.random.get_state()[1])  # noqa: NPY002
-    assert switches == (torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_inference_mode_enabled())
+    assert switches == (
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.is_inference_mode_enabled(),
+    )
 
 
 def used(model: nn.Module) -> nn.Module:
@@ -130,7 +138,9 @@ def test_the_model_is_untouched_when_bad_rows_stop_the_fit(baseline: str) -> Non
 def test_the_model_is_untouched_when_it_fails_itself(patience: int) -> None:
     model = Moody(used(net("dropout", outputs=2)), patience)
     with untouched(model), pytest.raises(OSError, match="out of patience"):
-        NObSP(model, interactions=0, batch_size=64).fit(table("dropout", 200))(table("dropout", 200))
+        NObSP(model, interactions=0, batch_size=64).fit(table("dropout", 200))(
+            table("dropout", 200)
+        )
 
 
 def test_a_failing_fit_keeps_the_former_calibration() -> None:
@@ -152,12 +162,19 @@ def test_the_model_is_untouched_when_explaining_fails() -> None:
 
 
 def data_kinds() -> list[Callable[[np.ndarray], Any]]:
-    return [np.array, torch.tensor, lambda X: [X[:50], X[50:]], lambda X: torch.tensor(X, dtype=torch.float32)]
+    return [
+        np.array,
+        torch.tensor,
+        lambda X: [X[:50], X[50:]],
+        lambda X: torch.tensor(X, dtype=torch.float32),
+    ]
 
 
 @pytest.mark.parametrize("kind", data_kinds(), ids=["array", "tensor", "batches", "single"])
 @pytest.mark.parametrize("reference", ["terms", "complement"])
-def test_the_callers_rows_are_never_written_to(kind: Callable[[np.ndarray], Any], reference: str) -> None:
+def test_the_callers_rows_are_never_written_to(
+    kind: Callable[[np.ndarray], Any], reference: str
+) -> None:
     model, X = net("relu", outputs=2), table("relu", 100)
     X[:, 4] = np.round(X[:, 4])
     given, again = kind(X), kind(X)

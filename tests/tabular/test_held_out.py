@@ -18,7 +18,11 @@ def trained(X: torch.Tensor, y: torch.Tensor, *, epochs: int, width: int = 32) -
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(
-            nn.Linear(X.shape[1], width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
+            nn.Linear(X.shape[1], width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Linear(width, 1),
         )
         optimizer = torch.optim.AdamW(model.parameters(), 4e-3, weight_decay=0.1)
         for _ in range(epochs):
@@ -64,7 +68,9 @@ def test_the_headline_holds_on_fresh_rows_of_correlated_features(rows: int) -> N
     mixed = rng.normal(size=(20_000, 30)) + 1.5 * rng.normal(size=(20_000, 1))
     model = net("relu", columns=30, width=24, dtype=torch.float32)
     explainer = quiet(NObSP(model, interactions=0), mixed[:rows])
-    assert explainer.explained_[0] == pytest.approx(explainer(mixed[rows:]).explained()[0], abs=0.04)
+    assert explainer.explained_[0] == pytest.approx(
+        explainer(mixed[rows:]).explained()[0], abs=0.04
+    )
     assert f"{explainer.explained_[0]:.3f}" in explainer.health().headline
     assert f"{explainer.explained_[0]:.3f}" in repr(explainer)
 
@@ -95,7 +101,9 @@ def test_features_that_do_nothing_are_named(how: str) -> None:
         with torch.no_grad():
             model.body[0].weight[:, 1] = 0
     findings = NObSP(model).fit(X).health().findings
-    assert [(f.severity, f.code, f.subject) for f in findings if f.code == "constant"] == [("note", "constant", "x1")]
+    assert [(f.severity, f.code, f.subject) for f in findings if f.code == "constant"] == [
+        ("note", "constant", "x1")
+    ]
 
 
 @pytest.mark.parametrize("twin", [lambda x: x, lambda x: x**3, np.round])
@@ -104,7 +112,9 @@ def test_a_twin_is_named(twin: Any) -> None:
     if twin is np.round:
         X[:, 0] = X[:, 0].round()
     X[:, 2] = twin(X[:, 0]) * 2
-    found = [f for f in NObSP(net("relu", columns=3)).fit(X).health().findings if f.code == "dependent"]
+    found = [
+        f for f in NObSP(net("relu", columns=3)).fit(X).health().findings if f.code == "dependent"
+    ]
     assert [f.subject for f in found] == ["x2"]
     assert "'x0'" in found[0].message
 

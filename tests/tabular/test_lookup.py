@@ -18,15 +18,29 @@ from tests.tolerances import assert_same_to_rounding
 
 
 def read(table: TermTable, *columns: Any) -> np.ndarray:
-    return table(Chunk({k: np.asarray(column) for k, column in enumerate(columns)}, slice(0, len(columns[0]))))
+    return table(
+        Chunk(
+            {k: np.asarray(column) for k, column in enumerate(columns)}, slice(0, len(columns[0]))
+        )
+    )
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6), knots=st.integers(2, 60), outputs=st.integers(1, 3), tails=st.booleans())
-def test_lines_are_those_of_numpy_and_go_on_beyond_the_ends(seed: int, knots: int, outputs: int, tails: bool) -> None:
+@given(
+    seed=st.integers(0, 10**6),
+    knots=st.integers(2, 60),
+    outputs=st.integers(1, 3),
+    tails=st.booleans(),
+)
+def test_lines_are_those_of_numpy_and_go_on_beyond_the_ends(
+    seed: int, knots: int, outputs: int, tails: bool
+) -> None:
     rng = np.random.default_rng(seed)
     at = np.sort(rng.standard_cauchy(knots) if tails else rng.normal(size=knots))
-    values, x = rng.normal(size=(knots, outputs)), np.concatenate([at, rng.uniform(at[0], at[-1], 50)])
+    values, x = (
+        rng.normal(size=(knots, outputs)),
+        np.concatenate([at, rng.uniform(at[0], at[-1], 50)]),
+    )
     one = TermTable((0,), (NumberAxis(0, at),), values)
     expected = np.stack([np.interp(x, at, values[:, o]) for o in range(outputs)], 1)
     assert_same_to_rounding(read(one, x), expected, within=1e-9)
@@ -38,7 +52,9 @@ def test_lines_are_those_of_numpy_and_go_on_beyond_the_ends(seed: int, knots: in
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), sizes=st.tuples(st.integers(2, 9), st.integers(2, 9)))
-def test_grids_are_those_of_scipy_and_held_at_their_edges(seed: int, sizes: tuple[int, int]) -> None:
+def test_grids_are_those_of_scipy_and_held_at_their_edges(
+    seed: int, sizes: tuple[int, int]
+) -> None:
     rng = np.random.default_rng(seed)
     axes = [np.sort(rng.normal(size=size)) for size in sizes]
     values = rng.normal(size=(*sizes, 2))
@@ -62,14 +78,21 @@ def test_a_missing_number_has_a_node_or_none() -> None:
 
 def test_a_level_that_is_not_known_has_the_mean() -> None:
     one = TermTable((0,), (LevelAxis((0,), ("oslo", "rome")),), np.array([[1.0], [-1.0]]))
-    assert read(one, np.array(["rome", "paris", None, "oslo"], dtype=object))[:, 0].tolist() == [-1.0, 0.0, 0.0, 1.0]
+    assert read(one, np.array(["rome", "paris", None, "oslo"], dtype=object))[:, 0].tolist() == [
+        -1.0,
+        0.0,
+        0.0,
+        1.0,
+    ]
 
 
 # ---------------------------------------------------------------------- knots
 
 
 def curve_error(function: Any, X: np.ndarray, grid: np.ndarray) -> float:
-    model = ridge_functions([np.array([1.0, 0.0]), np.array([0.0, 1.0])], [function, np.sin], reach=16.0)
+    model = ridge_functions(
+        [np.array([1.0, 0.0]), np.array([0.0, 1.0])], [function, np.sin], reach=16.0
+    )
     found = NObSP(model, interactions=0).fit(X).function("x0")(grid)
     with torch.no_grad():
         rows = torch.tensor(np.column_stack([grid, np.zeros_like(grid)]))
@@ -78,7 +101,9 @@ def curve_error(function: Any, X: np.ndarray, grid: np.ndarray) -> float:
     return float(np.abs((found - found.mean()) - (expected - expected.mean())).max() / spread)
 
 
-@pytest.mark.parametrize("function", [np.abs, lambda x: np.maximum(x - 0.5, 0), lambda x: np.where(x > 1, x, 0.0)])
+@pytest.mark.parametrize(
+    "function", [np.abs, lambda x: np.maximum(x - 0.5, 0), lambda x: np.where(x > 1, x, 0.0)]
+)
 def test_knots_are_close_where_a_function_bends(function: Any) -> None:
     """A kink between two knots costs at most their distance, and they come closer until it is a thousandth."""
     X = table("relu", 1000, columns=2)
@@ -88,7 +113,10 @@ def test_knots_are_close_where_a_function_bends(function: Any) -> None:
 def test_heavy_tails_have_knots_of_their_own() -> None:
     X = np.random.default_rng(0).normal(size=(2000, 2))
     X[:, 0] = np.clip(np.random.default_rng(1).standard_t(1.5, size=2000), -15, 15)
-    assert curve_error(lambda x: np.abs(x) + np.maximum(x - 6, 0), X, np.linspace(-14, 14, 3001)) < 2e-3
+    assert (
+        curve_error(lambda x: np.abs(x) + np.maximum(x - 6, 0), X, np.linspace(-14, 14, 3001))
+        < 2e-3
+    )
 
 
 @pytest.mark.parametrize("kind", ["relu", "embedding"])

@@ -27,7 +27,9 @@ def room_for(features: int) -> int:
 
 
 def complement(**options: Any) -> NObSP:
-    return NObSP(net("silu", outputs=2), **{"reference": "complement", "interactions": 0, **options})
+    return NObSP(
+        net("silu", outputs=2), **{"reference": "complement", "interactions": 0, **options}
+    )
 
 
 @pytest.mark.parametrize("baseline", ["zero", "mean"])
@@ -71,18 +73,24 @@ def test_an_explainer_made_in_passes_comes_back_from_its_file(tmp_path: Any) -> 
 
 def test_rows_that_can_be_read_once_need_memory_for_one_pass() -> None:
     rows = iter(pieces(table("silu", 500)))
-    with pytest.raises(ValueError, match=r"X can be read only once, but within memory.* read [3-5] times"):
+    with pytest.raises(
+        ValueError, match=r"X can be read only once, but within memory.* read [3-5] times"
+    ):
         complement(baseline="zero").fit(rows, engine=Local(memory=room_for(2)))
 
 
 def test_a_checkpoint_needs_memory_for_one_pass(tmp_path: Any) -> None:
     with pytest.raises(ValueError, match="checkpoint needs a calibration in one pass"):
-        complement().fit(table("silu", 500), engine=Local(tmp_path / "under way", memory=room_for(2)))
+        complement().fit(
+            table("silu", 500), engine=Local(tmp_path / "under way", memory=room_for(2))
+        )
 
 
 def test_a_limit_that_holds_nothing_names_what_is_needed() -> None:
     X = table("silu", 500)
-    with pytest.raises(ValueError, match=r"memory is 1,000 bytes but this calibration needs at least [\d,]+") as e:
+    with pytest.raises(
+        ValueError, match=r"memory is 1,000 bytes but this calibration needs at least [\d,]+"
+    ) as e:
         complement().fit(X, engine=Local(memory=1000))
     needed = int(str(e.value).split()[-1].replace(",", "").rstrip("."))
     complement().fit(X, engine=Local(memory=needed))
@@ -93,25 +101,39 @@ def test_a_limit_that_holds_nothing_names_what_is_needed() -> None:
 def test_blocks_for_bands_give_way_first() -> None:
     X = table("silu", 500)
     roomy, tight = complement().fit(X), complement().fit(X, engine=Local(memory=room_for(5)))
-    blocks = [{len(parts) for parts in one._fitted.estimate.published.parts.values()} for one in (roomy, tight)]
+    blocks = [
+        {len(parts) for parts in one._fitted.estimate.published.parts.values()}
+        for one in (roomy, tight)
+    ]
     assert blocks == [{algorithm1.BLOCKS}, {1}]
     assert_same(tight, roomy)
 
 
 def test_a_calibration_of_few_features_is_a_small_object() -> None:
     plan = complement().fit(table("silu", 500))._fitted.estimate.published.plan
-    assert all(basis.untyped_storage().nbytes() == 8 * basis.numel() for basis in plan.bases.values())
+    assert all(
+        basis.untyped_storage().nbytes() == 8 * basis.numel() for basis in plan.bases.values()
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [(4096, 4096), ("4096", 4096), ("4GB", 4 * 10**9), ("4 GiB", 4 << 30), ("0.5mb", 500_000), ("16k", 16_000)],
+    [
+        (4096, 4096),
+        ("4096", 4096),
+        ("4GB", 4 * 10**9),
+        ("4 GiB", 4 << 30),
+        ("0.5mb", 500_000),
+        ("16k", 16_000),
+    ],
 )
 def test_limits_are_given_in_bytes_or_in_words(given: int | str, expected: int) -> None:
     assert parse_bytes(given) == expected
 
 
-@pytest.mark.parametrize("given", [0, -5, "0GB", "much", "4 apples", "", "-1GB", 1.5, True, None, "4ib"])
+@pytest.mark.parametrize(
+    "given", [0, -5, "0GB", "much", "4 apples", "", "-1GB", 1.5, True, None, "4ib"]
+)
 def test_other_limits_are_an_error(given: Any) -> None:
     with pytest.raises(ValueError, match="memory must be"):
         complement().fit(table("silu", 50), engine=Local(memory=given))

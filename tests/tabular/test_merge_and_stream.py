@@ -79,7 +79,9 @@ def test_the_kind_of_data_does_not_matter(reference: str, interactions: Any) -> 
         found = NObSP(model, reference=reference, interactions=interactions).fit(data)
         assert_same(found, expected)
         values = found(X[:20]).values
-        assert error(values, expected(X[:20]).values, expected(X).predictions.std(0)) < CONTRIBUTIONS, name
+        assert (
+            error(values, expected(X[:20]).values, expected(X).predictions.std(0)) < CONTRIBUTIONS
+        ), name
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
@@ -87,11 +89,16 @@ def test_the_kind_of_data_does_not_matter(reference: str, interactions: Any) -> 
 def test_the_batch_size_does_not_matter(reference: str, batch_size: int) -> None:
     model, X = net("gelu", outputs=2), table("gelu", 150)
     expected = NObSP(model, reference=reference, interactions=[["x0", "x3"]]).fit(X)
-    found = NObSP(model, reference=reference, interactions=[["x0", "x3"]], batch_size=batch_size).fit(X)
+    found = NObSP(
+        model, reference=reference, interactions=[["x0", "x3"]], batch_size=batch_size
+    ).fit(X)
     # Coefficients carry the rounding of forward passes of another shape along directions that hardly matter.
     assert_same(found, expected)
     rows = table("gelu", 30, seed=4)
-    assert error(found(rows).values, expected(rows).values, expected(X).predictions.std(0)) < CONTRIBUTIONS
+    assert (
+        error(found(rows).values, expected(rows).values, expected(X).predictions.std(0))
+        < CONTRIBUTIONS
+    )
 
 
 def test_the_order_of_rows_does_not_matter_as_published() -> None:
@@ -105,7 +112,9 @@ def test_the_order_of_rows_does_not_matter_as_published() -> None:
 def test_the_precision_of_the_table_does_not_matter_where_it_holds_the_numbers(given: type) -> None:
     """Quarters, or whole numbers, are the same numbers in any precision, and so is the mean taken of them."""
     model = net("silu", outputs=2)
-    X = np.round(table("silu", 300) * (1 if given is np.int64 else 4)) / (1 if given is np.int64 else 4)
+    X = np.round(table("silu", 300) * (1 if given is np.int64 else 4)) / (
+        1 if given is np.int64 else 4
+    )
     expected = NObSP(model, interactions=0).fit(X)
     found = NObSP(model, interactions=0).fit(X.astype(given))
     assert_same_to_rounding(found.baseline_, expected.baseline_)
@@ -117,7 +126,8 @@ def test_the_precision_of_the_table_does_not_matter_where_it_holds_the_numbers(g
 
 
 @pytest.mark.parametrize(
-    "baseline", ["zero", [0.0, 0.5, 1.0, 0.0, 0.0], dict.fromkeys(["x0", "x1", "x2", "x3", "x4"], 0.0)]
+    "baseline",
+    ["zero", [0.0, 0.5, 1.0, 0.0, 0.0], dict.fromkeys(["x0", "x1", "x2", "x3", "x4"], 0.0)],
 )
 @pytest.mark.parametrize("reference", REFERENCES)
 def test_one_pass_where_the_baseline_is_given(baseline: Any, reference: str) -> None:
@@ -131,7 +141,10 @@ def test_one_pass_where_the_baseline_is_given(baseline: Any, reference: str) -> 
 @pytest.mark.parametrize("baseline", ["mean", "median", "mode", {"x0": 1.0}])
 def test_two_passes_where_it_has_to_be_found_as_published(baseline: Any) -> None:
     model, X = net("relu"), table("relu", 500).round(1)
-    data, given = Passes(pieces(X)), {"interactions": 0, "baseline": baseline, "reference": "complement"}
+    data, given = (
+        Passes(pieces(X)),
+        {"interactions": 0, "baseline": baseline, "reference": "complement"},
+    )
     found = NObSP(model, **given).fit(data)
     assert data.passes == 2
     assert_same(found, NObSP(model, **given).fit(X))
@@ -156,9 +169,14 @@ def test_data_that_can_be_read_once_is_read_once(reference: str) -> None:
             read.append(len(part))
             yield part
 
-    found = NObSP(model, baseline="zero", reference=reference, interactions=[["x0", "x2"]]).fit(once())
+    found = NObSP(model, baseline="zero", reference=reference, interactions=[["x0", "x2"]]).fit(
+        once()
+    )
     assert sum(read) == 500
-    assert_same(found, NObSP(model, baseline="zero", reference=reference, interactions=[["x0", "x2"]]).fit(X))
+    assert_same(
+        found,
+        NObSP(model, baseline="zero", reference=reference, interactions=[["x0", "x2"]]).fit(X),
+    )
 
 
 @pytest.mark.parametrize("reiterable", [False, True])
@@ -189,7 +207,9 @@ def test_data_that_can_be_read_once_cannot_give_the_baseline(baseline: Any) -> N
 def test_a_single_pass_over_more_rows_than_the_bases_need_is_as_good_as_two() -> None:
     """The first 16,384 rows fix the bases of a single pass, a sample of all rows those of two."""
     model, X = net("silu", columns=2, seed=1), table("silu", 40_000, columns=2)
-    once = NObSP(model, interactions=0, baseline="zero", reference="complement").fit(iter(pieces(X, 4000)))
+    once = NObSP(model, interactions=0, baseline="zero", reference="complement").fit(
+        iter(pieces(X, 4000))
+    )
     twice = NObSP(model, interactions=0, baseline="zero", reference="complement").fit(X)
     rows = X[(np.abs(X) < 3).all(1)][::100]
     assert error(once(rows).values, twice(rows).values, twice(rows).predictions.std(0)) < 2e-3
@@ -333,7 +353,8 @@ def test_unlike_calibrations_do_not_merge_and_are_unharmed(other: dict[str, Any]
 def test_calibrations_on_other_rows_without_like_do_not_merge() -> None:
     model = net("relu", outputs=2)
     first, second = (
-        NObSP(model, interactions=0, reference="complement").fit(table("relu", 300, seed=seed)) for seed in (0, 1)
+        NObSP(model, interactions=0, reference="complement").fit(table("relu", 300, seed=seed))
+        for seed in (0, 1)
     )
     with pytest.raises(ValueError, match="baselines, terms or bases differ"):
         first.merge(second)
@@ -341,7 +362,10 @@ def test_calibrations_on_other_rows_without_like_do_not_merge() -> None:
 
 def test_calibrations_of_different_models_do_not_merge() -> None:
     X = table("relu", 300)
-    first, second = NObSP(net("relu", seed=0), interactions=0).fit(X), NObSP(net("relu", seed=1), interactions=0).fit(X)
+    first, second = (
+        NObSP(net("relu", seed=0), interactions=0).fit(X),
+        NObSP(net("relu", seed=1), interactions=0).fit(X),
+    )
     before = coefficients(first)
     with pytest.raises(ValueError, match="different models"):
         first.merge(second)
@@ -382,7 +406,9 @@ def test_like_works_in_one_pass_on_data_that_can_be_read_once() -> None:
     given = {"interactions": 0, "reference": "complement"}
     first = NObSP(model, **given).fit(X[:200])
     second = NObSP(model, **given).fit(iter(pieces(X[200:])), like=first)
-    assert_same(first.merge(second), NObSP(model, **given).fit(X, like=NObSP(model, **given).fit(X[:200])))
+    assert_same(
+        first.merge(second), NObSP(model, **given).fit(X, like=NObSP(model, **given).fit(X[:200]))
+    )
 
 
 def test_fitting_again_replaces() -> None:
@@ -417,7 +443,9 @@ def test_curves_from_a_stream_have_bands_as_well() -> None:
         {"features": list("abcde")},
     ],
 )
-def test_taking_over_a_plan_with_other_options_is_an_error_that_names_them(other: dict[str, Any]) -> None:
+def test_taking_over_a_plan_with_other_options_is_an_error_that_names_them(
+    other: dict[str, Any],
+) -> None:
     model, X = net("relu"), table("relu", 200)
     given = {"interactions": 0, "reference": "complement"}
     first = NObSP(model, **given).fit(X)
@@ -427,5 +455,9 @@ def test_taking_over_a_plan_with_other_options_is_an_error_that_names_them(other
 
 def test_options_that_are_equal_but_not_identical_are_alike() -> None:
     model, X = net("relu"), table("relu", 200)
-    first = NObSP(model, baseline=np.zeros(5), interactions=[("x0", "x1")], reference="complement").fit(X)
-    NObSP(model, baseline=[0.0] * 5, interactions=(["x0", "x1"],), reference="complement").fit(X, like=first)
+    first = NObSP(
+        model, baseline=np.zeros(5), interactions=[("x0", "x1")], reference="complement"
+    ).fit(X)
+    NObSP(model, baseline=[0.0] * 5, interactions=(["x0", "x1"],), reference="complement").fit(
+        X, like=first
+    )

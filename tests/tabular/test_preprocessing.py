@@ -44,21 +44,33 @@ def of_gaps(X: np.ndarray) -> np.ndarray:
 
 
 CASES: dict[str, tuple[list[Any], Make, Callable[[np.ndarray], np.ndarray]]] = {
-    "log": ([FunctionTransformer(np.log), StandardScaler()], lognormal, lambda X: np.log(X) @ [1, 0.5, -1]),
+    "log": (
+        [FunctionTransformer(np.log), StandardScaler()],
+        lognormal,
+        lambda X: np.log(X) @ [1, 0.5, -1],
+    ),
     "quantiles": (
         [QuantileTransformer(n_quantiles=200, output_distribution="normal")],
         lognormal,
         lambda X: np.log(X) @ [1, 0.5, -1],
     ),
     "indicator": ([SimpleImputer(add_indicator=True), StandardScaler()], with_gaps, of_gaps),
-    "constant": ([SimpleImputer(strategy="constant", fill_value=-9), StandardScaler()], with_gaps, of_gaps),
+    "constant": (
+        [SimpleImputer(strategy="constant", fill_value=-9), StandardScaler()],
+        with_gaps,
+        of_gaps,
+    ),
     "median": ([SimpleImputer(strategy="median"), StandardScaler()], with_gaps, of_gaps),
     "bins": (
         [KBinsDiscretizer(8, quantile_method="averaged_inverted_cdf")],
         normal,
         lambda X: np.sin(X[:, 0]) + X[:, 1],
     ),
-    "splines": ([SplineTransformer(n_knots=6)], normal, lambda X: np.sin(2 * X[:, 0]) + X[:, 1] ** 2),
+    "splines": (
+        [SplineTransformer(n_knots=6)],
+        normal,
+        lambda X: np.sin(2 * X[:, 0]) + X[:, 1] ** 2,
+    ),
 }
 
 
@@ -76,7 +88,9 @@ def test_the_held_out_share_of_a_pipeline_is_that_of_fresh_rows(case: str, rows:
     ex = explainer(fresh)
     assert [feature.kind for feature in explainer.functions_.features] == ["number"] * 3
     assert np.isfinite(ex.values).all()
-    np.testing.assert_allclose(ex.base_values + ex.values.sum(1) + ex.residual, ex.predictions, atol=1e-9)
+    np.testing.assert_allclose(
+        ex.base_values + ex.values.sum(1) + ex.residual, ex.predictions, atol=1e-9
+    )
     share = 1 - ex.residual.var(0) / ex.predictions.var(0)
     assert abs(share - explainer.explained_)[0] < 0.04
 
@@ -126,7 +140,9 @@ def test_tables_of_very_few_rows_are_explained(rows: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # so few rows may well explain nothing, and fit says so
         ex = NObSP(network()).fit(X)(X)
-    np.testing.assert_allclose(ex.base_values + ex.values.sum(1) + ex.residual, ex.predictions, atol=1e-9)
+    np.testing.assert_allclose(
+        ex.base_values + ex.values.sum(1) + ex.residual, ex.predictions, atol=1e-9
+    )
 
 
 def test_an_explanation_and_its_functions_can_be_pickled() -> None:

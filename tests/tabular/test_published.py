@@ -16,7 +16,9 @@ from tests.tabular.oracles import Network, Published, centred, error, singles
 from tests.tolerances import PASS, SUMS
 
 
-def calibrated(kind: str, outputs: int, seed: int, **options: object) -> tuple[NObSP, Net, np.ndarray, np.ndarray]:
+def calibrated(
+    kind: str, outputs: int, seed: int, **options: object
+) -> tuple[NObSP, Net, np.ndarray, np.ndarray]:
     model = net(kind, outputs=outputs, seed=seed)
     X, held_out = table(kind, 300, seed=seed), table(kind, 60, seed=seed + 1000)
     return NObSP.as_published(model, **options).fit(X), model, X, held_out
@@ -25,7 +27,9 @@ def calibrated(kind: str, outputs: int, seed: int, **options: object) -> tuple[N
 @pytest.mark.parametrize("kind", [*KINDS, "codes"])
 @pytest.mark.parametrize("outputs", [1, 2, 7])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_as_published_is_algorithm_1_on_every_kind_of_network(kind: str, outputs: int, seed: int) -> None:
+def test_as_published_is_algorithm_1_on_every_kind_of_network(
+    kind: str, outputs: int, seed: int
+) -> None:
     explainer, model, X, held_out = calibrated(kind, outputs, seed)
     oracle = Published(Network(model, explainer.baseline_), X)
     spread = oracle.y.std(0)
@@ -131,7 +135,9 @@ def dyadic(seed: int, outputs: int) -> tuple[Net, np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("outputs", [1, 2, 7])
 @pytest.mark.parametrize("given", [np.float32, np.float64])
-def test_a_single_precision_network_loses_nothing_that_it_did_not_round_itself(outputs: int, given: type) -> None:
+def test_a_single_precision_network_loses_nothing_that_it_did_not_round_itself(
+    outputs: int, given: type
+) -> None:
     model, X, held_out = dyadic(outputs, outputs)
     explainer = NObSP.as_published(model, baseline="zero").fit(X.astype(given))
     oracle = Published(Network(model, np.zeros(5)), X)
@@ -172,7 +178,10 @@ def test_without_ridge_it_is_the_oblique_projector(kind: str, outputs: int) -> N
     explainer = NObSP(model, interactions=0, reference="complement", ridge=0.0).fit(X)
     nearly = NObSP(model, interactions=0, reference="complement", ridge=1e-11).fit(X)
     for k in range(3):
-        T, A = (torch.tensor(centred(rows)) for rows in (network.isolated((k,), X), network.reference((k,), X)))
+        T, A = (
+            torch.tensor(centred(rows))
+            for rows in (network.isolated((k,), X), network.reference((k,), X))
+        )
         expected = (oblique_projector(T, A) @ torch.tensor(y)).numpy()
         assert error(explainer(X).values[:, k], expected, y.std(0)) < 1e-6
         assert error(nearly(X).values[:, k], expected, y.std(0)) < 1e-5
@@ -196,7 +205,11 @@ def test_the_projector_annihilates_what_lies_in_the_reference() -> None:
 
 def test_few_rows_for_the_width_are_still_algorithm_1() -> None:
     """Fewer rows than the representation is wide: coefficients collapse in the paper, and here just as much."""
-    model, X, held_out = net("silu", width=40, outputs=2), table("silu", 25), table("silu", 30, seed=3)
+    model, X, held_out = (
+        net("silu", width=40, outputs=2),
+        table("silu", 25),
+        table("silu", 30, seed=3),
+    )
     explainer = NObSP.as_published(model).fit(X)
     oracle = Published(Network(model, explainer.baseline_), X)
     expected = np.stack([oracle.term((k,), held_out) for k in range(5)], 1)
@@ -221,7 +234,9 @@ def test_a_rare_level_counts_in_large_tables_too() -> None:
 def test_every_pair_of_a_small_table_at_once() -> None:
     names = [f"x{k}" for k in range(4)]
     model, X = net("gelu", columns=4, outputs=2), table("gelu", 300, columns=4)
-    explainer = NObSP.as_published(model, interactions=list(itertools.combinations(names, 2))).fit(X)
+    explainer = NObSP.as_published(model, interactions=list(itertools.combinations(names, 2))).fit(
+        X
+    )
     oracle = Published(Network(model, explainer.baseline_), X)
     terms = [*singles(4), *itertools.combinations(range(4), 2)]
     expected = np.stack([oracle.term(term, X) for term in terms], 1)

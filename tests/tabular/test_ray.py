@@ -54,7 +54,9 @@ def test_parquet_files_are_as_good_as_their_table(ray: Any, tmp_path: Path) -> N
     """Uneven files with labels that are left out; batches are small, so the tree of sums has several levels."""
     whole = frame()
     for number, (start, stop) in enumerate([(0, 111), (111, 130), (130, 500)]):
-        whole[start:stop].assign(label=number).to_parquet(tmp_path / f"{number}.parquet", row_group_size=40)
+        whole[start:stop].assign(label=number).to_parquet(
+            tmp_path / f"{number}.parquet", row_group_size=40
+        )
     dataset = ray.data.read_parquet(str(tmp_path)).drop_columns(["label"])
     options: dict[str, Any] = {"interactions": [["a", "b"]], "ridge": 1e-4, "batch_size": 16}
     model = net("silu", outputs=2)
@@ -63,7 +65,10 @@ def test_parquet_files_are_as_good_as_their_table(ray: Any, tmp_path: Path) -> N
     assert_same(found, NObSP(model, **options).fit(whole))
     assert found.feature_names_ == tuple(NAMES)
     assert isinstance(found.curves(), pd.DataFrame)
-    assert (dataset.context.execution_options.preserve_order, dataset.context.enable_progress_bars) == before
+    assert (
+        dataset.context.execution_options.preserve_order,
+        dataset.context.enable_progress_bars,
+    ) == before
 
 
 def test_arrays_are_calibrated_on_with_all_defaults(ray: Any) -> None:
@@ -82,7 +87,9 @@ def test_a_pipeline_sees_the_levels_of_all_blocks(ray: Any) -> None:
     expected = NObSP(model, interactions=0, batch_size=100).fit(whole)
     assert_same(found, expected)
     cities = np.array(["bergen", "rome"], dtype=object)
-    assert_same_to_rounding(found.function("city")(cities), expected.function("city")(cities), within=CONTRIBUTIONS)
+    assert_same_to_rounding(
+        found.function("city")(cities), expected.function("city")(cities), within=CONTRIBUTIONS
+    )
 
 
 def test_rows_calibrated_on_ray_are_merged_with_rows_calibrated_here(ray: Any) -> None:
@@ -116,7 +123,9 @@ def test_a_worker_that_is_killed_on_the_way_changes_nothing(ray: Any, tmp_path: 
     assert_same(found, NObSP(model, **options).fit(whole))
 
 
-def test_parts_are_joined_in_the_order_of_rows_and_in_one_shape_however_long_each_takes(ray: Any) -> None:
+def test_parts_are_joined_in_the_order_of_rows_and_in_one_shape_however_long_each_takes(
+    ray: Any,
+) -> None:
     """A sum then has the same digits every time: 70 parts by eights, and what is left of them at the end."""
 
     def work(batch: pd.DataFrame) -> Any:
@@ -149,7 +158,9 @@ BAD: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         r"^X \(in one of its batches\) is missing in row \d+, column 'c'",
     ),
     "a column that is missing in one block": (
-        lambda data: data.from_pandas(frame(300)).union(data.from_pandas(frame(60).drop(columns="d"))),
+        lambda data: data.from_pandas(frame(300)).union(
+            data.from_pandas(frame(60).drop(columns="d"))
+        ),
         ValueError,
         "lacks 'd'|is missing in row .*column 'd'",
     ),
@@ -158,9 +169,17 @@ BAD: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         TypeError,
         "column 'b' holds String, not numbers",
     ),
-    "a label": (lambda data: data.from_pandas(frame(30).assign(y=1.0)), ValueError, "cannot take rows with 6 columns"),
+    "a label": (
+        lambda data: data.from_pandas(frame(30).assign(y=1.0)),
+        ValueError,
+        "cannot take rows with 6 columns",
+    ),
     "nothing": (lambda data: data.from_pandas(frame(0)), ValueError, "X has no rows"),
-    "a shard": (lambda data: data.from_pandas(frame(30)).iterator(), TypeError, "pass the ray.data.Dataset itself"),
+    "a shard": (
+        lambda data: data.from_pandas(frame(30)).iterator(),
+        TypeError,
+        "pass the ray.data.Dataset itself",
+    ),
 }
 
 
@@ -177,7 +196,10 @@ def test_bad_datasets_are_refused_in_our_own_words(what: str, ray: Any) -> None:
 def test_a_model_that_cannot_be_sent_is_refused_before_any_row_is_read(ray: Any) -> None:
     model = net("silu")
     model.lock = threading.Lock()
-    with pytest.raises(TypeError, match=r"^the model cannot be sent to Ray's workers \(cannot pickle '_thread.lock'"):
+    with pytest.raises(
+        TypeError,
+        match=r"^the model cannot be sent to Ray's workers \(cannot pickle '_thread.lock'",
+    ):
         NObSP(model, reference="complement", interactions=0).fit(ray.data.from_pandas(frame(30)))
 
 

@@ -78,10 +78,16 @@ def explainer(pipeline, people):
 def preprocessing():
     return ColumnTransformer(
         [
-            ("numbers", make_pipeline(SimpleImputer(), StandardScaler()), ["age", "income", "constant"]),
+            (
+                "numbers",
+                make_pipeline(SimpleImputer(), StandardScaler()),
+                ["age", "income", "constant"],
+            ),
             (
                 "names",
-                make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder(handle_unknown="ignore")),
+                make_pipeline(
+                    SimpleImputer(strategy="most_frequent"), OneHotEncoder(handle_unknown="ignore")
+                ),
                 ["city"],
             ),
             ("codes", OneHotEncoder(drop="first"), ["code"]),
@@ -92,7 +98,9 @@ def preprocessing():
 
 
 def assert_adds_up(ex):
-    assert np.allclose(ex.base_values + ex.values.sum(1) + ex.residual, ex.predictions, rtol=0, atol=CONTRIBUTIONS)
+    assert np.allclose(
+        ex.base_values + ex.values.sum(1) + ex.residual, ex.predictions, rtol=0, atol=CONTRIBUTIONS
+    )
 
 
 # ---------------------------------------------------------------------- networks
@@ -117,7 +125,9 @@ def test_a_classifier_of_many_classes_is_explained_in_logits(people):
     assert ex.output_names == ("a", "b", "c")
     probabilities = model.predict_proba(X)
     versus = ex.contrast("c", "a")
-    assert np.allclose(versus.predictions[:, 0], np.log(probabilities[:, 2] / probabilities[:, 0]), atol=1e-9)
+    assert np.allclose(
+        versus.predictions[:, 0], np.log(probabilities[:, 2] / probabilities[:, 0]), atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("targets", [1, 2])
@@ -127,13 +137,17 @@ def test_a_regressor_is_explained_in_its_own_units(people, targets):
     model = trained(network(MLPRegressor), X, y[:, 0] if targets == 1 else y)
     ex = NObSP(model).fit(X)(X)
     assert_adds_up(ex)
-    assert np.allclose(ex.predictions.reshape(ROWS, -1), model.predict(X).reshape(ROWS, -1), atol=1e-9)
+    assert np.allclose(
+        ex.predictions.reshape(ROWS, -1), model.predict(X).reshape(ROWS, -1), atol=1e-9
+    )
 
 
 # ---------------------------------------------------------------------- pipelines
 
 
-def test_contributions_are_on_the_callers_columns_and_add_up_to_the_log_odds(explainer, pipeline, people):
+def test_contributions_are_on_the_callers_columns_and_add_up_to_the_log_odds(
+    explainer, pipeline, people
+):
     ex = explainer(people)
     assert ex.feature_names == tuple(COLUMNS)
     assert ex.terms[:7] == tuple((name,) for name in COLUMNS)
@@ -145,7 +159,9 @@ def test_contributions_are_on_the_callers_columns_and_add_up_to_the_log_odds(exp
 def test_dropped_and_constant_columns_contribute_nothing(explainer, people):
     ex = explainer(people)
     assert not ex[:, ["constant", "unused"]].values.any()
-    assert (np.abs(ex[:, ["age", "city", "income", "code", "grade"]].values).max((0, 2)) > 1e-3).all()
+    assert (
+        np.abs(ex[:, ["age", "city", "income", "code", "grade"]].values).max((0, 2)) > 1e-3
+    ).all()
     assert explainer.function("unused")([1.0, 2.0]).tolist() == [0, 0]
 
 
@@ -209,7 +225,9 @@ def test_every_level_of_a_text_column_is_known_by_name(kind):
     names = None if kind != "array" else ["c0", "c1"]
     explainer = NObSP(model, features=names, baseline={"c0": "lv290"}, interactions=0).fit(given)
     assert explainer.baseline_[:300].sum() == 1
-    assert explainer.function("c0")("lv290") == pytest.approx(explainer(given[290:291]).values[0, 0, 0])
+    assert explainer.function("c0")("lv290") == pytest.approx(
+        explainer(given[290:291]).values[0, 0, 0]
+    )
     curves = explainer.curves(9)
     assert sum(name == "c0" for name in curves["feature"]) == 300
 
@@ -224,10 +242,15 @@ def test_numbers_that_are_encoded_one_by_one_have_a_curve_however_many():
 
 @pytest.mark.parametrize("kind", ["pandas", "polars", "array"])
 def test_names_after_many_gaps_are_names(kind):
-    X = pd.DataFrame({"city": [None] * 1200 + ["rome", "oslo"] * 100, "age": np.linspace(0, 1, 1400)}, dtype=object)
+    X = pd.DataFrame(
+        {"city": [None] * 1200 + ["rome", "oslo"] * 100, "age": np.linspace(0, 1, 1400)},
+        dtype=object,
+    )
     X["age"] = X["age"].astype(float)
     fill = SimpleImputer(strategy="constant", fill_value="nowhere", missing_values=None)
-    prepare = ColumnTransformer([("names", make_pipeline(fill, OneHotEncoder()), [0]), ("rest", "passthrough", [1])])
+    prepare = ColumnTransformer(
+        [("names", make_pipeline(fill, OneHotEncoder()), [0]), ("rest", "passthrough", [1])]
+    )
     model = trained(make_pipeline(prepare, network(MLPRegressor)), X.to_numpy(), X["age"])
     given = {"pandas": X, "polars": pl.from_pandas(X), "array": X.to_numpy()}[kind]
     explainer = NObSP(model, features=["city", "age"], interactions=0).fit(given)
@@ -246,7 +269,11 @@ def test_the_columns_of_a_large_table_are_looked_at_one_by_one(kind):
         "polars": lambda: pl.DataFrame(values, schema=names),
         "array": lambda: values,
     }[kind]()
-    model = adapt(trained(make_pipeline(StandardScaler(), network(MLPRegressor)), values[:100], values[:100, 0]))
+    model = adapt(
+        trained(
+            make_pipeline(StandardScaler(), network(MLPRegressor)), values[:100], values[:100, 0]
+        )
+    )
     tracemalloc.start()
     try:
         columns_of(X, model, None, width=20, names=names)
@@ -266,7 +293,9 @@ def test_columns_in_any_order_calibrate_the_same(people):
 
 def test_a_pipeline_without_names_takes_arrays_and_frames_without_a_word(people):
     X = people[["income", "unused"]]
-    model = trained(make_pipeline(StandardScaler(), network(MLPRegressor)), X.to_numpy(), X["income"] / 10)
+    model = trained(
+        make_pipeline(StandardScaler(), network(MLPRegressor)), X.to_numpy(), X["income"] / 10
+    )
     by_array, by_frame = NObSP(model).fit(X.to_numpy()), NObSP(model).fit(X)
     assert by_array.feature_names_ == ("x0", "x1")
     assert by_frame.feature_names_ == ("income", "unused")
@@ -276,7 +305,9 @@ def test_a_pipeline_without_names_takes_arrays_and_frames_without_a_word(people)
 def test_a_group_of_names_and_numbers(pipeline, people):
     rest = ["income", "code", "grade", "constant", "unused"]
     complete = people.dropna()
-    explainer = NObSP(pipeline, features={"who": ["age", "city"], "rest": rest}, interactions=0).fit(people)
+    explainer = NObSP(
+        pipeline, features={"who": ["age", "city"], "rest": rest}, interactions=0
+    ).fit(people)
     ex = explainer(complete)
     assert_adds_up(ex)
     assert ex.shape == (len(complete), 2, 1)
@@ -349,7 +380,9 @@ def test_an_unseen_level_is_flagged_and_leaves_the_other_rows_alone(explainer, p
     expected, found = explainer(rows), explainer(spoilt)
     others = np.arange(9) != 6
     assert_same_to_rounding(found.values[others], expected.values[others], within=CONTRIBUTIONS)
-    assert_same_to_rounding(found.predictions[others], expected.predictions[others], within=CONTRIBUTIONS)
+    assert_same_to_rounding(
+        found.predictions[others], expected.predictions[others], within=CONTRIBUTIONS
+    )
     assert found.outside[:, COLUMNS.index(column)].tolist() == [row == 6 for row in range(9)]
     assert np.isfinite(found.predictions[6]).all() == (column == "city")
     assert_adds_up(found[:6])
@@ -374,7 +407,9 @@ def test_other_columns_are_named(explainer, pipeline, people):
 
 def test_a_gap_that_no_imputer_fills_is_an_error(people):
     X = people[["age", "income"]]
-    model = trained(make_pipeline(StandardScaler(), network(MLPRegressor)), X.dropna(), X.dropna()["age"] / 10)
+    model = trained(
+        make_pipeline(StandardScaler(), network(MLPRegressor)), X.dropna(), X.dropna()["age"] / 10
+    )
     row = int(np.flatnonzero(X["age"].isna())[0])
     with pytest.raises(ValueError, match=f"X is NaN in row {row}"):
         NObSP(model).fit(X)
@@ -391,7 +426,9 @@ def test_a_pipeline_that_mixes_columns_is_one_function_of_the_columns(people, tm
     assert_same_to_rounding(again(X).values, explainer(X).values)
 
 
-@pytest.mark.parametrize("model", [MLPClassifier(), make_pipeline(StandardScaler(), MLPRegressor())])
+@pytest.mark.parametrize(
+    "model", [MLPClassifier(), make_pipeline(StandardScaler(), MLPRegressor())]
+)
 def test_an_unfitted_model_is_not_fitted(model):
     with pytest.raises(NotFittedError, match="not fitted yet"):
         NObSP(model).fit(np.zeros((5, 2)))
@@ -399,9 +436,13 @@ def test_an_unfitted_model_is_not_fitted(model):
 
 def test_a_pipeline_may_end_in_any_model(people):
     X = people[["income", "unused"]]
-    model = make_pipeline(StandardScaler(), RandomForestClassifier(10)).fit(X, X["income"] > X["income"].mean())
+    model = make_pipeline(StandardScaler(), RandomForestClassifier(10)).fit(
+        X, X["income"] > X["income"].mean()
+    )
     explanation = NObSP(model).fit(X)(X)
-    np.testing.assert_allclose(explanation.predictions[:, 0], model.predict_proba(X)[:, 1], rtol=CONTRIBUTIONS)
+    np.testing.assert_allclose(
+        explanation.predictions[:, 0], model.predict_proba(X)[:, 1], rtol=CONTRIBUTIONS
+    )
 
 
 def test_streams_of_a_pipeline_get_a_clear_error(pipeline, people):
@@ -420,7 +461,9 @@ def plain():
 
 
 def test_a_clone_keeps_the_very_same_model_and_the_options(plain, pipeline, people):
-    explainer = NObSP(plain, ridge=0.5, features=["a", "b"]).fit(np.random.default_rng(0).normal(size=(20, 2)))
+    explainer = NObSP(plain, ridge=0.5, features=["a", "b"]).fit(
+        np.random.default_rng(0).normal(size=(20, 2))
+    )
     copy = clone(explainer)
     assert copy.model is plain
     assert copy.get_params(deep=False) == explainer.get_params(deep=False)
@@ -480,7 +523,9 @@ def test_everything_asks_for_fit_first(plain, use):
 
 
 def test_fitting_leaves_the_pipeline_as_it_was(people, answers):
-    model = trained(Pipeline([("prepare", preprocessing()), ("network", network())]), people, answers)
+    model = trained(
+        Pipeline([("prepare", preprocessing()), ("network", network())]), people, answers
+    )
     before = [weight.copy() for weight in model[-1].coefs_]
     table = people.copy()
     NObSP(model, interactions=1).fit(people)(people[:5])
@@ -498,10 +543,14 @@ def test_missing_names_are_a_level_however_they_are_written(kind):
     filled = SimpleImputer(missing_values=pd.NA, strategy="constant", fill_value="none")
     names = make_pipeline(filled, OneHotEncoder(sparse_output=False))
     steps = ColumnTransformer([("town", names, ["town"]), ("age", "passthrough", ["age"])])
-    model = make_pipeline(steps, MLPRegressor(hidden_layer_sizes=(8,), max_iter=300, random_state=0, solver="lbfgs"))
+    model = make_pipeline(
+        steps, MLPRegressor(hidden_layer_sizes=(8,), max_iter=300, random_state=0, solver="lbfgs")
+    )
     model.fit(X, X["age"].to_numpy() - 3.0 * X["town"].isna().to_numpy())
     explainer = NObSP(model, interactions=0).fit(X)
-    assert ("oslo", "rome", "missing") in [feature.labels for feature in explainer.functions_.features]
+    assert ("oslo", "rome", "missing") in [
+        feature.labels for feature in explainer.functions_.features
+    ]
     explanation = explainer(X)
     assert not explanation.outside.any()
     assert_same_to_rounding(explainer.compile()(X).values, explanation.values, within=CONTRIBUTIONS)

@@ -27,9 +27,15 @@ def test_columns_whose_ranks_go_along_are_one_feature(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [lambda t: t, pl.from_pandas])
 def test_frames_give_names_and_columns_without_numbers_stay_alone(kind: Any) -> None:
-    frame = pd.DataFrame(TABLE, columns=list("abcde")).assign(city="rome", same=1.0, again=X[:, 1] * 2)
+    frame = pd.DataFrame(TABLE, columns=list("abcde")).assign(
+        city="rome", same=1.0, again=X[:, 1] * 2
+    )
     found = NObSP.suggest_features(kind(frame))
-    assert found == {"a + d": ["a", "d"], "b + again": ["b", "again"], **{n: [n] for n in ("c", "e", "city", "same")}}
+    assert found == {
+        "a + d": ["a", "d"],
+        "b + again": ["b", "again"],
+        **{n: [n] for n in ("c", "e", "city", "same")},
+    }
 
 
 def test_every_two_columns_of_a_group_are_that_much_correlated() -> None:

@@ -27,7 +27,9 @@ NO_CORRECTION = 1e12
 
 def assert_adds_up(ex: Any) -> None:
     total = ex.base_values + ex.values.sum(1) + ex.residual
-    assert_same_to_rounding(total, ex.predictions, within=SUMS, size=max(np.abs(ex.values).max(), 1.0) * 10)
+    assert_same_to_rounding(
+        total, ex.predictions, within=SUMS, size=max(np.abs(ex.values).max(), 1.0) * 10
+    )
 
 
 def captured(monkeypatch: pytest.MonkeyPatch, explainer: NObSP, X: np.ndarray) -> Terms:
@@ -56,7 +58,9 @@ def test_without_correction_functions_are_partial_dependence_over_the_background
         knots, found = explainer.functions_.points(k)
         outputs = oracle.mean((k,), knots[:, None]) @ oracle.weight
         mean = np.stack([np.interp(X[:, k], knots, outputs[:, o]).mean() for o in range(2)])
-        assert_same_to_rounding(found, outputs - mean, within=CONTRIBUTIONS, size=np.abs(outputs).max())
+        assert_same_to_rounding(
+            found, outputs - mean, within=CONTRIBUTIONS, size=np.abs(outputs).max()
+        )
 
 
 def test_a_pair_has_no_mean_over_either_partner_and_the_mains_have_it_instead() -> None:
@@ -65,9 +69,14 @@ def test_a_pair_has_no_mean_over_either_partner_and_the_mains_have_it_instead() 
     given = {"interactions": [("x0", "x1")], "ridge": NO_CORRECTION, "background": X[:12]}
     explainer, oracle = NObSP(model, **given).fit(X), Background(model, X[:12])
     pair = next(one for one in explainer.functions_.tables if one.features == (0, 1))
-    f0, f1, f01 = explainer.function("x0"), explainer.function("x1"), explainer.function(("x0", "x1"))
+    f0, f1, f01 = (
+        explainer.function("x0"),
+        explainer.function("x1"),
+        explainer.function(("x0", "x1")),
+    )
     inside = [
-        axis.knots[(axis.knots >= X[:, k].min()) & (axis.knots <= X[:, k].max())] for k, axis in enumerate(pair.axes)
+        axis.knots[(axis.knots >= X[:, k].min()) & (axis.knots <= X[:, k].max())]
+        for k, axis in enumerate(pair.axes)
     ]
     for knots, other, turned in ((inside[0], X[:, 1], False), (inside[1], X[:, 0], True)):
         means = []
@@ -80,7 +89,9 @@ def test_a_pair_has_no_mean_over_either_partner_and_the_mains_have_it_instead() 
     expected = (oracle.mean((0, 1), nodes) @ oracle.weight)[:, 0]
     found = f0(nodes[:, 0]) + f1(nodes[:, 1]) + f01(nodes[:, 0], nodes[:, 1])
     # Mains and pairs are averaged over background rows of their own, and a main has knots of its own.
-    assert np.abs((found - found.mean()) - (expected - expected.mean())).max() < 0.15 * expected.std()
+    assert (
+        np.abs((found - found.mean()) - (expected - expected.mean())).max() < 0.15 * expected.std()
+    )
 
 
 class Product(nn.Module):
@@ -110,13 +121,16 @@ def slope(explainer: NObSP) -> float:
 def test_a_main_curve_is_the_average_effect_whatever_the_background(normals: Tensor) -> None:
     names = ["x1", "x2", "x3"]
     explainers = {
-        count: NObSP(Product().eval(), features=names, background=count).fit(normals) for count in (16, 32, 64)
+        count: NObSP(Product().eval(), features=names, background=count).fit(normals)
+        for count in (16, 32, 64)
     }
     own = float(normals[:, 1].square().mean())  # the sample's own mean of x2²
     for explainer in explainers.values():
         assert slope(explainer) == pytest.approx(1, abs=0.05)
         assert slope(explainer) == pytest.approx(own, abs=0.02)
-        assert not {"constant", "unused"} & {finding.code for finding in explainer.health().findings}
+        assert not {"constant", "unused"} & {
+            finding.code for finding in explainer.health().findings
+        }
         assert explainer.importance()["feature"].iloc[0] == "x1"
         assert ("x1", "x2") in explainer.terms_
     assert explainers[32].function("x2")([-2.0, 0.0, 2.0]) == pytest.approx([0, 0, 0], abs=0.15)
@@ -126,8 +140,14 @@ def test_one_background_row_is_the_baseline(normals: Tensor) -> None:
     names, rows = ["x1", "x2", "x3"], normals[:1000]
     given = {"background": 1, "ridge": NO_CORRECTION, "interactions": 0}
     for level in (1.0, 2.0):
-        with pytest.warns(UserWarning, match="worse than the mean") if level == 2.0 else nullcontext():
-            explainer = NObSP(Product().eval(), features=names, baseline=[0.0, level, 0.0], **given).fit(rows)
+        with (
+            pytest.warns(UserWarning, match="worse than the mean")
+            if level == 2.0
+            else nullcontext()
+        ):
+            explainer = NObSP(
+                Product().eval(), features=names, baseline=[0.0, level, 0.0], **given
+            ).fit(rows)
         assert slope(explainer) == pytest.approx(level**2, rel=1e-5)
 
 
@@ -136,7 +156,10 @@ def test_one_background_row_is_the_baseline(normals: Tensor) -> None:
 
 def random_rows(seed: int, *, outputs: int = 2, outside: int = 4) -> Rows:
     rng = np.random.default_rng(seed)
-    terms, prior = rng.normal(size=(60, 5)) * [3, 2, 1, 0.5, 0.1] + 1, rng.normal(size=(60, outputs))
+    terms, prior = (
+        rng.normal(size=(60, 5)) * [3, 2, 1, 0.5, 0.1] + 1,
+        rng.normal(size=(60, outputs)),
+    )
     y = prior + terms @ rng.normal(size=(5, outputs)) + 0.3 * rng.normal(size=(60, outputs))
     away = rng.choice(60, outside, replace=False)
     fold = rng.permutation(60) % 5
@@ -147,7 +170,9 @@ def random_rows(seed: int, *, outputs: int = 2, outside: int = 4) -> Rows:
 
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 1000), alpha=st.sampled_from([1e-4, 1e-2, 1.0, 100.0]))
-def test_the_correction_is_ridge_regression_of_what_the_prior_leaves(seed: int, alpha: float) -> None:
+def test_the_correction_is_ridge_regression_of_what_the_prior_leaves(
+    seed: int, alpha: float
+) -> None:
     rows = random_rows(seed)
     T, target = rows.terms.numpy(), (rows.outputs - rows.prior).numpy()
     expected = Ridge(alpha=len(T) * alpha * T.var(0).mean(), solver="svd").fit(T, target).coef_.T
@@ -181,13 +206,17 @@ def test_rows_are_judged_by_fits_on_the_other_folds(seed: int) -> None:
 
 
 def test_of_strengths_that_the_folds_cannot_tell_apart_the_strongest_is_taken() -> None:
-    errors = torch.tensor([[1.0, 1.2, 9.0], [1.2, 1.0, 9.0], [1.1, 1.1, 9.0]], dtype=torch.float64)[..., None]
+    errors = torch.tensor([[1.0, 1.2, 9.0], [1.2, 1.0, 9.0], [1.1, 1.1, 9.0]], dtype=torch.float64)[
+        ..., None
+    ]
     assert choose_strength(errors).tolist() == [1]
     assert choose_strength(errors[:, :1]).tolist() == [0]
 
 
 @pytest.mark.parametrize("ridge", ["auto", 1e-3])
-def test_functions_are_what_the_formulas_make_of_the_rows(monkeypatch: pytest.MonkeyPatch, ridge: Any) -> None:
+def test_functions_are_what_the_formulas_make_of_the_rows(
+    monkeypatch: pytest.MonkeyPatch, ridge: Any
+) -> None:
     """z̄ by brute force on the knots, straight lines between, ridge by scikit-learn, correction held at the range."""
     model, X = net("tanh", columns=3, outputs=2), table("tanh", 400, columns=3, correlation=0.7)
     explainer = NObSP(model, interactions=0, ridge=ridge, background=X[:10])
@@ -217,7 +246,9 @@ def test_functions_are_what_the_formulas_make_of_the_rows(monkeypatch: pytest.Mo
         found = explainer.functions_.points(k)[1]
         assert_same_to_rounding(found[near], expected[near], within=COEFFICIENTS, size=10.0)
     residual = terms.fit.held_out.chosen().numpy()
-    assert_same_to_rounding(explainer.explained_, share_explained(residual, y), within=CONTRIBUTIONS)
+    assert_same_to_rounding(
+        explainer.explained_, share_explained(residual, y), within=CONTRIBUTIONS
+    )
 
 
 def test_how_a_table_is_sorted_changes_nothing() -> None:
@@ -247,8 +278,13 @@ def test_functions_of_an_additive_network_are_the_true_ones() -> None:
     grid, hinges = np.linspace(-2, 2, 41), np.linspace(-8, 8, 33)  # where the network bends
     assert explainer.terms_ == (("x0",), ("x1",), ("x2",), ("x3",))
     for k, function in enumerate(truth):
-        found, expected = explainer.function(f"x{k}")(grid), np.interp(grid, hinges, function(hinges))
-        assert np.abs((found - found.mean()) - (expected - expected.mean())).max() < 3e-3 * spread, k
+        found, expected = (
+            explainer.function(f"x{k}")(grid),
+            np.interp(grid, hinges, function(hinges)),
+        )
+        assert (
+            np.abs((found - found.mean()) - (expected - expected.mean())).max() < 3e-3 * spread
+        ), k
     assert explainer.explained_[0] > 0.9999
 
 
@@ -260,7 +296,9 @@ def test_the_correction_is_held_beyond_the_range_and_the_network_goes_on() -> No
     for k in range(3):
         edge = X[:, k].max()
         x = edge + np.array([1.0, 10.0, 60.0])
-        moved = [one.function(f"x{k}")(x) - one.function(f"x{k}")([edge]) for one in (explainer, prior)]
+        moved = [
+            one.function(f"x{k}")(x) - one.function(f"x{k}")([edge]) for one in (explainer, prior)
+        ]
         assert_same_to_rounding(moved[0], moved[1], within=1e-9, size=100.0)
 
 
@@ -287,16 +325,22 @@ def test_every_account_adds_up(seed: int, kind: str, outputs: int, interactions:
     assert np.abs(explainer(X).values.mean(0)).max() < 1e-9 * max(np.abs(ex.predictions).max(), 1.0)
 
 
-@pytest.mark.parametrize("features", [{"a": [0, 1], "b": [2, 3], "c": 4}, {"one hot": [0, 1, 2], "x": 3, "y": 4}])
+@pytest.mark.parametrize(
+    "features", [{"a": [0, 1], "b": [2, 3], "c": 4}, {"one hot": [0, 1, 2], "x": 3, "y": 4}]
+)
 def test_accounts_of_groups_add_up(features: dict[str, Any]) -> None:
     X = table("relu", 200)
     if "one hot" in features:
         X[:, :3] = np.eye(3)[np.random.default_rng(0).integers(0, 3, 200)]
     names = list(features)
-    explainer = NObSP(net("relu", outputs=2), features=features, interactions=[tuple(names[:2])]).fit(X)
+    explainer = NObSP(
+        net("relu", outputs=2), features=features, interactions=[tuple(names[:2])]
+    ).fit(X)
     ex = explainer(X[:50])
     assert_adds_up(ex)
-    direct = {finding.subject for finding in explainer.health().findings if finding.code == "no_table"}
+    direct = {
+        finding.subject for finding in explainer.health().findings if finding.code == "no_table"
+    }
     assert bool(direct) == ("a" in features)
     assert bool(explainer.compile().left_out) == bool(direct)
 

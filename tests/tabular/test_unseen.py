@@ -21,10 +21,16 @@ class Coded(nn.Module):
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            self.table, self.body, self.head = nn.Embedding(10, 4), nn.Linear(5, 16), nn.Linear(16, 2)
+            self.table, self.body, self.head = (
+                nn.Embedding(10, 4),
+                nn.Linear(5, 16),
+                nn.Linear(16, 2),
+            )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.body(torch.cat([x[:, :1], self.table(x[:, 1].long())], 1))))
+        return self.head(
+            torch.tanh(self.body(torch.cat([x[:, :1], self.table(x[:, 1].long())], 1)))
+        )
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +45,14 @@ def fresh(rows: int = 30) -> np.ndarray:
     return np.column_stack([np.clip(rng.normal(size=rows), -2, 2), rng.integers(0, 9, rows)])
 
 
-def assert_others_unharmed(explainer: NObSP, rows: np.ndarray, spoilt: np.ndarray, bad: list[int]) -> Any:
+def assert_others_unharmed(
+    explainer: NObSP, rows: np.ndarray, spoilt: np.ndarray, bad: list[int]
+) -> Any:
     expected, found = explainer(rows), explainer(spoilt)
     others = np.setdiff1d(np.arange(len(rows)), bad)
-    np.testing.assert_array_equal(found.values[others], expected.values[others])  # read from the same tables
+    np.testing.assert_array_equal(
+        found.values[others], expected.values[others]
+    )  # read from the same tables
     assert_same_to_rounding(found.predictions[others], expected.predictions[others], within=1e-5)
     assert not found.outside[others].any()
     assert found.outside[bad].any(1).all()
@@ -90,7 +100,11 @@ def test_a_code_beyond_the_embedding_loses_its_own_row_only(coded: NObSP) -> Non
 def test_a_value_that_is_none_spoils_its_own_terms_only(value: float, kind: str) -> None:
     X, rows = table(kind, 300), table(kind, 40, seed=2)
     rows[:, 2:] = np.clip(rows[:, 2:], X[:, 2:].min(0), X[:, 2:].max(0))
-    rows[:, :2] = rows[:, :2] if kind == "embedding" else np.clip(rows[:, :2], X[:, :2].min(0), X[:, :2].max(0))
+    rows[:, :2] = (
+        rows[:, :2]
+        if kind == "embedding"
+        else np.clip(rows[:, :2], X[:, :2].min(0), X[:, :2].max(0))
+    )
     explainer = NObSP(net(kind), interactions=[("x2", "x3")]).fit(X)
     spoilt = rows.copy()
     spoilt[11, 2] = value
@@ -123,7 +137,9 @@ def test_health_counts_the_rows_that_explain_flags(reference: str) -> None:
     explainer = NObSP(net("relu"), interactions=0, reference=reference).fit(X)
     outside = explainer(rows).outside
     assert_same_to_rounding(outside, (rows < X.min(0)) | (rows > X.max(0)))
-    said = next(finding.message for finding in explainer.health(rows).findings if finding.code == "outside")
+    said = next(
+        finding.message for finding in explainer.health(rows).findings if finding.code == "outside"
+    )
     assert f"{outside.any(1).sum()} of 100 rows" in said
 
 

@@ -41,7 +41,9 @@ def test_copies_of_a_row_do_not_judge_each_other() -> None:
     rows, fresh = generator.normal(size=(60, 8)), generator.normal(size=(2000, 8))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 1)).double()
+        net = nn.Sequential(
+            nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 1)
+        ).double()
         with torch.no_grad():
             net[0].weight.mul_(4)
     plain = NObSP(net).fit(rows)
@@ -57,14 +59,19 @@ def test_copies_of_a_row_do_not_judge_each_other() -> None:
 def test_a_level_of_little_weight_is_known_all_the_same() -> None:
     frame = pd.DataFrame({"a": X[:, 0], "kind": ["x"] * 119 + ["y"]})
     weight = np.append(GENERATOR.uniform(0.5, 1, 119), 1e-7)
-    explainer = NObSP(lambda rows: rows["a"].to_numpy() + (rows["kind"] == "y").to_numpy(), interactions=0)
+    explainer = NObSP(
+        lambda rows: rows["a"].to_numpy() + (rows["kind"] == "y").to_numpy(), interactions=0
+    )
     assert not explainer.fit(frame, sample_weight=weight)(frame[-1:]).outside.any()
 
 
 def test_what_weights_do_not_go_with_is_refused() -> None:
     with pytest.raises(ValueError, match=r"sample_weight needs reference=\"terms\""):
         NObSP.as_published(network()).fit(X, sample_weight=WEIGHT)
-    weighted, plain = NObSP(network(), interactions=0).fit(X, sample_weight=WEIGHT), NObSP(network(), interactions=0)
+    weighted, plain = (
+        NObSP(network(), interactions=0).fit(X, sample_weight=WEIGHT),
+        NObSP(network(), interactions=0),
+    )
     with pytest.raises(ValueError, match="sample_weight cannot be merged"):
         plain.fit(X).merge(weighted)
     with pytest.raises(ValueError, match="mergeable: a calibration with sample_weight"):
@@ -112,7 +119,9 @@ def test_several_inputs() -> None:
     named = dict(zip(("first", "second"), parts, strict=True))
     found = NObSP(Two(), interactions=0).fit(named, sample_weight=WEIGHT)(named)
     assert_same_to_rounding(found.values, expected.values)
-    assert_same_to_rounding(found.values, NObSP(network(), interactions=0).fit(X, sample_weight=WEIGHT)(X).values)
+    assert_same_to_rounding(
+        found.values, NObSP(network(), interactions=0).fit(X, sample_weight=WEIGHT)(X).values
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,5 +139,7 @@ def test_weights_that_make_no_sense_are_refused(weight: Any, said: str) -> None:
 
 
 def test_rows_that_are_read_in_batches_take_no_weights() -> None:
-    with pytest.raises(TypeError, match="sample_weight needs X as an array, a tensor or a frame, found list"):
+    with pytest.raises(
+        TypeError, match="sample_weight needs X as an array, a tensor or a frame, found list"
+    ):
         NObSP(network()).fit([torch.from_numpy(X)], sample_weight=WEIGHT)

@@ -9,13 +9,20 @@ from torch import Tensor, nn
 
 
 def images(
-    count: int, *, size: int = 12, channels: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64
+    count: int,
+    *,
+    size: int = 12,
+    channels: int = 3,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """Images with structure at several scales, so that channels correlate the way real ones do."""
     generator = torch.Generator().manual_seed(seed)
     fine = torch.randn(count, channels, size, size, generator=generator, dtype=torch.float64)
     coarse = torch.randn(count, channels, 3, 3, generator=generator, dtype=torch.float64)
-    return (0.6 * fine + nn.functional.interpolate(coarse, size=(size, size), mode="bilinear")).to(dtype)
+    return (0.6 * fine + nn.functional.interpolate(coarse, size=(size, size), mode="bilinear")).to(
+        dtype
+    )
 
 
 def made(network: nn.Module, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -32,16 +39,24 @@ def body(channels: int = 6) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, channels, 3), nn.ReLU())
 
 
-def averaged(channels: int = 6, classes: int = 4, *, dtype: torch.dtype = torch.float64) -> nn.Module:
+def averaged(
+    channels: int = 6, classes: int = 4, *, dtype: torch.dtype = torch.float64
+) -> nn.Module:
     """Convolutions, global average pooling, linear head."""
     parts = {"body": body(channels), "pool": nn.AdaptiveAvgPool2d(1), "flat": nn.Flatten()}
     return made(nn.Sequential(OrderedDict(parts, head=nn.Linear(channels, classes))), dtype=dtype)
 
 
-def through_layers(channels: int = 5, hidden: int = 7, classes: int = 3, *, pooled: bool = True) -> nn.Module:
+def through_layers(
+    channels: int = 5, hidden: int = 7, classes: int = 3, *, pooled: bool = True
+) -> nn.Module:
     """Fully connected layers between the (pooled) map and the head."""
     side = 1 if pooled else 2
-    parts: dict[str, nn.Module] = {"body": body(channels), "pool": nn.AdaptiveAvgPool2d(side), "flat": nn.Flatten()}
+    parts: dict[str, nn.Module] = {
+        "body": body(channels),
+        "pool": nn.AdaptiveAvgPool2d(side),
+        "flat": nn.Flatten(),
+    }
     parts |= {"hidden": nn.Linear(channels * side**2, hidden), "act": nn.Tanh()}
     return made(nn.Sequential(OrderedDict(parts, head=nn.Linear(hidden, classes))))
 
@@ -78,8 +93,12 @@ class Tokens(nn.Module):
         super().__init__()
         self.reads = reads
         self.patches = nn.Conv2d(3, width, 3, stride=3)
-        self.first = nn.Parameter(torch.randn(1, 1, width, generator=torch.Generator().manual_seed(0)))
-        self.mix = nn.TransformerEncoderLayer(width, 2, 16, batch_first=True, dropout=0.0, activation="gelu")
+        self.first = nn.Parameter(
+            torch.randn(1, 1, width, generator=torch.Generator().manual_seed(0))
+        )
+        self.mix = nn.TransformerEncoderLayer(
+            width, 2, 16, batch_first=True, dropout=0.0, activation="gelu"
+        )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
 

@@ -30,7 +30,12 @@ Case = tuple[nn.Module, dict[str, Any], list[Any], Tensor]
 
 
 def case(
-    model: nn.Module, size: int, form: Callable[[Tensor], Any] = lambda x: x, *, hollow: bool = False, **options: Any
+    model: nn.Module,
+    size: int,
+    form: Callable[[Tensor], Any] = lambda x: x,
+    *,
+    hollow: bool = False,
+    **options: Any,
 ) -> Case:
     """A model, its options, what each rank reads, and all of it."""
     x = images(60)
@@ -52,17 +57,27 @@ CASES: dict[str, Callable[[int], Case]] = {
     "earlier layer": lambda size: case(averaged(), size, layer="body.1"),
     "layers between": lambda size: case(through_layers(), size),
     "all of the map": lambda size: case(through_layers(pooled=False), size),
-    "empty array": lambda size: case(averaged(), size, Tensor.numpy, hollow=True, coefficients="calibrated"),
+    "empty array": lambda size: case(
+        averaged(), size, Tensor.numpy, hollow=True, coefficients="calibrated"
+    ),
     "empty array, head": lambda size: case(averaged(), size, hollow=True),
-    "empty loader": lambda size: case(averaged(), size, loader, hollow=True, coefficients="calibrated"),
-    "once": lambda size: case(averaged(), size, batches, hollow=True, batch_size=5, coefficients="calibrated"),
+    "empty loader": lambda size: case(
+        averaged(), size, loader, hollow=True, coefficients="calibrated"
+    ),
+    "once": lambda size: case(
+        averaged(), size, batches, hollow=True, batch_size=5, coefficients="calibrated"
+    ),
     "layers between, empty loader": lambda size: case(through_layers(), size, loader, hollow=True),
 }
 
 
 def numbers(cam: NObSPCam) -> dict[str, Tensor]:
     """Everything a calibration comes to, and what it says about some images."""
-    found = {name: value for name, value in vars(cam._fitted.account).items() if isinstance(value, Tensor)}
+    found = {
+        name: value
+        for name, value in vars(cam._fitted.account).items()
+        if isinstance(value, Tensor)
+    }
     maps = cam(images(4, seed=1))
     for name in ("positive", "negative", "account", "contributions", "residual"):
         found[f"maps {name}"] = torch.from_numpy(getattr(maps, name))
@@ -86,7 +101,9 @@ def bad(name: str, rank: int, size: int, stack: ExitStack) -> tuple[nn.Module, d
     if name == "model" and last:
         model = made(model, seed=5)
     if name == "solving" and rank == 0:
-        stack.enter_context(patch.object(ChannelMoments, "solve", side_effect=ValueError("no solution")))
+        stack.enter_context(
+            patch.object(ChannelMoments, "solve", side_effect=ValueError("no solution"))
+        )
     if name == "nothing anywhere":
         x = x[:0]
     if name == "one image":
@@ -94,11 +111,22 @@ def bad(name: str, rank: int, size: int, stack: ExitStack) -> tuple[nn.Module, d
     return model, options, x
 
 
-FAILURES = ("nan", "late nan", "option", "coefficients", "model", "solving", "nothing anywhere", "one image")
+FAILURES = (
+    "nan",
+    "late nan",
+    "option",
+    "coefficients",
+    "model",
+    "solving",
+    "nothing anywhere",
+    "one image",
+)
 
 
 def untouched(model: nn.Module) -> bool:
-    return not any(part._forward_hooks or part._forward_pre_hooks or part.training for part in model.modules())
+    return not any(
+        part._forward_hooks or part._forward_pre_hooks or part.training for part in model.modules()
+    )
 
 
 def main(rank: int, size: int, folder: Path) -> None:
@@ -130,6 +158,8 @@ if __name__ == "__main__":
         dist.init_process_group("gloo", timeout=patience)
     else:
         meeting, number, count = f"file://{sys.argv[4]}/meeting", int(sys.argv[2]), int(sys.argv[3])
-        dist.init_process_group("gloo", init_method=meeting, rank=number, world_size=count, timeout=patience)
+        dist.init_process_group(
+            "gloo", init_method=meeting, rank=number, world_size=count, timeout=patience
+        )
     main(dist.get_rank(), dist.get_world_size(), Path(sys.argv[-1]))
     dist.destroy_process_group()

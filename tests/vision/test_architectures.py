@@ -14,9 +14,20 @@ from tests.vision.networks import images
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet18", "mobilenet_v2", "efficientnet_b0", "regnet_y_400mf", "densenet121", "squeezenet1_1", "swin_t"]
+    "name",
+    [
+        "resnet18",
+        "mobilenet_v2",
+        "efficientnet_b0",
+        "regnet_y_400mf",
+        "densenet121",
+        "squeezenet1_1",
+        "swin_t",
+    ],
 )
-def test_the_account_of_a_real_network_adds_up(name: str, architecture: Callable[..., nn.Module]) -> None:
+def test_the_account_of_a_real_network_adds_up(
+    name: str, architecture: Callable[..., nn.Module]
+) -> None:
     model = architecture(name, classes=7)
     x = images(6, size=64, dtype=torch.float32)
     with torch.no_grad():
@@ -29,7 +40,9 @@ def test_the_account_of_a_real_network_adds_up(name: str, architecture: Callable
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(logits).max())
 
 
-def test_a_timm_transformer_with_averaged_tokens_adds_up(timm_model: Callable[..., nn.Module]) -> None:
+def test_a_timm_transformer_with_averaged_tokens_adds_up(
+    timm_model: Callable[..., nn.Module],
+) -> None:
     model = timm_model("vit_tiny_patch16_224", global_pool="avg", fc_norm=False, img_size=64)
     x = images(6, size=64, dtype=torch.float32)
     with torch.no_grad():
@@ -39,4 +52,6 @@ def test_a_timm_transformer_with_averaged_tokens_adds_up(timm_model: Callable[..
 
     assert maps.account.shape == (3, 4, 4)
     found = maps.account.mean((1, 2)) + np.ravel(maps.residual)
-    np.testing.assert_allclose(found, (logits - logits.mean(0))[:3, 4], atol=1e-4 * np.abs(logits).max())
+    np.testing.assert_allclose(
+        found, (logits - logits.mean(0))[:3, 4], atol=1e-4 * np.abs(logits).max()
+    )

@@ -17,7 +17,15 @@ from torch.utils.data import DataLoader, TensorDataset
 import nobsp
 from nobsp.vision import ActivationMaps, NObSPCam
 from tests.tolerances import CONTRIBUTIONS, PASS, SUMS, assert_same_to_rounding
-from tests.vision.networks import ClassMaps, Functional, Tokens, averaged, images, made, through_layers
+from tests.vision.networks import (
+    ClassMaps,
+    Functional,
+    Tokens,
+    averaged,
+    images,
+    made,
+    through_layers,
+)
 
 NETWORKS = {
     "average": averaged,
@@ -44,18 +52,26 @@ def spatial_map(cam: NObSPCam, x: Tensor) -> NDArray[np.float64]:
 def test_the_mean_of_the_account_is_the_centred_logit(name: str) -> None:
     x = images(40)
     maps = NObSPCam(NETWORKS[name](), coefficients="head").fit(x)(x[:7])
-    np.testing.assert_allclose(maps.account.mean((1, 2)), centred_logit(maps), rtol=CONTRIBUTIONS, atol=SUMS)
+    np.testing.assert_allclose(
+        maps.account.mean((1, 2)), centred_logit(maps), rtol=CONTRIBUTIONS, atol=SUMS
+    )
     assert np.abs(maps.residual).max() < SUMS
 
 
 @pytest.mark.filterwarnings("ignore:Fewer samples", "ignore:The coefficients carry only")
 @pytest.mark.parametrize("name", NETWORKS)
-def test_account_and_residual_add_up_to_the_centred_logit_for_calibrated_coefficients(name: str) -> None:
+def test_account_and_residual_add_up_to_the_centred_logit_for_calibrated_coefficients(
+    name: str,
+) -> None:
     x = images(60)
     maps = NObSPCam(NETWORKS[name](), coefficients="calibrated").fit(x)(x[:7])
     means = maps.account.mean((1, 2))
-    np.testing.assert_allclose(means, maps.contributions.sum(1), rtol=CONTRIBUTIONS, atol=CONTRIBUTIONS)
-    np.testing.assert_allclose(means + maps.residual, centred_logit(maps), rtol=CONTRIBUTIONS, atol=SUMS)
+    np.testing.assert_allclose(
+        means, maps.contributions.sum(1), rtol=CONTRIBUTIONS, atol=CONTRIBUTIONS
+    )
+    np.testing.assert_allclose(
+        means + maps.residual, centred_logit(maps), rtol=CONTRIBUTIONS, atol=SUMS
+    )
 
 
 def test_the_positive_map_is_the_papers_equation() -> None:
@@ -63,8 +79,12 @@ def test_the_positive_map_is_the_papers_equation() -> None:
     cam = NObSPCam.as_published(averaged()).fit(x)
     maps, features = cam(x[:5], target=2), spatial_map(cam, x[:5])
     g = maps.contributions
-    np.testing.assert_allclose(maps.positive, np.einsum("nchw,nc->nhw", features, np.maximum(g, 0)), rtol=SUMS)
-    np.testing.assert_allclose(maps.negative, np.einsum("nchw,nc->nhw", features, np.maximum(-g, 0)), rtol=SUMS)
+    np.testing.assert_allclose(
+        maps.positive, np.einsum("nchw,nc->nhw", features, np.maximum(g, 0)), rtol=SUMS
+    )
+    np.testing.assert_allclose(
+        maps.negative, np.einsum("nchw,nc->nhw", features, np.maximum(-g, 0)), rtol=SUMS
+    )
     np.testing.assert_array_equal(maps.signed, maps.positive - maps.negative)
     assert maps.positive.min() >= 0
     assert maps.negative.min() >= 0
@@ -89,17 +109,24 @@ def test_contributions_are_coefficients_times_centred_channels() -> None:
     cam = NObSPCam.as_published(averaged()).fit(x)
     pooled = spatial_map(cam, x).mean((2, 3))
     expected = cam.coefficients_[:, 1] * (pooled[:5] - pooled.mean(0))
-    np.testing.assert_allclose(cam(x[:5], target=1).contributions, expected, rtol=CONTRIBUTIONS, atol=PASS)
+    np.testing.assert_allclose(
+        cam(x[:5], target=1).contributions, expected, rtol=CONTRIBUTIONS, atol=PASS
+    )
 
 
 def test_a_maximum_belongs_to_the_place_where_it_was_found() -> None:
     x = images(40)
     cam = NObSPCam(made(Functional("max"), seed=1), coefficients="head").fit(x)
     maps, features = cam(x[:4], target=0), spatial_map(cam, x[:4])
-    tops = {np.unravel_index(features[0, c].argmax(), features.shape[2:]) for c in range(features.shape[1])}
+    tops = {
+        np.unravel_index(features[0, c].argmax(), features.shape[2:])
+        for c in range(features.shape[1])
+    }
     floor = np.median(maps.account[0])  # every location without a maximum has the same
     elsewhere = np.abs(maps.account[0] - floor) > 1e-9
-    assert {tuple(place) for place in np.argwhere(elsewhere)} <= {tuple(map(int, top)) for top in tops}
+    assert {tuple(place) for place in np.argwhere(elsewhere)} <= {
+        tuple(map(int, top)) for top in tops
+    }
 
 
 def test_a_flattened_map_gives_every_location_its_own_weight() -> None:
@@ -129,11 +156,28 @@ def test_one_target_for_all_one_each_and_several_each_agree(several: Any) -> Non
     both = cam(x[:4], target=[several] * 4)
     assert both.positive.shape == (4, 2, 8, 8)
     assert both.contributions.shape == (4, 2, 6)
-    size = float(np.abs(both.account).max())  # the residual is what is left where numbers of this size cancel
+    size = float(
+        np.abs(both.account).max()
+    )  # the residual is what is left where numbers of this size cancel
     for position, one in enumerate(several):
-        for given in (one, np.int64(one), torch.tensor(one), [one] * 4, np.full(4, one), torch.full((4,), one)):
+        for given in (
+            one,
+            np.int64(one),
+            torch.tensor(one),
+            [one] * 4,
+            np.full(4, one),
+            torch.full((4,), one),
+        ):
             alone = cam(x[:4], target=given)
-            for field in ("positive", "negative", "signed", "account", "contributions", "residual", "confidence"):
+            for field in (
+                "positive",
+                "negative",
+                "signed",
+                "account",
+                "contributions",
+                "residual",
+                "confidence",
+            ):
                 expected = getattr(both.of_target(position), field)
                 assert_same_to_rounding(getattr(alone, field), expected, size=size, what=field)
 
@@ -151,7 +195,10 @@ def test_targets_follow_the_images_through_a_loader() -> None:
     cam = NObSPCam(averaged()).fit(x)
     loader = DataLoader(TensorDataset(x, labels), batch_size=7)
     np.testing.assert_allclose(
-        cam(loader, target=labels).account, cam(x, target=labels).account, rtol=CONTRIBUTIONS, atol=SUMS
+        cam(loader, target=labels).account,
+        cam(x, target=labels).account,
+        rtol=CONTRIBUTIONS,
+        atol=SUMS,
     )
 
 
@@ -160,10 +207,17 @@ def test_evidence_against_another_class_is_the_difference_of_both() -> None:
     cam = NObSPCam(averaged()).fit(x)
     between = cam(x[:5], target=1, against=3)
     np.testing.assert_allclose(
-        between.account, cam(x[:5], target=1).account - cam(x[:5], target=3).account, rtol=1e-9, atol=SUMS
+        between.account,
+        cam(x[:5], target=1).account - cam(x[:5], target=3).account,
+        rtol=1e-9,
+        atol=SUMS,
     )
-    gap = (between.logits - between.base_values)[:, 1] - (between.logits - between.base_values)[:, 3]
-    np.testing.assert_allclose(between.account.mean((1, 2)) + between.residual, gap, rtol=CONTRIBUTIONS, atol=SUMS)
+    gap = (between.logits - between.base_values)[:, 1] - (between.logits - between.base_values)[
+        :, 3
+    ]
+    np.testing.assert_allclose(
+        between.account.mean((1, 2)) + between.residual, gap, rtol=CONTRIBUTIONS, atol=SUMS
+    )
 
 
 def test_the_runner_up_is_the_strongest_other_class() -> None:
@@ -206,7 +260,10 @@ def test_a_thousand_classes_are_solved_at_once() -> None:
     maps = NObSPCam(averaged(classes=1000)).fit(x)(x[:3], target=999)
     assert maps.logits.shape == (3, 1000)
     np.testing.assert_allclose(
-        maps.account.mean((1, 2)) + maps.residual, centred_logit(maps), rtol=CONTRIBUTIONS, atol=SUMS
+        maps.account.mean((1, 2)) + maps.residual,
+        centred_logit(maps),
+        rtol=CONTRIBUTIONS,
+        atol=SUMS,
     )
 
 
@@ -214,7 +271,9 @@ def test_confidence_is_the_softmax_of_the_target() -> None:
     model, x = averaged(), images(30)
     maps = NObSPCam(model).fit(x)(x[:4], target=2)
     with torch.no_grad():
-        np.testing.assert_allclose(maps.confidence, model(x[:4]).softmax(1)[:, 2], rtol=CONTRIBUTIONS)
+        np.testing.assert_allclose(
+            maps.confidence, model(x[:4]).softmax(1)[:, 2], rtol=CONTRIBUTIONS
+        )
 
 
 # ---------------------------------------------------------------------- sanity: maps depend on the model
@@ -222,20 +281,27 @@ def test_confidence_is_the_softmax_of_the_target() -> None:
 
 def similarity(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
     """Mean rank correlation of maps."""
-    ranks = [np.argsort(np.argsort(maps.reshape(len(maps), -1), axis=1), axis=1) for maps in (first, second)]
+    ranks = [
+        np.argsort(np.argsort(maps.reshape(len(maps), -1), axis=1), axis=1)
+        for maps in (first, second)
+    ]
     return float(np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(*ranks, strict=True)]))
 
 
 @pytest.mark.parametrize("part", ["head", "last block"])
 @pytest.mark.parametrize("coefficients", ["calibrated", "head"])
-def test_maps_change_when_the_model_is_randomised(digits: Any, part: str, coefficients: Any) -> None:
+def test_maps_change_when_the_model_is_randomised(
+    digits: Any, part: str, coefficients: Any
+) -> None:
     randomised = copy.deepcopy(digits.model)
     torch.manual_seed(1)
     for layer in [randomised[8]] if part == "head" else [randomised[3], randomised[4]]:
         layer.reset_parameters()
     x, labels = digits.test[:60], digits.labels[:60]
     before = NObSPCam(digits.model, coefficients=coefficients).fit(digits.train)(x, target=labels)
-    again = NObSPCam(digits.model, coefficients=coefficients).fit(digits.train[:700])(x, target=labels)
+    again = NObSPCam(digits.model, coefficients=coefficients).fit(digits.train[:700])(
+        x, target=labels
+    )
     after = NObSPCam(randomised, coefficients=coefficients).fit(digits.train)(x, target=labels)
     # All positive maps share where the digit is, whatever the head; the account does not.
     for kind, most in (("positive", 0.85), ("signed", 0.4), ("account", 0.4), ("contrast", 0.4)):
@@ -282,7 +348,9 @@ def test_explaining_before_calibrating_is_an_error() -> None:
         (np.zeros((3, 1, 1), dtype=int), ValueError, r"target has shape \(3, 1, 1\)"),
     ],
 )
-def test_targets_that_make_no_sense_are_named(target: Any, kind: type[Exception], message: str) -> None:
+def test_targets_that_make_no_sense_are_named(
+    target: Any, kind: type[Exception], message: str
+) -> None:
     cam = NObSPCam(averaged()).fit(images(30))
     with pytest.raises(kind, match=message):
         cam(images(3), target=target)
@@ -315,7 +383,9 @@ def test_one_image_is_too_few_to_calibrate(coefficients: Any) -> None:
 
 def test_images_of_another_depth_are_named_by_their_shape() -> None:
     cam = NObSPCam(averaged()).fit(images(30))
-    with pytest.raises(ValueError, match=r"cannot take images of shape \(1, 12, 12\).*calibrated on.*\(3, 12, 12\)"):
+    with pytest.raises(
+        ValueError, match=r"cannot take images of shape \(1, 12, 12\).*calibrated on.*\(3, 12, 12\)"
+    ):
         cam(images(2, channels=1))
 
 
@@ -397,13 +467,17 @@ def test_softmax_at_the_end_of_the_model_is_seen_through() -> None:
 
 def test_by_default_two_images_suffice_for_an_exact_account() -> None:
     maps = NObSPCam(averaged(channels=40)).fit(images(2))(images(5, seed=1))
-    np.testing.assert_allclose(maps.account.mean((1, 2)), centred_logit(maps), rtol=CONTRIBUTIONS, atol=SUMS)
+    np.testing.assert_allclose(
+        maps.account.mean((1, 2)), centred_logit(maps), rtol=CONTRIBUTIONS, atol=SUMS
+    )
 
 
 def test_what_makes_maps_doubtful_is_a_warning_of_fit() -> None:
     with pytest.warns(UserWarning, match="Fewer samples than channels"):
         cam = NObSPCam.as_published(averaged(channels=40)).fit(images(20))
-    assert [finding.code for finding in cam.health().findings if finding.severity == "warning"] == ["coefficients"]
+    assert [finding.code for finding in cam.health().findings if finding.severity == "warning"] == [
+        "coefficients"
+    ]
 
 
 def test_a_mean_of_few_images_is_noted() -> None:
@@ -418,7 +492,9 @@ def test_one_line_explains_images_by_their_own_mean() -> None:
     assert_same_to_rounding(maps.contrast, expected.contrast)
     assert "these 12 images" in maps.reference
     batches = nobsp.explain_images(model, iter(x.split(5)), target=1, against=2)
-    assert_same_to_rounding(batches.account, NObSPCam(model).fit(x)(x, target=1, against=2).account, within=SUMS)
+    assert_same_to_rounding(
+        batches.account, NObSPCam(model).fit(x)(x, target=1, against=2).account, within=SUMS
+    )
     with pytest.raises(ValueError, match="needs at least two"):
         nobsp.explain_images(model, x[:1])
 

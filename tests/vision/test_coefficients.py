@@ -41,7 +41,9 @@ def test_coefficients_are_those_of_algorithm_1_channel_by_channel(ridge: float) 
         warnings.simplefilter("ignore")  # the strongest of them leaves little of the logits
         cam = NObSPCam.as_published(averaged(channels=12), ridge=ridge, batch_size=13).fit(x)
     expected = one_by_one(*units_and_logits(cam, x), ridge)
-    np.testing.assert_allclose(cam.coefficients_, expected, rtol=0, atol=CONTRIBUTIONS * np.abs(expected).max())
+    np.testing.assert_allclose(
+        cam.coefficients_, expected, rtol=0, atol=CONTRIBUTIONS * np.abs(expected).max()
+    )
 
 
 @pytest.mark.parametrize("how", ["max", "concat"])
@@ -49,7 +51,9 @@ def test_other_poolings_are_regressed_unit_by_unit_as_well(how: str) -> None:
     x = images(80)
     cam = NObSPCam.as_published(made(Functional(how))).fit(x)
     expected = one_by_one(*units_and_logits(cam, x), 1e-4)
-    np.testing.assert_allclose(cam.coefficients_, expected, rtol=0, atol=CONTRIBUTIONS * np.abs(expected).max())
+    np.testing.assert_allclose(
+        cam.coefficients_, expected, rtol=0, atol=CONTRIBUTIONS * np.abs(expected).max()
+    )
 
 
 def test_the_ridge_can_be_relative() -> None:
@@ -64,7 +68,9 @@ def test_the_ridge_can_be_relative() -> None:
 def test_with_enough_images_and_no_ridge_they_are_the_weights_of_the_head() -> None:
     model = averaged()
     cam = NObSPCam.as_published(model, ridge=0.0).fit(images(60))
-    np.testing.assert_allclose(cam.coefficients_, model.head.weight.detach().numpy().T, rtol=1e-9, atol=SUMS)
+    np.testing.assert_allclose(
+        cam.coefficients_, model.head.weight.detach().numpy().T, rtol=1e-9, atol=SUMS
+    )
 
 
 def test_the_weights_of_the_head_need_only_means() -> None:
@@ -99,7 +105,9 @@ def test_fewer_images_than_channels_are_diagnosed() -> None:
     assert "shrink towards zero" in str(health)
     weights = cam.model.head.weight.detach().numpy()
     assert np.abs(cam.coefficients_).max() < 0.5 * np.abs(weights).max()
-    assert NObSPCam.as_published(averaged(channels=24), ridge=1e-8).fit(images(400)).health().healthy
+    assert (
+        NObSPCam.as_published(averaged(channels=24), ridge=1e-8).fit(images(400)).health().healthy
+    )
 
 
 def test_layers_between_map_and_head_have_no_coefficients() -> None:

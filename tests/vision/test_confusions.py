@@ -29,15 +29,23 @@ def test_pairs_are_counted_and_their_maps_add_up_to_the_difference(cam: NObSPCam
     logits = cam(given).logits
     said = logits.argmax(1)
     for true in range(4):
-        assert found.matrix[true].tolist() == [int(((labels.numpy() == true) & (said == k)).sum()) for k in range(4)]
-    assert [pair.count for pair in found.pairs] == sorted((pair.count for pair in found.pairs), reverse=True)
+        assert found.matrix[true].tolist() == [
+            int(((labels.numpy() == true) & (said == k)).sum()) for k in range(4)
+        ]
+    assert [pair.count for pair in found.pairs] == sorted(
+        (pair.count for pair in found.pairs), reverse=True
+    )
     for pair in found.pairs:
         true, wrong = NAMES.index(pair.truth), NAMES.index(pair.predicted)
         assert pair.count == found.matrix[true, wrong] == len(pair.positions)
         few = pair.positions[: len(pair.maps)]
         assert len(few) == min(3, pair.count)
         assert torch.equal(pair.images, given[few])
-        gap = logits[few, wrong] - logits[few, true] - (cam.base_values_[wrong] - cam.base_values_[true])
+        gap = (
+            logits[few, wrong]
+            - logits[few, true]
+            - (cam.base_values_[wrong] - cam.base_values_[true])
+        )
         assert pair.maps.account.mean((1, 2)) == pytest.approx(gap, abs=1e-10)
         assert pair.contributions.sum() == pytest.approx(gap.mean(), abs=1e-10)
         assert (np.diff(pair.contributions) <= 0).all()
@@ -69,12 +77,17 @@ def test_labels_that_are_no_classes_and_counts_that_are_none_are_refused() -> No
     body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     cam = NObSPCam(nn.Sequential(body, nn.Linear(8, 3))).fit(given)
     labels = torch.arange(12) % 3
-    with pytest.raises(ValueError, match=r"labels must hold one class per image, found the shape \(12, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"labels must hold one class per image, found the shape \(12, 3\)"
+    ):
         nobsp.confusions(cam, given, torch.nn.functional.one_hot(labels))
     for wrong in ({"pairs": 0}, {"examples": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             nobsp.confusions(cam, given, labels, **wrong)
-    assert nobsp.confusions(cam, given, pd.Series(labels.numpy(), index=range(5, 17))).matrix.sum() == 12
+    assert (
+        nobsp.confusions(cam, given, pd.Series(labels.numpy(), index=range(5, 17))).matrix.sum()
+        == 12
+    )
     right = cam(given).logits.argmax(1)
     with pytest.raises(ValueError, match="no image was taken for another class"):
         nobsp.report(nobsp.confusions(cam, given, right), "never.html")

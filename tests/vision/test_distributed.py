@@ -59,7 +59,10 @@ SAID = {
     "nan": ("ValueError: image 3 of images has a value that is not finite", "last"),
     "late nan": ("of images has a value that is not finite", "last"),
     "option": ('ValueError: coefficients must be one of "head", "calibrated"', "last"),
-    "coefficients": ("coefficients, ridge or output_names asked for differs between rank 0 and rank {last}", "all"),
+    "coefficients": (
+        "coefficients, ridge or output_names asked for differs between rank 0 and rank {last}",
+        "all",
+    ),
     "model": ("the model differs between rank 0 and rank {last}", "all"),
     "solving": ("ValueError: no solution", "first"),
     "nothing anywhere": ("images is empty on all {size} ranks", "all"),
@@ -78,7 +81,9 @@ def test_an_error_on_one_rank_is_an_error_on_all_that_names_it(name: str, met: M
         assert text in said
         assert state == "False True", "not calibrated, and the model as it was"
         if rank not in at_fault:
-            assert said.startswith(f"RuntimeError: calibration stopped on all {size} ranks: rank {at_fault[0]} failed")
+            assert said.startswith(
+                f"RuntimeError: calibration stopped on all {size} ranks: rank {at_fault[0]} failed"
+            )
 
 
 def test_a_rank_may_calibrate_alone(met: Met) -> None:

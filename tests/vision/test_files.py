@@ -16,9 +16,27 @@ from nobsp import Local
 from nobsp.vision import NObSPCam
 from nobsp.vision.account import ChannelMoments
 from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
-from tests.vision.networks import ClassMaps, Functional, Tokens, averaged, images, made, through_layers
+from tests.vision.networks import (
+    ClassMaps,
+    Functional,
+    Tokens,
+    averaged,
+    images,
+    made,
+    through_layers,
+)
 
-MAPS = ("positive", "negative", "signed", "account", "contrast", "contributions", "class_token", "logits", "residual")
+MAPS = (
+    "positive",
+    "negative",
+    "signed",
+    "account",
+    "contrast",
+    "contributions",
+    "class_token",
+    "logits",
+    "residual",
+)
 
 MODELS: dict[str, Any] = {
     "average": averaged,
@@ -33,11 +51,15 @@ TAILS = ("layers between", "all of the map", "class token")
 CALIBRATED = [(name, "calibrated") for name in MODELS if name not in TAILS]
 BOTH = [(name, "head") for name in MODELS] + CALIBRATED
 # Some have more units than images, or a ridge that is strong for them; all add up.
-pytestmark = pytest.mark.filterwarnings("ignore:Fewer samples", "ignore:The coefficients carry only")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Fewer samples", "ignore:The coefficients carry only"
+)
 
 
 @pytest.mark.parametrize(("name", "coefficients"), BOTH)
-def test_a_loaded_explainer_gives_the_same_maps(name: str, coefficients: Any, tmp_path: Path) -> None:
+def test_a_loaded_explainer_gives_the_same_maps(
+    name: str, coefficients: Any, tmp_path: Path
+) -> None:
     model, x = MODELS[name](), images(60)
     names = list("abcd")[: 3 if name in TAILS else 4]
     cam = NObSPCam(model, coefficients=coefficients, output_names=names).fit(x)
@@ -64,7 +86,9 @@ def test_layer_and_head_given_as_modules_are_found_again(tmp_path: Path) -> None
 def test_the_file_is_small(tmp_path: Path) -> None:
     model = averaged(channels=1280, classes=200, dtype=torch.float32)
     with pytest.warns(UserWarning, match="Fewer samples"):
-        cam = NObSPCam(model, coefficients="calibrated", ridge=1.0).fit(images(40, dtype=torch.float32))
+        cam = NObSPCam(model, coefficients="calibrated", ridge=1.0).fit(
+            images(40, dtype=torch.float32)
+        )
     cam.save(tmp_path / "cam")
     assert (tmp_path / "cam").stat().st_size < 2_000_000
 
@@ -88,11 +112,16 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 def test_merging_shards_equals_one_pass(name: str, coefficients: Any) -> None:
     model, x = MODELS[name](), images(90)
     whole = NObSPCam(model, coefficients=coefficients, ridge=1e-2).fit(x)(x[:4])
-    parts = [NObSPCam(model, coefficients=coefficients, ridge=1e-2).fit(x[start : start + 30]) for start in (0, 30, 60)]
+    parts = [
+        NObSPCam(model, coefficients=coefficients, ridge=1e-2).fit(x[start : start + 30])
+        for start in (0, 30, 60)
+    ]
     found = parts[0].merge(parts[1]).merge(parts[2])(x[:4])
     for field in MAPS:
         expected = getattr(whole, field)
-        np.testing.assert_allclose(getattr(found, field), expected, rtol=0, atol=1e-8 * np.abs(expected).max() + 1e-12)
+        np.testing.assert_allclose(
+            getattr(found, field), expected, rtol=0, atol=1e-8 * np.abs(expected).max() + 1e-12
+        )
     assert parts[0].health().rows == 90
 
 
@@ -102,7 +131,9 @@ def test_saved_moments_can_be_merged(name: str, tmp_path: Path) -> None:
     whole = NObSPCam(model).fit(x)(x[:4])
     NObSPCam(model).fit(x[:30]).save(tmp_path / "cam", mergeable=True)
     found = NObSPCam.load(tmp_path / "cam", model).merge(NObSPCam(model).fit(x[30:]))(x[:4])
-    np.testing.assert_allclose(found.account, whole.account, rtol=0, atol=1e-8 * np.abs(whole.account).max())
+    np.testing.assert_allclose(
+        found.account, whole.account, rtol=0, atol=1e-8 * np.abs(whole.account).max()
+    )
 
 
 def test_without_moments_nothing_can_be_merged(tmp_path: Path) -> None:
@@ -125,9 +156,12 @@ def test_calibration_holds_moments_of_channels_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "coefficients"), [("average", "calibrated"), ("average", "head"), ("layers between", "head")]
+    ("name", "coefficients"),
+    [("average", "calibrated"), ("average", "head"), ("layers between", "head")],
 )
-def test_an_interrupted_calibration_is_resumed(name: str, coefficients: Any, tmp_path: Path) -> None:
+def test_an_interrupted_calibration_is_resumed(
+    name: str, coefficients: Any, tmp_path: Path
+) -> None:
     model, x = MODELS[name](), images(60)
 
     class Disk:
@@ -158,7 +192,9 @@ def test_an_explainer_comes_back_from_a_worker(name: str) -> None:
     cam = NObSPCam(MODELS[name]()).fit(x[:30])
     returned = pickle.loads(pickle.dumps(NObSPCam(cam.model).fit(x[30:])))  # noqa: S301 - our own bytes
     whole = NObSPCam(cam.model).fit(x)(x[:3])
-    np.testing.assert_allclose(cam.merge(returned)(x[:3]).account, whole.account, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(
+        cam.merge(returned)(x[:3]).account, whole.account, rtol=1e-7, atol=1e-9
+    )
 
 
 def test_nn_module_identity_head_survives_a_round_trip(tmp_path: Path) -> None:

@@ -12,7 +12,17 @@ from torch import Tensor, nn
 from nobsp.vision.feature_map import pooled
 from nobsp.vision.find_map import find_map
 from tests.tolerances import assert_same_to_rounding
-from tests.vision.networks import ClassMaps, Functional, Skipping, Tokens, averaged, body, images, made, through_layers
+from tests.vision.networks import (
+    ClassMaps,
+    Functional,
+    Skipping,
+    Tokens,
+    averaged,
+    body,
+    images,
+    made,
+    through_layers,
+)
 
 # Name of the layer whose map it is, and what of it counts.
 ARCHITECTURES = {
@@ -32,7 +42,9 @@ ARCHITECTURES = {
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_architectures_of_torchvision_are_understood(name: str, architecture: Callable[..., nn.Module]) -> None:
+def test_architectures_of_torchvision_are_understood(
+    name: str, architecture: Callable[..., nn.Module]
+) -> None:
     model = architecture(name)
     x = images(3, size=64, dtype=torch.float32)
     feature_map = find_map(model, x)
@@ -63,7 +75,13 @@ TIMM: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
         "mean",
         "point",
     ),
-    "windows": ("swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 4}, "norm", "mean", "head"),
+    "windows": (
+        "swin_tiny_patch4_window7_224",
+        {"img_size": 64, "window_size": 4},
+        "norm",
+        "mean",
+        "head",
+    ),
 }
 
 
@@ -75,9 +93,15 @@ def test_models_of_timm_are_understood(case: str, timm_model: Callable[..., nn.M
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
-def test_a_class_token_is_read_from_patches_by_the_last_block(name: str, timm_model: Callable[..., nn.Module]) -> None:
+def test_a_class_token_is_read_from_patches_by_the_last_block(
+    name: str, timm_model: Callable[..., nn.Module]
+) -> None:
     feature_map = find_map(timm_model(name, img_size=64), images(2, size=64, dtype=torch.float32))
-    assert (feature_map.layer, feature_map.reach, feature_map.shape) == ("blocks.10", "full", (4, 4))
+    assert (feature_map.layer, feature_map.reach, feature_map.shape) == (
+        "blocks.10",
+        "full",
+        (4, 4),
+    )
     assert feature_map.grid.prefix == (2 if "distilled" in name else 1)
 
 
@@ -92,7 +116,9 @@ def test_a_convolution_as_head_is_seen_through() -> None:
     )
 
 
-def test_a_fully_connected_head_sees_the_map_location_by_location(architecture: Callable[..., nn.Module]) -> None:
+def test_a_fully_connected_head_sees_the_map_location_by_location(
+    architecture: Callable[..., nn.Module],
+) -> None:
     feature_map = find_map(architecture("alexnet"), images(2, size=96, dtype=torch.float32))
     assert (feature_map.layer, feature_map.reach) == ("avgpool", "full")
 
@@ -106,14 +132,18 @@ def test_a_fully_connected_head_sees_the_map_location_by_location(architecture: 
         ("flatten", "flatten", "features"),
     ],
 )
-def test_poolings_that_are_no_modules_are_recognised_by_their_values(how: str, pooling: str, layer: str) -> None:
+def test_poolings_that_are_no_modules_are_recognised_by_their_values(
+    how: str, pooling: str, layer: str
+) -> None:
     model = made(Functional(how))
     x = images(3)
     feature_map = find_map(model, x)
     assert (feature_map.pooling, feature_map.layer, feature_map.reach) == (pooling, layer, "head")
     with feature_map.running() as forward:
         found = forward(x)
-    logits = pooled(found.maps, feature_map.pooling) @ feature_map.head.weight.T + feature_map.head.bias
+    logits = (
+        pooled(found.maps, feature_map.pooling) @ feature_map.head.weight.T + feature_map.head.bias
+    )
     with torch.no_grad():
         assert_same_to_rounding(logits, model(x))
 
@@ -146,7 +176,11 @@ def test_an_average_pooling_of_fixed_size_gets_constant_maps() -> None:
 
 def test_averaged_tokens_are_put_back_on_their_grid() -> None:
     feature_map = find_map(made(Tokens("mean")), images(3))
-    assert (feature_map.grid.layout, feature_map.grid.prefix, feature_map.shape) == ("tokens", 1, (4, 4))
+    assert (feature_map.grid.layout, feature_map.grid.prefix, feature_map.shape) == (
+        "tokens",
+        1,
+        (4, 4),
+    )
 
 
 def test_the_grid_of_tokens_has_the_shape_of_the_image() -> None:
@@ -156,7 +190,11 @@ def test_the_grid_of_tokens_has_the_shape_of_the_image() -> None:
 
 def test_a_class_token_is_part_of_what_is_put_in() -> None:
     feature_map = find_map(made(Tokens("class")), images(3))
-    assert (feature_map.layer, feature_map.reach, feature_map.grid.prefix) == ("input of mix", "full", 1)
+    assert (feature_map.layer, feature_map.reach, feature_map.grid.prefix) == (
+        "input of mix",
+        "full",
+        1,
+    )
     assert feature_map.units == 8 * (16 + 1)
 
 
@@ -170,16 +208,27 @@ class ChannelsLast(nn.Module):
 
     def __init__(self, neck: nn.Module, width: int) -> None:
         super().__init__()
-        self.conv, self.act, self.neck, self.head = nn.Conv2d(3, 7, 3), nn.GELU(), neck, nn.Linear(width, 4)
+        self.conv, self.act, self.neck, self.head = (
+            nn.Conv2d(3, 7, 3),
+            nn.GELU(),
+            neck,
+            nn.Linear(width, 4),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.neck(self.act(self.conv(x).permute(0, 2, 3, 1)).mean((1, 2))))
 
 
-@pytest.mark.parametrize(("neck", "width"), [(nn.LayerNorm(7), 7), (nn.Sequential(nn.Linear(7, 9), nn.GELU()), 9)])
+@pytest.mark.parametrize(
+    ("neck", "width"), [(nn.LayerNorm(7), 7), (nn.Sequential(nn.Linear(7, 9), nn.GELU()), 9)]
+)
 def test_channels_last_before_a_neck_are_channels(neck: nn.Module, width: int) -> None:
     feature_map = find_map(made(ChannelsLast(neck, width)), images(3))
-    assert (feature_map.grid.layout, feature_map.channels, feature_map.shape) == ("last", 7, (10, 10))
+    assert (feature_map.grid.layout, feature_map.channels, feature_map.shape) == (
+        "last",
+        7,
+        (10, 10),
+    )
 
 
 class NoHead(nn.Module):
@@ -256,7 +305,9 @@ def test_a_layer_without_locations_is_refused() -> None:
 
 def test_a_model_without_a_map_is_refused() -> None:
     flat = made(nn.Sequential(nn.Flatten(), nn.Linear(3 * 144, 8), nn.ReLU(), nn.Linear(8, 2)))
-    with pytest.raises(ValueError, match="no layer of the model gives a map with more than one location"):
+    with pytest.raises(
+        ValueError, match="no layer of the model gives a map with more than one location"
+    ):
         find_map(flat, images(3))
 
 
@@ -298,6 +349,10 @@ class Reused(nn.Module):
 def test_the_right_call_of_a_module_that_is_called_often_is_taken() -> None:
     model = made(Reused())
     feature_map = find_map(model, images(3))
-    assert (feature_map.place.name, feature_map.place.call, feature_map.place.calls) == ("act", 1, 3)
+    assert (feature_map.place.name, feature_map.place.call, feature_map.place.calls) == (
+        "act",
+        1,
+        3,
+    )
     with feature_map.running() as forward, torch.no_grad():
         assert_same_to_rounding(forward(images(2)).logits, model(images(2)))

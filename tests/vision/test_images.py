@@ -23,7 +23,10 @@ KINDS: dict[str, Any] = {
     "loader of tensors": lambda: DataLoader(list(X), batch_size=5),
     "list of batches": lambda: [X[:10], X[10:]],
     "pairs": lambda: [(X[:10], LABELS[:10]), (X[10:], LABELS[10:])],
-    "dictionaries": lambda: [{"pixel_values": X[:10], "labels": LABELS[:10]}, {"pixel_values": X[10:]}],
+    "dictionaries": lambda: [
+        {"pixel_values": X[:10], "labels": LABELS[:10]},
+        {"pixel_values": X[10:]},
+    ],
     "generator": lambda: (X[start : start + 6] for start in range(0, 23, 6)),
 }
 
@@ -38,7 +41,9 @@ def test_all_kinds_give_the_same_images_in_small_batches(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_kinds_calibrate_alike(kind: str) -> None:
     expected = NObSPCam(averaged(), ridge=1e-2).fit(X).coefficients_
-    np.testing.assert_allclose(NObSPCam(averaged(), ridge=1e-2).fit(KINDS[kind]()).coefficients_, expected, rtol=1e-9)
+    np.testing.assert_allclose(
+        NObSPCam(averaged(), ridge=1e-2).fit(KINDS[kind]()).coefficients_, expected, rtol=1e-9
+    )
 
 
 def test_an_iterator_is_read_once() -> None:

@@ -28,7 +28,11 @@ class Normalised(nn.Module):
 def necked(*neck: nn.Module, classes: int = 4) -> nn.Module:
     """Average pooling, some layers, a head that speaks up."""
     width = 6
-    model = made(nn.Sequential(body(width), nn.AdaptiveAvgPool2d(1), nn.Flatten(), *neck, nn.Linear(width, classes)))
+    model = made(
+        nn.Sequential(
+            body(width), nn.AdaptiveAvgPool2d(1), nn.Flatten(), *neck, nn.Linear(width, classes)
+        )
+    )
     with torch.no_grad():
         model[-1].weight *= 5  # type: ignore[index]
     return model
@@ -60,7 +64,13 @@ def parts_of(name: str) -> Parts:
         return Parts(model, model[0], lambda maps: model[1:](maps), channels, nothing)
     if name == "all of the map":
         model = through_layers(pooled=False)
-        return Parts(model, lambda x: model.pool(model.body(x)), lambda maps: model[2:](maps), channels, nothing)
+        return Parts(
+            model,
+            lambda x: model.pool(model.body(x)),
+            lambda maps: model[2:](maps),
+            channels,
+            nothing,
+        )
     model = made(Tokens("class"))
 
     def tokens(x: Tensor) -> Tensor:
@@ -71,13 +81,17 @@ def parts_of(name: str) -> Parts:
         logits: Tensor = model.head(model.norm(model.mix(t))[:, 0])
         return logits
 
-    return Parts(model, tokens, tail, lambda a: a[:, 1:].sum(2).reshape(-1, 4, 4), lambda a: a[:, 0].sum(1))
+    return Parts(
+        model, tokens, tail, lambda a: a[:, 1:].sum(2).reshape(-1, 4, 4), lambda a: a[:, 0].sum(1)
+    )
 
 
 CASES = [*NECKS, "all of the map", "class token"]
 
 
-def riemann(tail: Callable[[Tensor], Tensor], start: Tensor, stop: Tensor, target: int, steps: int = 2000) -> Tensor:
+def riemann(
+    tail: Callable[[Tensor], Tensor], start: Tensor, stop: Tensor, target: int, steps: int = 2000
+) -> Tensor:
     """(stop − start) times the mean gradient at the middles of many steps."""
     total = torch.zeros_like(stop)
     for step in range(steps):
@@ -93,12 +107,19 @@ def test_an_account_is_the_fine_sum_of_gradients_on_the_straight_line(name: str)
     with torch.no_grad():
         tensors = parts.tensor(x)
     evidence = riemann(
-        parts.tail, tensors.mean((0, 2, 3), keepdim=True) if name in NECKS else tensors.mean(0, True), tensors[:3], 1
+        parts.tail,
+        tensors.mean((0, 2, 3), keepdim=True) if name in NECKS else tensors.mean(0, True),
+        tensors[:3],
+        1,
     ).detach()
     account = parts.patches(evidence)
     expected = account * account[0].numel()
-    np.testing.assert_allclose(maps.account, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
-    np.testing.assert_allclose(maps.class_token, parts.rest(evidence), rtol=0, atol=1e-4 * float(account.abs().sum()))
+    np.testing.assert_allclose(
+        maps.account, expected, rtol=0, atol=1e-4 * float(expected.abs().max())
+    )
+    np.testing.assert_allclose(
+        maps.class_token, parts.rest(evidence), rtol=0, atol=1e-4 * float(account.abs().sum())
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -108,11 +129,17 @@ def test_an_account_is_what_captum_integrates_through_the_tail(name: str) -> Non
     maps = NObSPCam(parts.model).fit(x)(x[:3], target=2)
     with torch.no_grad():
         tensors = parts.tensor(x)
-        start = (tensors.mean((0, 2, 3), keepdim=True) if name in NECKS else tensors.mean(0, True)).expand_as(tensors)
-    found = attr.IntegratedGradients(parts.tail).attribute(tensors[:3], start[:3], target=2, n_steps=100)
+        start = (
+            tensors.mean((0, 2, 3), keepdim=True) if name in NECKS else tensors.mean(0, True)
+        ).expand_as(tensors)
+    found = attr.IntegratedGradients(parts.tail).attribute(
+        tensors[:3], start[:3], target=2, n_steps=100
+    )
     account = parts.patches(found.detach())
     expected = account * account[0].numel()
-    np.testing.assert_allclose(maps.account, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+    np.testing.assert_allclose(
+        maps.account, expected, rtol=0, atol=1e-4 * float(expected.abs().max())
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -122,7 +149,11 @@ def test_account_class_token_and_residual_add_up(name: str, asked: Any) -> None:
     maps = NObSPCam(parts.model).fit(x)(x[:7], **asked)
     with torch.no_grad():
         tensors = parts.tensor(x)
-        start = tensors.mean((0, 2, 3), keepdim=True).expand(1, *tensors.shape[1:]) if name in NECKS else None
+        start = (
+            tensors.mean((0, 2, 3), keepdim=True).expand(1, *tensors.shape[1:])
+            if name in NECKS
+            else None
+        )
         base = parts.tail(tensors.mean(0, True) if start is None else start)[0].double().numpy()
         logits = parts.model(x[:7]).numpy()
     rows = np.arange(7)
@@ -136,7 +167,9 @@ def test_account_class_token_and_residual_add_up(name: str, asked: Any) -> None:
 
     assert_same_to_rounding(maps.base_values, base, within=SUMS)
     whole = value(logits) - value(base)
-    assert_same_to_rounding(maps.account.mean((1, 2)) + maps.class_token + maps.residual, whole, within=SUMS, size=1.0)
+    assert_same_to_rounding(
+        maps.account.mean((1, 2)) + maps.class_token + maps.residual, whole, within=SUMS, size=1.0
+    )
     assert np.median(np.abs(maps.residual / whole)) < 0.002
 
 
@@ -147,19 +180,25 @@ def test_a_linear_tail_has_the_product_of_its_weights() -> None:
     with torch.no_grad():
         features = model[0](x)  # type: ignore[index]
         weight = (model[4].weight @ model[3].weight)[0]  # type: ignore[index]
-    expected = torch.einsum("c,nchw->nhw", weight, features[:5] - features.mean((0, 2, 3))[:, None, None])
+    expected = torch.einsum(
+        "c,nchw->nhw", weight, features[:5] - features.mean((0, 2, 3))[:, None, None]
+    )
     assert_same_to_rounding(maps.account, expected, within=SUMS)
     assert np.abs(maps.residual).max() < SUMS
 
 
-def test_where_pooling_enters_the_head_nothing_is_integrated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_pooling_enters_the_head_nothing_is_integrated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("nobsp.vision.account.integrate", None)
     NObSPCam(averaged()).fit(images(20))(images(3))
     with pytest.raises(TypeError):
         NObSPCam(through_layers()).fit(images(20))
 
 
-def test_the_base_is_the_output_at_the_mean_map_and_its_distance_from_the_mean_output_is_stated() -> None:
+def test_the_base_is_the_output_at_the_mean_map_and_its_distance_from_the_mean_output_is_stated() -> (
+    None
+):
     model, x = NECKS["LayerNorm"](), images(40)
     cam = NObSPCam(model).fit(x)
     with torch.no_grad():
@@ -179,7 +218,10 @@ def test_more_points_are_taken_where_few_miss_much() -> None:
         seen.append(len(units))
         return (units - 0.31).relu().sum(1, keepdim=True) * 10
 
-    start, stop = torch.zeros(2, dtype=torch.float64), torch.tensor([[1.0, 0.0], [0.1, 0.2]], dtype=torch.float64)
+    start, stop = (
+        torch.zeros(2, dtype=torch.float64),
+        torch.tensor([[1.0, 0.0], [0.1, 0.2]], dtype=torch.float64),
+    )
     logits = kinked(stop)
     seen.clear()
     targets = Targets(None, None, outputs=1, names=())
@@ -200,9 +242,13 @@ def test_the_number_of_points_can_be_chosen_and_what_they_miss_is_the_residual()
         tensors = parts.tensor(x)
     start, stop = tensors.mean(0, True), tensors[:3]
     middle = riemann(parts.tail, start, stop, 1, steps=1)
-    assert_same_to_rounding(maps.account.mean((1, 2)), parts.patches(middle).sum((1, 2)), within=SUMS, size=1.0)
+    assert_same_to_rounding(
+        maps.account.mean((1, 2)), parts.patches(middle).sum((1, 2)), within=SUMS, size=1.0
+    )
     whole = (maps.logits - maps.base_values)[:, 1]
-    assert_same_to_rounding(maps.account.mean((1, 2)) + maps.class_token + maps.residual, whole, within=SUMS, size=1.0)
+    assert_same_to_rounding(
+        maps.account.mean((1, 2)) + maps.class_token + maps.residual, whole, within=SUMS, size=1.0
+    )
     with pytest.raises(ValueError, match="points must be a whole number"):
         NObSPCam(parts.model, points=0).fit(x)
 
@@ -211,7 +257,9 @@ def test_the_contrast_is_the_account_against_the_others() -> None:
     for model in (averaged(), NECKS["LayerNorm"]()):
         cam = NObSPCam(model).fit(images(40))
         plain, against = cam(images(5), target=1), cam(images(5), target=1, against="others")
-        np.testing.assert_allclose(plain.contrast, against.account, atol=1e-3 * np.abs(against.account).max())
+        np.testing.assert_allclose(
+            plain.contrast, against.account, atol=1e-3 * np.abs(against.account).max()
+        )
         np.testing.assert_array_equal(against.contrast, against.account)
 
 
@@ -223,7 +271,9 @@ def test_several_targets_through_a_tail_are_each_their_own() -> None:
         for field in ("account", "contrast", "contributions", "residual"):
             size = float(np.abs(alone.account).max())
             # Another number of points may have been taken for a target that needs more.
-            np.testing.assert_allclose(getattr(both.of_target(place), field), getattr(alone, field), atol=5e-3 * size)
+            np.testing.assert_allclose(
+                getattr(both.of_target(place), field), getattr(alone, field), atol=5e-3 * size
+            )
 
 
 def test_a_generalised_mean_is_integrated_over_all_of_the_map() -> None:
@@ -269,7 +319,11 @@ class Choosy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.norm, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.LayerNorm(8), nn.Linear(8, 3)
+        self.body, self.norm, self.head = (
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.LayerNorm(8),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.norm(self.body(x).relu().mean((2, 3)) * {16: 1.0}[x.shape[-1]]))
@@ -280,4 +334,6 @@ def test_a_model_that_fails_at_other_sizes_in_its_own_way_is_explained() -> None
     pictures = torch.randn(6, 3, 16, 16)
     maps = NObSPCam(Choosy().eval()).fit(pictures)(pictures)
     gain = maps.logits.max(1) - maps.base_values[maps.target]
-    assert_same_to_rounding(maps.account.mean((1, 2)) + maps.class_token + maps.residual, gain, within=SUMS)
+    assert_same_to_rounding(
+        maps.account.mean((1, 2)) + maps.class_token + maps.residual, gain, within=SUMS
+    )

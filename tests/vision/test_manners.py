@@ -70,7 +70,9 @@ def test_hooks_are_gone_after_an_exception(step: str) -> None:
 def test_hooks_are_gone_after_a_failure_behind_the_map() -> None:
     model = through_layers()
     cam = NObSPCam(model, coefficients="head").fit(images(20))
-    handle = model.hidden.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("stop")))
+    handle = model.hidden.register_forward_pre_hook(
+        lambda *_: (_ for _ in ()).throw(RuntimeError("stop"))
+    )
     with pytest.raises(RuntimeError, match="stop"):
         cam(images(3))
     handle.remove()
@@ -84,7 +86,9 @@ def test_no_graph_is_built() -> None:
     assert isinstance(maps.positive, np.ndarray)
     assert x.grad is None
     evidence = cam._fitted.account
-    assert not any(value.requires_grad for value in vars(evidence).values() if isinstance(value, Tensor))
+    assert not any(
+        value.requires_grad for value in vars(evidence).values() if isinstance(value, Tensor)
+    )
 
 
 def resident() -> int:
@@ -105,7 +109,9 @@ def test_a_thousand_calls_do_not_grow_memory(kind: str) -> None:
         cam(x)
     gc.collect()
     assert living_tensors() <= tensors
-    assert resident() - before < 4 << 20  # one leaked map per call would be 2 MB, one leaked batch 9 MB
+    assert (
+        resident() - before < 4 << 20
+    )  # one leaked map per call would be 2 MB, one leaked batch 9 MB
 
 
 def test_a_call_is_one_forward_pass() -> None:
@@ -139,7 +145,9 @@ def test_surroundings_do_not_change_the_maps(name: str, kind: str) -> None:
         cam = NObSPCam(model).fit(images(40, dtype=torch.float32))
         found = cam(images(40, dtype=torch.float32)[:3])
     for field in MAPS:
-        assert_same_to_rounding(getattr(found, field), getattr(expected, field), within=SINGLE, size=1.0, what=field)
+        assert_same_to_rounding(
+            getattr(found, field), getattr(expected, field), within=SINGLE, size=1.0, what=field
+        )
     # What was calibrated inside can be used and merged outside.
     cam.merge(NObSPCam(model).fit(images(20, seed=1, dtype=torch.float32)))(x[:3])
 
@@ -151,7 +159,9 @@ def test_memory_format_does_not_change_the_maps() -> None:
     last = x.to(memory_format=torch.channels_last)
     found = NObSPCam(model).fit(last)(last[:3])
     for field in MAPS:
-        np.testing.assert_allclose(getattr(found, field), getattr(expected, field), rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(
+            getattr(found, field), getattr(expected, field), rtol=1e-3, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -163,7 +173,9 @@ def test_models_of_half_precision_are_accounted_for_exactly(dtype: torch.dtype) 
     centred = np.take_along_axis(maps.logits - maps.base_values, maps.target[:, None], 1)[:, 0]
     np.testing.assert_allclose(maps.account.mean((1, 2)), centred, rtol=CONTRIBUTIONS, atol=SUMS)
     with torch.no_grad():
-        np.testing.assert_allclose(maps.logits, model(x[:3].to(dtype)).double(), rtol=0.05, atol=0.02)
+        np.testing.assert_allclose(
+            maps.logits, model(x[:3].to(dtype)).double(), rtol=0.05, atol=0.02
+        )
 
 
 def test_several_threads_share_a_model() -> None:
@@ -188,7 +200,9 @@ def test_several_threads_share_a_model() -> None:
     assert not failures
     for number, maps in enumerate(expected):
         for field in MAPS:
-            assert_same_to_rounding(getattr(found[number], field), getattr(maps, field), size=1.0, what=field)
+            assert_same_to_rounding(
+                getattr(found[number], field), getattr(maps, field), size=1.0, what=field
+            )
     assert hooks(cam.model) == 0
 
 

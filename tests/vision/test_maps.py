@@ -52,7 +52,9 @@ def test_an_overlay_is_a_picture_of_the_images_size(maps: ActivationMaps, kind: 
 
 def test_without_opacity_only_the_image_is_seen(maps: ActivationMaps) -> None:
     pictures = images(5).sigmoid()
-    np.testing.assert_allclose(maps.overlay(pictures, opacity=0.0), pictures.permute(0, 2, 3, 1), atol=1e-6)
+    np.testing.assert_allclose(
+        maps.overlay(pictures, opacity=0.0), pictures.permute(0, 2, 3, 1), atol=1e-6
+    )
 
 
 def test_images_may_have_their_channels_last_be_grey_or_of_bytes(maps: ActivationMaps) -> None:
@@ -80,7 +82,9 @@ def test_normalised_images_are_shown_in_their_own_colours(maps: ActivationMaps) 
         maps.overlay(given, mean=(0.5, 0.5), std=std)
 
 
-def test_pictures_show_the_account_against_the_others_unless_asked_otherwise(maps: ActivationMaps) -> None:
+def test_pictures_show_the_account_against_the_others_unless_asked_otherwise(
+    maps: ActivationMaps,
+) -> None:
     x = images(5)
     np.testing.assert_array_equal(maps.overlay(x), maps.overlay(x, kind="contrast"))
     cam = NObSPCam(averaged()).fit(images(40))
@@ -99,7 +103,10 @@ def test_maps_remember_what_was_asked() -> None:
     ):
         found = cam(images(3), **asked)  # type: ignore[arg-type]
         assert all(word in repr(found) for word in words)
-    captions = {cam(images(3), **asked).caption() for asked in ({}, {"against": "mean"}, {"scale": "probability"})}  # type: ignore[arg-type]
+    captions = {
+        cam(images(3), **asked).caption()
+        for asked in ({}, {"against": "mean"}, {"scale": "probability"})
+    }  # type: ignore[arg-type]
     assert len(captions) == 3
 
 
@@ -122,14 +129,18 @@ def test_evidence_for_and_against_have_different_colours() -> None:
     assert blue[2] > blue[0]
     assert orange[0] > orange[2]
     for kind, colour in (("positive", orange), ("negative", blue)):
-        np.testing.assert_array_equal(colour_maps(np.ones((1, 1, 1)), kind=kind)[0][0, 0, 0], colour)
+        np.testing.assert_array_equal(
+            colour_maps(np.ones((1, 1, 1)), kind=kind)[0][0, 0, 0], colour
+        )
 
 
 def test_colours_are_those_of_the_report() -> None:
     page = resources.files("nobsp.reporting")
     light = (page / "page.css").read_text(encoding="utf-8").partition("}")[0]
     assert f"--for-map: {FOR}; --against-map: {AGAINST};" in light
-    assert re.search(rf'id="opacity"[^>]* value="{OPACITY}"', (page / "page.html.j2").read_text(encoding="utf-8"))
+    assert re.search(
+        rf'id="opacity"[^>]* value="{OPACITY}"', (page / "page.html.j2").read_text(encoding="utf-8")
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +152,9 @@ def test_colours_are_those_of_the_report() -> None:
         ({"images": images(5), "opacity": 2}, "opacity must lie between"),
     ],
 )
-def test_overlays_that_make_no_sense_are_refused(maps: ActivationMaps, options: Any, message: str) -> None:
+def test_overlays_that_make_no_sense_are_refused(
+    maps: ActivationMaps, options: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         maps.overlay(**options)
 
@@ -154,6 +167,13 @@ def test_several_targets_have_no_overlay() -> None:
 
 
 def test_maps_say_what_they_are(maps: ActivationMaps) -> None:
-    for word in ("5 images", "8×8 locations", "layer='body'", "target='output 3'", "against=None", "scale='logit'"):
+    for word in (
+        "5 images",
+        "8×8 locations",
+        "layer='body'",
+        "target='output 3'",
+        "against=None",
+        "scale='logit'",
+    ):
         assert word in repr(maps)
     assert len(maps) == 5

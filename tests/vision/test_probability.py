@@ -59,7 +59,9 @@ def test_the_integral_is_exact_however_far_logits_are_apart(factor: float) -> No
     targets = Targets([list(range(7))] * 5, None, outputs=7, names=(), scale="probability")
     weights = targets.question(targets.choose(stop, 0), stop, start).mean_gradient(stop)
     change = stop.softmax(1) - start.softmax(0)
-    torch.testing.assert_close(torch.einsum("ntq,nq->nt", weights, stop - start), change, rtol=0, atol=SUMS)
+    torch.testing.assert_close(
+        torch.einsum("ntq,nq->nt", weights, stop - start), change, rtol=0, atol=SUMS
+    )
 
 
 def test_what_an_integral_misses_where_logits_are_thousands_apart_is_in_the_residual() -> None:
@@ -71,7 +73,9 @@ def test_what_an_integral_misses_where_logits_are_thousands_apart_is_in_the_resi
 
 def test_one_output_is_a_sigmoid() -> None:
     model = averaged(classes=1)
-    maps = NObSPCam(model, coefficients="head").fit(images(40))(images(5, seed=1), scale="probability")
+    maps = NObSPCam(model, coefficients="head").fit(images(40))(
+        images(5, seed=1), scale="probability"
+    )
     change = torch.from_numpy(maps.logits).sigmoid() - torch.from_numpy(maps.base_values).sigmoid()
     np.testing.assert_allclose(maps.account.mean((1, 2)), change[:, 0], atol=SUMS)
 
@@ -79,11 +83,15 @@ def test_one_output_is_a_sigmoid() -> None:
 def test_batches_do_not_matter() -> None:
     whole, pieces = (NObSPCam(sharp(), batch_size=size).fit(images(40)) for size in (32, 2))
     asked: dict[str, Any] = {"target": [[0, 1]] * 5, "scale": "probability"}
-    np.testing.assert_allclose(whole(images(5), **asked).account, pieces(images(5), **asked).account, atol=SUMS)
+    np.testing.assert_allclose(
+        whole(images(5), **asked).account, pieces(images(5), **asked).account, atol=SUMS
+    )
 
 
 def test_layers_before_the_head_keep_an_account_of_the_probability_with_a_residual() -> None:
-    maps = NObSPCam(through_layers()).fit(images(60))(images(4, seed=1), target=1, scale="probability")
+    maps = NObSPCam(through_layers()).fit(images(60))(
+        images(4, seed=1), target=1, scale="probability"
+    )
     change = probability(maps.logits, 1) - probability(maps.base_values, 1)
     np.testing.assert_allclose(maps.account.mean((1, 2)) + maps.residual, change, atol=SUMS)
 

@@ -27,14 +27,27 @@ def ray() -> Iterator[Any]:
 
 def in_blocks(ray: Any, x: Tensor, *ends: int) -> Any:
     """Images in blocks of some sizes."""
-    parts = [ray.data.from_numpy(part.numpy()).rename_columns({"data": "image"}) for part in x.tensor_split(ends)]
+    parts = [
+        ray.data.from_numpy(part.numpy()).rename_columns({"data": "image"})
+        for part in x.tensor_split(ends)
+    ]
     return parts[0].union(*parts[1:])
 
 
 def assert_same_maps(found: NObSPCam, expected: NObSPCam, x: Tensor) -> None:
     here, there = expected(x[:4]), found(x[:4])
-    for name in ("positive", "negative", "signed", "account", "contributions", "residual", "base_values"):
-        np.testing.assert_allclose(getattr(there, name), getattr(here, name), rtol=0, atol=CONTRIBUTIONS)
+    for name in (
+        "positive",
+        "negative",
+        "signed",
+        "account",
+        "contributions",
+        "residual",
+        "base_values",
+    ):
+        np.testing.assert_allclose(
+            getattr(there, name), getattr(here, name), rtol=0, atol=CONTRIBUTIONS
+        )
 
 
 def test_pooled_channels_are_the_same_though_a_worker_is_killed(

@@ -24,7 +24,11 @@ def sharp(classes: int = 4) -> nn.Module:
 
 def by_definition(model: Any, maps: Tensor, target: int) -> tuple[list[int], list[float]]:
     """Every location remove_locations in turn, the head run on what is left, the best one taken."""
-    left, order, chances = maps.clone(), [], [float(model.head(maps.mean((1, 2))).softmax(0)[target])]
+    left, order, chances = (
+        maps.clone(),
+        [],
+        [float(model.head(maps.mean((1, 2))).softmax(0)[target])],
+    )
     for _ in range(maps[0].numel()):
         trials = {}
         for place in set(range(maps[0].numel())) - set(order):
@@ -67,8 +71,12 @@ def test_it_falls_faster_than_in_the_order_of_the_account() -> None:
     x = images(20, seed=1)
     removal, maps = cam.removal(x), cam(x)
     with torch.no_grad():
-        shares = torch.einsum("qc,ncl->nql", model.head.weight, model.body(x).flatten(2)).numpy() / 64  # type: ignore[operator]
-    gone = np.take_along_axis(shares, np.argsort(-maps.account.reshape(20, 1, -1), axis=2), axis=2).cumsum(axis=2)
+        shares = (
+            torch.einsum("qc,ncl->nql", model.head.weight, model.body(x).flatten(2)).numpy() / 64
+        )  # type: ignore[operator]
+    gone = np.take_along_axis(
+        shares, np.argsort(-maps.account.reshape(20, 1, -1), axis=2), axis=2
+    ).cumsum(axis=2)
     left = torch.from_numpy(maps.logits[..., None] - gone).softmax(1).numpy()
     by_account = left[np.arange(20), maps.target].mean(1)
     by_removal = removal.probability[:, 1:].mean(1)
@@ -95,14 +103,20 @@ def test_a_single_output_loses_its_strongest_evidence_first() -> None:
 
 def test_a_flattened_map_ends_at_nothing_too() -> None:
     model = made(Functional("flatten"))
-    removal = NObSPCam(model, coefficients="head").fit(images(40)).removal(images(3, seed=1), target=1)
+    removal = (
+        NObSPCam(model, coefficients="head").fit(images(40)).removal(images(3, seed=1), target=1)
+    )
     of_nothing = model.classifier.bias.softmax(0).detach()[1]  # type: ignore[union-attr,operator]
     np.testing.assert_allclose(removal.probability[:, -1], of_nothing, rtol=1e-9)
 
 
 def test_calibrated_coefficients_change_nothing_since_the_head_decides() -> None:
-    head, calibrated = (NObSPCam(sharp(), coefficients=kind).fit(images(40)) for kind in ("head", "calibrated"))
-    np.testing.assert_array_equal(head.removal(images(3)).order, calibrated.removal(images(3)).order)
+    head, calibrated = (
+        NObSPCam(sharp(), coefficients=kind).fit(images(40)) for kind in ("head", "calibrated")
+    )
+    np.testing.assert_array_equal(
+        head.removal(images(3)).order, calibrated.removal(images(3)).order
+    )
 
 
 def test_batches_and_pieces_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +128,9 @@ def test_batches_and_pieces_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_evidence_beyond_all_measure_does_not_overflow() -> None:
     evidence = torch.tensor([[[2000.0, -2000.0, 1.0], [0.0, 0.0, 0.0]]], dtype=torch.float64)
-    order, chances = remove_one_by_one(torch.tensor([[1.0, 0.0]], dtype=torch.float64), evidence, torch.tensor([0]))
+    order, chances = remove_one_by_one(
+        torch.tensor([[1.0, 0.0]], dtype=torch.float64), evidence, torch.tensor([0])
+    )
     assert order.tolist() == [[1, 3, 2]]
     assert bool(torch.isfinite(chances).all())
 
@@ -124,14 +140,20 @@ def test_evidence_beyond_all_measure_does_not_overflow() -> None:
     [(through_layers(), {}), (made(Functional("max")), {}), (averaged(), {"layer": "body.1"})],
     ids=["layers before the head", "maximum", "a layer further down"],
 )
-def test_logits_that_are_no_sum_over_locations_are_refused(model: nn.Module, options: dict[str, Any]) -> None:
+def test_logits_that_are_no_sum_over_locations_are_refused(
+    model: nn.Module, options: dict[str, Any]
+) -> None:
     with pytest.raises(ValueError, match="no sum over the locations"):
         NObSPCam(model, **options).fit(images(60)).removal(images(2))
 
 
 @pytest.mark.parametrize(
     ("target", "message"),
-    [([[0, 1], [1, 2]], "several classes per image"), ([0, 1, 2], "3 entries for 2 images"), (9, "out of range")],
+    [
+        ([[0, 1], [1, 2]], "several classes per image"),
+        ([0, 1, 2], "3 entries for 2 images"),
+        (9, "out of range"),
+    ],
 )
 def test_targets_that_make_no_sense_are_refused(target: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -32,7 +32,14 @@ def signals(count: int, *, seed: int = 0) -> Tensor:
 def convolutions(axes: int, *neck: nn.Module, channels: int = 2) -> nn.Module:
     convolution = {1: nn.Conv1d, 3: nn.Conv3d}[axes]
     pool = {1: nn.AdaptiveAvgPool1d, 3: nn.AdaptiveAvgPool3d}[axes](1)
-    parts = [convolution(channels, 6, 3), nn.ReLU(), convolution(6, 8, 3), nn.ReLU(), pool, nn.Flatten()]
+    parts = [
+        convolution(channels, 6, 3),
+        nn.ReLU(),
+        convolution(6, 8, 3),
+        nn.ReLU(),
+        pool,
+        nn.Flatten(),
+    ]
     return made(nn.Sequential(*parts, *neck, nn.Linear(8, 3)))
 
 
@@ -43,9 +50,12 @@ class Text(nn.Module):
         super().__init__()
         self.reads = reads
         self.embed = nn.Embedding(CODES, 16)
-        self.place = nn.Parameter(0.1 * torch.randn(1, LENGTH, 16, generator=torch.Generator().manual_seed(0)))
+        self.place = nn.Parameter(
+            0.1 * torch.randn(1, LENGTH, 16, generator=torch.Generator().manual_seed(0))
+        )
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0, activation="gelu") for _ in range(2)
+            nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0, activation="gelu")
+            for _ in range(2)
         )
         self.norm = nn.LayerNorm(16)
         self.head = nn.Linear(16, 3)
@@ -98,12 +108,17 @@ def test_a_transformer_over_a_signal_has_time_steps_and_a_class_token() -> None:
 
     cam = NObSPCam(made(Patches()), layer="mix").fit(signals(20))
     maps = cam(signals(4, seed=1))
-    assert maps.account.shape in ((4, 10), (4, 11))  # the class token is a location, or apart from them
+    assert maps.account.shape in (
+        (4, 10),
+        (4, 11),
+    )  # the class token is a location, or apart from them
     assert np.abs(gap(maps)).max() < 0.01 * np.abs(maps.logits).max()
 
 
 def test_an_account_of_a_volume_adds_up_and_so_does_its_removal() -> None:
-    volumes = torch.randn(12, 1, 8, 10, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    volumes = torch.randn(
+        12, 1, 8, 10, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     cam = NObSPCam(convolutions(3, channels=1)).fit(volumes)
     maps = cam(volumes[:3])
     assert maps.account.shape == (3, 4, 6, 5)
@@ -136,7 +151,10 @@ def test_scores_of_padded_texts_add_up_and_padding_has_none(reads: str, scale: A
 
 def test_batches_of_a_tokenizer_and_one_dictionary_give_the_same() -> None:
     model, given = made(Text("mean")), texts(24)
-    batches = [{key: value[at : at + 8] for key, value in given.items()} | {"labels": 0} for at in (0, 8, 16)]
+    batches = [
+        {key: value[at : at + 8] for key, value in given.items()} | {"labels": 0}
+        for at in (0, 8, 16)
+    ]
     one, other = NObSPCam(model).fit(given)(given), NObSPCam(model).fit(batches)(batches)
     assert other.account == pytest.approx(one.account, abs=1e-12)
     assert explain_images(model, given).account == pytest.approx(one.account, abs=1e-12)
@@ -159,7 +177,12 @@ def test_texts_of_hugging_face(kind: str) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     options = {"vocab_size": CODES, "max_position_embeddings": 16, "num_labels": 3}
     sizes = {
-        "Bert": {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32},
+        "Bert": {
+            "hidden_size": 16,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "intermediate_size": 32,
+        },
         "DistilBert": {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32},
     }[kind]
     config = getattr(transformers, f"{kind}Config")(**options, **sizes)
@@ -177,9 +200,13 @@ def test_a_single_image_and_flat_rows_are_refused() -> None:
     with pytest.raises(ValueError, match=r"expected \(n, channels, height, width\)"):
         NObSPCam(model).fit(torch.randn(5, 7))
     with pytest.raises(ValueError, match="batch of one"):
-        NObSPCam(made(nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)))).fit(
-            torch.randn(2, 9, 9)
-        )
+        NObSPCam(
+            made(
+                nn.Sequential(
+                    nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+                )
+            )
+        ).fit(torch.randn(2, 9, 9))
 
 
 def test_signals_and_words_are_drawn() -> None:

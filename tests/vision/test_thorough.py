@@ -15,7 +15,9 @@ def test_a_region_s_loss_is_that_of_the_network_without_it() -> None:
     model, given = averaged(), images(6)
     cam = NObSPCam(model).fit(images(20, seed=1))
     found = cam.thorough(given, 2, regions=3)
-    blurred = nn.functional.interpolate(nn.functional.adaptive_avg_pool2d(given, 3), size=(12, 12), mode="bilinear")
+    blurred = nn.functional.interpolate(
+        nn.functional.adaptive_avg_pool2d(given, 3), size=(12, 12), mode="bilinear"
+    )
     without = given.clone()
     without[:, :, 4:8, 8:] = blurred[:, :, 4:8, 8:]  # the region in the second row, third column
     with torch.no_grad():
@@ -42,7 +44,9 @@ def test_only_regions_that_the_account_ranks_high_are_tried() -> None:
     for row in range(4):
         tried = np.argsort(-some.account[row].ravel())[:5]
         left = np.setdiff1d(np.arange(16), tried)
-        assert some.removal[row].ravel()[tried] == pytest.approx(every.removal[row].ravel()[tried], abs=1e-10)
+        assert some.removal[row].ravel()[tried] == pytest.approx(
+            every.removal[row].ravel()[tried], abs=1e-10
+        )
         assert not some.removal[row].ravel()[left].any()
 
 

@@ -32,7 +32,9 @@ class Pass:
 
     def after(self, batch: Tensor) -> Pass:
         """The same behind a batch."""
-        digest = hashlib.blake2b(f"{self.digest} {batch.dtype} {tuple(batch.shape)}".encode(), digest_size=16)
+        digest = hashlib.blake2b(
+            f"{self.digest} {batch.dtype} {tuple(batch.shape)}".encode(), digest_size=16
+        )
         digest.update(batch.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         rows, batches = self.rows + len(batch), self.batches + 1
         return replace(self, rows=rows, batches=batches, digest=digest.hexdigest())
@@ -53,7 +55,9 @@ class Checkpoint:
     def __init__(self, path: Path, every: float, classes: Iterable[type]) -> None:
         self.path, self._every, self._written = path, every, time.monotonic()
         if not path.parent.is_dir():
-            raise FileNotFoundError(f"checkpoint is in {str(path.parent)!r}, which is not a folder; create it first.")
+            raise FileNotFoundError(
+                f"checkpoint is in {str(path.parent)!r}, which is not a folder; create it first."
+            )
         # Files that a killed process had begun to write, named as `serialization.write` names them.
         pattern = re.compile(re.escape(path.name) + r"\.[0-9a-f]{16}\.part")
         for file in path.parent.iterdir():
@@ -63,7 +67,9 @@ class Checkpoint:
         if self._resumes:
             known = (Contents, Pass, *classes)
             try:
-                self.contents = serialization.load(path, kind=KIND, version=VERSION, classes=known, of=Contents)
+                self.contents = serialization.load(
+                    path, kind=KIND, version=VERSION, classes=known, of=Contents
+                )
                 if not all(isinstance(one, Pass) for one in self.contents.passes.values()):
                     raise ValueError("it is damaged")
             except ValueError as failure:
@@ -96,7 +102,11 @@ class Tracker:
     """Follows one pass over the rows: skips those that its checkpoint holds, and keeps what is added."""
 
     def __init__(self, checkpoint: Checkpoint, name: str, state: Any) -> None:
-        self._checkpoint, self._name, self._held = checkpoint, name, checkpoint.contents.passes.get(name)
+        self._checkpoint, self._name, self._held = (
+            checkpoint,
+            name,
+            checkpoint.contents.passes.get(name),
+        )
         if self._held is not None:
             try:
                 state = merge_states(state, self._held.state)
@@ -140,7 +150,9 @@ def merge_states(first: Any, second: Any) -> Any:
     if isinstance(first, tuple):
         return tuple(merge_states(a, b) for a, b in zip(first, second, strict=True))
     if type(first) is not type(second):
-        raise TypeError(f"it holds a {type(second).__name__} where a {type(first).__name__} is needed")
+        raise TypeError(
+            f"it holds a {type(second).__name__} where a {type(first).__name__} is needed"
+        )
     return first.merge(second)
 
 

@@ -58,7 +58,9 @@ class Ranks(Local):
         """Begins a calibration; its process group is left when the block ends, and an error is told to all ranks."""
         dist = initialised()
         if dist is None:
-            raise ValueError("engine is Ranks, but torch.distributed.init_process_group was not called; call it first.")
+            raise ValueError(
+                "engine is Ranks, but torch.distributed.init_process_group was not called; call it first."
+            )
         if dist.get_world_size(self.group) == 1:
             with super().start(classes) as alone:
                 yield alone
@@ -109,12 +111,16 @@ class RankRun(Run):
         tokens = self.gather(None if found is None else found[0])
         held = [rank for rank, token in enumerate(tokens) if token is not None]
         if len({tokens[rank] for rank in held}) > 1:
-            raise ValueError("the ranks' checkpoints are of different calibrations; remove them to start anew.")
+            raise ValueError(
+                "the ranks' checkpoints are of different calibrations; remove them to start anew."
+            )
         source = held[0] if held else 0
         box = [(secrets.token_hex(8), make()) if not held and self.rank == source else found]
         self.gather(None)
         with self._answered():
-            dist.broadcast_object_list(box, src=dist.get_global_rank(self._group, source), group=self._group)
+            dist.broadcast_object_list(
+                box, src=dist.get_global_rank(self._group, source), group=self._group
+            )
         assert box[0] is not None
         if found is None:
             self._record(name, box[0])
@@ -127,7 +133,9 @@ class RankRun(Run):
         for rank, theirs in enumerate(found):
             for what, value in theirs.items():
                 if value != found[0][what]:
-                    raise ValueError(f"{what} differs between rank 0 and rank {rank}; all must have the same.")
+                    raise ValueError(
+                        f"{what} differs between rank 0 and rank {rank}; all must have the same."
+                    )
         super().require_same(shared, own)
 
     def abort(self, failure: BaseException) -> None:
@@ -135,7 +143,9 @@ class RankRun(Run):
         if not self._stopped:
             try:
                 self._exchange((f"{type(failure).__name__}: {failure}", None), raising=False)
-            except RuntimeError as silence:  # nobody is left to be told; the failure itself is what matters
+            except (
+                RuntimeError
+            ) as silence:  # nobody is left to be told; the failure itself is what matters
                 failure.add_note(str(silence))
 
     def _poll(self) -> None:
@@ -164,16 +174,24 @@ class RankRun(Run):
         whole: S = reduce(merge_states, parts) if parts else state
         return whole
 
-    def _exchange(self, said: tuple[str | None, Any], *, raising: bool = True) -> list[tuple[str | None, Any]]:
+    def _exchange(
+        self, said: tuple[str | None, Any], *, raising: bool = True
+    ) -> list[tuple[str | None, Any]]:
         import torch.distributed as dist
 
         heard: list[Any] = [None] * self.size
         with self._answered():
             dist.all_gather_object(heard, said, group=self._group)
-        failures = [f"rank {rank} failed with {error}" for rank, (error, _) in enumerate(heard) if error is not None]
+        failures = [
+            f"rank {rank} failed with {error}"
+            for rank, (error, _) in enumerate(heard)
+            if error is not None
+        ]
         if failures and raising:
             self._stopped = True
-            raise RuntimeError(f"calibration stopped on all {self.size} ranks: {'; '.join(failures)}")
+            raise RuntimeError(
+                f"calibration stopped on all {self.size} ranks: {'; '.join(failures)}"
+            )
         return heard
 
     @contextmanager

@@ -19,7 +19,17 @@ Value = TypeVar("Value")
 S = TypeVar("S", bound=Any)  # a State, or a tuple of them
 Work = Callable[..., None]  # adds a batch to a state, given what runs the model
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
 
 
 class Local:
@@ -46,7 +56,11 @@ class Local:
     """
 
     def __init__(
-        self, checkpoint: str | os.PathLike[str] | None = None, every: float = 60.0, *, memory: int | str = "4GiB"
+        self,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: float = 60.0,
+        *,
+        memory: int | str = "4GiB",
     ) -> None:
         if isinstance(every, bool | str) or not 0 <= every < float("inf"):
             raise ValueError(f"every must be a number of seconds, found {every!r}.")
@@ -76,7 +90,14 @@ class Run:
         self.checkpoint, self.memory = checkpoint, memory
 
     def accumulate(
-        self, source: Any, state: S, work: Work, *, model: Any = None, name: str | None = None, progress: bool = False
+        self,
+        source: Any,
+        state: S,
+        work: Work,
+        *,
+        model: Any = None,
+        name: str | None = None,
+        progress: bool = False,
     ) -> S:
         """Adds all rows to a state, those of other processes included; `model.running()` is what `work` is given."""
         tracker = None
@@ -84,7 +105,9 @@ class Run:
             tracker = Tracker(self.checkpoint, name, state)
             state = tracker.state
         total = getattr(source, "rows", None)
-        batches = with_progress(source, total=total, enabled=progress, description=name or "reading")
+        batches = with_progress(
+            source, total=total, enabled=progress, description=name or "reading"
+        )
         with nullcontext() if model is None else model.running() as running:
             given = () if model is None else (running,)
             for batch in batches:
@@ -127,7 +150,11 @@ class Run:
         return state
 
     def _recall(self, name: str | None) -> tuple[str, Any] | None:
-        return None if self.checkpoint is None or name is None else self.checkpoint.contents.decided.get(name)
+        return (
+            None
+            if self.checkpoint is None or name is None
+            else self.checkpoint.contents.decided.get(name)
+        )
 
     def _record(self, name: str | None, decided: tuple[str, Any]) -> None:
         if self.checkpoint is not None and name is not None:
@@ -145,18 +172,26 @@ def choose_engine(engine: Local | None, X: Any) -> Local:
             return Ranks()
         return RayCluster() if is_ray(X) else Local()
     if not isinstance(engine, Local):
-        raise TypeError(f"engine must be nobsp.Local(), Ranks(), RayCluster() or None, found {type(engine).__name__}.")
+        raise TypeError(
+            f"engine must be nobsp.Local(), Ranks(), RayCluster() or None, found {type(engine).__name__}."
+        )
     return engine
 
 
 def parse_bytes(size: int | str, *, argument: str = "memory") -> int:
     """A number of bytes, given as such or in words."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", size.lower()) if isinstance(size, str) else None
+    found = (
+        re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", size.lower())
+        if isinstance(size, str)
+        else None
+    )
     parsed = size if isinstance(size, int) and not isinstance(size, bool) else 0
     if found is not None and found[2] in _UNITS:
         parsed = int(float(found[1]) * _UNITS[found[2]])
     if parsed <= 0:
-        raise ValueError(f'{argument} must be a number of bytes, or a text such as "4GB", found {size!r}.')
+        raise ValueError(
+            f'{argument} must be a number of bytes, or a text such as "4GB", found {size!r}.'
+        )
     return parsed
 
 
@@ -167,7 +202,9 @@ def is_ray(X: Any) -> bool:
 
 def initialised() -> Any:
     """`torch.distributed` where a process group was initialised; else None."""
-    dist = sys.modules.get("torch.distributed")  # without this module nobody can have initialised it
+    dist = sys.modules.get(
+        "torch.distributed"
+    )  # without this module nobody can have initialised it
     return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 
 

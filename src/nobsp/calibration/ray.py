@@ -56,11 +56,15 @@ class RayRows:
     """A Ray dataset, and how workers make batches of its blocks."""
 
     dataset: Any  # the dataset
-    read: Callable[[Any], Iterable[Any]]  # makes batches of a block of rows; it is sent to the workers
+    read: Callable[
+        [Any], Iterable[Any]
+    ]  # makes batches of a block of rows; it is sent to the workers
     batch_size: int  # rows of a forward call
     row_bytes: int  # bytes of a row
     rows: int | None = None  # how many rows there are; known after the first pass
-    batch_format: str = "pandas"  # "pandas" for blocks that are frames, "numpy" for dictionaries of arrays
+    batch_format: str = (
+        "pandas"  # "pandas" for blocks that are frames, "numpy" for dictionaries of arrays
+    )
     most_rows: int = MOST_ROWS  # rows whose states are sent at a time
 
     @property
@@ -75,7 +79,14 @@ class RayRun(Run):
     """A calibration under way in the workers of a Ray cluster."""
 
     def accumulate(
-        self, source: Any, state: S, work: Work, *, model: Any = None, progress: bool = False, **_: Any
+        self,
+        source: Any,
+        state: S,
+        work: Work,
+        *,
+        model: Any = None,
+        progress: bool = False,
+        **_: Any,
     ) -> S:
         """What all `RayRows` come to, in their order, whichever part is done first; `model` is what `share` gave."""
         import ray
@@ -108,10 +119,14 @@ class RayRun(Run):
             how |= {"num_gpus": 1}
         with _as_here(source.dataset, progress=progress):
             parts = source.dataset.map_batches(**how)
-            found = _joined(block for bundle in parts.iter_internal_ref_bundles() for block in bundle.block_refs)
+            found = _joined(
+                block for bundle in parts.iter_internal_ref_bundles() for block in bundle.block_refs
+            )
             cells: list[S] = _cells(ray.get(found))
         if not cells:
-            raise ValueError("the dataset gave no rows when read again; it must give the same rows each time.")
+            raise ValueError(
+                "the dataset gave no rows when read again; it must give the same rows each time."
+            )
         source.rows = rows_of(cells[0])
         return cells[0]
 
@@ -157,7 +172,9 @@ class _Worker:
         self._work = ray.get(kept)()
 
     def __call__(self, batch: Any) -> Any:
-        rows = max(map(len, batch.values()), default=0) if isinstance(batch, Mapping) else len(batch)
+        rows = (
+            max(map(len, batch.values()), default=0) if isinstance(batch, Mapping) else len(batch)
+        )
         return _table(self._work(batch) if rows else None)
 
 
@@ -185,7 +202,11 @@ def _cells(table: Any) -> list[Any]:
     from ray import cloudpickle
 
     # An empty table may have lost its columns on the way.
-    return [cloudpickle.loads(cell.as_buffer()) for cell in table.column(_COLUMN)] if table.num_rows else []
+    return (
+        [cloudpickle.loads(cell.as_buffer()) for cell in table.column(_COLUMN)]
+        if table.num_rows
+        else []
+    )
 
 
 def _joined(blocks: Iterator[Any]) -> Any:

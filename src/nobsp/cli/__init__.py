@@ -23,12 +23,30 @@ from rich.console import Console as Terminal
 from nobsp import __version__
 from nobsp._messages import suggest
 from nobsp.cli import audit, cam, explain
-from nobsp.cli.options import OUTPUT, Console, Flag, UsageError, one_line, require_report, write_folder
+from nobsp.cli.options import (
+    OUTPUT,
+    Console,
+    Flag,
+    UsageError,
+    one_line,
+    require_report,
+    write_folder,
+)
 
 __all__ = ["main"]
 
 SUCCESS, FAILURE, USAGE, INTERRUPTED, CLOSED, TERMINATED = 0, 1, 2, 130, 141, 143
-_PACKAGES = ("torch", "numpy", "scikit-learn", "pandas", "polars", "pyarrow", "matplotlib", "plotly", "skops")
+_PACKAGES = (
+    "torch",
+    "numpy",
+    "scikit-learn",
+    "pandas",
+    "polars",
+    "pyarrow",
+    "matplotlib",
+    "plotly",
+    "skops",
+)
 _EXAMPLES = """\
 **Examples**
 
@@ -51,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _terminate_cleanly():
             command, bound = _parse(list(sys.argv[1:] if argv is None else argv))
-            console = next((one for one in bound.arguments.values() if isinstance(one, Console)), console)
+            console = next(
+                (one for one in bound.arguments.values() if isinstance(one, Console)), console
+            )
             with console.note_warnings():
                 command(*bound.args, **bound.kwargs)
             sys.stdout.flush()
@@ -66,7 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.error(f"nobsp: {one_line(misuse)}")
         return USAGE
     except MemoryError:
-        console.error("nobsp: out of memory; try a smaller --batch-size, fewer rows, or fewer --interactions.")
+        console.error(
+            "nobsp: out of memory; try a smaller --batch-size, fewer rows, or fewer --interactions."
+        )
     except Exception as failure:  # noqa: BLE001 - whatever it is, people get a line and an exit code
         if console.debug:
             traceback.print_exc()
@@ -107,7 +129,11 @@ def _parse(argv: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
         raise UsageError(f"there is no command {argv[0]!r}; {suggest(argv[0], names)}") from unknown
     except MissingArgumentError as missing:
         name = getattr(missing.argument, "name", "an option")
-        choice = ", or none of the options listed with it" if argv[0] == "audit" and name != "--out" else ""
+        choice = (
+            ", or none of the options listed with it"
+            if argv[0] == "audit" and name != "--out"
+            else ""
+        )
         said = "lacks its value" if name in argv else f"is needed{choice}"
         raise UsageError(f"{name} {said} (see nobsp {argv[0]} --help)") from missing
     except CycloptsError as misuse:
@@ -134,9 +160,15 @@ def _detach_stdout() -> None:
 
 def demo(
     *,
-    out: Annotated[Path, Parameter(group=OUTPUT, help="Folder for the pages.")] = Path("nobsp-demo"),
-    force: Annotated[Flag, Parameter(group=OUTPUT, help="Replace pages that are there already.")] = False,
-    open_: Annotated[Flag, Parameter("--open", group=OUTPUT, help="Open the first page in a browser.")] = False,
+    out: Annotated[Path, Parameter(group=OUTPUT, help="Folder for the pages.")] = Path(
+        "nobsp-demo"
+    ),
+    force: Annotated[
+        Flag, Parameter(group=OUTPUT, help="Replace pages that are there already.")
+    ] = False,
+    open_: Annotated[
+        Flag, Parameter("--open", group=OUTPUT, help="Open the first page in a browser.")
+    ] = False,
     console: Console = Console(),
 ) -> None:
     """Try it on data that is included.
@@ -165,4 +197,7 @@ def version(*, console: Console = Console()) -> None:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = None
-    console.show(found, lambda found: [f"{name:<13}{number or 'not installed'}" for name, number in found.items()])
+    console.show(
+        found,
+        lambda found: [f"{name:<13}{number or 'not installed'}" for name, number in found.items()],
+    )

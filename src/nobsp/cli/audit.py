@@ -17,7 +17,14 @@ from nobsp._messages import count, suggest
 from nobsp.cli import cam, options
 from nobsp.cli.explain import fit_explainer, read_tables
 from nobsp.cli.inputs import Loaded, find_pictures, load_model, read_frame, write_csv
-from nobsp.cli.options import Console, ImageOptions, ModelOptions, OutputOptions, TableOptions, UsageError
+from nobsp.cli.options import (
+    Console,
+    ImageOptions,
+    ModelOptions,
+    OutputOptions,
+    TableOptions,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from nobsp import Audit, ContributionIndex
@@ -64,7 +71,9 @@ class AuditOptions:
     def check(self, others: int) -> None:
         """Raises a UsageError where there are fewer others to compare with."""
         if self.neighbours > others:
-            raise UsageError(f"--neighbours {self.neighbours}: there are only {others} others to compare with.")
+            raise UsageError(
+                f"--neighbours {self.neighbours}: there are only {others} others to compare with."
+            )
 
 
 def audit(
@@ -88,14 +97,20 @@ def audit(
     """
     subject = table or images
     if subject is None or (table and images):
-        raise UsageError("choose what to audit: a table with --data and --target, or images with --images.")
+        raise UsageError(
+            "choose what to audit: a table with --data and --target, or images with --images."
+        )
     if table is not None and (table.target is None) == (method.labels is None):
-        raise UsageError("--data needs --target, the column with the true classes or values, or a table of --labels.")
+        raise UsageError(
+            "--data needs --target, the column with the true classes or values, or a table of --labels."
+        )
     if method.apply is not None:
         _apply_decisions(subject, method, output, console)
         return
     if model is None:
-        raise UsageError("--model is missing; name a file, or package.module:factory; only --apply needs none.")
+        raise UsageError(
+            "--model is missing; name a file, or package.module:factory; only --apply needs none."
+        )
     with output.write(FILES) as folder, model.limit_threads(1 if table else None):
         loaded = load_model(model)
         if isinstance(subject, TableOptions):
@@ -106,19 +121,28 @@ def audit(
         rest = np.setdiff1d(np.arange(len(found)), found.flagged)
         order = np.concatenate([found.flagged, rest[np.argsort(found.joint[rest], kind="stable")]])
         # Rows in the order of the file, so that they have the same numbers everywhere.
-        shown = found[order[:_IMAGES_IN_REPORT] if audited.columns else np.sort(order[:_ROWS_IN_REPORT])]
+        shown = found[
+            order[:_IMAGES_IN_REPORT] if audited.columns else np.sort(order[:_ROWS_IN_REPORT])
+        ]
         influence = audited.weigh_influence(shown, method.influence)
         summary = _summarise(output, audited, order, influence)
         frame = found.to_frame()
         columns = {**audited.columns, **{str(name): list(frame[name]) for name in frame.columns}}
-        write_csv(folder / "audit.csv", {name: [values[row] for row in order] for name, values in columns.items()})
+        write_csv(
+            folder / "audit.csv",
+            {name: [values[row] for row in order] for name, values in columns.items()},
+        )
         if influence is not None:
             write_csv(folder / "influence.csv", audited.tabulate(shown, influence))
         if output.report:
             console.step("writing the report")
             title = output.title or f"An audit of {loaded.name}"
-            about = f"{loaded.name} ({loaded.origin}) on {audited.where}: {_describe_counts(summary)}"
-            _write_report(folder / "report.html", audited, shown, influence, title=title, about=about)
+            about = (
+                f"{loaded.name} ({loaded.origin}) on {audited.where}: {_describe_counts(summary)}"
+            )
+            _write_report(
+                folder / "report.html", audited, shown, influence, title=title, about=about
+            )
     console.show(summary, _describe)
 
 
@@ -156,20 +180,37 @@ class Audited:
 
 
 def _write_report(
-    path: Path, audited: Audited, shown: Audit, influence: Influence | None, *, title: str, about: str
+    path: Path,
+    audited: Audited,
+    shown: Audit,
+    influence: Influence | None,
+    *,
+    title: str,
+    about: str,
 ) -> None:
     from nobsp.reporting import report
 
-    about += f" Shown are the {len(shown):,} most suspicious." if len(shown) < len(audited.found) else ""
+    about += (
+        f" Shown are the {len(shown):,} most suspicious." if len(shown) < len(audited.found) else ""
+    )
     about += " Most suspicious first, in the order of audit.csv." if audited.columns else ""
     about += "" if audited.warning is None else f" Warning: {audited.warning}"
     which = [""] * len(shown) if shown.outputs is None else [f", {name}" for name in shown.outputs]
     names = [audited.names[row] + output for row, output in zip(shown.rows, which, strict=True)]
-    part: dict[str, Any] = {"hits": shown.by_contributions, "influence": influence, "audit": shown, "names": names}
+    part: dict[str, Any] = {
+        "hits": shown.by_contributions,
+        "influence": influence,
+        "audit": shown,
+        "names": names,
+    }
     classes = shown.by_contributions.classes
     if shown.labels is not None and shown.outputs is None:
         known = None if classes is None else classes.tolist()
-        part["labels"] = shown.labels if known is None else [known.index(label) for label in shown.labels.tolist()]
+        part["labels"] = (
+            shown.labels
+            if known is None
+            else [known.index(label) for label in shown.labels.tolist()]
+        )
         part["class_names"] = None if known is None else list(map(str, known))
     report(path=path, title=title, about=about, **part | audited.page(shown, influence))
 
@@ -178,14 +219,19 @@ def _audit_table(
     model: ModelOptions, table: TableOptions, method: AuditOptions, loaded: Loaded, console: Console
 ) -> Audited:
     if method.labels is not None and method.calibrate is not None:
-        raise UsageError("--labels are those of --data; with --calibrate, name the column with --target.")
+        raise UsageError(
+            "--labels are those of --data; with --calibrate, name the column with --target."
+        )
     console.step(f"reading {table.data}")
     data, database = read_tables(table, method.calibrate, loaded, need_target=True)
     if method.labels is None:
         labels = [_read_labels(one.labels, one.path, "--target") for one in (database, data)]
     else:
         given = _label_table(method.labels, len(data.rows))
-        labels, method = [_read_labels(given, method.labels, "--labels")] * 2, method.name_classes(given)
+        labels, method = (
+            [_read_labels(given, method.labels, "--labels")] * 2,
+            method.name_classes(given),
+        )
     method.check(len(database.rows) - (data is database))
     explainer = fit_explainer(model, table, loaded, database, console)
     found, index = _compare(explainer, model, method, database.rows, data.rows, labels, console)
@@ -201,7 +247,11 @@ def _audit_table(
 
 
 def _audit_images(
-    model: ModelOptions, images: ImageOptions, method: AuditOptions, loaded: Loaded, console: Console
+    model: ModelOptions,
+    images: ImageOptions,
+    method: AuditOptions,
+    loaded: Loaded,
+    console: Console,
 ) -> Audited:
     pictures, database = cam.find_images(images, method.calibrate, model)
     if method.labels is not None:
@@ -214,11 +264,15 @@ def _audit_images(
     method.check(len(database) - (pictures is database))
     link = "sigmoid" if labels[0].ndim == 2 else None
     network = cam.prepare_network(model, loaded, database, console)
-    explainer = cam.fit_cam(model, *network, database, console, coefficients=method.coefficients, link=link)
+    explainer = cam.fit_cam(
+        model, *network, database, console, coefficients=method.coefficients, link=link
+    )
     found, index = _compare(explainer, model, method, database, pictures, labels, console)
     warning = None
     if method.labels is None and found.by_contributions.classes is not None:
-        classes, predicted = ([str(one) for one in ones] for ones in (found.by_contributions.classes, found.predicted))
+        classes, predicted = (
+            [str(one) for one in ones] for ones in (found.by_contributions.classes, found.predicted)
+        )
         option = "--output-names" if method.classes is None else "--classes"
         warning = cam.check_order(pictures.labels, predicted, classes, option=option)
     console.warn(warning)
@@ -230,11 +284,19 @@ def _audit_images(
         some = take(shown)
         batch = some.batch(range(len(some)))
         likely = np.argsort(-explainer(batch).logits, axis=1)[:, : cam.CLASSES_SHOWN]
-        about = {"subject": explainer(batch, likely), "explainer": explainer, "images": some.shown(batch)}
-        return about | cam.show_neighbours(database, hits=shown.by_contributions, influence=influence)
+        about = {
+            "subject": explainer(batch, likely),
+            "explainer": explainer,
+            "images": some.shown(batch),
+        }
+        return about | cam.show_neighbours(
+            database, hits=shown.by_contributions, influence=influence
+        )
 
     paths = {"image": [str(pictures.paths[row]) for row in found.rows]}
-    return Audited(found, index, pictures.names, database.names, pictures.where, take, page, paths, warning)
+    return Audited(
+        found, index, pictures.names, database.names, pictures.where, take, page, paths, warning
+    )
 
 
 def _read_labels(columns: Any, path: Path, option: str) -> NDArray[Any]:
@@ -243,7 +305,9 @@ def _read_labels(columns: Any, path: Path, option: str) -> NDArray[Any]:
     for name in frame.columns:
         if frame[name].isna().any():
             row = int(frame[name].isna().to_numpy().argmax())
-            raise UsageError(f"row {row} of {path} has no value in {option} {name}; take such rows out.")
+            raise UsageError(
+                f"row {row} of {path} has no value in {option} {name}; take such rows out."
+            )
     values = frame.to_numpy()[:, 0] if frame.shape[1] == 1 else frame.to_numpy()
     if values.dtype.kind not in "iubf":
         return np.asarray([str(value) for value in values])
@@ -259,7 +323,9 @@ def _label_table(path: Path, rows: int | Sequence[str]) -> Any:
             raise UsageError(f"--labels {path} has {len(frame)} lines for {rows} rows of --data.")
         return frame
     if frame.shape[1] < 2:
-        raise UsageError(f"--labels {path} needs a column with the images' names and at least one of labels.")
+        raise UsageError(
+            f"--labels {path} needs a column with the images' names and at least one of labels."
+        )
     place = {str(name): row for row, name in enumerate(frame.iloc[:, 0])}
     missing = next((name for name in rows if name not in place), None)
     if missing is not None:
@@ -285,17 +351,23 @@ def _compare(
         try:
             known = known.astype(np.int64)
         except ValueError:
-            raise UsageError(f"--classes are {', '.join(names or ())}, but the labels are whole numbers.") from None
+            raise UsageError(
+                f"--classes are {', '.join(names or ())}, but the labels are whole numbers."
+            ) from None
     # A single output may be a logit or a value, and labels of more than two kinds are values.
     index = ContributionIndex(explainer, classes=known, device=model.device)
     index.fit(database, labels[0])
     console.step(f"auditing {len(labels[1]):,} predictions")
     asked = (None, None) if rows is database else (rows, labels[1])
-    flags: dict[str, Any] = {name: getattr(method, name) for name in ("budget", "precision", "outliers")}
+    flags: dict[str, Any] = {
+        name: getattr(method, name) for name in ("budget", "precision", "outliers")
+    }
     return audit(index, *asked, k=method.neighbours, **flags), index
 
 
-def _summarise(output: OutputOptions, audited: Audited, order: Any, influence: Influence | None) -> dict[str, Any]:
+def _summarise(
+    output: OutputOptions, audited: Audited, order: Any, influence: Influence | None
+) -> dict[str, Any]:
     found = audited.found
     names = audited.columns.get("image") or [f"row {row}" for row in found.rows]
     flags: Any = (found.mislabels, found.errors, found.boundary, found.outliers)
@@ -310,14 +382,23 @@ def _summarise(output: OutputOptions, audited: Audited, order: Any, influence: I
         **agreement,
         "warning": audited.warning,
         "auroc": found.auroc,
-        "first": [{"name": names[row], "reason": found.reasons[row]} for row in order[:5] if found.reasons[row]],
+        "first": [
+            {"name": names[row], "reason": found.reasons[row]}
+            for row in order[:5]
+            if found.reasons[row]
+        ],
         "influence_exact": None if influence is None else influence.exact,
-        "files": output.paths([name for name in FILES if influence is not None or name != "influence.csv"]),
+        "files": output.paths(
+            [name for name in FILES if influence is not None or name != "influence.csv"]
+        ),
     }
 
 
 def _describe_counts(found: Mapping[str, Any]) -> str:
-    return ", ".join(count(found[name], name.replace("_", " ").removesuffix("s")) for name in _COUNTS) + "."
+    return (
+        ", ".join(count(found[name], name.replace("_", " ").removesuffix("s")) for name in _COUNTS)
+        + "."
+    )
 
 
 def _describe(found: Mapping[str, Any]) -> list[str]:
@@ -325,19 +406,26 @@ def _describe(found: Mapping[str, Any]) -> list[str]:
     if "accuracy" in found:
         lines.append(f"{found['accuracy']:.1%} of the predictions agree with the labels.")
     else:
-        lines.append(f"Half of the predictions are within {found['median_error']:.4g} of the labels.")
+        lines.append(
+            f"Half of the predictions are within {found['median_error']:.4g} of the labels."
+        )
     if found["auroc"]:
         scores = ", ".join(f"{name} {score:.3f}" for name, score in found["auroc"].items())
         lines.append(f"Telling right from wrong predictions, AUROC: {scores}.")
     lines += [f"{one['name']}: {one['reason']}." for one in found["first"]]
     if found["influence_exact"] is not None:
-        share = f"training on these rows explains {found['influence_exact']:.1%} of the head's weights"
+        share = (
+            f"training on these rows explains {found['influence_exact']:.1%} of the head's weights"
+        )
         lines.append(f"What speaks for and against what was flagged is in influence.csv; {share}.")
     return lines
 
 
 def _apply_decisions(
-    subject: TableOptions | ImageOptions, method: AuditOptions, output: OutputOptions, console: Console
+    subject: TableOptions | ImageOptions,
+    method: AuditOptions,
+    output: OutputOptions,
+    console: Console,
 ) -> None:
     """Writes what is left after decisions, with labels changed, and a log of the changes."""
     columns, changed, keys, key = _labelled_rows(subject, method)
@@ -346,29 +434,48 @@ def _apply_decisions(
     kept = dict.fromkeys(place.values())
     for one in _read_decisions(method.apply):
         # Where rows may have several classes, a decision is about one of them.
-        name, about = str(one["name" if one.get("output") else key]), one.get("output") or changed[0]
-        row, which = place.get(name.removesuffix(f", {about}")), f"--apply {method.apply}: {key} {name!r}"
+        name, about = (
+            str(one["name" if one.get("output") else key]),
+            one.get("output") or changed[0],
+        )
+        row, which = (
+            place.get(name.removesuffix(f", {about}")),
+            f"--apply {method.apply}: {key} {name!r}",
+        )
         if row is None:
             where = subject.data if isinstance(subject, TableOptions) else subject.images
             raise UsageError(f"{which} is not in {where}.")
         if about not in changed:
-            raise UsageError(f"{which}: there is no column {about!r} of labels; {suggest(about, changed)}")
+            raise UsageError(
+                f"{which}: there is no column {about!r} of labels; {suggest(about, changed)}"
+            )
         labels = columns[about]
         before, numbers = labels[row], all(isinstance(label, int | float) for label in labels)
-        given, after = (_as_label(one.get(part, before), numbers) for part in ("given_label", "new_label"))
+        given, after = (
+            _as_label(one.get(part, before), numbers) for part in ("given_label", "new_label")
+        )
         if given != before:
-            raise UsageError(f"{which} was labelled {given!r}, and is {before!r} now; the decisions are on other data.")
+            raise UsageError(
+                f"{which} was labelled {given!r}, and is {before!r} now; the decisions are on other data."
+            )
         if one["decision"] == "drop":
             kept.pop(row, None)
         elif one["decision"] == "relabel":
             if after is None:
-                raise UsageError(f"{which}: new_label {one['new_label']!r} is no number, as all labels are.")
+                raise UsageError(
+                    f"{which}: new_label {one['new_label']!r} is no number, as all labels are."
+                )
             labels[row] = after
-        for column, value in zip(log, (name, one["decision"], before, labels[row] if row in kept else ""), strict=True):
+        for column, value in zip(
+            log, (name, one["decision"], before, labels[row] if row in kept else ""), strict=True
+        ):
             log[column].append(value)
     files = ("cleaned.csv", "changes.csv")
     with options.write_folder(output.out, files, force=output.force) as folder:
-        write_csv(folder / files[0], {name: [values[row] for row in kept] for name, values in columns.items()})
+        write_csv(
+            folder / files[0],
+            {name: [values[row] for row in kept] for name, values in columns.items()},
+        )
         write_csv(folder / files[1], log)
     result: dict[str, Any] = {"kept": len(kept), "dropped": len(keys) - len(kept)}
     result["relabelled"] = log["decision"].count("relabel")
@@ -384,7 +491,9 @@ def _labelled_rows(
     if isinstance(subject, TableOptions):
         frame, key, target = read_frame(subject.data, option="--data"), "row", subject.target
         if target is not None and target not in frame.columns:
-            raise UsageError(f"--target: {subject.data} has no column {target!r}; {suggest(target, frame)}")
+            raise UsageError(
+                f"--target: {subject.data} has no column {target!r}; {suggest(target, frame)}"
+            )
         keys, changed = [str(row) for row in range(len(frame))], [str(target)]
         columns = {str(name): frame[name].tolist() for name in frame.columns}
     else:
@@ -396,7 +505,9 @@ def _labelled_rows(
         columns.pop("label" if key == "name" else "", None)
         changed = [str(name) for name in labels.columns]
         for name in columns.keys() & set(changed):
-            raise UsageError(f"--labels {method.labels} has a column {name!r}, as the data has; rename one.")
+            raise UsageError(
+                f"--labels {method.labels} has a column {name!r}, as the data has; rename one."
+            )
         columns |= {name: labels[name].tolist() for name in changed}
     return columns, changed, keys, key
 
@@ -417,13 +528,20 @@ def _read_decisions(path: Path | None) -> list[dict[str, Any]]:
     options.require_path(path, "--apply")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            found = json.load(file) if path.suffix.lower() == ".json" else list(csv.DictReader(file))
+            found = (
+                json.load(file) if path.suffix.lower() == ".json" else list(csv.DictReader(file))
+            )
         for one in found:
-            if one["decision"] not in ("keep", "relabel", "drop") or None in (one["row"], one["name"]):
+            if one["decision"] not in ("keep", "relabel", "drop") or None in (
+                one["row"],
+                one["name"],
+            ):
                 raise ValueError(f"decision {one['decision']!r} is none of keep, relabel and drop")
             if one["decision"] == "relabel" and not one["new_label"]:
                 raise ValueError(f"row {one['row']} is to be relabelled and has no new_label")
     except (ValueError, KeyError, TypeError) as failure:
         what = f"it has no {failure}" if isinstance(failure, KeyError) else str(failure)
-        raise UsageError(f"--apply {path} is no file of decisions as the report saves it: {what}.") from failure
+        raise UsageError(
+            f"--apply {path} is no file of decisions as the report saves it: {what}."
+        ) from failure
     return list(found)

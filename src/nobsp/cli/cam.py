@@ -16,7 +16,15 @@ from cyclopts import Parameter
 from nobsp._messages import count, join_names, number_outputs, suggest
 from nobsp.cli import options
 from nobsp.cli.inputs import Loaded, Pictures, add_hint, find_pictures, load_model, write_csv
-from nobsp.cli.options import METHOD, POSITIVE, Console, ImageOptions, ModelOptions, OutputOptions, UsageError
+from nobsp.cli.options import (
+    METHOD,
+    POSITIVE,
+    Console,
+    ImageOptions,
+    ModelOptions,
+    OutputOptions,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +57,8 @@ class MapOptions:
     against: str | None = None
     """Compare with a class, runner-up, others or mean."""
     kind: Annotated[
-        Literal["contrast", "account", "positive", "negative", "signed"] | None, Parameter(name="--map")
+        Literal["contrast", "account", "positive", "negative", "signed"] | None,
+        Parameter(name="--map"),
     ] = None
     """Show the account against the other classes (default), of the logit, or the paper's maps for, against, both."""
     layer: str | None = None
@@ -79,7 +88,10 @@ def cam(
         pictures, others = find_images(images, maps.calibrate, model)
         loaded = load_model(model)
         network, names = prepare_network(model, loaded, others, console)
-        target, against = _find_class(maps.target, names, "--class"), _find_class(maps.against, names, "--against")
+        target, against = (
+            _find_class(maps.target, names, "--class"),
+            _find_class(maps.against, names, "--against"),
+        )
         chosen = {"target": target, "against": against}
         choices = {name: getattr(maps, name) for name in ("layer", "coefficients", "kind", "link")}
         explainer = fit_cam(model, network, names, others, console, **choices)
@@ -96,7 +108,9 @@ def cam(
             about = f"{loaded.name} ({loaded.origin}) on {pictures.where}, calibrated on {same}."
             about += "" if warning is None else f" Warning: {warning}"
             title = output.title or f"Where {loaded.name} sees evidence"
-            _write_report(folder / "report.html", pictures, explainer, chosen, title=title, about=about)
+            _write_report(
+                folder / "report.html", pictures, explainer, chosen, title=title, about=about
+            )
     console.show(_summarise(output, table, explainer, warning), _describe)
 
 
@@ -138,13 +152,17 @@ def confusions(
         network, names = prepare_network(model, loaded, others, console)
         unknown = sorted(set(map(str, pictures.labels)) - set(names))
         if unknown:
-            raise UsageError(f"folder {unknown[0]}: there is no such class; {suggest(unknown[0], names)}")
+            raise UsageError(
+                f"folder {unknown[0]}: there is no such class; {suggest(unknown[0], names)}"
+            )
         explainer = fit_cam(model, network, names, others, console, layer=method.layer)
         console.step(f"looking for confusions in {count(len(pictures), 'image')}")
         most = {"pairs": method.pairs, "examples": method.examples}
         found = find_confusions(explainer, pictures, list(pictures.labels), **most)
         frame = found.frame()
-        write_csv(folder / "confusions.csv", {str(name): list(frame[name]) for name in frame.columns})
+        write_csv(
+            folder / "confusions.csv", {str(name): list(frame[name]) for name in frame.columns}
+        )
         warning = suggest_order(found.matrix, names)
         console.warn(warning)
         if output.report and found.pairs:
@@ -153,7 +171,12 @@ def confusions(
             _write_confusions(folder / "report.html", found, explainer, pictures, others, title)
     right, every = int(found.matrix.trace()), int(found.matrix.sum())
     written = [name for name in CONFUSION_FILES if found.pairs or name != "report.html"]
-    result = {"images": every, "right": right, "pairs": frame.to_dict("records"), "warning": warning}
+    result = {
+        "images": every,
+        "right": right,
+        "pairs": frame.to_dict("records"),
+        "warning": warning,
+    }
     console.show(result | {"files": output.paths(written)}, _describe_confusions)
 
 
@@ -166,14 +189,21 @@ def require_folders(pictures: Pictures, others: Pictures, how: str) -> None:
 
 
 def _write_confusions(
-    path: Path, found: Confusions, explainer: NObSPCam, pictures: Pictures, others: Pictures, title: str
+    path: Path,
+    found: Confusions,
+    explainer: NObSPCam,
+    pictures: Pictures,
+    others: Pictures,
+    title: str,
 ) -> None:
     """A page of the examples, each with the nearest images of its own class and of that it was taken for."""
     from nobsp import ContributionIndex
     from nobsp.reporting import report
 
     shown = [int(place) for one in found.pairs for place in one.positions[: len(one.images)]]
-    index = ContributionIndex(explainer, task="classification", classes=np.array(found.output_names))
+    index = ContributionIndex(
+        explainer, task="classification", classes=np.array(found.output_names)
+    )
     index.fit(others, np.array(others.labels))
     most = min(len(others) - 1, _SEARCHED)
     own = np.array(shown)[:, None] if others is pictures else None
@@ -185,7 +215,9 @@ def _write_confusions(
         rest = np.setdiff1d(np.arange(most), np.concatenate(both))
         kept.append(np.sort(np.concatenate([*both, rest])[: 2 * _NEIGHBOURS]))  # nearest first
     parts = ("indices", "distances", "labels")
-    taken: dict[str, Any] = {part: np.take_along_axis(getattr(hits, part), np.array(kept), 1) for part in parts}
+    taken: dict[str, Any] = {
+        part: np.take_along_axis(getattr(hits, part), np.array(kept), 1) for part in parts
+    }
     pairs = "; ".join(f"{one.count} × {one.truth} taken for {one.predicted}" for one in found.pairs)
     report(
         found,
@@ -205,7 +237,10 @@ def show_neighbours(others: Pictures, **found: Neighbors | Influence | None) -> 
     given = {name: one for name, one in found.items() if one is not None}
     near = np.unique(np.concatenate([one.indices.ravel() for one in given.values()]))
     gallery = others.chosen(near.tolist())
-    numbered = {name: replace(one, indices=np.searchsorted(near, one.indices)) for name, one in given.items()}
+    numbered = {
+        name: replace(one, indices=np.searchsorted(near, one.indices))
+        for name, one in given.items()
+    }
     return {**numbered, "gallery": gallery.shown(gallery.batch(range(len(gallery))))}
 
 
@@ -213,10 +248,15 @@ def _describe_confusions(found: Mapping[str, Any]) -> list[str]:
     lines = [f"{found['right']:,} of {count(found['images'], 'image')} right."]
     if not found["pairs"]:
         lines.append("No image was taken for another class.")
-    return lines + ["{count:,} × {truth} taken for {predicted} ({share:.1%}).".format(**one) for one in found["pairs"]]
+    return lines + [
+        "{count:,} × {truth} taken for {predicted} ({share:.1%}).".format(**one)
+        for one in found["pairs"]
+    ]
 
 
-def find_images(images: ImageOptions, calibrate: Path | None, model: ModelOptions) -> tuple[Pictures, Pictures]:
+def find_images(
+    images: ImageOptions, calibrate: Path | None, model: ModelOptions
+) -> tuple[Pictures, Pictures]:
     """The images to look at and those to calibrate on, which may be the same."""
     size = model.batch_size or 32
     pictures = find_pictures(images.images, images, option="--images", batch_size=size)
@@ -225,7 +265,9 @@ def find_images(images: ImageOptions, calibrate: Path | None, model: ModelOption
     return pictures, find_pictures(calibrate, images, option="--calibrate", batch_size=size)
 
 
-def prepare_network(model: ModelOptions, loaded: Loaded, images: Pictures, console: Console) -> tuple[Any, list[str]]:
+def prepare_network(
+    model: ModelOptions, loaded: Loaded, images: Pictures, console: Console
+) -> tuple[Any, list[str]]:
     """The network, run once on the first images, and its classes, named after the folders if there are as many."""
     from torch import nn
 
@@ -237,37 +279,52 @@ def prepare_network(model: ModelOptions, loaded: Loaded, images: Pictures, conso
     with add_hint(f"{given}; --channels {3 if channels == 1 else 1} and --size give others."):
         module = loaded.prepare(lambda: some)
         if not isinstance(module, nn.Module):
-            raise ValueError(f"--model {model.model} is a {type(module).__name__}; maps need a torch module.")
+            raise ValueError(
+                f"--model {model.model} is a {type(module).__name__}; maps need a torch module."
+            )
         device, dtype = device_and_dtype(module)
         with evaluation_mode(module) as run:
             try:
                 outputs = run(some.to(device, dtype)).shape[-1]
             except (RuntimeError, IndexError, TypeError) as failure:
                 shape = tuple(some.shape)
-                raise ValueError(f"the model cannot be run on input of shape {shape}: {failure}") from failure
+                raise ValueError(
+                    f"the model cannot be run on input of shape {shape}: {failure}"
+                ) from failure
     names = options.split_names(model.output_names)
     if names is None and len(images.classes) == outputs > 1:
         names = list(images.classes)
         console.step(f"classes are named after the folders, in their order: {join_names(names, 5)}")
     if names is not None and len(names) != outputs:
-        raise ValueError(f"--output-names has {len(names)} names but the model has {outputs} classes.")
+        raise ValueError(
+            f"--output-names has {len(names)} names but the model has {outputs} classes."
+        )
     return module, names or list(number_outputs(outputs))
 
 
 def fit_cam(
-    model: ModelOptions, network: Any, names: Sequence[str], others: Pictures, console: Console, **choices: Any
+    model: ModelOptions,
+    network: Any,
+    names: Sequence[str],
+    others: Pictures,
+    console: Console,
+    **choices: Any,
 ) -> NObSPCam:
     """The calibrated explainer."""
     from nobsp import NObSPCam
 
-    console.step(f"calibrating on {count(len(others), 'image')} of {others.folder} ({others.preparation})")
+    console.step(
+        f"calibrating on {count(len(others), 'image')} of {others.folder} ({others.preparation})"
+    )
     explainer = NObSPCam(
         network,
         head=model.head,
         output_names=names,
         device=model.device,
         batch_size=others.batch_size,
-        **{name: value for name, value in choices.items() if value is not None},  # else the library's defaults
+        **{
+            name: value for name, value in choices.items() if value is not None
+        },  # else the library's defaults
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # findings are in the summary
@@ -287,23 +344,35 @@ def _find_class(given: str | None, names: Sequence[str], option: str) -> int | s
 
 
 def check_order(
-    labels: Sequence[str | None], predicted: Sequence[str], names: Sequence[str], option: str = "--output-names"
+    labels: Sequence[str | None],
+    predicted: Sequence[str],
+    names: Sequence[str],
+    option: str = "--output-names",
 ) -> str | None:
     """A warning where the images' folders suggest that the classes are named in the wrong order."""
     from sklearn.metrics import confusion_matrix
 
-    pairs = [(label, found) for label, found in zip(labels, predicted, strict=True) if label is not None]
+    pairs = [
+        (label, found) for label, found in zip(labels, predicted, strict=True) if label is not None
+    ]
     if {label for label, _ in pairs} != set(names):
         return None
-    return suggest_order(confusion_matrix(*zip(*pairs, strict=True), labels=list(names)), names, option)
+    return suggest_order(
+        confusion_matrix(*zip(*pairs, strict=True), labels=list(names)), names, option
+    )
 
 
-def suggest_order(confusion: Any, names: Sequence[str], option: str = "--output-names") -> str | None:
+def suggest_order(
+    confusion: Any, names: Sequence[str], option: str = "--output-names"
+) -> str | None:
     """What to pass, where far more predictions agree with another assignment of folders to classes."""
     from scipy.optimize import linear_sum_assignment
 
     folders, classes = linear_sum_assignment(confusion, maximize=True)
-    now, then = confusion.trace() / confusion.sum(), confusion[folders, classes].sum() / confusion.sum()
+    now, then = (
+        confusion.trace() / confusion.sum(),
+        confusion[folders, classes].sum() / confusion.sum(),
+    )
     if not confusion.sum(1).all() or then < _MOST or then - now < _MANY_MORE:
         return None
     order = shlex.join(names[folder] for _, folder in sorted(zip(classes, folders, strict=True)))
@@ -313,7 +382,9 @@ def suggest_order(confusion: Any, names: Sequence[str], option: str = "--output-
     )
 
 
-def _explain(explainer: NObSPCam, images: Tensor, chosen: Mapping[str, Any], most: int) -> ActivationMaps:
+def _explain(
+    explainer: NObSPCam, images: Tensor, chosen: Mapping[str, Any], most: int
+) -> ActivationMaps:
     """Maps for the class asked about, or the likeliest ones: of these, not the one they are compared with."""
     names, target, against = list(explainer.output_names_), chosen["target"], chosen["against"]
     rival = names.index(against) if against in names else against
@@ -375,7 +446,9 @@ def _as_grey(images: Tensor) -> Tensor:
     return (images * images.new_tensor(LIGHT)[:, None, None]).sum(1, keepdim=True).clamp(max=1.0)
 
 
-def _write_report(path: Path, pictures: Pictures, explainer: NObSPCam, chosen: Mapping[str, Any], **texts: Any) -> None:
+def _write_report(
+    path: Path, pictures: Pictures, explainer: NObSPCam, chosen: Mapping[str, Any], **texts: Any
+) -> None:
     """Some images, evenly chosen, each with its most likely classes."""
     from nobsp.reporting import report
 
@@ -384,13 +457,25 @@ def _write_report(path: Path, pictures: Pictures, explainer: NObSPCam, chosen: M
     images = some.batch(range(len(some)))
     maps = _explain(explainer, images, chosen, CLASSES_SHOWN)
     labels = list(some.labels) if set(some.labels) <= set(explainer.output_names_) else None
-    report(maps, path, explainer=explainer, images=some.shown(images), labels=labels, names=some.names, **texts)
+    report(
+        maps,
+        path,
+        explainer=explainer,
+        images=some.shown(images),
+        labels=labels,
+        names=some.names,
+        **texts,
+    )
 
 
 def _summarise(
     output: OutputOptions, table: Mapping[str, list[Any]], explainer: NObSPCam, warning: str | None
 ) -> dict[str, Any]:
-    right = [label == found for label, found in zip(table["label"], table["predicted"], strict=True) if label]
+    right = [
+        label == found
+        for label, found in zip(table["label"], table["predicted"], strict=True)
+        if label
+    ]
     known = right and set(filter(None, table["label"])) <= set(explainer.output_names_)
     return {
         "images": len(table["image"]),
@@ -407,6 +492,8 @@ def _describe(found: Mapping[str, Any]) -> list[str]:
     what = f"{count(found['images'], 'image')}, {count(len(found['classes']), 'class')}"
     lines = [f"{what}; maps of layer {found['layer']!r}."]
     if found["accuracy"] is not None:
-        lines.append(f"{found['accuracy']:.1%} of the predictions are the class of the image's folder.")
+        lines.append(
+            f"{found['accuracy']:.1%} of the predictions are the class of the image's folder."
+        )
     lines += [f"{one['severity']}: {one['message']}" for one in found["health"]]
     return lines

@@ -13,8 +13,25 @@ from cyclopts import Parameter
 from numpy.typing import NDArray
 
 from nobsp._messages import count, free_name, suggest
-from nobsp.cli.inputs import Data, Loaded, add_hint, group_columns, load_model, read_table, write_csv
-from nobsp.cli.options import METHOD, Console, ModelOptions, Names, OutputOptions, TableOptions, UsageError, split_names
+from nobsp.cli.inputs import (
+    Data,
+    Loaded,
+    add_hint,
+    group_columns,
+    load_model,
+    read_table,
+    write_csv,
+)
+from nobsp.cli.options import (
+    METHOD,
+    Console,
+    ModelOptions,
+    Names,
+    OutputOptions,
+    TableOptions,
+    UsageError,
+    split_names,
+)
 
 if TYPE_CHECKING:
     from nobsp import NObSP
@@ -52,12 +69,18 @@ class MethodOptions:
         if len(given) == 1 and (given[0] == "auto" or given[0].isdigit()):
             interactions = "auto" if given[0] == "auto" else int(given[0])
         elif not all(len(pair) > 1 and all(pair) for pair in interactions):
-            raise UsageError(f"--interactions {' '.join(given)}: write auto, a number, or pairs such as age:income.")
+            raise UsageError(
+                f"--interactions {' '.join(given)}: write auto, a number, or pairs such as age:income."
+            )
         try:
             ridge = "auto" if self.ridge == "auto" else float(self.ridge)
         except ValueError:
             raise UsageError(f"--ridge must be auto or a number, found {self.ridge!r}.") from None
-        choices = {"background": self.background, "baseline": self.baseline, "reference": self.reference}
+        choices = {
+            "background": self.background,
+            "baseline": self.baseline,
+            "reference": self.reference,
+        }
         return {**choices, "interactions": interactions, "ridge": ridge}
 
 
@@ -85,13 +108,17 @@ def explain(
         features = list(group_columns(columns, table.groups) or columns)
         pairs = choices["interactions"] if isinstance(choices["interactions"], list) else []
         for name in (name for pair in pairs for name in pair if name not in features):
-            raise UsageError(f"--interactions: there is no feature {name!r}; {suggest(name, features)}")
+            raise UsageError(
+                f"--interactions: there is no feature {name!r}; {suggest(name, features)}"
+            )
         explainer = fit_explainer(model, table, loaded, others, console, **choices)
         console.step(f"explaining {count(len(rows.rows), 'row')}")
         explanation = explainer(rows.rows, progress=console.progress)
         found = _summarise(output, rows, others, explainer, explanation)
         console.warn(found["predicts"] and found["predicts"]["warning"])
-        account = _probabilities(explanation, found["predicts"]) if method.probability else explanation
+        account = (
+            _probabilities(explanation, found["predicts"]) if method.probability else explanation
+        )
         write_contributions(folder / "contributions.parquet", account)
         curves = explainer.curves()
         write_csv(folder / "curves.csv", {str(name): list(curves[name]) for name in curves})
@@ -104,7 +131,9 @@ def explain(
             about = f"{loaded.name} ({loaded.origin}) on {rows.where}, calibrated on {same}. "
             about += _describe_score(found["predicts"])
             title = output.title or f"What {loaded.name} has learned"
-            report(explanation, folder / "report.html", title=title, about=about, labels=rows.labels)
+            report(
+                explanation, folder / "report.html", title=title, about=about, labels=rows.labels
+            )
     console.show(found, _describe)
 
 
@@ -116,11 +145,18 @@ def read_tables(
     if calibrate is None:
         return rows, rows
     known = loaded.feature_names
-    return rows, read_table(calibrate, options, option="--calibrate", known=known, need_target=need_target)
+    return rows, read_table(
+        calibrate, options, option="--calibrate", known=known, need_target=need_target
+    )
 
 
 def fit_explainer(
-    model: ModelOptions, options: TableOptions, loaded: Loaded, table: Data, console: Console, **choices: Any
+    model: ModelOptions,
+    options: TableOptions,
+    loaded: Loaded,
+    table: Data,
+    console: Console,
+    **choices: Any,
 ) -> NObSP:
     """The calibrated explainer; errors of its health check go to stderr at once."""
     from nobsp import NObSP
@@ -128,12 +164,20 @@ def fit_explainer(
 
     columns = list(table.rows.columns)
     some = ", ".join(columns if len(columns) <= 8 else [*columns[:6], "…", columns[-1]])
-    choose = "choose with --features" if options.target else "name the target with --target, or choose with --features"
+    choose = (
+        "choose with --features"
+        if options.target
+        else "name the target with --target, or choose with --features"
+    )
     console.step(f"calibrating on {count(len(table.rows), 'row')} of {len(columns)} columns")
     hint = f"{len(columns)} columns were given ({some}); {choose}."
     with add_hint(hint), warnings.catch_warnings(record=True) as caught:
         explainer = NObSP(
-            loaded.prepare(lambda: next(iter(batches_of(table.rows, batch_size=_EXAMPLE_ROWS, argument="--data")))),
+            loaded.prepare(
+                lambda: next(
+                    iter(batches_of(table.rows, batch_size=_EXAMPLE_ROWS, argument="--data"))
+                )
+            ),
             features=group_columns(columns, options.groups),
             head=model.head,
             output_names=split_names(model.output_names),
@@ -141,7 +185,9 @@ def fit_explainer(
             batch_size=model.batch_size or 4096,
             **choices,
         ).fit(table.rows, progress=console.progress)
-    errors = [f"{f.subject}: {f.message}" for f in explainer.health().findings if f.severity == "error"]
+    errors = [
+        f"{f.subject}: {f.message}" for f in explainer.health().findings if f.severity == "error"
+    ]
     for error in errors:
         console.error(f"nobsp: error: {error}")
     for warning in caught:
@@ -187,16 +233,28 @@ def score_predictions(
     texts = np.array([_as_text(value) for value in values.tolist()])
     classes, names = set(texts.tolist()), [str(name) for name in output_names]
     numbers = [str(number) for number in range(len(names))]
-    pairs: list[tuple[str, NDArray[Any], NDArray[Any]]] = []  # what is compared, the truth and what is predicted
+    pairs: list[
+        tuple[str, NDArray[Any], NDArray[Any]]
+    ] = []  # what is compared, the truth and what is predicted
     if len(names) > 1:
-        called = names if classes <= set(names) else numbers if numeric and classes <= set(numbers) else None
+        called = (
+            names
+            if classes <= set(names)
+            else numbers
+            if numeric and classes <= set(numbers)
+            else None
+        )
         if called is not None:
             pairs.append(("accuracy", texts, np.array(called)[logits.argmax(1)]))
         elif numeric and target in names:
             pairs.append(("r2", values, logits[:, names.index(target)]))
     else:
         positive = names[0] if names[0] in classes and len(classes) <= 2 else None
-        if positive is None and numeric and (len(classes) == 2 or (link == "sigmoid" and classes <= {"0", "1"})):
+        if (
+            positive is None
+            and numeric
+            and (len(classes) == 2 or (link == "sigmoid" and classes <= {"0", "1"}))
+        ):
             positive = _as_text(max(values.tolist())) if len(classes) == 2 else "1"
         if positive is not None:
             pairs.append(("accuracy", texts == positive, logits[:, 0] > 0))
@@ -223,9 +281,14 @@ def score_predictions(
 
 def _probabilities(explanation: Explanation, predicts: Mapping[str, Any] | None) -> Explanation:
     """The account of probabilities, by the model's own link, else by the usual one where the target holds classes."""
-    link, classes = explanation.explainer.link, predicts is not None and predicts["measure"] == "accuracy"
+    link, classes = (
+        explanation.explainer.link,
+        predicts is not None and predicts["measure"] == "accuracy",
+    )
     if link == "identity" and not classes:
-        raise UsageError("--probability: the model applies no softmax, sigmoid or exp, and --target names no classes.")
+        raise UsageError(
+            "--probability: the model applies no softmax, sigmoid or exp, and --target names no classes."
+        )
     usual = "softmax" if len(explanation.output_names) > 1 else "sigmoid"
     return explanation.to_probability(link=usual if link == "identity" else None)
 
@@ -243,7 +306,11 @@ def _describe_score(found: Mapping[str, Any] | None) -> str:
         return f"Warning: {found['warning']}"
     if found["measure"] is None:
         return f"Predictions cannot be compared with {found['target']}: its values are neither outputs nor classes."
-    score = f"R² {found['value']:.3g}" if found["measure"] == "r2" else f"an accuracy of {found['value']:.1%}"
+    score = (
+        f"R² {found['value']:.3g}"
+        if found["measure"] == "r2"
+        else f"an accuracy of {found['value']:.1%}"
+    )
     return f"The model predicts {found['target']} with {score}."
 
 
@@ -253,16 +320,29 @@ def _summarise(
     from nobsp.reporting.packing import known  # JSON has no nan
 
     state, functions = explainer.health(), explainer.functions_
-    numbers: dict[str, Any] = {"explained": state.explained, "inside": state.inside, "ridge": explainer.ridge_}
+    numbers: dict[str, Any] = {
+        "explained": state.explained,
+        "inside": state.inside,
+        "ridge": explainer.ridge_,
+    }
     if calibration is not data:
         numbers["explained_here"] = explanation.explained()
-    importance = zip(functions.feature_names, functions.importances["total"].sum(1).tolist(), strict=True)
+    importance = zip(
+        functions.feature_names, functions.importances["total"].sum(1).tolist(), strict=True
+    )
     outside = zip(explainer.feature_names_, explanation.outside.sum(0).tolist(), strict=True)
     names, predicts = explainer.output_names_, None
     if data.target is not None:
-        what: dict[str, Any] = {"target": data.target, "output_names": names, "link": explainer.link_}
+        what: dict[str, Any] = {
+            "target": data.target,
+            "output_names": names,
+            "link": explainer.link_,
+        }
         predicts = score_predictions(explanation.predictions, data.labels, **what)
-    shares = [dict(zip(numbers, parts, strict=True)) for parts in zip(*map(known, numbers.values()), strict=True)]
+    shares = [
+        dict(zip(numbers, parts, strict=True))
+        for parts in zip(*map(known, numbers.values()), strict=True)
+    ]
     return {
         "outputs": [{"name": name, **share} for name, share in zip(names, shares, strict=True)],
         "held_out": state.held_out,
@@ -271,9 +351,15 @@ def _summarise(
         "features": list(explainer.feature_names_),
         "interactions": [list(term) for term in explainer.terms_ if len(term) > 1],
         "predicts": predicts,
-        "strongest": [{"feature": name, "importance": size} for name, size in sorted(importance, key=lambda i: -i[1])],
+        "strongest": [
+            {"feature": name, "importance": size}
+            for name, size in sorted(importance, key=lambda i: -i[1])
+        ],
         "not_used": list(data.not_used),
-        "outside": {"rows": int(explanation.outside.any(1).sum()), "features": {k: n for k, n in outside if n}},
+        "outside": {
+            "rows": int(explanation.outside.any(1).sum()),
+            "features": {k: n for k, n in outside if n},
+        },
         "health": [asdict(one) for one in state.findings],
         "files": output.paths(FILES),
     }
@@ -296,10 +382,17 @@ def _describe(found: Mapping[str, Any]) -> list[str]:
     )
     if found["predicts"]:
         lines.append(_describe_score(found["predicts"]))
-    lines.append("Strongest: " + _list([f"{o['feature']} ({o['importance']:.3g})" for o in found["strongest"]]) + ".")
+    lines.append(
+        "Strongest: "
+        + _list([f"{o['feature']} ({o['importance']:.3g})" for o in found["strongest"]])
+        + "."
+    )
     lines += [f"Interactions: {_list(pairs)}."] if pairs else []
     lines += [f"Not used: {', '.join(found['not_used'])}."] if found["not_used"] else []
-    lines += [": ".join(filter(None, (one["severity"], one["subject"], one["message"]))) for one in found["health"]]
+    lines += [
+        ": ".join(filter(None, (one["severity"], one["subject"], one["message"])))
+        for one in found["health"]
+    ]
     outside = found["outside"]
     if outside["rows"]:
         most = sorted(outside["features"].items(), key=lambda item: -item[1])
@@ -312,8 +405,13 @@ def _describe(found: Mapping[str, Any]) -> list[str]:
 
 def _shares(outputs: Sequence[Mapping[str, Any]], what: str) -> str:
     """A share per output, the worst first."""
-    known = sorted((one for one in outputs if one[what] is not None), key=lambda one: float(one[what]))
-    return _list([f"{one[what]:.3f} ({one['name']})" for one in known]) or "not known, for no output varies"
+    known = sorted(
+        (one for one in outputs if one[what] is not None), key=lambda one: float(one[what])
+    )
+    return (
+        _list([f"{one[what]:.3f} ({one['name']})" for one in known])
+        or "not known, for no output varies"
+    )
 
 
 def _list(texts: Sequence[str]) -> str:

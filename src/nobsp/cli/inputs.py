@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nobsp._messages import count, suggest
-from nobsp.cli.options import ImageOptions, ModelOptions, TableOptions, UsageError, require_path, split_names
+from nobsp.cli.options import (
+    ImageOptions,
+    ModelOptions,
+    TableOptions,
+    UsageError,
+    require_path,
+    split_names,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +51,9 @@ class Loaded:
 
     name: str
     origin: str  # from what
-    prepare: Callable[[Callable[[], Tensor]], Any]  # makes it of some rows, which an exported program needs
+    prepare: Callable[
+        [Callable[[], Tensor]], Any
+    ]  # makes it of some rows, which an exported program needs
     feature_names: tuple[str, ...] | None = None  # the columns it was fitted on, where it knows
 
 
@@ -54,11 +63,15 @@ def load_model(options: ModelOptions) -> Loaded:
     path = Path(given)
     if path.is_file():
         if weights is not None:
-            raise UsageError("--weights goes with a factory, --model package.module:factory; a file has its own.")
+            raise UsageError(
+                "--weights goes with a factory, --model package.module:factory; a file has its own."
+            )
         return _from_file(path, trust_pickle=trust_pickle)
     match = _FACTORY.fullmatch(given)
     if match is not None:
-        return _from_factory(given, match["module"], match["name"], weights, trust_pickle=trust_pickle)
+        return _from_factory(
+            given, match["module"], match["name"], weights, trust_pickle=trust_pickle
+        )
     require_path(path, "--model")
     raise UsageError(f"--model {given} is a folder; name a file, or package.module:factory.")
 
@@ -80,7 +93,9 @@ def _from_file(path: Path, *, trust_pickle: bool) -> Loaded:
     if kind == "safetensors":
         raise UsageError(f"--model {path} {_WEIGHTS} {path}.")
     if kind == "script" or path.suffix == ".onnx":
-        raise UsageError(f"--model {path}: TorchScript and ONNX are not read; save the model with torch.export.save.")
+        raise UsageError(
+            f"--model {path}: TorchScript and ONNX are not read; save the model with torch.export.save."
+        )
     raise UsageError(
         f"--model {path} is no model this command reads: torch.export (.pt2) or skops. Or name a function that returns "
         "the model, package.module:function."
@@ -91,7 +106,9 @@ def _from_skops(path: Path, *, trust_pickle: bool) -> Any:
     try:
         import skops.io
     except ImportError as missing:
-        raise ImportError(f"{path} is a skops file, which needs skops: pip install skops.") from missing
+        raise ImportError(
+            f"{path} is a skops file, which needs skops: pip install skops."
+        ) from missing
     unknown = sorted(set(skops.io.get_untrusted_types(file=path)) - _HARMLESS)
     if unknown and not trust_pickle:
         what = f"objects that could run code when they are loaded: {', '.join(unknown)}"
@@ -104,8 +121,14 @@ def _from_pickle(path: Path, *, trust_pickle: bool) -> Any:
     if made_by_torch and isinstance(_load_torch(path), dict):
         raise UsageError(f"--model {path} {_WEIGHTS} {path}.")
     if not trust_pickle:
-        raise UsageError(f"--model {path} {_REASON} it with torch.export.save (networks) or skops.io.dump.")
-    return _load_torch(path, trusted=True) if made_by_torch else importlib.import_module("joblib").load(path)
+        raise UsageError(
+            f"--model {path} {_REASON} it with torch.export.save (networks) or skops.io.dump."
+        )
+    return (
+        _load_torch(path, trusted=True)
+        if made_by_torch
+        else importlib.import_module("joblib").load(path)
+    )
 
 
 def _load_torch(path: Path, *, trusted: bool = False) -> Any:
@@ -120,7 +143,9 @@ def _load_torch(path: Path, *, trusted: bool = False) -> Any:
         return None
 
 
-def _from_factory(given: str, module: str, name: str, weights: Path | None, *, trust_pickle: bool) -> Loaded:
+def _from_factory(
+    given: str, module: str, name: str, weights: Path | None, *, trust_pickle: bool
+) -> Loaded:
     import torch
 
     made: Any = _import_module(given, module)
@@ -129,7 +154,9 @@ def _from_factory(given: str, module: str, name: str, weights: Path | None, *, t
             known = [entry for entry in dir(made) if not entry.startswith("_")]
             raise UsageError(f"--model {given}: {module} has no {part!r}; {suggest(part, known)}")
         made = getattr(made, part)
-    is_model = isinstance(made, torch.nn.Module) or (hasattr(made, "get_params") and not isinstance(made, type))
+    is_model = isinstance(made, torch.nn.Module) or (
+        hasattr(made, "get_params") and not isinstance(made, type)
+    )
     if callable(made) and not is_model:
         made = made()
     if weights is not None:
@@ -153,9 +180,13 @@ def _import_module(given: str, module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as missing:
-        if missing.name is None or not (module == missing.name or module.startswith(f"{missing.name}.")):
+        if missing.name is None or not (
+            module == missing.name or module.startswith(f"{missing.name}.")
+        ):
             raise  # it is there, and needs something that is not
-        raise UsageError(f"--model {given}: there is no module {missing.name!r} here or installed.") from missing
+        raise UsageError(
+            f"--model {given}: there is no module {missing.name!r} here or installed."
+        ) from missing
 
 
 def _load_weights(model: Any, path: Path, *, trust_pickle: bool) -> None:
@@ -165,7 +196,9 @@ def _load_weights(model: Any, path: Path, *, trust_pickle: bool) -> None:
 
     require_path(path, "--weights")
     if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"--weights is for torch modules; the factory made a {type(model).__name__}.")
+        raise UsageError(
+            f"--weights is for torch modules; the factory made a {type(model).__name__}."
+        )
     if kind_of(path) == "safetensors":
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -190,7 +223,12 @@ def _load_weights(model: Any, path: Path, *, trust_pickle: bool) -> None:
 
 def _as_loaded(name: str, origin: str, model: Any) -> Loaded:
     names = getattr(model, "feature_names_in_", None)
-    return Loaded(name, origin, lambda _: model, None if names is None else tuple(str(column) for column in names))
+    return Loaded(
+        name,
+        origin,
+        lambda _: model,
+        None if names is None else tuple(str(column) for column in names),
+    )
 
 
 @contextmanager
@@ -223,7 +261,12 @@ class Data:
 
 
 def read_table(
-    path: Path, options: TableOptions, *, option: str, known: Sequence[str] | None, need_target: bool = True
+    path: Path,
+    options: TableOptions,
+    *,
+    option: str,
+    known: Sequence[str] | None,
+    need_target: bool = True,
 ) -> Data:
     """Reads a file and cuts it to columns; `known` are those the model was fitted on, where it knows."""
     frame = read_frame(path, option=option)
@@ -233,8 +276,16 @@ def read_table(
     given = split_names(options.features, there)
     if given is not None and options.target in given:
         raise UsageError(f"--features has {options.target!r}, which is the --target.")
-    chosen = list(known or [name for name in there if name != options.target]) if given is None else given
-    why = {"--target": [target] if target else [], "--features": given or [], "--model, fitted on others": chosen}
+    chosen = (
+        list(known or [name for name in there if name != options.target])
+        if given is None
+        else given
+    )
+    why = {
+        "--target": [target] if target else [],
+        "--features": given or [],
+        "--model, fitted on others": chosen,
+    }
     for option, names in why.items():
         for name in names:
             if name not in there:
@@ -254,11 +305,15 @@ def read_frame(path: Path, *, option: str) -> Any:
         import pandas as pd
         import pyarrow as pa
     except ImportError as missing:
-        raise ImportError("reading tables needs pandas and pyarrow: pip install 'nobsp[frames]'.") from missing
+        raise ImportError(
+            "reading tables needs pandas and pyarrow: pip install 'nobsp[frames]'."
+        ) from missing
     try:
         table = _read_arrow(path)
     except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeDecodeError, OSError) as failure:
-        raise UsageError(f"{option} {path} cannot be read: {' '.join(str(failure).split())}") from failure
+        raise UsageError(
+            f"{option} {path} cannot be read: {' '.join(str(failure).split())}"
+        ) from failure
     for name in table.column_names:
         if table.column_names.count(name) > 1:
             raise UsageError(f"{option} {path} has two columns called {name!r}; rename one.")
@@ -281,12 +336,16 @@ def _read_arrow(path: Path) -> Any:
         first = file.readline()
     return pyarrow.csv.read_csv(
         path,
-        parse_options=pyarrow.csv.ParseOptions(delimiter=max(",;\t|", key=first.count), newlines_in_values=True),
+        parse_options=pyarrow.csv.ParseOptions(
+            delimiter=max(",;\t|", key=first.count), newlines_in_values=True
+        ),
         convert_options=pyarrow.csv.ConvertOptions(strings_can_be_null=True),
     )
 
 
-def group_columns(columns: Sequence[str], given: Sequence[str] | None) -> dict[str, list[str]] | None:
+def group_columns(
+    columns: Sequence[str], given: Sequence[str] | None
+) -> dict[str, list[str]] | None:
     """The features of --groups: columns put together under a name, and every other column by itself."""
     if not given:
         return None
@@ -295,14 +354,20 @@ def group_columns(columns: Sequence[str], given: Sequence[str] | None) -> dict[s
     for name, members in groups.items():
         for column in members:
             if column not in columns:
-                raise UsageError(f"--groups: {name!r} has the column {column!r}; {suggest(column, columns)}")
+                raise UsageError(
+                    f"--groups: {name!r} has the column {column!r}; {suggest(column, columns)}"
+                )
             if column in owner:
-                raise UsageError(f"--groups: the column {column!r} is in {owner[column]!r} and in {name!r}.")
+                raise UsageError(
+                    f"--groups: the column {column!r} is in {owner[column]!r} and in {name!r}."
+                )
             owner[column] = name
     found: dict[str, list[str]] = {}
     for column in columns:
         if column not in owner and column in groups:
-            raise UsageError(f"--groups: {column!r} is also a column that is not in the group; choose another name.")
+            raise UsageError(
+                f"--groups: {column!r} is also a column that is not in the group; choose another name."
+            )
         found.setdefault(owner.get(column, column), []).append(column)
     return found
 
@@ -317,10 +382,17 @@ def _parse_groups(given: Sequence[str]) -> Mapping[str, Sequence[str]]:
             raise UsageError(f"--groups {given[0]} is no JSON: {failure}.") from failure
     else:
         words = [word.partition("=") for word in given]
-        groups = {name: [column for column in members.split(",") if column] for name, _, members in words}
+        groups = {
+            name: [column for column in members.split(",") if column] for name, _, members in words
+        }
     lists = groups.values() if isinstance(groups, dict) and "" not in groups else [None]
-    if not all(isinstance(one, list) and one and all(isinstance(name, str) for name in one) for one in lists):
-        raise UsageError('--groups: write name=column,column, or name a JSON file with {"name": ["column", "column"]}.')
+    if not all(
+        isinstance(one, list) and one and all(isinstance(name, str) for name in one)
+        for one in lists
+    ):
+        raise UsageError(
+            '--groups: write name=column,column, or name a JSON file with {"name": ["column", "column"]}.'
+        )
     return dict(groups)
 
 
@@ -364,7 +436,9 @@ class Pictures:
 
         every, size = range(len(self)), self.batch_size
         batches = (self.batch(every[start : start + size]) for start in every[::size])
-        return with_progress(batches, total=len(self), enabled=self.progress, description="calibrating")
+        return with_progress(
+            batches, total=len(self), enabled=self.progress, description="calibrating"
+        )
 
     def batch(self, positions: Sequence[int]) -> Tensor:
         """Some of the images, (n, channels, height, width)."""
@@ -374,7 +448,9 @@ class Pictures:
         shapes = sorted({one.shape[:2] for one in pixels})
         if len(shapes) > 1:
             found = " and ".join(f"{height}×{width}" for height, width in shapes[:2])
-            raise UsageError(f"the images of {self.folder} have different sizes, such as {found}; resize with --size.")
+            raise UsageError(
+                f"the images of {self.folder} have different sizes, such as {found}; resize with --size."
+            )
         stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float() / 255.0
         mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (self.mean, self.std))
         return (stacked - mean) / std
@@ -413,10 +489,16 @@ class Pictures:
             with Image.open(path) as opened:
                 picture = ImageOps.exif_transpose(opened).convert("L" if grey else "RGB")
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as failure:
-            raise ValueError(f"{path} cannot be read as an image ({failure}); repair it or take it out.") from failure
+            raise ValueError(
+                f"{path} cannot be read as an image ({failure}); repair it or take it out."
+            ) from failure
         if self.size is not None:
             height, width = self.size
-            resize = picture.resize if self.squash else lambda size, how: ImageOps.fit(picture, size, how)
+            resize = (
+                picture.resize
+                if self.squash
+                else lambda size, how: ImageOps.fit(picture, size, how)
+            )
             picture = resize((width, height), Image.Resampling.BILINEAR)
         pixels = np.asarray(picture, dtype=np.uint8)
         return pixels[:, :, None] if grey else pixels
@@ -428,12 +510,21 @@ def find_pictures(folder: Path, options: ImageOptions, *, option: str, batch_siz
     if importlib.util.find_spec("PIL") is None:
         raise ImportError("reading images needs Pillow: pip install pillow.")
     walked = os.walk(folder)
-    found = sorted(Path(home, name) for home, _, names in walked for name in names if name.lower().endswith(_SUFFIXES))
+    found = sorted(
+        Path(home, name)
+        for home, _, names in walked
+        for name in names
+        if name.lower().endswith(_SUFFIXES)
+    )
     if not found:
-        raise UsageError(f"{option} {folder} holds no images ({', '.join(suffix[1:] for suffix in _SUFFIXES)}).")
+        raise UsageError(
+            f"{option} {folder} holds no images ({', '.join(suffix[1:] for suffix in _SUFFIXES)})."
+        )
     size = options.size
     if size is not None and (len(size) > 2 or any(side < 1 for side in size)):
-        raise UsageError(f"--size takes a side, or height and width, in pixels; found {' '.join(map(str, size))}.")
+        raise UsageError(
+            f"--size takes a side, or height and width, in pixels; found {' '.join(map(str, size))}."
+        )
     inside = [path.relative_to(folder).parts for path in found]
     labels = tuple(parts[0] if len(parts) > 1 else None for parts in inside)
     classes = tuple(sorted({label for label in labels if label is not None}))
@@ -452,7 +543,9 @@ def _normalisation(options: ImageOptions) -> tuple[tuple[float, ...], tuple[floa
     for option, numbers in (("--mean", mean), ("--std", std)):
         if len(numbers) not in (1, channels):
             found = f"found {len(numbers)} (imagenet has three channels)"
-            raise UsageError(f"{option} takes one number, or one for each of the {channels} channels; {found}.")
+            raise UsageError(
+                f"{option} takes one number, or one for each of the {channels} channels; {found}."
+            )
     if min(std) <= 0:
         raise UsageError(f"--std must be above zero, found {min(std):g}.")
     return tuple(mean) * (channels // len(mean)), tuple(std) * (channels // len(std))

@@ -18,7 +18,11 @@ from cyclopts import Group, Parameter, validators
 
 from nobsp._messages import suggest
 
-MODEL, TABLE, IMAGES = Group("Model", sort_key=1), Group("Table", sort_key=2), Group("Images", sort_key=3)
+MODEL, TABLE, IMAGES = (
+    Group("Model", sort_key=1),
+    Group("Table", sort_key=2),
+    Group("Images", sort_key=3),
+)
 METHOD, OUTPUT = Group("Method", sort_key=4), Group("Output", sort_key=5)
 # Options that take several values after one another: --features age income
 Names = Annotated[list[str] | None, Parameter(consume_multiple=True)]
@@ -59,7 +63,9 @@ class Console:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
-    def show(self, summary: Mapping[str, Any], describe: Callable[[Mapping[str, Any]], Sequence[str]]) -> None:
+    def show(
+        self, summary: Mapping[str, Any], describe: Callable[[Mapping[str, Any]], Sequence[str]]
+    ) -> None:
         """Prints the summary on stdout: as JSON, or as the sentences that `describe` makes of it, and its files."""
         if self.json:
             sys.stdout.write(javascript.dumps(summary, ensure_ascii=False, indent=2) + "\n")
@@ -95,7 +101,9 @@ def one_line(failure: object) -> str:
         where = f"{failure.filename}: " if failure.filename is not None else ""
         return f"{where}{failure.strerror[:1].lower()}{failure.strerror[1:]}."
     text = " ".join(str(failure).split())
-    expected = isinstance(failure, str | Warning | UsageError | ValueError | TypeError | ImportError | OSError)
+    expected = isinstance(
+        failure, str | Warning | UsageError | ValueError | TypeError | ImportError | OSError
+    )
     if text and (expected or type(failure).__module__.partition(".")[0] in ("nobsp", "sklearn")):
         return text
     return f"unexpected error, {type(failure).__name__}: {text} (--debug shows the traceback)"
@@ -105,7 +113,9 @@ def require_path(path: Path, option: str, *, folder: bool = False) -> None:
     """Raises a UsageError, with the names that are close, where there is no such file or folder."""
     if path.is_dir() if folder else path.exists():
         return
-    hint = suggest(path.name, [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else [])
+    hint = suggest(
+        path.name, [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+    )
     hint = f"; {hint}" if "did you" in hint else "."
     raise UsageError(f"{option} {path}: there is no such {'folder' if folder else 'file'}{hint}")
 
@@ -194,7 +204,9 @@ class OutputOptions:
 
     def paths(self, names: Sequence[str]) -> dict[str, str]:
         """Where the files are written."""
-        return {name: str(self.out / name) for name in names if self.report or name != "report.html"}
+        return {
+            name: str(self.out / name) for name in names if self.report or name != "report.html"
+        }
 
     def write(self, names: Sequence[str]) -> AbstractContextManager[Path]:
         """An empty folder, as `write_folder` gives it, after checks that cost nothing."""
@@ -206,7 +218,9 @@ class OutputOptions:
 def require_report() -> None:
     """Raises an ImportError before the work where the report's libraries are missing."""
     if find_spec("jinja2") is None or find_spec("plotly") is None:
-        raise ImportError("the report needs jinja2 and plotly: pip install 'nobsp[report]'; or pass --no-report.")
+        raise ImportError(
+            "the report needs jinja2 and plotly: pip install 'nobsp[report]'; or pass --no-report."
+        )
 
 
 @contextmanager
@@ -214,7 +228,9 @@ def write_folder(folder: Path, names: Sequence[str], *, force: bool) -> Iterator
     """Yields an empty folder beside `folder`, whose content moves there if all goes well; else nothing is left."""
     there = ", ".join(name for name in names if (folder / name).exists())
     if there and not force:
-        raise UsageError(f"--out {folder} has {there} already; choose another folder, or replace with --force.")
+        raise UsageError(
+            f"--out {folder} has {there} already; choose another folder, or replace with --force."
+        )
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {folder} is a file; name a folder.")
     missing = [parent for parent in folder.parents if not parent.exists()]
@@ -223,12 +239,16 @@ def write_folder(folder: Path, names: Sequence[str], *, force: bool) -> Iterator
         try:
             draft.mkdir(parents=True)
         except OSError as refused:
-            raise UsageError(f"--out {folder} cannot be written to ({refused.strerror}).") from refused
+            raise UsageError(
+                f"--out {folder} cannot be written to ({refused.strerror})."
+            ) from refused
         yield draft
         if not folder.exists():
             draft.rename(folder)
             return
-        for made in sorted(draft.iterdir()):  # each file, or folder of files, takes its place by one rename
+        for made in sorted(
+            draft.iterdir()
+        ):  # each file, or folder of files, takes its place by one rename
             target = folder / made.name
             if target.is_dir() and not target.is_symlink():
                 target.rename(draft / f"{made.name}.old")
@@ -244,7 +264,9 @@ def split_names(given: Sequence[str] | None, known: Sequence[str] = ()) -> list[
     """Names from the command line: several words, or one with commas between."""
     if given is None:
         return None
-    found = [name for word in given for name in ([word] if word in known else word.split(",")) if name]
+    found = [
+        name for word in given for name in ([word] if word in known else word.split(",")) if name
+    ]
     for name in found:
         if found.count(name) > 1:
             raise UsageError(f"{name!r} is named twice.")

@@ -30,7 +30,9 @@ PAGES = ("index.html", "known-functions.html", "breast-cancer.html", "digits.htm
 Array = NDArray[np.float64]
 
 
-def run(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> tuple[tuple[str, ...], dict[str, Any]]:
+def run(
+    folder: Path, *, say: Callable[[str], None] = lambda _: None
+) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Trains three networks, explains and audits them, and writes a page for each and one that links to them.
 
     Returns five sentences, every number in them measured, and the same numbers by name.
@@ -48,7 +50,9 @@ def run(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> tuple[t
     drawn = []
     for name, (grid, *pair) in curves.items():
         learned, true = (draw_path(grid, one, pair if name in recovered else every) for one in pair)
-        drawn.append({"learned": learned, "true": true, "formula": FORMULAS[name], "r2": recovered.get(name)})
+        drawn.append(
+            {"learned": learned, "true": true, "formula": FORMULAS[name], "r2": recovered.get(name)}
+        )
     index = fill_template(
         resources.files("nobsp.demo") / "index.html.j2",
         version=__version__,
@@ -56,9 +60,14 @@ def run(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> tuple[t
         functions=functions,
         curves=drawn,
         cells=cells,
-        bars=[{"name": name, "size": size, "share": size / largest} for name, size in cells["strongest"].items()],
+        bars=[
+            {"name": name, "size": size, "share": size / largest}
+            for name, size in cells["strongest"].items()
+        ],
         images=digits,
-        examples=[{"digit": d, "image": image_url(i), "overlay": image_url(o)} for d, i, o in examples],
+        examples=[
+            {"digit": d, "image": image_url(i), "overlay": image_url(o)} for d, i, o in examples
+        ],
         suspects=[{"given": g, "suggested": s, "image": image_url(i)} for g, s, i in suspects],
     )
     (folder / PAGES[0]).write_text(index, encoding="utf-8")
@@ -66,8 +75,12 @@ def run(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> tuple[t
     return _describe(functions, cells, digits), numbers
 
 
-def _describe(functions: Mapping[str, Any], cells: Mapping[str, Any], digits: Mapping[str, Any]) -> tuple[str, ...]:
-    kept = {0: "no interaction", 1: "one interaction"}.get(cells["pairs"], f"{cells['pairs']} interactions")
+def _describe(
+    functions: Mapping[str, Any], cells: Mapping[str, Any], digits: Mapping[str, Any]
+) -> tuple[str, ...]:
+    kept = {0: "no interaction", 1: "one interaction"}.get(
+        cells["pairs"], f"{cells['pairs']} interactions"
+    )
     return (
         f"Known functions: the network's own R² on fresh rows is {functions['network_r2']:.4f}; taken apart, it gives "
         f"back the four functions it was trained on with a mean R² of {functions['mean_r2']:.4f} (held-out R² of the "
@@ -85,18 +98,33 @@ def _describe(functions: Mapping[str, Any], cells: Mapping[str, Any], digits: Ma
 
 def draw_path(x: Array, y: Array, scale: Sequence[Array]) -> str:
     """An SVG path through points, in a drawing of 120 × 84 that holds all curves of `scale` with some room."""
-    low, high = min(float(curve.min()) for curve in scale), max(float(curve.max()) for curve in scale)
+    low, high = (
+        min(float(curve.min()) for curve in scale),
+        max(float(curve.max()) for curve in scale),
+    )
     room = 0.1 * (high - low)
-    across, down = (x - x[0]) / (x[-1] - x[0]) * 120.0, (high + room - y) / (high - low + 2 * room) * 84.0
+    across, down = (
+        (x - x[0]) / (x[-1] - x[0]) * 120.0,
+        (high + room - y) / (high - low + 2 * room) * 84.0,
+    )
     return "M" + " L".join(f"{a:.1f} {b:.1f}" for a, b in zip(across, down, strict=True))
 
 
 def train(
-    network: nn.Module, inputs: Tensor, targets: Tensor, loss: Any, *, epochs: int, rate: float, decay: float
+    network: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    loss: Any,
+    *,
+    epochs: int,
+    rate: float,
+    decay: float,
 ) -> None:
     """Trains in place; the learning rate rises and falls to zero, so that the end does not depend on the last batch."""
     optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=decay, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=epochs * -(-len(inputs) // 64))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, rate, total_steps=epochs * -(-len(inputs) // 64)
+    )
     network.train()
     for _ in range(epochs):
         for batch in torch.split(torch.randperm(len(inputs)), 64):
@@ -121,7 +149,9 @@ PLANTED, _SHOWN = 24, 60
 
 
 @torch.random.fork_rng(devices=[])
-def explain_functions(page: Path, *, epochs: int) -> tuple[dict[str, Any], dict[str, tuple[Array, Array, Array]]]:
+def explain_functions(
+    page: Path, *, epochs: int
+) -> tuple[dict[str, Any], dict[str, tuple[Array, Array, Array]]]:
     """Trains, explains, scores against the truth, and writes the page.
 
     Returns numbers, and per function a curve: where, what was learned there, and what is true.
@@ -131,8 +161,13 @@ def explain_functions(page: Path, *, epochs: int) -> tuple[dict[str, Any], dict[
     x = rng.uniform(-2.0, 2.0, size=(SAMPLES, len(FUNCTIONS)))
     true = np.column_stack([function(x[:, k]) for k, function in enumerate(FUNCTIONS.values())])
     y = true.sum(1) + NOISE * rng.normal(size=SAMPLES)
-    rows, targets = torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)[:, None]
-    network = nn.Sequential(nn.Linear(5, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1))
+    rows, targets = (
+        torch.tensor(x, dtype=torch.float32),
+        torch.tensor(y, dtype=torch.float32)[:, None],
+    )
+    network = nn.Sequential(
+        nn.Linear(5, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1)
+    )
     loss = nn.functional.mse_loss
     train(network, rows[:TRAINING], targets[:TRAINING], loss, epochs=epochs, rate=3e-3, decay=1e-4)
     explainer = NObSP(network, features=list(FUNCTIONS), output_names=["y"]).fit(rows[:TRAINING])
@@ -155,7 +190,11 @@ def explain_functions(page: Path, *, epochs: int) -> tuple[dict[str, Any], dict[
         curves[name] = (grid, *(one(grid) - one(fresh[:, k]).mean() for one in (learned, function)))
     numbers = {
         "network_r2": 1.0 - float(np.mean((outputs - truth) ** 2) / np.var(truth)),
-        "functions_r2": {name: float(r2) for name, r2 in zip(FUNCTIONS, scores.r2, strict=True) if np.isfinite(r2)},
+        "functions_r2": {
+            name: float(r2)
+            for name, r2 in zip(FUNCTIONS, scores.r2, strict=True)
+            if np.isfinite(r2)
+        },
         "mean_r2": scores.mean_r2,
         "idle_share": scores.mean_null_attribution / float(outputs.std()),
         "held_out_r2": float(explainer.explained_[0]),
@@ -171,10 +210,17 @@ def explain_cells(page: Path, *, epochs: int) -> dict[str, Any]:
     data = load_breast_cancer(as_frame=False)
     names = [str(name) for name in data.feature_names]
     malignant = (data.target == 0).astype(np.int64)
-    x, fresh, y, truth = train_test_split(data.data, malignant, test_size=0.3, random_state=0, stratify=malignant)
-    rows, targets = torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)[:, None]
+    x, fresh, y, truth = train_test_split(
+        data.data, malignant, test_size=0.3, random_state=0, stratify=malignant
+    )
+    rows, targets = (
+        torch.tensor(x, dtype=torch.float32),
+        torch.tensor(y, dtype=torch.float32)[:, None],
+    )
     scaled = nn.BatchNorm1d(30, 1e-12, None, affine=False)  # columns come in their own units
-    network = nn.Sequential(scaled, nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
+    network = nn.Sequential(
+        scaled, nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1)
+    )
     loss = nn.functional.binary_cross_entropy_with_logits
     train(network, rows, targets, loss, epochs=epochs, rate=2e-3, decay=1.0)
     explainer = NObSP(network, features=names, output_names=["malignant"]).fit(x)
@@ -211,12 +257,16 @@ def explain_digits(page: Path, *, epochs: int) -> tuple[dict[str, Any], list[Any
     torch.manual_seed(0)
     data = load_digits()
     images = (data.images / 16.0).astype(np.float32)[:, None]
-    split = train_test_split(images, data.target, test_size=1 / 3, random_state=0, stratify=data.target)
+    split = train_test_split(
+        images, data.target, test_size=1 / 3, random_state=0, stratify=data.target
+    )
     x, fresh, y, labels = (torch.from_numpy(part) for part in split)
     layers: list[nn.Module] = []
     for before, after in ((1, 16), (16, 32), (32, 64)):
         layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
-    network = nn.Sequential(nn.Sequential(*layers), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    network = nn.Sequential(
+        nn.Sequential(*layers), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
+    )
     train(network, x, y, nn.functional.cross_entropy, epochs=epochs, rate=5e-3, decay=1e-2)
     cam = NObSPCam(network, output_names=[str(digit) for digit in range(10)]).fit(x)
     index, maps, truth = ContributionIndex(cam).fit(x, y), cam(fresh), labels.numpy()
@@ -259,4 +309,8 @@ def explain_digits(page: Path, *, epochs: int) -> tuple[dict[str, Any], list[Any
     overlays = maps.overlay(fresh, opacity=0.85)
     surest = [max(rows, key=maps.confidence.__getitem__) for rows in each if len(rows)]
     examples = [(int(truth[row]), pictures[row], overlays[row]) for row in surest]
-    return numbers, examples, [(int(given[row]), int(audited.suggested[row]), pictures[row]) for row in caught[:12]]
+    return (
+        numbers,
+        examples,
+        [(int(given[row]), int(audited.suggested[row]), pictures[row]) for row in caught[:12]],
+    )

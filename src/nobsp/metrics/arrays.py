@@ -29,7 +29,9 @@ def undefined(message: str, *, depth: int = 1) -> None:
     warnings.warn(message, UndefinedScoreWarning, stacklevel=2 + depth)
 
 
-def as_array(values: Any, name: str, *, ndim: tuple[int, ...] = (), dtype: Any = np.float64) -> NDArray[Any]:
+def as_array(
+    values: Any, name: str, *, ndim: tuple[int, ...] = (), dtype: Any = np.float64
+) -> NDArray[Any]:
     """An array of finite numbers from anything numpy understands, or a torch tensor on any device."""
     array = np.asarray(as_numpy(values), dtype=dtype)
     if ndim and array.ndim not in ndim:
@@ -38,7 +40,9 @@ def as_array(values: Any, name: str, *, ndim: tuple[int, ...] = (), dtype: Any =
     if array.size == 0:
         raise ValueError(f"{name} is empty: its shape is {array.shape}.")
     if not np.isfinite(array).all():
-        raise ValueError(f"{name} has {int((~np.isfinite(array)).sum())} values that are nan or infinite; remove them.")
+        raise ValueError(
+            f"{name} has {int((~np.isfinite(array)).sum())} values that are nan or infinite; remove them."
+        )
     return array
 
 
@@ -48,12 +52,18 @@ def as_images(values: Any) -> NDArray[Any]:
     return array if array.dtype == np.float32 else array.astype(np.float64)
 
 
-def require_shape(values: Array, name: str, *, rows: int = 1, like: Array | None = None, called: str = "") -> None:
+def require_shape(
+    values: Array, name: str, *, rows: int = 1, like: Array | None = None, called: str = ""
+) -> None:
     """Raises a ValueError where there are too few rows to compare, or the shape is not that of another array."""
     if like is not None and values.shape != like.shape:
-        raise ValueError(f"{name} has the shape {values.shape} but {called} has {like.shape}; they must be the same.")
+        raise ValueError(
+            f"{name} has the shape {values.shape} but {called} has {like.shape}; they must be the same."
+        )
     if len(values) < rows:
-        raise ValueError(f"{name} has {len(values)} rows, and comparing rows needs at least {rows}.")
+        raise ValueError(
+            f"{name} has {len(values)} rows, and comparing rows needs at least {rows}."
+        )
 
 
 def at_target(values: Any, target: Any) -> Array:
@@ -80,17 +90,25 @@ def targets_of(target: Any, outputs: Array) -> NDArray[np.int64]:
     given = outputs.argmax(axis=1) if target is None else as_numpy(target)
     rows, count = len(outputs), outputs.shape[-1]
     if given.ndim > 1 or (given.ndim == 1 and len(given) != rows):
-        raise ValueError(f"target should be one output or one for each of the {rows} rows, found {given.shape}.")
+        raise ValueError(
+            f"target should be one output or one for each of the {rows} rows, found {given.shape}."
+        )
     if not np.issubdtype(given.dtype, np.integer):
-        raise ValueError(f"target should be positions of outputs, whole numbers, found {given.dtype}.")
+        raise ValueError(
+            f"target should be positions of outputs, whole numbers, found {given.dtype}."
+        )
     if given.min() < 0 or given.max() >= count:
-        raise ValueError(f"target goes from {given.min()} to {given.max()} but there are {count} outputs.")
+        raise ValueError(
+            f"target goes from {given.min()} to {given.max()} but there are {count} outputs."
+        )
     return np.broadcast_to(given, (rows,)).astype(np.int64)
 
 
 def is_constant(values: Array) -> NDArray[np.bool_]:
     """Whether values along the last axis differ by no more than rounding."""
-    return np.asarray(np.ptp(values, axis=-1) <= 8 * np.finfo(np.float64).eps * np.abs(values).max(axis=-1))
+    return np.asarray(
+        np.ptp(values, axis=-1) <= 8 * np.finfo(np.float64).eps * np.abs(values).max(axis=-1)
+    )
 
 
 def pearson(first: Array, second: Array) -> Array:
@@ -119,7 +137,9 @@ def running(model: Model, *, batch_size: int) -> Iterator[Callable[[NDArray[Any]
     """A function from rows to outputs (rows, outputs), run in batches; modules are left as they were."""
     require_whole_number("batch_size", batch_size)
     if not callable(model):
-        raise TypeError(f"model should be a torch module or a function, found {type(model).__name__}.")
+        raise TypeError(
+            f"model should be a torch module or a function, found {type(model).__name__}."
+        )
     module = unwrap(model) if isinstance(model, nn.Module) else None
     device, dtype = (None, None) if module is None else device_and_dtype(module)
     with nullcontext(model) if module is None else evaluation_mode(module) as call:
@@ -128,10 +148,14 @@ def running(model: Model, *, batch_size: int) -> Iterator[Callable[[NDArray[Any]
             found = []
             for start in range(0, len(rows), batch_size):
                 batch = rows[start : start + batch_size]
-                given: Any = batch if module is None else torch.as_tensor(batch, dtype=dtype, device=device)
+                given: Any = (
+                    batch if module is None else torch.as_tensor(batch, dtype=dtype, device=device)
+                )
                 outputs = as_array(call(given), "what the model returned", ndim=(1, 2))
                 if len(outputs) != len(batch):
-                    raise ValueError(f"the model returned {len(outputs)} outputs for {len(batch)} rows.")
+                    raise ValueError(
+                        f"the model returned {len(outputs)} outputs for {len(batch)} rows."
+                    )
                 found.append(outputs.reshape(len(batch), -1))
             return np.concatenate(found)
 

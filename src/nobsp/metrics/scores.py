@@ -14,7 +14,15 @@ from scipy.special import softmax
 
 from nobsp._messages import require_whole_number
 from nobsp.metrics import arrays
-from nobsp.metrics.arrays import Array, Model, as_array, is_constant, mean_of_known, require_shape, undefined
+from nobsp.metrics.arrays import (
+    Array,
+    Model,
+    as_array,
+    is_constant,
+    mean_of_known,
+    require_shape,
+    undefined,
+)
 from nobsp.network.inputs import resolve_features
 
 Groups = Mapping[str, Any] | None
@@ -60,7 +68,9 @@ class FunctionReproduction:
         )
 
 
-def function_reproduction(contributions: Any, truth: Any, *, outputs: Any = None) -> FunctionReproduction:
+def function_reproduction(
+    contributions: Any, truth: Any, *, outputs: Any = None
+) -> FunctionReproduction:
     """Compares contributions with the functions they should be, feature by feature.
 
     Additive functions are known up to a constant each, so both sides are centred first. A feature whose true function
@@ -79,19 +89,26 @@ def function_reproduction(contributions: Any, truth: Any, *, outputs: Any = None
         >>> function_reproduction(truth + 5.0, truth, outputs=truth.sum(axis=1)).mean_r2
         1.0
     """
-    found, true = as_array(contributions, "contributions", ndim=(2,)), as_array(truth, "truth", ndim=(2,))
+    found, true = (
+        as_array(contributions, "contributions", ndim=(2,)),
+        as_array(truth, "truth", ndim=(2,)),
+    )
     require_shape(found, "contributions", rows=2, like=true, called="truth")
     found, null = found - found.mean(axis=0), is_constant(true.T)
     true = true - true.mean(axis=0)
     if null.all():
-        undefined("every true function is constant: there is nothing to reproduce, so its scores are nan.")
+        undefined(
+            "every true function is constant: there is nothing to reproduce, so its scores are nan."
+        )
     with np.errstate(invalid="ignore", divide="ignore"):
         unexplained = np.where(null, np.nan, ((found - true) ** 2).mean(axis=0) / true.var(axis=0))
     reconstruction = float("nan")
     if outputs is not None:
         said = as_array(outputs, "outputs")
         if said.size != len(found):
-            raise ValueError(f"outputs has the shape {said.shape}; pass one number for each of the {len(found)} rows.")
+            raise ValueError(
+                f"outputs has the shape {said.shape}; pass one number for each of the {len(found)} rows."
+            )
         if is_constant(said.ravel()):
             undefined("outputs are constant, so the R² of their reconstruction is nan.")
         else:
@@ -119,7 +136,9 @@ def sparseness(attributions: Any) -> Array:
     """
     values = _magnitudes(attributions)
     with np.errstate(invalid="ignore"):
-        return np.asarray(1.0 - values.sum(axis=1) / np.sqrt(values.shape[1] * (values**2).sum(axis=1)))
+        return np.asarray(
+            1.0 - values.sum(axis=1) / np.sqrt(values.shape[1] * (values**2).sum(axis=1))
+        )
 
 
 def gini_sparseness(attributions: Any) -> Array:
@@ -136,7 +155,9 @@ def gini_sparseness(attributions: Any) -> Array:
     count = values.shape[1]
     weights = 2 * np.arange(1, count + 1) - count - 1
     with np.errstate(invalid="ignore"):
-        return np.asarray((np.sort(values, axis=1) * weights).sum(axis=1) / (count * values.sum(axis=1)))
+        return np.asarray(
+            (np.sort(values, axis=1) * weights).sum(axis=1) / (count * values.sum(axis=1))
+        )
 
 
 def _magnitudes(attributions: Any) -> Array:
@@ -150,7 +171,10 @@ def _magnitudes(attributions: Any) -> Array:
     largest = values.max(axis=1, keepdims=True)
     zeros = int((largest == 0).sum())
     if zeros:
-        undefined(f"{zeros} of {len(values)} rows are zero throughout, so their sparseness is nan.", depth=2)
+        undefined(
+            f"{zeros} of {len(values)} rows are zero throughout, so their sparseness is nan.",
+            depth=2,
+        )
     # Both measures ignore scale; dividing by the largest value keeps squares of tiny ones from vanishing.
     with np.errstate(invalid="ignore"):
         return np.asarray(values / largest)
@@ -172,7 +196,13 @@ class Faithfulness:
 
 
 def removal_effects(
-    model: Model, X: Any, *, baseline: Any, groups: Groups = None, target: Any = None, batch_size: int = 4096
+    model: Model,
+    X: Any,
+    *,
+    baseline: Any,
+    groups: Groups = None,
+    target: Any = None,
+    batch_size: int = 4096,
 ) -> Array:
     """How the output of each row changes when one feature, or group of columns, is set to the baseline.
 
@@ -199,7 +229,9 @@ def removal_effects(
     columns = rows.shape[1]
     reference = as_array(baseline, "baseline", ndim=(0, 1))
     if reference.ndim and len(reference) != columns:
-        raise ValueError(f"baseline has {len(reference)} values but X has {columns} columns; pass one value a column.")
+        raise ValueError(
+            f"baseline has {len(reference)} values but X has {columns} columns; pass one value a column."
+        )
     reference = np.broadcast_to(reference, (columns,))
     features = resolve_features(groups, columns=columns, names=None).columns
     with arrays.running(model, batch_size=batch_size) as run:
@@ -213,7 +245,9 @@ def removal_effects(
     return effects
 
 
-def attribution_faithfulness(attributions: Any, effects: Any, *, groups: Groups = None) -> Faithfulness:
+def attribution_faithfulness(
+    attributions: Any, effects: Any, *, groups: Groups = None
+) -> Faithfulness:
     """Spearman correlation between mean absolute attributions and mean absolute effects of removal.
 
     Args:
@@ -226,17 +260,29 @@ def attribution_faithfulness(attributions: Any, effects: Any, *, groups: Groups 
         >>> attribution_faithfulness([[3.0, -2.0, 0.1]], [[2.5, -2.2, 0.3]]).correlation > 0.99
         True
     """
-    given, change = as_array(attributions, "attributions", ndim=(2,)), as_array(effects, "effects", ndim=(2,))
+    given, change = (
+        as_array(attributions, "attributions", ndim=(2,)),
+        as_array(effects, "effects", ndim=(2,)),
+    )
     if groups is not None:
         features = resolve_features(groups, columns=given.shape[1], names=None)
-        given = np.column_stack([given[:, list(members)].sum(axis=1) for members in features.columns])
-    require_shape(given, f"attributions{' added up by groups' if groups else ''}", like=change, called="effects")
+        given = np.column_stack(
+            [given[:, list(members)].sum(axis=1) for members in features.columns]
+        )
+    require_shape(
+        given,
+        f"attributions{' added up by groups' if groups else ''}",
+        like=change,
+        called="effects",
+    )
     if given.shape[1] < 2:
         raise ValueError("there is one feature, but ranking features needs at least two.")
     importance, effect = np.abs(given).mean(axis=0), np.abs(change).mean(axis=0)
     correlation = float(arrays.spearman(importance, effect))
     if np.isnan(correlation):
-        undefined("all features have the same importance or the same effect, so their correlation is nan.")
+        undefined(
+            "all features have the same importance or the same effect, so their correlation is nan."
+        )
     return Faithfulness(correlation, importance, effect)
 
 
@@ -331,10 +377,14 @@ def find_pairs(
     require_whole_number("max_pairs", max_pairs)
     require_whole_number("max_rows", max_rows, least=2)
     if not 0 <= distance_percentile <= 100:
-        raise ValueError(f"distance_percentile is {distance_percentile}; pass a number from 0 to 100.")
+        raise ValueError(
+            f"distance_percentile is {distance_percentile}; pass a number from 0 to 100."
+        )
     labels = np.zeros(count) if classes is None else np.asarray(classes)
     if labels.shape != (count,):
-        raise ValueError(f"classes has the shape {labels.shape}; pass one class for each of the {count} rows.")
+        raise ValueError(
+            f"classes has the shape {labels.shape}; pass one class for each of the {count} rows."
+        )
     rng = np.random.default_rng(seed)
     used = np.arange(len(rows))
     if len(used) > max_rows:
@@ -355,8 +405,15 @@ def find_pairs(
             # Squares are in the order of distances, and a threshold between two neighbours parts them wherever it lies.
             close = others <= np.percentile(others, distance_percentile) + rounding
             found = np.flatnonzero((delta >= np.median(delta[found]) * (1 - 1e-12)) & close)
-        chosen.append(np.sort(rng.choice(found, size=max_pairs, replace=False)) if len(found) > max_pairs else found)
-    feature, picked = np.repeat(np.arange(len(chosen)), list(map(len, chosen))), np.concatenate(chosen)
+        chosen.append(
+            np.sort(rng.choice(found, size=max_pairs, replace=False))
+            if len(found) > max_pairs
+            else found
+        )
+    feature, picked = (
+        np.repeat(np.arange(len(chosen)), list(map(len, chosen))),
+        np.concatenate(chosen),
+    )
     return Pairs(features.names, feature, first[picked], second[picked], count)
 
 
@@ -388,10 +445,16 @@ def delta_agreement(attributions: Any, outputs: Any, pairs: Pairs) -> DeltaAgree
     changed = said[pairs.second] - said[pairs.first]
     overall = _agreement(explained, changed)
     if np.isnan(overall).any():
-        why = "deltas are the same in all pairs" if len(pairs) else "no pairs of rows isolate a feature"
+        why = (
+            "deltas are the same in all pairs"
+            if len(pairs)
+            else "no pairs of rows isolate a feature"
+        )
         undefined(f"{why}, so delta agreement is nan.")
     by_feature = [pairs.feature == position for position in range(features)]
-    correlations, errors = np.array([_agreement(explained[own], changed[own]) for own in by_feature]).T
+    correlations, errors = np.array(
+        [_agreement(explained[own], changed[own]) for own in by_feature]
+    ).T
     return DeltaAgreement(*overall, correlations, errors, len(pairs))
 
 
@@ -498,7 +561,9 @@ def region_deletion_auc(
             here = slice(first, first + batch_size)
             for step, count in enumerate(taken):
                 top = (rank[here] < count)[:, place][:, None]
-                found = _probabilities(run(np.where(top == insert, values[here], blank[here])), outputs)
+                found = _probabilities(
+                    run(np.where(top == insert, values[here], blank[here])), outputs
+                )
                 curves[here, step] = found[np.arange(len(found)), chosen[here]]
     # A probability may have underflown to zero; there is then nothing left to drop.
     curves /= np.maximum(start, np.finfo(np.float64).tiny)[:, None]
@@ -520,7 +585,9 @@ def _patch_for(shape: tuple[int, ...], patch: int | None) -> int:
     if patch is None:
         return next(size for least, size in _PATCH_SIZES if side >= least)
     if not 1 <= patch <= side:
-        raise ValueError(f"patch is {patch} but images are {shape[2]} by {shape[3]} pixels; pass 1 to {side}.")
+        raise ValueError(
+            f"patch is {patch} but images are {shape[2]} by {shape[3]} pixels; pass 1 to {side}."
+        )
     return patch
 
 
@@ -539,8 +606,12 @@ def _probabilities(outputs: Array, kind: str) -> Array:
     if kind == "probabilities":
         if outputs.min() < 0 or outputs.max() > 1 + 1e-6:
             found = f"{outputs.min():g} to {outputs.max():g}"
-            raise ValueError(f"outputs='probabilities' but the model returned {found}; pass outputs='logits'.")
+            raise ValueError(
+                f"outputs='probabilities' but the model returned {found}; pass outputs='logits'."
+            )
         return outputs
     if outputs.shape[1] < 2:
-        raise ValueError("the model returned one output an image; a softmax needs at least two classes.")
+        raise ValueError(
+            "the model returned one output an image; a softmax needs at least two classes."
+        )
     return np.asarray(softmax(outputs, axis=1))

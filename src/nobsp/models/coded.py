@@ -25,13 +25,23 @@ class Coded:
     """Turns rows into a matrix: codes for names, and for numbers that may be missing a second column that says so."""
 
     def __init__(
-        self, columns: int, names: Sequence[str] | None, levels: Levels, kinds: Mapping[int, str], absent: Sequence[int]
+        self,
+        columns: int,
+        names: Sequence[str] | None,
+        levels: Levels,
+        kinds: Mapping[int, str],
+        absent: Sequence[int],
     ) -> None:
         self.columns, self.names = columns, None if names is None else tuple(names)
         # A file has its keys as texts.
         self.levels = {int(k): list(found) for k, found in levels.items()}
-        self.kinds, self.absent = {int(k): kind for k, kind in kinds.items()}, tuple(int(k) for k in absent)
-        self._places = {k: {level: i for i, level in enumerate(found)} for k, found in self.levels.items()}
+        self.kinds, self.absent = (
+            {int(k): kind for k, kind in kinds.items()},
+            tuple(int(k) for k in absent),
+        )
+        self._places = {
+            k: {level: i for i, level in enumerate(found)} for k, found in self.levels.items()
+        }
 
     @classmethod
     def of(cls, X: Any, *, missing: bool, text: bool = True) -> Coded | None:
@@ -80,7 +90,9 @@ class Coded:
             rows = np.asarray(X)
             columns = [rows[:, k] for k in range(rows.shape[1])]
         if len(columns) != self.columns:
-            raise ValueError(f"X has {len(columns)} columns but the model was calibrated on {self.columns}")
+            raise ValueError(
+                f"X has {len(columns)} columns but the model was calibrated on {self.columns}"
+            )
         found = np.empty((len(columns[0]), self.columns + len(self.absent)))
         for k, column in enumerate(columns):
             found[:, k] = self._codes(k, column) if k in self.levels else _floats(column)
@@ -133,13 +145,17 @@ def _categories(series: nw.Series[Any]) -> list[Any]:
 def _holds_names(column: Any) -> bool:
     """Whether a column is neither numbers nor truth values; an array of objects where there is a text among them."""
     if isinstance(column, np.ndarray):
-        return column.dtype.kind in "OU" and any(isinstance(value, str) for value in column.tolist())
+        return column.dtype.kind in "OU" and any(
+            isinstance(value, str) for value in column.tolist()
+        )
     return not column.dtype.is_numeric() and not isinstance(column.dtype, nw.Boolean)
 
 
 def _floats(column: NDArray[Any]) -> Array:
     if column.dtype.kind == "O":
-        column = np.array([np.nan if value is None else value for value in column.tolist()], dtype=np.float64)
+        column = np.array(
+            [np.nan if value is None else value for value in column.tolist()], dtype=np.float64
+        )
     return column.astype(np.float64)
 
 
@@ -147,7 +163,12 @@ class Runs(nn.Module):
     """Runs a function on float64 rows; with `weight` its values enter a linear head, without they are the outputs."""
 
     def __init__(
-        self, function: Function, *, weight: Array | None = None, bias: Array | None = None, about: bytes = b""
+        self,
+        function: Function,
+        *,
+        weight: Array | None = None,
+        bias: Array | None = None,
+        about: bytes = b"",
     ) -> None:
         super().__init__()
         self.function = function
@@ -170,7 +191,11 @@ def linear(weight: Array, bias: Array | None = None) -> nn.Linear:
     layer = nn.Linear(width, outputs, dtype=torch.float64, device="meta").to_empty(device="cpu")
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(np.array(weight, dtype=np.float64)))
-        layer.bias.copy_(torch.from_numpy(np.zeros(outputs) if bias is None else np.array(bias, dtype=np.float64)))
+        layer.bias.copy_(
+            torch.from_numpy(
+                np.zeros(outputs) if bias is None else np.array(bias, dtype=np.float64)
+            )
+        )
     return layer
 
 
@@ -179,9 +204,13 @@ def numbers_of(found: Any, rows: int) -> Array:
     try:
         values = as_numpy(found).astype(np.float64)
     except (TypeError, ValueError) as failure:
-        raise TypeError(f"the model returned a {type(found).__name__} that is not numbers ({failure}).") from failure
+        raise TypeError(
+            f"the model returned a {type(found).__name__} that is not numbers ({failure})."
+        ) from failure
     if values.ndim == 0 or len(values) != rows:
-        raise ValueError(f"the model returned shape {values.shape} for {rows} rows; it must return one for each.")
+        raise ValueError(
+            f"the model returned shape {values.shape} for {rows} rows; it must return one for each."
+        )
     return values.reshape(rows, -1)
 
 

@@ -53,17 +53,29 @@ def adapt_estimator(model: Any, coded: Coded | None) -> Adapted | None:
         found = _adapt_function(last, own) if trees is None else _adapt_trees(trees, own)
     if preprocessing:
         # Codes of the last step are of columns that the caller does not see, and so are thresholds unless scaled only.
-        encode, kinds = encoder_of(preprocessing), {type(step).__name__ for part in preprocessing for step in part}
+        encode, kinds = (
+            encoder_of(preprocessing),
+            {type(step).__name__ for part in preprocessing for step in part},
+        )
         with config_context(assume_finite=True):  # the largest numbers may be scaled to infinity
-            cuts = steps_before(encode, found.steps, preprocessing[0].n_features_in_) if kinds <= _SCALERS else {}
+            cuts = (
+                steps_before(encode, found.steps, preprocessing[0].n_features_in_)
+                if kinds <= _SCALERS
+                else {}
+            )
         found = replace(found, encode=encode, steps=cuts, codes=(), layout=None)
-    return replace(found, feature_names=_names_of(model) or (found.feature_names if not preprocessing else None))
+    return replace(
+        found,
+        feature_names=_names_of(model) or (found.feature_names if not preprocessing else None),
+    )
 
 
 def whole_pipeline(model: Any, coded: Coded | None) -> Adapted:
     """A pipeline as one function of the caller's columns, for those whose preprocessing mixes columns."""
     found = _adapt_function(model, coded)
-    return replace(found, feature_names=_names_of(model), layout={"whole": True, **(found.layout or {})})
+    return replace(
+        found, feature_names=_names_of(model), layout={"whole": True, **(found.layout or {})}
+    )
 
 
 def _encoding(coded: Coded | None) -> dict[str, Any]:
@@ -81,7 +93,9 @@ def _rows_for(coded: Coded | None, names: Sequence[str] | None) -> Callable[[Arr
 
 def _adapt_trees(trees: Trees, coded: Coded | None) -> Adapted:
     rows = _rows_for(coded, trees.names if trees.frame else None)
-    module = Runs(lambda x: trees.function(rows(x)), weight=trees.weight, bias=trees.base, about=trees.about)
+    module = Runs(
+        lambda x: trees.function(rows(x)), weight=trees.weight, bias=trees.base, about=trees.about
+    )
     found = Adapted(module, None, trees.names, trees.classes, trees.link, trees.steps, trees.codes)
     return found if coded is None else replace(found, codes=(), **_encoding(coded))
 
@@ -104,20 +118,29 @@ def _adapt_function(model: Any, coded: Coded | None) -> Adapted:
         )
     elif hasattr(model, "score_samples"):
         function = lambda x: model.score_samples(rows(x))  # noqa: E731
-    return Adapted(Runs(function, about=_bytes_of(model)), output_names=names, link=link, **_encoding(coded))
+    return Adapted(
+        Runs(function, about=_bytes_of(model)), output_names=names, link=link, **_encoding(coded)
+    )
 
 
 def _transformed_target(model: Any, coded: Coded | None) -> Adapted | None:
     """A regressor of a transformed target: in the target's own units where these are a linear change away."""
     inner = adapt_estimator(model.regressor_, coded)
     grid = np.linspace(-1.0, 1.0, 9)[:, None]
-    back = np.asarray(model.transformer_.inverse_transform(grid), dtype=np.float64).reshape(len(grid), -1)[:, 0]
+    back = np.asarray(model.transformer_.inverse_transform(grid), dtype=np.float64).reshape(
+        len(grid), -1
+    )[:, 0]
     if inner is None:
         return None
     slope, level = (back[-1] - back[0]) / 2, (back[-1] + back[0]) / 2
     if np.abs(level + slope * grid[:, 0] - back).max() <= 1e-9 * (1 + np.abs(back).max()):
-        return replace(inner, module=nn.Sequential(inner.module, linear(np.array([[slope]]), np.array([level]))))
-    if np.allclose(back, np.exp(grid[:, 0]), rtol=1e-9, atol=1e-12) or np.allclose(back, np.expm1(grid[:, 0])):
+        return replace(
+            inner,
+            module=nn.Sequential(inner.module, linear(np.array([[slope]]), np.array([level]))),
+        )
+    if np.allclose(back, np.exp(grid[:, 0]), rtol=1e-9, atol=1e-12) or np.allclose(
+        back, np.expm1(grid[:, 0])
+    ):
         return replace(inner, link="exp")
     return whole_pipeline(model, coded)
 
@@ -126,7 +149,10 @@ def _module_of(network: Any) -> nn.Sequential:
     """The same network in torch, float64, without its output activation: it returns logits."""
     layers: list[nn.Module] = []
     for weight, bias in zip(network.coefs_, network.intercepts_, strict=True):
-        layers += [linear(np.asarray(weight, np.float64).T, np.asarray(bias)), _ACTIVATIONS[network.activation]()]
+        layers += [
+            linear(np.asarray(weight, np.float64).T, np.asarray(bias)),
+            _ACTIVATIONS[network.activation](),
+        ]
     return nn.Sequential(*layers[:-1]).eval()
 
 
@@ -160,7 +186,9 @@ def adapt_session(session: Any) -> Adapted:
     """An onnxruntime session with one matrix as input: its output, or log-odds where it has probabilities."""
     inputs = session.get_inputs()
     kind = _KINDS.get(inputs[0].type)
-    floats = [one for one in session.get_outputs() if one.type in ("tensor(float)", "tensor(double)")]
+    floats = [
+        one for one in session.get_outputs() if one.type in ("tensor(float)", "tensor(double)")
+    ]
     if len(inputs) != 1 or kind is None or not floats:
         raise TypeError(
             f"model is an onnxruntime session with the inputs {[(one.name, one.type) for one in inputs]} and "
@@ -168,12 +196,18 @@ def adapt_session(session: Any) -> Adapted:
             "session.run(None, {...})[0]."
         )
     chosen = next((one for one in floats if "prob" in one.name.lower()), floats[0])
-    classes = chosen.shape[-1] if "prob" in chosen.name.lower() and isinstance(chosen.shape[-1], int) else 1
+    classes = (
+        chosen.shape[-1]
+        if "prob" in chosen.name.lower() and isinstance(chosen.shape[-1], int)
+        else 1
+    )
 
     def run(x: Array) -> Array:
         found = numbers_of(session.run([chosen.name], {inputs[0].name: x.astype(kind)})[0], len(x))
         return log_odds(found) if classes > 1 else found
 
-    about = repr([(one.name, one.type, one.shape) for one in [*inputs, *session.get_outputs()]]).encode()
+    about = repr(
+        [(one.name, one.type, one.shape) for one in [*inputs, *session.get_outputs()]]
+    ).encode()
     link = None if classes == 1 else "sigmoid" if classes == 2 else "softmax"
     return Adapted(Runs(run, about=about), link=link)

@@ -50,7 +50,9 @@ def adapt(model: Any, X: Any = None, *, layout: Mapping[str, Any] | None = None)
         if not getattr(model, "initialized_", False):
             from sklearn.exceptions import NotFittedError
 
-            raise NotFittedError(f"model is a {type(model).__name__} that has not been fitted; call its fit first.")
+            raise NotFittedError(
+                f"model is a {type(model).__name__} that has not been fitted; call its fit first."
+            )
         found = adapt(model.module_, X, layout=layout)
         names = getattr(model, "classes_", None)
         return replace(found, output_names=None if names is None else tuple(map(str, names)))
@@ -94,7 +96,9 @@ def _mixes(model: Any, adapted: Adapted, X: Any) -> bool:
         rows = grouping_rows(X)
         adapted.groups(rows)
         missing = adapted.encode is not None and bool(np.isnan(adapted.encode(rows)).any())
-        return missing and len(model.predict(rows)) > 0  # which fails where the model does not take them
+        return (
+            missing and len(model.predict(rows)) > 0
+        )  # which fails where the model does not take them
     except MixedColumnsError:
         return True
     except (ValueError, TypeError):
@@ -126,7 +130,11 @@ def _adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) ->
     parts = _parts(unwrap(model), batch)
     if parts is not None:
         packing = Packing.of(parts)
-        return _packed(module, packing, packing.matrix({name: part[:_PROBED] for name, part in dict(parts).items()}))
+        return _packed(
+            module,
+            packing,
+            packing.matrix({name: part[:_PROBED] for name, part in dict(parts).items()}),
+        )
     coded = None if X is None or isinstance(X, Tensor) else Coded.of(X, missing=False, text=False)
     if coded is not None:
         return Adapted(module, encode=coded, layout=coded.layout)
@@ -134,7 +142,10 @@ def _adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) ->
     if isinstance(rows, Tensor | np.ndarray) and rows.ndim == 2 and rows.dtype in _WHOLE:
         whole = {"X": np.arange(rows.shape[1])}
         return Adapted(
-            module, resolve=_Refusal(_find_tokens(module, torch.from_numpy(as_numpy(rows[:_PROBED]).copy()), whole))
+            module,
+            resolve=_Refusal(
+                _find_tokens(module, torch.from_numpy(as_numpy(rows[:_PROBED]).copy()), whole)
+            ),
         )
     return Adapted(module)
 
@@ -155,7 +166,9 @@ class _Lookups(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _find_tokens(module: nn.Module, rows: Tensor, columns: Mapping[str, NDArray[np.intp]]) -> tuple[str, int] | None:
+def _find_tokens(
+    module: nn.Module, rows: Tensor, columns: Mapping[str, NDArray[np.intp]]
+) -> tuple[str, int] | None:
     """The input that holds token ids and its positions: one table of embeddings looks several of them up alike.
 
     Categories that share a table have ranges of their own there.
@@ -167,13 +180,17 @@ def _find_tokens(module: nn.Module, rows: Tensor, columns: Mapping[str, NDArray[
     except Exception:  # noqa: BLE001 - whatever is wrong with the rows is said where they are read
         return None
     for name, places in columns.items():
-        ids = rows[:, torch.from_numpy(places.ravel())[:: 1 + len(places) // 64]].long()  # some of them tell
+        ids = rows[
+            :, torch.from_numpy(places.ravel())[:: 1 + len(places) // 64]
+        ].long()  # some of them tell
         varying = (ids != ids[0]).any(0) if len(ids) else torch.zeros(0)
         for lookups in seen.found.values():
             shifts = torch.cat(lookups, 1)[:, :, None] - ids[:, None]
             where, position = ((shifts == shifts[0]).all(0) & varying).nonzero().T
             for shift in set(shifts[0, where, position].tolist()):
-                alike = ids[:, sorted(set(position[shifts[0, where, position] == shift].tolist()))].numpy()
+                alike = ids[
+                    :, sorted(set(position[shifts[0, where, position] == shift].tolist()))
+                ].numpy()
                 if len(np.unique(alike)) < sum(len(np.unique(column)) for column in alike.T):
                     return name, len(places)
     return None
@@ -226,7 +243,10 @@ class Packing:
         lengths = {name: len(part) for name, part in tensors.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"X has inputs of different lengths: {lengths}.")
-        inputs = [Input(k, tuple(x.shape[1:]), str(x.dtype).removeprefix("torch.")) for k, x in tensors.items()]
+        inputs = [
+            Input(k, tuple(x.shape[1:]), str(x.dtype).removeprefix("torch."))
+            for k, x in tensors.items()
+        ]
         return cls(inputs, "kwargs" if isinstance(parts, Mapping) else "args")
 
     @property
@@ -237,7 +257,10 @@ class Packing:
     @classmethod
     def from_layout(cls, layout: Mapping[str, Any]) -> Packing:
         """The same as the one whose layout it is."""
-        return cls([Input(name, tuple(shape), dtype) for name, shape, dtype in layout["inputs"]], layout["kind"])
+        return cls(
+            [Input(name, tuple(shape), dtype) for name, shape, dtype in layout["inputs"]],
+            layout["kind"],
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -251,21 +274,37 @@ class Packing:
     @property
     def codes(self) -> tuple[int, ...]:
         """Columns of inputs that hold whole numbers."""
-        whole = [self.columns[one.name].ravel() for one in self.inputs if one.dtype.startswith(("int", "uint"))]
+        whole = [
+            self.columns[one.name].ravel()
+            for one in self.inputs
+            if one.dtype.startswith(("int", "uint"))
+        ]
         return tuple(np.concatenate([np.zeros(0, np.intp), *whole]).tolist())
 
     def pack(self, X: Any) -> Any:
         """Rows of all inputs as a matrix; a loader as one of such matrices."""
         if isinstance(X, Tensor | np.ndarray) or hasattr(X, "columns"):
-            raise TypeError(f"X is one table, but the model takes the inputs {[one.name for one in self.inputs]}.")
-        shapes = [tuple(part.shape[1:]) if hasattr(part, "shape") else None for part in X] if type(X) is tuple else []
-        if isinstance(X, Mapping) or shapes[: len(self.inputs)] == [one.shape for one in self.inputs]:
+            raise TypeError(
+                f"X is one table, but the model takes the inputs {[one.name for one in self.inputs]}."
+            )
+        shapes = (
+            [tuple(part.shape[1:]) if hasattr(part, "shape") else None for part in X]
+            if type(X) is tuple
+            else []
+        )
+        if isinstance(X, Mapping) or shapes[: len(self.inputs)] == [
+            one.shape for one in self.inputs
+        ]:
             return self.matrix(X)
         return _Stream(X, self)
 
     def matrix(self, X: Any) -> Tensor:
         """Rows of all inputs side by side; labels after them are left aside."""
-        parts = X if isinstance(X, Mapping) else dict(zip((one.name for one in self.inputs), X, strict=False))
+        parts = (
+            X
+            if isinstance(X, Mapping)
+            else dict(zip((one.name for one in self.inputs), X, strict=False))
+        )
         columns = []
         for one in self.inputs:
             if one.name not in parts:
@@ -273,7 +312,9 @@ class Packing:
             tensor = torch.as_tensor(parts[one.name]).detach().cpu()
             if tuple(tensor.shape[1:]) != one.shape:
                 expected = ("rows", *one.shape)
-                raise ValueError(f"X has input {one.name!r} of shape {tuple(tensor.shape)}; expected {expected}.")
+                raise ValueError(
+                    f"X has input {one.name!r} of shape {tuple(tensor.shape)}; expected {expected}."
+                )
             columns.append(tensor.reshape(len(tensor), -1).to(torch.float64))
         return torch.cat(columns, 1)
 
@@ -298,7 +339,9 @@ class Packing:
         taken = {column for columns in found.values() for column in columns}
         names = self.names
         for one in self.inputs:
-            left = [int(column) for column in self.columns[one.name].ravel() if int(column) not in taken]
+            left = [
+                int(column) for column in self.columns[one.name].ravel() if int(column) not in taken
+            ]
             if len(one.shape) > 1 and left:
                 found[one.name if one.name not in found else f"{one.name} (rest)"] = left
             else:
@@ -316,7 +359,9 @@ class Packing:
         if isinstance(given, str) and given in self.names:
             return [self.names.index(given)]
         wanted = "pass the name of an input, or (input, column or slice)"
-        raise ValueError(f"features[{name!r}] is {given!r}; {wanted}. The inputs are {list(self.columns)}.")
+        raise ValueError(
+            f"features[{name!r}] is {given!r}; {wanted}. The inputs are {list(self.columns)}."
+        )
 
 
 class _Stream:
@@ -332,7 +377,11 @@ class _Stream:
 
 def _is_nested(batch: Any) -> bool:
     """Whether a batch is (inputs, labels)."""
-    return isinstance(batch, tuple | list) and len(batch) > 0 and isinstance(batch[0], Mapping | tuple | list)
+    return (
+        isinstance(batch, tuple | list)
+        and len(batch) > 0
+        and isinstance(batch[0], Mapping | tuple | list)
+    )
 
 
 class Unpacks(nn.Module):
@@ -347,7 +396,9 @@ class Unpacks(nn.Module):
         parts = self.packing.unpack(x)
         if self.packing.kind == "args":
             return self.model(*parts)
-        return self.model(**{one.name: part for one, part in zip(self.packing.inputs, parts, strict=True)})
+        return self.model(
+            **{one.name: part for one, part in zip(self.packing.inputs, parts, strict=True)}
+        )
 
 
 class Members(nn.Module):
@@ -357,7 +408,9 @@ class Members(nn.Module):
         super().__init__()
         self.model = model
         inner: Any = unwrap(model)
-        members, outputs = (int(size) for size in inner.output.weight.shape[:: len(inner.output.weight.shape) - 1])
+        members, outputs = (
+            int(size) for size in inner.output.weight.shape[:: len(inner.output.weight.shape) - 1]
+        )
         self.head = linear(np.tile(np.eye(outputs) / members, (1, members)))
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
@@ -369,10 +422,16 @@ class Members(nn.Module):
 def _packed(module: nn.Module, packing: Packing, rows: Tensor | None = None) -> Adapted:
     unpacks = Unpacks(module, packing)
     whole = {
-        one.name: packing.columns[one.name] for one in packing.inputs if one.dtype in _WHOLE and len(one.shape) == 1
+        one.name: packing.columns[one.name]
+        for one in packing.inputs
+        if one.dtype in _WHOLE and len(one.shape) == 1
     }
     tokens = _find_tokens(unpacks, rows, whole) if rows is not None and whole else None
-    how: dict[str, Any] = {"pack": packing.pack, "resolve": _Refusal(tokens, packing), "layout": packing.layout}
+    how: dict[str, Any] = {
+        "pack": packing.pack,
+        "resolve": _Refusal(tokens, packing),
+        "layout": packing.layout,
+    }
     return Adapted(unpacks, feature_names=packing.names, codes=packing.codes, **how)
 
 
@@ -405,9 +464,15 @@ def _parameters(module: nn.Module) -> list[inspect.Parameter]:
 def _known(module: nn.Module, parts: Mapping[str, Any]) -> Mapping[str, Any]:
     """Entries that the model takes; labels are left aside."""
     parameters = inspect.signature(module.forward).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and not set(parameters) & set(parts):
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and not set(parameters) & set(
+        parts
+    ):
         return parts
-    found = {name: part for name, part in parts.items() if name in parameters and name not in ("labels", "label")}
+    found = {
+        name: part
+        for name, part in parts.items()
+        if name in parameters and name not in ("labels", "label")
+    }
     if not found:
         has = f"X is a dict of {list(parts)}, but the model takes {list(parameters)}"
         raise TypeError(f"{has}; pass a matrix, or rename them.")
@@ -415,8 +480,12 @@ def _known(module: nn.Module, parts: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _by_position(module: nn.Module, parts: Any) -> list[tuple[str, Any]] | None:
-    parameters = _parameters(module) if isinstance(parts, tuple | list) else []  # TorchScript modules do not tell them
-    arrays = bool(parameters) and all(isinstance(part, Tensor | np.ndarray) and part.ndim for part in parts)
+    parameters = (
+        _parameters(module) if isinstance(parts, tuple | list) else []
+    )  # TorchScript modules do not tell them
+    arrays = bool(parameters) and all(
+        isinstance(part, Tensor | np.ndarray) and part.ndim for part in parts
+    )
     if not arrays or not 2 <= len(parts) <= len(parameters):
         return None
     return [(p.name, part) for p, part in zip(parameters, parts, strict=False)]

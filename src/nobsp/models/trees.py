@@ -30,7 +30,9 @@ _LEAST_GAP = 1e-200
 class Trees:
     """A tree model."""
 
-    function: Function  # rows, as the library takes them, to what groups of trees answer, (rows, width)
+    function: (
+        Function  # rows, as the library takes them, to what groups of trees answer, (rows, width)
+    )
     weight: Array  # which groups belong to which output, (outputs, width)
     base: Array  # what each output has besides the trees
     link: str  # what follows the margin; "" for what follows that of a classifier, where it is one
@@ -45,10 +47,17 @@ class Trees:
 def read_trees(model: Any) -> Trees | None:
     """A model of XGBoost, LightGBM, CatBoost, scikit-learn or interpret as blocks of trees; None for any other."""
     room, kind = type(model).__module__.partition(".")[0], type(model).__name__
-    read = {"xgboost": _xgboost, "lightgbm": _lightgbm, "catboost": _catboost, "interpret": _interpret}.get(room)
+    read = {
+        "xgboost": _xgboost,
+        "lightgbm": _lightgbm,
+        "catboost": _catboost,
+        "interpret": _interpret,
+    }.get(room)
     if room == "sklearn" and kind.startswith(("HistGradientBoosting", "GradientBoosting")):
         read = _boosting if kind.startswith("Gradient") else _hist
-    elif room == "sklearn" and kind.startswith(("RandomForest", "ExtraTrees", "DecisionTree", "ExtraTree")):
+    elif room == "sklearn" and kind.startswith(
+        ("RandomForest", "ExtraTrees", "DecisionTree", "ExtraTree")
+    ):
         read = _forest
     trees = None if read is None else read(model)
     if trees is None:
@@ -63,13 +72,19 @@ def read_trees(model: Any) -> Trees | None:
 def both_sides(thresholds: Iterable[Any], *, single: bool, below: bool) -> Array:
     """Per threshold two neighbouring numbers between which a model goes from one side to the other."""
     found = np.unique(np.array(list(thresholds), dtype=np.float64))
-    found = found[np.abs(found) < 1e38]  # libraries write "missing or not" as a threshold that no number passes
+    found = found[
+        np.abs(found) < 1e38
+    ]  # libraries write "missing or not" as a threshold that no number passes
     kind: Any = np.float32 if single else np.float64
-    sides = _part(lambda x: x.astype(kind) < found if below else x.astype(kind) <= found, found.shape)
+    sides = _part(
+        lambda x: x.astype(kind) < found if below else x.astype(kind) <= found, found.shape
+    )
     return np.unique(sides, axis=0)
 
 
-def steps_before(encode: Callable[[Array], Array], steps: Mapping[int, Array], width: int) -> dict[int, Array]:
+def steps_before(
+    encode: Callable[[Array], Array], steps: Mapping[int, Array], width: int
+) -> dict[int, Array]:
     """Thresholds of columns that were scaled, each by itself and upwards, as numbers of the columns before that."""
     last = np.full((max(map(len, steps.values()), default=0), width), np.inf)
     for k, sides in steps.items():
@@ -78,7 +93,9 @@ def steps_before(encode: Callable[[Array], Array], steps: Mapping[int, Array], w
         return {}
     found = _part(lambda x: encode(x) <= last, last.shape)
     own = {k: found[: len(sides), k] for k, sides in steps.items()}
-    reached = {k: np.unique(sides[np.isfinite(sides).all(axis=1)], axis=0) for k, sides in own.items()}
+    reached = {
+        k: np.unique(sides[np.isfinite(sides).all(axis=1)], axis=0) for k, sides in own.items()
+    }
     return {k: sides for k, sides in reached.items() if len(sides)}
 
 
@@ -92,7 +109,9 @@ def _part(is_below: Callable[[Array], NDArray[np.bool_]], shape: tuple[int, ...]
             below = is_below(_as_floats(middle))
         low, high = np.where(below, middle, low), np.where(below, high, middle)
     sides = np.stack([_as_floats(low), _as_floats(high)], axis=-1)
-    thin = sides[..., 1] - sides[..., 0] < _LEAST_GAP  # around zero numbers lie closer than their inverses reach
+    thin = (
+        sides[..., 1] - sides[..., 0] < _LEAST_GAP
+    )  # around zero numbers lie closer than their inverses reach
     sides[thin, 1] = sides[thin, 0] + _LEAST_GAP
     return sides
 
@@ -103,15 +122,22 @@ def _as_floats(order: NDArray[np.int64]) -> Array:
 
 def _steps(columns: Any, cuts: Any, *, single: bool, below: bool) -> dict[int, Array]:
     columns, cuts = np.asarray(columns, dtype=np.intp), np.asarray(cuts)
-    return {int(k): both_sides(cuts[columns == k], single=single, below=below) for k in np.unique(columns)}
+    return {
+        int(k): both_sides(cuts[columns == k], single=single, below=below)
+        for k in np.unique(columns)
+    }
 
 
 def _ends(rounds: int) -> list[int]:
     """Where groups of rounds end, after 0 where the first begins."""
-    return [int(end) for end in np.unique(np.linspace(0, rounds, min(rounds, GROUPS) + 1).astype(int))]
+    return [
+        int(end) for end in np.unique(np.linspace(0, rounds, min(rounds, GROUPS) + 1).astype(int))
+    ]
 
 
-def _in_ranges(margin: Callable[..., Any], rounds: int, probe: Any) -> tuple[Function, Array, Array] | None:
+def _in_ranges(
+    margin: Callable[..., Any], rounds: int, probe: Any
+) -> tuple[Function, Array, Array] | None:
     """Ranges of rounds as groups: their function, the head's weight, and what the library adds to every range."""
     ends = list(pairwise(_ends(rounds)))
 
@@ -130,13 +156,19 @@ def _in_ranges(margin: Callable[..., Any], rounds: int, probe: Any) -> tuple[Fun
     return function, np.tile(np.eye(len(base)), (1, len(ends))), base
 
 
-def _in_stages(staged: Callable[[Any], Iterable[Any]], outputs: int, rounds: int) -> tuple[Function, Array]:
+def _in_stages(
+    staged: Callable[[Any], Iterable[Any]], outputs: int, rounds: int
+) -> tuple[Function, Array]:
     """Groups as differences between stages of boosting, the first with the model's base; and the head's weight."""
     ends = _ends(rounds)[1:]
 
     def function(X: Any) -> Array:
         # Copies: scikit-learn adds every stage to the same memory.
-        kept = [np.array(stage, np.float64) for number, stage in enumerate(staged(X), 1) if number in ends]
+        kept = [
+            np.array(stage, np.float64)
+            for number, stage in enumerate(staged(X), 1)
+            if number in ends
+        ]
         kept = [stage.reshape(-1, outputs) for stage in kept]
         return np.column_stack([kept[0], *(after - before for before, after in pairwise(kept))])
 
@@ -169,7 +201,9 @@ def _xgboost(model: Any) -> Trees | None:
         if isinstance(X, np.ndarray) and not codes:
             given = {"predict_type": "margin", "validate_features": False}
             return booster.inplace_predict(X, iteration_range=(first, last), **given)
-        given = {"feature_names": names, "feature_types": types} if isinstance(X, np.ndarray) else {}
+        given = (
+            {"feature_names": names, "feature_types": types} if isinstance(X, np.ndarray) else {}
+        )
         data = xgb.DMatrix(X, enable_categorical=True, **given)
         return booster.predict(data, output_margin=True, iteration_range=(first, last))
 
@@ -177,7 +211,12 @@ def _xgboost(model: Any) -> Trees | None:
     if found is None:
         return None
     objective = json.loads(booster.save_config())["learner"]["objective"]["name"]
-    links = {"reg:logistic": "sigmoid", "reg:gamma": "exp", "reg:tweedie": "exp", "binary:hinge": "identity"}
+    links = {
+        "reg:logistic": "sigmoid",
+        "reg:gamma": "exp",
+        "reg:tweedie": "exp",
+        "binary:hinge": "identity",
+    }
     links |= {"binary": "sigmoid", "multi": "softmax", "count": "exp"}
     link = links.get(objective) or links.get(objective.partition(":")[0], "identity")
     steps = _steps(columns, cuts, single=True, below=True)
@@ -220,10 +259,14 @@ def _lightgbm(model: Any) -> Trees | None:
     if known:
         import pandas as pd
 
-        listed = [k for k, name in enumerate(names) if dump["feature_infos"].get(name, {}).get("values")]
+        listed = [
+            k for k, name in enumerate(names) if dump["feature_infos"].get(name, {}).get("values")
+        ]
         probe = pd.DataFrame(probe, columns=list(names))
         for k, levels in zip(listed, known, strict=False):
-            probe[names[k]] = pd.Categorical.from_codes(np.arange(len(probe)) % len(levels), categories=levels)
+            probe[names[k]] = pd.Categorical.from_codes(
+                np.arange(len(probe)) % len(levels), categories=levels
+            )
 
     def margin(X: Any, first: int, last: int) -> Any:
         given = {"raw_score": True, "validate_features": False}
@@ -233,9 +276,19 @@ def _lightgbm(model: Any) -> Trees | None:
     if found is None:
         return None
     objective = dump.get("objective", "").partition(" ")[0]
-    links = {"binary": "sigmoid", "cross_entropy": "sigmoid", "multiclass": "softmax", "multiclassova": "sigmoid"}
-    link = links.get(objective, "exp" if objective in ("poisson", "gamma", "tweedie") else "identity")
-    steps, about = _steps(columns, cuts, single=False, below=False), booster.model_to_string().encode()
+    links = {
+        "binary": "sigmoid",
+        "cross_entropy": "sigmoid",
+        "multiclass": "softmax",
+        "multiclassova": "sigmoid",
+    }
+    link = links.get(
+        objective, "exp" if objective in ("poisson", "gamma", "tweedie") else "identity"
+    )
+    steps, about = (
+        _steps(columns, cuts, single=False, below=False),
+        booster.model_to_string().encode(),
+    )
     given = None if names == tuple(f"Column_{k}" for k in range(width)) else names
     return Trees(*found, link, steps, about, tuple(sorted(codes)), given, frame=bool(known))
 
@@ -256,16 +309,27 @@ def _catboost(model: Any) -> Trees | None:
     found = _in_ranges(margin, int(model.tree_count_), probe)
     if found is None:
         return None
-    link = "exp" if str(model.get_all_params().get("loss_function", "")).startswith(("Poisson", "Tweedie")) else ""
-    steps = {k: both_sides(np.asarray(cuts, np.float32), single=True, below=False) for k, cuts in borders.items()}
+    link = (
+        "exp"
+        if str(model.get_all_params().get("loss_function", "")).startswith(("Poisson", "Tweedie"))
+        else ""
+    )
+    steps = {
+        k: both_sides(np.asarray(cuts, np.float32), single=True, below=False)
+        for k, cuts in borders.items()
+    }
     given = names if names != tuple(map(str, range(len(names)))) else None
     return Trees(*found, link, steps, bytes(model._serialize_model()), codes, given)
 
 
 def _sklearn_trees(trees: Sequence[Any]) -> tuple[dict[int, Array], bytes]:
     """Thresholds of scikit-learn's trees, and their bytes."""
-    columns, cuts = (np.concatenate([getattr(tree, name) for tree in trees]) for name in ("feature", "threshold"))
-    about = b"".join(part.tobytes() for tree in trees for part in (tree.feature, tree.threshold, tree.value))
+    columns, cuts = (
+        np.concatenate([getattr(tree, name) for tree in trees]) for name in ("feature", "threshold")
+    )
+    about = b"".join(
+        part.tobytes() for tree in trees for part in (tree.feature, tree.threshold, tree.value)
+    )
     return _steps(columns[columns >= 0], cuts[columns >= 0], single=True, below=False), about
 
 
@@ -297,9 +361,13 @@ def _boosting(model: Any) -> Trees:
     staged = model.staged_decision_function if hasattr(model, "classes_") else model.staged_predict
     function, weight = _in_stages(staged, outputs, rounds)
     names, zeros = _names(model), np.zeros((1, model.n_features_in_))
-    begun = function(zeros if names is None else framed(zeros, names)).tobytes()  # what it begins with is in no tree
+    begun = function(
+        zeros if names is None else framed(zeros, names)
+    ).tobytes()  # what it begins with is in no tree
     steps, about = _sklearn_trees([member.tree_ for member in model.estimators_.ravel()])
-    return Trees(function, weight, np.zeros(outputs), "", steps, about + begun, (), names, names is not None)
+    return Trees(
+        function, weight, np.zeros(outputs), "", steps, about + begun, (), names, names is not None
+    )
 
 
 def _hist(model: Any) -> Trees:
@@ -314,7 +382,9 @@ def _hist(model: Any) -> Trees:
     log_scale = not classifier and model.loss in ("poisson", "gamma")
 
     def staged(X: Any) -> Iterable[Any]:
-        stages: Iterable[Any] = model.staged_decision_function(X) if classifier else model.staged_predict(X)
+        stages: Iterable[Any] = (
+            model.staged_decision_function(X) if classifier else model.staged_predict(X)
+        )
         return (np.log(stage) for stage in stages) if log_scale else stages
 
     outputs = int(model.n_trees_per_iteration_)
@@ -343,11 +413,17 @@ def _interpret(model: Any) -> Trees | None:
         found = np.asarray(model.eval_terms(X), dtype=np.float64)
         return found.reshape(len(found), -1)
 
-    link = "" if hasattr(model, "classes_") else {"log": "exp", "identity": "identity"}.get(model.link_)
+    link = (
+        ""
+        if hasattr(model, "classes_")
+        else {"log": "exp", "identity": "identity"}.get(model.link_)
+    )
     if link is None:
         return None
     weight = np.tile(np.eye(outputs), (1, len(model.term_scores_)))
-    about = b"".join(np.asarray(score, dtype=np.float64).tobytes() for score in [base, *model.term_scores_])
+    about = b"".join(
+        np.asarray(score, dtype=np.float64).tobytes() for score in [base, *model.term_scores_]
+    )
     return Trees(terms, weight, base, link, steps, about, tuple(codes), _names(model))
 
 

@@ -101,7 +101,9 @@ class Audit:
         positions = np.flatnonzero([bool(reason) for reason in self.reasons])
         # Labels first: a wrong one is news, and likely errors are many.
         labels = np.ones(len(self), dtype=bool) if self.mislabels is None else ~self.mislabels
-        return positions[np.lexsort((self.joint[positions], ~self.errors[positions], labels[positions]))]
+        return positions[
+            np.lexsort((self.joint[positions], ~self.errors[positions], labels[positions]))
+        ]
 
     @property
     def expected_errors(self) -> dict[Any, float]:
@@ -111,7 +113,10 @@ class Audit:
         if self.expected_error is not None:
             return {"all": float((1 - self.label_score).sum())}
         about = self.labels if self.outputs is None else self.outputs
-        return {label.item(): float((1 - self.label_score)[about == label].sum()) for label in np.unique(about)}
+        return {
+            label.item(): float((1 - self.label_score)[about == label].sum())
+            for label in np.unique(about)
+        }
 
     def to_frame(self) -> Any:
         """One line per row, as a pandas frame, or a polars one where pandas is missing.
@@ -123,7 +128,8 @@ class Audit:
         """
         none = np.full(len(self), np.nan)
         purity = [
-            none if hits.classes is None else hits.purity for hits in (self.by_contributions, self.by_activations)
+            none if hits.classes is None else hits.purity
+            for hits in (self.by_contributions, self.by_activations)
         ]
         columns = {
             "row": self.rows,
@@ -147,7 +153,9 @@ class Audit:
             "reason": np.array(self.reasons, dtype=object),
         }
         known = {name: values for name, values in columns.items() if values is not None}
-        return frame_like(None, {name: list(v) if v.dtype == object else v for name, v in known.items()})
+        return frame_like(
+            None, {name: list(v) if v.dtype == object else v for name, v in known.items()}
+        )
 
     def issue_manager(self) -> Any:
         """The suspected labels as an issue manager of cleanlab's Datalab, a class to be registered with it.
@@ -166,7 +174,9 @@ class Audit:
             import pandas as pd
             from cleanlab.datalab.internal.issue_manager import IssueManager  # type: ignore[import-untyped]
         except ImportError as missing:
-            raise ImportError("an issue manager needs cleanlab and pandas: pip install cleanlab.") from missing
+            raise ImportError(
+                "an issue manager needs cleanlab and pandas: pip install cleanlab."
+            ) from missing
         flags, scores = self.mislabels, self.label_score
         about = {"given_label": self.labels, "predicted_label": self.suggested}
 
@@ -179,8 +189,12 @@ class Audit:
             def find_issues(self, **_: Any) -> None:
                 count = len(self.datalab.data)
                 if count != len(flags):
-                    raise ValueError(f"the audit is of {len(flags)} rows but the Datalab has {count}; audit the same.")
-                self.issues = pd.DataFrame({"is_nobsp_label_issue": flags, self.issue_score_key: scores})
+                    raise ValueError(
+                        f"the audit is of {len(flags)} rows but the Datalab has {count}; audit the same."
+                    )
+                self.issues = pd.DataFrame(
+                    {"is_nobsp_label_issue": flags, self.issue_score_key: scores}
+                )
                 self.summary = self.make_summary(score=float(scores.mean()))
                 self.info = {**about, "num_issues": int(flags.sum())}
 
@@ -195,13 +209,19 @@ class Audit:
         else:
             about = f"median expected error {np.median(error):.4g}"
         lines = [f"{len(self)} predictions audited: {about}"]
-        lines.append(f"  likely errors (joint confidence below 0.5, {self.joint_kind}): {self.errors.sum()}")
+        lines.append(
+            f"  likely errors (joint confidence below 0.5, {self.joint_kind}): {self.errors.sum()}"
+        )
         if error is None:
-            lines.append(f"  boundary cases (activation purity {BOUNDARY[0]} to {BOUNDARY[1]}): {self.boundary.sum()}")
+            lines.append(
+                f"  boundary cases (activation purity {BOUNDARY[0]} to {BOUNDARY[1]}): {self.boundary.sum()}"
+            )
         lines.append(f"  outliers (unlike the database): {self.outliers.sum()}")
         if self.mislabels is not None:
             expected = sum(self.expected_errors.values())
-            lines.append(f"  suspected mislabels: {self.mislabels.sum()}; {expected:.0f} wrong labels expected in all")
+            lines.append(
+                f"  suspected mislabels: {self.mislabels.sum()}; {expected:.0f} wrong labels expected in all"
+            )
         if self.auroc:
             scores = ", ".join(f"{name} {score:.3f}" for name, score in self.auroc.items())
             lines.append(f"  telling right from wrong predictions, AUROC: {scores}")
@@ -209,7 +229,11 @@ class Audit:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        counts = {"likely errors": self.errors, "boundary cases": self.boundary, "outliers": self.outliers}
+        counts = {
+            "likely errors": self.errors,
+            "boundary cases": self.boundary,
+            "outliers": self.outliers,
+        }
         counts |= {} if self.mislabels is None else {"suspected mislabels": self.mislabels}
         found = ", ".join(f"{flags.sum()} {name}" for name, flags in counts.items())
         return f"Audit({len(self)} rows: {found})"
@@ -273,7 +297,9 @@ def audit(
         if not 0 <= share <= 1:
             raise ValueError(f"{name} must be a share from 0 to 1, found {share!r}.")
     if not isinstance(index, ContributionIndex):
-        raise TypeError(f"index must be a ContributionIndex(explainer).fit(X, labels), found {type(index).__name__}.")
+        raise TypeError(
+            f"index must be a ContributionIndex(explainer).fit(X, labels), found {type(index).__name__}."
+        )
     fitted, outcomes = index._fitted, index._fitted.outcomes
     if not fitted.labelled:
         raise ValueError("an audit needs the labels of the database; pass labels to index.fit.")
@@ -283,13 +309,19 @@ def audit(
     if labels is not None:
         codes = outcomes.encode(labels, len(rows))
     by_evidence, nearby = _both_ways(*spaces, rows, k, leave)
-    reference = fitted.cached(f"reference {index.target} {index.metric}", lambda: _reference(*spaces))
+    reference = fitted.cached(
+        f"reference {index.target} {index.metric}", lambda: _reference(*spaces)
+    )
     voters = nearby.indices
-    typicality = reference.typicality(confidence.neighbour_distances(fitted, rows, by_evidence.distances, voters))
+    typicality = reference.typicality(
+        confidence.neighbour_distances(fitted, rows, by_evidence.distances, voters)
+    )
     if outcomes.classes is None:
         found, agreed, right = confidence.judge_values(fitted, rows, codes, voters, leave)
     else:
-        found, agreed, right = confidence.judge_classes(fitted, rows, codes, voters, leave, reference.nearby)
+        found, agreed, right = confidence.judge_classes(
+            fitted, rows, codes, voters, leave, reference.nearby
+        )
     both = [by_evidence.nearest(k), nearby.nearest(k)]
     if outcomes.several:
         both = [_about_each(hits, found) for hits in both]
@@ -316,9 +348,22 @@ def audit(
         if (~trusted).sum() >= confidence.FEWEST_ERRORS and trusted.any():
             from sklearn.metrics import roc_auc_score
 
-            auroc = {name: float(roc_auc_score(trusted, score[~mislabels])) for name, score in scores.items()}
-    found |= {"errors": chance < 0.5, "boundary": boundary, "outliers": typicality < outliers, "mislabels": mislabels}
-    found |= {"by_contributions": both[0], "by_activations": both[1], "typicality": typicality, "auroc": auroc}
+            auroc = {
+                name: float(roc_auc_score(trusted, score[~mislabels]))
+                for name, score in scores.items()
+            }
+    found |= {
+        "errors": chance < 0.5,
+        "boundary": boundary,
+        "outliers": typicality < outliers,
+        "mislabels": mislabels,
+    }
+    found |= {
+        "by_contributions": both[0],
+        "by_activations": both[1],
+        "typicality": typicality,
+        "auroc": auroc,
+    }
     whole = Audit(rows=of, joint=chance, joint_kind=kind, joint_model=model, **found)
     return replace(whole, reasons=_reasons(whole))
 
@@ -333,7 +378,11 @@ def _about_each(hits: Neighbors, judged: dict[str, Any]) -> Neighbors:
 
 
 def _both_ways(
-    contributions: ContributionIndex, activations: ContributionIndex, rows: Rows, k: int, leave: Tensor | None
+    contributions: ContributionIndex,
+    activations: ContributionIndex,
+    rows: Rows,
+    k: int,
+    leave: Tensor | None,
 ) -> tuple[Neighbors, Neighbors]:
     """Neighbours by evidence, at least those of typicality, and by activations, at least the voters."""
     there = len(contributions) - most_left_out(leave)
@@ -341,7 +390,9 @@ def _both_ways(
     return by_evidence, activations._query_rows(rows, max(k, min(confidence.VOTERS, there)), leave)
 
 
-def _reference(contributions: ContributionIndex, activations: ContributionIndex) -> confidence.Reference:
+def _reference(
+    contributions: ContributionIndex, activations: ContributionIndex
+) -> confidence.Reference:
     """How far rows of the database are from their neighbours, each without itself."""
     fitted = contributions._fitted
     positions = confidence.reference_positions(fitted)
@@ -368,34 +419,56 @@ def _suspects(wrong: Array, budget: int | None, precision: float) -> Flags:
 
 def _reasons(found: Audit) -> tuple[str, ...]:
     """In words, why each row was flagged."""
-    k, error, both = found.by_contributions.k, found.expected_error, (found.by_contributions, found.by_activations)
+    k, error, both = (
+        found.by_contributions.k,
+        found.expected_error,
+        (found.by_contributions, found.by_activations),
+    )
     counts = []  # neighbours that are of the predicted class, and of the suggested one
     if error is None:
         towards = (found.predicted, found.suggested)
-        counts = [[np.rint(hits.purity_towards(classes) * k).astype(int) for hits in both] for classes in towards]
+        counts = [
+            [np.rint(hits.purity_towards(classes) * k).astype(int) for hits in both]
+            for classes in towards
+        ]
 
     def near(row: Any, which: int) -> str:
         by_evidence, by_activations = (one[row] for one in counts[which])
         return f"{by_evidence} of {k} neighbours by evidence and {by_activations} by activations"
 
     reasons = [""] * len(found)
-    flags = [found.errors, found.boundary, found.outliers, *([] if found.mislabels is None else [found.mislabels])]
+    flags = [
+        found.errors,
+        found.boundary,
+        found.outliers,
+        *([] if found.mislabels is None else [found.mislabels]),
+    ]
     for row in np.flatnonzero(np.any(flags, axis=0)):
         why = []
         if found.mislabels is not None and found.mislabels[row] and found.labels is not None:
             assert found.label_score is not None
             suggested = _show(found.suggested[row])
-            what = f"{near(row, 1)} are {suggested}" if error is None else f"{suggested} is expected by its neighbours"
+            what = (
+                f"{near(row, 1)} are {suggested}"
+                if error is None
+                else f"{suggested} is expected by its neighbours"
+            )
             label = f"labelled {_show(found.labels[row])}"
             why.append(f"{label}, right with probability {found.label_score[row]:.2f}: {what}")
         if found.errors[row]:
-            off = "" if error is None else f"off by {error[row]:.4g}, by what its neighbours are like"
+            off = (
+                "" if error is None else f"off by {error[row]:.4g}, by what its neighbours are like"
+            )
             said = f"predicted {_show(found.predicted[row])} with joint confidence {found.joint[row]:.2f}"
             why.append(f"{said}: {off or near(row, 0) + ' agree'}")
         if found.boundary[row]:
-            why.append(f"near a boundary: {counts[0][1][row]} of {k} neighbours by activations are of its class")
+            why.append(
+                f"near a boundary: {counts[0][1][row]} of {k} neighbours by activations are of its class"
+            )
         if found.outliers[row]:
-            share = f"typicality {found.typicality[row]:.2g}, the share of its rows that are further"
+            share = (
+                f"typicality {found.typicality[row]:.2g}, the share of its rows that are further"
+            )
             why.append(f"unlike the database: {share} from their neighbours")
         which = "" if found.outputs is None else f"{found.outputs[row]}: "
         reasons[row] = which + "; ".join(why)

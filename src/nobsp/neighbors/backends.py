@@ -15,7 +15,16 @@ from torch import Tensor
 
 from nobsp import serialization
 from nobsp.neighbors.evidence import Outcomes, Rows
-from nobsp.neighbors.search import Backend, Evidence, Exact, Fitted, Kind, Space, pieces, unit_length
+from nobsp.neighbors.search import (
+    Backend,
+    Evidence,
+    Exact,
+    Fitted,
+    Kind,
+    Space,
+    pieces,
+    unit_length,
+)
 from nobsp.network.evidence import EvidenceSource
 
 KIND = "contribution index"
@@ -67,7 +76,11 @@ class Graphs(Exact):
     """
 
     def __init__(
-        self, options: Usearch, space: Space, rows: Rows | None = None, stored: Mapping[str, Tensor] | None = None
+        self,
+        options: Usearch,
+        space: Space,
+        rows: Rows | None = None,
+        stored: Mapping[str, Tensor] | None = None,
     ) -> None:
         _usearch()
         super().__init__(rows=rows)
@@ -80,7 +93,9 @@ class Graphs(Exact):
         super().add(rows)
         self.graph(self.space)
 
-    def candidates(self, queries: Rows, k: int, leave: Tensor | None, *, space: Space, walked: Space) -> Tensor:
+    def candidates(
+        self, queries: Rows, k: int, leave: Tensor | None, *, space: Space, walked: Space
+    ) -> Tensor:
         """Positions of rows among which nearly always the nearest are."""
         graph, wanted = self.graph(walked), self._wanted(k, leave, direct=walked.kind == space.kind)
         probes = walked.probes(queries, space).numpy()
@@ -88,16 +103,22 @@ class Graphs(Exact):
         graph.expansion_search = max(self.options.expansion_search, wanted)
         found = self._search(graph, probes, wanted, leave)
         short = torch.nonzero((found >= 0).sum(1) < k)[:, 0]
-        if len(short):  # a walk may end in a corner of the graph; such queries are compared with every row
+        if len(
+            short
+        ):  # a walk may end in a corner of the graph; such queries are compared with every row
             left = None if leave is None else leave[short]
             found[short] = self._search(graph, probes[short.numpy()], wanted, left, exact=True)
         return found
 
-    def _search(self, graph: Any, probes: Any, wanted: int, leave: Tensor | None, *, exact: bool = False) -> Tensor:
+    def _search(
+        self, graph: Any, probes: Any, wanted: int, leave: Tensor | None, *, exact: bool = False
+    ) -> Tensor:
         """Positions of candidates, −1 where there are fewer."""
         matches = graph.search(probes, wanted, exact=exact, threads=self.options.threads)
         keys = torch.from_numpy(matches.keys.astype(np.int64)).reshape(len(probes), -1)
-        counts = torch.from_numpy(np.asarray(getattr(matches, "counts", [len(matches)]), dtype=np.int64))
+        counts = torch.from_numpy(
+            np.asarray(getattr(matches, "counts", [len(matches)]), dtype=np.int64)
+        )
         keys[torch.arange(keys.shape[1]) >= counts[:, None]] = -1
         if leave is not None:
             keys[(keys[:, :, None] == leave[:, None, :]).any(2)] = -1
@@ -124,7 +145,9 @@ class Graphs(Exact):
         if name in self._stored:
             graph = _restore(self._stored[name], view=True)
             if graph.ndim != space.width:
-                raise ValueError(f"the graph in the file has {graph.ndim} columns but the rows have {space.width}.")
+                raise ValueError(
+                    f"the graph in the file has {graph.ndim} columns but the rows have {space.width}."
+                )
             return graph
         options = self.options
         return _usearch().Index(
@@ -137,7 +160,10 @@ class Graphs(Exact):
 
     def tensors(self) -> dict[str, Tensor]:
         """The graphs as bytes."""
-        whole = {name: np.frombuffer(graph.save(), dtype=np.uint8) for name, graph in self._graphs.items()}
+        whole = {
+            name: np.frombuffer(graph.save(), dtype=np.uint8)
+            for name, graph in self._graphs.items()
+        }
         kept = {name: bytes_ for name, bytes_ in self._stored.items() if name not in whole}
         return kept | {name: torch.from_numpy(array.copy()) for name, array in whole.items()}
 
@@ -160,7 +186,9 @@ def _import(module: str, package: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError as missing:
-        raise ImportError(f'this backend needs the {package} package: pip install "nobsp[{extra}]".') from missing
+        raise ImportError(
+            f'this backend needs the {package} package: pip install "nobsp[{extra}]".'
+        ) from missing
 
 
 @dataclass(frozen=True)
@@ -206,11 +234,17 @@ class Collection(Backend):
     at_once = 256  # queries in one message, so that answers stay small
 
     def __init__(
-        self, options: Milvus, spaces: dict[Kind, Space], evidence_shape: tuple[int, int] | None, make: Rows | None
+        self,
+        options: Milvus,
+        spaces: dict[Kind, Space],
+        evidence_shape: tuple[int, int] | None,
+        make: Rows | None,
     ) -> None:
         self.options, self.spaces, self.evidence_shape = options, spaces, evidence_shape
         self._client = _connect(options)
-        self._widths: dict[str, int] = {kind: space.width for kind, space in spaces.items()}  # of vector fields
+        self._widths: dict[str, int] = {
+            kind: space.width for kind, space in spaces.items()
+        }  # of vector fields
         # Evidence for the own class alone follows from its vector and length.
         if evidence_shape is not None and (evidence_shape[0] > 1 or "own" not in spaces):
             self._widths["evidence"] = evidence_shape[0] * evidence_shape[1]
@@ -233,12 +267,16 @@ class Collection(Backend):
         try:
             return ask(self.options.collection, timeout=self.options.timeout, **arguments)
         except _failures() as failure:
-            raise RuntimeError(f"Milvus at {self.options.uri!r} failed to {what}: {_reason(failure)}") from failure
+            raise RuntimeError(
+                f"Milvus at {self.options.uri!r} failed to {what}: {_reason(failure)}"
+            ) from failure
 
     def _make(self, rows: Rows, exists: bool) -> None:
         if exists and not self.options.replace:
             where = f"{self.options.collection!r} at {self.options.uri!r}"
-            raise ValueError(f"Milvus has a collection {where} already; choose another, or Milvus(..., replace=True).")
+            raise ValueError(
+                f"Milvus has a collection {where} already; choose another, or Milvus(..., replace=True)."
+            )
         kinds = _pymilvus().DataType
         schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("id", kinds.INT64, is_primary=True)
@@ -246,16 +284,24 @@ class Collection(Backend):
         index_type = self.options.index_type or ("FLAT" if self.options.local else "AUTOINDEX")
         for field, width in self._widths.items():
             if width > _MOST_WIDTH:
-                raise ValueError(f"rows have {width} numbers for {field}, but Milvus takes at most {_MOST_WIDTH}.")
+                raise ValueError(
+                    f"rows have {width} numbers for {field}, but Milvus takes at most {_MOST_WIDTH}."
+                )
             schema.add_field(field, kinds.FLOAT_VECTOR, dim=max(_LEAST_WIDTH, width))
-            indices.add_index(field, index_type=index_type if field in self.spaces else "FLAT", metric_type="IP")
+            indices.add_index(
+                field, index_type=index_type if field in self.spaces else "FLAT", metric_type="IP"
+            )
         for field in (*(f"{kind}_length" for kind in self.spaces), "response"):
             schema.add_field(field, kinds.DOUBLE)
         schema.add_field("predicted", kinds.INT64)
         if rows.labels is not None:
             if rows.labels.ndim == 2:
-                raise ValueError('Milvus keeps one label a row; several are kept in memory: backend="usearch".')
-            schema.add_field("label", kinds.DOUBLE if rows.labels.is_floating_point() else kinds.INT64)
+                raise ValueError(
+                    'Milvus keeps one label a row; several are kept in memory: backend="usearch".'
+                )
+            schema.add_field(
+                "label", kinds.DOUBLE if rows.labels.is_floating_point() else kinds.INT64
+            )
         if exists:
             self._call("drop_collection", "replace the collection")
         how = {"schema": schema, "index_params": indices, "consistency_level": "Strong"}
@@ -265,7 +311,9 @@ class Collection(Backend):
     def _columns(self) -> dict[str, int]:
         """Fields of the collection, and the width of those that are vectors."""
         about = self._call("describe_collection", "describe the collection")
-        return {field["name"]: int(field.get("params", {}).get("dim", 0)) for field in about["fields"]}
+        return {
+            field["name"]: int(field.get("params", {}).get("dim", 0)) for field in about["fields"]
+        }
 
     def _open(self, exists: bool) -> None:
         name = self.options.collection
@@ -276,7 +324,9 @@ class Collection(Backend):
             found, expected = self._fields.get(kind, 0), max(_LEAST_WIDTH, width)
             if found != expected:
                 of = f"of width {found} for {kind}, not {expected}"
-                raise ValueError(f"the collection {name!r} has vectors {of}; it belongs to another index.")
+                raise ValueError(
+                    f"the collection {name!r} has vectors {of}; it belongs to another index."
+                )
         if not {"id", "predicted", "response"} <= set(self._fields):
             raise ValueError(f"the collection {name!r} was not made by an index of nobsp.")
         self._call("load_collection", "open the collection")
@@ -284,7 +334,11 @@ class Collection(Backend):
         whole, broken = total if self._count_rows(f"id < {total}") == total else 0, total
         while whole + 1 < broken:  # how many rows there are before the first number that is missing
             middle = (whole + broken) // 2
-            whole, broken = (middle, broken) if self._count_rows(f"id < {middle}") == middle else (whole, middle)
+            whole, broken = (
+                (middle, broken)
+                if self._count_rows(f"id < {middle}") == middle
+                else (whole, middle)
+            )
         self._count, self._behind = whole, whole < total
 
     def _count_rows(self, condition: str) -> int:
@@ -294,7 +348,9 @@ class Collection(Backend):
     def add(self, rows: Rows) -> None:
         """Puts rows behind those that are there, message by message; each is there whole or not at all."""
         if self._behind:
-            self._call("delete", "remove what an interrupted addition left", filter=f"id >= {self._count}")
+            self._call(
+                "delete", "remove what an interrupted addition left", filter=f"id >= {self._count}"
+            )
             self._behind = False
         for start in range(0, len(rows), self._in_message):
             part = rows.take(slice(start, start + self._in_message))
@@ -316,7 +372,10 @@ class Collection(Backend):
         columns |= {"predicted": rows.predicted.tolist(), "response": rows.response.tolist()}
         if rows.labels is not None:
             columns["label"] = rows.labels.tolist()
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        return [
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        ]
 
     def take(self, positions: Tensor) -> Rows:
         """Rows at some positions, as near to what was added as single precision has it."""
@@ -328,7 +387,9 @@ class Collection(Backend):
             records.update((int(record["id"]), record) for record in found)
         missing = [number for number in wanted.tolist() if number not in records]
         if missing:
-            raise RuntimeError(f"row {missing[0]} is missing from the collection {self.options.collection!r}.")
+            raise RuntimeError(
+                f"row {missing[0]} is missing from the collection {self.options.collection!r}."
+            )
         return self._rows([records[number] for number in wanted.tolist()]).take(place)
 
     def _rows(self, records: Sequence[dict[str, Any]]) -> Rows:
@@ -347,16 +408,22 @@ class Collection(Backend):
         elif "own" in self.spaces and self.spaces["own"].evidence.coefficients is None:
             evidence = invert("own")[:, None]
         if "label" in self._fields:
-            labels = column("label", np.float64 if isinstance(records[0]["label"], float) else np.int64)
+            labels = column(
+                "label", np.float64 if isinstance(records[0]["label"], float) else np.int64
+            )
         predicted, response = column("predicted", np.int64), column("response", np.float64)
         return Rows(invert("activations"), evidence, predicted, response, labels)
 
-    def candidates(self, queries: Rows, k: int, leave: Tensor | None, *, space: Space, walked: Space) -> Tensor:
+    def candidates(
+        self, queries: Rows, k: int, leave: Tensor | None, *, space: Space, walked: Space
+    ) -> Tensor:
         """Positions of rows near each query, as Milvus finds them."""
         kept = self.spaces.get(walked.kind)
         if kept is None or kept.metric != walked.metric:
             have = " and ".join(f"{kind} ({space.metric})" for kind, space in self.spaces.items())
-            raise ValueError(f"the collection has {have}, not {walked.kind} ({walked.metric}); make another one.")
+            raise ValueError(
+                f"the collection has {have}, not {walked.kind} ({walked.metric}); make another one."
+            )
         answers = self._call(
             "search",
             "search",
@@ -369,7 +436,9 @@ class Collection(Backend):
         )
         found = torch.full((len(queries), count), -1)
         for number, answer in enumerate(answers):
-            found[number, : len(answer)] = torch.tensor([int(hit["id"]) for hit in answer], dtype=torch.long)
+            found[number, : len(answer)] = torch.tensor(
+                [int(hit["id"]) for hit in answer], dtype=torch.long
+            )
         if leave is not None:
             found[(found[:, :, None] == leave[:, None, :]).any(2)] = -1
         return found
@@ -378,14 +447,22 @@ class Collection(Backend):
 def _connect(options: Milvus) -> Any:
     library = _pymilvus()
     if options.local and not options.uri.endswith(".db"):
-        raise ValueError(f'uri must be a local file that ends in ".db", or "http://host:port", found {options.uri!r}.')
+        raise ValueError(
+            f'uri must be a local file that ends in ".db", or "http://host:port", found {options.uri!r}.'
+        )
     # The server of a local file takes the pings of an idle client for an attack, and gRPC then says so on stderr.
-    quiet = {"grpc_options": {"grpc.keepalive_permit_without_calls": False}} if options.local else {}
+    quiet = (
+        {"grpc_options": {"grpc.keepalive_permit_without_calls": False}} if options.local else {}
+    )
     try:
-        return library.MilvusClient(uri=options.uri, token=options.token, timeout=options.timeout, **quiet)
+        return library.MilvusClient(
+            uri=options.uri, token=options.token, timeout=options.timeout, **quiet
+        )
     except _failures() as failure:
         hint = "a cluster has to be running; a local file can be open in one process at a time"
-        raise ConnectionError(f"Milvus cannot be reached at {options.uri!r}: {_reason(failure)}; {hint}.") from failure
+        raise ConnectionError(
+            f"Milvus cannot be reached at {options.uri!r}: {_reason(failure)}; {hint}."
+        ) from failure
 
 
 def _pad(vectors: Tensor) -> list[Any]:
@@ -407,12 +484,20 @@ def _pymilvus() -> Any:
 
 
 def make_backend(
-    options: Usearch | Milvus | None, spaces: dict[Kind, Space], source: Rows | Mapping[str, Any], *, device: Any
+    options: Usearch | Milvus | None,
+    spaces: dict[Kind, Space],
+    source: Rows | Mapping[str, Any],
+    *,
+    device: Any,
 ) -> Backend:
     """An empty backend for rows like these, or that of a file."""
     if isinstance(options, Milvus):
         if isinstance(source, Rows):
-            shape = None if source.evidence is None else (source.evidence.shape[1], source.evidence.shape[2])
+            shape = (
+                None
+                if source.evidence is None
+                else (source.evidence.shape[1], source.evidence.shape[2])
+            )
             return Collection(options, spaces, shape, source)
         return Collection(options, spaces, source["evidence_shape"], None)
     rows, graphs = (None, {}) if isinstance(source, Rows) else (source["rows"], source["graphs"])
@@ -424,7 +509,9 @@ def make_backend(
 def indexed_spaces(spaces: Mapping[Kind, Space], kind: Kind, metric: str) -> dict[Kind, Space]:
     """The spaces that a collection or a graph has vectors for."""
     kinds: tuple[Kind, ...] = ("activations", "own") if kind == "own" else ("activations",)
-    return {name: spaces[name] if metric == "euclidean" else spaces[name].cosine() for name in kinds}
+    return {
+        name: spaces[name] if metric == "euclidean" else spaces[name].cosine() for name in kinds
+    }
 
 
 def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any]) -> None:
@@ -442,7 +529,9 @@ def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any
         "classes": None if outcomes.classes is None else outcomes.classes.tolist(),
         "mean": fitted.evidence.mean,
         # Without their coefficients, which are the explainer's.
-        "spaces": {kind: replace(space, evidence=Evidence()) for kind, space in fitted.spaces.items()},
+        "spaces": {
+            kind: replace(space, evidence=Evidence()) for kind, space in fitted.spaces.items()
+        },
         "labelled": fitted.labelled,
         "indexed": fitted.indexed,
         "backend": used,
@@ -456,14 +545,25 @@ def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any
 
 
 def load(
-    path: str | os.PathLike[str], source: EvidenceSource, *, backend: Usearch | Milvus | str | None, device: Any
+    path: str | os.PathLike[str],
+    source: EvidenceSource,
+    *,
+    backend: Usearch | Milvus | str | None,
+    device: Any,
 ) -> tuple[Fitted, dict[str, Any], Usearch | Milvus | None]:
     """Reads an index: what was fitted, the options it was made with, and those of its backend."""
     known = (Evidence, Milvus, Outcomes, Rows, Space, Usearch)
     stored: dict[str, Any] = serialization.load(path, kind=KIND, version=VERSION, classes=known)
-    if stored["fingerprint"] != source.fingerprint() or not _near(stored["signature"], source.signature):
-        raise ValueError(f"path {str(path)!r} holds an index made with another explainer; pass the very one.")
-    if any(stored["checksums"].get(name) != _checksum(graph) for name, graph in stored["graphs"].items()):
+    if stored["fingerprint"] != source.fingerprint() or not _near(
+        stored["signature"], source.signature
+    ):
+        raise ValueError(
+            f"path {str(path)!r} holds an index made with another explainer; pass the very one."
+        )
+    if any(
+        stored["checksums"].get(name) != _checksum(graph)
+        for name, graph in stored["graphs"].items()
+    ):
         raise ValueError("the file is damaged: a graph in it is not the one that was written.")
     classes = stored["classes"]
     outcomes = replace(stored["outcomes"], classes=None if classes is None else np.asarray(classes))
@@ -475,10 +575,14 @@ def load(
     if backend is not None:  # another one for the same rows
         if in_milvus != isinstance(backend, Milvus):
             where = "in Milvus" if in_milvus else "in the file"
-            raise ValueError(f"backend {backend!r} cannot be used: the rows of this index are {where}.")
+            raise ValueError(
+                f"backend {backend!r} cannot be used: the rows of this index are {where}."
+            )
         used = None if isinstance(backend, str) else backend
     place = make_backend(used, indexed_spaces(spaces, *stored["indexed"]), stored, device=device)
-    fitted = Fitted(source, outcomes, evidence, spaces, place, stored["labelled"], stored["indexed"])
+    fitted = Fitted(
+        source, outcomes, evidence, spaces, place, stored["labelled"], stored["indexed"]
+    )
     return fitted, stored["options"], used
 
 
@@ -487,4 +591,6 @@ def _checksum(graph: Tensor) -> int:
 
 
 def _near(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(((a - b).abs() <= _ROUNDING * (1e-3 * b.abs().max() + b.abs())).all())
+    return a.shape == b.shape and bool(
+        ((a - b).abs() <= _ROUNDING * (1e-3 * b.abs().max() + b.abs())).all()
+    )

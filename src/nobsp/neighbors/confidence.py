@@ -102,9 +102,14 @@ def fit_centroids(fitted: Fitted) -> Centroids:
             scores = space.scaled(take(positions[piece]))
             products += scores.T @ scores
         # Halfway to uncorrelated columns; all the way, rare directions would be noise.
-        values, axes = torch.linalg.eigh((products / len(positions) + torch.eye(width, dtype=torch.float64)) / 2)
+        values, axes = torch.linalg.eigh(
+            (products / len(positions) + torch.eye(width, dtype=torch.float64)) / 2
+        )
         transform = (axes * values.rsqrt()) @ axes.T
-    members, directions = torch.zeros(classes, dtype=torch.float64), torch.zeros(classes, width, dtype=torch.float64)
+    members, directions = (
+        torch.zeros(classes, dtype=torch.float64),
+        torch.zeros(classes, width, dtype=torch.float64),
+    )
     known = Centroids(space, take, positions, members, transform, directions)
     for piece in pieces(len(positions), width) if classes else ():
         rows = take(positions[piece])
@@ -152,23 +157,37 @@ def fit_heads(fitted: Fitted) -> Heads | None:
     rows = fitted.backend.take(positions)
     labels, scores = rows.truth, space.scaled(rows)
     # Rows of a class take turns, so that folds hold all classes alike; by their numbers, whatever order they come in.
-    turn, alike = torch.empty(len(labels), dtype=torch.long), labels.reshape(len(labels), -1).double().sum(1)
-    turn[torch.from_numpy(np.lexsort([scores.sum(1).numpy(), alike.numpy()]))] = torch.arange(len(labels)) % _FOLDS
+    turn, alike = (
+        torch.empty(len(labels), dtype=torch.long),
+        labels.reshape(len(labels), -1).double().sum(1),
+    )
+    turn[torch.from_numpy(np.lexsort([scores.sum(1).numpy(), alike.numpy()]))] = (
+        torch.arange(len(labels)) % _FOLDS
+    )
     fold = torch.full((count,), -1)
     fold[positions] = turn
     kept = [turn != held for held in range(_FOLDS)]
-    weights = [_fit_head(scores[some].to(torch.float32), labels[some], fitted.outcomes.count) for some in kept]
+    weights = [
+        _fit_head(scores[some].to(torch.float32), labels[some], fitted.outcomes.count)
+        for some in kept
+    ]
     return Heads(space, torch.stack(weights), fold)
 
 
 def _fit_head(scores: Tensor, labels: Tensor, outputs: int) -> Tensor:
     middle, spread, decay = 0.0, 1.0, _DECAY
     if labels.is_floating_point():
-        middle, spread, decay = float(labels.median()), max(float(labels.std()), 1e-12), _VALUE_DECAY
+        middle, spread, decay = (
+            float(labels.median()),
+            max(float(labels.std()), 1e-12),
+            _VALUE_DECAY,
+        )
         labels = ((labels - middle) / spread).to(torch.float32)
     with torch.enable_grad():
         weight = torch.zeros(scores.shape[1] + 1, outputs, requires_grad=True)
-        solver = torch.optim.LBFGS([weight], max_iter=_STEPS, history_size=10, line_search_fn="strong_wolfe")
+        solver = torch.optim.LBFGS(
+            [weight], max_iter=_STEPS, history_size=10, line_search_fn="strong_wolfe"
+        )
 
         def objective() -> Tensor:
             solver.zero_grad()
@@ -178,8 +197,14 @@ def _fit_head(scores: Tensor, labels: Tensor, outputs: int) -> Tensor:
             else:
                 several = labels.ndim == 2
                 chances = logits.sigmoid() if several else logits.softmax(1)
-                right = torch.where(labels > 0, chances, 1 - chances) if several else chances.gather(1, labels[:, None])
-                likely = (1 - _NOISE) * right + _NOISE / (1 if several else max(1, outputs - 1)) * (1 - right)
+                right = (
+                    torch.where(labels > 0, chances, 1 - chances)
+                    if several
+                    else chances.gather(1, labels[:, None])
+                )
+                likely = (1 - _NOISE) * right + _NOISE / (1 if several else max(1, outputs - 1)) * (
+                    1 - right
+                )
                 loss = -likely.log().mean() * (outputs if several else 1)
             loss = loss + decay / 2 * weight[:-1].square().sum()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -192,7 +217,12 @@ def _fit_head(scores: Tensor, labels: Tensor, outputs: int) -> Tensor:
 
 
 def judge_classes(
-    fitted: Fitted, rows: Rows, labels: Tensor | None, voters: Positions, leave: Tensor | None, nearby: Positions
+    fitted: Fitted,
+    rows: Rows,
+    labels: Tensor | None,
+    voters: Positions,
+    leave: Tensor | None,
+    nearby: Positions,
 ) -> tuple[dict[str, Any], Array, Flags | None]:
     """What is thought of predicted classes and labels, by softmax, neighbours, centroids and heads, as an audit has it.
 
@@ -228,8 +258,12 @@ def judge_classes(
             learnt = None if learnt is None else learnt.log_softmax(1)
         given = given if learnt is None else given / _HEAD_WEIGHT + learnt.clamp_min(-700)
         odds = log_odds(here, predicted), votes.gather(1, predicted[:, None])[:, 0]
-        parts.append((*odds, log_odds(here + say * votes, predicted), given.to(torch.float32), members > 0))
-    confidence, vote, agreed, given, members = (torch.cat(part) for part in zip(*parts, strict=True))
+        parts.append(
+            (*odds, log_odds(here + say * votes, predicted), given.to(torch.float32), members > 0)
+        )
+    confidence, vote, agreed, given, members = (
+        torch.cat(part) for part in zip(*parts, strict=True)
+    )
     signals = {
         "log-odds of the confidence": confidence.numpy(),
         "logarithm of the vote": vote.numpy(),
@@ -238,10 +272,16 @@ def judge_classes(
     found: dict[str, Any] = {"labels": None, "label_score": None, "signals": signals}
     found["confidence"] = chances.amax(-1).exp().flatten().numpy()
     if several:
-        found |= {"predicted": (logits > 0).flatten().numpy(), "suggested": (given.argmax(1) > 0).numpy()}
+        found |= {
+            "predicted": (logits > 0).flatten().numpy(),
+            "suggested": (given.argmax(1) > 0).numpy(),
+        }
         found["outputs"] = np.tile(np.asarray(outcomes.classes), len(rows))
     else:
-        found |= {"predicted": outcomes.decode(rows.predicted), "suggested": outcomes.decode(given.argmax(1))}
+        found |= {
+            "predicted": outcomes.decode(rows.predicted),
+            "suggested": outcomes.decode(given.argmax(1)),
+        }
     if labels is None:
         return found, agreed.sigmoid().numpy(), None
     if several:
@@ -249,7 +289,9 @@ def judge_classes(
         pairs = zip(each, labels.unbind(1), strict=True)
         wrong = torch.stack([doubt_labels(*pair) for pair in pairs], dim=1).flatten()
     else:  # where no other row has the label, nothing is known of it
-        wrong = torch.where(members.gather(1, labels[:, None])[:, 0], doubt_labels(given, labels), 0.0)
+        wrong = torch.where(
+            members.gather(1, labels[:, None])[:, 0], doubt_labels(given, labels), 0.0
+        )
     found["labels"] = labels.flatten().numpy() > 0 if several else outcomes.decode(labels)
     found["label_score"] = (1 - wrong).numpy()
     return found, agreed.sigmoid().numpy(), found["predicted"] == found["labels"]
@@ -260,7 +302,9 @@ def _yes_and_no(chances: Tensor) -> Tensor:
     return torch.stack([1 - chances, chances], dim=2).flatten(0, 1)
 
 
-def _weigh_vote(fitted: Fitted, centroids: Centroids, heads: Heads | None, voters: Positions) -> float:
+def _weigh_vote(
+    fitted: Fitted, centroids: Centroids, heads: Heads | None, voters: Positions
+) -> float:
     """How much the vote should count beside a softmax: as much as helps to tell errors of heads that did not see a row.
 
     By rows of the database, whose labels are known. Where such heads make few errors, nothing is known of what the
@@ -277,7 +321,12 @@ def _weigh_vote(fitted: Fitted, centroids: Centroids, heads: Heads | None, voter
     if int((~right).sum()) < FEWEST_ERRORS or not right.any():
         return 0.0
     votes = (_vote(centroids, centroids.decorrelate(rows), torch.from_numpy(voters)) + _FLOOR).log()
-    return max(_SAYS, key=lambda say: float(roc_auc_score(right, log_odds(chances + say * votes, chances.argmax(1)))))
+    return max(
+        _SAYS,
+        key=lambda say: float(
+            roc_auc_score(right, log_odds(chances + say * votes, chances.argmax(1)))
+        ),
+    )
 
 
 def doubt_labels(given: Tensor, labels: Tensor) -> Tensor:
@@ -293,7 +342,10 @@ def doubt_labels(given: Tensor, labels: Tensor) -> Tensor:
 
     def likelihood(t: float) -> float:
         # Where rows are few, less certain classes explain a few wrong labels nearly as well; so that has a price.
-        return float(_explain_labels(some, own, t, pairs=False)[0].sum()) - 2 * min(0.0, float(np.log(t / 3))) ** 2
+        return (
+            float(_explain_labels(some, own, t, pairs=False)[0].sum())
+            - 2 * min(0.0, float(np.log(t / 3))) ** 2
+        )
 
     temperature = max(_TEMPERATURES, key=likelihood)
     alike = _explain_labels(some, own, temperature, pairs=False)[0]
@@ -304,7 +356,9 @@ def doubt_labels(given: Tensor, labels: Tensor) -> Tensor:
     return _explain_labels(given, labels, temperature, pairs=pairs)[1]
 
 
-def _explain_labels(given: Tensor, labels: Tensor, temperature: float, *, pairs: bool) -> tuple[Tensor, Tensor]:
+def _explain_labels(
+    given: Tensor, labels: Tensor, temperature: float, *, pairs: bool
+) -> tuple[Tensor, Tensor]:
     """Log-likelihood of each label, and the probability that it is wrong, by expectation-maximisation for N."""
     chances = (temperature * given).softmax(1).to(torch.float64)
     count, classes = chances.shape
@@ -347,7 +401,9 @@ def _vote(centroids: Centroids, own: Tensor, voters: Tensor) -> Tensor:
     several = labels.shape[1] if labels.ndim == 2 else 0
     shares = torch.zeros(len(own), several or len(centroids.members), dtype=torch.float64)
     for piece in pieces(len(own), voters.shape[1] * own.shape[1], numbers=_AT_ONCE):
-        similar = torch.einsum("qd,qkd->qk", own[piece].to(torch.float32), vectors[place[piece]]).double()
+        similar = torch.einsum(
+            "qd,qkd->qk", own[piece].to(torch.float32), vectors[place[piece]]
+        ).double()
         weights = torch.softmax(_SHARPNESS * similar, dim=1)
         if several:
             shares[piece] = torch.einsum("qk,qkc->qc", weights, labels[place[piece]].double())
@@ -373,7 +429,9 @@ def judge_values(
     others = fitted.backend.take(distinct)
     missed, middle = others.truth[place].numpy(), np.zeros(len(rows))
     if heads is not None:
-        missed = missed - heads.each(others)[heads.unseen(leave, len(rows))[:, None], place, 0].numpy()
+        missed = (
+            missed - heads.each(others)[heads.unseen(leave, len(rows))[:, None], place, 0].numpy()
+        )
         middle = heads.outputs(rows, leave)[:, 0].numpy()
     shift = np.median(missed, axis=1)
     middle, spread = middle + shift, np.median(np.abs(missed - shift[:, None]), axis=1)
@@ -382,26 +440,47 @@ def judge_values(
     away = np.abs(predicted - middle)
     tolerance = 2 * fitted.cached("usual error", lambda: _usual_error(fitted, heads))
     chance = laplace.cdf(tolerance - away, scale=size) - laplace.cdf(-tolerance - away, scale=size)
-    found = {"predicted": predicted, "labels": None, "suggested": middle, "label_score": None, "signals": {}}
-    found |= {"confidence": np.full(len(rows), np.nan), "expected_error": away + size * np.exp(-away / size)}
+    found = {
+        "predicted": predicted,
+        "labels": None,
+        "suggested": middle,
+        "label_score": None,
+        "signals": {},
+    }
+    found |= {
+        "confidence": np.full(len(rows), np.nan),
+        "expected_error": away + size * np.exp(-away / size),
+    }
     if labels is None:
         return found, chance, None
-    given, sizes, known = labels.numpy().copy(), np.abs(labels.numpy() - middle)[:, None], labels.numpy()
+    given, sizes, known = (
+        labels.numpy().copy(),
+        np.abs(labels.numpy() - middle)[:, None],
+        labels.numpy(),
+    )
     if len(given) < _FEWEST:  # too few to tell what is usual: their neighbours do
         sizes, known = np.abs(missed - shift[:, None]), others.truth.numpy()
     wrong = doubt_values(given - middle, spread, given, sizes, known)
-    return found | {"labels": given, "label_score": 1 - wrong}, chance, np.abs(predicted - given) <= tolerance
+    return (
+        found | {"labels": given, "label_score": 1 - wrong},
+        chance,
+        np.abs(predicted - given) <= tolerance,
+    )
 
 
 def _usual_error(fitted: Fitted, heads: Heads | None) -> float:
     """Median size of what cross-fitted heads miss at rows of the database."""
     positions = reference_positions(fitted)
     rows = fitted.backend.take(positions)
-    expected = rows.truth.median() if heads is None else heads.outputs(rows, positions[:, None])[:, 0]
+    expected = (
+        rows.truth.median() if heads is None else heads.outputs(rows, positions[:, None])[:, 0]
+    )
     return float((rows.truth - expected).abs().median()) + _TINY
 
 
-def doubt_values(residuals: Array, spread: Array, labels: Array, sizes: Array, known: Array) -> Array:
+def doubt_values(
+    residuals: Array, spread: Array, labels: Array, sizes: Array, known: Array
+) -> Array:
     """Probability that each label is wrong, given sizes of usual residuals beside each spread, and labels as they are.
 
     A right label is about where it is expected: its residual, in units of a scale between the local spread and that of
@@ -413,7 +492,9 @@ def doubt_values(residuals: Array, spread: Array, labels: Array, sizes: Array, k
 
     middle, deviation = float(np.median(known)), float(known.std()) + _TINY
     # Where most labels are one and the same value, their median deviation is zero.
-    anywhere = stats.cauchy.pdf(labels, middle, max(float(np.median(np.abs(known - middle))), deviation / 2))
+    anywhere = stats.cauchy.pdf(
+        labels, middle, max(float(np.median(np.abs(known - middle))), deviation / 2)
+    )
     another = stats.norm.pdf(labels, known.mean(), deviation)
     off = stats.maxwell.pdf(np.abs(residuals), 0, deviation) / 2
     best: tuple[float, Array] = -np.inf, np.zeros(len(labels))
@@ -446,7 +527,10 @@ class Reference:
         middle = np.median(self.distances, axis=0)
         spread = np.percentile(self.distances, 84, axis=0) - middle
         spread = np.where(spread > 0, spread, 1.0)
-        known, far = np.sort(((self.distances - middle) / spread).sum(1)), ((distances - middle) / spread).sum(1)
+        known, far = (
+            np.sort(((self.distances - middle) / spread).sum(1)),
+            ((distances - middle) / spread).sum(1),
+        )
         beyond = (len(known) - np.searchsorted(known, far, side="left") + 1.0) / (len(known) + 1.0)
         tail = max(float(known[-1] - np.median(known)), 1e-12)
         found: Array = np.minimum(beyond, 1.0) * np.exp(-np.maximum(far - known[-1], 0.0) / tail)
@@ -465,9 +549,19 @@ def neighbour_distances(fitted: Fitted, rows: Rows, by_evidence: Array, voters: 
     """
     raw = np.empty(len(rows))
     for piece in pieces(len(rows), voters.shape[1] * rows.activations.shape[1], numbers=_AT_ONCE):
-        own, near = unit_length(rows.activations[piece].to(torch.float64)), torch.from_numpy(voters[piece])
+        own, near = (
+            unit_length(rows.activations[piece].to(torch.float64)),
+            torch.from_numpy(voters[piece]),
+        )
         others = unit_length(fitted.backend.take(near.flatten()).activations.to(torch.float64))
-        away = (others.reshape(*near.shape, -1) - own[:, None]).square().sum(2).sqrt().sort(dim=1).values
+        away = (
+            (others.reshape(*near.shape, -1) - own[:, None])
+            .square()
+            .sum(2)
+            .sqrt()
+            .sort(dim=1)
+            .values
+        )
         raw[piece] = away[:, :_NEAR_RAW].mean(1).numpy()
     return np.column_stack([by_evidence[:, :NEAR].mean(1), raw])
 
@@ -488,7 +582,11 @@ def joint_confidence(
     gain = np.log(np.where(right, chance, 1 - chance) / np.where(right, softmax, 1 - softmax))
     if gain.mean() <= 2 * gain.std() / len(gain) ** 0.5:
         signals, chance = alone, softmax
-    return chance, "cross-validated", _regression().fit(np.column_stack(list(signals.values())), right)
+    return (
+        chance,
+        "cross-validated",
+        _regression().fit(np.column_stack(list(signals.values())), right),
+    )
 
 
 def _cross_validate(signals: dict[str, Array], right: Flags) -> Array:
@@ -503,7 +601,9 @@ def _cross_validate(signals: dict[str, Array], right: Flags) -> Array:
     order = np.lexsort([right, *reversed(signals.values())])
     table = np.column_stack(list(signals.values()))[order]
     result = np.empty(len(right))
-    result[order] = cross_val_predict(_regression(), table, right[order], cv=folds, method="predict_proba")[:, 1]
+    result[order] = cross_val_predict(
+        _regression(), table, right[order], cv=folds, method="predict_proba"
+    )[:, 1]
     return result
 
 

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nobsp._messages import number_outputs
-from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, read_activations, sign_coefficients
+from nobsp.network.evidence import (
+    EvidenceBatch,
+    EvidenceSource,
+    Wanted,
+    read_activations,
+    sign_coefficients,
+)
 from nobsp.network.readout import Head
 from nobsp.tabular import CompiledExplainer, NObSP
 from nobsp.tabular.explanation import output_position
@@ -42,7 +48,11 @@ def find_evidence(explainer: Any) -> EvidenceSource:
             head=(weight, bias),
             coefficients=weight.T,
         )
-    hint = " Make NObSP(model) or NObSPCam(model) and fit it first." if isinstance(explainer, nn.Module) else ""
+    hint = (
+        " Make NObSP(model) or NObSPCam(model) and fit it first."
+        if isinstance(explainer, nn.Module)
+        else ""
+    )
     if isinstance(explainer, CompiledExplainer):
         hint = " It is compiled: it has no network, and knows no activations; pass the NObSP it was compiled from."
     raise TypeError(
@@ -56,10 +66,14 @@ class Rows:
     """Rows as an index keeps them: single precision where there is much, so that a row found again is at distance 0."""
 
     activations: Tensor  # what enters the head, or the pooled channels, (rows, width), float32
-    evidence: Tensor | None  # (rows, classes or 1, terms), float32; None where it is a multiple of the activations
+    evidence: (
+        Tensor | None
+    )  # (rows, classes or 1, terms), float32; None where it is a multiple of the activations
     predicted: Tensor  # number of the predicted class; zero throughout for a regression
     response: Tensor  # confidence in the predicted class; for a regression the predicted value
-    labels: Tensor | None = None  # class numbers; values of a regression; or 0 and 1 for each class, (rows, classes)
+    labels: Tensor | None = (
+        None  # class numbers; values of a regression; or 0 and 1 for each class, (rows, classes)
+    )
     logits: Tensor | None = None  # of every class, float64; only of queries
 
     def __len__(self) -> int:
@@ -78,7 +92,9 @@ class Rows:
 
     def take(self, positions: Tensor | slice) -> Rows:
         """Some of the rows."""
-        some: dict[str, Any] = {name: None if value is None else value[positions] for name, value in vars(self).items()}
+        some: dict[str, Any] = {
+            name: None if value is None else value[positions] for name, value in vars(self).items()
+        }
         return Rows(**some)
 
 
@@ -128,8 +144,14 @@ class Outcomes:
             if wanted == "own" and evidence.shape[1] > 1:
                 evidence = evidence[torch.arange(len(evidence)), predicted][:, None]
             evidence = evidence.to(torch.float32).contiguous()
-        response = logits[:, 0] if self.task == "regression" else self.log_probabilities(logits).exp().amax(1)
-        return Rows(batch.activations.to(torch.float32), evidence, predicted, response, logits=logits)
+        response = (
+            logits[:, 0]
+            if self.task == "regression"
+            else self.log_probabilities(logits).exp().amax(1)
+        )
+        return Rows(
+            batch.activations.to(torch.float32), evidence, predicted, response, logits=logits
+        )
 
     def log_probabilities(self, logits: Tensor) -> Tensor:
         """Logarithms of the classes' probabilities; they sum to one unless each class has a sigmoid of its own."""
@@ -146,7 +168,9 @@ class Outcomes:
             return torch.from_numpy(given.astype(np.float64))
         how = "pass class numbers from 0, the names of the outputs, or classes=[...] with the label of every class."
         if (given.dtype.kind in "US") != (self.classes.dtype.kind in "US"):
-            raise TypeError(f"labels hold {_show(given)}, but the classes are {_show(self.classes)}; {how}")
+            raise TypeError(
+                f"labels hold {_show(given)}, but the classes are {_show(self.classes)}; {how}"
+            )
         order = np.argsort(self.classes, kind="stable")
         codes = order[np.searchsorted(self.classes, given, sorter=order).clip(0, len(order) - 1)]
         wrong = self.classes[codes] != given
@@ -157,11 +181,20 @@ class Outcomes:
 
     def decode(self, codes: Tensor) -> NDArray[Any]:
         """Class numbers as the caller writes classes; values, and 0 and 1 for each class, as they are."""
-        return codes.numpy().copy() if self.classes is None or codes.ndim == 2 else self.classes[codes.numpy()]
+        return (
+            codes.numpy().copy()
+            if self.classes is None or codes.ndim == 2
+            else self.classes[codes.numpy()]
+        )
 
 
 def find_outcomes(
-    source: EvidenceSource, labels: NDArray[Any] | None, *, task: Task | Literal["auto"], output: Any, classes: Any
+    source: EvidenceSource,
+    labels: NDArray[Any] | None,
+    *,
+    task: Task | Literal["auto"],
+    output: Any,
+    classes: Any,
 ) -> Outcomes:
     """Decides between classes and a value.
 
@@ -175,19 +208,29 @@ def find_outcomes(
         task = "classification" if logit else "regression"
     if task == "regression":
         if source.outputs > 1 and output is None:
-            raise ValueError(f"output must be chosen among {', '.join(map(repr, source.output_names))}.")
+            raise ValueError(
+                f"output must be chosen among {', '.join(map(repr, source.output_names))}."
+            )
         chosen = 0 if output is None else output_position(output, source.output_names)
         return Outcomes("regression", source.outputs, chosen, False, None)
     if output is not None:
-        raise ValueError('output is for task="regression"; a classifier is searched by its predicted class.')
+        raise ValueError(
+            'output is for task="regression"; a classifier is searched by its predicted class.'
+        )
     several = labels is not None and labels.ndim == 2
     if labels is not None and several:
         if labels.shape[1] != source.outputs:
-            raise ValueError(f"labels has {labels.shape[1]} columns, but the model has {source.outputs} outputs.")
+            raise ValueError(
+                f"labels has {labels.shape[1]} columns, but the model has {source.outputs} outputs."
+            )
         if source.link != "sigmoid" and (labels.sum(1) == 1).all():
-            raise ValueError("labels has exactly one class in each row; pass class numbers, such as labels.argmax(1).")
+            raise ValueError(
+                "labels has exactly one class in each row; pass class numbers, such as labels.argmax(1)."
+            )
     sigmoid = several or (source.link == "sigmoid" and source.outputs > 1)
-    return Outcomes("classification", source.outputs, 0, sigmoid, _classes(source, classes, labels), several)
+    return Outcomes(
+        "classification", source.outputs, 0, sigmoid, _classes(source, classes, labels), several
+    )
 
 
 def _classes(source: EvidenceSource, classes: Any, labels: NDArray[Any] | None) -> NDArray[Any]:
@@ -195,34 +238,48 @@ def _classes(source: EvidenceSource, classes: Any, labels: NDArray[Any] | None) 
     if classes is not None:
         given = np.asarray(classes)
         if given.ndim != 1 or len(given) != count or len(np.unique(given)) != count:
-            raise ValueError(f"classes must be {count} different labels, one per class in order, found {classes!r}.")
+            raise ValueError(
+                f"classes must be {count} different labels, one per class in order, found {classes!r}."
+            )
         return given
     if source.classes is not None and len(source.classes) == count:
         return source.classes
     if labels is None or (labels.ndim == 1 and labels.dtype.kind not in "US"):
         return np.arange(count)
     if source.outputs == 1:
-        raise ValueError("labels are names, but there is one output; pass classes=[if it is negative, if positive].")
+        raise ValueError(
+            "labels are names, but there is one output; pass classes=[if it is negative, if positive]."
+        )
     return np.asarray(source.output_names)
 
 
-def label_array(labels: Any, count: int, *, argument: str = "labels", columns: int | None = 1) -> NDArray[Any]:
+def label_array(
+    labels: Any, count: int, *, argument: str = "labels", columns: int | None = 1
+) -> NDArray[Any]:
     """Labels of any kind as a plain array: one per row, or 0 and 1 in so many columns, None for either."""
     array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
     if array.dtype.kind == "O":
         array = np.array(array.tolist())
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
-    several = array.ndim == 2 and columns in (None, array.shape[1]) and bool(np.isin(array, (0, 1)).all())
+    several = (
+        array.ndim == 2 and columns in (None, array.shape[1]) and bool(np.isin(array, (0, 1)).all())
+    )
     if not several and (array.ndim != 1 or columns not in (None, 1)):
-        how = "one label per row" if columns == 1 else f"0 and 1 for each of {columns or 'the'} classes"
+        how = (
+            "one label per row"
+            if columns == 1
+            else f"0 and 1 for each of {columns or 'the'} classes"
+        )
         raise ValueError(f"{argument} has shape {array.shape}; pass {how}.")
     if len(array) != count:
         raise ValueError(f"{argument} has {len(array)} entries for {count} rows.")
     if array.dtype.kind not in "fiubUS":
         raise TypeError(f"{argument} must be numbers or names, found {array.dtype}.")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ValueError(f"{argument} has no number in row {int((~np.isfinite(array)).argmax())}; leave such rows out.")
+        raise ValueError(
+            f"{argument} has no number in row {int((~np.isfinite(array)).argmax())}; leave such rows out."
+        )
     return array
 
 
@@ -231,18 +288,32 @@ def remember_labels(batches: Any, found: list[NDArray[Any] | None]) -> Iterator[
     for number, batch in enumerate(batches):
         labels, rows = None, batch
         if isinstance(batch, Mapping):
-            labels, rows = next((batch[key] for key in _LABEL_KEYS if key in batch), None), next(iter(batch.values()))
-        elif isinstance(batch, tuple | list) and len(batch) > 1 and getattr(batch[0], "ndim", 0) > 1:
+            labels, rows = (
+                next((batch[key] for key in _LABEL_KEYS if key in batch), None),
+                next(iter(batch.values())),
+            )
+        elif (
+            isinstance(batch, tuple | list) and len(batch) > 1 and getattr(batch[0], "ndim", 0) > 1
+        ):
             rows, labels = batch[:2]
         about = f"the labels of batch {number}"
-        found.append(None if labels is None else label_array(labels, len(rows), argument=about, columns=None))
+        found.append(
+            None if labels is None else label_array(labels, len(rows), argument=about, columns=None)
+        )
         yield batch
 
 
 def comes_in_batches(X: Any) -> bool:
     """Whether rows come in batches, which may bring labels."""
-    nested = isinstance(X, list | tuple) and len(X) and isinstance(X[0], list | tuple) and np.isscalar(X[0][0])
-    whole = hasattr(X, "shape") or isinstance(X, str | bytes | Mapping) or not hasattr(X, "__iter__")
+    nested = (
+        isinstance(X, list | tuple)
+        and len(X)
+        and isinstance(X[0], list | tuple)
+        and np.isscalar(X[0][0])
+    )
+    whole = (
+        hasattr(X, "shape") or isinstance(X, str | bytes | Mapping) or not hasattr(X, "__iter__")
+    )
     # Datasets are iterable too, one row after another; the reader says what to pass instead.
     single = hasattr(X, "__getitem__") and hasattr(X, "__len__") and not isinstance(X, list | tuple)
     return not (nested or whole or single)

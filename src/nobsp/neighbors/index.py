@@ -28,8 +28,27 @@ from nobsp.neighbors.evidence import (
     label_array,
     remember_labels,
 )
-from nobsp.neighbors.result import Duplicates, Influence, Neighbors, Prototypes, cover, link_duplicates, weigh_influence
-from nobsp.neighbors.search import Evidence, Exact, Fitted, Kind, Metric, Space, fit_spaces, moments, pieces, spaced
+from nobsp.neighbors.result import (
+    Duplicates,
+    Influence,
+    Neighbors,
+    Prototypes,
+    cover,
+    link_duplicates,
+    weigh_influence,
+)
+from nobsp.neighbors.search import (
+    Evidence,
+    Exact,
+    Fitted,
+    Kind,
+    Metric,
+    Space,
+    fit_spaces,
+    moments,
+    pieces,
+    spaced,
+)
 from nobsp.network.evidence import EvidenceSource, Wanted
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -124,11 +143,15 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         how = {"task": self.task, "output": self.output, "classes": self.classes}
         outcomes = find_outcomes(source, given, **how)
         wanted = _WANTED[self._kind]
-        rows, found = self._read_labelled(source, outcomes, X, given, wanted=wanted, progress=progress)
+        rows, found = self._read_labelled(
+            source, outcomes, X, given, wanted=wanted, progress=progress
+        )
         if given is None and found is not None:
             before, outcomes = outcomes.task, find_outcomes(source, found, **how)
             if outcomes.task != before:
-                raise ValueError('one output may be a logit or a value; pass task="classification" or "regression".')
+                raise ValueError(
+                    'one output may be a logit or a value; pass task="classification" or "regression".'
+                )
         if found is not None:
             rows = replace(rows, labels=outcomes.encode(found, len(rows)))
         evidence, every = Evidence(), list(_WANTED)
@@ -142,7 +165,15 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         indexed = indexed_spaces(spaces, self._kind, self.metric)
         backend = make_backend(_backend_options(self.backend), indexed, rows, device=self.device)
         backend.add(rows)
-        self._fit = Fitted(source, outcomes, evidence, spaces, backend, found is not None, (self._kind, self.metric))
+        self._fit = Fitted(
+            source,
+            outcomes,
+            evidence,
+            spaces,
+            backend,
+            found is not None,
+            (self._kind, self.metric),
+        )
         return self
 
     def add(self, X: Any, y: Any = None, *, labels: Any = None, progress: bool = False) -> Self:
@@ -157,11 +188,19 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         fitted, given = self._fitted, _labels(X, y, labels)
         held = fitted.backend.rows.bytes() if isinstance(fitted.backend, Exact) else 0
         rows, found = self._read_labelled(
-            fitted.source, fitted.outcomes, X, given, wanted=fitted.wanted, progress=progress, held=held
+            fitted.source,
+            fitted.outcomes,
+            X,
+            given,
+            wanted=fitted.wanted,
+            progress=progress,
+            held=held,
         )
         if (found is not None) != fitted.labelled:
             state = "has labels" if fitted.labelled else "has no labels"
-            raise ValueError(f"labels must be passed for all rows or for none; the database {state}.")
+            raise ValueError(
+                f"labels must be passed for all rows or for none; the database {state}."
+            )
         if found is not None:
             rows = replace(rows, labels=fitted.outcomes.encode(found, len(rows)))
         fitted.backend.add(rows)
@@ -170,7 +209,9 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def __len__(self) -> int:
         return len(self._fitted.backend)
 
-    def query(self, X: Any = None, k: int = 8, *, exclude: Any = None, progress: bool = False) -> Neighbors:
+    def query(
+        self, X: Any = None, k: int = 8, *, exclude: Any = None, progress: bool = False
+    ) -> Neighbors:
         """The k rows of the database nearest to each row of `X`, nearest first, equal distances by position.
 
         Args:
@@ -193,7 +234,10 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _asked(self, X: Any, exclude: Any, *, progress: bool) -> tuple[Rows, Tensor | None]:
         """Rows that are asked about, and what they leave out; those of the database, each without itself, for None."""
         if X is None:
-            rows, exclude = self._fitted.backend.take(torch.arange(len(self))), "self" if exclude is None else exclude
+            rows, exclude = (
+                self._fitted.backend.take(torch.arange(len(self))),
+                "self" if exclude is None else exclude,
+            )
         else:
             rows = self._read(X, progress=progress)
         return rows, _positions_to_leave(exclude, len(rows), len(self))
@@ -208,13 +252,17 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             less = ", less those excluded" if spared else ""
             raise ValueError(f"k is {k}, but the database has {len(self)} rows{less}.")
         walked = fitted.space("activations" if self._kind == "query" else self._kind, self.metric)
-        positions, distances = fitted.backend.nearest(self._space, queries, int(k), leave, walked=walked)
+        positions, distances = fitted.backend.nearest(
+            self._space, queries, int(k), leave, walked=walked
+        )
         labels, residuals, regression = None, None, outcomes.classes is None
         if fitted.labelled:
             near = fitted.backend.take(positions.flatten())
             labels = outcomes.decode(near.truth)
             labels = labels.reshape(*positions.shape, *labels.shape[1:])
-            residuals = labels - near.response.numpy().reshape(positions.shape) if regression else None
+            residuals = (
+                labels - near.response.numpy().reshape(positions.shape) if regression else None
+            )
         predicted, confidence = outcomes.decode(queries.predicted), queries.response.numpy().copy()
         if regression:
             predicted, confidence = confidence, np.full(len(queries), np.nan)
@@ -232,7 +280,9 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         other = copy(self)
         other.set_params(**options)
         other._validate()
-        other._fitted.space(other._kind, other.metric)  # an error now rather than at the first query
+        other._fitted.space(
+            other._kind, other.metric
+        )  # an error now rather than at the first query
         return other
 
     def prototypes(self, per_class: int = 3) -> Prototypes:
@@ -248,7 +298,9 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         fitted = self._fitted
         classes = fitted.outcomes.classes
         if classes is None or not fitted.labelled:
-            raise ValueError("prototypes stand for classes; they need a classifier, and labels of the database.")
+            raise ValueError(
+                "prototypes stand for classes; they need a classifier, and labels of the database."
+            )
         right = []
         for piece in pieces(len(self), self._space.width):
             rows = fitted.backend.take(torch.arange(piece.start, piece.stop))
@@ -262,10 +314,16 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             own = own[spaced(len(own), _MOST_MEMBERS)]
             vectors = self._space.vectors(fitted.backend.take(own)).to(torch.float32)
             chosen, shares, similarity, unlike = cover(vectors, int(per_class))
-            found.append((own[chosen], torch.full_like(chosen, number), shares, similarity, own[unlike]))
+            found.append(
+                (own[chosen], torch.full_like(chosen, number), shares, similarity, own[unlike])
+            )
         if not found:
-            raise ValueError("no row of the database is predicted as its label says, so none stands for its class.")
-        positions, labels, shares, similarity, unlike = (torch.cat(parts) for parts in zip(*found, strict=True))
+            raise ValueError(
+                "no row of the database is predicted as its label says, so none stands for its class."
+            )
+        positions, labels, shares, similarity, unlike = (
+            torch.cat(parts) for parts in zip(*found, strict=True)
+        )
         shown = classes[labels.numpy()], shares.double().numpy(), similarity.double().numpy()
         return Prototypes(positions.numpy(), *shown, unlike.numpy())
 
@@ -292,7 +350,10 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         if not own or not fitted.labelled:
             return found
         labels = [fitted.backend.take(torch.from_numpy(group)).truth for group in found.groups]
-        return replace(found, conflicting=np.array([bool((codes != codes[0]).any()) for codes in labels], dtype=bool))
+        return replace(
+            found,
+            conflicting=np.array([bool((codes != codes[0]).any()) for codes in labels], dtype=bool),
+        )
 
     def influence(self, X: Any, *, target: Any = None, k: int | None = None) -> Influence:
         """Which rows of the database speak for a class of other rows, and how much, adding up to the logit.
@@ -368,7 +429,9 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     @property
     def _fitted(self) -> Fitted:
         if not hasattr(self, "_fit"):
-            raise NotFittedError("This ContributionIndex has no rows yet; call fit(X, labels) first.")
+            raise NotFittedError(
+                "This ContributionIndex has no rows yet; call fit(X, labels) first."
+            )
         return self._fit
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -409,12 +472,16 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 if part.evidence is not None and part.evidence.shape[1] > 1:
                     classes = part.evidence.shape[1]
                     way = f'keep evidence for one class instead of {classes} with target="own", or a larger limit'
-                raise ValueError(f"memory_limit is {limit:,} bytes, and {count:,} rows take more; {way}.")
+                raise ValueError(
+                    f"memory_limit is {limit:,} bytes, and {count:,} rows take more; {way}."
+                )
             parts.append(part)
         rows, known = join_rows(parts), [one for one in found if one is not None]
         if 0 < len(known) < len(found):
             missing = len(found) - len(known)
-            raise ValueError(f"{missing} batches of X have no labels while others have; give all of them labels.")
+            raise ValueError(
+                f"{missing} batches of X have no labels while others have; give all of them labels."
+            )
         given = np.concatenate(known) if known else given
         if given is not None and len(given) != len(rows):
             raise ValueError(f"labels has {len(given)} entries for {len(rows)} rows.")
@@ -438,7 +505,9 @@ def _backend_options(backend: Any) -> Usearch | Milvus | None:
         return backend
     if not isinstance(backend, str) or backend not in known:
         known_ones = ", ".join(f'"{name}"' for name in known)
-        raise ValueError(f"backend must be {known_ones}, Usearch(...) or Milvus(...), found {backend!r}.")
+        raise ValueError(
+            f"backend must be {known_ones}, Usearch(...) or Milvus(...), found {backend!r}."
+        )
     return known[backend]
 
 
@@ -448,15 +517,21 @@ def _positions_to_leave(exclude: Any, queries: int, rows: int) -> Tensor | None:
         return None
     if isinstance(exclude, str):
         if exclude != "self":
-            raise ValueError(f'exclude must be None, "self", or positions in the database, found {exclude!r}.')
+            raise ValueError(
+                f'exclude must be None, "self", or positions in the database, found {exclude!r}.'
+            )
         if queries != rows:
             found = f"there are {queries} queries and {rows} rows; pass the position of each query"
-            raise ValueError(f'exclude="self" says that query i is row i of the database, but {found}.')
+            raise ValueError(
+                f'exclude="self" says that query i is row i of the database, but {found}.'
+            )
         return torch.arange(rows)[:, None]
     given = np.asarray(exclude.cpu() if isinstance(exclude, Tensor) else exclude)
     shaped = given.dtype.kind in "iu" and given.ndim in (1, 2) and len(given) == queries
     if not shaped or (given.size and (given.min() < -1 or given.max() >= rows)):
-        about = f"{given.min()} to {given.max()}" if shaped else f"{given.dtype} of shape {given.shape}"
+        about = (
+            f"{given.min()} to {given.max()}" if shaped else f"{given.dtype} of shape {given.shape}"
+        )
         wanted = f"positions from 0 to {rows - 1}, or −1, one or one row of them for each of the {queries} queries"
         raise ValueError(f"exclude must hold {wanted}, found {about}.")
     return torch.from_numpy(given.astype(np.int64).reshape(queries, -1))

@@ -38,7 +38,9 @@ class Answers:
         """Some of the queries, by position, slice, list of positions or mask."""
         chosen = np.atleast_1d(np.arange(len(self))[queries])
         every = {name: whole for name, whole in vars(self).items() if isinstance(whole, np.ndarray)}
-        return replace(self, **{name: whole[chosen] for name, whole in every.items() if name != "classes"})
+        return replace(
+            self, **{name: whole[chosen] for name, whole in every.items() if name != "classes"}
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -75,7 +77,9 @@ class Neighbors(Answers):
         that have not seen the neighbours.
         """
         if self.residuals is None:
-            raise ValueError("only a regression has an expected error, where the database has labels.")
+            raise ValueError(
+                "only a regression has an expected error, where the database has labels."
+            )
         size: Array = np.abs(self.residuals).mean(1)
         return size
 
@@ -92,25 +96,35 @@ class Neighbors(Answers):
     def purity_towards(self, labels: Any) -> Array:
         """Share of a query's neighbours that have the label given for the query, e.g. its true one."""
         if self.classes is None:
-            raise ValueError("a regression has no classes, and no purity; look at values, e.g. hits.labels.std(1).")
+            raise ValueError(
+                "a regression has no classes, and no purity; look at values, e.g. hits.labels.std(1)."
+            )
         if self.labels is None:
             raise ValueError("purity needs the labels of the database; pass labels to fit.")
         towards = label_array(labels, len(self))
         known = self.classes if self.labels.ndim == 3 else self.labels
         if (towards.dtype.kind in "US") != (known.dtype.kind in "US"):
-            raise TypeError(f"labels are {towards.dtype}, but those of the database are {known.dtype}.")
+            raise TypeError(
+                f"labels are {towards.dtype}, but those of the database are {known.dtype}."
+            )
         if self.labels.ndim == 2:
             return np.asarray((self.labels == towards[:, None]).mean(1))
         if (unknown := ~np.isin(towards, self.classes)).any():
-            raise ValueError(f"labels has {towards[unknown][0]!r}, which is no class of the database.")
-        return np.asarray(np.einsum("qkc,qc->qk", self.labels, self.classes == towards[:, None]).mean(1))
+            raise ValueError(
+                f"labels has {towards[unknown][0]!r}, which is no class of the database."
+            )
+        return np.asarray(
+            np.einsum("qkc,qc->qk", self.labels, self.classes == towards[:, None]).mean(1)
+        )
 
     def nearest(self, k: int) -> Neighbors:
         """The same with only the k nearest of the neighbours."""
         if not 1 <= k <= self.k:
             raise ValueError(f"k must lie between 1 and {self.k}, found {k!r}.")
         names = ("indices", "distances", "labels", "residuals")
-        kept: dict[str, Any] = {name: None if (a := getattr(self, name)) is None else a[:, :k] for name in names}
+        kept: dict[str, Any] = {
+            name: None if (a := getattr(self, name)) is None else a[:, :k] for name in names
+        }
         return replace(self, **kept)
 
     def to_frame(self) -> Any:
@@ -131,7 +145,11 @@ class Neighbors(Answers):
 
     def __repr__(self) -> str:
         parts = [f"{len(self)} queries" if len(self) != 1 else "1 query", f"k={self.k}"]
-        parts.append(self.space if self.space == "activations" else f"{self.space} for the {self.target}'s class")
+        parts.append(
+            self.space
+            if self.space == "activations"
+            else f"{self.space} for the {self.target}'s class"
+        )
         if self.labels is not None and self.classes is not None and len(self):
             parts.append(f"mean purity {self.purity.mean():.3f}")
         if len(self):
@@ -165,12 +183,19 @@ class Prototypes:
         """Positions of the prototypes of one class."""
         found: NDArray[np.int64] = self.indices[self.labels == label]
         if len(found) == 0:
-            raise ValueError(f"no prototypes of class {label!r}; there are {join_names(np.unique(self.labels))}.")
+            raise ValueError(
+                f"no prototypes of class {label!r}; there are {join_names(np.unique(self.labels))}."
+            )
         return found
 
     def to_frame(self) -> Any:
         """One line per prototype, as a pandas frame, or a polars one where pandas is missing."""
-        columns = {"label": self.labels, "index": self.indices, "share": self.shares, "similarity": self.similarity}
+        columns = {
+            "label": self.labels,
+            "index": self.indices,
+            "share": self.shares,
+            "similarity": self.similarity,
+        }
         return frame_like(None, columns | {"criticism": self.criticisms})
 
     def __repr__(self) -> str:
@@ -199,16 +224,28 @@ class Duplicates:
 
     def to_frame(self) -> Any:
         """One line per pair, as a pandas frame, or a polars one where pandas is missing."""
-        columns: dict[str, Any] = {"first": self.pairs[:, 0], "second": self.pairs[:, 1], "distance": self.distances}
+        columns: dict[str, Any] = {
+            "first": self.pairs[:, 0],
+            "second": self.pairs[:, 1],
+            "distance": self.distances,
+        }
         if self.groups or len(self) == 0:
-            place = {int(row): number for number, members in enumerate(self.groups) for row in members}
-            columns["group"] = np.array([place[int(row)] for row in self.pairs[:, 0]], dtype=np.int64)
+            place = {
+                int(row): number for number, members in enumerate(self.groups) for row in members
+            }
+            columns["group"] = np.array(
+                [place[int(row)] for row in self.pairs[:, 0]], dtype=np.int64
+            )
         if self.conflicting is not None:
             columns["conflicting"] = self.conflicting[columns["group"]]
         return frame_like(None, columns)
 
     def __repr__(self) -> str:
-        unlike = "" if self.conflicting is None else f", {int(self.conflicting.sum())} with different labels"
+        unlike = (
+            ""
+            if self.conflicting is None
+            else f", {int(self.conflicting.sum())} with different labels"
+        )
         return f"Duplicates({len(self)} pairs in {len(self.groups)} groups{unlike})"
 
 
@@ -223,15 +260,27 @@ def cover(vectors: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     ([0, 2], [0.67, 0.33])
     """
     similarity, alike = vectors @ vectors.T, torch.ones(len(vectors))
-    positions = choose_covering(similarity.__getitem__, min(count, len(vectors)), weights=alike, covered=-alike)
+    positions = choose_covering(
+        similarity.__getitem__, min(count, len(vectors)), weights=alike, covered=-alike
+    )
     near, nearest = similarity[positions].max(0)
     members = torch.bincount(nearest, minlength=len(positions)).to(vectors.dtype)
     total = torch.zeros(len(positions), dtype=vectors.dtype).index_add_(0, nearest, near)
-    return positions, members / len(vectors), total / members.clamp_min(1), near.argsort(stable=True)[: len(positions)]
+    return (
+        positions,
+        members / len(vectors),
+        total / members.clamp_min(1),
+        near.argsort(stable=True)[: len(positions)],
+    )
 
 
 def choose_covering(
-    similar: Callable[[Tensor], Tensor], n: int, *, weights: Tensor, covered: Tensor, free: Tensor | None = None
+    similar: Callable[[Tensor], Tensor],
+    n: int,
+    *,
+    weights: Tensor,
+    covered: Tensor,
+    free: Tensor | None = None,
 ) -> Tensor:
     """Positions of n candidates, each of which raises Σ_i w_i max over the chosen p of s_ip the most.
 
@@ -270,12 +319,17 @@ def link_duplicates(hits: Neighbors, threshold: float, *, own: bool = True) -> D
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    links = coo_array((np.ones(len(pairs), dtype=np.int8), (pairs[:, 0], pairs[:, 1])), shape=(len(hits), len(hits)))
+    links = coo_array(
+        (np.ones(len(pairs), dtype=np.int8), (pairs[:, 0], pairs[:, 1])),
+        shape=(len(hits), len(hits)),
+    )
     members = np.unique(pairs)
     component = connected_components(links, directed=False)[1][members]
     order = np.argsort(component, kind="stable")
     groups = np.split(members[order], np.flatnonzero(np.diff(component[order])) + 1)
-    return replace(found, groups=tuple(sorted(groups, key=lambda group: (-len(group), int(group[0])))))
+    return replace(
+        found, groups=tuple(sorted(groups, key=lambda group: (-len(group), int(group[0]))))
+    )
 
 
 def select(
@@ -318,10 +372,14 @@ def select(
     count, fitted = len(index), index._fitted
     given = np.asarray([] if labelled is None else labelled)
     if given.size and given.dtype.kind not in "iu":
-        raise TypeError(f"labelled must hold positions, found {given.dtype}; of a mask, pass np.flatnonzero(mask).")
+        raise TypeError(
+            f"labelled must hold positions, found {given.dtype}; of a mask, pass np.flatnonzero(mask)."
+        )
     known = torch.unique(torch.as_tensor(given.astype(np.int64)))
     if len(known) and not 0 <= int(known.min()) <= int(known.max()) < count:
-        raise ValueError(f"labelled must hold positions from 0 to {count - 1}, found {known.min()} to {known.max()}.")
+        raise ValueError(
+            f"labelled must hold positions from 0 to {count - 1}, found {known.min()} to {known.max()}."
+        )
     if n > count - len(known):
         raise ValueError(f"n is {n}, but there are {count - len(known)} rows to choose from.")
     weights = torch.ones(count) if by == "coverage" else 1 - _margins(fitted)
@@ -334,19 +392,29 @@ def select(
     covered = vectors[some]
     # Each of those chosen stands for an equal share of the rows; the nearest of them so many are its own.
     share = max(1, round(len(some) / (n + len(known))))
-    near = (covered[:: max(1, len(some) // 512)] @ covered.T).topk(min(share + 1, len(some)), dim=1).values[:, -1]
+    near = (
+        (covered[:: max(1, len(some) // 512)] @ covered.T)
+        .topk(min(share + 1, len(some)), dim=1)
+        .values[:, -1]
+    )
     width = float((1 - near).median().clamp_min(1e-6))  # half a squared distance
 
     whole = None if count * len(some) > _MOST_NUMBERS else ((vectors @ covered.T - 1) / width).exp()
 
     def similar(positions: Tensor) -> Tensor:
-        return ((vectors[positions] @ covered.T - 1) / width).exp() if whole is None else whole[positions]
+        return (
+            ((vectors[positions] @ covered.T - 1) / width).exp()
+            if whole is None
+            else whole[positions]
+        )
 
     start, free = torch.zeros(len(some)), torch.ones(count, dtype=torch.bool)
     free[known] = False
     for position in known:
         start = torch.maximum(start, similar(position[None])[0])
-    return choose_covering(similar, n, weights=weights[some].float(), covered=start, free=free).numpy()
+    return choose_covering(
+        similar, n, weights=weights[some].float(), covered=start, free=free
+    ).numpy()
 
 
 def _margins(fitted: Fitted) -> Tensor:
@@ -404,7 +472,11 @@ class Influence(Answers):
         """One line per query and row, the k that matter most, as a pandas frame, or a polars one."""
         places = self._largest(k)
         query, place = np.repeat(np.arange(len(self)), places.shape[1]), places.ravel()
-        found = {"query": query, "index": self.indices[query, place], "label": list(self.labels[query, place])}
+        found = {
+            "query": query,
+            "index": self.indices[query, place],
+            "label": list(self.labels[query, place]),
+        }
         found |= {"value": self.values[query, place], "share": self.shares[query, place]}
         return frame_like(None, found | {"target": self.target[query], "logit": self.logits[query]})
 
@@ -424,7 +496,9 @@ def weigh_influence(fitted: Fitted, asked: Rows, target: Any, k: int | None) -> 
     """
     outcomes = fitted.outcomes
     if fitted.source.head is None:
-        raise ValueError("influence needs a linear head on the activations; layers stand between them here.")
+        raise ValueError(
+            "influence needs a linear head on the activations; layers stand between them here."
+        )
     if not fitted.labelled:
         raise ValueError("influence needs the labels of the database; pass labels to index.fit.")
     rows = fitted.backend.take(torch.arange(len(fitted.backend)))
@@ -436,14 +510,23 @@ def weigh_influence(fitted: Fitted, asked: Rows, target: Any, k: int | None) -> 
     if outcomes.classes is None:
         truth, learnt = rows.truth[:, None], [logits]
     else:
-        several = rows.truth if outcomes.several else torch.nn.functional.one_hot(rows.truth, outcomes.count)
-        truth, learnt = several.to(torch.float64), [outcomes.log_probabilities(logits).exp(), logits]
+        several = (
+            rows.truth
+            if outcomes.several
+            else torch.nn.functional.one_hot(rows.truth, outcomes.count)
+        )
+        truth, learnt = (
+            several.to(torch.float64),
+            [outcomes.log_probabilities(logits).exp(), logits],
+        )
     best, exact = torch.zeros_like(logits), 0.0
     for known in learnt:
         left = truth - known
         pull = centred.T @ left  # (width, classes), λ w where the head was trained so
         scale = float((pull * weight.T).sum() / pull.square().sum().clamp_min(1e-300))
-        share = 1 - float((scale * pull - weight.T).square().sum() / weight.square().sum().clamp_min(1e-300))
+        share = 1 - float(
+            (scale * pull - weight.T).square().sum() / weight.square().sum().clamp_min(1e-300)
+        )
         if scale > 0 and share > exact:
             best, exact = scale * left, share
     rest = weight.T - centred.T @ best
@@ -452,7 +535,9 @@ def weigh_influence(fitted: Fitted, asked: Rows, target: Any, k: int | None) -> 
         raise ValueError("a regression has no classes; leave target out.")
     codes, count = asked.predicted, len(rows)
     if target is not None:
-        codes = replace(outcomes, several=False).encode(np.broadcast_to(np.asarray(target), len(asked)), len(asked))
+        codes = replace(outcomes, several=False).encode(
+            np.broadcast_to(np.asarray(target), len(asked)), len(asked)
+        )
     x = asked.activations.to(torch.float64) - mean
     base = (weight @ mean + bias)[codes]
     found = base + (x * weight[codes]).sum(1)
@@ -472,6 +557,12 @@ def weigh_influence(fitted: Fitted, asked: Rows, target: Any, k: int | None) -> 
     labels = labels[indices, codes[:, None]] > 0 if outcomes.several else labels[indices]
     others = torch.zeros(len(asked)) if values.shape[1] == count else added - values.sum(1)
     said = found.numpy() if outcomes.classes is None else outcomes.classes[codes.numpy()]
-    numbers = {"size": size, "others": others, "base": base, "logits": found, "residual": found - base - added}
+    numbers = {
+        "size": size,
+        "others": others,
+        "base": base,
+        "logits": found,
+        "residual": found - base - added,
+    }
     columns: dict[str, Any] = {name: one.numpy() for name, one in numbers.items()}
     return Influence(indices, values.numpy(), labels, target=said, exact=exact, **columns)

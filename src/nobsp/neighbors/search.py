@@ -31,7 +31,9 @@ _SPARE = 8
 class Evidence:
     """Contributions of rows to a class: multiples β_c ⊙ (z − z̄) of the activations, or as they were kept."""
 
-    coefficients: Tensor | None = None  # β, (classes, width), float64; None where contributions were kept
+    coefficients: Tensor | None = (
+        None  # β, (classes, width), float64; None where contributions were kept
+    )
     mean: Tensor | None = None  # z̄, (width,)
 
     def of(self, rows: Rows, classes: Tensor) -> Tensor:
@@ -55,7 +57,9 @@ class Space:
     evidence: Evidence
     origin: Tensor  # subtracted, (1, width) or (classes, width)
     unit: Tensor  # multiplied with afterwards, (width,); zero for columns that do not vary
-    centre: Tensor | None = None  # where evidence that is a multiple of the activations is zero for every class
+    centre: Tensor | None = (
+        None  # where evidence that is a multiple of the activations is zero for every class
+    )
 
     @property
     def width(self) -> int:
@@ -65,7 +69,11 @@ class Space:
     def scaled(self, rows: Rows, classes: Tensor | None = None) -> Tensor:
         """Vectors before they are brought to unit length; for kind "query" of `classes`, the predicted ones if None."""
         classes = rows.predicted if classes is None or self.kind == "own" else classes
-        raw = rows.activations.to(torch.float64) if self.kind == "activations" else self.evidence.of(rows, classes)
+        raw = (
+            rows.activations.to(torch.float64)
+            if self.kind == "activations"
+            else self.evidence.of(rows, classes)
+        )
         return (raw - (self.origin if len(self.origin) == 1 else self.origin[classes])) * self.unit
 
     def vectors(self, rows: Rows, classes: Tensor | None = None) -> Tensor:
@@ -74,7 +82,10 @@ class Space:
 
     def invert(self, vectors: Tensor, lengths: Tensor) -> Tensor:
         """What vectors and lengths were made of; not for kind "query". Columns that do not vary are at their mean."""
-        return vectors * lengths[:, None] / torch.where(self.unit > 0, self.unit, torch.inf) + self.origin
+        return (
+            vectors * lengths[:, None] / torch.where(self.unit > 0, self.unit, torch.inf)
+            + self.origin
+        )
 
     def probes(self, queries: Rows, sought: Space) -> Tensor:
         """Directions in which to look here for rows that are near in another space, float32.
@@ -84,7 +95,11 @@ class Space:
         """
         vectors = self.vectors(queries)
         if sought.kind == "query" and sought.evidence.coefficients is not None:
-            weights = sought.evidence.coefficients * sought.unit / torch.where(self.unit > 0, self.unit, torch.inf)
+            weights = (
+                sought.evidence.coefficients
+                * sought.unit
+                / torch.where(self.unit > 0, self.unit, torch.inf)
+            )
             vectors = unit_length(vectors * weights.abs()[queries.predicted])
         return vectors.to(torch.float32)
 
@@ -92,7 +107,9 @@ class Space:
         """The same without z-scores, compared by cosine similarity: deviations from the mean as they are."""
         origin = self.origin if self.kind == "activations" else torch.zeros_like(self.origin[:1])
         centre = None if self.centre is None else self.evidence.mean
-        return replace(self, metric="cosine", origin=origin, unit=torch.ones_like(self.unit), centre=centre)
+        return replace(
+            self, metric="cosine", origin=origin, unit=torch.ones_like(self.unit), centre=centre
+        )
 
 
 def unit_length(vectors: Tensor, least: float = 0.0) -> Tensor:
@@ -101,7 +118,9 @@ def unit_length(vectors: Tensor, least: float = 0.0) -> Tensor:
     return vectors / torch.where(lengths > least, lengths, torch.inf)
 
 
-def fit_spaces(kinds: Iterable[Kind], evidence: Evidence, rows: Rows, classes: int) -> dict[Kind, Space]:
+def fit_spaces(
+    kinds: Iterable[Kind], evidence: Evidence, rows: Rows, classes: int
+) -> dict[Kind, Space]:
     """Finds the scale of spaces on the rows of a database.
 
     Activations, and evidence for own classes, are z-scored column by column. Evidence for the query's class is centred
@@ -123,12 +142,19 @@ def fit_spaces(kinds: Iterable[Kind], evidence: Evidence, rows: Rows, classes: i
             beta = evidence.coefficients
             typical = beta.square().mean(0).sqrt()
             unit = _inverse(spread, mean) / torch.where(typical > 0, typical, torch.inf)
-            spaces[kind] = Space(kind, "euclidean", evidence, beta * (mean - evidence.mean), unit, mean)
+            spaces[kind] = Space(
+                kind, "euclidean", evidence, beta * (mean - evidence.mean), unit, mean
+            )
         else:
-            each = [moments(rows, partial(evidence.of, classes=torch.tensor([number]))) for number in range(classes)]
+            each = [
+                moments(rows, partial(evidence.of, classes=torch.tensor([number])))
+                for number in range(classes)
+            ]
             centres = torch.stack([centre for centre, _ in each])
             pooled = torch.stack([own for _, own in each]).square().mean(0).sqrt()
-            spaces[kind] = Space(kind, "euclidean", evidence, centres, _inverse(pooled, centres.abs().amax(0)))
+            spaces[kind] = Space(
+                kind, "euclidean", evidence, centres, _inverse(pooled, centres.abs().amax(0))
+            )
     return spaces
 
 
@@ -175,7 +201,9 @@ class Backend(ABC):
         """Rows at some positions."""
 
     @abstractmethod
-    def candidates(self, queries: Rows, k: int, leave: Tensor | None, *, space: Space, walked: Space) -> Tensor:
+    def candidates(
+        self, queries: Rows, k: int, leave: Tensor | None, *, space: Space, walked: Space
+    ) -> Tensor:
         """Positions of rows that may be the nearest, in any order, −1 for none, shape (queries, k or more)."""
 
     def close(self) -> None:  # noqa: B027 - a file that is mapped into memory may be removed while it is open
@@ -193,11 +221,17 @@ class Backend(ABC):
         for start in range(0, len(queries), self.at_once):
             lot = slice(start, start + self.at_once)
             some, left = queries.take(lot), None if leave is None else leave[lot]
-            found.append(self._measure(space, some, self.candidates(some, k, left, space=space, walked=walked), k))
+            found.append(
+                self._measure(
+                    space, some, self.candidates(some, k, left, space=space, walked=walked), k
+                )
+            )
         positions, distances = zip(*found, strict=True)
         return torch.cat(positions), torch.cat(distances)
 
-    def _measure(self, space: Space, queries: Rows, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def _measure(
+        self, space: Space, queries: Rows, candidates: Tensor, k: int
+    ) -> tuple[Tensor, Tensor]:
         """The k nearest among candidates, by differences of vectors, equal distances by position."""
         vectors = space.vectors(queries)
         candidates = candidates.sort(dim=1).values
@@ -207,7 +241,11 @@ class Backend(ABC):
         for piece in pieces(len(flat), space.width):
             own = vectors[whose[piece]]
             near = space.vectors(self.take(flat[piece]), queries.predicted[whose[piece]])
-            apart = (near - own).square().sum(1).sqrt() if space.metric == "euclidean" else 1 - (near * own).sum(1)
+            apart = (
+                (near - own).square().sum(1).sqrt()
+                if space.metric == "euclidean"
+                else 1 - (near * own).sum(1)
+            )
             distances[piece] = apart
         distances = distances.reshape(candidates.shape).masked_fill(candidates < 0, torch.inf)
         order = distances.argsort(dim=1, stable=True)[:, :k]
@@ -243,7 +281,15 @@ class Exact(Backend):
         """Rows at some positions."""
         return self.rows.take(positions)
 
-    def candidates(self, queries: Rows, k: int, leave: Tensor | None, *, space: Space, walked: Space) -> Tensor:  # noqa: ARG002
+    def candidates(
+        self,
+        queries: Rows,
+        k: int,
+        leave: Tensor | None,
+        *,
+        space: Space,
+        walked: Space,  # noqa: ARG002 - as other searches take it
+    ) -> Tensor:
         """Positions of the rows that score highest, −1 where there are fewer."""
         count, vectors = k + _SPARE, space.vectors(queries)
         scores = torch.zeros(len(queries), 0, dtype=torch.float64)
@@ -255,14 +301,19 @@ class Exact(Backend):
                 query, column = torch.nonzero((place >= 0) & (place < here.shape[1]), as_tuple=True)
                 here[query, place[query, column]] = -torch.inf
             best, where = here.topk(min(count, here.shape[1]), dim=1)
-            scores, positions = torch.cat([scores, best.cpu()], 1), torch.cat([positions, where.cpu() + block.start], 1)
+            scores, positions = (
+                torch.cat([scores, best.cpu()], 1),
+                torch.cat([positions, where.cpu() + block.start], 1),
+            )
             if scores.shape[1] > count:
                 scores, kept = scores.topk(count, dim=1)
                 positions = positions.gather(1, kept)
         return torch.where(scores == -torch.inf, -1, positions)
 
 
-def _scores(space: Space, rows: Rows, queries: Rows, vectors: Tensor, device: torch.device) -> Tensor:
+def _scores(
+    space: Space, rows: Rows, queries: Rows, vectors: Tensor, device: torch.device
+) -> Tensor:
     """Larger is nearer, shape (queries, rows): q·v, and 1/2 for rows of zeros, as ‖q − v‖² = ‖q‖² + ‖v‖² − 2 q·v."""
     empty = 0.5 if space.metric == "euclidean" else 0.0
     vectors = vectors.to(device)
@@ -273,7 +324,10 @@ def _scores(space: Space, rows: Rows, queries: Rows, vectors: Tensor, device: to
     if space.centre is None or space.evidence.coefficients is None:
         scores = torch.empty(len(vectors), len(rows), dtype=torch.float64, device=device)
         for number, label in enumerate(present):
-            units, own = space.vectors(rows, label.expand(len(rows))).to(device), (place == number).to(device)
+            units, own = (
+                space.vectors(rows, label.expand(len(rows))).to(device),
+                (place == number).to(device),
+            )
             scores[own] = vectors[own] @ units.T + empty * ~units.any(1)
         return scores
     # With u = z − centre, evidence for class c is w_c ⊙ u, and for a query q of that class
@@ -319,8 +373,14 @@ class Fitted:
     def space(self, kind: Kind, metric: str) -> Space:
         """One of the spaces, with z-scores or without."""
         if kind not in self.spaces:
-            missing, how = ("the class of a query", ', target="query"') if kind == "query" else ("any class", "")
-            raise ValueError(f'the index keeps no evidence for {missing}; make it with space="contributions"{how}.')
+            missing, how = (
+                ("the class of a query", ', target="query"')
+                if kind == "query"
+                else ("any class", "")
+            )
+            raise ValueError(
+                f'the index keeps no evidence for {missing}; make it with space="contributions"{how}.'
+            )
         return self.spaces[kind] if metric == "euclidean" else self.spaces[kind].cosine()
 
     def logits(self, rows: Rows) -> Tensor:
@@ -330,5 +390,7 @@ class Fitted:
         found = self.source.logits(rows.activations)
         if found is None:
             again = 'pass the rows again: audit(index, X, labels, exclude="self")'
-            raise ValueError(f"layers stand between map and head, so logits of the database are not known; {again}.")
+            raise ValueError(
+                f"layers stand between map and head, so logits of the database are not known; {again}."
+            )
         return self.outcomes.per_class(found)

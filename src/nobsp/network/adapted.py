@@ -25,24 +25,40 @@ Matrix = np.ndarray[Any, Any]
 class Adapted:
     """A model as a torch module of one matrix, beside what the caller passes."""
 
-    module: nn.Module  # the torch module; for models of other libraries it works in float64 and returns margins
+    module: (
+        nn.Module
+    )  # the torch module; for models of other libraries it works in float64 and returns margins
     # makes a float64 matrix of rows of the caller's kind (frame or array); None where the module takes them as they are
     encode: Encode | None = None
-    feature_names: tuple[str, ...] | None = None  # names of the caller's columns, where the model was fitted on a frame
-    output_names: tuple[str, ...] | None = None  # class names, if any; of two classes the second, whose margin it is
-    link: str | None = None  # what the model applies to what is explained; None for torch modules: `Readout` finds it
+    feature_names: tuple[str, ...] | None = (
+        None  # names of the caller's columns, where the model was fitted on a frame
+    )
+    output_names: tuple[str, ...] | None = (
+        None  # class names, if any; of two classes the second, whose margin it is
+    )
+    link: str | None = (
+        None  # what the model applies to what is explained; None for torch modules: `Readout` finds it
+    )
     # by column of a model of steps, the neighbouring numbers on either side of each threshold, (thresholds, 2)
     steps: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
     codes: tuple[int, ...] = ()  # the caller's columns that hold codes of categories
-    pack: Callable[[Any], Any] | None = None  # makes one matrix of what the caller passes, where inputs are several
-    resolve: Callable[[Any], Any] | None = None  # makes columns of that matrix of what the caller passes as `features`
-    layout: dict[str, Any] | None = None  # makes the same of the model without the rows; plain enough for a file
+    pack: Callable[[Any], Any] | None = (
+        None  # makes one matrix of what the caller passes, where inputs are several
+    )
+    resolve: Callable[[Any], Any] | None = (
+        None  # makes columns of that matrix of what the caller passes as `features`
+    )
+    layout: dict[str, Any] | None = (
+        None  # makes the same of the model without the rows; plain enough for a file
+    )
 
     def groups(self, X: Any) -> dict[str, list[int]]:
         """Which encoded columns each of the caller's goes into: those that change when it is shuffled in the rows."""
         frame = _frame_or_array(X)
         given = self.feature_names if frame is X else frame.columns
-        names = [f"x{j}" for j in range(X.shape[1])] if given is None else [str(name) for name in given]
+        names = (
+            [f"x{j}" for j in range(X.shape[1])] if given is None else [str(name) for name in given]
+        )
         if self.encode is None:
             return {name: [position] for position, name in enumerate(names)}
         before, turned = self.encode(X), np.roll(np.arange(len(X)), 1)
@@ -56,7 +72,9 @@ class Adapted:
                 column = frame[:, position]
                 moved = frame.with_columns(column[turned.tolist()].alias(column.name)).to_native()
             after = self.encode(moved)
-            changed[position] = ~((after == before) | (np.isnan(after) & np.isnan(before))).all(axis=0)
+            changed[position] = ~((after == before) | (np.isnan(after) & np.isnan(before))).all(
+                axis=0
+            )
         shared = changed.sum(axis=0) > 1
         if shared.any():
             mixed = [name for name, row in zip(names, changed[:, shared], strict=True) if row.any()]
@@ -64,7 +82,11 @@ class Adapted:
                 f"the preprocessing mixes the columns {', '.join(map(repr, mixed))}: {shared.sum()} of its "
                 f"{changed.shape[1]} outputs depend on several. Pass model[-1] and model[:-1].transform(X) instead."
             )
-        return {name: np.flatnonzero(row).tolist() for name, row in zip(names, changed, strict=True) if row.any()}
+        return {
+            name: np.flatnonzero(row).tolist()
+            for name, row in zip(names, changed, strict=True)
+            if row.any()
+        }
 
 
 class MixedColumnsError(ValueError):
@@ -85,11 +107,16 @@ def encoder_of(steps: Sequence[Any]) -> Encode:
         if names is not None and isinstance(X, np.ndarray):
             return transform(framed(X, names))
         if names is None and is_frame(X):
-            return transform(nw.from_native(X, eager_only=True).to_numpy())  # fitted without names: they would warn
+            return transform(
+                nw.from_native(X, eager_only=True).to_numpy()
+            )  # fitted without names: they would warn
         try:
             return transform(X)
         except (TypeError, ValueError, AttributeError, NotImplementedError):
-            if type(X).__module__.partition(".")[0] != "polars" or importlib.util.find_spec("pandas") is None:
+            if (
+                type(X).__module__.partition(".")[0] != "polars"
+                or importlib.util.find_spec("pandas") is None
+            ):
                 raise
         # Steps fitted on pandas may know only pandas; what is really wrong fails again, and is seen.
         import pandas as pd
@@ -104,7 +131,9 @@ def framed(X: Matrix, names: Sequence[str]) -> Any:
     """An array given to steps that were fitted on a frame: its columns get the names of the frame's."""
     if X.shape[1] != len(names):
         known = join_names(map(str, names))
-        raise ValueError(f"X has {X.shape[1]} columns but the model was fitted on {len(names)}: {known}.")
+        raise ValueError(
+            f"X has {X.shape[1]} columns but the model was fitted on {len(names)}: {known}."
+        )
     if importlib.util.find_spec("pandas") is None:
         raise TypeError("the model was fitted on a frame; pass a frame with the same column names.")
     import pandas as pd
@@ -127,14 +156,18 @@ def join_grouping_rows(first: Any, second: Any) -> Any:
     """The same of two frames of one kind, or arrays."""
     if isinstance(first, np.ndarray):
         return grouping_rows(np.concatenate([first, second]))
-    return grouping_rows(nw.concat([nw.from_native(table, eager_only=True) for table in (first, second)]).to_native())
+    return grouping_rows(
+        nw.concat([nw.from_native(table, eager_only=True) for table in (first, second)]).to_native()
+    )
 
 
 def _frame_or_array(X: Any) -> Any:
     """A frame as narwhals sees it, or the array itself."""
     frame = nw.from_native(X, eager_only=True, pass_through=True)
     if not isinstance(frame, nw.DataFrame) and not (isinstance(X, np.ndarray) and X.ndim == 2):
-        raise TypeError(f"X must be a frame or a 2-D array to group its columns, found {type(X).__name__}.")
+        raise TypeError(
+            f"X must be a frame or a 2-D array to group its columns, found {type(X).__name__}."
+        )
     return frame
 
 

@@ -29,7 +29,9 @@ class NoRowsError(ValueError):
 class Source:
     """Rows in batches: 2-D tensors on the CPU that may share memory with the caller's data, so never write to them."""
 
-    names: tuple[str, ...] | None  # column names where the data has any (those before encoding); else None
+    names: (
+        tuple[str, ...] | None
+    )  # column names where the data has any (those before encoding); else None
     rows: int | None  # number of rows, or None where it is not known before reading
     reiterable: bool  # whether the rows can be read more than once
     integer: bool  # whether every value is an integer, so that batches are int64
@@ -52,7 +54,13 @@ def batches_of(
 ) -> Source:
     """Read any kind of table in batches."""
     reader = _Reader(check_batch_size(batch_size), encode, argument, strict)
-    if isinstance(X, list | tuple) and X and isinstance(X[0], list | tuple) and X[0] and all(map(np.isscalar, X[0])):
+    if (
+        isinstance(X, list | tuple)
+        and X
+        and isinstance(X[0], list | tuple)
+        and X[0]
+        and all(map(np.isscalar, X[0]))
+    ):
         X = np.asarray(X)  # a list of lists of numbers is a matrix, not a list of batches
     whole = reader.table_of(X, argument, columns)
     if whole is None:
@@ -81,14 +89,19 @@ def batches_of(
         for number, batch in enumerate(batches()):
             table = whole or reader.batch_table(batch, number, columns or first.names)
             if table.columns != first.columns:
-                found, expected = f"{table.columns} columns", f"batch 0 had {first.columns}; all need the same"
+                found, expected = (
+                    f"{table.columns} columns",
+                    f"batch 0 had {first.columns}; all need the same",
+                )
                 raise ValueError(f"batch {number} of {argument} has {found} but {expected}.")
             for rows, native in reader.rows_of(table, first_row=seen):
                 # Whole numbers in a stream that began with floats are floats that happened to be whole.
                 yield rows if integer or rows.is_floating_point() else rows.to(begun.dtype), native
             seen += table.rows
         if seen == 0:
-            raise ValueError(f"{argument} gave no rows when it was read again; its __iter__ must start anew.")
+            raise ValueError(
+                f"{argument} gave no rows when it was read again; its __iter__ must start anew."
+            )
 
     return Source(first.names, total, again, integer, begun.shape[1], read)
 
@@ -99,9 +112,13 @@ def check_batch_size(size: Any) -> int:
     return int(size)
 
 
-def with_progress(iterable: Iterable[Batch], *, total: int | None, enabled: bool, description: str) -> Iterator[Batch]:
+def with_progress(
+    iterable: Iterable[Batch], *, total: int | None, enabled: bool, description: str
+) -> Iterator[Batch]:
     """Pass batches through, counting their rows on a progress bar on stderr."""
-    with tqdm(total=total, desc=description, unit=" rows", unit_scale=True, disable=not enabled) as bar:
+    with tqdm(
+        total=total, desc=description, unit=" rows", unit_scale=True, disable=not enabled
+    ) as bar:
         for batch in iterable:
             yield batch
             bar.update(len(batch))
@@ -119,8 +136,14 @@ def first_non_finite(values: Tensor) -> tuple[int, ...] | None:
 def open_stream(X: Any, argument: str) -> tuple[Any, Callable[[], Iterator[Any]], bool]:
     """The first batch of an iterable, what reads all with that one, and whether it can do so more than once."""
     if isinstance(X, Dataset) and not isinstance(X, IterableDataset):
-        raise TypeError(f"{argument} is a Dataset; pass torch.utils.data.DataLoader({argument}, batch_size=...).")
-    if isinstance(X, str | bytes | Mapping) or type(X).__name__ == "Series" or not hasattr(X, "__iter__"):
+        raise TypeError(
+            f"{argument} is a Dataset; pass torch.utils.data.DataLoader({argument}, batch_size=...)."
+        )
+    if (
+        isinstance(X, str | bytes | Mapping)
+        or type(X).__name__ == "Series"
+        or not hasattr(X, "__iter__")
+    ):
         wanted = "an array or tensor, a pandas or polars frame of rows, a DataLoader, or an iterable of batches"
         raise TypeError(f"{argument} is a {type(X).__name__}; expected {wanted}.")
     opened = iter(X)
@@ -133,7 +156,9 @@ def open_stream(X: Any, argument: str) -> tuple[Any, Callable[[], Iterator[Any]]
     def read() -> Iterator[Any]:
         if not waiting and opened is X:
             hint = "pass a list of batches, a DataLoader, or an object whose __iter__ starts anew"
-            raise ValueError(f"{argument} is an iterator that can be read only once and it has been; {hint}.")
+            raise ValueError(
+                f"{argument} is an iterator that can be read only once and it has been; {hint}."
+            )
         return waiting.pop() if waiting else iter(X)
 
     return first, read, opened is not X
@@ -148,8 +173,14 @@ def count_ahead(X: Any) -> int | None:
         rows = len(X.sampler)
         return rows - rows % X.batch_size if X.drop_last else rows
     batches = X if isinstance(X, list | tuple) else ()
-    rows_of = [batch[0] if isinstance(batch, tuple | list) and batch else batch for batch in batches]
-    return sum(map(len, rows_of)) if rows_of and all(hasattr(rows, "shape") for rows in rows_of) else None
+    rows_of = [
+        batch[0] if isinstance(batch, tuple | list) and batch else batch for batch in batches
+    ]
+    return (
+        sum(map(len, rows_of))
+        if rows_of and all(hasattr(rows, "shape") for rows in rows_of)
+        else None
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,8 +190,12 @@ class _Table:
     names: tuple[str, ...] | None  # column names of a frame; None for arrays and tensors
     rows: int  # how many rows it has
     columns: int  # how many columns, before any encoding
-    cut: Callable[[int, int], Tensor]  # `cut(start, stop)`, the rows in between as a batch of a `Source`
-    native: Callable[[int, int], Any]  # `native(start, stop)`, the same rows in the caller's own kind
+    cut: Callable[
+        [int, int], Tensor
+    ]  # `cut(start, stop)`, the rows in between as a batch of a `Source`
+    native: Callable[
+        [int, int], Any
+    ]  # `native(start, stop)`, the same rows in the caller's own kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,19 +215,27 @@ class _Reader:
                 hint = "pass one row per sample and one column per feature"
                 if X.ndim == 1:
                     hint = f"pass {argument}.reshape(-1, 1) for one column or {argument}.reshape(1, -1) for one row"
-                raise ValueError(f"{argument} must have two dimensions, found shape {tuple(X.shape)}; {hint}.")
+                raise ValueError(
+                    f"{argument} must have two dimensions, found shape {tuple(X.shape)}; {hint}."
+                )
             if columns is not None and X.shape[1] != len(columns):
                 known = f"{len(columns)} are expected: {join_names(columns, 12)}, in order"
                 raise ValueError(f"{argument} has {X.shape[1]} columns but {known}.")
             if X.shape[1] == 0:
                 raise ValueError(f"{argument} has no columns.")
-            if isinstance(X, Tensor) and (X.layout != torch.strided or X.is_complex() or X.is_quantized):
-                raise TypeError(f"{argument} must be a dense real tensor, found {X.dtype} with layout {X.layout}.")
+            if isinstance(X, Tensor) and (
+                X.layout != torch.strided or X.is_complex() or X.is_quantized
+            ):
+                raise TypeError(
+                    f"{argument} must be a dense real tensor, found {X.dtype} with layout {X.layout}."
+                )
             return _array_table(as_numpy(X), argument, numeric=numeric)
         try:
             frame = nw.from_native(X, eager_only=True, pass_through=True)
         except nw.exceptions.DuplicateError as duplicate:
-            raise ValueError(f"{argument} has two columns of the same name; rename one ({duplicate}).") from duplicate
+            raise ValueError(
+                f"{argument} has two columns of the same name; rename one ({duplicate})."
+            ) from duplicate
         if isinstance(frame, nw.DataFrame):
             frame = matched(frame, argument=argument, columns=columns)
             return _frame_table(frame, argument, numeric=numeric, strict=self.strict)
@@ -207,7 +250,9 @@ class _Reader:
         rows = batch[0] if isinstance(batch, tuple | list) and len(batch) else batch
         table = self.table_of(rows, argument, columns)
         if table is None:
-            raise TypeError(f"{argument} is a {type(rows).__name__}; expected an array, a tensor or a frame of rows.")
+            raise TypeError(
+                f"{argument} is a {type(rows).__name__}; expected an array, a tensor or a frame of rows."
+            )
         return table
 
     def rows_of(self, table: _Table, *, first_row: int) -> Iterator[tuple[Tensor, Any]]:
@@ -234,7 +279,9 @@ class _Reader:
             if not self.strict and stop - start > 1:
                 return self._cut_apart(table, start, stop, failure)
             kind = TypeError if isinstance(failure, TypeError) else ValueError
-            raise kind(f"{self.argument} does not pass the model's preprocessing: {failure}") from failure
+            raise kind(
+                f"{self.argument} does not pass the model's preprocessing: {failure}"
+            ) from failure
         return torch.from_numpy(encoded if encoded.flags.writeable else encoded.copy())
 
     def _cut_apart(self, table: _Table, start: int, stop: int, failure: Exception) -> Tensor:
@@ -245,8 +292,12 @@ class _Reader:
             with suppress(TypeError, ValueError):
                 halves[first] = self.cut(table, first, last)
         if not halves:
-            raise ValueError(f"{self.argument} does not pass the model's preprocessing: {failure}") from failure
-        found = torch.full((stop - start, next(iter(halves.values())).shape[1]), torch.nan, dtype=torch.float64)
+            raise ValueError(
+                f"{self.argument} does not pass the model's preprocessing: {failure}"
+            ) from failure
+        found = torch.full(
+            (stop - start, next(iter(halves.values())).shape[1]), torch.nan, dtype=torch.float64
+        )
         for first, half in halves.items():
             found[first - start : first - start + len(half)] = half
         return found
@@ -259,13 +310,21 @@ def is_frame(X: Any) -> bool:
 
 def _array_table(X: np.ndarray[Any, Any], argument: str, *, numeric: bool) -> _Table:
     if numeric and X.dtype.kind not in "fiubO":
-        raise TypeError(f"{argument} must be numeric, found dtype {X.dtype}; encode it to numbers first.")
+        raise TypeError(
+            f"{argument} must be numeric, found dtype {X.dtype}; encode it to numbers first."
+        )
     for column in range(X.shape[1]) if numeric and X.dtype.kind == "O" else ():
         try:
             X[:, column].astype(np.float64)
         except (TypeError, ValueError) as failure:
-            raise TypeError(f"{argument}[:, {column}] is not numeric ({failure}); encode it first.") from failure
-    kind = np.float32 if X.dtype.kind == "b" or (X.dtype.kind == "f" and X.dtype.itemsize <= 4) else np.float64
+            raise TypeError(
+                f"{argument}[:, {column}] is not numeric ({failure}); encode it first."
+            ) from failure
+    kind = (
+        np.float32
+        if X.dtype.kind == "b" or (X.dtype.kind == "f" and X.dtype.itemsize <= 4)
+        else np.float64
+    )
 
     def cut(start: int, stop: int) -> Tensor:
         rows = np.ascontiguousarray(X[start:stop], dtype=np.int64 if X.dtype.kind in "iu" else kind)
@@ -308,7 +367,9 @@ def _frame_table(frame: nw.DataFrame[Any], argument: str, *, numeric: bool, stri
             rows[~missing, position] = series.drop_nulls().to_numpy()
         return torch.from_numpy(rows)
 
-    return _Table(names, len(frame), len(names), cut, lambda start, stop: frame[start:stop].to_native())
+    return _Table(
+        names, len(frame), len(names), cut, lambda start, stop: frame[start:stop].to_native()
+    )
 
 
 def _missing(argument: str, value: str, row: int, column: str | int) -> str:

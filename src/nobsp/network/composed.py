@@ -54,7 +54,14 @@ class Composed(nn.Module):
     """A model that returns its logits by one linear head."""
 
     def __init__(
-        self, model: nn.Module, places: Sequence[int] | None, weight: Tensor, bias: Tensor, path: str, *, centre: bool
+        self,
+        model: nn.Module,
+        places: Sequence[int] | None,
+        weight: Tensor,
+        bias: Tensor,
+        path: str,
+        *,
+        centre: bool,
     ) -> None:
         super().__init__()
         self.model, self.places, self.path, self.centre = model, places, path, centre
@@ -71,12 +78,16 @@ class Composed(nn.Module):
             with Products(len(x), self.places) as seen:
                 self.model(x)
             if len(seen.found) != len(self.places):
-                raise RuntimeError("the model made fewer products than on the probe; these must not depend on x.")
+                raise RuntimeError(
+                    "the model made fewer products than on the probe; these must not depend on x."
+                )
             z = torch.cat([product.z.double() for product in seen.found], 1)
         return torch.as_tensor(self.head(z.to(self.head.weight.device)))
 
 
-def compose(module: nn.Module, run: Callable[[Tensor], Any], x: Tensor, dtype: torch.dtype) -> tuple[Composed, str]:
+def compose(
+    module: nn.Module, run: Callable[[Tensor], Any], x: Tensor, dtype: torch.dtype
+) -> tuple[Composed, str]:
     """The model with a head of its own, and the link that follows it."""
     with Products(len(x)) as seen:
         outputs = outputs_of(run(x.clone()), len(x))
@@ -91,7 +102,9 @@ def compose(module: nn.Module, run: Callable[[Tensor], Any], x: Tensor, dtype: t
     path, output = next(iter(outputs.items()))
     centre = _is_simplex(output)
     eye = torch.eye(output.shape[1], dtype=torch.float64)
-    made = Composed(module, None, eye, torch.zeros(len(eye), dtype=torch.float64), path, centre=centre)
+    made = Composed(
+        module, None, eye, torch.zeros(len(eye), dtype=torch.float64), path, centre=centre
+    )
     return made, "softmax" if centre else "identity"
 
 
@@ -105,7 +118,11 @@ def _links(output: Tensor) -> Iterator[Link]:
         yield "sigmoid", lambda values: torch.logit(values), torch.sigmoid
     if low >= 0:
         yield "exp", torch.log, torch.exp
-        yield "softplus", lambda values: values + torch.log(-torch.expm1(-values)), nn.functional.softplus
+        yield (
+            "softplus",
+            lambda values: values + torch.log(-torch.expm1(-values)),
+            nn.functional.softplus,
+        )
     often = [int((output == end).sum()) > max(output.shape[1], 2) for end in (low, high)]
     if any(often):
         least, most = float(low) if often[0] else -torch.inf, float(high) if often[1] else torch.inf
@@ -115,16 +132,22 @@ def _links(output: Tensor) -> Iterator[Link]:
 
 def _choices(products: Sequence[Product], outputs: int) -> Iterator[list[Product]]:
     """Combinations to try: single products from the last to the first, all of as many outputs, all narrower ones."""
-    fitting = [product for product in products if product.weight.shape[1] == outputs][-_MOST_PRODUCTS:]
+    fitting = [product for product in products if product.weight.shape[1] == outputs][
+        -_MOST_PRODUCTS:
+    ]
     yield from ([product] for product in reversed(fitting))
     if len(fitting) > 1:
         yield fitting
-    narrow = [product for product in products if product.weight.shape[1] < outputs][-_MOST_PRODUCTS:]
+    narrow = [product for product in products if product.weight.shape[1] < outputs][
+        -_MOST_PRODUCTS:
+    ]
     if narrow:
         yield narrow
 
 
-def _solve(products: Sequence[Product], output: Tensor, link: Link, eps: float) -> tuple[Tensor, Tensor] | None:
+def _solve(
+    products: Sequence[Product], output: Tensor, link: Link, eps: float
+) -> tuple[Tensor, Tensor] | None:
     """Weight and bias of outputs that are a link of an affine function of the products; None where they are not."""
     if sum(product.z.shape[1] for product in products) > _MOST_WIDTH:
         return None
@@ -162,16 +185,24 @@ def _solve(products: Sequence[Product], output: Tensor, link: Link, eps: float) 
     widths = [part.shape[1] for part in logits]
     mixes = factors.T[:, :, None].unbind() if aligned else torch.split(factors, widths, 1)
     expected = bias + sum(blend(mix, part.T).T for mix, part in zip(mixes, logits, strict=True))
-    size = bias.abs() + sum(blend(mix.abs(), part.T).T for mix, part in zip(mixes, sizes, strict=True))
+    size = bias.abs() + sum(
+        blend(mix.abs(), part.T).T for mix, part in zip(mixes, sizes, strict=True)
+    )
     allowed = _ROUNDING * eps * size
     if softmax:
         around = allowed.amax(1, keepdim=True) * output
     else:
-        around = torch.maximum(*((apply(expected + way * allowed) - apply(expected)).abs() for way in (1, -1)))
-    near = (apply(expected) - output).abs() <= around + _ROUNDING * eps * output.abs() + 8 * eps * bool(softmax)
+        around = torch.maximum(
+            *((apply(expected + way * allowed) - apply(expected)).abs() for way in (1, -1))
+        )
+    near = (
+        apply(expected) - output
+    ).abs() <= around + _ROUNDING * eps * output.abs() + 8 * eps * bool(softmax)
     if not bool(near.all()):
         return None
-    return torch.cat([blend(mix, weight.T) for mix, weight in zip(mixes, weights, strict=True)], 1), bias
+    return torch.cat(
+        [blend(mix, weight.T) for mix, weight in zip(mixes, weights, strict=True)], 1
+    ), bias
 
 
 def _least_squares(columns: Tensor, target: Tensor) -> Tensor | None:
@@ -181,12 +212,18 @@ def _least_squares(columns: Tensor, target: Tensor) -> Tensor | None:
     if len(target) < 2 * columns.shape[1] + 2 or bool((target == target[0]).all()):
         return None
     scale = columns.norm(dim=0).clamp_min(1e-300)
-    solved: Tensor = torch.linalg.lstsq(columns / scale, target[:, None], driver="gelsd").solution[:, 0] / scale
+    solved: Tensor = (
+        torch.linalg.lstsq(columns / scale, target[:, None], driver="gelsd").solution[:, 0] / scale
+    )
     return solved
 
 
 def _is_simplex(output: Tensor) -> bool:
-    return output.shape[1] > 1 and bool((output >= 0).all()) and bool(((output.sum(1) - 1).abs() < 1e-4).all())
+    return (
+        output.shape[1] > 1
+        and bool((output >= 0).all())
+        and bool(((output.sum(1) - 1).abs() < 1e-4).all())
+    )
 
 
 def _centred_logs(output: Tensor) -> Tensor:

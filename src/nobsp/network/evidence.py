@@ -26,7 +26,9 @@ class EvidenceBatch:
 
     activations: Tensor  # shape (rows, width)
     logits: Tensor  # shape (rows, outputs)
-    evidence: Tensor | None = None  # shape (rows, outputs or 1, terms); None where it is a multiple of the activations
+    evidence: Tensor | None = (
+        None  # shape (rows, outputs or 1, terms); None where it is a multiple of the activations
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,13 +40,19 @@ class EvidenceSource:
     about: str  # what is explained, in words: equal for the same terms, or the same map
     hash_model: Callable[[], str]  # works out what is equal for the same model only
     signature: Tensor  # numbers that are near each other only for calibrations that say the same; files round a little
-    read: Callable[..., Iterator[EvidenceBatch]]  # `read(X, wanted=, progress=)`, with evidence as far as it is wanted
-    head: tuple[Tensor, Tensor] | None = None  # weight and bias, float64; None where layers stand between
+    read: Callable[
+        ..., Iterator[EvidenceBatch]
+    ]  # `read(X, wanted=, progress=)`, with evidence as far as it is wanted
+    head: tuple[Tensor, Tensor] | None = (
+        None  # weight and bias, float64; None where layers stand between
+    )
     # β of contributions that are multiples of the activations, g_k = β_k (z_k − z̄_k), shape (width, outputs), float64;
     # None where contributions are worked out row by row
     coefficients: Tensor | None = None
     mean: Tensor | None = None  # z̄, shape (width,); None for the mean of whatever rows are read
-    classes: NDArray[Any] | None = None  # labels of the classes as the model itself knows them, if it does
+    classes: NDArray[Any] | None = (
+        None  # labels of the classes as the model itself knows them, if it does
+    )
 
     @property
     def outputs(self) -> int:
@@ -62,18 +70,24 @@ class EvidenceSource:
         return activations.to(torch.float64) @ self.head[0].T + self.head[1]
 
 
-def read_activations(X: Any, weight: Tensor, bias: Tensor, *, progress: bool, **_: Any) -> Iterator[EvidenceBatch]:
+def read_activations(
+    X: Any, weight: Tensor, bias: Tensor, *, progress: bool, **_: Any
+) -> Iterator[EvidenceBatch]:
     """Activations as they are given, and their logits; evidence follows from them, whatever is wanted."""
     source = batches_of(X, batch_size=_AT_ONCE)
     if source.columns != weight.shape[1]:
         width = weight.shape[1]
-        raise ValueError(f"X has {source.columns} columns but the head reads {width} activations; pass what enters it.")
+        raise ValueError(
+            f"X has {source.columns} columns but the head reads {width} activations; pass what enters it."
+        )
     for batch in with_progress(source, total=source.rows, enabled=progress, description="reading"):
         z = batch.to(torch.float64)
         yield EvidenceBatch(z, z @ weight.T + bias)
 
 
-def sign_coefficients(coefficients: Tensor | NDArray[np.float64], base: Tensor | NDArray[np.float64]) -> Tensor:
+def sign_coefficients(
+    coefficients: Tensor | NDArray[np.float64], base: Tensor | NDArray[np.float64]
+) -> Tensor:
     """Per output: base, length of the coefficients, and their sum weighted by 1, 2, 3, ..., which permuting changes."""
     rows = torch.as_tensor(coefficients, dtype=torch.float64)
     places = torch.arange(1, len(rows) + 1, dtype=torch.float64) / len(rows)

@@ -26,7 +26,14 @@ RECIPE = 'torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim(
 # Operators, as opposed to functions of torch that would do things; what a graph made by torch.export calls.
 _OPERATOR = re.compile(r"torch\.ops(\.\w+){2,3}|_operator\.\w+|math\.\w+|torch\.sym_\w+")
 _EXAMPLES = 256
-_DAMAGED = (RuntimeError, AssertionError, LookupError, AttributeError, zipfile.BadZipFile, json.JSONDecodeError)
+_DAMAGED = (
+    RuntimeError,
+    AssertionError,
+    LookupError,
+    AttributeError,
+    zipfile.BadZipFile,
+    json.JSONDecodeError,
+)
 
 
 class UntrustedError(ValueError):
@@ -40,7 +47,9 @@ def kind_of(path: str | os.PathLike[str]) -> str:
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             names = {name.partition("/")[2] or name for name in archive.namelist()}
-        if "archive_format" in names or "serialized_exported_program.json" in {n.rpartition("/")[2] for n in names}:
+        if "archive_format" in names or "serialized_exported_program.json" in {
+            n.rpartition("/")[2] for n in names
+        }:
             return "exported"
         if "constants.pkl" in names:
             return "script"
@@ -62,11 +71,17 @@ def load_exported(path: str | os.PathLike[str], *, trust_pickle: bool = False) -
                 warnings.simplefilter("ignore")
                 return torch.export.load(path)
     except _DAMAGED as failure:
-        raise ValueError(f"{os.fspath(path)} cannot be read by this torch ({_said(failure)}).") from failure
-    raise UntrustedError(f"{path} holds {problem}, which can run code when it is loaded; export it without.")
+        raise ValueError(
+            f"{os.fspath(path)} cannot be read by this torch ({_said(failure)})."
+        ) from failure
+    raise UntrustedError(
+        f"{path} holds {problem}, which can run code when it is loaded; export it without."
+    )
 
 
-def as_module(model: ExportedProgram | GraphModule | str | os.PathLike[str], example: Any) -> GraphModule:
+def as_module(
+    model: ExportedProgram | GraphModule | str | os.PathLike[str], example: Any
+) -> GraphModule:
     """An exported program as a module whose layers can be observed, so that it can be explained.
 
     Such programs run without calling any module. Here every operation on rows gets a module of its own: an `nn.Linear`,
@@ -94,11 +109,17 @@ def as_module(model: ExportedProgram | GraphModule | str | os.PathLike[str], exa
     if isinstance(model, str | os.PathLike):
         kind = kind_of(model)
         if kind != "exported":
-            hint = f" It is a TorchScript file; export the model instead: {RECIPE}." if kind == "script" else ""
+            hint = (
+                f" It is a TorchScript file; export the model instead: {RECIPE}."
+                if kind == "script"
+                else ""
+            )
             raise ValueError(f"{os.fspath(model)} is not a file of torch.export.save.{hint}")
         model = load_exported(model)
     if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(f"model is a TorchScript module, whose layers cannot be observed; export it: {RECIPE}.")
+        raise TypeError(
+            f"model is a TorchScript module, whose layers cannot be observed; export it: {RECIPE}."
+        )
     program = model.module(check_guards=False) if isinstance(model, ExportedProgram) else model
     assert isinstance(program, GraphModule)
     module = _Rewriter(program).module
@@ -134,11 +155,18 @@ def _checked(module: GraphModule, example: Tensor) -> GraphModule:
             if len(enough) < 2 * rows:
                 enough = enough.repeat((2 * rows // len(enough) + 1, *([1] * (enough.ndim - 1))))
             whole = enough[: len(enough) // rows * rows]
-            apart, together = torch.cat([module(some) for some in torch.split(whole, rows)]), module(whole)
+            apart, together = (
+                torch.cat([module(some) for some in torch.split(whole, rows)]),
+                module(whole),
+            )
     except (RuntimeError, IndexError, TypeError) as failure:
-        reason = f"the model cannot be run on input of shape {tuple(example.shape)}: {_said(failure)}"
+        reason = (
+            f"the model cannot be run on input of shape {tuple(example.shape)}: {_said(failure)}"
+        )
         raise ValueError(fixed if isinstance(rows, int) else reason) from failure
-    if together.shape != apart.shape or not bool((together - apart).abs().max() <= 1e-4 * apart.abs().max()):
+    if together.shape != apart.shape or not bool(
+        (together - apart).abs().max() <= 1e-4 * apart.abs().max()
+    ):
         raise ValueError(fixed)
     return module
 
@@ -163,7 +191,9 @@ class _Rewriter:
         self.program, self.home, self.graph = program, nn.Module(), Graph()
         inputs = sum(node.op == "placeholder" for node in program.graph.nodes)
         if inputs != 1:
-            raise ValueError(f"the exported model takes {inputs} inputs; only models of one tensor can be explained.")
+            raise ValueError(
+                f"the exported model takes {inputs} inputs; only models of one tensor can be explained."
+            )
         self.copies: dict[Node, Node] = {}
         self.names: dict[tuple[Any, ...], str] = {}
         on_rows: set[Node] = set()
@@ -172,7 +202,10 @@ class _Rewriter:
                 continue  # checks of shapes, types and devices, which a copy in double precision would not pass
             if node.op == "placeholder" or on_rows.intersection(node.all_input_nodes):
                 on_rows.add(node)
-            operator = isinstance(node.target, torch._ops.OpOverload) and node.target is not _aten.sym_size.int
+            operator = (
+                isinstance(node.target, torch._ops.OpOverload)
+                and node.target is not _aten.sym_size.int
+            )
             if node.op == "output":
                 flat = node.args[0]
                 result = flat[0] if isinstance(flat, tuple | list) and len(flat) == 1 else flat
@@ -183,7 +216,9 @@ class _Rewriter:
                 self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
         for node in reversed(self.graph.nodes):
             if node.op in ("get_attr", "call_function") and not node.users:
-                self.graph.erase_node(node)  # weights that are now in layers, and what was made of them
+                self.graph.erase_node(
+                    node
+                )  # weights that are now in layers, and what was made of them
             elif node.op == "get_attr":
                 node.target = self.keep(str(node.target))
         self.module = GraphModule(self.home, self.graph)
@@ -194,10 +229,18 @@ class _Rewriter:
         if kind is _aten.embedding.default:
             name, (matrix, entering), bias = "embedding", given[:2], None
         elif kind in (_aten.addmm.default, _aten.mm.default):
-            name, (bias, entering, matrix) = "linear", given[:3] if kind is _aten.addmm.default else [None, *given[:2]]
-            matrix = matrix.args[0] if isinstance(matrix, Node) and matrix.target in _TURNED else None
+            name, (bias, entering, matrix) = (
+                "linear",
+                given[:3] if kind is _aten.addmm.default else [None, *given[:2]],
+            )
+            matrix = (
+                matrix.args[0] if isinstance(matrix, Node) and matrix.target in _TURNED else None
+            )
         elif kind is _aten.linear.default or kind in _CONVOLUTIONS:
-            name, (entering, matrix, bias) = "linear" if kind is _aten.linear.default else "convolution", given[:3]
+            name, (entering, matrix, bias) = (
+                "linear" if kind is _aten.linear.default else "convolution",
+                given[:3],
+            )
         else:
             return None
         key = (name, self.weight(matrix), self.weight(bias))
@@ -208,7 +251,9 @@ class _Rewriter:
         if name == "convolution" and not _is_pointwise(kind, weight, node.args[3:]):
             return None
         if key not in self.names:
-            self.names[key] = _place(self.home, key[1].rpartition(".")[0] or name, _layer(name, weight, shift))
+            self.names[key] = _place(
+                self.home, key[1].rpartition(".")[0] or name, _layer(name, weight, shift)
+            )
         return self.graph.call_module(self.names[key], (self.copies[entering],))
 
     def step(self, node: Node) -> Node:
@@ -234,7 +279,9 @@ class _Rewriter:
         elif isinstance(value, nn.Module):
             self.home.add_module(wanted, value)
         else:
-            raise ValueError(f"the exported model holds {name!r}, which is no tensor; export without it.")
+            raise ValueError(
+                f"the exported model holds {name!r}, which is no tensor; export without it."
+            )
         return wanted
 
 
@@ -249,7 +296,11 @@ def _layer(name: str, weight: Tensor, bias: Tensor | None) -> nn.Module:
     if name == "embedding":
         make: Callable[[Tensor], nn.Module] = nn.Embedding.from_pretrained
         return make(weight)
-    kind: Any = {2: nn.Linear, 3: partial(nn.Conv1d, kernel_size=1), 4: partial(nn.Conv2d, kernel_size=1)}[weight.ndim]
+    kind: Any = {
+        2: nn.Linear,
+        3: partial(nn.Conv1d, kernel_size=1),
+        4: partial(nn.Conv2d, kernel_size=1),
+    }[weight.ndim]
     # Without initial values: drawing them would move the caller's random number generator.
     layer: nn.Module = kind(weight.shape[1], len(weight), bias=bias is not None, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
@@ -263,7 +314,12 @@ def _is_pointwise(kind: Any, weight: Tensor, options: Sequence[Any]) -> bool:
     given: list[Any] = [*options, *([1], [0], [1], 1)[len(options) :]]
     stride, padding, dilation, groups = [*given[:3], given[-1]]
     transposed = kind is _aten.convolution.default and given[3]
-    plain = not transposed and groups == 1 and not any(padding) and all(step == 1 for step in (*stride, *dilation))
+    plain = (
+        not transposed
+        and groups == 1
+        and not any(padding)
+        and all(step == 1 for step in (*stride, *dilation))
+    )
     return plain and weight.ndim in (3, 4) and weight.shape[2:].numel() == 1
 
 
@@ -284,7 +340,9 @@ def _code_in(archive: zipfile.ZipFile) -> Iterator[str]:
     """What in an archive could run code: pickles that hold more than tensors, and calls that are no operators."""
     for name in archive.namelist():
         folder, file = name.partition("/")[2].rpartition("/")[::2]
-        content = archive.read(name) if not folder.endswith("weights") or file.endswith(".json") else b""
+        content = (
+            archive.read(name) if not folder.endswith("weights") or file.endswith(".json") else b""
+        )
         if folder.endswith("models") and file.endswith(".json"):
             for target in _targets(json.loads(content)):
                 if not _OPERATOR.fullmatch(target):
@@ -292,7 +350,11 @@ def _code_in(archive: zipfile.ZipFile) -> Iterator[str]:
         elif file.endswith("_config.json"):
             for entry in json.loads(content).get("config", {}).values():
                 if entry.get("use_pickle"):
-                    part = next(n for n in archive.namelist() if n.endswith(f"{folder}/{entry['path_name']}"))
+                    part = next(
+                        n
+                        for n in archive.namelist()
+                        if n.endswith(f"{folder}/{entry['path_name']}")
+                    )
                     if not _is_plain(archive.read(part)):
                         yield "a pickled object"
         elif folder.endswith("sample_inputs") and not _is_plain(content):

@@ -44,7 +44,9 @@ class _Stay:
 
     part: nn.Module
     training: bool
-    buffers: dict[str, tuple[Tensor | None, Tensor | None]]  # name -> the tensor itself, a copy of its values
+    buffers: dict[
+        str, tuple[Tensor | None, Tensor | None]
+    ]  # name -> the tensor itself, a copy of its values
     visitors: int = 0
 
     def leave(self) -> None:
@@ -68,7 +70,9 @@ _door = threading.Lock()
 
 
 @contextmanager
-def evaluation_mode(module: nn.Module, *, gradients: bool = False) -> Iterator[Callable[[Tensor], Any]]:
+def evaluation_mode(
+    module: nn.Module, *, gradients: bool = False
+) -> Iterator[Callable[[Tensor], Any]]:
     """Hands out what runs the model in evaluation mode; every submodule gets its own flag and buffers back.
 
     Visits may nest and overlap in threads: the first notes the state, the last restores it. `gradients` builds graphs.
@@ -79,7 +83,9 @@ def evaluation_mode(module: nn.Module, *, gradients: bool = False) -> Iterator[C
         for part in parts:
             if id(part) not in _stays:
                 own = part._buffers.items()
-                kept = {name: (one, None if one is None else one.detach().clone()) for name, one in own}
+                kept = {
+                    name: (one, None if one is None else one.detach().clone()) for name, one in own
+                }
                 _stays[id(part)] = _Stay(part, part.training, kept)
             _stays[id(part)].visitors += 1
             # Not part.eval(): user code may override train() with side effects (merging adapters, say).
@@ -88,7 +94,9 @@ def evaluation_mode(module: nn.Module, *, gradients: bool = False) -> Iterator[C
     def run(x: Tensor) -> Any:
         # A compiled part would not call hooks registered after it was compiled.
         if compiled and not hasattr(torch.compiler, "set_stance"):
-            raise TypeError("model is compiled, which needs torch 2.6 or newer; pass the original module.")
+            raise TypeError(
+                "model is compiled, which needs torch 2.6 or newer; pass the original module."
+            )
         eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
         with (
             torch.set_grad_enabled(gradients),
@@ -154,7 +162,12 @@ def portable(model: T, module: nn.Module) -> T:
 
 
 def explain_failure(
-    failure: Exception, x: Tensor, *, dtype: torch.dtype, device: torch.device, embedded: Sequence[int] = ()
+    failure: Exception,
+    x: Tensor,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    embedded: Sequence[int] = (),
 ) -> None:
     """Raise an error that says what to do, if `failure` is one of the known kinds; else return."""
     said = str(failure)
@@ -167,7 +180,9 @@ def explain_failure(
         ) from failure
     if "shapes cannot be multiplied" in said and x.ndim == 2:
         rows = f"rows with {x.shape[1]} columns ({said})"
-        raise ValueError(f"the model cannot take {rows}; pass the columns it was trained on.") from failure
+        raise ValueError(
+            f"the model cannot take {rows}; pass the columns it was trained on."
+        ) from failure
     if isinstance(failure, IndexError) and "out of range" in said:
         reach = [f"column {column} goes up to {float(x[:, column].max()):g}" for column in embedded]
         found = f"an embedding{': ' if reach else ''}{', '.join(reach)}; use the codes the model was trained on"
@@ -186,16 +201,22 @@ class Place:
     call: int  # which of its calls in a forward pass; -1 for the last
     side: Side  # whether it is what the module returns or what it is given
     calls: int = 1  # how many calls it gets in a forward pass
-    overwritten: bool = False  # whether the model changes the tensor later, so that it has to be copied at once
+    overwritten: bool = (
+        False  # whether the model changes the tensor later, so that it has to be copied at once
+    )
 
 
 @contextmanager
-def hooked(parts: Mapping[str, nn.Module], side: Side, see: Callable[[str, nn.Module, Any], Any]) -> Iterator[local]:
+def hooked(
+    parts: Mapping[str, nn.Module], side: Side, see: Callable[[str, nn.Module, Any], Any]
+) -> Iterator[local]:
     """Shows `see` what modules are given or return, in threads that set `.on`; what it returns takes its place."""
     here = local()
 
     def hook_for(name: str) -> Any:
-        def before(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        def before(
+            part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+        ) -> Any:
             # Another thread, whose forward pass meets this hook half registered, may call it without kwargs.
             if not getattr(here, "on", False) or kwargs is None:
                 return None
@@ -203,7 +224,9 @@ def hooked(parts: Mapping[str, nn.Module], side: Side, see: Callable[[str, nn.Mo
             value = see(name, part, args[0] if args else kwargs.get(first or ""))
             if value is None:
                 return None
-            return ((value, *args[1:]), kwargs) if first is None else (args, {**kwargs, first: value})
+            return (
+                ((value, *args[1:]), kwargs) if first is None else (args, {**kwargs, first: value})
+            )
 
         def after(part: nn.Module, _: Any, result: Any) -> Any:
             return see(name, part, result) if getattr(here, "on", False) else None
@@ -213,7 +236,9 @@ def hooked(parts: Mapping[str, nn.Module], side: Side, see: Callable[[str, nn.Mo
     with ExitStack() as handles:
         for name, part in parts.items():
             if side == "input":
-                handles.callback(part.register_forward_pre_hook(hook_for(name), with_kwargs=True).remove)
+                handles.callback(
+                    part.register_forward_pre_hook(hook_for(name), with_kwargs=True).remove
+                )
             else:
                 handles.callback(part.register_forward_hook(hook_for(name)).remove)
         yield here
@@ -263,10 +288,14 @@ def find_part(
         wanted = unwrap(given)
         name = next((name for name, part in parts.items() if unwrap(part) is wanted), None)
         if name is None:
-            raise ValueError(f"{argument} is a {type(wanted).__name__} that is not part of the model.")
+            raise ValueError(
+                f"{argument} is a {type(wanted).__name__} that is not part of the model."
+            )
         return name, parts[name]
     if not isinstance(given, str):
-        raise TypeError(f"{argument} must be a layer's name or the layer itself, found {type(given).__name__}.")
+        raise TypeError(
+            f"{argument} must be a layer's name or the layer itself, found {type(given).__name__}."
+        )
     name = plain(given)
     # As a DataParallel wrapper gives it, `module.fc` means `fc`.
     name = name if name in parts else name.removeprefix("module.")

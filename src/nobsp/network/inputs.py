@@ -42,7 +42,11 @@ class Features:
         """Position of a feature, or an error with the close matches that names the argument it came from."""
         if name in self.names:
             return self.names.index(name)
-        found = f"{argument} names {name!r}, but there is no such feature" if argument else f"no feature {name!r}"
+        found = (
+            f"{argument} names {name!r}, but there is no such feature"
+            if argument
+            else f"no feature {name!r}"
+        )
         raise ValueError(f"{found}; {suggest(name, self.names)}")
 
     def columns_of(self, subset: Subset) -> list[int]:
@@ -58,12 +62,18 @@ def resolve_features(
         features = [f"x{i}" for i in range(columns)] if names is None else names
     if isinstance(features, str) or not isinstance(features, Iterable):
         what = "the string " if isinstance(features, str) else ""
-        raise TypeError(f"features must be a list of names or a dictionary, found {what}{features!r}.")
+        raise TypeError(
+            f"features must be a list of names or a dictionary, found {what}{features!r}."
+        )
     if not isinstance(features, Mapping):
         listed = list(features)
         if len(listed) != columns:
-            hint = "pass one name per column, or a dictionary of names and their columns to group them"
-            raise ValueError(f"features has {len(listed)} names but the data has {columns} columns; {hint}.")
+            hint = (
+                "pass one name per column, or a dictionary of names and their columns to group them"
+            )
+            raise ValueError(
+                f"features has {len(listed)} names but the data has {columns} columns; {hint}."
+            )
         pairs: Iterable[tuple[Any, Any]] = zip(listed, range(columns), strict=True)
     else:
         pairs = features.items()
@@ -72,7 +82,11 @@ def resolve_features(
         if str(key) in groups:
             raise ValueError(f"features has the name {str(key)!r} twice; names must differ.")
         groups[str(key)] = _columns(key, given, columns, names)
-    called = [str(column) for column in range(columns)] if names is None else [repr(name) for name in names]
+    called = (
+        [str(column) for column in range(columns)]
+        if names is None
+        else [repr(name) for name in names]
+    )
     owner: dict[int, str] = {}
     for name, group in groups.items():
         for column in group:
@@ -83,7 +97,9 @@ def resolve_features(
     left = [called[column] for column in range(columns) if column not in owner]
     if left:
         more = " and others" if len(left) > 5 else ""
-        raise ValueError(f"features leaves out column {', '.join(left[:5])}{more}; every column must belong to one.")
+        raise ValueError(
+            f"features leaves out column {', '.join(left[:5])}{more}; every column must belong to one."
+        )
     return Features(tuple(groups), tuple(groups.values()))
 
 
@@ -99,7 +115,9 @@ def resolve_baseline(
         for position, name in enumerate(features.names):
             kind = given.get(name, "mean") if isinstance(baseline, Mapping) else baseline
             group = list(features.columns[position])
-            result[group] = _feature_baseline(kind, position, group, summary, position in categories, name)
+            result[group] = _feature_baseline(
+                kind, position, group, summary, position in categories, name
+            )
         return result
     vector = _numbers("baseline", baseline)
     if vector.numel() != columns:
@@ -112,7 +130,9 @@ def needs_data(baseline: Any, features: Features | None) -> bool:
     """Whether the baseline can only be known after reading the data once."""
     if isinstance(baseline, Mapping):
         covered = features is not None and set(baseline) >= set(features.names)
-        return not covered or any(isinstance(kind, str) and kind != "zero" for kind in baseline.values())
+        return not covered or any(
+            isinstance(kind, str) and kind != "zero" for kind in baseline.values()
+        )
     return isinstance(baseline, str) and baseline != "zero"
 
 
@@ -137,7 +157,9 @@ def _feature_baseline(
         vector = _numbers(f"baseline for {name!r}", kind)
         if vector.numel() not in (1, len(group)):
             found, columns = vector.numel(), len(group)
-            raise ValueError(f"baseline for {name!r} has {found} values but the feature has {columns} columns.")
+            raise ValueError(
+                f"baseline for {name!r} has {found} values but the feature has {columns} columns."
+            )
         return vector.expand(len(group))
     if kind not in ("mean", "zero", "median", "mode"):
         known = '"mean", "zero", "median", "mode" or numbers'
@@ -148,7 +170,9 @@ def _feature_baseline(
         # The most frequent level; among equals the smallest.
         values, counts = summary.levels_of(position, group) or distinct(summary.sample[:, group])
         if not category and len(counts) > 2 and int(counts.max()) == 1:
-            raise ValueError(f'baseline for {name!r} is "mode", but no value occurs twice; pass "mean" or a value.')
+            raise ValueError(
+                f'baseline for {name!r} is "mode", but no value occurs twice; pass "mean" or a value.'
+            )
         return values[int(counts.argmax())]
     # Of the sample, where there are more rows than it holds.
     return summary.mean[group] if kind == "mean" else summary.sample[:, group].quantile(0.5, dim=0)
@@ -178,14 +202,20 @@ def _columns(name: Any, given: Any, columns: int, names: Sequence[str] | None) -
     for member in members:
         if isinstance(member, str):
             if names is None:
-                raise ValueError(f"{where} names column {member!r}, but the data has no column names.")
+                raise ValueError(
+                    f"{where} names column {member!r}, but the data has no column names."
+                )
             if member not in names:
-                raise ValueError(f"{where} names column {member!r}, which is not in the data; {suggest(member, names)}")
+                raise ValueError(
+                    f"{where} names column {member!r}, which is not in the data; {suggest(member, names)}"
+                )
             found.append(list(names).index(member))
         elif isinstance(member, bool) or not isinstance(member, int | np.integer):
             raise TypeError(f"{where} must list columns by position or name, found {member!r}.")
         elif not 0 <= member < columns:
-            raise ValueError(f"{where} names column {member}, but the data has columns 0 to {columns - 1}.")
+            raise ValueError(
+                f"{where} names column {member}, but the data has columns 0 to {columns - 1}."
+            )
         else:
             found.append(int(member))
     return tuple(found)
@@ -204,8 +234,12 @@ class Summary:
     mean: Tensor = field(default_factory=_nothing)  # mean of each column
     minimum: Tensor = field(default_factory=_nothing)  # smallest value of each column
     maximum: Tensor = field(default_factory=_nothing)  # largest value of each column
-    two_valued: Tensor = field(default_factory=lambda: _nothing().bool())  # which columns have at most two values
-    tallies: list[LevelCounts] = field(default_factory=list)  # per feature, how often each of its values occurred
+    two_valued: Tensor = field(
+        default_factory=lambda: _nothing().bool()
+    )  # which columns have at most two values
+    tallies: list[LevelCounts] = field(
+        default_factory=list
+    )  # per feature, how often each of its values occurred
     pieces: list[Tensor] = field(default_factory=list)  # the rows of `sample`, as they came
 
     def __post_init__(self) -> None:
@@ -242,7 +276,9 @@ class Summary:
             one = self if self.rows else other
             pieces = [one.sample.clone()] if one.rows else []
             return replace(one, tallies=[tally.copy() for tally in one.tallies], pieces=pieces)
-        tallies = [mine.merge(theirs) for mine, theirs in zip(self.tallies, other.tallies, strict=True)]
+        tallies = [
+            mine.merge(theirs) for mine, theirs in zip(self.tallies, other.tallies, strict=True)
+        ]
         share = round(SAMPLE_ROWS * self.rows / (self.rows + other.rows))
         share = min(max(share, SAMPLE_ROWS - len(other.sample)), len(self.sample))
         sample = torch.cat([self.some_rows(share), other.some_rows(SAMPLE_ROWS - share)])
@@ -282,7 +318,9 @@ class Summary:
         """All rows, or a uniform sample of 16,384 where there are more, as float64."""
         if len(self.pieces) > 1:
             self.pieces = [torch.cat(self.pieces)]
-        return self.pieces[0] if self.pieces else torch.zeros(0, len(self.mean), dtype=torch.float64)
+        return (
+            self.pieces[0] if self.pieces else torch.zeros(0, len(self.mean), dtype=torch.float64)
+        )
 
     @property
     def levels(self) -> dict[int, Counted]:
@@ -298,7 +336,13 @@ class Summary:
     def levels_of(self, feature: int, columns: Sequence[int]) -> Counted | None:
         """Every level of a category, however many, and how often each occurred; None where they are not known."""
         tally = self.tallies[feature]
-        return tally.joint if tally.joint is not None else tally.codes.get(0) if len(columns) == 1 else None
+        return (
+            tally.joint
+            if tally.joint is not None
+            else tally.codes.get(0)
+            if len(columns) == 1
+            else None
+        )
 
     def some_rows(self, count: int) -> Tensor:
         """At most `count` rows of the sample, evenly spaced: the table may be sorted."""
@@ -315,14 +359,18 @@ class LevelCounts:
     Columns of whole numbers with more, perhaps codes, are counted by themselves while they span no more than 100,000.
     """
 
-    joint: Counted | None  # distinct rows (levels, columns) and how often each occurred; None once they are too many
+    joint: (
+        Counted | None
+    )  # distinct rows (levels, columns) and how often each occurred; None once they are too many
     # by place in the feature, whole numbers (levels, 1) and how often each occurred; empty before that
     codes: dict[int, Counted] = field(default_factory=dict)
 
     @classmethod
     def of(cls, columns: int) -> LevelCounts:
         """Nothing counted yet."""
-        return cls((torch.zeros(0, columns, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)))
+        return cls(
+            (torch.zeros(0, columns, dtype=torch.float64), torch.zeros(0, dtype=torch.int64))
+        )
 
     def copy(self) -> LevelCounts:
         """One that goes on by itself."""
@@ -393,7 +441,9 @@ class LevelCounts:
         if not high - low < MOST_CODES or not torch.equal(values, values.round()):
             return
         weights = None if counts is None else counts.double()
-        total = torch.bincount((values - low).long(), weights=weights, minlength=int(high - low) + 1).long()
+        total = torch.bincount(
+            (values - low).long(), weights=weights, minlength=int(high - low) + 1
+        ).long()
         total[(held[:, 0] - low).long()] += times
         present = total.nonzero()[:, 0]
         self.codes[place] = (present + low)[:, None].to(torch.float64), total[present]
@@ -429,7 +479,9 @@ def among(rows: Tensor, levels: Tensor) -> Tensor:
         return torch.isin(rows[:, 0], levels[:, 0])
     # Adding nothing turns −0 into 0, so that equal rows have equal bytes.
     known_rows = {row.tobytes() for row in (levels + 0).numpy()}
-    return torch.tensor([row.tobytes() in known_rows for row in (rows + 0).numpy()], dtype=torch.bool)
+    return torch.tensor(
+        [row.tobytes() in known_rows for row in (rows + 0).numpy()], dtype=torch.bool
+    )
 
 
 def _limit(levels: Tensor) -> int:

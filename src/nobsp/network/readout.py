@@ -57,8 +57,14 @@ class Head:
     @classmethod
     def of(cls, layer: nn.Module, name: str) -> Head:
         """The head that a linear layer is."""
-        weight = torch.as_tensor(layer.weight).detach().to("cpu", torch.float64, copy=True).flatten(1)
-        bias = weight.new_zeros(len(weight)) if layer.bias is None else torch.as_tensor(layer.bias).detach()
+        weight = (
+            torch.as_tensor(layer.weight).detach().to("cpu", torch.float64, copy=True).flatten(1)
+        )
+        bias = (
+            weight.new_zeros(len(weight))
+            if layer.bias is None
+            else torch.as_tensor(layer.bias).detach()
+        )
         return cls(weight, bias.to("cpu", torch.float64, copy=True), name)
 
     def logits(self, z: Tensor) -> Tensor:
@@ -85,7 +91,9 @@ class Readout:
     module: nn.Module  # the model itself, without compile or parallel wrappers
     head: Head  # the last linear layer
     link: str  # what follows it: "identity", "softmax", "log_softmax", "sigmoid", "exp", "softplus" or "clamp"
-    embedded_columns: tuple[int, ...]  # columns of the probe that reach `nn.Embedding` layers as integer codes
+    embedded_columns: tuple[
+        int, ...
+    ]  # columns of the probe that reach `nn.Embedding` layers as integer codes
     device: torch.device  # where the model lives
     dtype: torch.dtype  # floating precision in which the model takes its input
     integer: bool  # whether the model takes integers
@@ -94,7 +102,9 @@ class Readout:
     no_head: bool = False  # whether the outputs themselves stand for a representation
 
     @classmethod
-    def find(cls, model: nn.Module, probe: Tensor, *, head: str | nn.Module | None = None) -> Readout:
+    def find(
+        cls, model: nn.Module, probe: Tensor, *, head: str | nn.Module | None = None
+    ) -> Readout:
         """Run the model on the first 256 rows of `probe` and find the layer whose `W z + b` is the model's output.
 
         A softmax, log-softmax, sigmoid or reshape may follow it. `head` is its name, or the layer itself, for models
@@ -102,18 +112,24 @@ class Readout:
         """
         module = checked(model)
         if not isinstance(probe, Tensor) or probe.ndim == 0 or len(probe) == 0:
-            raise ValueError(f"probe must be a tensor with at least one row, found {getattr(probe, 'shape', probe)}.")
+            raise ValueError(
+                f"probe must be a tensor with at least one row, found {getattr(probe, 'shape', probe)}."
+            )
         layers = _choose_layers(module, head)
         with _probing(module, probe) as (run, prepare, rows, (device, dtype, integer)):
             given = prepare(rows)
             outputs = outputs_of(run(given), len(rows))
             overwrites = not torch.equal(given, prepare(rows))
-            found_head, link, place = _find_head(run, prepare(rows), layers, outputs, dtype, given=head is not None)
+            found_head, link, place = _find_head(
+                run, prepare(rows), layers, outputs, dtype, given=head is not None
+            )
             columns = _embedded_columns(module, run, rows, prepare)
         return cls(module, found_head, link, columns, device, dtype, integer, place, overwrites)
 
     @classmethod
-    def find_any(cls, model: nn.Module, probe: Tensor, *, head: str | nn.Module | None = None) -> Readout:
+    def find_any(
+        cls, model: nn.Module, probe: Tensor, *, head: str | nn.Module | None = None
+    ) -> Readout:
         """The same for any model of one tensor: where no layer is the head, it is composed (see `compose`)."""
         try:
             return cls.find(model, probe, head=head)
@@ -156,7 +172,9 @@ class Readout:
                     return heard(lambda: run(self.ready(x)), len(x))
                 except (RuntimeError, IndexError) as failure:
                     columns = self.embedded_columns
-                    explain_failure(failure, x, dtype=self.dtype, device=self.device, embedded=columns)
+                    explain_failure(
+                        failure, x, dtype=self.dtype, device=self.device, embedded=columns
+                    )
                     raise
 
             yield represent
@@ -172,7 +190,9 @@ class Readout:
                 positions = _positions(layer, source, rows)
                 if positions == 0 or (isinstance(layer, nn.Linear) and positions != 1):
                     found = f"an input of shape {tuple(source.shape)} for {rows} rows"
-                    raise ValueError(f"the head {self.head.name!r} received {found}; it must treat each by itself.")
+                    raise ValueError(
+                        f"the head {self.head.name!r} received {found}; it must treat each by itself."
+                    )
                 return _rows_entering(layer, source, rows)
 
             yield heard
@@ -225,9 +245,14 @@ class Network:
 
 
 @contextmanager
-def running_on(readout: Readout, device: torch.device | str | None) -> Iterator[Callable[[Tensor], Tensor]]:
+def running_on(
+    readout: Readout, device: torch.device | str | None
+) -> Iterator[Callable[[Tensor], Tensor]]:
     """Hands out the model's `represent`, run on another device where one is asked for, and brings it back."""
-    with moved_to(readout.module, device) as away, replace(readout, device=away).running() as represent:
+    with (
+        moved_to(readout.module, device) as away,
+        replace(readout, device=away).running() as represent,
+    ):
         yield represent
 
 
@@ -258,15 +283,23 @@ def fingerprint_of(module: nn.Module, head: str) -> str:
 def checked(model: nn.Module) -> nn.Module:
     """The module to run, without wrappers; an error where its layers cannot be observed."""
     if not isinstance(model, nn.Module):
-        hint = f"; {_OPEN}" if isinstance(model, torch.export.ExportedProgram | str | os.PathLike) else ""
+        hint = (
+            f"; {_OPEN}"
+            if isinstance(model, torch.export.ExportedProgram | str | os.PathLike)
+            else ""
+        )
         raise TypeError(f"model must be a torch.nn.Module, found {type(model).__name__}{hint}.")
     module = unwrap(model)
     if isinstance(module, torch.jit.ScriptModule):
         hint = f"pass the original, or export it with torch.export and {_OPEN}"
         raise TypeError(f"model is a TorchScript module, whose layers cannot be observed; {hint}.")
-    lazy = [name for name, tensor in module.named_parameters() if torch.nn.parameter.is_lazy(tensor)]
+    lazy = [
+        name for name, tensor in module.named_parameters() if torch.nn.parameter.is_lazy(tensor)
+    ]
     if lazy:
-        raise ValueError(f"model has parameters that are not initialised yet ({lazy[0]!r}); run it once on your data.")
+        raise ValueError(
+            f"model has parameters that are not initialised yet ({lazy[0]!r}); run it once on your data."
+        )
     return module
 
 
@@ -284,13 +317,20 @@ def _probing(module: nn.Module, probe: Tensor) -> Iterator[tuple[Any, ...]]:
             except (RuntimeError, TypeError, NotImplementedError):
                 integer = False
         try:
-            yield run, lambda x: _prepared(x, device, dtype, integer, copy=True), probe, (device, dtype, integer)
+            yield (
+                run,
+                lambda x: _prepared(x, device, dtype, integer, copy=True),
+                probe,
+                (device, dtype, integer),
+            )
         except (RuntimeError, IndexError) as failure:
             explain_failure(failure, probe, dtype=dtype, device=device)
             raise
 
 
-def _prepared(x: Tensor, device: torch.device, dtype: torch.dtype, integer: bool, *, copy: bool) -> Tensor:
+def _prepared(
+    x: Tensor, device: torch.device, dtype: torch.dtype, integer: bool, *, copy: bool
+) -> Tensor:
     """Rows as the model takes them; a copy where it writes into its input (a first layer that works in place)."""
     x = x.detach()
     if not integer:
@@ -306,7 +346,11 @@ def _linear_layers(module: nn.Module) -> dict[str, nn.Module]:
     """Linear layers and 1x1 convolutions, whose output is W z + b at every position, compiled ones by plain names."""
 
     def is_linear(part: nn.Module) -> bool:
-        pointwise = isinstance(part, _CONVOLUTIONS) and all(size == 1 for size in part.kernel_size) and part.groups == 1
+        pointwise = (
+            isinstance(part, _CONVOLUTIONS)
+            and all(size == 1 for size in part.kernel_size)
+            and part.groups == 1
+        )
         return pointwise or isinstance(part, nn.Linear)
 
     return {plain(name): part for name, part in module.named_modules() if is_linear(part)}
@@ -326,10 +370,14 @@ def _choose_layers(module: nn.Module, head: str | nn.Module | None) -> dict[str,
     if head is None:
         return layers
     name, part = find_part(module, head, argument="head", offer=layers)
-    inside = {f"{name}.{inner}".strip("."): layer for inner, layer in _linear_layers(unwrap(part)).items()}
+    inside = {
+        f"{name}.{inner}".strip("."): layer for inner, layer in _linear_layers(unwrap(part)).items()
+    }
     if not inside:
         known = f"the model's are {join_names(layers)}"
-        raise ValueError(f"head {name!r} is a {type(part).__name__} without a linear layer; {known}.")
+        raise ValueError(
+            f"head {name!r} is a {type(part).__name__} without a linear layer; {known}."
+        )
     return inside
 
 
@@ -344,8 +392,12 @@ def _find_head(
 ) -> tuple[Head, str, Place]:
     """The layer whose W z + b is in the outputs of a run before, the link, and where its input passes."""
     rows, sizes = len(x), {output.shape[1] for output in outputs.values()}
-    best: dict[str, tuple[int, int]] = {}  # per output the simplest link, then the last call as a negative number
-    matches: list[tuple[Head, nn.Module, int, Tensor, Tensor]] = []  # head, layer, which of its calls, z, its source
+    best: dict[
+        str, tuple[int, int]
+    ] = {}  # per output the simplest link, then the last call as a negative number
+    matches: list[
+        tuple[Head, nn.Module, int, Tensor, Tensor]
+    ] = []  # head, layer, which of its calls, z, its source
     counts: Counter[str] = Counter()
     near: list[tuple[float, str]] = []  # by how much the outputs of other layers differ
     apart: list[tuple[str, int]] = []  # layers at several positions of every row
@@ -354,7 +406,9 @@ def _find_head(
         source, width = source.detach(), len(torch.as_tensor(layer.weight))
         positions = _positions(layer, source, rows)
         counts[name] += 1
-        if width not in sizes or not (positions == 1 or (positions and isinstance(layer, _CONVOLUTIONS))):
+        if width not in sizes or not (
+            positions == 1 or (positions and isinstance(layer, _CONVOLUTIONS))
+        ):
             if positions > 1 and {width, width * positions} & sizes:
                 apart.append((name, positions))
             return
@@ -382,10 +436,14 @@ def _find_head(
     names = [name for name in layers if any(head.name == name for head, *_ in found)]
     if len(names) > 1:
         asked = "head names a container with" if given else "the model's output holds"
-        raise ValueError(f"{asked} {len(names)} heads: {join_names(names)}; choose one, e.g. head={names[0]!r}.")
+        raise ValueError(
+            f"{asked} {len(names)} heads: {join_names(names)}; choose one, e.g. head={names[0]!r}."
+        )
     if len({index for _, _, index, _, _ in found}) > 1:
         several = f"the head {names[0]!r} is called several times and more than one of its results is returned"
-        raise ValueError(f"{several}; wrap the model so that it returns only the result to explain.")
+        raise ValueError(
+            f"{several}; wrap the model so that it returns only the result to explain."
+        )
     rank, order = min(best.values())
     head, layer, index, z, source = matches[-order]
     overwritten = not torch.equal(z, _rows_entering(layer, source, rows))
@@ -403,11 +461,18 @@ def _positions(layer: nn.Module, source: Tensor, rows: int) -> int:
 
 def _rows_entering(layer: nn.Module, source: Tensor, rows: int) -> Tensor:
     """The layer's input as (rows, width), a convolution's averaged over positions: mean(W z + b) = W mean(z) + b."""
-    return source.flatten(2).mean(dim=2) if isinstance(layer, _CONVOLUTIONS) else source.reshape(rows, -1)
+    return (
+        source.flatten(2).mean(dim=2)
+        if isinstance(layer, _CONVOLUTIONS)
+        else source.reshape(rows, -1)
+    )
 
 
 def _why_none(
-    outputs: dict[str, Tensor], near: list[tuple[float, str]], apart: list[tuple[str, int]], silent: list[str]
+    outputs: dict[str, Tensor],
+    near: list[tuple[float, str]],
+    apart: list[tuple[str, int]],
+    silent: list[str],
 ) -> NoHeadError:
     if apart:
         return NoHeadError(
@@ -441,8 +506,14 @@ def tensors_in(result: Any, path: str = "") -> dict[str, Tensor]:
     elif isinstance(result, tuple | list):
         parts = {f"[{position}]": part for position, part in enumerate(result)}
     elif dataclasses.is_dataclass(result) and not isinstance(result, type):
-        parts = {f".{field.name}": getattr(result, field.name) for field in dataclasses.fields(result)}
-    return {where: found for step, part in parts.items() for where, found in tensors_in(part, path + step).items()}
+        parts = {
+            f".{field.name}": getattr(result, field.name) for field in dataclasses.fields(result)
+        }
+    return {
+        where: found
+        for step, part in parts.items()
+        for where, found in tensors_in(part, path + step).items()
+    }
 
 
 def outputs_of(result: Any, rows: int) -> dict[str, Tensor]:
@@ -453,7 +524,9 @@ def outputs_of(result: Any, rows: int) -> dict[str, Tensor]:
         if (per_row or rows == 1) and output.numel() and not output.is_complex():
             found[path] = output.detach().to("cpu", torch.float64).reshape(rows, -1)
     if not found:
-        raise ValueError(f"model returned no tensor with one entry for each of the {rows} rows of the probe.")
+        raise ValueError(
+            f"model returned no tensor with one entry for each of the {rows} rows of the probe."
+        )
     return found
 
 
@@ -464,7 +537,9 @@ def refuse_non_finite(outputs: Mapping[str, Tensor]) -> None:
         if len(bad):
             row, column = (int(place) for place in bad[0])
             found = f"{float(output[row, column])} in row {row} of the probe (output {column}); check the input's scale"
-            raise ValueError(f"the model's output{path} is {found}: only finite outputs can be explained.")
+            raise ValueError(
+                f"the model's output{path} is {found}: only finite outputs can be explained."
+            )
 
 
 def _allowance(z: Tensor, head: Head, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -494,10 +569,17 @@ def _agrees(logits: Tensor, output: Tensor, allowed: Tensor, link: str, dtype: t
 
 
 def _embedded_columns(
-    module: nn.Module, run: Callable[[Tensor], Any], probe: Tensor, prepare: Callable[[Tensor], Tensor]
+    module: nn.Module,
+    run: Callable[[Tensor], Any],
+    probe: Tensor,
+    prepare: Callable[[Tensor], Tensor],
 ) -> tuple[int, ...]:
     """Columns of `probe` whose integer part, up to a constant shift, is looked up in an embedding."""
-    layers = {n: part for n, part in module.named_modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)}
+    layers = {
+        n: part
+        for n, part in module.named_modules()
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag)
+    }
     if not layers or probe.ndim != 2:
         return ()
 
@@ -526,7 +608,9 @@ def _embedded_columns(
         for column in set(columns) - found:
             # Moved to the next valid code, so that no lookup leaves the embedding.
             changed = probe.detach().clone()
-            changed[:, column] += ((looked_up + 1) % levels - looked_up).to(changed.device, changed.dtype)
+            changed[:, column] += ((looked_up + 1) % levels - looked_up).to(
+                changed.device, changed.dtype
+            )
             after = lookups_of(changed)
             if len(after) != len(before) or not torch.equal(after[number][0], looked_up):
                 found.add(column)

@@ -21,7 +21,15 @@ SMALL, NORMAL, LARGE = 8.0, 9.0, 10.5
 # Colours for people who see few of them too and, with hatches and dashes, in grey.
 # Okabe and Ito's colours, darkest contrast first; yellow is left out, for it vanishes on white.
 SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#5B5B5B")
-DASHES: Any = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1)), (0, (8, 2)), (0, (2, 2)))
+DASHES: Any = (
+    "-",
+    (0, (5, 1.5)),
+    (0, (1, 1)),
+    (0, (6, 1.5, 1, 1.5)),
+    (0, (3, 1)),
+    (0, (8, 2)),
+    (0, (2, 2)),
+)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "||||", "++++")
 
@@ -57,7 +65,9 @@ def get_axes(ax: Any, size: tuple[float, float]) -> Axes:
     return get_panels(ax, 1, 1, size, "this plot")[0]
 
 
-def get_panels(ax: Any, panels: int, across: int, size: tuple[float, float], what: str) -> list[Axes]:
+def get_panels(
+    ax: Any, panels: int, across: int, size: tuple[float, float], what: str
+) -> list[Axes]:
     """The caller's axes, or those of a new figure, so many in a row."""
     if ax is not None:
         return as_axes(ax, panels, what)
@@ -70,7 +80,9 @@ def as_axes(ax: Any, panels: int, what: str) -> list[Axes]:
     given = list(np.asarray(ax, dtype=object).ravel())
     wrong = next((one for one in given if not hasattr(one, "add_patch")), None)
     if wrong is not None:
-        raise TypeError(f"ax must be matplotlib axes, found {type(wrong).__name__}; pass ax=figure.add_subplot().")
+        raise TypeError(
+            f"ax must be matplotlib axes, found {type(wrong).__name__}; pass ax=figure.add_subplot()."
+        )
     if len(given) != panels:
         wanted = f"{what} has {count(panels, 'panel')}; pass as many, or leave ax out"
         raise ValueError(f"ax has {len(given)} axes but {wanted}.")
@@ -123,7 +135,9 @@ def legend_label(label: str) -> str:
     return f" {label}" if label.startswith("_") else label
 
 
-def bars(ax: Axes, places: Any, widths: Any, *, left: Any, look: tuple[str, str], **options: Any) -> None:
+def bars(
+    ax: Axes, places: Any, widths: Any, *, left: Any, look: tuple[str, str], **options: Any
+) -> None:
     """Bars along x, one per place, in a colour with a hatch."""
     style: dict[str, Any] = {"height": 0.62, "edgecolor": "white", "linewidth": 0.5, "zorder": 2}
     ax.barh(places, widths, left=left, color=look[0], hatch=look[1], **style, **options)
@@ -138,7 +152,9 @@ def turn_labels(axis: Any, places: Any, labels: Sequence[str], room: int, degree
 def write_beside(ax: Axes, text: str, x: float, y: float, *, points: float = 4.0) -> None:
     """Small print beside a point: to its right, or to its left where `points` is negative."""
     side = "left" if points >= 0 else "right"
-    ax.annotate(text, (x, y), (points, 0), textcoords="offset points", ha=side, va="center", fontsize=SMALL)
+    ax.annotate(
+        text, (x, y), (points, 0), textcoords="offset points", ha=side, va="center", fontsize=SMALL
+    )
 
 
 def text_colour(ax: Axes) -> Any:

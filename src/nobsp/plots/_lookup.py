@@ -21,7 +21,9 @@ Output = int | str | None  # position or name of an output, or none in particula
 def require_explanation(given: Any, plot: str) -> Explanation:
     """An explanation of at least one row."""
     if not isinstance(given, Explanation):
-        raise TypeError(f"{plot} draws an Explanation, found {type(given).__name__}; pass explainer(X).")
+        raise TypeError(
+            f"{plot} draws an Explanation, found {type(given).__name__}; pass explainer(X)."
+        )
     if len(given) == 0:
         raise ValueError(f"the explanation has no rows, so {plot} has nothing to draw.")
     return given
@@ -32,7 +34,9 @@ def known_rows(given: Explanation, *, residual: str = "") -> Explanation:
     known = np.isfinite(given.values).all((1, 2))
     ran = known & np.isfinite(given.residual).all(1)
     if residual and not ran.any():
-        raise ValueError(f"{residual} needs the residual; pass the model's outputs, compiled(X, predictions=...).")
+        raise ValueError(
+            f"{residual} needs the residual; pass the model's outputs, compiled(X, predictions=...)."
+        )
     kept = ran if ran.any() else known
     return given if kept.all() else given[kept]
 
@@ -46,21 +50,37 @@ def find_row(row: Any, ex: Explanation) -> tuple[int, str]:
     if is_position(row):
         if -len(ex) <= row < len(ex):
             return int(row) % len(ex), f"row {int(row) % len(ex)}"
-        meant = f"; for the label pass row=ex.data.index.get_loc({row})" if index is not None and row in index else ""
-        raise IndexError(f"row {row} is out of range: row is a position, and there are {len(ex)}{meant}.")
+        meant = (
+            f"; for the label pass row=ex.data.index.get_loc({row})"
+            if index is not None and row in index
+            else ""
+        )
+        raise IndexError(
+            f"row {row} is out of range: row is a position, and there are {len(ex)}{meant}."
+        )
     named = index is not None and index.inferred_type != "integer"
     if isinstance(row, bool | slice) or not isinstance(row, Hashable) or not named:
-        raise TypeError(f"row must be the position{' or label' if named else ''} of one row, found {row!r}.")
+        raise TypeError(
+            f"row must be the position{' or label' if named else ''} of one row, found {row!r}."
+        )
     try:
         found = np.arange(len(index))[index.get_loc(row)]
-    except (KeyError, TypeError, ValueError):  # as other kinds of indexes say that there is no such label
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+    ):  # as other kinds of indexes say that there is no such label
         raise ValueError(f"no row {row!r} in the index of ex.data; {suggest(row, index)}") from None
     if np.size(found) != 1:
-        raise ValueError(f"row {row!r} is not one row but those at {join_names(found, 12)}; pass one position.")
+        raise ValueError(
+            f"row {row!r} is not one row but those at {join_names(found, 12)}; pass one position."
+        )
     return int(np.ravel(found)[0]), f"row {shorten(str(row), 40)}"
 
 
-def some_outputs(output: Output, names: Sequence[str], among: Sequence[int] | None = None) -> list[int]:
+def some_outputs(
+    output: Output, names: Sequence[str], among: Sequence[int] | None = None
+) -> list[int]:
     """Positions of the outputs to draw: the one given, or all that are meant."""
     if output is not None:
         return [output_position(output, names)]
@@ -87,11 +107,15 @@ def find_drawn(given: Any, plot: str) -> tuple[CompiledExplainer, Any, Sequence[
         functions = find_functions(given, plot)
         return functions, getattr(given, "sample_", None), range(len(functions.output_names))
     if given.explainer is None:
-        raise TypeError(f"{plot} draws functions, and this explanation has none with it; pass the explainer itself.")
+        raise TypeError(
+            f"{plot} draws functions, and this explanation has none with it; pass the explainer itself."
+        )
     names = given.explainer.output_names
     for name in given.output_names:
         if name not in names:
-            raise ValueError(f"{plot} draws functions of outputs, and {name!r} is none; pass the explainer itself.")
+            raise ValueError(
+                f"{plot} draws functions of outputs, and {name!r} is none; pass the explainer itself."
+            )
     return given.explainer, given.data, [names.index(name) for name in given.output_names]
 
 
@@ -100,7 +124,9 @@ def find_functions(given: Any, plot: str) -> CompiledExplainer:
     functions: Any = given.functions_ if hasattr(type(given), "functions_") else given
     if isinstance(functions, CompiledExplainer):
         return functions
-    raise TypeError(f"{plot} draws an NObSP, a CompiledExplainer or an Explanation, found {type(given).__name__}.")
+    raise TypeError(
+        f"{plot} draws an NObSP, a CompiledExplainer or an Explanation, found {type(given).__name__}."
+    )
 
 
 def row_places(functions: CompiledExplainer, rows: Any) -> dict[int, Array]:
@@ -132,7 +158,9 @@ def feature_values(ex: Explanation) -> dict[str, NDArray[Any] | None]:
         feature = ex.explainer.features[k]
         if feature.kind == "levels":
             labels = np.array([*feature.labels, "?"], dtype=object)
-            found[feature.name] = labels[np.where(np.isnan(places), len(feature.labels), places).astype(int)]
+            found[feature.name] = labels[
+                np.where(np.isnan(places), len(feature.labels), places).astype(int)
+            ]
         else:
             found[feature.name] = places
     return found
@@ -154,7 +182,9 @@ def as_numbers(values: NDArray[Any] | None) -> Array | None:
         return None
     if values.dtype == object:  # missing values have a type of their own in some frames
         known = (int, float, str, np.generic)
-        values = np.array([value if isinstance(value, known) else np.nan for value in values.tolist()])
+        values = np.array(
+            [value if isinstance(value, known) else np.nan for value in values.tolist()]
+        )
     try:
         return values.astype(np.float64)
     except (TypeError, ValueError):

@@ -28,7 +28,12 @@ _MOST_POINTS = 2000  # rows that a swarm still shows one by one
 
 
 def waterfall(
-    ex: Explanation, row: Hashable = 0, *, output: Output = None, max_display: int = 10, ax: Axes | None = None
+    ex: Explanation,
+    row: Hashable = 0,
+    *,
+    output: Output = None,
+    max_display: int = 10,
+    ax: Axes | None = None,
 ) -> Axes:
     """Draws the account of one row: from the base over every term and the residual to the prediction.
 
@@ -54,15 +59,26 @@ def waterfall(
     position, title = _lookup.find_row(row, _lookup.require_explanation(ex, "waterfall"))
     chosen = _lookup.one_output(output, ex.output_names)
     one = ex[position]
-    terms, base, residual = one.values[0, :, chosen], float(one.base_values[chosen]), float(one.residual[0, chosen])
+    terms, base, residual = (
+        one.values[0, :, chosen],
+        float(one.base_values[chosen]),
+        float(one.residual[0, chosen]),
+    )
     order = np.argsort(-np.abs(terms), kind="stable")
-    kept, rest = (order, order[:0]) if len(order) <= max_display else np.split(order, [max_display - 1])
+    kept, rest = (
+        (order, order[:0]) if len(order) <= max_display else np.split(order, [max_display - 1])
+    )
     values = {
-        name: ("" if column is None else f" = {labels.format_value(column[0])}") + "*" * bool(outside)
-        for (name, column), outside in zip(_lookup.feature_values(one).items(), one.outside[0], strict=True)
+        name: ("" if column is None else f" = {labels.format_value(column[0])}")
+        + "*" * bool(outside)
+        for (name, column), outside in zip(
+            _lookup.feature_values(one).items(), one.outside[0], strict=True
+        )
     }
     steps = list(terms[kept])
-    names = labels.term_labels([one.terms[k] for k in kept], 36, names=one.feature_names, after=values)
+    names = labels.term_labels(
+        [one.terms[k] for k in kept], 36, names=one.feature_names, after=values
+    )
     if len(rest):
         steps, names = [*steps, terms[rest].sum()], [*names, count(len(rest), "other term")]
     known = residual == residual
@@ -74,7 +90,9 @@ def waterfall(
     for place, (start, value) in enumerate(zip(ends, [*steps, residual], strict=False), start=1):
         kind = "residual" if place == last - 1 else "for" if value >= 0 else "against"
         if kind == "residual" and not known:
-            ax.text(start, place, "  not known", va="center", fontsize=_axes.SMALL, color=_axes.MUTED)
+            ax.text(
+                start, place, "  not known", va="center", fontsize=_axes.SMALL, color=_axes.MUTED
+            )
             break
         look = {"for": _FOR, "against": _AGAINST, "residual": _RESIDUAL}[kind]
         _axes.bars(ax, place, value, left=start, look=look, gid=kind)
@@ -85,7 +103,9 @@ def waterfall(
     ax.plot(base, 0, marker="o", markersize=6, color=_axes.MUTED, zorder=3)
     ax.plot(ends[-1], last, marker="D", markersize=7, color=_axes.text_colour(ax), zorder=3)
     total = f"{'prediction' if known else 'base and terms'} = {labels.format_number(ends[-1], decimals)}"
-    _axes.label_rows(ax, [f"base = {labels.format_number(base, decimals)}", *names, "residual", total])
+    _axes.label_rows(
+        ax, [f"base = {labels.format_number(base, decimals)}", *names, "residual", total]
+    )
     ax.get_yticklabels()[-1].set_fontweight("bold")
     low, high = float(ends.min()), float(ends.max())
     room = 0.14 * ((high - low) or 1.0)  # for the numbers beside bars
@@ -97,7 +117,9 @@ def waterfall(
     return ax
 
 
-def ledger(ex: Explanation, *, output: Output = None, max_display: int = 10, ax: Axes | None = None) -> Axes:
+def ledger(
+    ex: Explanation, *, output: Output = None, max_display: int = 10, ax: Axes | None = None
+) -> Axes:
     """Draws what explains the variance of the outputs: main effects, what interactions add to them, and the residual.
 
     The share of main effects is what they explain on their own, 1 − var(prediction − their sum) / var(prediction);
@@ -124,11 +146,15 @@ def ledger(ex: Explanation, *, output: Output = None, max_display: int = 10, ax:
     shares = variance_shares(ex)[:, outputs]
     varying = ~np.isnan(shares[0])
     if not varying.any():
-        raise ValueError("no output varies over these rows, so there is no variance to account for; pass more rows.")
+        raise ValueError(
+            "no output varies over these rows, so there is no variance to account for; pass more rows."
+        )
     kept = np.flatnonzero(varying)
     kept = np.sort(kept[np.argsort(-shares[-1, kept], kind="stable")[:max_display]])
     shares, names = shares[:, kept], [ex.output_names[k] for k in outputs[kept]]
-    kinds = [k for k in range(4) if k in (0, 3) or any(min(len(term), 3) == k + 1 for term in ex.terms)]
+    kinds = [
+        k for k in range(4) if k in (0, 3) or any(min(len(term), 3) == k + 1 for term in ex.terms)
+    ]
     shares = shares[kinds]
     ax = _axes.get_axes(ax, (7.4, 0.46 * len(names) + 1.5))
     _axes.tidy(ax)
@@ -149,7 +175,13 @@ def ledger(ex: Explanation, *, output: Output = None, max_display: int = 10, ax:
     ax.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}".replace("-", "−"))
     ax.set_xlim(min(float(below.min()) * 1.08, 0.0), float(above.max()) * 1.17)
     ax.set_xlabel("share of the variance of each output", fontsize=_axes.NORMAL)
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(kinds), frameon=False, fontsize=_axes.SMALL)
+    ax.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=len(kinds),
+        frameon=False,
+        fontsize=_axes.SMALL,
+    )
     if len(kept) < varying.sum():
         _axes.add_note(ax, f"{len(kept)} of {count(int(varying.sum()), 'output')}")
     return ax
@@ -157,11 +189,16 @@ def ledger(ex: Explanation, *, output: Output = None, max_display: int = 10, ax:
 
 def variance_shares(ex: Explanation) -> Array:
     """Shares of variance of main effects, pairs, larger terms and residual, (4, outputs); NaN where there is none."""
-    parts = [ex[:, [len(term) <= size for term in ex.terms]].explained() for size in (1, 2, len(ex.feature_names))]
+    parts = [
+        ex[:, [len(term) <= size for term in ex.terms]].explained()
+        for size in (1, 2, len(ex.feature_names))
+    ]
     return np.diff([np.zeros_like(parts[0]), *parts, np.ones_like(parts[0])], axis=0)
 
 
-def importance(what: Any, *, output: Output = None, max_display: int = 15, ax: Axes | None = None) -> Axes:
+def importance(
+    what: Any, *, output: Output = None, max_display: int = 15, ax: Axes | None = None
+) -> Axes:
     """Draws how much each feature contributes on average, strongest first.
 
     The bar is the mean absolute value of everything the feature takes part in, its main effect and its interactions
@@ -206,7 +243,9 @@ def importance(what: Any, *, output: Output = None, max_display: int = 15, ax: A
     _axes.tidy(ax, grid=True)
     start, below = np.zeros(len(order)), 0.0
     for number, name in enumerate(names):
-        label = _axes.legend_label(labels.shorten(name, 24) if len(names) > 1 else "with its interactions")
+        label = _axes.legend_label(
+            labels.shorten(name, 24) if len(names) > 1 else "with its interactions"
+        )
         look = (_axes.SERIES[number], _axes.HATCHES[number])
         _axes.bars(ax, places, total[order, number], left=start, look=look, label=label)
         start = start + total[order, number]
@@ -215,9 +254,16 @@ def importance(what: Any, *, output: Output = None, max_display: int = 15, ax: A
             below += float(residual[number])
     alone = main.sum(1)[order]
     if not np.allclose(alone, start, rtol=1e-9, atol=0.0):
-        ax.hlines(places, np.minimum(start, alone), np.maximum(start, alone), color=_axes.MUTED, zorder=3)
+        ax.hlines(
+            places, np.minimum(start, alone), np.maximum(start, alone), color=_axes.MUTED, zorder=3
+        )
         [marks] = ax.plot(alone, places, "D", zorder=4, label="main effect alone", gid="main")
-        marks.set(color=_axes.text_colour(ax), markersize=5.5, markerfacecolor="white", markeredgewidth=1.3)
+        marks.set(
+            color=_axes.text_colour(ax),
+            markersize=5.5,
+            markerfacecolor="white",
+            markeredgewidth=1.3,
+        )
     if len(ax.get_legend_handles_labels()[1]) > 1:
         ax.legend(loc="lower right", frameon=False, fontsize=_axes.SMALL)
     short = labels.short_labels(features, 34)
@@ -231,7 +277,9 @@ def importance(what: Any, *, output: Output = None, max_display: int = 15, ax: A
     return ax
 
 
-def beeswarm(ex: Explanation, *, output: Output = None, max_display: int = 12, ax: Axes | None = None) -> Axes:
+def beeswarm(
+    ex: Explanation, *, output: Output = None, max_display: int = 12, ax: Axes | None = None
+) -> Axes:
     """Draws every row's contributions, a swarm for each term, strongest first, and one for the residual.
 
     Each point is a row. Main effects and interactions are ordered by their own mean absolute contribution. A point's
@@ -263,7 +311,11 @@ def beeswarm(ex: Explanation, *, output: Output = None, max_display: int = 12, a
     every = _lookup.feature_values(ex)
     ranks = [_ranks(every[ex.terms[k][0]], rows) if len(ex.terms[k]) == 1 else None for k in order]
     if not np.isnan(residual).any():
-        swarms, names, ranks = [*swarms, residual[rows]], [*names, free_name("residual", names)], [*ranks, None]
+        swarms, names, ranks = (
+            [*swarms, residual[rows]],
+            [*names, free_name("residual", names)],
+            [*ranks, None],
+        )
     ax = _axes.get_axes(ax, (7.4, 0.42 * len(names) + 1.2))
     _axes.tidy(ax)
     ax.axvline(0.0, color=_axes.MUTED, linewidth=0.8, zorder=0)
@@ -273,18 +325,32 @@ def beeswarm(ex: Explanation, *, output: Output = None, max_display: int = 12, a
     for place, (swarm, rank) in enumerate(zip(swarms, ranks, strict=True)):
         y = place + _spread_out(swarm, 2 * reach)
         gid = "residual" if place == len(order) else "term"
-        style: dict[str, Any] = {"s": size, "linewidths": 0, "rasterized": True, "zorder": 2, "gid": gid}
+        style: dict[str, Any] = {
+            "s": size,
+            "linewidths": 0,
+            "rasterized": True,
+            "zorder": 2,
+            "gid": gid,
+        }
         if rank is None:
             ax.scatter(swarm, y, color=_axes.RESIDUAL, **style)
         else:
-            shades = ax.scatter(swarm, y, c=rank, cmap=_axes.blend(_axes.LOW_TO_HIGH), vmin=0.0, vmax=1.0, **style)
+            shades = ax.scatter(
+                swarm, y, c=rank, cmap=_axes.blend(_axes.LOW_TO_HIGH), vmin=0.0, vmax=1.0, **style
+            )
     _axes.label_rows(ax, names)
-    ax.set_xlabel(f"contribution to {labels.shorten(ex.output_names[chosen], 40)}", fontsize=_axes.NORMAL)
+    ax.set_xlabel(
+        f"contribution to {labels.shorten(ex.output_names[chosen], 40)}", fontsize=_axes.NORMAL
+    )
     if shades is not None:
         bar = _axes.colour_bar(ax, shades, "", ticks=[0.0, 1.0])
         bar.ax.set_yticklabels(["low", "high"])
         bar.set_label("value of the feature", fontsize=_axes.SMALL, labelpad=-12)
-    fewer = f"the {len(order)} strongest of {count(len(ex.terms), 'term')}" if len(order) < len(ex.terms) else ""
+    fewer = (
+        f"the {len(order)} strongest of {count(len(ex.terms), 'term')}"
+        if len(order) < len(ex.terms)
+        else ""
+    )
     sample = f"{len(rows):,} of {count(len(ex), 'row')}" if len(rows) < len(ex) else ""
     _axes.add_note(ax, ", ".join(filter(None, [fewer, sample])))
     return ax
@@ -297,7 +363,9 @@ def _ranks(column: NDArray[Any] | None, rows: NDArray[np.int_]) -> Array | None:
     values = None if column is None or isinstance(column[0], str) else _lookup.as_numbers(column)
     if values is None or not np.isfinite(values).all():
         return None
-    return np.asarray((rankdata(values)[rows] - 1) / (len(values) - 1)) if np.ptp(values) > 0 else None
+    return (
+        np.asarray((rankdata(values)[rows] - 1) / (len(values) - 1)) if np.ptp(values) > 0 else None
+    )
 
 
 def _spread_out(values: Array, width: float) -> Array:
@@ -306,7 +374,9 @@ def _spread_out(values: Array, width: float) -> Array:
     _, place, counts = np.unique(bins, return_inverse=True, return_counts=True)
     nth = np.empty(len(values))
     # In the order of the bins, how many came since each bin began.
-    nth[np.argsort(place, kind="stable")] = np.arange(len(values)) - np.repeat(np.cumsum(counts) - counts, counts)
+    nth[np.argsort(place, kind="stable")] = np.arange(len(values)) - np.repeat(
+        np.cumsum(counts) - counts, counts
+    )
     # Alternately above and below the middle.
     offset = np.where(nth % 2 == 0, -nth / 2, (nth + 1) / 2)
     return np.asarray(0.8 * offset / max(float(counts.max()), 16.0))
@@ -351,25 +421,41 @@ def windows(
     chosen = _lookup.one_output(output, _lookup.require_explanation(ex, "windows").output_names)
     owner = _owners(ex, sequence)
     owner = owner if channels_first else owner.T
-    names = list(map(str, range(len(owner)))) if channels is None else labels.shorten_all(channels, 24)
+    names = (
+        list(map(str, range(len(owner)))) if channels is None else labels.shorten_all(channels, 24)
+    )
     if len(names) != len(owner):
-        raise ValueError(f"channels has {len(names)} names but the sequence has {len(owner)}; pass one each.")
-    members = np.array([[name in term for name in ex.feature_names] for term in ex.terms], dtype=np.float64)
+        raise ValueError(
+            f"channels has {len(names)} names but the sequence has {len(owner)}; pass one each."
+        )
+    members = np.array(
+        [[name in term for name in ex.feature_names] for term in ex.terms], dtype=np.float64
+    )
     shares = ex.values[:, :, chosen] @ (members / members.sum(1, keepdims=True))
     position, title = (None, count(len(ex), "row")) if row is None else _lookup.find_row(row, ex)
-    values = np.abs(shares[np.isfinite(shares).all(1)]).mean(0) if position is None else shares[position]
+    values = (
+        np.abs(shares[np.isfinite(shares).all(1)]).mean(0) if position is None else shares[position]
+    )
     cells = values[owner]
     if not np.isfinite(cells).all():
-        raise ValueError(f"row is {row!r}, of which contributions are not known: it has missing values.")
+        raise ValueError(
+            f"row is {row!r}, of which contributions are not known: it has missing values."
+        )
     largest = float(np.abs(cells).max()) or 1.0
     decimals = labels.decimals_for([largest])
     ax = _axes.get_axes(ax, (7.4, 0.36 * len(names) + 1.5))
     across, up = (np.arange(size + 1) - 0.5 for size in owner.shape[::-1])
-    shades, least = (_axes.NOTHING_TO_MUCH, 0.0) if position is None else (_axes.AGAINST_TO_FOR, -largest)
-    mesh = ax.pcolormesh(across, up, cells, cmap=_axes.blend(shades), vmin=least, vmax=largest, gid="windows")
+    shades, least = (
+        (_axes.NOTHING_TO_MUCH, 0.0) if position is None else (_axes.AGAINST_TO_FOR, -largest)
+    )
+    mesh = ax.pcolormesh(
+        across, up, cells, cmap=_axes.blend(shades), vmin=least, vmax=largest, gid="windows"
+    )
     mesh.set_rasterized(True)
     corners = np.array([(-0.5, -0.5), (0.5, -0.5), (0.5, 0.5), (-0.5, 0.5)])
-    below = PolyCollection([place + corners for place in np.argwhere(cells < 0)[:, ::-1]], hatch="///", linewidths=0)
+    below = PolyCollection(
+        [place + corners for place in np.argwhere(cells < 0)[:, ::-1]], hatch="///", linewidths=0
+    )
     below.set(facecolor="none", edgecolor="#00000059", gid="against")
     ax.add_collection(below)
     line, place = np.nonzero(np.diff(owner, axis=1))
@@ -380,7 +466,9 @@ def windows(
     for k in drawn if len(drawn) <= _MOST_NUMBERS else ():
         line, place = np.nonzero(owner == k)
         number = labels.format_number(float(values[k]), decimals, "" if position is None else "+")
-        text = ax.text(place.mean(), line.mean(), number, ha="center", va="center", fontsize=_axes.SMALL)
+        text = ax.text(
+            place.mean(), line.mean(), number, ha="center", va="center", fontsize=_axes.SMALL
+        )
         text.set_bbox({"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1.0})
     ax.set_yticks(range(len(names)), labels=names)
     ax.tick_params(labelsize=_axes.SMALL, length=3)
@@ -388,8 +476,12 @@ def windows(
     ax.invert_yaxis()
     ax.set_xlabel("time step", fontsize=_axes.NORMAL)
     if position is not None:
-        rest = float(ex.predictions[position, chosen] - ex.base_values[chosen] - values[drawn].sum())
-        _axes.add_note(ax, f"all else, residual included: {labels.format_number(rest, decimals, '+')}")
+        rest = float(
+            ex.predictions[position, chosen] - ex.base_values[chosen] - values[drawn].sum()
+        )
+        _axes.add_note(
+            ax, f"all else, residual included: {labels.format_number(rest, decimals, '+')}"
+        )
     what = "mean |contribution|" if position is None else "contribution"
     _axes.colour_bar(ax, mesh, f"{what} to {labels.shorten(ex.output_names[chosen], 24)}")
     ax.set_title(title, loc="left", fontsize=_axes.LARGE)
@@ -400,9 +492,13 @@ def _owners(ex: Explanation, sequence: str | None) -> NDArray[np.intp]:
     """The feature that each place of a sequence belongs to; its columns are named "series[time,channel]"."""
     names = getattr(ex.explainer, "column_names", None) or ()
     places = [re.fullmatch(r"(.+)\[(\d+)(?:,(\d+))?\]", name) for name in names]
-    known = {place[1] for place in places if place and place[3]} or {place[1] for place in places if place}
+    known = {place[1] for place in places if place and place[3]} or {
+        place[1] for place in places if place
+    }
     if not known:
-        raise ValueError("ex has no feature that is a window of a sequence; fit a model of inputs (n, time, channels).")
+        raise ValueError(
+            "ex has no feature that is a window of a sequence; fit a model of inputs (n, time, channels)."
+        )
     chosen = sequence if sequence is not None or len(known) > 1 else next(iter(known))
     columns = {column: place for column, place in enumerate(places) if place and place[1] == chosen}
     if not columns:

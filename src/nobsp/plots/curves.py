@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 
 from nobsp._messages import count, join_names, require_whole_number
 from nobsp.plots import _axes, _lookup
-from nobsp.plots._axes import NORMAL, SMALL, Axes, get_panels, legend_label, text_colour, tidy, turn_labels
+from nobsp.plots._axes import (
+    NORMAL,
+    SMALL,
+    Axes,
+    get_panels,
+    legend_label,
+    text_colour,
+    tidy,
+    turn_labels,
+)
 from nobsp.plots._lookup import Array
 from nobsp.plots.labels import short_labels, shorten, shorten_all
 from nobsp.tabular.compiled import CompiledExplainer
@@ -41,7 +50,9 @@ class _Curve:
     baseline: float  # NaN where it is not drawn
     dots: bool = False  # whether a number takes few values, so that there is nothing in between
     rows: Array = field(default_factory=lambda: np.zeros(0))
-    truth: Array = field(default_factory=lambda: np.zeros(0))  # what the function is known to be, (points,)
+    truth: Array = field(
+        default_factory=lambda: np.zeros(0)
+    )  # what the function is known to be, (points,)
     left_out: int = 0  # levels that are not drawn
 
     @property
@@ -115,10 +126,15 @@ def curves(
     names = functions.output_names
     outputs = _lookup.some_outputs(output, names, own)
     if len(outputs) > len(_axes.SERIES):
-        raise ValueError(f"output must be chosen among {join_names(names)}; {len(outputs)} cannot be distinguished.")
+        raise ValueError(
+            f"output must be chosen among {join_names(names)}; {len(outputs)} cannot be distinguished."
+        )
     if truth and len(outputs) > 1:
         raise ValueError(f"truth is that of one output; choose it among {join_names(names)}.")
-    known = {output_position(name, functions.feature_names, "feature"): true for name, true in (truth or {}).items()}
+    known = {
+        output_position(name, functions.feature_names, "feature"): true
+        for name, true in (truth or {}).items()
+    }
     found = _curves(functions, outputs, points=points, level=level)
     single = isinstance(features, str) or _lookup.is_position(features)
     if features is None:
@@ -129,7 +145,9 @@ def curves(
         chosen = [output_position(one, functions.feature_names, "feature") for one in wanted]
         for k in chosen:
             if k not in found:
-                raise ValueError(f"feature {functions.feature_names[k]!r} is no function of one column: no curve.")
+                raise ValueError(
+                    f"feature {functions.feature_names[k]!r} is no function of one column: no curve."
+                )
     if not chosen:
         why = "no feature is a function of one column" if features is None else "features is empty"
         raise ValueError(f"{why}, so there are no curves to draw.")
@@ -139,9 +157,15 @@ def curves(
         curve = found[k]
         if places:
             curve = _over_rows(functions, outputs, curve, places[k][np.isfinite(places[k])])
-        made.append(_fewer_levels(_with_truth(functions, k, curve, known[k]) if k in known else curve))
+        made.append(
+            _fewer_levels(_with_truth(functions, k, curve, known[k]) if k in known else curve)
+        )
     across = 3 if len(made) in (5, 6) else min(len(made), 4)
-    size = (2.55 * across + 0.9, 2.15 * -(-len(made) // across) + 0.55) if len(made) > 1 else (5.2, 3.6)
+    size = (
+        (2.55 * across + 0.9, 2.15 * -(-len(made) // across) + 0.55)
+        if len(made) > 1
+        else (5.2, 3.6)
+    )
     axes = get_panels(ax, len(made), across, size, "the plot of these curves")
     labels = [shorten(names[k], 24) for k in outputs]
     effect = "average effect" + (f" on {labels[0]}" if len(labels) == 1 else "")
@@ -165,30 +189,41 @@ def curves(
     return axes[0] if single else np.array(axes, dtype=object)
 
 
-def _curves(functions: CompiledExplainer, outputs: Sequence[int], *, points: int, level: float) -> dict[int, _Curve]:
+def _curves(
+    functions: CompiledExplainer, outputs: Sequence[int], *, points: int, level: float
+) -> dict[int, _Curve]:
     """The curve, for some outputs, of every feature that has one."""
     table = functions.curves(points, level=level)
-    columns = [np.asarray(table[name], dtype=np.float64) for name in ("x", "value", "lower", "upper")]
+    columns = [
+        np.asarray(table[name], dtype=np.float64) for name in ("x", "value", "lower", "upper")
+    ]
     found = {}
     for k, feature in enumerate(functions.features):
         here = np.asarray(table["feature"]) == feature.name
         if here.any():
             # Rows come output by output, each with the same points.
             each = len(functions.output_names)
-            x, value, lower, upper = (part[here].reshape(each, -1).T[:, outputs] for part in columns)
+            x, value, lower, upper = (
+                part[here].reshape(each, -1).T[:, outputs] for part in columns
+            )
             along = np.arange(len(x), dtype=np.float64) if feature.kind == "levels" else x[:, 0]
             found[k] = _Curve(feature, along, value, lower, upper, float(functions.baseline[k]))
     return found
 
 
-def _over_rows(functions: CompiledExplainer, outputs: Sequence[int], curve: _Curve, rows: Array) -> _Curve:
+def _over_rows(
+    functions: CompiledExplainer, outputs: Sequence[int], curve: _Curve, rows: Array
+) -> _Curve:
     """The curve over some rows; at their values alone where a number takes few."""
     values = np.unique(rows)
     if curve.levels or not 0 < 2 * len(values) <= len(rows) or len(values) > _FEW_VALUES:
         return replace(curve, rows=rows)
-    value = np.column_stack([functions.function(curve.feature.name, output=k)(values) for k in outputs])
+    value = np.column_stack(
+        [functions.function(curve.feature.name, output=k)(values) for k in outputs]
+    )
     lower, upper = (
-        value + np.column_stack([np.interp(values, curve.x, away) for away in (limit - curve.value).T])
+        value
+        + np.column_stack([np.interp(values, curve.x, away) for away in (limit - curve.value).T])
         for limit in (curve.lower, curve.upper)
     )
     return replace(curve, x=values, value=value, lower=lower, upper=upper, rows=rows, dots=True)
@@ -204,7 +239,9 @@ def _with_truth(functions: CompiledExplainer, k: int, curve: _Curve, truth: Trut
         given = np.array(feature.labels if len(axis.columns) > 1 else own, dtype=object)
     known = np.asarray(truth(given))
     if known.shape != x.shape:
-        raise ValueError(f"truth of {feature.name!r} gives shape {known.shape} for {len(x)} values; give one each.")
+        raise ValueError(
+            f"truth of {feature.name!r} gives shape {known.shape} for {len(x)} values; give one each."
+        )
     gap = curve.value[:, 0] - known.astype(np.float64)
     if len(curve.rows):
         gap = gap[curve.rows.astype(int)] if curve.levels else np.interp(curve.rows, x, gap)
@@ -236,7 +273,11 @@ def _limits(made: Sequence[_Curve]) -> tuple[float, float]:
     needed = np.concatenate([curve.value[curve.covered].ravel() for curve in made])
     low, high = float(needed.min(initial=0.0)), float(needed.max(initial=0.0))
     room = _ROOM * (high - low)
-    parts = [part.ravel() for curve in made for part in (curve.value, curve.lower, curve.upper, curve.truth)]
+    parts = [
+        part.ravel()
+        for curve in made
+        for part in (curve.value, curve.lower, curve.upper, curve.truth)
+    ]
     every = np.append(np.concatenate(parts), [low, high])
     low, high = max(float(np.nanmin(every)), low - room), min(float(np.nanmax(every)), high + room)
     height = (high - low) or 1.0
@@ -248,7 +289,14 @@ def _draw(ax: Axes, curve: _Curve) -> None:
     ax.axhline(0.0, color=_axes.FAINT, linewidth=0.8, zorder=0.5)
     (_draw_apart if curve.levels or curve.dots else _draw_lines)(ax, curve)
     if curve.baseline == curve.baseline:
-        ax.axvline(curve.baseline, color=_axes.MUTED, linewidth=1.0, linestyle=":", zorder=0.8, gid="baseline")
+        ax.axvline(
+            curve.baseline,
+            color=_axes.MUTED,
+            linewidth=1.0,
+            linestyle=":",
+            zorder=0.8,
+            gid="baseline",
+        )
     if not curve.levels:
         beside = 0.6 * curve.gap if curve.dots else 0.03 * (float(curve.x[-1] - curve.x[0]) or 1.0)
         ax.set_xlim(curve.x[0] - beside, curve.x[-1] + beside)
@@ -257,7 +305,9 @@ def _draw(ax: Axes, curve: _Curve) -> None:
             ax.set_xticks(curve.x)
     if len(curve.truth):
         apart = curve.levels or curve.dots
-        [line] = ax.plot(curve.x, curve.truth, color=text_colour(ax), linewidth=1.3, zorder=4, gid="truth")
+        [line] = ax.plot(
+            curve.x, curve.truth, color=text_colour(ax), linewidth=1.3, zorder=4, gid="truth"
+        )
         line.set(linestyle="none" if apart else _TRUTH_DASHES, marker="D" if apart else "")
         line.set(markersize=4.5, markerfacecolor="none")
     if len(curve.rows):
@@ -270,29 +320,68 @@ def _draw_lines(ax: Axes, curve: _Curve) -> None:
     inner = covered.copy()
     inner[1:] &= covered[:-1]
     inner[:-1] &= covered[1:]
-    for number, (value, low, high) in enumerate(zip(curve.value.T, curve.lower.T, curve.upper.T, strict=True)):
+    for number, (value, low, high) in enumerate(
+        zip(curve.value.T, curve.lower.T, curve.upper.T, strict=True)
+    ):
         style: dict[str, Any] = {"color": _axes.SERIES[number], "linestyle": _axes.DASHES[number]}
         if curve.banded:
-            ax.fill_between(curve.x, low, high, color=style["color"], alpha=0.2, linewidth=0, zorder=2, gid="band")
-        ax.plot(curve.x, np.where(inner, np.nan, value), linewidth=1.4, alpha=0.5, zorder=2.5, **style)
+            ax.fill_between(
+                curve.x,
+                low,
+                high,
+                color=style["color"],
+                alpha=0.2,
+                linewidth=0,
+                zorder=2,
+                gid="band",
+            )
+        ax.plot(
+            curve.x, np.where(inner, np.nan, value), linewidth=1.4, alpha=0.5, zorder=2.5, **style
+        )
         ax.plot(curve.x[covered], value[covered], linewidth=2.0, zorder=3, gid="function", **style)
 
 
 def _draw_apart(ax: Axes, curve: _Curve) -> None:
     """Bars of levels, or dots of a number that takes few values, those of several outputs beside each other."""
     outputs = curve.value.shape[1]
-    for number, (value, lower, upper) in enumerate(zip(curve.value.T, curve.lower.T, curve.upper.T, strict=True)):
+    for number, (value, lower, upper) in enumerate(
+        zip(curve.value.T, curve.lower.T, curve.upper.T, strict=True)
+    ):
         whiskers = np.clip([value - lower, upper - value], 0.0, None) if curve.banded else None
         style: dict[str, Any] = {"color": _axes.SERIES[number], "gid": "function"}
         x = curve.x + (0.78 if curve.levels else 0.5 * curve.gap) * ((number + 0.5) / outputs - 0.5)
         if curve.levels:
-            style |= {"hatch": _axes.HATCHES[number], "edgecolor": "white", "linewidth": 0.5, "alpha": 0.85}
+            style |= {
+                "hatch": _axes.HATCHES[number],
+                "edgecolor": "white",
+                "linewidth": 0.5,
+                "alpha": 0.85,
+            }
             ax.bar(x, value, width=0.94 * 0.78 / outputs, zorder=2, **style)
-            ax.errorbar(x, value, yerr=whiskers, fmt="none", ecolor=text_colour(ax), elinewidth=1.0, zorder=3)
+            ax.errorbar(
+                x,
+                value,
+                yerr=whiskers,
+                fmt="none",
+                ecolor=text_colour(ax),
+                elinewidth=1.0,
+                zorder=3,
+            )
         else:
             dashes, marker = _axes.DASHES[number], _axes.MARKERS[number]
-            ax.plot(x, value, color=style["color"], linestyle=dashes, linewidth=0.8, alpha=0.5, zorder=2)
-            ax.errorbar(x, value, yerr=whiskers, fmt=marker, markersize=4.5, elinewidth=1.2, zorder=3, **style)
+            ax.plot(
+                x, value, color=style["color"], linestyle=dashes, linewidth=0.8, alpha=0.5, zorder=2
+            )
+            ax.errorbar(
+                x,
+                value,
+                yerr=whiskers,
+                fmt=marker,
+                markersize=4.5,
+                elinewidth=1.2,
+                zorder=3,
+                **style,
+            )
     if curve.levels:
         turn_labels(ax.xaxis, curve.x, shorten_all(curve.feature.labels, 14), 22, 40)
         ax.set_xlim(-0.6, len(curve.x) - 0.4)
@@ -300,7 +389,12 @@ def _draw_apart(ax: Axes, curve: _Curve) -> None:
 
 def _draw_rows(ax: Axes, curve: _Curve) -> None:
     """How the rows lie, as a grey shape at the foot of the panel."""
-    style: dict[str, Any] = {"color": _axes.ROWS, "transform": ax.get_xaxis_transform(), "zorder": 1, "gid": "rows"}
+    style: dict[str, Any] = {
+        "color": _axes.ROWS,
+        "transform": ax.get_xaxis_transform(),
+        "zorder": 1,
+        "gid": "rows",
+    }
     if curve.levels or curve.dots:
         where, counts = np.unique(curve.rows, return_counts=True)
         ax.bar(where, _STRIP * counts / counts.max(), width=0.5 * curve.gap, **style)
@@ -309,7 +403,9 @@ def _draw_rows(ax: Axes, curve: _Curve) -> None:
         ax.stairs(_STRIP * counts / max(counts.max(), 1), edges, fill=True, **style)
 
 
-def _draw_legend(ax: Axes, made: Sequence[_Curve], outputs: Sequence[str], level: float, *, outside: bool) -> None:
+def _draw_legend(
+    ax: Axes, made: Sequence[_Curve], outputs: Sequence[str], level: float, *, outside: bool
+) -> None:
     """Says what is what: above all panels of a figure of ours, or in the caller's first axes where it is needed."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -320,7 +416,9 @@ def _draw_legend(ax: Axes, made: Sequence[_Curve], outputs: Sequence[str], level
     truth = any(len(curve.truth) for curve in made)
     names = [legend_label(name) for name in outputs] if len(outputs) > 1 else ["average effect"]
     looks = zip(_axes.SERIES, _axes.DASHES, names, strict=False)
-    entries: list[tuple[Any, str]] = [(line(colour, dashes, 2.0), name) for colour, dashes, name in looks]
+    entries: list[tuple[Any, str]] = [
+        (line(colour, dashes, 2.0), name) for colour, dashes, name in looks
+    ]
     if any(curve.banded for curve in made):
         entries.append((Patch(facecolor=_axes.SERIES[0], alpha=0.2), f"{level:.0%} band"))
     if truth:

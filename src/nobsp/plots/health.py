@@ -44,16 +44,23 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
     if not all(hasattr(state, name) for name in ("findings", "explained", "rows")):
         raise TypeError(f"health draws an explainer or its health(), found {type(what).__name__}.")
     explained = np.array(state.explained, dtype=np.float64)
-    named = next((getattr(what, name) for name in ("output_names_", "output_names") if hasattr(what, name)), None)
+    named = next(
+        (getattr(what, name) for name in ("output_names_", "output_names") if hasattr(what, name)),
+        None,
+    )
     outputs = shorten_all(named or number_outputs(len(explained)), 26)
     worst, left_out = _least(explained, max_display)
     terms = getattr(state, "terms", ())
     own = np.array([term.unique_share for term in terms], dtype=np.float64)
     least, more_left_out = _least(own, max_display)
     of_terms = term_labels([term.term for term in terms], 26)
-    ax = get_axes(ax, (7.4, 0.28 * max(len(worst) + len(least), 1) + 1.7 + 0.2 * len(state.findings)))
+    ax = get_axes(
+        ax, (7.4, 0.28 * max(len(worst) + len(least), 1) + 1.7 + 0.2 * len(state.findings))
+    )
     inches = ax.get_window_extent().width / ax.figure.dpi
-    words = _findings(state, max(int(inches * 72 / (0.6 * SMALL)), 30))  # about what fits under the axes
+    words = _findings(
+        state, max(int(inches * 72 / (0.6 * SMALL)), 30)
+    )  # about what fits under the axes
     tidy(ax, grid=True)
     inside = np.array(getattr(state, "inside", state.explained), dtype=np.float64)
     for place, (share, within) in enumerate(zip(explained[worst], inside[worst], strict=True)):
@@ -73,8 +80,12 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
         label.set_fontweight("bold")
     ax.set_xlim(-0.03, 1.3)
     ax.set_xticks([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    axis = "R² of each output" + (", in bold; share of each term's spread that is its own" if len(least) else "")
-    axis += "".join(f"; {n} more {what}" for n, what in ((left_out, "outputs"), (more_left_out, "terms")) if n)
+    axis = "R² of each output" + (
+        ", in bold; share of each term's spread that is its own" if len(least) else ""
+    )
+    axis += "".join(
+        f"; {n} more {what}" for n, what in ((left_out, "outputs"), (more_left_out, "terms")) if n
+    )
     ax.set_xlabel(f"{axis}\n\n{words}", fontsize=SMALL)
     ax.xaxis.label.set(horizontalalignment="left", x=0.0)
     ax.set_title(_headline(state), loc="left", fontsize=NORMAL)
@@ -88,12 +99,23 @@ def _least(shares: Array, most: int) -> tuple[NDArray[np.intp], int]:
     return order[:most], max(len(order) - most, 0)
 
 
-def _draw_share(ax: Axes, place: int, share: float, doubtful: float, colour: str, text: str, *, at: float) -> None:
+def _draw_share(
+    ax: Axes, place: int, share: float, doubtful: float, colour: str, text: str, *, at: float
+) -> None:
     """A line from zero to a share, with a cross at its end where it is doubtful, and a text behind `at`."""
     weak = share < doubtful
     colour, end = _axes.FOR if weak else colour, float(np.clip(share, 0.0, 1.0))
     ax.plot([0.0, end], [place, place], color=colour, linewidth=2.0, zorder=2)
-    ax.plot(end, place, marker="X" if weak else "o", markersize=7, color=colour, zorder=3, clip_on=False, gid="share")
+    ax.plot(
+        end,
+        place,
+        marker="X" if weak else "o",
+        markersize=7,
+        color=colour,
+        zorder=3,
+        clip_on=False,
+        gid="share",
+    )
     write_beside(ax, text.replace("-", "−"), float(np.clip(at, 0.0, 1.0)), place, points=7)
 
 

@@ -45,7 +45,13 @@ class _Side:
 
 
 def interaction(
-    explainer: Any, pair: Any, *, output: Output = None, data: Any = None, points: int = 80, ax: Axes | None = None
+    explainer: Any,
+    pair: Any,
+    *,
+    output: Output = None,
+    data: Any = None,
+    points: int = 80,
+    ax: Axes | None = None,
 ) -> Axes:
     """Draws the interaction of two features, what they contribute only together, where there are rows.
 
@@ -78,11 +84,17 @@ def interaction(
     pairs = [one for one in functions.terms if len(one) == 2]
     if set(term) not in map(set, pairs):
         have = f"fitted are {join_names(pairs)}" if pairs else "none was"
-        raise ValueError(f"the pair {term!r} was not fitted; {have}. Calibrate with interactions=[{term!r}].")
+        raise ValueError(
+            f"the pair {term!r} was not fitted; {have}. Calibrate with interactions=[{term!r}]."
+        )
     chosen = _lookup.one_output(output, functions.output_names, own)
-    places, axes = _lookup.row_places(functions, rows if data is None else data), functions.level_axes
+    places, axes = (
+        _lookup.row_places(functions, rows if data is None else data),
+        functions.level_axes,
+    )
     across, up = (
-        _side(functions.features[k], axes.get(k), places[k] if places else np.zeros(0), int(points)) for k in ends
+        _side(functions.features[k], axes.get(k), places[k] if places else np.zeros(0), int(points))
+        for k in ends
     )
     right, top = (grid.ravel() for grid in np.meshgrid(across.at, up.at))
     values = functions.function(term, output=chosen)(across.values(right), up.values(top))
@@ -90,12 +102,22 @@ def interaction(
     near = _near(across, up) if places else np.ones_like(surface, dtype=bool)
     ax = get_axes(ax, (5.6, 4.4))
     tidy(ax)
-    _draw_surface(ax, across, up, np.ma.masked_array(surface, ~near), shorten(functions.output_names[chosen], 30))
+    _draw_surface(
+        ax,
+        across,
+        up,
+        np.ma.masked_array(surface, ~near),
+        shorten(functions.output_names[chosen], 30),
+    )
     _draw_rows(ax, across, up)
-    for axis, side, name in zip((ax.xaxis, ax.yaxis), (across, up), shorten_all(term, 36), strict=True):
+    for axis, side, name in zip(
+        (ax.xaxis, ax.yaxis), (across, up), shorten_all(term, 36), strict=True
+    ):
         axis.set_label_text(name, fontsize=NORMAL)
         if side.axis is not None:
-            room = 40 if side is across else 10_000  # upwards there is room for any number of labels
+            room = (
+                40 if side is across else 10_000
+            )  # upwards there is room for any number of labels
             turn_labels(axis, side.at, shorten_all(side.feature.labels, 16), room, 35)
     ax.set(xlim=across.edges[[0, -1]], ylim=up.edges[[0, -1]])
     if not places:
@@ -139,12 +161,16 @@ def _draw_surface(ax: Axes, across: _Side, up: _Side, surface: Any, output: str)
 
     width, height = across.edges[-1] - across.edges[0], up.edges[-1] - up.edges[0]
     empty, lines = _axes.EMPTY
-    ground = Rectangle((across.edges[0], up.edges[0]), width, height, facecolor=empty, edgecolor=lines, hatch="///")
+    ground = Rectangle(
+        (across.edges[0], up.edges[0]), width, height, facecolor=empty, edgecolor=lines, hatch="///"
+    )
     ground.set(linewidth=0, zorder=0, gid="no rows")
     ax.add_patch(ground)
     largest = (float(np.abs(surface).max()) if surface.count() else 0.0) or 1.0
     shades = _axes.blend(_axes.AGAINST_TO_FOR)
-    mesh = ax.pcolormesh(across.edges, up.edges, surface, cmap=shades, vmin=-largest, vmax=largest, zorder=1)
+    mesh = ax.pcolormesh(
+        across.edges, up.edges, surface, cmap=shades, vmin=-largest, vmax=largest, zorder=1
+    )
     mesh.set(rasterized=True, gid="surface")
     colour_bar(ax, mesh, f"joint effect on {output}")
     for side, line in ((across, ax.axvline), (up, ax.axhline)):
@@ -169,14 +195,23 @@ def _draw_lines(ax: Axes, across: _Side, up: _Side, surface: Any, largest: float
     stripes: list[tuple[Array, Array, Any]] = [(across.at, up.at, surface)]
     inside = np.linspace(-0.5, 0.5, 9)  # across a stripe
     if up.axis is not None:
-        stripes = [(across.at, k + inside, np.ma.stack([line] * 9)) for k, line in enumerate(surface)]
+        stripes = [
+            (across.at, k + inside, np.ma.stack([line] * 9)) for k, line in enumerate(surface)
+        ]
     elif across.axis is not None:
-        stripes = [(k + inside, up.at, np.ma.stack([line] * 9, 1)) for k, line in enumerate(surface.T)]
+        stripes = [
+            (k + inside, up.at, np.ma.stack([line] * 9, 1)) for k, line in enumerate(surface.T)
+        ]
     for x, y, part in stripes:
         drawn = [level for level in levels if part.count() and part.min() < level < part.max()]
         if drawn:
             lines = ax.contour(x, y, part, levels=drawn, colors="#333333", linewidths=0.7, zorder=2)
-            ax.clabel(lines, fontsize=SMALL - 1, fmt=lambda level: f"{level:+g}".replace("-", "−"), inline_spacing=2)
+            ax.clabel(
+                lines,
+                fontsize=SMALL - 1,
+                fmt=lambda level: f"{level:+g}".replace("-", "−"),
+                inline_spacing=2,
+            )
 
 
 def _draw_rows(ax: Axes, across: _Side, up: _Side) -> None:
@@ -187,11 +222,17 @@ def _draw_rows(ax: Axes, across: _Side, up: _Side) -> None:
     # The golden ratio spreads any number of rows evenly.
     beside = ((np.arange(len(some)) * 0.6180339887) % 1.0 - 0.5) * 0.6
     x, y = (side.rows[some] + (beside if side.axis is not None else 0.0) for side in (across, up))
-    inside = (x >= across.edges[0]) & (x <= across.edges[-1]) & (y >= up.edges[0]) & (y <= up.edges[-1])
-    ax.plot(x[inside], y[inside], ".", markersize=2.2, color="black", alpha=0.35, zorder=3, gid="rows")
+    inside = (
+        (x >= across.edges[0]) & (x <= across.edges[-1]) & (y >= up.edges[0]) & (y <= up.edges[-1])
+    )
+    ax.plot(
+        x[inside], y[inside], ".", markersize=2.2, color="black", alpha=0.35, zorder=3, gid="rows"
+    )
 
 
-def interaction_matrix(what: Any, *, output: Output = None, max_display: int = 12, ax: Axes | None = None) -> Axes:
+def interaction_matrix(
+    what: Any, *, output: Output = None, max_display: int = 12, ax: Axes | None = None
+) -> Axes:
     """Draws how strong the interaction of every two features is, as a share of an output's spread.
 
     A framed cell is a pair that was fitted, and so has a term of its own. Features in the strongest pairs come first.
@@ -226,10 +267,14 @@ def interaction_matrix(what: Any, *, output: Output = None, max_display: int = 1
     largest = float(np.nanmax(matrix)) or 1.0
     side = 0.42 * len(shown)
     ax = get_axes(ax, (side + 3.0, side + 1.5))
-    mesh = ax.imshow(matrix, cmap=_axes.blend(_axes.NOTHING_TO_MUCH), vmin=0.0, vmax=largest, aspect="equal")
+    mesh = ax.imshow(
+        matrix, cmap=_axes.blend(_axes.NOTHING_TO_MUCH), vmin=0.0, vmax=largest, aspect="equal"
+    )
     for down, right in zip(*np.nonzero(~np.isnan(matrix)), strict=True):
         strength = matrix[down, right]
-        cell = ax.text(right, down, f"{100 * strength:.{int(strength < 0.095)}f}", ha="center", va="center")
+        cell = ax.text(
+            right, down, f"{100 * strength:.{int(strength < 0.095)}f}", ha="center", va="center"
+        )
         cell.set(color="white" if strength > 0.55 * largest else "black", fontsize=SMALL)
         if frozenset((shown[right], shown[down + 1])) in fitted:
             cell.set_fontweight("bold")
@@ -243,32 +288,49 @@ def interaction_matrix(what: Any, *, output: Output = None, max_display: int = 1
     ax.spines[:].set_visible(False)
     decimals = 0 if largest > 0.04 else 1
     colour_bar(ax, mesh, "share of spread", format=lambda share, _: f"{share:.{decimals}%}")
-    some = f", {len(shown)} of {count(len(features), 'feature')}" if len(shown) < len(features) else ""
+    some = (
+        f", {len(shown)} of {count(len(features), 'feature')}" if len(shown) < len(features) else ""
+    )
     add_note(ax, f"in percent, framed: fitted{some}")
     return ax
 
 
-def _strengths(what: Any, output: Output) -> tuple[tuple[str, ...], dict[frozenset[str], float], set[Any]]:
+def _strengths(
+    what: Any, output: Output
+) -> tuple[tuple[str, ...], dict[frozenset[str], float], set[Any]]:
     """Features, how strongly pairs of them act together, strongest first, and which pairs have a term."""
     if isinstance(what, Explanation):
-        ex = _lookup.known_rows(_lookup.require_explanation(what, "interaction_matrix"), residual="interaction_matrix")
+        ex = _lookup.known_rows(
+            _lookup.require_explanation(what, "interaction_matrix"), residual="interaction_matrix"
+        )
         names, outputs = ex.feature_names, _lookup.some_outputs(output, ex.output_names)
         spread = ex.predictions[:, outputs].std(0)
         found = {}
         for position, term in enumerate(ex.terms):
             if len(term) == 2:
                 effect = ex.values[:, position, outputs].std(0)
-                found[frozenset(term)] = float((effect[spread > 0] / spread[spread > 0]).max(initial=0.0))
+                found[frozenset(term)] = float(
+                    (effect[spread > 0] / spread[spread > 0]).max(initial=0.0)
+                )
         if not found:
-            raise ValueError('the explanation has no pairs; calibrate with interactions="auto", a number or a list.')
+            raise ValueError(
+                'the explanation has no pairs; calibrate with interactions="auto", a number or a list.'
+            )
         fitted = set(found)
     else:
         functions = _lookup.find_functions(what, "interaction_matrix")
         if output is not None:
-            raise ValueError("output cannot be chosen for screened pairs; pass an Explanation to look at one output.")
+            raise ValueError(
+                "output cannot be chosen for screened pairs; pass an Explanation to look at one output."
+            )
         if not functions.strengths:
-            raise ValueError('no pairs were screened; calibrate with interactions="auto", or pass an Explanation.')
+            raise ValueError(
+                'no pairs were screened; calibrate with interactions="auto", or pass an Explanation.'
+            )
         names = functions.feature_names
-        found = {frozenset(names[k] for k in pair): strength for pair, strength in functions.strengths.items()}
+        found = {
+            frozenset(names[k] for k in pair): strength
+            for pair, strength in functions.strengths.items()
+        }
         fitted = {frozenset(names[k] for k in table.features) for table in functions.tables}
     return names, dict(sorted(found.items(), key=lambda item: -item[1])), fitted

@@ -32,7 +32,9 @@ def shorten_all(names: Iterable[Any], width: int = 28) -> list[str]:
     for text in [text for text, times in Counter(short).items() if times > 1]:
         same = [place for place, one in enumerate(short) if one == text]
         first, last = min(whole[place] for place in same), max(whole[place] for place in same)
-        start = next((k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+        start = next(
+            (k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first)
+        )
         for place in same:
             short[place] = _cut(whole[place], width, max(width // 5, 1), start - 4)
     seen: dict[str, dict[str, int]] = {}
@@ -49,7 +51,9 @@ def _cut(text: str, width: int, head: int, start: int | None = None) -> str:
     last = len(text) - (width - head - 1)
     begin = last if start is None else max(min(start, last), head)
     rest = text[begin : begin + width - head - 1]
-    return f"{text[:head]}…{rest[:-1]}…" if begin + len(rest) < len(text) else f"{text[:head]}…{rest}"
+    return (
+        f"{text[:head]}…{rest[:-1]}…" if begin + len(rest) < len(text) else f"{text[:head]}…{rest}"
+    )
 
 
 def short_labels(names: Sequence[str], width: int = 28) -> dict[str, str]:
@@ -58,12 +62,21 @@ def short_labels(names: Sequence[str], width: int = 28) -> dict[str, str]:
 
 
 def term_labels(
-    terms: Sequence[Sequence[str]], width: int = 34, *, names: Sequence[str] = (), after: dict[str, str] | None = None
+    terms: Sequence[Sequence[str]],
+    width: int = 34,
+    *,
+    names: Sequence[str] = (),
+    after: dict[str, str] | None = None,
 ) -> list[str]:
     """Terms in words, each short enough, their features distinct among all `names`, with what comes after each."""
     every = names or list(dict.fromkeys(name for term in terms for name in term))
-    labels = {size: short_labels(every, max(width // size, 8)) for size in {len(term) for term in terms}}
-    return [" × ".join(labels[len(term)][name] + (after or {}).get(name, "") for name in term) for term in terms]
+    labels = {
+        size: short_labels(every, max(width // size, 8)) for size in {len(term) for term in terms}
+    }
+    return [
+        " × ".join(labels[len(term)][name] + (after or {}).get(name, "") for name in term)
+        for term in terms
+    ]
 
 
 def format_number(value: float, decimals: int, sign: str = "") -> str:

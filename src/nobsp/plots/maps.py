@@ -72,7 +72,9 @@ def cam_grid(
 
     require_whole_number("max_display", max_display)
     if not hasattr(maps, "overlay"):
-        raise TypeError(f"maps must be ActivationMaps, found {type(maps).__name__}; pass cam(images).")
+        raise TypeError(
+            f"maps must be ActivationMaps, found {type(maps).__name__}; pass cam(images)."
+        )
     if kinds is None:
         kinds = [maps.kind] if maps.kind != "contrast" else ["contrast", "account"]
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
@@ -94,7 +96,9 @@ def cam_grid(
     for place, (image, one) in enumerate(rows):
         large = one.resize((height, width))
         both = max(_peak(large.positive[image]), _peak(large.negative[image]))
-        grey = np.broadcast_to((pictures[image] @ np.array(LIGHT, np.float32))[..., None], pictures[image].shape)
+        grey = np.broadcast_to(
+            (pictures[image] @ np.array(LIGHT, np.float32))[..., None], pictures[image].shape
+        )
         for panel, kind in zip(grid[place], ["image", *kinds], strict=True):
             bare(panel)
             panel.imshow(pictures[image] if kind == "image" else grey)
@@ -103,13 +107,19 @@ def cam_grid(
                 shared = share_scale and kind in ("positive", "negative", "signed")
                 _lay_over(panel, own, kind, both if shared else _peak(own), opacity)
                 if shared and _peak(own) < 0.995 * both:
-                    panel.set_xlabel(f"at most {percent(_peak(own) / both)} of the scale", fontsize=SMALL)
+                    panel.set_xlabel(
+                        f"at most {percent(_peak(own) / both)} of the scale", fontsize=SMALL
+                    )
             if place == 0:
-                panel.set_title(fill("image" if kind == "image" else one.caption(kind), 22), fontsize=NORMAL)
+                panel.set_title(
+                    fill("image" if kind == "image" else one.caption(kind), 22), fontsize=NORMAL
+                )
         target = str(one.target_names[image])
         text = f"{shorten(target, 18)}\n{percent(float(one.confidence[image]))}"
         text += f"\n(is {shorten(true[image], 16)})" if true and true[image] != target else ""
-        grid[place, 0].set_ylabel(text, rotation=0, ha="right", va="center", fontsize=NORMAL, labelpad=6)
+        grid[place, 0].set_ylabel(
+            text, rotation=0, ha="right", va="center", fontsize=NORMAL, labelpad=6
+        )
     return grid
 
 
@@ -136,7 +146,16 @@ def confusions(
     grid = np.array(panels, dtype=object).reshape(-1, 2)
     for axes, pair in zip(grid, shown, strict=True):
         true = [pair.truth] * len(pair.maps)
-        cam_grid(pair.maps, pair.images, kinds="account", labels=true, mean=mean, std=std, max_display=1, ax=axes)
+        cam_grid(
+            pair.maps,
+            pair.images,
+            kinds="account",
+            labels=true,
+            mean=mean,
+            std=std,
+            max_display=1,
+            ax=axes,
+        )
         axes[0].set_title(f"{pair.count} images", fontsize=NORMAL)
         axes[1].set_title(fill(f"for {pair.predicted}, against {pair.truth}", 28), fontsize=NORMAL)
     return grid
@@ -154,7 +173,9 @@ def _lay_over(ax: Axes, values: Array, kind: str, scale: float, opacity: float) 
     if kind in ("positive", "negative"):
         part = np.maximum(part, 0.0) * (1.0 if kind == "positive" else -1.0)
     tint = np.empty((*part.shape, 4))
-    tint[..., :3] = np.where((part >= 0)[..., None], to_rgb(_axes.FOR_TINT), to_rgb(_axes.AGAINST_TINT))
+    tint[..., :3] = np.where(
+        (part >= 0)[..., None], to_rgb(_axes.FOR_TINT), to_rgb(_axes.AGAINST_TINT)
+    )
     tint[..., 3] = opacity * np.abs(part).clip(0.0, 1.0)
     ax.imshow(tint, interpolation="bilinear", gid=kind)
     for level, line in ((0.5, "solid"), (-0.5, "dashed")):
@@ -169,16 +190,22 @@ def _names_of(labels: Any, maps: ActivationMaps) -> list[str]:
         return []
     given = as_numpy(labels).ravel()
     if len(given) != len(maps):
-        raise ValueError(f"labels has {len(given)} entries but there are {len(maps)} images; pass one each.")
+        raise ValueError(
+            f"labels has {len(given)} entries but there are {len(maps)} images; pass one each."
+        )
     if given.dtype.kind not in "iu":
         return [str(label) for label in given]
     wrong = given[(given < 0) | (given >= len(maps.output_names))]
     if len(wrong):
-        raise ValueError(f"labels has the class {wrong[0]}, but there are {len(maps.output_names)} classes.")
+        raise ValueError(
+            f"labels has the class {wrong[0]}, but there are {len(maps.output_names)} classes."
+        )
     return [maps.output_names[label] for label in given]
 
 
-def signal(maps: ActivationMaps, signals: Any, *, row: int = 0, channel: int = 0, ax: Any = None) -> Axes:
+def signal(
+    maps: ActivationMaps, signals: Any, *, row: int = 0, channel: int = 0, ax: Any = None
+) -> Axes:
     """Draws a signal as a line that is red where it speaks for the class and blue where it speaks against it.
 
     Args:
@@ -200,16 +227,25 @@ def signal(maps: ActivationMaps, signals: Any, *, row: int = 0, channel: int = 0
     """
     from matplotlib.collections import LineCollection
 
-    if len(maps.locations) != 1 or maps.target.ndim != 1 or np.ndim(signals) != 3 or len(signals) != len(maps):
+    if (
+        len(maps.locations) != 1
+        or maps.target.ndim != 1
+        or np.ndim(signals) != 3
+        or len(signals) != len(maps)
+    ):
         found = f"maps has the shape {maps.account.shape} and signals {np.shape(signals)}"
-        raise ValueError(f"{found}; pass the signals (n, channels, time), and maps of them for one target each.")
+        raise ValueError(
+            f"{found}; pass the signals (n, channels, time), and maps of them for one target each."
+        )
     line = as_numpy(signals[row, channel]).astype(np.float64)
     values = getattr(maps.resize(len(line)), maps.kind)[row]
     strength = values / (_peak(values) or 1.0)
     axes = get_axes(ax, (6.4, 2.2))
     points = np.stack([np.arange(len(line)), line], axis=1)
     pieces = list(np.stack([points[:-1], points[1:]], axis=1))
-    drawn = LineCollection(pieces, cmap=_axes.blend(_axes.AGAINST_TO_FOR), linewidths=2.2, capstyle="round")
+    drawn = LineCollection(
+        pieces, cmap=_axes.blend(_axes.AGAINST_TO_FOR), linewidths=2.2, capstyle="round"
+    )
     drawn.set(array=(strength[:-1] + strength[1:]) / 2, clim=(-1.0, 1.0))
     axes.add_collection(drawn)
     axes.autoscale_view()
@@ -241,9 +277,16 @@ def words(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0, ax: Any 
     axes.set_ylim(line + 0.7, -0.7)
     for (column, line), (token, _, colour) in zip(places, tinted, strict=True):
         box = {"facecolor": colour, "edgecolor": "none", "boxstyle": "round,pad=0.15"}
-        style: dict[str, Any] = {"family": "monospace", "va": "center", "color": "black", "bbox": box}
+        style: dict[str, Any] = {
+            "family": "monospace",
+            "va": "center",
+            "color": "black",
+            "bbox": box,
+        }
         axes.text(column, line, escape(token), fontsize=SMALL, **style)
-    axes.set_xlabel(f"{shorten(str(maps.target_names[row]), 24)}: {maps.caption()}", fontsize=NORMAL)
+    axes.set_xlabel(
+        f"{shorten(str(maps.target_names[row]), 24)}: {maps.caption()}", fontsize=NORMAL
+    )
     return axes
 
 
@@ -281,7 +324,9 @@ def _tinted(maps: ActivationMaps, tokens: Sequence[str], row: int) -> list[tuple
     tokens = [str(token) for token in tokens]
     if len(maps.locations) != 1 or maps.target.ndim != 1 or len(tokens) > maps.locations[0]:
         found = f"maps has the shape {maps.account.shape} but there are {len(tokens)} tokens"
-        raise ValueError(f"{found}; pass maps of texts for one target each, and the tokens of one text.")
+        raise ValueError(
+            f"{found}; pass maps of texts for one target each, and the tokens of one text."
+        )
     shares = getattr(maps, maps.kind)[row, : len(tokens)] / maps.locations[0]
     tint, largest = _axes.blend(_axes.AGAINST_TO_FOR), _peak(shares) or 1.0
     return [

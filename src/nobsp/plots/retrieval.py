@@ -13,7 +13,14 @@ from nobsp._messages import as_numpy, frame_of, percent, require_whole_number, s
 from nobsp.plots import _axes, _lookup
 from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, get_panels, new_figure
 from nobsp.plots._lookup import Array
-from nobsp.plots.labels import clean, format_label, format_number, format_value, shorten, shorten_all
+from nobsp.plots.labels import (
+    clean,
+    format_label,
+    format_number,
+    format_value,
+    shorten,
+    shorten_all,
+)
 
 _MOST_COLUMNS = 8
 _FAR = 2.0  # standard deviations from the query that are shaded fully
@@ -85,7 +92,11 @@ def retrieval_panel(
     """
     require_whole_number("max_display", max_display)
     given = [(hits_contributions, "contributions"), (hits_activations, "activations")]
-    spaces = [_neighbours(hits, name, row, class_names, max_display) for hits, name in given if hits is not None]
+    spaces = [
+        _neighbours(hits, name, row, class_names, max_display)
+        for hits, name in given
+        if hits is not None
+    ]
     title = _query_title(hits_contributions, row, label, class_names)
     if frame_of(database) is not None or getattr(database, "ndim", 0) == 2:
         return _table(query, database, spaces, title, row, features, ax)
@@ -95,7 +106,9 @@ def retrieval_panel(
         figure = new_figure((panel * (count + 1.25), (panel + 0.62) * len(spaces) + 0.1))
         grid = figure.add_gridspec(len(spaces), count + 1, width_ratios=[1.25] + [1.0] * count)
         first, *others = [figure.add_subplot(grid[:, 0])] + [
-            figure.add_subplot(grid[space, place + 1]) for space in range(len(spaces)) for place in range(count)
+            figure.add_subplot(grid[space, place + 1])
+            for space in range(len(spaces))
+            for place in range(count)
         ]
     else:
         first, *others = as_axes(ax, 1 + len(spaces) * count, "this retrieval")
@@ -111,21 +124,30 @@ def retrieval_panel(
             one.set_xlabel(space.caption(place, 18), fontsize=SMALL)
             if space.agrees:
                 agrees = space.agrees[place]
-                one.spines[:].set(visible=True, linewidth=3.0, color=_axes.MAIN if agrees else _axes.FOR)
+                one.spines[:].set(
+                    visible=True, linewidth=3.0, color=_axes.MAIN if agrees else _axes.FOR
+                )
                 one.spines[:].set_linestyle("solid" if agrees else (0, (2.5, 1.5)))
         axes[0].set_title(space.title, fontsize=NORMAL, loc="left")
     return np.array([[first, *axes] for axes in panels], dtype=object)
 
 
-def _neighbours(hits: Any, name: str, row: int, class_names: Sequence[str] | None, most: int) -> _Space:
+def _neighbours(
+    hits: Any, name: str, row: int, class_names: Sequence[str] | None, most: int
+) -> _Space:
     for part in ("indices", "distances", "labels", "predicted", "confidence"):
         if not hasattr(hits, part):
             found = f"{type(hits).__name__} without {part}"
-            raise TypeError(f"hits_{name} must be neighbours as index.query(X) returns them, found {found}.")
+            raise TypeError(
+                f"hits_{name} must be neighbours as index.query(X) returns them, found {found}."
+            )
     if not -len(hits.indices) <= row < len(hits.indices):
         raise ValueError(f"row is {row}, but hits_{name} has {len(hits.indices)} queries.")
     space = getattr(hits, "space", name)
-    indices, distances = np.asarray(hits.indices[row])[:most], np.asarray(hits.distances[row])[:most]
+    indices, distances = (
+        np.asarray(hits.indices[row])[:most],
+        np.asarray(hits.distances[row])[:most],
+    )
     if hits.labels is None:
         return _Space(space, indices.tolist(), distances.tolist(), [], [])
     labels = [_class(one, class_names) for one in hits.labels[row]]
@@ -138,7 +160,11 @@ def _neighbours(hits: Any, name: str, row: int, class_names: Sequence[str] | Non
 
 def _class(given: Any, class_names: Sequence[str] | None) -> str:
     """What a label is called."""
-    if class_names is None or isinstance(given, bool | np.bool_) or not isinstance(given, int | np.integer):
+    if (
+        class_names is None
+        or isinstance(given, bool | np.bool_)
+        or not isinstance(given, int | np.integer)
+    ):
         return format_label(given)
     if not 0 <= given < len(class_names):
         raise ValueError(f"class_names has {len(class_names)} names, but there is a label {given}.")
@@ -160,12 +186,20 @@ def _from(database: Any, index: int) -> Any:
     try:
         return database[index]
     except (IndexError, KeyError):
-        text = f"database has no row {index}, which is a neighbour; pass the rows that were indexed."
+        text = (
+            f"database has no row {index}, which is a neighbour; pass the rows that were indexed."
+        )
         raise ValueError(text) from None
 
 
 def _table(
-    query: Any, database: Any, spaces: Sequence[_Space], title: str, row: int, features: Sequence[str] | None, ax: Any
+    query: Any,
+    database: Any,
+    spaces: Sequence[_Space],
+    title: str,
+    row: int,
+    features: Sequence[str] | None,
+    ax: Any,
 ) -> NDArray[Any]:
     """Values of the query and its neighbours, space by space, shaded by how far they are from the query's."""
     columns = _columns(database, features)
@@ -175,14 +209,29 @@ def _table(
     size = (1.15 * (count + 1) + 2.0, len(spaces) * (0.27 * len(columns) + 0.95) + 0.1)
     axes = get_panels(ax, len(spaces), 1, size, "this retrieval")
     for panel, space in zip(axes, spaces, strict=True):
-        cells = [[wanted[name], *(_from(column, k) for k in space.indices)] for name, column in columns.items()]
-        far = np.array([_far(line, column) for line, column in zip(cells, columns.values(), strict=True)])
+        cells = [
+            [wanted[name], *(_from(column, k) for k in space.indices)]
+            for name, column in columns.items()
+        ]
+        far = np.array(
+            [_far(line, column) for line, column in zip(cells, columns.values(), strict=True)]
+        )
         shades = _axes.blend(_axes.NOTHING_TO_MUCH)
         panel.imshow(far, cmap=shades, vmin=0.0, vmax=2.2 * _FAR, aspect="auto", gid="far")
         for (down, right), _ in np.ndenumerate(far):
-            panel.text(right, down, format_value(cells[down][right], 12), ha="center", va="center", fontsize=SMALL)
+            panel.text(
+                right,
+                down,
+                format_value(cells[down][right], 12),
+                ha="center",
+                va="center",
+                fontsize=SMALL,
+            )
         panel.axvline(0.5, color=_axes.MUTED, linewidth=1.5)
-        heads = [title.replace("query: ", "query\n", 1), *(space.caption(k, 14) for k in range(len(space.indices)))]
+        heads = [
+            title.replace("query: ", "query\n", 1),
+            *(space.caption(k, 14) for k in range(len(space.indices))),
+        ]
         panel.xaxis.tick_top()
         panel.set_xticks(range(len(heads)), labels=heads, fontsize=SMALL)
         panel.set_yticks(range(len(labels)), labels=labels, fontsize=NORMAL)
@@ -197,12 +246,16 @@ def _columns(database: Any, features: Sequence[str] | None) -> dict[str, NDArray
     every = _lookup.columns_of(database)
     if frame_of(database) is None and features is not None:
         if len(features) != len(every):
-            raise ValueError(f"features has {len(features)} names but database has {len(every)} columns.")
+            raise ValueError(
+                f"features has {len(features)} names but database has {len(every)} columns."
+            )
         every, features = dict(zip(map(str, features), every.values(), strict=True)), None
     chosen = list(every)[:_MOST_COLUMNS] if features is None else [str(name) for name in features]
     for name in chosen:
         if name not in every:
-            raise ValueError(f"features has {name!r}, which is no column of database; {suggest(name, every)}")
+            raise ValueError(
+                f"features has {name!r}, which is no column of database; {suggest(name, every)}"
+            )
     return {name: every[name] for name in chosen}
 
 
@@ -237,7 +290,9 @@ def picture_of(item: Any, argument: str) -> Array:
     array = as_numpy(item[0] if isinstance(item, tuple | list) and len(item) else item)
     array = array[None] if array.ndim == 2 else array
     if array.ndim != 3 or array.size == 0:
-        raise ValueError(f"{argument} has an image of shape {array.shape}; expected (channels, height, width).")
+        raise ValueError(
+            f"{argument} has an image of shape {array.shape}; expected (channels, height, width)."
+        )
     if array.shape[2] == 4 and array.shape[0] not in (1, 3):
         array = array[..., :3]  # without its transparency
     return np.asarray(pictures_of(array[None], 1)[0])

@@ -3,4 +3,11 @@
 from nobsp.projection.moments import Moments, merge_all
 from nobsp.projection.partial import Ridge, channel_coefficients, partial_coefficients, spectrum
 
-__all__ = ["Moments", "Ridge", "channel_coefficients", "merge_all", "partial_coefficients", "spectrum"]
+__all__ = [
+    "Moments",
+    "Ridge",
+    "channel_coefficients",
+    "merge_all",
+    "partial_coefficients",
+    "spectrum",
+]

@@ -61,7 +61,9 @@ class Moments:
             for name, columns in self._columns.items():
                 part, place = parts[name][start:stop], chunk[:, columns]
                 if part.dtype == place.dtype and part.device == place.device:
-                    torch.sub(part, pivot[columns], out=place)  # one pass over the rows instead of two
+                    torch.sub(
+                        part, pivot[columns], out=place
+                    )  # one pass over the rows instead of two
                 else:
                     place.copy_(part).sub_(pivot[columns])
             if start == 0:
@@ -70,7 +72,9 @@ class Moments:
             sums += chunk.sum(0)
             # On and above the diagonal panels only: half the work of the full product.
             for left in range(0, self.size, _PANEL):
-                self._products[left : left + _PANEL, left:].addmm_(chunk[:, left : left + _PANEL].T, chunk[:, left:])
+                self._products[left : left + _PANEL, left:].addmm_(
+                    chunk[:, left : left + _PANEL].T, chunk[:, left:]
+                )
         mean = sums / count
         delta = mean + ((pivot - self._origin) - self._offset)
         joined = self.weight + count
@@ -100,7 +104,9 @@ class Moments:
             # One sum is the cheapest pass that sees every value; it may also overflow, hence the second look.
             if not bool(torch.isfinite(part.sum())) and not bool(torch.isfinite(part).all()):
                 row, column = torch.nonzero(~torch.isfinite(part))[0].tolist()
-                raise ValueError(f"{name} has a value that is not finite (row {row}, column {column} of the batch).")
+                raise ValueError(
+                    f"{name} has a value that is not finite (row {row}, column {column} of the batch)."
+                )
         return {name: part.detach() for name, part in parts.items()}
 
     def merge(self, other: Moments) -> Moments:
@@ -121,9 +127,15 @@ class Moments:
         if joined.weight == 0.0:
             return joined
         # An origin that all ranks know; the largest, not a mean, so that a constant column keeps its value.
-        joined._origin = self._origin.clone() if self.weight else torch.full_like(self._origin, -torch.inf)
+        joined._origin = (
+            self._origin.clone() if self.weight else torch.full_like(self._origin, -torch.inf)
+        )
         dist.all_reduce(joined._origin, op=dist.ReduceOp.MAX, group=group)
-        own = (self._origin - joined._origin) + self._offset if self.weight else torch.zeros_like(self._offset)
+        own = (
+            (self._origin - joined._origin) + self._offset
+            if self.weight
+            else torch.zeros_like(self._offset)
+        )
         offset = self.weight * own
         dist.all_reduce(offset, group=group)
         joined._offset = offset / joined.weight
@@ -172,11 +184,19 @@ class Moments:
         moments = cls(blocks)
         size = moments.size
         vector, upper = (size,), (size * (size + 1) // 2,)
-        for name, shape in {"rows": (), "weight": (), "origin": vector, "offset": vector, "products": upper}.items():
+        for name, shape in {
+            "rows": (),
+            "weight": (),
+            "origin": vector,
+            "offset": vector,
+            "products": upper,
+        }.items():
             if name not in state:
                 raise ValueError(f"state has no {name!r}; it is not a complete state of moments.")
             if tuple(state[name].shape) != shape:
-                raise ValueError(f"state[{name!r}] has shape {tuple(state[name].shape)}, but blocks need {shape}.")
+                raise ValueError(
+                    f"state[{name!r}] has shape {tuple(state[name].shape)}, but blocks need {shape}."
+                )
         moments.rows, moments.weight = int(state["rows"]), float(state["weight"])
         moments._origin, moments._offset = state["origin"].clone(), state["offset"].clone()
         moments._products = torch.zeros(size, size, dtype=torch.float64)

@@ -45,7 +45,9 @@ class Ridge:
         """The λ to add to the diagonal of `gram`."""
         if self.scale == "absolute":
             return float(self.value)
-        return float(self.value * gram.diagonal().sum().clamp_min(0.0) / max(size or gram.shape[0], 1))
+        return float(
+            self.value * gram.diagonal().sum().clamp_min(0.0) / max(size or gram.shape[0], 1)
+        )
 
 
 def with_ridge(gram: Tensor, amount: float) -> Tensor:
@@ -61,7 +63,9 @@ class Spectrum:
 
     values: Tensor  # eigenvalues, largest first, shape (rank,)
     vectors: Tensor  # their eigenvectors as columns, shape (size, rank)
-    null_weight: Tensor  # per coordinate, the squared length of its part outside the kept eigenvectors
+    null_weight: (
+        Tensor  # per coordinate, the squared length of its part outside the kept eigenvectors
+    )
     floor: float  # eigenvalues below this cannot be told from rounding
     # whether all that was dropped is known to be zero (by the number of rows, or because nothing was) and all that was
     # kept stands well clear of rounding
@@ -88,7 +92,9 @@ def spectrum(
     values, vectors = values.flip(0), vectors.flip(1)
     largest = values[0].clamp_min(0.0)
     if scale is not None:
-        largest = torch.maximum(largest, torch.as_tensor(scale, dtype=gram.dtype, device=gram.device))
+        largest = torch.maximum(
+            largest, torch.as_tensor(scale, dtype=gram.dtype, device=gram.device)
+        )
     # Measured: rounding leaves eigenvalues of about 0.1·ε·√size of the largest where zeros should be.
     floor = float(largest) * EPSILON * 8 * max(size, 16) ** 0.5
     limit = size if rows is None else max(min(size, rows - 1), 0)
@@ -106,7 +112,9 @@ class PartialRegression:
     """What Algorithm 1 finds for one term."""
 
     coefficients: Tensor  # one column per output, shape (width of target, outputs)
-    unique_share: float  # how much of the target's spread is left once the reference is removed, 0 to 1
+    unique_share: (
+        float  # how much of the target's spread is left once the reference is removed, 0 to 1
+    )
     ridges: tuple[float, float]  # the λ used for the reference and for what is left of the target
     sound: bool  # whether the moments determine the coefficients beyond their own rounding
     note: str  # why not, in words; empty when sound
@@ -127,7 +135,9 @@ def partial_coefficients(
     _require_rows(moments)
     ridge = ridge or Ridge()
     T, A, Y = "target", "reference", "outputs"
-    products = _Products(*(moments.product(*pair) for pair in ((T, T), (A, T), (A, A), (T, Y), (A, Y))))
+    products = _Products(
+        *(moments.product(*pair) for pair in ((T, T), (A, T), (A, A), (T, Y), (A, Y)))
+    )
     reference_ridge = ridge.amount(products.aa)
     # N centred rows span N - 1 directions: with no more than the reference has columns, the target is inside it.
     spare = moments.rows - 1 > products.aa.shape[0]
@@ -147,8 +157,12 @@ def partial_coefficients(
         coefficients = torch.cholesky_solve(unique.cross, factor)
         sound = unique.certain and unique.drowns(ridges[1], _HARMLESS)
     else:
-        kept = spectrum(unique.remaining, rows=min(moments.rows, unique.rank_limit + 1), scale=unique.scale)
-        coefficients = kept.vectors @ ((kept.vectors.T @ unique.cross) / (kept.values + ridges[1])[:, None])
+        kept = spectrum(
+            unique.remaining, rows=min(moments.rows, unique.rank_limit + 1), scale=unique.scale
+        )
+        coefficients = kept.vectors @ (
+            (kept.vectors.T @ unique.cross) / (kept.values + ridges[1])[:, None]
+        )
         sound = unique.certain and kept.certain
     share = min(max(left / max(whole, 1e-300), 0.0), 1.0)
     return PartialRegression(coefficients, share, ridges, sound, "" if sound else _UNCERTAIN)
@@ -188,8 +202,12 @@ def _unique_by_cholesky(products: _Products, ridge: float) -> _Unique | None:
     solved = torch.cholesky_solve(torch.cat([products.at, products.ay], dim=1), factor)
     b_target, b_outputs = solved[:, :width], solved[:, width:]
     fitted = products.aa @ b_target
-    remaining = products.tt - b_target.T @ products.at - products.at.T @ b_target + b_target.T @ fitted
-    cross = products.ty - b_target.T @ products.ay - products.at.T @ b_outputs + fitted.T @ b_outputs
+    remaining = (
+        products.tt - b_target.T @ products.at - products.at.T @ b_target + b_target.T @ fitted
+    )
+    cross = (
+        products.ty - b_target.T @ products.ay - products.at.T @ b_outputs + fitted.T @ b_outputs
+    )
     # Rounding of the solve, column by column of the reference, is seen through the size of B.
     carried = (b_target.square() * products.aa.diagonal()[:, None]).sum()
     scale = float(torch.maximum(_norm(products.tt), carried))
@@ -236,7 +254,9 @@ class ChannelRegression:
     """What Algorithm 1 finds for every channel when each is its own term."""
 
     coefficients: Tensor  # shape (channels, outputs)
-    unique_share: Tensor  # per channel, the share of its spread that the other channels cannot reproduce
+    unique_share: (
+        Tensor  # per channel, the share of its spread that the other channels cannot reproduce
+    )
     ridge: float  # the λ used
     sound: Tensor  # per channel, whether the moments determine its coefficients beyond their own rounding
     note: str  # what is wrong and what to do, in words; empty when all is well
@@ -262,19 +282,27 @@ def channel_coefficients(moments: Moments, *, ridge: Ridge | None = None) -> Cha
     amount = (ridge or Ridge(1e-4, "absolute")).amount(gram)
     spread = gram.diagonal()
     alive = spread > 0
-    live_gram, live_cross = (gram, cross) if bool(alive.all()) else (gram[alive][:, alive], cross[alive])
+    live_gram, live_cross = (
+        (gram, cross) if bool(alive.all()) else (gram[alive][:, alive], cross[alive])
+    )
     enough = moments.rows > live_gram.shape[0] > 0
     fit = _channels_by_cholesky(live_gram, live_cross, amount) if enough else None
     if fit is None:
         fit = _channels_by_spectrum(live_gram, live_cross, amount, moments.rows)
-    coefficients, share, sound = torch.zeros_like(cross), torch.zeros_like(spread), torch.ones_like(alive)
+    coefficients, share, sound = (
+        torch.zeros_like(cross),
+        torch.zeros_like(spread),
+        torch.ones_like(alive),
+    )
     coefficients[alive], unique, sound[alive] = fit
     share[alive] = (unique / spread[alive]).clamp(0.0, 1.0)
     note = _channel_note(moments.rows, live_gram.shape[0], share[alive], sound)
     return ChannelRegression(coefficients, share, amount, sound, note)
 
 
-def _channels_by_cholesky(gram: Tensor, cross: Tensor, ridge: float) -> tuple[Tensor, Tensor, Tensor] | None:
+def _channels_by_cholesky(
+    gram: Tensor, cross: Tensor, ridge: float
+) -> tuple[Tensor, Tensor, Tensor] | None:
     damped = with_ridge(gram, ridge)
     factor, info = torch.linalg.cholesky_ex(damped)
     if int(info) != 0:
@@ -293,7 +321,9 @@ def _channels_by_cholesky(gram: Tensor, cross: Tensor, ridge: float) -> tuple[Te
     return partial / (unique + ridge)[:, None], unique, torch.ones_like(diagonal, dtype=torch.bool)
 
 
-def _channels_by_spectrum(gram: Tensor, cross: Tensor, ridge: float, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+def _channels_by_spectrum(
+    gram: Tensor, cross: Tensor, ridge: float, rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
     known = spectrum(gram, rows=rows, cut=ridge == 0.0)
     values, squares, hidden = known.values, known.vectors.square(), known.null_weight
     loadings = known.vectors.T @ cross
@@ -323,7 +353,8 @@ def _nothing_left(rows: int, reference: int, whole: float) -> str:
         return "The term is constant over the calibration samples, so it contributes nothing."
     if rows <= reference:
         return (
-            f"Fewer samples ({rows}) than reference columns ({reference}): nothing is left. Calibrate on more samples."
+            f"Fewer samples ({rows}) than reference columns ({reference}): nothing is left. "
+            "Calibrate on more samples."
         )
     return "The term lies inside the span of the reference: nothing of it is left to attribute."
 
@@ -342,7 +373,9 @@ def _channel_note(rows: int, channels: int, share: Tensor, sound: Tensor) -> str
         )
     if not bool(sound.all()):
         undecided = int((~sound).sum())
-        notes.append(f"{undecided} channels are decided by rounding: use a larger ridge or more samples.")
+        notes.append(
+            f"{undecided} channels are decided by rounding: use a larger ridge or more samples."
+        )
     return " ".join(notes)
 
 

@@ -23,17 +23,27 @@ MOST_FLAGGED = 2000
 SPEAKERS = 4
 
 
-def audit_for_page(audit: Any, *, rows: int, names: Names, classes: Sequence[str]) -> dict[str, Any]:
+def audit_for_page(
+    audit: Any, *, rows: int, names: Names, classes: Sequence[str]
+) -> dict[str, Any]:
     """The rows that were flagged, with everything that was found about them."""
     if len(audit.predicted) != rows:
-        raise ValueError(f"audit is of {len(audit.predicted)} rows but there are {rows}; audit the same ones.")
-    flags = {kind: np.asarray(getattr(audit, kind)) for kind in KINDS if getattr(audit, kind) is not None}
+        raise ValueError(
+            f"audit is of {len(audit.predicted)} rows but there are {rows}; audit the same ones."
+        )
+    flags = {
+        kind: np.asarray(getattr(audit, kind)) for kind in KINDS if getattr(audit, kind) is not None
+    }
     any_kind = np.any(list(flags.values()), axis=0)
     flagged = np.flatnonzero(any_kind)
     score = getattr(audit, "label_score", None)
     # Mislabels are often predicted with confidence, so they are ordered, and kept, by the probability of the label.
     first = np.argmax(list(flags.values()), axis=0)
-    doubt = np.asarray(audit.joint) if score is None else np.where(flags["mislabels"], score, audit.joint)
+    doubt = (
+        np.asarray(audit.joint)
+        if score is None
+        else np.where(flags["mislabels"], score, audit.joint)
+    )
     flagged = flagged[np.lexsort((doubt[flagged], first[flagged]))][:MOST_FLAGGED]
     numbers = {
         "label right": score,
@@ -43,28 +53,50 @@ def audit_for_page(audit: Any, *, rows: int, names: Names, classes: Sequence[str
         "typicality": getattr(audit, "typicality", None),
         "purity": _optional(getattr(audit, "by_activations", None), "purity", np.arange(rows)),
     }
-    numbers = {word: found for word, found in numbers.items() if found is not None and not np.isnan(found).all()}
+    numbers = {
+        word: found
+        for word, found in numbers.items()
+        if found is not None and not np.isnan(found).all()
+    }
     if "expected error" in numbers:  # of a regression: its values are no numbers of classes
         classes, flags = (), {kind: flag for kind, flag in flags.items() if kind != "boundary"}
     outputs = getattr(audit, "outputs", None)
-    classes = classes if outputs is None else ()  # labels say whether a row is of the class that its line is about
+    classes = (
+        classes if outputs is None else ()
+    )  # labels say whether a row is of the class that its line is about
     # Labels that are numbers are not the numbers of classes where the audit knows other labels.
     own = getattr(getattr(audit, "by_contributions", None), "classes", None)
-    place = {} if own is None or len(own) != len(classes) else {value: at for at, value in enumerate(own.tolist())}
+    place = (
+        {}
+        if own is None or len(own) != len(classes)
+        else {value: at for at, value in enumerate(own.tolist())}
+    )
     facts = [("Audited", count(rows, "prediction"))]
     facts += [(KINDS[kind].capitalize(), f"{int(flag.sum()):,}") for kind, flag in flags.items()]
     facts += [("Joint confidence", audit.joint_kind)] if getattr(audit, "joint_kind", None) else []
-    classes_of = {"label": getattr(audit, "labels", None), "predicted": audit.predicted, "suggested": audit.suggested}
+    classes_of = {
+        "label": getattr(audit, "labels", None),
+        "predicted": audit.predicted,
+        "suggested": audit.suggested,
+    }
     return {
         "total": rows,
         "flagged": int(any_kind.sum()),
         "kinds": [
-            {"id": kind, "name": KINDS[kind], "count": int(flag.sum()), "has": flag[flagged].tolist()}
+            {
+                "id": kind,
+                "name": KINDS[kind],
+                "count": int(flag.sum()),
+                "has": flag[flagged].tolist(),
+            }
             for kind, flag in flags.items()
         ],
         "names": [str(names[row]) if names is not None else str(row) for row in flagged.tolist()],
         "classes": {
-            word: [label_text(place.get(value, value), classes) for value in np.asarray(values)[flagged].tolist()]
+            word: [
+                label_text(place.get(value, value), classes)
+                for value in np.asarray(values)[flagged].tolist()
+            ]
             for word, values in classes_of.items()
             if values is not None
         },
@@ -79,11 +111,15 @@ def audit_for_page(audit: Any, *, rows: int, names: Names, classes: Sequence[str
     }
 
 
-def hits_for_page(hits: Any, kept: NDArray[np.intp], *, rows: int, names: Sequence[str]) -> dict[str, Any]:
+def hits_for_page(
+    hits: Any, kept: NDArray[np.intp], *, rows: int, names: Sequence[str]
+) -> dict[str, Any]:
     """Neighbours of some rows; of `hits` only `indices` and `distances` are needed, the rest is shown where it is."""
     indices = np.asarray(hits.indices)
     if indices.ndim != 2 or len(indices) != rows:
-        raise ValueError(f"hits are of {len(indices)} rows but there are {rows}; query the index with the same ones.")
+        raise ValueError(
+            f"hits are of {len(indices)} rows but there are {rows}; query the index with the same ones."
+        )
     labels, predicted = getattr(hits, "labels", None), getattr(hits, "predicted", None)
     space = getattr(hits, "space", "")
     found: dict[str, Any] = {
@@ -109,9 +145,15 @@ def hits_for_page(hits: Any, kept: NDArray[np.intp], *, rows: int, names: Sequen
         key: [label_text(value, names) for value in np.asarray(part)[kept].ravel().tolist()]
         for key, part in given.items()
     }
-    shown = list(dict.fromkeys([*names, *sorted({text for part in texts.values() for text in part})]))
+    shown = list(
+        dict.fromkeys([*names, *sorted({text for part in texts.values() for text in part})])
+    )
     place = {name: code for code, name in enumerate(shown)}
-    return found | {"names": shown} | {key: packed_codes([place[t] for t in part]) for key, part in texts.items()}
+    return (
+        found
+        | {"names": shown}
+        | {key: packed_codes([place[t] for t in part]) for key, part in texts.items()}
+    )
 
 
 def influence_for_page(
@@ -121,7 +163,9 @@ def influence_for_page(
     if influence is None:
         return None
     if len(influence.values) != rows:
-        raise ValueError(f"influence is of {len(influence.values)} rows but there are {rows}; ask about the same ones.")
+        raise ValueError(
+            f"influence is of {len(influence.values)} rows but there are {rows}; ask about the same ones."
+        )
     values = np.asarray(influence.values)[kept]
     order = np.argsort(-values, axis=1, kind="stable")
     order = np.concatenate([order[:, :SPEAKERS], order[:, SPEAKERS:][:, -SPEAKERS:]], axis=1)
@@ -130,7 +174,10 @@ def influence_for_page(
         for part in (influence.labels, influence.indices, influence.shares)
     )
     measured = np.asarray(influence.target).dtype.kind == "f"  # values of a regression
-    texts = [f"{label:.4g}" if measured else label_text(label, names) for label in labels.ravel().tolist()]
+    texts = [
+        f"{label:.4g}" if measured else label_text(label, names)
+        for label in labels.ravel().tolist()
+    ]
     shown, codes = np.unique(texts, return_inverse=True)
     target = np.asarray(influence.target)[kept].tolist()
     return {

@@ -81,18 +81,36 @@ def report(
         'report.html'
     """
     target = check_path(path)
-    if hasattr(subject, "matrix") and hasattr(subject, "pairs"):  # classes that are confused: maps of their examples
+    if hasattr(subject, "matrix") and hasattr(
+        subject, "pairs"
+    ):  # classes that are confused: maps of their examples
         images = subject.images if images is None else images
         labels = subject.labels if labels is None else labels
         subject = subject.maps
     kind = _kind_of(subject)
-    count = len(subject.predicted if kind == "audit" else subject.indices if kind == "neighbours" else subject)
+    count = len(
+        subject.predicted
+        if kind == "audit"
+        else subject.indices
+        if kind == "neighbours"
+        else subject
+    )
     if names is not None:
         names = [str(name) for name in names]
         if len(names) != count:
             raise ValueError(f"names must be one per row, {count}, found {len(names)}.")
-    data: dict[str, Any] = {"about": about or "", "version": nobsp.__version__, "table": None, "pictures": None}
-    shared: dict[str, Any] = {"labels": labels, "class_names": class_names, "names": names, "explainer": explainer}
+    data: dict[str, Any] = {
+        "about": about or "",
+        "version": nobsp.__version__,
+        "table": None,
+        "pictures": None,
+    }
+    shared: dict[str, Any] = {
+        "labels": labels,
+        "class_names": class_names,
+        "names": names,
+        "explainer": explainer,
+    }
     shared["influence"] = influence
     if kind == "table":
         from nobsp.reporting.tables import table_data
@@ -105,8 +123,13 @@ def report(
         data["pictures"] = pictures_data(maps, hits=hits, images=images, gallery=gallery, **shared)
     audit, noun = subject if kind == "audit" else audit, (data["pictures"] or {}).get("noun", "row")
     classes = class_names or (data["table"] or data["pictures"] or {}).get("classes", ())
-    data["audit"] = None if audit is None else audit_for_page(audit, rows=count, names=names, classes=classes)
-    usual = {"audit": "What the audit found", "neighbours": f"Neighbours of {count_of(count, noun)}"}
+    data["audit"] = (
+        None if audit is None else audit_for_page(audit, rows=count, names=names, classes=classes)
+    )
+    usual = {
+        "audit": "What the audit found",
+        "neighbours": f"Neighbours of {count_of(count, noun)}",
+    }
     data["title"] = title or usual.get(kind, "What the network has learned")
     page = render(data)
     with replacing(target) as draft:
@@ -129,21 +152,28 @@ def render(data: dict[str, Any]) -> str:
         import jinja2  # noqa: F401 - here, so that what is missing is named
         from plotly.offline import get_plotlyjs
     except ImportError as missing:
-        raise ImportError("a report needs jinja2 and plotly: pip install 'nobsp[report]'.") from missing
+        raise ImportError(
+            "a report needs jinja2 and plotly: pip install 'nobsp[report]'."
+        ) from missing
     here = resources.files("nobsp.reporting")
     own = "\n".join((here / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
     scripts = [(here / "theme.js").read_text(encoding="utf-8")]
     scripts.append(f'(() => {{\n"use strict";\n{own}\n}})();')
     scripts += [get_plotlyjs()] if data["table"] else []
     # As a browser reads them, so that hashes hold: a line ends in a line feed alone.
-    scripts = [re.sub("\r\n?", "\n", script).replace("</script", "<\\/script") for script in scripts]
+    scripts = [
+        re.sub("\r\n?", "\n", script).replace("</script", "<\\/script") for script in scripts
+    ]
     return fill_template(
         here / "page.html.j2",
         data=data,
         embedded=embedded(data),
         style=(here / "page.css").read_text(encoding="utf-8"),
         scripts=scripts,
-        hashes=[base64.b64encode(hashlib.sha256(one.encode("utf-8")).digest()).decode("ascii") for one in scripts],
+        hashes=[
+            base64.b64encode(hashlib.sha256(one.encode("utf-8")).digest()).decode("ascii")
+            for one in scripts
+        ],
     )
 
 

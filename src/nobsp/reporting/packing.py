@@ -35,7 +35,11 @@ def packed_column(values: NDArray[Any]) -> Packed:
     """A column of a table, exactly: whole numbers, single and double precision. What is not finite is missing (NaN)."""
     numbers = np.asarray(values, dtype=np.float64)
     finite = np.isfinite(numbers)
-    if finite.all() and (np.abs(numbers) < 2**31).all() and np.array_equal(numbers, np.rint(numbers)):
+    if (
+        finite.all()
+        and (np.abs(numbers) < 2**31).all()
+        and np.array_equal(numbers, np.rint(numbers))
+    ):
         return packed_codes(numbers)
     numbers = np.where(finite, numbers, np.nan)
     with np.errstate(over="ignore"):
@@ -71,7 +75,11 @@ def packed_labels(labels: Labels, kept: NDArray[np.intp]) -> dict[str, Any] | No
     values, names = labels
     if values is None:
         return None
-    return {"names": names, "codes": packed_codes(values[kept])} if names else {"values": packed(values[kept])}
+    return (
+        {"names": names, "codes": packed_codes(values[kept])}
+        if names
+        else {"values": packed(values[kept])}
+    )
 
 
 def read_labels(labels: Any, *, rows: int, names: Sequence[str], classes: bool) -> Labels:
@@ -89,7 +97,9 @@ def read_labels(labels: Any, *, rows: int, names: Sequence[str], classes: bool) 
             return numbers.astype(np.int64), tuple(names) or ("0", "1")
         if classes:
             some = ", ".join(map(str, np.unique(given)[:5].tolist()))
-            raise ValueError(f"labels must be class numbers from 0 to {len(names) - 1}, or names; found {some}.")
+            raise ValueError(
+                f"labels must be class numbers from 0 to {len(names) - 1}, or names; found {some}."
+            )
         return numbers, ()
     texts = [str(value) for value in given.tolist()]
     # Names the model does not know are put behind its own, so that every label can be shown.
@@ -104,6 +114,8 @@ def describe_model(model: Any) -> str:
         inner = getattr(model, "module", model)
         return f"{type(inner).__name__} with {count(sum(p.numel() for p in model.parameters()), 'parameter')}"
     steps = [step for _, step in model.steps] if hasattr(model, "steps") else [model]
-    sizes = sum(w.size for w in [*getattr(steps[-1], "coefs_", []), *getattr(steps[-1], "intercepts_", [])])
+    sizes = sum(
+        w.size for w in [*getattr(steps[-1], "coefs_", []), *getattr(steps[-1], "intercepts_", [])]
+    )
     chain = " → ".join(type(step).__name__ for step in steps)
     return f"{chain} with {count(int(sizes), 'parameter')}" if sizes else chain

@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 
 from nobsp._messages import count as counted
 from nobsp.reporting.audits import hits_for_page, influence_for_page
-from nobsp.reporting.packing import Fact, Names, describe_model, evenly, known, packed, packed_labels, read_labels
+from nobsp.reporting.packing import (
+    Fact,
+    Names,
+    describe_model,
+    evenly,
+    known,
+    packed,
+    packed_labels,
+    read_labels,
+)
 
 # A photograph of 160 pixels a side takes about 60 kB; sixty of them, and their neighbours, fit into 8 MB.
 MOST_IMAGES = 60
@@ -37,7 +46,11 @@ def pictures_data(
     count = len(maps) if maps is not None else len(hits.indices)
     if count == 0:
         raise ValueError("subject has no images; explain some first.")
-    classes = tuple(str(n) for n in class_names) if class_names is not None else getattr(maps, "output_names", ())
+    classes = (
+        tuple(str(n) for n in class_names)
+        if class_names is not None
+        else getattr(maps, "output_names", ())
+    )
     noun = "row" if maps is None and images is None and gallery is None else "image"
     kept = evenly(count, MOST_IMAGES)
     health = explainer.health() if hasattr(explainer, "health") else None
@@ -50,16 +63,23 @@ def pictures_data(
         "names": None if names is None else [names[row] for row in kept],
         "classes": given[1] or classes,
         "labels": packed_labels(given, kept),
-        "images": None if images is None else [image_url(one, _SIDE) for one in _chosen(images, kept, count, "images")],
+        "images": None
+        if images is None
+        else [image_url(one, _SIDE) for one in _chosen(images, kept, count, "images")],
         # Pictures of few pixels are shown as pixels.
-        "coarse": max(getattr(images if images is not None else gallery, "shape", (0,))[1:], default=0) <= 48,
+        "coarse": max(
+            getattr(images if images is not None else gallery, "shape", (0,))[1:], default=0
+        )
+        <= 48,
         "maps": None if maps is None else _maps(maps, kept),
         "hits": None if hits is None else hits_for_page(hits, kept, rows=count, names=classes),
         "influence": influence_for_page(influence, kept, rows=count, names=classes),
         "gallery": {},
         "facts": _facts(maps, hits, explainer, counted(count, noun)),
         # None where nothing was examined: silence is no verdict.
-        "findings": None if health is None else [asdict(finding) | {"subject": ""} for finding in health.findings],
+        "findings": None
+        if health is None
+        else [asdict(finding) | {"subject": ""} for finding in health.findings],
         "explained": None if health is None else known(health.explained),
     }
     near = [np.asarray(one.indices)[kept].ravel() for one in (hits, influence) if one is not None]
@@ -68,7 +88,9 @@ def pictures_data(
         found = found[found >= 0]
         side = _SMALL_SIDE if len(found) <= _MANY else _SMALLEST_SIDE
         pictures = _chosen(gallery, found, None, "gallery")
-        data["gallery"] = {str(index): image_url(one, side) for index, one in zip(found, pictures, strict=True)}
+        data["gallery"] = {
+            str(index): image_url(one, side) for index, one in zip(found, pictures, strict=True)
+        }
     return data
 
 
@@ -80,8 +102,16 @@ def _facts(maps: Any, hits: Any, explainer: Any, data: str) -> list[Fact]:
         facts.append(("Classes", counted(len(maps.output_names), "class")))
         facts.append(("Map", f"{height} × {width} places in layer {maps.layer}"))
         facts += [("Shown", maps.caption()), ("Compared with", maps.reference)]
-        facts += [("Calibrated on", counted(explainer.health().rows, "image"))] if hasattr(explainer, "health") else []
-    return facts if hits is None else [*facts, ("Neighbours", f"{np.asarray(hits.indices).shape[1]} for each")]
+        facts += (
+            [("Calibrated on", counted(explainer.health().rows, "image"))]
+            if hasattr(explainer, "health")
+            else []
+        )
+    return (
+        facts
+        if hits is None
+        else [*facts, ("Neighbours", f"{np.asarray(hits.indices).shape[1]} for each")]
+    )
 
 
 def _maps(maps: Any, kept: NDArray[np.intp]) -> dict[str, Any]:
@@ -122,7 +152,9 @@ def _maps(maps: Any, kept: NDArray[np.intp]) -> dict[str, Any]:
     return data
 
 
-def _chosen(images: Any, kept: NDArray[Any], count: int | None, argument: str) -> NDArray[np.float32]:
+def _chosen(
+    images: Any, kept: NDArray[Any], count: int | None, argument: str
+) -> NDArray[np.float32]:
     """Some images as (n, height, width, 3) from 0 to 1; whole data sets are not converted for a few."""
     shape = tuple(images.shape)
     if len(shape) != 4 or (count is not None and shape[0] != count):

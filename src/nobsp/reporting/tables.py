@@ -64,10 +64,14 @@ def table_data(
     influence: Any = None,
 ) -> dict[str, Any]:
     """Everything the page shows of an explanation."""
-    functions = explanation.explainer if explainer is None else getattr(explainer, "functions_", explainer)
+    functions = (
+        explanation.explainer if explainer is None else getattr(explainer, "functions_", explainer)
+    )
     _require_whole(explanation, functions)
     classes_shown = _class_names(class_names, explainer, explanation.output_names)
-    given = packing.read_labels(labels, rows=len(explanation), names=classes_shown, classes=class_names is not None)
+    given = packing.read_labels(
+        labels, rows=len(explanation), names=classes_shown, classes=class_names is not None
+    )
     classes = bool(given[1]) or getattr(hits, "classes", None) is not None
     link = {"log_softmax": "softmax"}.get(functions.link, functions.link)
     if link == "identity" and classes:  # the usual one
@@ -83,7 +87,9 @@ def table_data(
     terms = [explanation.terms.index(term) for term in functions.terms]
     apart = explanation.values[:, terms].sum(1) - shown.account.values[:, : len(terms)].sum(1)
     sizes = _mean_size(shown.account.values)
-    unknown = np.full((len(functions.terms) + len(functions.left_out) - len(sizes), sizes.shape[1]), np.nan)
+    unknown = np.full(
+        (len(functions.terms) + len(functions.left_out) - len(sizes), sizes.shape[1]), np.nan
+    )
     return {
         "outputs": explanation.output_names,
         "link": link,
@@ -97,8 +103,12 @@ def table_data(
             "held_out": health.held_out,
         },
         **account_for_variance(shown.account),
-        "hits": None if hits is None else hits_for_page(hits, kept, rows=len(explanation), names=classes_shown),
-        "influence": influence_for_page(influence, kept, rows=len(explanation), names=classes_shown),
+        "hits": None
+        if hits is None
+        else hits_for_page(hits, kept, rows=len(explanation), names=classes_shown),
+        "influence": influence_for_page(
+            influence, kept, rows=len(explanation), names=classes_shown
+        ),
         "base": known(functions.base_values),
         "features": features_for_page(functions),
         **tables_for_page(functions),
@@ -120,11 +130,15 @@ def _shown(explanation: Explanation, functions: CompiledExplainer) -> Shown:
     kept, size = drop_weakest(functions, _mean_size(values).sum(1), ROOM // 2)
     values, terms = values[:, [functions.terms.index(term) for term in kept.terms]], kept.terms
     if len(explanation.terms) > len(functions.terms):
-        direct = explanation.values[:, [explanation.terms.index(term) for term in functions.left_out]]
+        direct = explanation.values[
+            :, [explanation.terms.index(term) for term in functions.left_out]
+        ]
         values, terms = np.concatenate([values, direct], axis=1), (*terms, *functions.left_out)
     residual = explanation.predictions - functions.base_values - values.sum(1)
     nothing = np.zeros(values.shape[1:])
-    account = replace(explanation, values=values, terms=terms, residual=residual, baseline_contributions=nothing)
+    account = replace(
+        explanation, values=values, terms=terms, residual=residual, baseline_contributions=nothing
+    )
     return Shown(kept, columns, account, len(functions.tables) - len(kept.tables), size)
 
 
@@ -138,9 +152,14 @@ def _require_whole(explanation: Explanation, functions: Any) -> None:
     if len(explanation) == 0:
         raise ValueError("subject has no rows; explain some first.")
     if not isinstance(functions, CompiledExplainer):
-        raise ValueError("subject does not know its functions (it was made by hand); pass its explainer as explainer=.")
+        raise ValueError(
+            "subject does not know its functions (it was made by hand); pass its explainer as explainer=."
+        )
     terms = {frozenset(term) for term in functions.terms}
-    whole = {frozenset(term) for term in explanation.terms} in (terms, terms | set(map(frozenset, functions.left_out)))
+    whole = {frozenset(term) for term in explanation.terms} in (
+        terms,
+        terms | set(map(frozenset, functions.left_out)),
+    )
     same = explanation.output_names == functions.output_names
     if not whole or not same or not np.array_equal(explanation.base_values, functions.base_values):
         raise ValueError(
@@ -165,9 +184,15 @@ def account_for_variance(account: Explanation) -> dict[str, Any]:
     whole = account[np.isfinite(account.residual).all(1)]
     first, left = whole.order(1).explained(), 1 - whole.explained()
     unknown = np.full((1, len(account.output_names)), np.nan)
-    sizes, predictions = (np.abs(whole.residual), whole.predictions) if len(whole) else (unknown, unknown)
+    sizes, predictions = (
+        (np.abs(whole.residual), whole.predictions) if len(whole) else (unknown, unknown)
+    )
     return {
-        "ledger": {"singles": known(first), "interactions": known(1 - left - first), "left": known(left)},
+        "ledger": {
+            "singles": known(first),
+            "interactions": known(1 - left - first),
+            "left": known(left),
+        },
         "residuals": {
             "rows": len(whole),
             "median": known(np.median(sizes, 0)),
@@ -183,18 +208,26 @@ def _rows(shown: Shown, labels: Labels, kept: NDArray[np.intp], names: Names) ->
     levels, columns, account = shown.functions.level_axes, shown.columns, shown.account[kept]
     direct = account.values[:, len(shown.functions.tables) :]
     ran = bool(np.isfinite(shown.account.predictions).any())
-    numbers = {f.columns[0] for k, f in enumerate(shown.functions.features) if f.kind == "number" and k not in levels}
+    numbers = {
+        f.columns[0]
+        for k, f in enumerate(shown.functions.features)
+        if f.kind == "number" and k not in levels
+    }
     return {
         "count": len(kept),
         "total": len(shown.account),
         "names": _row_names(account.data, kept) if names is None else [names[row] for row in kept],
-        "columns": {str(c): packing.packed_column(columns[c][kept]) for c in sorted(numbers) if c in columns},
+        "columns": {
+            str(c): packing.packed_column(columns[c][kept]) for c in sorted(numbers) if c in columns
+        },
         "levels": {
             str(k): packed_codes(axis.places([columns[column][kept] for column in axis.columns]))
             for k, axis in levels.items()
         },
         "outside": {
-            str(k): packed_codes(np.flatnonzero(rows)) for k, rows in enumerate(account.outside.T) if rows.any()
+            str(k): packed_codes(np.flatnonzero(rows))
+            for k, rows in enumerate(account.outside.T)
+            if rows.any()
         },
         "direct": packed(direct) if direct.shape[1] else None,
         "predictions": packed(account.predictions) if ran else None,
@@ -214,14 +247,24 @@ def _row_names(data: Any, kept: NDArray[np.intp]) -> list[str] | list[int]:
     return [str(name) for name in index]
 
 
-def drop_weakest(functions: CompiledExplainer, strengths: Array, room: int) -> tuple[CompiledExplainer, int]:
+def drop_weakest(
+    functions: CompiledExplainer, strengths: Array, room: int
+) -> tuple[CompiledExplainer, int]:
     """The functions whose grids fit into so many bytes, the strongest first, and the bytes that their tables take."""
     tables = functions.tables
-    pairs = sorted((i for i, table in enumerate(tables) if len(table.features) > 1), key=lambda i: -strengths[i])
+    pairs = sorted(
+        (i for i, table in enumerate(tables) if len(table.features) > 1),
+        key=lambda i: -strengths[i],
+    )
     fit = int((np.cumsum([tables[i].values.nbytes for i in pairs]) <= room).sum())
     kept = [i for i in range(len(tables)) if i not in pairs[fit:]]
     left, at_baseline = tuple(tables[i] for i in kept), functions.baseline_contributions[kept]
-    knots = {id(axis): axis.knots.nbytes for table in left for axis in table.axes if isinstance(axis, NumberAxis)}
+    knots = {
+        id(axis): axis.knots.nbytes
+        for table in left
+        for axis in table.axes
+        if isinstance(axis, NumberAxis)
+    }
     bands = sum(spread.size * 4 for spread in functions.spreads.values())
     size = sum(table.values.nbytes for table in left) + sum(knots.values()) + bands
     return replace(functions, tables=left, baseline_contributions=at_baseline), size
@@ -233,7 +276,9 @@ def features_for_page(functions: CompiledExplainer) -> list[dict[str, Any]]:
     for one in functions.features:
         about: dict[str, Any] = {"levels": one.labels} if one.kind == "levels" else {"columns": []}
         if one.kind == "number":
-            about["columns"] = [{"column": one.columns[0], "name": one.name, "range": one.ranges[0]}]
+            about["columns"] = [
+                {"column": one.columns[0], "name": one.name, "range": one.ranges[0]}
+            ]
         found.append({"name": one.name, **about, "kind": one.kind, "width": len(one.columns)})
     return found
 
@@ -248,7 +293,9 @@ def tables_for_page(functions: CompiledExplainer) -> dict[str, Any]:
         if id(axis) not in places:
             places[id(axis)] = len(axes)
             if isinstance(axis, NumberAxis):
-                axes.append({"column": axis.column, "knots": packed(axis.knots), "missing": axis.missing})
+                axes.append(
+                    {"column": axis.column, "knots": packed(axis.knots), "missing": axis.missing}
+                )
             else:
                 axes.append({"feature": table.features[position], "size": len(axis)})
         return places[id(axis)]
@@ -256,15 +303,27 @@ def tables_for_page(functions: CompiledExplainer) -> dict[str, Any]:
     nothing: dict[str, Any] = {"axes": [], "values": None, "spread": None}
     terms: list[dict[str, Any]] = []
     for table in functions.tables:
-        spread = functions.spreads.get(table.features[0]) if len(table.features) == 1 and table.axes else None
-        grid = {"axes": [place(table, position) for position in range(len(table.axes))], "values": packed(table.values)}
+        spread = (
+            functions.spreads.get(table.features[0])
+            if len(table.features) == 1 and table.axes
+            else None
+        )
+        grid = {
+            "axes": [place(table, position) for position in range(len(table.axes))],
+            "values": packed(table.values),
+        }
         band = None if spread is None else packed(spread, "f4")
         terms.append({"features": table.features, **grid, "spread": band})
-    terms += [nothing | {"features": [functions.position(name) for name in term]} for term in functions.left_out]
+    terms += [
+        nothing | {"features": [functions.position(name) for name in term]}
+        for term in functions.left_out
+    ]
     return {"axes": axes, "terms": terms}
 
 
-def truth_for_page(truth: Truth, functions: CompiledExplainer, columns: Mapping[int, Any]) -> list[Any]:
+def truth_for_page(
+    truth: Truth, functions: CompiledExplainer, columns: Mapping[int, Any]
+) -> list[Any]:
     """Per feature its known function along the calibrated range, with the mean over the rows of the learned one.
 
     A term of a sum is known but for a constant; learned ones have mean zero over the calibration rows, not over these.
@@ -272,7 +331,9 @@ def truth_for_page(truth: Truth, functions: CompiledExplainer, columns: Mapping[
     drawn: list[dict[str, Any] | None] = [None] * len(functions.features)
     for name, function in (truth or {}).items():
         if name not in functions.feature_names:
-            raise ValueError(f"truth names {name!r}, which is no feature; {suggest(name, functions.feature_names)}")
+            raise ValueError(
+                f"truth names {name!r}, which is no feature; {suggest(name, functions.feature_names)}"
+            )
         k = functions.position(name)
         span = functions.features[k].span
         if span is None:
@@ -281,8 +342,13 @@ def truth_for_page(truth: Truth, functions: CompiledExplainer, columns: Mapping[
         rows = np.asarray(columns[functions.features[k].columns[0]], dtype=np.float64)
         rows = rows[np.isfinite(rows)]
         at_rows = np.asarray(function(rows), dtype=np.float64)
-        learned = [functions.function(name, output=o)(rows).mean() for o in range(len(functions.output_names))]
-        values = (np.asarray(function(x), dtype=np.float64) - at_rows.mean(0)).reshape(len(x), -1) + np.array(learned)
+        learned = [
+            functions.function(name, output=o)(rows).mean()
+            for o in range(len(functions.output_names))
+        ]
+        values = (np.asarray(function(x), dtype=np.float64) - at_rows.mean(0)).reshape(
+            len(x), -1
+        ) + np.array(learned)
         drawn[k] = {"x": packed(x), "value": known(values)}
     return drawn
 
@@ -291,12 +357,26 @@ def list_facts(explanation: Explanation, explainer: Any, shown: Shown, link: str
     """Model, data and what is explained, in words."""
     sizes = [len(term) for term in (*shown.functions.terms, *shown.functions.left_out)]
     mains, pairs = sizes.count(1), len(sizes) - sizes.count(1) + shown.dropped
-    facts = [("Model", packing.describe_model(explainer.model))] if hasattr(explainer, "model") else []
-    facts.append(("Data", f"{count(len(explanation), 'row')}, {count(len(explanation.feature_names), 'feature')}"))
+    facts = (
+        [("Model", packing.describe_model(explainer.model))] if hasattr(explainer, "model") else []
+    )
+    facts.append(
+        (
+            "Data",
+            f"{count(len(explanation), 'row')}, {count(len(explanation.feature_names), 'feature')}",
+        )
+    )
     facts.append(("Calibrated on", count(shown.functions.state.rows, "row")))
-    outputs = ", ".join(explanation.output_names[:4]) + (", …" if len(explanation.output_names) > 4 else "")
+    outputs = ", ".join(explanation.output_names[:4]) + (
+        ", …" if len(explanation.output_names) > 4 else ""
+    )
     facts.append(("Explained", f"{outputs} ({_LINKS[link]})"))
-    facts.append(("Found", count(mains, "main effect") + (f" and {count(pairs, 'interaction')}" if pairs else "")))
+    facts.append(
+        (
+            "Found",
+            count(mains, "main effect") + (f" and {count(pairs, 'interaction')}" if pairs else ""),
+        )
+    )
     return facts
 
 
@@ -316,22 +396,37 @@ def list_findings(explanation: Explanation, shown: Shown) -> list[dict[str, str]
             f"{those} of {rows:,} lie outside what was calibrated: a number out of range (its function goes on), a "
             "missing value, or a level not seen (it contributes nothing here). Calibrate on rows that cover them."
         )
-        add("warning", "outside", message, _join([f"{explanation.feature_names[k]} ({outside[k]:,})" for k in order]))
+        add(
+            "warning",
+            "outside",
+            message,
+            _join([f"{explanation.feature_names[k]} ({outside[k]:,})" for k in order]),
+        )
     if unknown := int((~np.isfinite(shown.account.values)).any((1, 2)).sum()):
         missing = f"{count(unknown, 'row')} of {rows:,} have missing values for which no contribution is known."
         add("warning", "missing", missing)
     if dropped:
         message = f"The weakest {count(dropped, 'interaction')} would make this page too large"
-        add("note", "pairs_left_out", f"{message}: what they contribute is part of the residual shown.")
+        add(
+            "note",
+            "pairs_left_out",
+            f"{message}: what they contribute is part of the residual shown.",
+        )
     if functions.left_out and len(explanation.terms) == len(functions.terms) + dropped:
         message = "They have no table and the model was not run here: what they contribute is part of the residual."
         add("note", "not_run", message, _join([" × ".join(term) for term in functions.left_out]))
     if not_run := rows - int(np.isfinite(explanation.predictions).all(1).sum()):
         where = "" if not_run == rows else f" on {count(not_run, 'row')}"
-        add("note", "no_predictions", f"The model was not run{where}: predictions and residuals are not known there.")
+        add(
+            "note",
+            "no_predictions",
+            f"The model was not run{where}: predictions and residuals are not known there.",
+        )
     subjects: dict[tuple[str, str, str], list[str]] = {}
     for finding in sort_findings(found):
-        subjects.setdefault((finding.severity, finding.code, finding.message), []).append(finding.subject)
+        subjects.setdefault((finding.severity, finding.code, finding.message), []).append(
+            finding.subject
+        )
     return [
         {"severity": severity, "code": code, "subject": _join(named), "message": message}
         for (severity, code, message), named in subjects.items()

@@ -53,7 +53,9 @@ class Isolation:
 
     features: Features  # the features and their columns
     baseline: Tensor  # one value per column, float64
-    few_valued: frozenset[int]  # features with few distinct values; only distinct rows of these go through the network
+    few_valued: frozenset[
+        int
+    ]  # features with few distinct values; only distinct rows of these go through the network
     categories: frozenset[int]  # features whose values are names, not amounts
     batch_size: int  # most rows in one forward call
 
@@ -72,8 +74,12 @@ class Isolation:
                     place: Tensor | None = None
                     values = rows[:, columns]
                     if all(feature in self.few_valued for feature in subset):
-                        few = values[:, 0] if len(columns) == 1 else values  # numbers sort faster than rows do
-                        values, place = torch.unique(few, dim=None if few.ndim == 1 else 0, return_inverse=True)
+                        few = (
+                            values[:, 0] if len(columns) == 1 else values
+                        )  # numbers sort faster than rows do
+                        values, place = torch.unique(
+                            few, dim=None if few.ndim == 1 else 0, return_inverse=True
+                        )
                     yield subset, isolated(values.view(-1, len(columns)), baseline, columns), place
 
         return self._run(represent, inputs())
@@ -83,7 +89,10 @@ class Isolation:
     ) -> Iterator[tuple[Subset, Tensor]]:
         """z_(S) for every subset S of features, in the model's dtype: the rows with S at the baseline."""
         baseline = self._baseline_like(rows)
-        inputs = ((subset, reference(rows, baseline, self.features.columns_of(subset)), None) for subset in subsets)
+        inputs = (
+            (subset, reference(rows, baseline, self.features.columns_of(subset)), None)
+            for subset in subsets
+        )
         return ((subset, z) for subset, z, _ in self._run(represent, inputs))
 
     def multiplied(
@@ -104,11 +113,18 @@ class Isolation:
         """Forward passes, small inputs of several subsets in one call."""
         waiting: list[tuple[Subset, Tensor, Tensor | None]] = []
         for one in chain(inputs, [None]):
-            if waiting and (one is None or sum(len(x) for _, x, _ in waiting) + len(one[1]) > self.batch_size):
+            if waiting and (
+                one is None or sum(len(x) for _, x, _ in waiting) + len(one[1]) > self.batch_size
+            ):
                 x = torch.cat([x for _, x, _ in waiting]) if len(waiting) > 1 else waiting[0][1]
                 z = [represent(part) for part in torch.split(x, self.batch_size)]
-                cut = torch.split(torch.cat(z) if len(z) > 1 else z[0], [len(x) for _, x, _ in waiting])
-                yield from ((subset, part, place) for (subset, _, place), part in zip(waiting, cut, strict=True))
+                cut = torch.split(
+                    torch.cat(z) if len(z) > 1 else z[0], [len(x) for _, x, _ in waiting]
+                )
+                yield from (
+                    (subset, part, place)
+                    for (subset, _, place), part in zip(waiting, cut, strict=True)
+                )
                 waiting = []
             if one is not None:
                 waiting.append(one)
@@ -124,8 +140,12 @@ class Plan:
     """What must be agreed on before rows are added up, so that shards can be merged."""
 
     isolation: Isolation  # features, baseline and how isolated inputs are made
-    terms: tuple[Subset, ...]  # the terms to fit, as tuples of feature positions; single features first
-    bases: dict[Subset, Tensor]  # per term, orthonormal directions (width, rank) that its representation uses
+    terms: tuple[
+        Subset, ...
+    ]  # the terms to fit, as tuples of feature positions; single features first
+    bases: dict[
+        Subset, Tensor
+    ]  # per term, orthonormal directions (width, rank) that its representation uses
 
     def fingerprint(self) -> str:
         """Equal for plans whose moments may be added up."""
@@ -137,28 +157,47 @@ class Plan:
     def blocks(self, width: int, outputs: int) -> dict[Subset, dict[str, int]]:
         """Blocks of columns of each set of moments this plan needs."""
         ranks = {term: self.bases[term].shape[1] for term in self.terms}
-        return {term: {TARGET: rank, REFERENCE: width, OUTPUTS: outputs} for term, rank in ranks.items()}
+        return {
+            term: {TARGET: rank, REFERENCE: width, OUTPUTS: outputs} for term, rank in ranks.items()
+        }
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
     """The decomposition's coefficients."""
 
-    matrices: dict[Subset, Tensor]  # per term, coefficients on its representation, shape (width, outputs)
+    matrices: dict[
+        Subset, Tensor
+    ]  # per term, coefficients on its representation, shape (width, outputs)
     offsets: dict[Subset, Tensor]  # per term, what centring subtracts, shape (outputs,)
     base: Tensor  # mean output over the calibration rows
     unique_share: dict[Subset, float]  # per term, how much of its spread is its own
-    notes: dict[Subset, str]  # per term, what is wrong with it in words; terms in good order are missing
+    notes: dict[
+        Subset, str
+    ]  # per term, what is wrong with it in words; terms in good order are missing
 
 
 def make_plan(
-    isolation: Isolation, represent: Represent, sample: Tensor, terms: Sequence[Subset], *, rare: Tensor
+    isolation: Isolation,
+    represent: Represent,
+    sample: Tensor,
+    terms: Sequence[Subset],
+    *,
+    rare: Tensor,
 ) -> Plan:
     """Fixes every term's basis from a sample of rows, and from rows with values too rare to be in it."""
     bases: dict[Subset, Tensor] = {}
     for term, z, place in isolation.distinct(represent, torch.cat([sample, rare]), terms):
-        counts = torch.ones(len(z), device=z.device) if place is None else torch.bincount(place, minlength=len(z))
-        bases[term] = _basis(z.to(torch.float64), counts.to(z.device), deep=z.dtype == torch.float64).cpu().clone()
+        counts = (
+            torch.ones(len(z), device=z.device)
+            if place is None
+            else torch.bincount(place, minlength=len(z))
+        )
+        bases[term] = (
+            _basis(z.to(torch.float64), counts.to(z.device), deep=z.dtype == torch.float64)
+            .cpu()
+            .clone()
+        )
     return Plan(isolation, tuple(terms), bases)
 
 
@@ -189,7 +228,9 @@ class Accumulator:
         shapes = plan.blocks(readout.width, readout.outputs)
         size, limit = sum(map(bytes_of_moments, shapes.values())), min(memory, _BLOCK_BYTES)
         blocks = next((count for count in (BLOCKS, _FEWEST_BLOCKS) if count * size <= limit), 1)
-        return cls({name: [Moments(shape) for _ in range(blocks)] for name, shape in shapes.items()})
+        return cls(
+            {name: [Moments(shape) for _ in range(blocks)] for name, shape in shapes.items()}
+        )
 
     @property
     def rows(self) -> int:
@@ -207,19 +248,25 @@ class Accumulator:
 
     def merge(self, other: Accumulator) -> Accumulator:
         """These rows and then the other's, which move on to where these end."""
-        sizes, theirs = ({name: len(blocks) for name, blocks in one.parts.items()} for one in (self, other))
+        sizes, theirs = (
+            {name: len(blocks) for name, blocks in one.parts.items()} for one in (self, other)
+        )
         if sizes != theirs:
             raise ValueError("the two sums have other terms or blocks, and cannot be added up")
         rows, joined = self.rows, {}
         for name, blocks in self.parts.items():
-            moved = [other.parts[name][(place - rows) % len(blocks)] for place in range(len(blocks))]
+            moved = [
+                other.parts[name][(place - rows) % len(blocks)] for place in range(len(blocks))
+            ]
             joined[name] = [mine.merge(given) for mine, given in zip(blocks, moved, strict=True)]
         return Accumulator(joined)
 
     def all_reduce(self, reduce: Callable[[Moments], Moments]) -> None:
         """Replaces every block by that of all ranks."""
         for blocks in self.parts.values():
-            for place, moments in enumerate(blocks):  # one after another: all of them twice would be the most ever held
+            for place, moments in enumerate(
+                blocks
+            ):  # one after another: all of them twice would be the most ever held
                 blocks[place] = reduce(moments)
 
 
@@ -234,7 +281,9 @@ def add_rows(plan: Plan, state: Accumulator, batch: Tensor, network: Network) ->
     )
 
 
-def add_rows_and_summarise(plan: Plan, states: tuple[Summary, Accumulator], batch: Tensor, network: Network) -> None:
+def add_rows_and_summarise(
+    plan: Plan, states: tuple[Summary, Accumulator], batch: Tensor, network: Network
+) -> None:
     """The same for rows that are read only once, and have to be summarised as well."""
     states[0].update(batch)
     add_rows(plan, states[1], batch, network)
@@ -253,11 +302,16 @@ def room_for_moments(plan: Plan, memory: int) -> int:
 def split_plan(plan: Plan, readout: Readout, *, memory: int) -> list[Plan]:
     """The plan in as many parts as its moments need, each with some of the terms."""
     room = room_for_moments(plan, memory)
-    sizes = {name: bytes_of_moments(shape) for name, shape in plan.blocks(readout.width, readout.outputs).items()}
+    sizes = {
+        name: bytes_of_moments(shape)
+        for name, shape in plan.blocks(readout.width, readout.outputs).items()
+    }
     largest = max(sizes.values())
     if largest > room:
         needed = max(2 * largest, -(-4 * (largest + _bytes_of_bases(plan)) // 3))
-        raise ValueError(f"memory is {memory:,} bytes but this calibration needs at least {needed:,}.")
+        raise ValueError(
+            f"memory is {memory:,} bytes but this calibration needs at least {needed:,}."
+        )
     groups: list[list[Subset]] = []
     held = room
     for term in plan.terms:
@@ -266,7 +320,10 @@ def split_plan(plan: Plan, readout: Readout, *, memory: int) -> list[Plan]:
             groups.append([])
             held = sizes[term]
         groups[-1].append(term)
-    return [replace(plan, terms=tuple(group), bases={term: plan.bases[term] for term in group}) for group in groups]
+    return [
+        replace(plan, terms=tuple(group), bases={term: plan.bases[term] for term in group})
+        for group in groups
+    ]
 
 
 def _bytes_of_bases(plan: Plan) -> int:
@@ -283,7 +340,11 @@ def join_solutions(solutions: Sequence[Solution]) -> Solution:
 
 
 def solve(
-    plan: Plan, parts: Mapping[Subset, Sequence[Moments]], *, ridge: Ridge, weights: Sequence[float] | None = None
+    plan: Plan,
+    parts: Mapping[Subset, Sequence[Moments]],
+    *,
+    ridge: Ridge,
+    weights: Sequence[float] | None = None,
 ) -> Solution:
     """Coefficients of all terms from the blocks' moments."""
     found = Solution({}, {}, torch.zeros(0, dtype=torch.float64), {}, {})
@@ -311,7 +372,9 @@ class Published:
     solution: Solution  # coefficients
     ridge: Ridge  # strength of the regularisation
 
-    def values(self, represent: Represent, rows: Tensor, *, terms: Sequence[Subset] | None = None) -> Tensor:
+    def values(
+        self, represent: Represent, rows: Tensor, *, terms: Sequence[Subset] | None = None
+    ) -> Tensor:
         """g_S(x) of every term, shape (rows, terms, outputs), float64 on the CPU."""
         chosen = self.plan.terms if terms is None else terms
         needed = sorted({s for term in chosen for s in subsets_of(term)}, key=lambda s: (len(s), s))
@@ -331,9 +394,13 @@ class Published:
     def merge(self, other: Published) -> Published:
         """The calibration on both's rows."""
         if not self.parts or not other.parts:
-            raise ValueError("merge needs all moments: calibrate with more memory, and save with mergeable=True.")
+            raise ValueError(
+                "merge needs all moments: calibrate with more memory, and save with mergeable=True."
+            )
         if self.plan.fingerprint() != other.plan.fingerprint():
-            raise ValueError("baselines, terms or bases differ; calibrate the second with fit(X, like=first).")
+            raise ValueError(
+                "baselines, terms or bases differ; calibrate the second with fit(X, like=first)."
+            )
         parts = Accumulator(self.parts).merge(Accumulator(other.parts)).parts
         return replace(self, parts=parts, solution=solve(self.plan, parts, ridge=self.ridge))
 
@@ -351,11 +418,20 @@ def rare_rows(summary: Summary, isolation: Isolation) -> Tensor:
             if joint is not None:
                 known = [(columns, joint[0])]
             else:  # too many: those of each of its columns
-                known = [([group[place]], code[0]) for place, code in summary.codes.get(feature, {}).items()]
+                known = [
+                    ([group[place]], code[0])
+                    for place, code in summary.codes.get(feature, {}).items()
+                ]
             for filled, levels in known:
                 found.append(_put_in(hosts, filled, levels[~among(levels, sample[:, filled])]))
         elif len(group) == 1:
-            found.append(_put_in(hosts, columns, torch.stack([summary.minimum[columns], summary.maximum[columns]])))
+            found.append(
+                _put_in(
+                    hosts,
+                    columns,
+                    torch.stack([summary.minimum[columns], summary.maximum[columns]]),
+                )
+            )
     return torch.cat(found)
 
 
@@ -371,7 +447,9 @@ def _put_in(hosts: Tensor, columns: Sequence[int], values: Tensor) -> Tensor:
 def published_of(fitted: Fitted, argument: str) -> Published:
     """What Algorithm 1 found, or an error where another method was used."""
     if fitted.estimate.published is None:
-        raise ValueError(f'{argument} must be calibrated with reference="complement", as this explainer is.')
+        raise ValueError(
+            f'{argument} must be calibrated with reference="complement", as this explainer is.'
+        )
     return fitted.estimate.published
 
 
@@ -418,13 +496,19 @@ def calibrate_published(
         parts = moments.parts
         del moments
         solutions.append(run.decide(partial(solve, stage, parts, ridge=ridge)))
-    return summary, Published(plan, parts if len(stages) == 1 else {}, join_solutions(solutions), ridge), strengths
+    return (
+        summary,
+        Published(plan, parts if len(stages) == 1 else {}, join_solutions(solutions), ridge),
+        strengths,
+    )
 
 
 def _plan(facts: Facts) -> tuple[Plan, Strengths]:
     """Baseline, terms and bases of Algorithm 1, and the strengths of pairs where these were screened."""
     few = frozenset(facts.summary.levels)
-    isolation = Isolation(facts.columns.features, facts.baseline, few, facts.categories, facts.options.batch_size)
+    isolation = Isolation(
+        facts.columns.features, facts.baseline, few, facts.categories, facts.options.batch_size
+    )
     wanted = facts.pairs()
     strengths: Strengths = {}
     with facts.network.running() as running:
@@ -433,7 +517,9 @@ def _plan(facts: Facts) -> tuple[Plan, Strengths]:
         else:
             if wanted != 0:
                 tabulate = _tabulator(facts, running.represent, facts.weight)
-                strengths = screen_pairs(tabulate, facts.domains, facts.sample(running.represent), FULL)
+                strengths = screen_pairs(
+                    tabulate, facts.domains, facts.sample(running.represent), FULL
+                )
             most, least = (_PUBLISHED_PAIRS, _PUBLISHED_LEAST) if wanted is None else (wanted, 0.0)
             pairs = [pair for pair, strength in list(strengths.items())[:most] if strength >= least]
         terms: list[Subset] = [*((k,) for k in range(len(facts.names))), *pairs]
@@ -450,7 +536,9 @@ def _tabulator(facts: Facts, represent: Represent, weight: Tensor) -> Tabulator:
 def estimate_published(facts: Facts, published: Published, strengths: Strengths) -> Estimate:
     """The functions of Algorithm 1 as tables along the baseline, beside the coefficients themselves."""
     plan, solution, order = published.plan, published.solution, published.plan.terms
-    facts.baseline = plan.isolation.baseline  # the first calibration's, where the plan was taken over or merged
+    facts.baseline = (
+        plan.isolation.baseline
+    )  # the first calibration's, where the plan was taken over or merged
     with facts.network.running() as running:
         represent = running.represent
         sample = facts.sample(represent)
@@ -468,18 +556,24 @@ def estimate_published(facts: Facts, published: Published, strengths: Strengths)
             tabulate = _tabulator(facts, represent, solution.matrices[term])
             if len(term) == 1:
                 k = term[0]
-                points[k], table = tabulate_main(tabulate, facts.domains[k], chunk, sample.spread, FULL)
+                points[k], table = tabulate_main(
+                    tabulate, facts.domains[k], chunk, sample.spread, FULL
+                )
                 compressed[k] = table.mean @ plan.bases[term]
                 found = table.mean @ solution.matrices[term] - solution.offsets[term]
                 tables[term] = TermTable(term, (points[k].axis,), found.numpy())
                 continue
-            a, b = (facts.domains[k].points(chunk, quantiles=17, even=9, reach=PAIR_REACH) for k in term)
+            a, b = (
+                facts.domains[k].points(chunk, quantiles=17, even=9, reach=PAIR_REACH) for k in term
+            )
             found = tabulate((a, b)).mean @ solution.matrices[term] - solution.offsets[term]
             first, second = (
                 transfer(points[k], torch.from_numpy(tables[k,].values), line)
                 for k, line in zip(term, (a, b), strict=True)
             )
-            tables[term] = TermTable(term, (a.axis, b.axis), (found - first[:, None] - second[None]).numpy())
+            tables[term] = TermTable(
+                term, (a.axis, b.axis), (found - first[:, None] - second[None]).numpy()
+            )
 
     def measure() -> dict[int, Array]:
         """Spreads of curves for blocks of calibration rows drawn with replacement; no row is read again."""
@@ -487,13 +581,19 @@ def estimate_published(facts: Facts, published: Published, strengths: Strengths)
         filled = [place for place, block in enumerate(next(iter(parts.values()), [])) if block.rows]
         if len(filled) < _FEWEST_BLOCKS:  # that would say more about the blocks than about the rows
             return {}
-        draws = np.random.default_rng(0).multinomial(len(filled), np.full(len(filled), 1 / len(filled)), size=_COPIES)
+        draws = np.random.default_rng(0).multinomial(
+            len(filled), np.full(len(filled), 1 / len(filled)), size=_COPIES
+        )
         drawn = {name: [blocks[place] for place in filled] for name, blocks in parts.items()}
-        copies = [solve(plan, drawn, ridge=published.ridge, weights=draw.tolist()) for draw in draws]
+        copies = [
+            solve(plan, drawn, ridge=published.ridge, weights=draw.tolist()) for draw in draws
+        ]
         spreads = {}
         for k, rows in compressed.items():
             basis = plan.bases[k,]
-            curves = torch.stack([rows @ (basis.T @ copy.matrices[k,]) - copy.offsets[k,] for copy in copies])
+            curves = torch.stack(
+                [rows @ (basis.T @ copy.matrices[k,]) - copy.offsets[k,] for copy in copies]
+            )
             spreads[k] = curves.std(0).numpy()
         return spreads
 
@@ -535,7 +635,11 @@ def _examine_published(facts: Facts, published: Published, values: Tensor, rows:
     return Health(
         findings=sort_findings(findings),
         terms=tuple(
-            TermHealth(tuple(facts.names[k] for k in term), plan.bases[term].shape[1], solution.unique_share[term])
+            TermHealth(
+                tuple(facts.names[k] for k in term),
+                plan.bases[term].shape[1],
+                solution.unique_share[term],
+            )
             for term in plan.terms
         ),
         explained=tuple(explained.tolist()),

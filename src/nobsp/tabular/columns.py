@@ -22,7 +22,15 @@ from nobsp.calibration.local import Fold, is_ray
 from nobsp.calibration.ray import RayRows, RayRun, first_batch
 from nobsp.network.adapted import Adapted, grouping_rows, join_grouping_rows
 from nobsp.network.batches import NoRowsError, Source, batches_of
-from nobsp.network.inputs import MOST_CODES, MOST_LEVELS, SAMPLE_ROWS, Features, Summary, needs_data, resolve_features
+from nobsp.network.inputs import (
+    MOST_CODES,
+    MOST_LEVELS,
+    SAMPLE_ROWS,
+    Features,
+    Summary,
+    needs_data,
+    resolve_features,
+)
 from nobsp.network.readout import PROBE_ROWS
 from nobsp.tabular.explanation import take_rows
 from nobsp.tabular.lookup import value_rows
@@ -38,10 +46,14 @@ class Seen:
     """What one of the caller's columns holds, missing values aside."""
 
     numeric: bool  # whether it holds numbers or booleans only
-    levels: list[Any] | None  # its distinct values in order; None where these are too many numbers, or not asked for
+    levels: (
+        list[Any] | None
+    )  # its distinct values in order; None where these are too many numbers, or not asked for
     typical: Any  # A value that may stand in the other columns while one feature is encoded: one that occurs
     span: tuple[float, ...]  # smallest and largest number; empty without any
-    quantiles: NDArray[np.float64]  # numbers that follow their distribution; all distinct ones where they are few
+    quantiles: NDArray[
+        np.float64
+    ]  # numbers that follow their distribution; all distinct ones where they are few
 
     def merge(self, other: Seen, most: int) -> Seen:
         """The column of two shares of a table; one that is text in either is text."""
@@ -82,13 +94,25 @@ class Columns:
         """The columns of two shares of a table, with the levels and ranges of both."""
         most = _most_levels(self.members, self.features.columns)
         pairs = enumerate(zip(self.seen, other.seen, strict=True))
-        return replace(self, seen=tuple(mine.merge(theirs, most.get(place, 0)) for place, (mine, theirs) in pairs))
+        return replace(
+            self,
+            seen=tuple(mine.merge(theirs, most.get(place, 0)) for place, (mine, theirs) in pairs),
+        )
 
 
-def _most_levels(members: Sequence[Sequence[int]], encoded: Sequence[Sequence[int]]) -> dict[int, int]:
+def _most_levels(
+    members: Sequence[Sequence[int]], encoded: Sequence[Sequence[int]]
+) -> dict[int, int]:
     """By the caller's column that is a feature, most numbers kept of it: an encoder may know no value in between."""
-    single = {group[0]: columns for group, columns in zip(members, encoded, strict=True) if len(group) == 1}
-    return {member: min(_MOST_NUMBERS, max(MOST_LEVELS, len(columns) + 1)) for member, columns in single.items()}
+    single = {
+        group[0]: columns
+        for group, columns in zip(members, encoded, strict=True)
+        if len(group) == 1
+    }
+    return {
+        member: min(_MOST_NUMBERS, max(MOST_LEVELS, len(columns) + 1))
+        for member, columns in single.items()
+    }
 
 
 def columns_of(
@@ -106,7 +130,9 @@ def columns_of(
         known = names if names is not None else adapted.feature_names
         features = resolve_features(given, columns=width, names=known)
         if known is None and given is not None and not isinstance(given, Mapping):
-            known = features.names  # a frame that is explained later is matched to the names given here
+            known = (
+                features.names
+            )  # a frame that is explained later is matched to the names given here
         return Columns(features, None if known is None else tuple(known), width, features.columns)
     X, frame = whole_table(X, adapted)
     groups = adapted.groups(grouping_rows(X)) if groups is None else groups
@@ -114,10 +140,14 @@ def columns_of(
     user_names = tuple(known or (f"x{i}" for i in range(X.shape[1])))
     user = resolve_features(given, columns=len(user_names), names=user_names)
     encoded = tuple(
-        tuple(column for member in members for column in groups.get(user_names[member], ())) for members in user.columns
+        tuple(column for member in members for column in groups.get(user_names[member], ()))
+        for members in user.columns
     )
     most = _most_levels(user.columns, encoded)
-    seen = tuple(_seen(X, frame, position, name, most.get(position, 0)) for position, name in enumerate(user_names))
+    seen = tuple(
+        _seen(X, frame, position, name, most.get(position, 0))
+        for position, name in enumerate(user_names)
+    )
     features, named = Features(user.names, encoded), tuple(known) if known else None
     return Columns(features, named, len(user_names), user.columns, seen)
 
@@ -126,7 +156,9 @@ def whole_table(X: Any, adapted: Adapted) -> tuple[Any, Any]:
     """A table for a scikit-learn pipeline, its columns in the order of the pipeline, and as narwhals sees it."""
     frame = nw.from_native(X, eager_only=True, pass_through=True)
     if not isinstance(frame, nw.DataFrame) and not isinstance(X, np.ndarray):
-        raise TypeError(f"X must be one frame or array where the model is a pipeline, found {type(X).__name__}.")
+        raise TypeError(
+            f"X must be one frame or array where the model is a pipeline, found {type(X).__name__}."
+        )
     if isinstance(frame, nw.DataFrame):
         frame = matched(frame, argument="X", columns=adapted.feature_names)
         X = frame.to_native()
@@ -153,7 +185,9 @@ def input_values(columns: Columns, adapted: Adapted, feature: int, values: Any) 
                 rows = rows.astype(np.float64)
             encoded = adapted.encode(rows)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"values of {name!r} do not pass the model's preprocessing ({error}).") from error
+            raise ValueError(
+                f"values of {name!r} do not pass the model's preprocessing ({error})."
+            ) from error
         found = encoded[:, list(columns.features.columns[feature])]
     if not np.isfinite(found).all():
         raise ValueError(f"values of {name!r} must be finite, found NaN or infinity.")
@@ -165,12 +199,19 @@ def input_baseline(columns: Columns, adapted: Adapted, baseline: Any) -> Any:
     if adapted.encode is None or isinstance(baseline, str):
         return baseline
     if isinstance(baseline, Mapping):
-        return {name: _feature_baseline(columns, adapted, name, given) for name, given in baseline.items()}
+        return {
+            name: _feature_baseline(columns, adapted, name, given)
+            for name, given in baseline.items()
+        }
     row = np.asarray(baseline, dtype=object).ravel()
     if len(row) != columns.count:
-        raise ValueError(f"baseline has {len(row)} values but the table has {columns.count} columns; pass one each.")
+        raise ValueError(
+            f"baseline has {len(row)} values but the table has {columns.count} columns; pass one each."
+        )
     return {
-        name: input_values(columns, adapted, feature, row[list(columns.members[feature])][None])[0].numpy()
+        name: input_values(columns, adapted, feature, row[list(columns.members[feature])][None])[
+            0
+        ].numpy()
         for feature, name in enumerate(columns.features.names)
     }
 
@@ -181,12 +222,16 @@ def _feature_baseline(columns: Columns, adapted: Adapted, name: str, given: Any)
     if isinstance(given, str) and given not in levels:
         if given in ("mean", "zero", "median", "mode") or not levels:
             return given
-        raise ValueError(f"baseline for {name!r} is {given!r}, which was not seen; {suggest(given, levels)}")
+        raise ValueError(
+            f"baseline for {name!r} is {given!r}, which was not seen; {suggest(given, levels)}"
+        )
     row = np.asarray(given, dtype=object).ravel()
     return input_values(columns, adapted, feature, row[None]).numpy()[0]
 
 
-def categories_of(columns: Columns, summary: Summary, embedded: Sequence[int], *, integer: bool) -> frozenset[int]:
+def categories_of(
+    columns: Columns, summary: Summary, embedded: Sequence[int], *, integer: bool
+) -> frozenset[int]:
     """Features whose mean is no possible value: embedded codes, text, groups of two-valued columns (one-hot)."""
     found = {feature for feature in range(len(columns.features)) if columns.texts(feature)}
     for feature, group in enumerate(columns.features.columns):
@@ -195,7 +240,9 @@ def categories_of(columns: Columns, summary: Summary, embedded: Sequence[int], *
             if feature not in summary.levels and len(summary.codes.get(feature, ())) < len(group):
                 codes = f"the codes of feature {columns.features.names[feature]!r} are not whole, or span more than"
                 unseen = "codes that calibration did not see will not be refused"
-                warnings.warn(f"{codes} the {MOST_CODES:,} that are counted; {unseen}.", stacklevel=2)
+                warnings.warn(
+                    f"{codes} the {MOST_CODES:,} that are counted; {unseen}.", stacklevel=2
+                )
         elif len(group) > 1 and bool(summary.two_valued[list(group)].all()):
             found.add(feature)
     return frozenset(found)
@@ -208,9 +255,15 @@ def level_labels(columns: Columns, feature: int, levels: Tensor) -> list[str]:
         return [f"{value:g}" for value in levels[:, 0].tolist()]
     names = [columns.names[m] if columns.names else f"x{m}" for m in members]
     if any(len(torch.unique(levels[:, column])) > 2 for column in range(len(members))):
-        return [", ".join(f"{n}={v:g}" for n, v in zip(names, row.tolist(), strict=True)) for row in levels]
+        return [
+            ", ".join(f"{n}={v:g}" for n, v in zip(names, row.tolist(), strict=True))
+            for row in levels
+        ]
     on = (levels == levels.amax(0)) & (levels.amax(0) > levels.amin(0))
-    return [" + ".join(n for n, here in zip(names, row.tolist(), strict=True) if here) or "(none)" for row in on]
+    return [
+        " + ".join(n for n, here in zip(names, row.tolist(), strict=True) if here) or "(none)"
+        for row in on
+    ]
 
 
 def _seen(X: Any, frame: Any, position: int, name: str, most: int) -> Seen:
@@ -231,19 +284,27 @@ def _seen(X: Any, frame: Any, position: int, name: str, most: int) -> Seen:
     else:
         times, absent = _count_objects(X[:, position]), X[:, position]
     if all(isinstance(value, int | float | np.number | bool) for value in times):
-        return _seen_numbers(np.repeat(np.array(list(times), dtype=np.float64), list(times.values())), most)
+        return _seen_numbers(
+            np.repeat(np.array(list(times), dtype=np.float64), list(times.values())), most
+        )
     levels = sorted(times, key=str)
     if len(levels) > MOST_CODES:
-        kept = f"only the first {MOST_CODES:,} in order are kept; leave it out if it numbers the rows"
+        kept = (
+            f"only the first {MOST_CODES:,} in order are kept; leave it out if it numbers the rows"
+        )
         warnings.warn(f"column {name!r} has {len(levels):,} levels, of which {kept}.", stacklevel=2)
     typical = max(levels, key=times.__getitem__)
-    return Seen(False, _in_order([*levels, *absent.tolist()]) if most else None, typical, (), np.zeros(0))
+    return Seen(
+        False, _in_order([*levels, *absent.tolist()]) if most else None, typical, (), np.zeros(0)
+    )
 
 
 def _in_order(levels: list[Any]) -> list[Any]:
     """Names in order, up to as many as are kept, and the value that stands for none where there is one."""
     missing = [value for value in levels if is_missing(value)][:1]
-    return sorted({value for value in levels if not is_missing(value)}, key=str)[:MOST_CODES] + missing
+    return (
+        sorted({value for value in levels if not is_missing(value)}, key=str)[:MOST_CODES] + missing
+    )
 
 
 def _count_objects(column: Any) -> Counter[Any]:
@@ -256,7 +317,11 @@ def _seen_numbers(column: np.ndarray[Any, Any], most: int) -> Seen:
     if len(values) == 0:
         return Seen(True, [], float("nan"), (), values)
     levels = values[np.concatenate([[True], values[1:] != values[:-1]])]
-    kept = levels if len(levels) <= _MOST_NUMBERS else np.unique(np.quantile(values, np.linspace(0, 1, _MOST_NUMBERS)))
+    kept = (
+        levels
+        if len(levels) <= _MOST_NUMBERS
+        else np.unique(np.quantile(values, np.linspace(0, 1, _MOST_NUMBERS)))
+    )
     # Not the average of two: an encoder may know only the values it has seen.
     typical, span = float(values[len(values) // 2]), (float(values[0]), float(values[-1]))
     return Seen(True, levels.tolist() if len(levels) <= most else None, typical, span, kept)
@@ -297,16 +362,27 @@ def suggest_features(X: Any, *, correlation: float = 0.9) -> dict[str, list[Any]
     if isinstance(correlation, str) or not 0 < correlation <= 1:
         raise ValueError(f"correlation must lie between 0 and 1, found {correlation!r}.")
     if len(getattr(X, "shape", ())) != 2 or not X.shape[0]:
-        raise TypeError(f"X must be an array, a tensor or a frame with rows, found {getattr(X, 'shape', type(X))}.")
-    X = take_rows(X, np.unique(np.linspace(0, X.shape[0] - 1, min(X.shape[0], _LOOKED_AT)).astype(np.intp)))
+        raise TypeError(
+            f"X must be an array, a tensor or a frame with rows, found {getattr(X, 'shape', type(X))}."
+        )
+    X = take_rows(
+        X, np.unique(np.linspace(0, X.shape[0] - 1, min(X.shape[0], _LOOKED_AT)).astype(np.intp))
+    )
     frame = nw.from_native(X, eager_only=True, pass_through=True)
     known: Sequence[Any] = range(X.shape[1])
     if isinstance(frame, nw.DataFrame):
-        columns, known = [np.asarray(frame[:, k].to_numpy()) for k in known], [str(name) for name in frame.columns]
+        columns, known = (
+            [np.asarray(frame[:, k].to_numpy()) for k in known],
+            [str(name) for name in frame.columns],
+        )
     else:
         columns = list(as_numpy(X).T)
     names = [f"x{name}" if isinstance(name, int) else name for name in known]
-    numbers = {k: ranks(column.astype(np.float64)) for k, column in enumerate(columns) if column.dtype.kind in "biuf"}
+    numbers = {
+        k: ranks(column.astype(np.float64))
+        for k, column in enumerate(columns)
+        if column.dtype.kind in "biuf"
+    }
     numbers = {k: x for k, x in numbers.items() if np.ptp(x) > 0}
     groups = {k: [k] for k in range(len(names))}
     if len(numbers) > 1:
@@ -314,7 +390,9 @@ def suggest_features(X: Any, *, correlation: float = 0.9) -> dict[str, list[Any]
         np.fill_diagonal(apart, 0)
         tree = linkage(squareform(apart, checks=False), "complete")
         owner: dict[int, int] = {}
-        for k, group in zip(numbers, fcluster(tree, 1 - correlation, "distance").tolist(), strict=True):
+        for k, group in zip(
+            numbers, fcluster(tree, 1 - correlation, "distance").tolist(), strict=True
+        ):
             if owner.setdefault(group, k) != k:
                 groups[owner[group]] += groups.pop(k)
     found: dict[str, list[Any]] = {}
@@ -337,7 +415,9 @@ class TableRows:
         # Copies: a stream may fill the same memory again with its next rows.
         self._held = [batch.clone() for batch in islice(self._begun, 1)]
         # The first rows of all; those of another process where this one has none.
-        self.probe = self._held[0][:PROBE_ROWS].clone() if self._held else torch.zeros(0, source.columns)
+        self.probe = (
+            self._held[0][:PROBE_ROWS].clone() if self._held else torch.zeros(0, source.columns)
+        )
 
     def __iter__(self) -> Iterator[Tensor]:
         held, self._held = self._held, []
@@ -345,7 +425,10 @@ class TableRows:
 
     def peek(self) -> list[Tensor]:
         """The first rows, as many as a sample has; they are read again with the others."""
-        while sum(map(len, self._held)) < SAMPLE_ROWS and (batch := next(self._begun, None)) is not None:
+        while (
+            sum(map(len, self._held)) < SAMPLE_ROWS
+            and (batch := next(self._begun, None)) is not None
+        ):
             self._held.append(batch.clone())
         return list(self._held)
 
@@ -367,40 +450,58 @@ def repeat_rows(X: Any, sample_weight: Any, *, several: bool) -> tuple[Any, int]
     inputs = X if several and isinstance(X, Mapping | tuple | list) else (X,)
     parts = tuple(inputs.values() if isinstance(inputs, Mapping) else inputs)
     if not all(len(getattr(part, "shape", ())) > 0 for part in parts):
-        raise TypeError(f"sample_weight needs X as an array, a tensor or a frame, found {type(X).__name__}.")
+        raise TypeError(
+            f"sample_weight needs X as an array, a tensor or a frame, found {type(X).__name__}."
+        )
     given = sample_weight.detach().cpu() if isinstance(sample_weight, Tensor) else sample_weight
     rows, weight = int(parts[0].shape[0]), np.asarray(given, dtype=np.float64)
     if weight.shape != (rows,) or any(part.shape[0] != rows for part in parts):
-        raise ValueError(f"sample_weight has the shape {weight.shape}; pass one weight for each of the {rows} rows.")
+        raise ValueError(
+            f"sample_weight has the shape {weight.shape}; pass one weight for each of the {rows} rows."
+        )
     if not (np.isfinite(weight).all() and weight.min() >= 0 and weight.max() > 0):
-        raise ValueError("sample_weight must be finite and not negative, with one weight above zero at least.")
+        raise ValueError(
+            "sample_weight must be finite and not negative, with one weight above zero at least."
+        )
     weight = weight / weight.max()
     counts = weight / weight[weight > 0].min()
     most = max(min(32 * rows, SAMPLE_ROWS), 4 * rows)
     if np.abs(counts - np.rint(counts)).max() > 1e-9 * counts.max() or counts.sum() > most:
         # Rounded as they add up, so that rows alike have their weight together however small each one's is.
         counts = np.diff(np.rint(np.cumsum(weight) * (most / weight.sum())), prepend=0.0)
-    counts = np.where(weight > 0, np.maximum(np.rint(counts), 1), 0)  # no level and no end of a range is lost
+    counts = np.where(
+        weight > 0, np.maximum(np.rint(counts), 1), 0
+    )  # no level and no end of a range is lost
     places = np.repeat(np.arange(rows), counts.astype(np.intp))
     taken = [take_rows(part, places) for part in parts]
-    found: Any = dict(zip(inputs, taken, strict=True)) if isinstance(inputs, Mapping) else tuple(taken)
+    found: Any = (
+        dict(zip(inputs, taken, strict=True)) if isinstance(inputs, Mapping) else tuple(taken)
+    )
     return found if inputs is X else taken[0], int((weight > 0).sum())
 
 
-def read_rows(run: Run, X: Any, adapted: Adapted, batch_size: int, *, columns: Sequence[str] | None) -> Rows:
+def read_rows(
+    run: Run, X: Any, adapted: Adapted, batch_size: int, *, columns: Sequence[str] | None
+) -> Rows:
     """The rows of `X`, of which no process but one needs to have any; all must have the same columns."""
     if isinstance(run, RayRun):
         return _dataset_rows(X, adapted, batch_size, columns)
     if is_ray(X):
-        raise ValueError("X is a Ray dataset; call fit in one process, with engine=nobsp.RayCluster().")
+        raise ValueError(
+            "X is a Ray dataset; call fit in one process, with engine=nobsp.RayCluster()."
+        )
     rows = None
     X = X if adapted.pack is None else adapted.pack(X)
     try:
-        rows = TableRows(X, batches_of(X, batch_size=batch_size, encode=adapted.encode, columns=columns))
+        rows = TableRows(
+            X, batches_of(X, batch_size=batch_size, encode=adapted.encode, columns=columns)
+        )
     except NoRowsError:
         if run.size == 1:
             raise
-    found = run.gather(None if rows is None else (rows.probe, rows.source.names, rows.source.columns))
+    found = run.gather(
+        None if rows is None else (rows.probe, rows.source.names, rows.source.columns)
+    )
     known = [(rank, *about) for rank, about in enumerate(found) if about is not None]
     if not known:
         raise ValueError(f"X has no rows on any of the {run.size} ranks.")
@@ -408,39 +509,56 @@ def read_rows(run: Run, X: Any, adapted: Adapted, batch_size: int, *, columns: S
     for rank, _, *other in known[1:]:
         if other != [names, width]:
             mine, theirs = (said[0] or f"{said[1]} columns" for said in ((names, width), other))
-            raise ValueError(f"X has {theirs} on rank {rank} but {mine} on rank {first}; all need the same.")
+            raise ValueError(
+                f"X has {theirs} on rank {rank} but {mine} on rank {first}; all need the same."
+            )
     if rows is None:
         rows = TableRows(X, Source(names, 0, True, False, width, lambda: iter(())))
     rows.probe = probe
     return rows
 
 
-def _dataset_rows(X: Any, adapted: Adapted, batch_size: int, columns: Sequence[str] | None) -> DatasetRows:
+def _dataset_rows(
+    X: Any, adapted: Adapted, batch_size: int, columns: Sequence[str] | None
+) -> DatasetRows:
     if not is_ray(X):
-        raise TypeError(f"engine is RayCluster, but X is a {type(X).__name__}; pass a ray.data.Dataset.")
+        raise TypeError(
+            f"engine is RayCluster, but X is a {type(X).__name__}; pass a ray.data.Dataset."
+        )
     first = first_batch(X, PROBE_ROWS, argument="X", batch_format="pandas")
     # As `ray.data.from_numpy` makes them.
     arrays = first.shape[1] == 1 and np.ndim(first.iloc[0, 0]) == 1
-    names, encode = None if columns is None else tuple(columns), adapted.encode  # the network is not sent along
+    names, encode = (
+        None if columns is None else tuple(columns),
+        adapted.encode,
+    )  # the network is not sent along
 
     def tables(block: Any) -> list[Any]:
         return [np.stack([np.asarray(row) for row in block.iloc[:, 0]]) if arrays else block]
 
     def batches(block: Any) -> Source:
         said = "X (in one of its batches)"
-        return batches_of(tables(block)[0], batch_size=batch_size, encode=encode, columns=names, argument=said)
+        return batches_of(
+            tables(block)[0], batch_size=batch_size, encode=encode, columns=names, argument=said
+        )
 
     source = batches(first)
     # All batches have the columns of the first.
     names = None if arrays else names or tuple(str(name) for name in first.columns)
     source, size = replace(source, names=names), 8 * source.columns
     of_tables = RayRows(X, tables, batch_size, size)
-    return DatasetRows(X, batches, batch_size, size, source=source, probe=next(iter(source)), tables=of_tables)
+    return DatasetRows(
+        X, batches, batch_size, size, source=source, probe=next(iter(source)), tables=of_tables
+    )
 
 
-def find_columns(run: Run, rows: Rows, adapted: Adapted, given: Sequence[str] | Mapping[str, Any] | None) -> Columns:
+def find_columns(
+    run: Run, rows: Rows, adapted: Adapted, given: Sequence[str] | Mapping[str, Any] | None
+) -> Columns:
     """The columns, with the levels and ranges of all rows where a preprocessing stands before the network."""
-    settle = partial(columns_of, adapted=adapted, given=given, width=rows.source.columns, names=rows.source.names)
+    settle = partial(
+        columns_of, adapted=adapted, given=given, width=rows.source.columns, names=rows.source.names
+    )
     if adapted.encode is None:
         return settle(None)
     alone = replace(adapted, module=torch.nn.Identity())  # the network is not sent along
@@ -475,4 +593,6 @@ def require_passes(run: Run, rows: Rows, count: int) -> None:
             "that can be read again, or give the engine more memory."
         )
     if run.checkpoint is not None:
-        raise ValueError("checkpoint needs a calibration in one pass; give the engine more memory, or no checkpoint.")
+        raise ValueError(
+            "checkpoint needs a calibration in one pass; give the engine more memory, or no checkpoint."
+        )

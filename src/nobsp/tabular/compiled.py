@@ -87,12 +87,18 @@ class Health:
         if not shares:
             return "no output varies"
         what = "held-out R²" if self.held_out else "R² on the calibration rows"
-        return f"{what} {min(shares):.3f}" + (" for the worst output" if len(self.explained) > 1 else "")
+        return f"{what} {min(shares):.3f}" + (
+            " for the worst output" if len(self.explained) > 1 else ""
+        )
 
     def __repr__(self) -> str:
         counts = f"{self.rows:,} rows, {len(self.terms)} terms, {self.headline}"
         shares = [share for share in self.inside if not math.isnan(share)]
-        if self.held_out and shares and abs(min(shares) - min(s for s in self.explained if s == s)) >= 0.0005:
+        if (
+            self.held_out
+            and shares
+            and abs(min(shares) - min(s for s in self.explained if s == s)) >= 0.0005
+        ):
             counts += (
                 f" ({min(shares):.3f} without the {self.outside_rows:.1%} of the rows held out that lie outside the "
                 "range of those fitted on)"
@@ -166,7 +172,9 @@ class CompiledExplainer:
         """The terms that have tables, as names of features."""
         return tuple(tuple(self.features[k].name for k in table.features) for table in self.tables)
 
-    def explain(self, X: Any, *, predictions: Any = None, threads: int | None = None) -> Explanation:
+    def explain(
+        self, X: Any, *, predictions: Any = None, threads: int | None = None
+    ) -> Explanation:
         """The account of every row, as the explainer this was compiled from gives it.
 
         Args:
@@ -177,7 +185,11 @@ class CompiledExplainer:
             threads: How many threads share the rows; one per processor when None.
         """
         if threads is None:
-            threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            threads = (
+                len(os.sched_getaffinity(0))
+                if hasattr(os, "sched_getaffinity")
+                else os.cpu_count() or 1
+            )
         require_whole_number("threads", threads)
         columns, rows = self.read_columns(X)
         given = np.full((rows, len(self.output_names)), np.nan)
@@ -191,7 +203,9 @@ class CompiledExplainer:
 
     __call__ = explain
 
-    def account(self, X: Any, predictions: Array, values: Array, outside: NDArray[np.bool_]) -> Explanation:
+    def account(
+        self, X: Any, predictions: Array, values: Array, outside: NDArray[np.bool_]
+    ) -> Explanation:
         """The account of rows whose predictions and contributions are known."""
         return Explanation(
             values=values,
@@ -232,7 +246,9 @@ class CompiledExplainer:
                 elif feature.span is not None:
                     column, (low, high) = feature.columns[0], feature.span
                     x = chunk.numbers(column)
-                    if columns[column].dtype == np.float32:  # a float32 copy of calibration rows lies within the range
+                    if (
+                        columns[column].dtype == np.float32
+                    ):  # a float32 copy of calibration rows lies within the range
                         low, high = float(np.float32(low)), float(np.float32(high))
                     if not (x.min() >= low and x.max() <= high):  # NaN included
                         outside[here, position] = ~((x >= low) & (x <= high))
@@ -249,7 +265,9 @@ class CompiledExplainer:
     @property
     def level_axes(self) -> dict[int, LevelAxis]:
         """Per feature that is a category, its levels."""
-        pairs = [pair for table in self.tables for pair in zip(table.features, table.axes, strict=False)]
+        pairs = [
+            pair for table in self.tables for pair in zip(table.features, table.axes, strict=False)
+        ]
         return {k: axis for k, axis in reversed(pairs) if isinstance(axis, LevelAxis)}
 
     def function(self, term: str | Sequence[str], *, output: int | str = 0) -> Callable[..., Array]:
@@ -257,7 +275,12 @@ class CompiledExplainer:
         named = tuple(term) if isinstance(term, tuple | list) else (term,)
         asked = [self.features[self.position(name)] for name in named]
         table = next(
-            (one for one, names in zip(self.tables, self.terms, strict=True) if set(names) == set(named)), None
+            (
+                one
+                for one, names in zip(self.tables, self.terms, strict=True)
+                if set(names) == set(named)
+            ),
+            None,
         )
         if table is None or len(set(named)) != len(named):
             raise ValueError(f"{term_name(named)} has no table; `terms` names the terms there are.")
@@ -269,9 +292,14 @@ class CompiledExplainer:
                 for one, feature in zip(given, asked, strict=True)
                 for i, column in enumerate(feature.columns)
             }
-            return table(Chunk(members, slice(0, len(given[0])), self.column_names))[:, chosen].copy()
+            return table(Chunk(members, slice(0, len(given[0])), self.column_names))[
+                :, chosen
+            ].copy()
 
-        readers = [partial(value_rows, members=len(feature.columns), name=feature.name) for feature in asked]
+        readers = [
+            partial(value_rows, members=len(feature.columns), name=feature.name)
+            for feature in asked
+        ]
         return function_of(named, readers, evaluate)
 
     def position(self, name: str) -> int:
@@ -284,7 +312,9 @@ class CompiledExplainer:
         """The table behind a feature: knots (or levels) and the contributions there, (points, outputs)."""
         table = next((one for one in self.tables if one.features == (feature,)), None)
         if table is None or len(table.axes) != 1:
-            raise ValueError(f"feature {self.feature_names[feature]!r} is no function of one column.")
+            raise ValueError(
+                f"feature {self.feature_names[feature]!r} is no function of one column."
+            )
         axis = table.axes[0]
         return (axis.knots if isinstance(axis, NumberAxis) else axis.levels), table.values
 
@@ -314,10 +344,21 @@ class CompiledExplainer:
                 away = width * TermTable(table.features, table.axes, spreads[k])(chunk)
             for position, output in enumerate(self.output_names):
                 value, band = values[:, position], away[:, position]
-                names = [np.full(len(x), name, dtype=object) for name in (self.features[k].name, output)]
-                columns = (*names, x, np.array(labels, dtype=object), value, value - band, value + band)
+                names = [
+                    np.full(len(x), name, dtype=object) for name in (self.features[k].name, output)
+                ]
+                columns = (
+                    *names,
+                    x,
+                    np.array(labels, dtype=object),
+                    value,
+                    value - band,
+                    value + band,
+                )
                 found.append(dict(zip(_CURVES, columns, strict=True)))
-        return as_table({key: np.concatenate([np.zeros(0), *(part[key] for part in found)]) for key in _CURVES})
+        return as_table(
+            {key: np.concatenate([np.zeros(0), *(part[key] for part in found)]) for key in _CURVES}
+        )
 
     def importance(self, kind: Literal["total", "main"] = "total") -> Any:
         """Mean absolute contribution of each feature over calibration rows; see `NObSP.importance`."""
@@ -356,7 +397,9 @@ class CompiledExplainer:
         if not isinstance(X, np.ndarray):
             return self._frame_columns(X)
         if X.ndim != 2:
-            raise ValueError(f"X must have two dimensions, found shape {X.shape}; pass one row per sample.")
+            raise ValueError(
+                f"X must have two dimensions, found shape {X.shape}; pass one row per sample."
+            )
         self._require_count(X.shape[1])
         return {position: X[:, position] for position in range(X.shape[1])}, len(X)
 
@@ -366,7 +409,9 @@ class CompiledExplainer:
         try:
             frame = nw.from_native(X, eager_only=True, pass_through=True)
         except nw.exceptions.DuplicateError as duplicate:
-            raise ValueError(f"X has two columns of the same name; rename one ({duplicate}).") from duplicate
+            raise ValueError(
+                f"X has two columns of the same name; rename one ({duplicate})."
+            ) from duplicate
         if not isinstance(frame, nw.DataFrame):
             raise TypeError(f"X must be an array, a tensor or a frame, found {type(X).__name__}.")
         if self.column_names is None:
@@ -378,7 +423,9 @@ class CompiledExplainer:
 
     def _require_count(self, found: int) -> None:
         if found != self.column_count:
-            raise ValueError(f"X has {found} columns but the explainer was calibrated on {self.column_count}.")
+            raise ValueError(
+                f"X has {found} columns but the explainer was calibrated on {self.column_count}."
+            )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything to one safetensors file, atomically; docs/compiled-format.md describes it."""
@@ -388,21 +435,38 @@ class CompiledExplainer:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Reads what `save` wrote; needs neither torch nor the model."""
         known = (cls, *CLASSES)
-        found: Self = serialization.load(path, kind=KIND, version=VERSION, classes=known, framework="numpy", of=cls)
+        found: Self = serialization.load(
+            path, kind=KIND, version=VERSION, classes=known, framework="numpy", of=cls
+        )
         return found
 
     def __repr__(self) -> str:
         nodes = sum(table.values[..., 0].size for table in self.tables)
-        said = [count(len(self.tables), "term"), count(len(self.output_names), "output"), count(nodes, "node")]
+        said = [
+            count(len(self.tables), "term"),
+            count(len(self.output_names), "output"),
+            count(nodes, "node"),
+        ]
         said += [f"{len(self.left_out)} terms need the network"] if self.left_out else []
         return f"CompiledExplainer({', '.join(said)}; {self.state.headline})"
 
 
 # What files of functions are made of.
-CLASSES = (CompiledExplainer, Feature, Finding, Health, LevelAxis, NumberAxis, TermHealth, TermTable)
+CLASSES = (
+    CompiledExplainer,
+    Feature,
+    Finding,
+    Health,
+    LevelAxis,
+    NumberAxis,
+    TermHealth,
+    TermTable,
+)
 
 
-def _drawn_at(feature: Feature, axis: NumberAxis | LevelAxis, points: int) -> tuple[Array, Sequence[str], Chunk]:
+def _drawn_at(
+    feature: Feature, axis: NumberAxis | LevelAxis, points: int
+) -> tuple[Array, Sequence[str], Chunk]:
     """Where a feature's function is drawn: numbers, their names, and the same as rows."""
     if isinstance(axis, LevelAxis):
         named = isinstance(axis.levels, tuple)
@@ -424,11 +488,15 @@ def function_of(
 
     def function(*values: Any) -> Array:
         if len(values) != len(named):
-            raise TypeError(f"the function of {term_name(named)} takes {len(named)} arrays, found {len(values)}.")
+            raise TypeError(
+                f"the function of {term_name(named)} takes {len(named)} arrays, found {len(values)}."
+            )
         given = [read(one) for read, one in zip(readers, values, strict=True)]
         lengths = [len(one) for one in given]
         if len(set(lengths)) > 1:
-            raise ValueError(f"the values of {term_name(named)} must be equally many, found {lengths}.")
+            raise ValueError(
+                f"the values of {term_name(named)} must be equally many, found {lengths}."
+            )
         return evaluate(*given) if lengths[0] else np.zeros(0)
 
     return function

@@ -24,7 +24,13 @@ from nobsp.network.inputs import Summary
 from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.tabular import files
 from nobsp.tabular.algorithm1 import calibrate_published, estimate_published, published_of
-from nobsp.tabular.columns import find_columns, input_values, read_rows, repeat_rows, suggest_features
+from nobsp.tabular.columns import (
+    find_columns,
+    input_values,
+    read_rows,
+    repeat_rows,
+    suggest_features,
+)
 from nobsp.tabular.compiled import CompiledExplainer, Health, function_of
 from nobsp.tabular.explanation import Explanation, output_position, term_name
 from nobsp.tabular.files import CHECKPOINTED
@@ -96,7 +102,12 @@ class NObSP(Explainer):
     @classmethod
     def as_published(cls, model: Any, **options: Any) -> Self:
         """The paper's Algorithm 1 to the letter: complement reference, absolute ridge of 1e-4, no interactions."""
-        published = {"reference": "complement", "interactions": 0, "ridge": 1e-4, "ridge_scale": "absolute"}
+        published = {
+            "reference": "complement",
+            "interactions": 0,
+            "ridge": 1e-4,
+            "ridge_scale": "absolute",
+        }
         return cls(model, **{**published, **options})
 
     def fit(
@@ -137,25 +148,40 @@ class NObSP(Explainer):
             adapted, weighted = adapt(self.model, X), None
             if sample_weight is not None:
                 if run.size > 1 or options.reference != "terms":
-                    raise ValueError('sample_weight needs reference="terms" and one process; leave it out here.')
+                    raise ValueError(
+                        'sample_weight needs reference="terms" and one process; leave it out here.'
+                    )
                 X, weighted = repeat_rows(X, sample_weight, several=adapted.pack is not None)
             expected = adapted.feature_names if known is None else known.columns.names
             rows = read_rows(run, X, adapted, options.batch_size, columns=expected)
             readout = find_readout(adapted, rows.probe, head=options.head)
-            network = Network(readout, readout.device if options.device is None else torch.device(options.device))
-            names = names_of_outputs(options.output_names, outputs=readout.outputs, known=adapted.output_names)
+            network = Network(
+                readout, readout.device if options.device is None else torch.device(options.device)
+            )
+            names = names_of_outputs(
+                options.output_names, outputs=readout.outputs, known=adapted.output_names
+            )
             taken = None if known is None else published_of(known, "like").plan.fingerprint()
-            run.require_same({"the model": readout.fingerprint(), "like": taken}, options.spelled(readout.head.name))
+            run.require_same(
+                {"the model": readout.fingerprint(), "like": taken},
+                options.spelled(readout.head.name),
+            )
             if known is not None:
                 known.require_same_model(readout)
-            columns = find_columns(run, rows, adapted, options.features) if known is None else known.columns
+            columns = (
+                find_columns(run, rows, adapted, options.features)
+                if known is None
+                else known.columns
+            )
 
             def facts_of(summary: Summary) -> Facts:
                 return Facts(adapted, columns, summary, network, options, names, weighted=weighted)
 
             if options.reference == "terms":
                 summary = Summary(columns.features.columns)
-                summary = run.accumulate(rows, summary, Summary.update, name="reading", progress=progress)
+                summary = run.accumulate(
+                    rows, summary, Summary.update, name="reading", progress=progress
+                )
                 make = partial(estimate_terms, progress=progress)
             else:
                 summary, published, strengths = calibrate_published(
@@ -166,7 +192,9 @@ class NObSP(Explainer):
                 estimate = run.decide(lambda: make(facts_of(summary)).with_spreads())
             else:
                 estimate = make(facts_of(summary))
-        self._fit = Fitted(adapted, readout, columns, summary, estimate, weighted=weighted is not None)
+        self._fit = Fitted(
+            adapted, readout, columns, summary, estimate, weighted=weighted is not None
+        )
         for finding in estimate.functions.state.findings:
             if finding.severity == "error":
                 warnings.warn(f"{finding.subject}: {finding.message}", stacklevel=2)
@@ -180,16 +208,24 @@ class NObSP(Explainer):
         """
         mine, theirs = self._fitted, other._fitted
         if mine.weighted or theirs.weighted:
-            raise ValueError("calibrations with sample_weight cannot be merged; fit all rows at once.")
+            raise ValueError(
+                "calibrations with sample_weight cannot be merged; fit all rows at once."
+            )
         mine.require_same_model(theirs.readout)
         published = mine.estimate.published
         if published is not None:
             published = published.merge(published_of(theirs, "merge"))
         elif mine.summary.groups != theirs.summary.groups or theirs.estimate.published is not None:
-            raise ValueError("the two calibrations have different features or references; calibrate both alike.")
+            raise ValueError(
+                "the two calibrations have different features or references; calibrate both alike."
+            )
         elif len(mine.summary.sample) == 0 or len(theirs.summary.sample) == 0:
-            raise ValueError("merge needs the calibration rows, which were not saved; save with mergeable=True.")
-        network = Network(mine.readout, mine.readout.device if self.device is None else torch.device(self.device))
+            raise ValueError(
+                "merge needs the calibration rows, which were not saved; save with mergeable=True."
+            )
+        network = Network(
+            mine.readout, mine.readout.device if self.device is None else torch.device(self.device)
+        )
         summary, columns = mine.summary.merge(theirs.summary), mine.columns.merge(theirs.columns)
         options = Options.of(self.get_params(deep=False))
         facts = Facts(mine.adapted, columns, summary, network, options, mine.functions.output_names)
@@ -216,7 +252,9 @@ class NObSP(Explainer):
         """
         fitted = self._fitted
         with running_on(fitted.readout, self.device) as represent:
-            found = list(fitted.explain(X, represent, batch_size=self.batch_size, progress=progress))
+            found = list(
+                fitted.explain(X, represent, batch_size=self.batch_size, progress=progress)
+            )
         return replace(
             fitted.functions.account(
                 X if hasattr(X, "shape") else torch.cat([part.inputs for part in found]).numpy(),
@@ -233,14 +271,18 @@ class NObSP(Explainer):
     def evidence_source(self) -> EvidenceSource:
         """What an index of neighbours asks of an explainer."""
         fitted, functions = self._fitted, self._fitted.functions
-        tables = [table.values.reshape(-1, len(functions.output_names)) for table in functions.tables]
+        tables = [
+            table.values.reshape(-1, len(functions.output_names)) for table in functions.tables
+        ]
         classes = getattr(self.model, "classes_", None)
         return EvidenceSource(
             output_names=functions.output_names,
             link=self.link_,
             about=f"table {fitted.estimate.terms}",
             hash_model=fitted.readout.fingerprint,
-            signature=torch.cat([sign_coefficients(values, functions.base_values) for values in tables]),
+            signature=torch.cat(
+                [sign_coefficients(values, functions.base_values) for values in tables]
+            ),
             read=self._read_evidence,
             head=(fitted.readout.head.weight, fitted.readout.head.bias),
             classes=None if classes is None else np.asarray(classes),
@@ -250,11 +292,15 @@ class NObSP(Explainer):
         """Representation, logits, and every term's contribution to every output; the rows run once."""
         fitted, size, values, seen = self._fitted, self.batch_size, wanted != "none", 0
         with running_on(fitted.readout, self.device) as represent:
-            for part in fitted.explain(X, represent, batch_size=size, progress=progress, values=values):
+            for part in fitted.explain(
+                X, represent, batch_size=size, progress=progress, values=values
+            ):
                 whole = part.outputs.isfinite().all(1)
                 if not bool(whole.all()):
                     row = seen + int((~whole).nonzero()[0])
-                    raise ValueError(f"X has a missing or infinite value in row {row}; leave the row out.")
+                    raise ValueError(
+                        f"X has a missing or infinite value in row {row}; leave the row out."
+                    )
                 seen += len(whole)
                 evidence = None if part.values is None else part.values.nan_to_num().transpose(1, 2)
                 yield EvidenceBatch(part.representation, part.outputs, evidence)
@@ -292,12 +338,18 @@ class NObSP(Explainer):
         replaced = stand_ins(fitted, int(values), background, batch_size=self.batch_size)
         source, effects = fitted.source(X, self.batch_size), []
         with running_on(fitted.readout, self.device) as represent:
-            for batch in with_progress(source, total=source.rows, enabled=progress, description="explaining"):
+            for batch in with_progress(
+                source, total=source.rows, enabled=progress, description="explaining"
+            ):
                 inputs = as_model_takes(batch, fitted.readout)
-                effects.append(removal_effects(represent, fitted.readout, inputs, replaced, self.batch_size))
+                effects.append(
+                    removal_effects(represent, fitted.readout, inputs, replaced, self.batch_size)
+                )
         return torch.cat(effects).numpy()
 
-    def function(self, term: str | Sequence[str], *, output: int | str = 0) -> Callable[..., NDArray[np.float64]]:
+    def function(
+        self, term: str | Sequence[str], *, output: int | str = 0
+    ) -> Callable[..., NDArray[np.float64]]:
         """The learned function of a feature, or of an interaction, as something to call on values.
 
         Args:
@@ -321,17 +373,27 @@ class NObSP(Explainer):
         asked = [fitted.columns.features.index(name) for name in named]
         place = tuple(sorted(asked))
         if place not in fitted.estimate.terms:
-            raise ValueError(f"{term_name(named)} was not fitted; pass interactions=[{named!r}], or a term of terms_.")
-        if fitted.estimate.published is None and place in {table.features for table in fitted.functions.tables}:
+            raise ValueError(
+                f"{term_name(named)} was not fitted; pass interactions=[{named!r}], or a term of terms_."
+            )
+        if fitted.estimate.published is None and place in {
+            table.features for table in fitted.functions.tables
+        }:
             return fitted.functions.function(named, output=output)
         chosen = output_position(output, fitted.functions.output_names)
 
         def evaluate(*given: torch.Tensor) -> NDArray[np.float64]:
-            ordered = [one for _, one in sorted(zip(asked, given, strict=True), key=lambda pair: pair[0])]
+            ordered = [
+                one for _, one in sorted(zip(asked, given, strict=True), key=lambda pair: pair[0])
+            ]
             with running_on(fitted.readout, self.device) as represent:
-                return fitted.term_values(represent, place, ordered, batch_size=self.batch_size)[:, chosen].numpy()
+                return fitted.term_values(represent, place, ordered, batch_size=self.batch_size)[
+                    :, chosen
+                ].numpy()
 
-        readers = [partial(input_values, fitted.columns, fitted.adapted, position) for position in asked]
+        readers = [
+            partial(input_values, fitted.columns, fitted.adapted, position) for position in asked
+        ]
         return function_of(named, readers, evaluate)
 
     def curves(self, points: int = 200, *, level: float = 0.9) -> Any:
@@ -387,7 +449,11 @@ class NObSP(Explainer):
         if not outside.any():
             return state
         counts = outside.sum(0)
-        names = [f"{name} ({counts[k]:,})" for k, name in enumerate(fitted.functions.feature_names) if counts[k]]
+        names = [
+            f"{name} ({counts[k]:,})"
+            for k, name in enumerate(fitted.functions.feature_names)
+            if counts[k]
+        ]
         message = (
             f"{int(outside.any(1).sum()):,} of {len(outside):,} rows lie outside what was calibrated, in "
             f"{', '.join(names[:8])}{' and others' if len(names) > 8 else ''}; they are flagged in `outside`."
@@ -417,7 +483,9 @@ class NObSP(Explainer):
         """
         fitted = self._fitted
         if mergeable and fitted.weighted:
-            raise ValueError("mergeable: a calibration with sample_weight cannot be merged; leave it out.")
+            raise ValueError(
+                "mergeable: a calibration with sample_weight cannot be merged; leave it out."
+            )
         files.save(path, fitted, self._options(), rows=mergeable)
 
     @classmethod
@@ -430,7 +498,9 @@ class NObSP(Explainer):
         """
         stored = files.load(path)
         explainer = cls(model, **stored.options)
-        explainer._fit = files.restore(stored, adapt(model, layout=stored.layout), head=explainer.head)
+        explainer._fit = files.restore(
+            stored, adapt(model, layout=stored.layout), head=explainer.head
+        )
         return explainer
 
     @property
@@ -478,7 +548,9 @@ class NObSP(Explainer):
     def sample_(self) -> NDArray[Any] | None:
         """Some of the calibration rows, as plots lay them under curves; None where there are none in your own units."""
         sample = self._fitted.summary.sample
-        return sample.double().numpy() if self._fitted.adapted.encode is None and len(sample) else None
+        return (
+            sample.double().numpy() if self._fitted.adapted.encode is None and len(sample) else None
+        )
 
     @property
     def link_(self) -> str:

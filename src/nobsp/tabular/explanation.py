@@ -102,7 +102,10 @@ class Explanation:
         first, second = self._output(a), self._output(b)
         return replace(
             self,
-            **{name: getattr(self, name)[..., [first]] - getattr(self, name)[..., [second]] for name in _PER_OUTPUT},
+            **{
+                name: getattr(self, name)[..., [first]] - getattr(self, name)[..., [second]]
+                for name in _PER_OUTPUT
+            },
             output_names=(f"{self.output_names[first]} − {self.output_names[second]}",),
         )
 
@@ -120,10 +123,14 @@ class Explanation:
         if self.scale != "output":
             raise ValueError("this account is one of probabilities already.")
         if known not in ("softmax", "sigmoid", "exp"):
-            raise ValueError(f"the model's link is {known!r}; pass the one you apply: 'softmax', 'sigmoid' or 'exp'.")
+            raise ValueError(
+                f"the model's link is {known!r}; pass the one you apply: 'softmax', 'sigmoid' or 'exp'."
+            )
         outputs = len(getattr(self.explainer, "output_names", self.output_names))
         if known == "softmax" and (len(self.output_names) != outputs or outputs == 1):
-            raise ValueError("a softmax needs the outputs of all classes; call to_probability before choosing some.")
+            raise ValueError(
+                "a softmax needs the outputs of all classes; call to_probability before choosing some."
+            )
         base, center = _apply_link(self.base_values[None], known), self.base_values
         values = _carry_over(self.values, center, self.predictions, known)
         at_baseline = center + self.baseline_contributions.sum(0)
@@ -134,7 +141,9 @@ class Explanation:
             base_values=base[0],
             residual=predictions - base - values.sum(1),
             predictions=predictions,
-            baseline_contributions=_carry_over(self.baseline_contributions[None], center, at_baseline[None], known)[0],
+            baseline_contributions=_carry_over(
+                self.baseline_contributions[None], center, at_baseline[None], known
+            )[0],
             explainer=None,
             scale="probability",
         )
@@ -150,7 +159,9 @@ class Explanation:
         predictions, residual = self.predictions[known], self.residual[known]
         total = predictions.var(0)
         # The mean of equal numbers is rounded, so their variance need not be zero.
-        varies = np.ptp(predictions, axis=0) > 100 * np.finfo(float).eps * np.abs(predictions).max(0)
+        varies = np.ptp(predictions, axis=0) > 100 * np.finfo(float).eps * np.abs(predictions).max(
+            0
+        )
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(varies, 1.0 - residual.var(0) / total, np.nan)
 
@@ -167,9 +178,16 @@ class Explanation:
         term_index = _positions(terms, len(self.terms), "terms", self._term)
         output_index = _positions(outputs, len(self.output_names), "outputs", self._output)
         values = self.values[row_index][:, term_index][:, :, output_index]
-        predictions, base = self.predictions[row_index][:, output_index], self.base_values[output_index]
+        predictions, base = (
+            self.predictions[row_index][:, output_index],
+            self.base_values[output_index],
+        )
         everything = isinstance(terms, slice) and terms == slice(None)
-        residual = self.residual[row_index][:, output_index] if everything else predictions - base - values.sum(1)
+        residual = (
+            self.residual[row_index][:, output_index]
+            if everything
+            else predictions - base - values.sum(1)
+        )
         return replace(
             self,
             values=values,
@@ -206,7 +224,9 @@ class Explanation:
             ("numbers of rows", len(self), len(other)),
         ):
             if mine != theirs:
-                raise ValueError(f"the explanations have different {what}; explain both with the same.")
+                raise ValueError(
+                    f"the explanations have different {what}; explain both with the same."
+                )
         terms = tuple(dict.fromkeys([*self.terms, *other.terms]))
         values = np.zeros((len(self), len(terms), len(self.output_names)))
         at_baseline = np.zeros(values.shape[1:])
@@ -230,7 +250,9 @@ class Explanation:
         """The account of the outputs times a number."""
         if not np.isscalar(factor) or isinstance(factor, str | bytes):
             return NotImplemented
-        return replace(self, **{name: getattr(self, name) * factor for name in _PER_OUTPUT}, explainer=None)
+        return replace(
+            self, **{name: getattr(self, name) * factor for name in _PER_OUTPUT}, explainer=None
+        )
 
     __rmul__ = __mul__
 
@@ -243,7 +265,9 @@ class Explanation:
     @property
     def plot(self) -> Plots:
         """Its plots: `ex.plot.waterfall(0)`, `ex.plot.beeswarm()`, `ex.plot.importance()`, `ex.plot.ledger()`."""
-        return Plots(self, ("beeswarm", "importance", "interaction_matrix", "ledger", "waterfall", "windows"))
+        return Plots(
+            self, ("beeswarm", "importance", "interaction_matrix", "ledger", "waterfall", "windows")
+        )
 
     def to_frame(self, output: int | str | None = None) -> Any:
         """The account as a frame of the caller's kind: base, one column per term, residual, prediction.
@@ -288,7 +312,9 @@ class Explanation:
         return shap.Explanation(
             values=np.column_stack([values, self.residual[:, chosen]]),
             base_values=np.full(len(self), self.base_values[chosen]),
-            data=np.column_stack([_data_matrix(self.data, len(self), self.feature_names), np.full(len(self), np.nan)]),
+            data=np.column_stack(
+                [_data_matrix(self.data, len(self), self.feature_names), np.full(len(self), np.nan)]
+            ),
             feature_names=[*self.feature_names, "(residual)"],
             output_names=self.output_names[chosen],
         )
@@ -302,8 +328,14 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         left = np.abs(self.residual).mean() if len(self) else np.nan
-        sizes = [*((html.escape(name), size) for name, size in self._strongest(10)), ("<i>residual</i>", left)]
-        rows = "".join(f"<tr><td>{name}</td><td style='text-align:right'>{size:.4g}</td></tr>" for name, size in sizes)
+        sizes = [
+            *((html.escape(name), size) for name, size in self._strongest(10)),
+            ("<i>residual</i>", left),
+        ]
+        rows = "".join(
+            f"<tr><td>{name}</td><td style='text-align:right'>{size:.4g}</td></tr>"
+            for name, size in sizes
+        )
         explained = _percent(self.explained()) if len(self) > 1 else "–"
         return (
             f"<table><caption>{count(len(self), 'row')}, {html.escape(', '.join(self.output_names[:5]))}: "
@@ -315,7 +347,10 @@ class Explanation:
         if len(self) == 0:
             return []
         sizes = np.abs(self.values).mean((0, 2))
-        return [(term_name(self.terms[i]), float(sizes[i])) for i in np.argsort(-sizes, kind="stable")[:count]]
+        return [
+            (term_name(self.terms[i]), float(sizes[i]))
+            for i in np.argsort(-sizes, kind="stable")[:count]
+        ]
 
     def _output(self, output: int | str) -> int:
         return output_position(output, self.output_names)
@@ -323,7 +358,9 @@ class Explanation:
     def _chosen(self, output: int | str | None) -> int:
         if output is None and len(self.output_names) > 1:
             among = ", ".join(map(repr, self.output_names))
-            raise ValueError(f"output must be chosen among {among}, as in output={self.output_names[0]!r}.")
+            raise ValueError(
+                f"output must be chosen among {among}, as in output={self.output_names[0]!r}."
+            )
         return self._output(0 if output is None else output)
 
     def _row(self, row: Any) -> int:
@@ -336,7 +373,9 @@ class Explanation:
         if isinstance(term, int | np.integer) and not isinstance(term, bool):
             return _in_range(term, len(self.terms), "term")
         if not isinstance(term, str | tuple | list):
-            raise TypeError(f"a term is chosen by position, name or tuple of names, found {term!r}.")
+            raise TypeError(
+                f"a term is chosen by position, name or tuple of names, found {term!r}."
+            )
         wanted = (term,) if isinstance(term, str) else tuple(map(str, term))
         for position, names in enumerate(self.terms):
             if set(names) == set(wanted) and len(names) == len(wanted):
@@ -369,7 +408,11 @@ def _carry_over(values: Array, start: Array, stop: Array, link: str) -> Array:
     change = stop - start
     finite = change[np.isfinite(change).all(1)]
     # Sigmoid and softmax are analytic up to a distance of π over the change: the error is exp(−2 n asinh(2π/change)).
-    reach = float(np.ptp(finite, axis=1).max() if link == "softmax" else np.abs(finite).max()) if finite.size else 1.0
+    reach = (
+        float(np.ptp(finite, axis=1).max() if link == "softmax" else np.abs(finite).max())
+        if finite.size
+        else 1.0
+    )
     count = min(_MOST_NODES, math.ceil(18 / math.asinh(2 * math.pi / max(reach, 1.0))))
     carried = np.zeros_like(values)
     for node, share in zip(*np.polynomial.legendre.leggauss(count), strict=True):
@@ -399,7 +442,9 @@ def output_position(output: int | str, names: Sequence[str], what: str = "output
     if isinstance(output, bool) or not isinstance(output, int | np.integer):
         raise TypeError(f"{what} must be a position or a name, found {output!r}.")
     if not -len(names) <= output < len(names):
-        raise ValueError(f"{what} is {output}, but there are {count(len(names), what)}: {join_names(names, 12)}.")
+        raise ValueError(
+            f"{what} is {output}, but there are {count(len(names), what)}: {join_names(names, 12)}."
+        )
     return int(output) % len(names)
 
 
@@ -488,7 +533,9 @@ def _data_matrix(data: Any, rows: int, features: Sequence[str]) -> NDArray[Any]:
         named = {str(name): position for position, name in enumerate(frame.columns)}
         if len(named) == len(features) and not set(features) & set(named):
             named = {feature: position for position, feature in enumerate(features)}
-        columns = [frame[:, named[f]].to_numpy() if f in named else np.full(rows, np.nan) for f in features]
+        columns = [
+            frame[:, named[f]].to_numpy() if f in named else np.full(rows, np.nan) for f in features
+        ]
         return np.column_stack(columns)
     shape = rows, len(features)
     return np.asarray(data) if np.shape(data) == shape else np.full(shape, np.nan)

@@ -37,7 +37,9 @@ class Stored:
     options: dict[str, Any]  # the options of the explainer
     fingerprint: str  # of the model
     probe: Tensor  # A few rows to find the model's head with
-    encoded: Tensor | None  # what the preprocessing made of some values of every feature; None without one
+    encoded: (
+        Tensor | None
+    )  # what the preprocessing made of some values of every feature; None without one
     columns: Columns  # the caller's columns and features
     summary: Summary  # what the calibration rows looked like
     estimate: Estimate  # the functions
@@ -45,27 +47,49 @@ class Stored:
     outputs: Tensor  # what the model makes of the probe
 
 
-_STORED = (Columns, DirectTerm, Estimate, Published, Ridge, Seen, Solution, Stored, *CHECKPOINTED, *CLASSES)
+_STORED = (
+    Columns,
+    DirectTerm,
+    Estimate,
+    Published,
+    Ridge,
+    Seen,
+    Solution,
+    Stored,
+    *CHECKPOINTED,
+    *CLASSES,
+)
 
 
-def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any], *, rows: bool) -> None:
+def save(
+    path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any], *, rows: bool
+) -> None:
     """Writes a calibration and what was seen of its columns: ranges, means, levels and their counts."""
     estimate, summary, columns = fitted.estimate.with_spreads(), fitted.summary, fitted.columns
     if not rows:  # nor background rows, which are rows of the calibration table
         published = None if estimate.published is None else replace(estimate.published, parts={})
-        estimate, summary = replace(estimate, background=None, published=published), replace(summary, pieces=[])
-        columns = replace(columns, seen=tuple(replace(one, quantiles=np.zeros(0)) for one in columns.seen))
+        estimate, summary = (
+            replace(estimate, background=None, published=published),
+            replace(summary, pieces=[]),
+        )
+        columns = replace(
+            columns, seen=tuple(replace(one, quantiles=np.zeros(0)) for one in columns.seen)
+        )
     kept = {name: _plain(name, value, fitted) for name, value in options.items()}
     adapted, readout, probe = fitted.adapted, fitted.readout, _probe(fitted)
     encoded = None if adapted.encode is None else _encoded(adapted, columns)
     layout, outputs = adapted.layout, _outputs(readout, probe)
-    stored = Stored(kept, readout.fingerprint(), probe, encoded, columns, summary, estimate, layout, outputs)
+    stored = Stored(
+        kept, readout.fingerprint(), probe, encoded, columns, summary, estimate, layout, outputs
+    )
     serialization.save(path, stored, kind=KIND, version=VERSION)
 
 
 def load(path: str | os.PathLike[str]) -> Stored:
     """What a file holds."""
-    stored: Stored = serialization.load(path, kind=KIND, version=VERSION, classes=_STORED, of=Stored)
+    stored: Stored = serialization.load(
+        path, kind=KIND, version=VERSION, classes=_STORED, of=Stored
+    )
     return stored
 
 
@@ -75,7 +99,9 @@ def restore(stored: Stored, adapted: Adapted, *, head: str | nn.Module | None) -
     try:
         if (adapted.encode is None) != (stored.encoded is None):
             raise ValueError("one has a preprocessing, the other none")
-        if stored.encoded is not None and not _near(_encoded(adapted, stored.columns), stored.encoded, 1e-9, 1e-12):
+        if stored.encoded is not None and not _near(
+            _encoded(adapted, stored.columns), stored.encoded, 1e-9, 1e-12
+        ):
             raise ValueError("its preprocessing encodes the same values differently")
         readout = find_readout(adapted, stored.probe, head=head)
         if readout.fingerprint() != stored.fingerprint:
@@ -83,7 +109,9 @@ def restore(stored: Stored, adapted: Adapted, *, head: str | nn.Module | None) -
         if not _near(_outputs(readout, stored.probe), stored.outputs, 1e-3, 1e-4):
             raise ValueError("its outputs differ")
     except (TypeError, ValueError) as failure:
-        found = f"model is not the one this explainer was calibrated on ({str(failure).rstrip('.')})"
+        found = (
+            f"model is not the one this explainer was calibrated on ({str(failure).rstrip('.')})"
+        )
         raise ValueError(f"{found}; pass that model, or calibrate anew.") from failure
     return Fitted(adapted, readout, stored.columns, stored.summary, stored.estimate)
 

@@ -32,16 +32,22 @@ class Estimate:
     functions: CompiledExplainer  # every term that has a table
     terms: tuple[Subset, ...]  # all terms, as positions of features; single features first
     baseline: Tensor  # the baseline as the network takes it
-    baseline_contributions: NDArray[np.float64]  # what each term contributes there, (terms, outputs)
+    baseline_contributions: NDArray[
+        np.float64
+    ]  # what each term contributes there, (terms, outputs)
     alphas: tuple[float, ...]  # per output the relative strength of the ridge
     direct: tuple[DirectTerm, ...] = ()  # terms that run through the network row by row
     background: Tensor | None = None  # the background rows; None where they were not kept
-    offsets: dict[int, Tensor] = field(default_factory=dict)  # per category, what its prior part is measured from
+    offsets: dict[int, Tensor] = field(
+        default_factory=dict
+    )  # per category, what its prior part is measured from
     published: Published | None = None  # the calibration as published, where that was asked for
 
     def with_spreads(self) -> Estimate:
         """The same with bands measured, and nothing that cannot be sent to another process."""
-        return replace(self, functions=replace(self.functions.with_spreads()))  # a copy without what measures them
+        return replace(
+            self, functions=replace(self.functions.with_spreads())
+        )  # a copy without what measures them
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,20 +56,33 @@ class Account:
 
     representation: Tensor  # what enters the head, NaN for rows that could not be run
     outputs: Tensor  # the network's outputs, likewise
-    values: Tensor | None  # contributions, (rows, terms, outputs); None where they were not asked for
+    values: (
+        Tensor | None
+    )  # contributions, (rows, terms, outputs); None where they were not asked for
     outside: NDArray[np.bool_]  # which features lie outside what was calibrated, (rows, features)
     inputs: Tensor  # the rows as the network takes them
 
 
 def rows_like(
-    X: Any, adapted: Adapted, columns: Columns, width: int, batch_size: int, *, argument: str = "X", strict: bool = True
+    X: Any,
+    adapted: Adapted,
+    columns: Columns,
+    width: int,
+    batch_size: int,
+    *,
+    argument: str = "X",
+    strict: bool = True,
 ) -> Source:
     """Rows in batches, with the columns that were calibrated on."""
     X = X if adapted.pack is None else adapted.pack(X)
     names, encode = columns.names, adapted.encode
-    source = batches_of(X, batch_size=batch_size, encode=encode, columns=names, argument=argument, strict=strict)
+    source = batches_of(
+        X, batch_size=batch_size, encode=encode, columns=names, argument=argument, strict=strict
+    )
     if source.columns != width:
-        raise ValueError(f"{argument} has {source.columns} columns but the explainer was calibrated on {width}.")
+        raise ValueError(
+            f"{argument} has {source.columns} columns but the explainer was calibrated on {width}."
+        )
     return source
 
 
@@ -86,14 +105,24 @@ class Fitted:
     def require_same_model(self, readout: Readout) -> None:
         """An error where this is another model's calibration."""
         if self.readout.fingerprint() != readout.fingerprint():
-            raise ValueError("the two explainers are of different models; calibrations add up for one model only.")
+            raise ValueError(
+                "the two explainers are of different models; calibrations add up for one model only."
+            )
 
     def source(self, X: Any, batch_size: int, **how: Any) -> Source:
         """Rows to explain, checked against the calibrated columns."""
-        return rows_like(X, self.adapted, self.columns, self.summary.mean.numel(), batch_size, **how)
+        return rows_like(
+            X, self.adapted, self.columns, self.summary.mean.numel(), batch_size, **how
+        )
 
     def explain(
-        self, X: Any, represent: Represent, *, batch_size: int, progress: bool = False, values: bool = True
+        self,
+        X: Any,
+        represent: Represent,
+        *,
+        batch_size: int,
+        progress: bool = False,
+        values: bool = True,
     ) -> Iterator[Account]:
         """The account of every batch; rows that cannot be read whole as far as they can, flagged in `outside`."""
         source = self.source(X, batch_size, strict=False)
@@ -101,7 +130,9 @@ class Fitted:
         seen = 0
         with tqdm(total=source.rows, desc="explaining", unit=" rows", disable=not progress) as bar:
             for rows, native in source.pairs():
-                finite |= rows.isfinite().any(0) if rows.is_floating_point() else torch.ones_like(finite)
+                finite |= (
+                    rows.isfinite().any(0) if rows.is_floating_point() else torch.ones_like(finite)
+                )
                 seen += len(rows)
                 yield self._account(rows, native, represent, batch_size, values)
                 bar.update(len(rows))
@@ -109,9 +140,13 @@ class Fitted:
             column = int((~finite).nonzero()[0])
             names = self.columns.names if self.adapted.encode is None else None
             called = repr(names[column]) if names else str(column)
-            raise ValueError(f"X has no finite value in column {called}; pass a column that has some.")
+            raise ValueError(
+                f"X has no finite value in column {called}; pass a column that has some."
+            )
 
-    def _account(self, rows: Tensor, native: Any, represent: Represent, batch_size: int, wanted: bool) -> Account:
+    def _account(
+        self, rows: Tensor, native: Any, represent: Represent, batch_size: int, wanted: bool
+    ) -> Account:
         functions, count = self.functions, len(rows)
         if self.adapted.encode is None:
             own: dict[int, NDArray[Any]] = {c: rows[:, c].numpy() for c in range(rows.shape[1])}
@@ -125,18 +160,28 @@ class Fitted:
             if feature.kind == "numbers" and group:  # several: outside where one of them is
                 inside = (rows[:, group] >= low[group]) & (rows[:, group] <= high[group])
                 outside[:, k] |= ~inside.all(1).numpy()
-        whole = rows.isfinite().all(1) if rows.is_floating_point() else torch.ones(count, dtype=torch.bool)
+        whole = (
+            rows.isfinite().all(1)
+            if rows.is_floating_point()
+            else torch.ones(count, dtype=torch.bool)
+        )
         z, ran = self._run(rows, whole, torch.from_numpy(outside.any(1)), represent)
         outputs = torch.full((count, self.readout.outputs), torch.nan, dtype=torch.float64)
         outputs[ran] = self.readout.logits(z[ran]).cpu()
         values = None
         if wanted:
-            values = self._values(tables, as_model_takes(rows[ran], self.readout), ran, represent, batch_size)
+            values = self._values(
+                tables, as_model_takes(rows[ran], self.readout), ran, represent, batch_size
+            )
             self._add_unseen(values, rows, outside & ~alike, ran, represent, batch_size)
         return Account(z, outputs, values, outside, rows)
 
     def _read_alike(
-        self, own: Mapping[int, NDArray[Any]], rows: Tensor, tables: NDArray[np.float64], outside: NDArray[np.bool_]
+        self,
+        own: Mapping[int, NDArray[Any]],
+        rows: Tensor,
+        tables: NDArray[np.float64],
+        outside: NDArray[np.bool_],
     ) -> NDArray[np.bool_]:
         """Reads names that the preprocessing makes the same of as of a known level, such as missing ones, as that."""
         alike, column_of = np.zeros_like(outside), dict(own)
@@ -146,7 +191,9 @@ class Fitted:
             unseen, column = np.flatnonzero(outside[:, k]), axis.columns[0]
             levels = np.array(axis.levels, dtype=object)
             known = input_values(self.columns, self.adapted, k, levels[:, None]).to(torch.float64)
-            given = rows[torch.from_numpy(unseen)][:, list(self.columns.features.columns[k])].to(torch.float64)
+            given = rows[torch.from_numpy(unseen)][:, list(self.columns.features.columns[k])].to(
+                torch.float64
+            )
             same = (given[:, None] == known[None]).all(2)
             found = same.any(1).numpy()
             column_of[column] = column_of[column].astype(object)
@@ -158,7 +205,9 @@ class Fitted:
             tables[changed] = self.functions.read_tables(part, len(changed))[0]
         return alike
 
-    def _run(self, rows: Tensor, whole: Tensor, doubtful: Tensor, represent: Represent) -> tuple[Tensor, Tensor]:
+    def _run(
+        self, rows: Tensor, whole: Tensor, doubtful: Tensor, represent: Represent
+    ) -> tuple[Tensor, Tensor]:
         """Representations of the rows that can be run, NaN elsewhere; and which rows those are."""
         z = torch.full((len(rows), self.readout.width), torch.nan, dtype=torch.float64)
         ran = torch.zeros_like(whole)
@@ -167,7 +216,9 @@ class Fitted:
             if not len(place):
                 return
             try:
-                z[place] = represent(as_model_takes(rows[place], self.readout)).to("cpu", torch.float64)
+                z[place] = represent(as_model_takes(rows[place], self.readout)).to(
+                    "cpu", torch.float64
+                )
                 ran[place] = True
             except (IndexError, RuntimeError, ValueError):
                 # A level beyond an embedding's table takes its whole batch down: the others are run without it.
@@ -182,20 +233,29 @@ class Fitted:
         return z, ran
 
     def _values(
-        self, tables: NDArray[np.float64], inputs: Tensor, ran: Tensor, represent: Represent, batch_size: int
+        self,
+        tables: NDArray[np.float64],
+        inputs: Tensor,
+        ran: Tensor,
+        represent: Represent,
+        batch_size: int,
     ) -> Tensor:
         """Contributions of all terms in their order, those of tables and those of the network."""
         estimate, found = self.estimate, torch.from_numpy(tables)
         if not estimate.direct and estimate.published is None:
             return found
-        values = torch.full((len(found), len(estimate.terms), found.shape[2]), torch.nan, dtype=torch.float64)
+        values = torch.full(
+            (len(found), len(estimate.terms), found.shape[2]), torch.nan, dtype=torch.float64
+        )
         if estimate.published is not None:
             values[ran] = estimate.published.values(represent, inputs)
             return values
         for place, table in enumerate(self.functions.tables):
             values[:, estimate.terms.index(table.features)] = found[:, place]
         for term in estimate.direct:
-            values[ran, estimate.terms.index(term.term)] = term(represent, inputs, batch_size=batch_size)
+            values[ran, estimate.terms.index(term.term)] = term(
+                represent, inputs, batch_size=batch_size
+            )
         return values
 
     def _add_unseen(
@@ -219,13 +279,17 @@ class Fitted:
                 continue
             # A level that calibration did not see may have a column of its own, which belongs to no feature yet.
             columns = [*self.columns.features.columns[k], *unowned]
-            levels, place = torch.unique(rows[unseen][:, columns].double(), dim=0, return_inverse=True)
+            levels, place = torch.unique(
+                rows[unseen][:, columns].double(), dim=0, return_inverse=True
+            )
             weight = self.readout.head.weight.T.to("cpu", torch.float64)
             tabulate = Tabulator(represent, background, weight, batch_size=batch_size)
             effect = tabulate.rows(columns, levels) @ weight - self.estimate.offsets[k]
             values[unseen, self.estimate.terms.index((k,))] = effect[place]
 
-    def term_values(self, represent: Represent, term: Subset, given: Sequence[Tensor], *, batch_size: int) -> Tensor:
+    def term_values(
+        self, represent: Represent, term: Subset, given: Sequence[Tensor], *, batch_size: int
+    ) -> Tensor:
         """Contributions of a term without a table, for its features' values as the network takes them."""
         rows = self.estimate.baseline.expand(len(given[0]), -1).clone()
         for k, values in zip(term, given, strict=True):
@@ -257,14 +321,23 @@ def stand_ins(fitted: Fitted, most: int, background: Any, *, batch_size: int) ->
             summary.update(batch)
     found = []
     for feature, columns in enumerate(map(list, fitted.columns.features.columns)):
-        values, counts = torch.zeros(1, 0), torch.ones(1)  # of a column that the preprocessing drops
+        values, counts = (
+            torch.zeros(1, 0),
+            torch.ones(1),
+        )  # of a column that the preprocessing drops
         if columns:
             known = summary.levels_of(feature, columns)
             if known is None and len(summary.sample) == 0:
-                raise ValueError("a file holds no rows to take values from; give some with background=rows.")
+                raise ValueError(
+                    "a file holds no rows to take values from; give some with background=rows."
+                )
             values, counts = known or distinct(summary.sample[:, columns])
-        if fitted.functions.features[feature].kind == "levels":  # they have no order to be spread over
-            first = counts.argsort(descending=True, stable=True)[:MOST_LEVELS]  # the rarest are left out
+        if (
+            fitted.functions.features[feature].kind == "levels"
+        ):  # they have no order to be spread over
+            first = counts.argsort(descending=True, stable=True)[
+                :MOST_LEVELS
+            ]  # the rarest are left out
             values, counts = values[first], counts[first]
         elif len(values) > most:
             # At equal steps of probability, each the middle of its step; several columns in lexical order.

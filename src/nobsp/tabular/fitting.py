@@ -57,28 +57,45 @@ class Options:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
         """An explainer's parameters, or an error that names the one that cannot be meant."""
-        kept = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
+        kept = {
+            name: value.item() if isinstance(value, np.generic) else value
+            for name, value in given.items()
+        }
         del kept["model"]
         reference, wanted, rows = kept["reference"], kept["interactions"], kept["background"]
         ridge, scale = kept.pop("ridge"), kept.pop("ridge_scale")
         if reference not in ("terms", "complement"):
             raise ValueError(f'reference must be "terms" or "complement", found {reference!r}.')
         if isinstance(wanted, str) and wanted != "auto":
-            raise ValueError(f'interactions must be a number, "auto" or a list of pairs, found {wanted!r}.')
+            raise ValueError(
+                f'interactions must be a number, "auto" or a list of pairs, found {wanted!r}.'
+            )
         if isinstance(wanted, bool) or (isinstance(wanted, int) and wanted < 0):
             raise ValueError(f"interactions must not be negative or a boolean, found {wanted!r}.")
         if not isinstance(wanted, int | Iterable):
-            raise TypeError(f'interactions must be a whole number, "auto" or a list of pairs, found {wanted!r}.')
+            raise TypeError(
+                f'interactions must be a whole number, "auto" or a list of pairs, found {wanted!r}.'
+            )
         if kept["baseline"] is None:
-            raise TypeError('baseline must be "mean", "zero", "median", "mode" or values, found None.')
-        if isinstance(rows, bool | str | float) or rows is None or (isinstance(rows, int) and rows < 1):
-            raise ValueError(f"background must be a positive number of rows, or the rows themselves, found {rows!r}.")
+            raise TypeError(
+                'baseline must be "mean", "zero", "median", "mode" or values, found None.'
+            )
+        if (
+            isinstance(rows, bool | str | float)
+            or rows is None
+            or (isinstance(rows, int) and rows < 1)
+        ):
+            raise ValueError(
+                f"background must be a positive number of rows, or the rows themselves, found {rows!r}."
+            )
         if isinstance(ridge, str) and ridge != "auto":
             raise ValueError(f'ridge must be a number or "auto", found {ridge!r}.')
         if scale not in ("relative", "absolute"):
             raise ValueError(f'ridge_scale must be "relative" or "absolute", found {scale!r}.')
         if scale == "absolute" and (reference == "terms" or ridge == "auto"):
-            raise ValueError('ridge_scale="absolute" needs reference="complement" and a number for ridge like 1e-4.')
+            raise ValueError(
+                'ridge_scale="absolute" needs reference="complement" and a number for ridge like 1e-4.'
+            )
         return cls(**kept, ridge=None if ridge == "auto" else Ridge(ridge, scale))
 
     def require_alike(self, other: Options) -> None:
@@ -86,7 +103,9 @@ class Options:
         for name in ("features", "background", "baseline", "reference", "interactions", "ridge"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if plain(mine) != plain(theirs):
-                raise ValueError(f"like has {name}={theirs!r}, but this explainer {mine!r}; make it with clone(like).")
+                raise ValueError(
+                    f"like has {name}={theirs!r}, but this explainer {mine!r}; make it with clone(like)."
+                )
 
     def spelled(self, head: str) -> dict[str, str]:
         """The options in words, the same for the same options in another process; `head` is the name of the head."""
@@ -102,7 +121,9 @@ def plain(value: Any) -> Any:
         return value.detach().cpu().tolist()
     if hasattr(value, "__array__"):
         return np.asarray(value).tolist()
-    if isinstance(value, str) or not isinstance(value, Collection):  # what can be read only once is left alone
+    if isinstance(value, str) or not isinstance(
+        value, Collection
+    ):  # what can be read only once is left alone
         return value
     return [plain(inner) for inner in value]
 
@@ -111,21 +132,31 @@ def find_readout(adapted: Adapted, probe: Tensor, *, head: str | nn.Module | Non
     """The model's linear head, or its outputs, or an error about the columns where the model cannot take them."""
     try:
         readout = Readout.find_any(adapted.module, probe, head=head)
-        return replace(readout, embedded_columns=tuple(sorted({*readout.embedded_columns, *adapted.codes})))
+        return replace(
+            readout, embedded_columns=tuple(sorted({*readout.embedded_columns, *adapted.codes}))
+        )
     except (RuntimeError, IndexError) as failure:
         hint = "pass exactly the columns it was trained on, in their order, without labels"
-        raise ValueError(f"the model cannot take the {probe.shape[1]} columns of X ({failure}); {hint}.") from failure
+        raise ValueError(
+            f"the model cannot take the {probe.shape[1]} columns of X ({failure}); {hint}."
+        ) from failure
 
 
-def names_of_outputs(given: Sequence[str] | None, *, outputs: int, known: Sequence[str] | None) -> tuple[str, ...]:
+def names_of_outputs(
+    given: Sequence[str] | None, *, outputs: int, known: Sequence[str] | None
+) -> tuple[str, ...]:
     """Names for the outputs: those given, those the model knows, or numbers."""
     if given is None:
-        return tuple(known) if known is not None and len(known) == outputs else number_outputs(outputs)
+        return (
+            tuple(known) if known is not None and len(known) == outputs else number_outputs(outputs)
+        )
     if isinstance(given, str):
         raise TypeError(f"output_names must be a list of names, found the string {given!r}.")
     named = tuple(str(name) for name in given)
     if len(named) != outputs:
-        raise ValueError(f"output_names has {len(named)} names but the model has {outputs} outputs.")
+        raise ValueError(
+            f"output_names has {len(named)} names but the model has {outputs} outputs."
+        )
     if len(set(named)) != len(named):
         twice = next(name for name in named if named.count(name) > 1)
         raise ValueError(f"output_names has the name {twice!r} twice; names must differ.")
@@ -142,12 +173,16 @@ class Facts:
     network: Network
     options: Options
     output_names: tuple[str, ...]
-    weighted: int | None = None  # how many rows there were before they were repeated by weight, if they were
+    weighted: int | None = (
+        None  # how many rows there were before they were repeated by weight, if they were
+    )
 
     def __post_init__(self) -> None:
         columns, summary = self.columns, self.summary
         self.readout: Readout = self.network.readout
-        self.categories = categories_of(columns, summary, self.readout.embedded_columns, integer=self.readout.integer)
+        self.categories = categories_of(
+            columns, summary, self.readout.embedded_columns, integer=self.readout.integer
+        )
         self.baseline = resolve_baseline(
             input_baseline(columns, self.adapted, self.options.baseline),
             features=columns.features,
@@ -156,9 +191,14 @@ class Facts:
             categories=self.categories,
         )
         if self.readout.integer and not torch.equal(self.baseline, self.baseline.round()):
-            raise ValueError('baseline has fractions but the model takes integers; pass whole numbers or "mode".')
+            raise ValueError(
+                'baseline has fractions but the model takes integers; pass whole numbers or "mode".'
+            )
         features = range(len(columns.features))
-        self.domains = [describe(columns, self.adapted, summary, self.categories, feature) for feature in features]
+        self.domains = [
+            describe(columns, self.adapted, summary, self.categories, feature)
+            for feature in features
+        ]
         self.weight = self.readout.head.weight.T.to("cpu", torch.float64)
 
     @property
@@ -170,7 +210,8 @@ class Facts:
         """The rows in memory, with what the network makes of them."""
         inputs = as_model_takes(self.summary.sample, self.readout)
         outputs = [
-            self.readout.logits(represent(part)).cpu().double() for part in torch.split(inputs, self.options.batch_size)
+            self.readout.logits(represent(part)).cpu().double()
+            for part in torch.split(inputs, self.options.batch_size)
         ]
         own = own_columns(self.domains, self.summary.sample)
         return Sample(own, inputs, torch.cat(outputs), weighted=self.weighted is not None)
@@ -187,8 +228,12 @@ class Facts:
         found: set[Subset] = set()
         for term in wanted:
             if isinstance(term, str) or not isinstance(term, Collection) or not 2 <= len(term) <= 3:
-                raise ValueError(f"interactions must list pairs or triples of feature names, found {term!r}.")
-            positions = tuple(sorted(self.columns.features.index(name, argument="interactions") for name in term))
+                raise ValueError(
+                    f"interactions must list pairs or triples of feature names, found {term!r}."
+                )
+            positions = tuple(
+                sorted(self.columns.features.index(name, argument="interactions") for name in term)
+            )
             if len(set(positions)) != len(positions):
                 raise ValueError(f"interactions has {tuple(term)!r}, which names a feature twice.")
             found |= {positions, *combinations(positions, 2)}  # a triple brings its pairs along
@@ -231,7 +276,9 @@ def estimate_terms(facts: Facts, *, progress: bool = False) -> Estimate:
             chunk = rows.chunk()
             found = {table.features: read(table, chunk) for table in terms.tables}
             for direct in terms.direct:
-                found[direct.term] = direct(running.represent, rows.inputs, batch_size=options.batch_size)
+                found[direct.term] = direct(
+                    running.represent, rows.inputs, batch_size=options.batch_size
+                )
             return torch.stack([found[term] for term in terms.order], 1)
 
         rows = sample.some(MEASURED_DIRECTLY if terms.direct else MEASURED_ROWS)
@@ -245,7 +292,9 @@ def estimate_terms(facts: Facts, *, progress: bool = False) -> Estimate:
         base=sample.outputs.mean(0),
         strengths=terms.strengths,
         state=_examine(facts, terms, values, rows),
-        measure=lambda: {k: spread.numpy() for k, spread in spread_of_curves(terms.fit, terms.traces).items()},
+        measure=lambda: {
+            k: spread.numpy() for k, spread in spread_of_curves(terms.fit, terms.traces).items()
+        },
         direct=terms.direct,
         alphas=tuple(terms.fit.correction.alphas.tolist()),
         background=terms.background,
@@ -288,9 +337,16 @@ def assemble(
         baseline=np.array([_place(domain, origin) for domain in facts.domains]),
         state=state,
         link=facts.adapted.link or facts.readout.link,
-        importances={"main": values[:, : len(names)].abs().mean(0).numpy(), "total": total.abs().mean(0).numpy()},
+        importances={
+            "main": values[:, : len(names)].abs().mean(0).numpy(),
+            "total": total.abs().mean(0).numpy(),
+        },
         strengths=strengths,
-        left_out=tuple(tuple(names[k] for k in term) for term in order if term not in {one.features for one in tables}),
+        left_out=tuple(
+            tuple(names[k] for k in term)
+            for term in order
+            if term not in {one.features for one in tables}
+        ),
     )
     functions.__dict__["_measure"] = measure  # bands take a while, so they wait until asked for
     return Estimate(functions, order, facts.baseline, at_baseline.numpy(), **given)
@@ -310,13 +366,18 @@ def _place(domain: Domain, origin: Sample) -> float:
     if domain.levels is not None:
         place = int(origin.chunk().places(domain.levels)[0][0])
         return float(place) if place < len(domain.levels) else float("nan")
-    return float(origin.own[domain.feature.columns[0]][0]) if domain.span is not None else float("nan")
+    return (
+        float(origin.own[domain.feature.columns[0]][0]) if domain.span is not None else float("nan")
+    )
 
 
 def _examine(facts: Facts, terms: Terms, values: Tensor, measured: Sample) -> Health:
     fit = terms.fit
     worst = torch.fmin(fit.explained, fit.inside)  # one outlier may carry all of the variance
-    findings = [*share_findings(worst, facts.output_names), *feature_findings(facts, terms.order, values, measured)]
+    findings = [
+        *share_findings(worst, facts.output_names),
+        *feature_findings(facts, terms.order, values, measured),
+    ]
 
     def note(code: str, message: str, subject: str = "") -> None:
         findings.append(Finding("note", code, subject, message))
@@ -332,21 +393,39 @@ def _examine(facts: Facts, terms: Terms, values: Tensor, measured: Sample) -> He
         )
     thinned = {k: counts for k, counts in terms.thresholds.items() if counts[0] < counts[1]}
     if thinned:
-        listed = ", ".join(f"{facts.names[k]} {kept:,} of {count:,}" for k, (kept, count) in list(thinned.items())[:8])
-        note("thresholds", f"Of the thresholds only the strongest are exact steps ({listed}); lines cross the others.")
+        listed = ", ".join(
+            f"{facts.names[k]} {kept:,} of {count:,}"
+            for k, (kept, count) in list(thinned.items())[:8]
+        )
+        note(
+            "thresholds",
+            f"Of the thresholds only the strongest are exact steps ({listed}); lines cross the others.",
+        )
     if facts.summary.rows > SAMPLE_ROWS:
         of = f"{SAMPLE_ROWS:,} of the {facts.summary.rows:,} rows"
-        note("sampled", f"Functions were fitted on a random sample of {of}; ranges and levels are those of all.")
+        note(
+            "sampled",
+            f"Functions were fitted on a random sample of {of}; ranges and levels are those of all.",
+        )
     costs = {direct.term: direct.cost for direct in terms.direct}
     if costs:
         named = [term_name([facts.names[k] for k in term]) for term in costs]
         subject = ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else "")
         rows_each = f"{sum(costs.values()):,} more forward rows"
-        note("no_table", f"No table: each row explained takes {rows_each}, and compiling leaves it out.", subject)
+        note(
+            "no_table",
+            f"No table: each row explained takes {rows_each}, and compiling leaves it out.",
+            subject,
+        )
     return Health(
         findings=sort_findings(findings),
         terms=tuple(
-            TermHealth(tuple(facts.names[k] for k in piece.term), piece.rank, share, costs.get(piece.term, 0))
+            TermHealth(
+                tuple(facts.names[k] for k in piece.term),
+                piece.rank,
+                share,
+                costs.get(piece.term, 0),
+            )
             for piece, share in zip(fit.pieces, _unique_shares(values), strict=True)
         ),
         explained=tuple(fit.explained.tolist()),
@@ -357,9 +436,15 @@ def _examine(facts: Facts, terms: Terms, values: Tensor, measured: Sample) -> He
     )
 
 
-def share_findings(explained: Tensor, names: Sequence[str], *, what: str = "Held-out R²") -> list[Finding]:
+def share_findings(
+    explained: Tensor, names: Sequence[str], *, what: str = "Held-out R²"
+) -> list[Finding]:
     """What a low share explained means, for the worst output."""
-    known = [(share, name) for share, name in zip(explained.tolist(), names, strict=True) if share == share]
+    known = [
+        (share, name)
+        for share, name in zip(explained.tolist(), names, strict=True)
+        if share == share
+    ]
     if not known or min(known)[0] >= _LOW_SHARE:
         return []
     share, name = min(known)
@@ -370,12 +455,16 @@ def share_findings(explained: Tensor, names: Sequence[str], *, what: str = "Held
     return [Finding("warning", "low_share", name, message)]
 
 
-def feature_findings(facts: Facts, order: Sequence[Subset], values: Tensor, rows: Sample) -> list[Finding]:
+def feature_findings(
+    facts: Facts, order: Sequence[Subset], values: Tensor, rows: Sample
+) -> list[Finding]:
     """Features that do nothing, and those that the rows cannot tell from another one."""
     findings = []
     spread = values.std(0, correction=0)
     scale = float(rows.outputs.std(0, correction=0).max()) if len(rows) > 1 else 0.0
-    for k, (name, mine) in enumerate(zip(facts.names, terms_with(order, len(facts.names)), strict=True)):
+    for k, (name, mine) in enumerate(
+        zip(facts.names, terms_with(order, len(facts.names)), strict=True)
+    ):
         if not facts.domains[k].columns:
             message = "The preprocessing makes nothing of it (dropped or constant), so it contributes nothing."
             findings.append(Finding("note", "unused", name, message))

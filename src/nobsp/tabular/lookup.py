@@ -30,7 +30,9 @@ class Feature:
     # "number" for one column of numbers, "levels" for a category, "numbers" for what has no table (several columns of
     # numbers at once, or a category of very many levels), "unused" for what the model never sees
     kind: Literal["number", "levels", "numbers", "unused"] = "number"
-    ranges: tuple[tuple[float, float], ...] = ()  # smallest and largest calibrated value per column of numbers
+    ranges: tuple[
+        tuple[float, float], ...
+    ] = ()  # smallest and largest calibrated value per column of numbers
     labels: tuple[str, ...] = ()  # what the levels of a category are called
 
     @property
@@ -45,7 +47,9 @@ class NumberAxis:
 
     column: int  # position of the column in the caller's table
     knots: Array  # at least two, increasing
-    missing: bool = False  # whether a missing number (NaN) has a node of its own, after the last knot
+    missing: bool = (
+        False  # whether a missing number (NaN) has a node of its own, after the last knot
+    )
 
     def __len__(self) -> int:
         return len(self.knots) + self.missing
@@ -92,11 +96,15 @@ class LevelAxis:
     """A category: one column of names or numbers, or several columns of numbers, such as one-hot ones."""
 
     columns: tuple[int, ...]  # positions of its columns in the caller's table
-    levels: tuple[Level, ...] | Array  # the names of one column, or an array of numbers (levels, columns)
+    levels: (
+        tuple[Level, ...] | Array
+    )  # the names of one column, or an array of numbers (levels, columns)
 
     def __post_init__(self) -> None:
         named = isinstance(self.levels, tuple)
-        self._names: dict[Any, int] = {name: i for i, name in enumerate(self.levels)} if named else {}
+        self._names: dict[Any, int] = (
+            {name: i for i, name in enumerate(self.levels)} if named else {}
+        )
         self._missing = next((i for name, i in self._names.items() if is_missing(name)), None)
         self._trie = [] if isinstance(self.levels, tuple) else _trie(self.levels)
 
@@ -116,7 +124,9 @@ class LevelAxis:
         for column, (known, step) in zip(columns, self._trie, strict=True):
             numbers = column.astype(np.float64)
             # Numbers that came as float32 are compared with levels rounded alike.
-            values = known.astype(np.float32).astype(np.float64) if column.dtype == np.float32 else known
+            values = (
+                known.astype(np.float32).astype(np.float64) if column.dtype == np.float32 else known
+            )
             nearest = np.minimum(np.searchsorted(values, numbers), len(values) - 1)
             nearest[values[nearest] != numbers] = len(values)
             found = step[found, nearest]
@@ -153,12 +163,18 @@ class TermTable:
     """
 
     features: tuple[int, ...]  # positions of its features
-    axes: tuple[Axis, ...]  # what the grid stands on; none for a feature that the network never sees
+    axes: tuple[
+        Axis, ...
+    ]  # what the grid stands on; none for a feature that the network never sees
     values: Array  # values at the grid's nodes, one dimension per axis, then outputs
 
     def __post_init__(self) -> None:
         self._slopes = np.zeros(0)
-        if len(self.axes) == 1 and isinstance(self.axes[0], NumberAxis) and not self.axes[0].missing:
+        if (
+            len(self.axes) == 1
+            and isinstance(self.axes[0], NumberAxis)
+            and not self.axes[0].missing
+        ):
             self._slopes = np.diff(self.values, axis=0) / np.diff(self.axes[0].knots)[:, None]
 
     def __call__(self, rows: Chunk) -> Array:
@@ -166,7 +182,9 @@ class TermTable:
         if len(self._slopes):
             return self._read_line(rows)
         node = np.zeros(rows.count, np.intp)
-        corners: list[tuple[int, Array]] = []  # per axis of numbers how far the next node is, and how much it counts
+        corners: list[
+            tuple[int, Array]
+        ] = []  # per axis of numbers how far the next node is, and how much it counts
         unseen: NDArray[np.bool_] | None = None
         outputs = self.values.shape[-1]
         stride = self.values.size // max(outputs, 1)
@@ -229,7 +247,9 @@ def _between(flat: Array, node: Places, corners: Sequence[tuple[int, Array]]) ->
 class Chunk:
     """Some rows of a table whose columns are read when they are asked for, each once."""
 
-    def __init__(self, columns: Mapping[int, NDArray[Any]], rows: slice, names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, columns: Mapping[int, NDArray[Any]], rows: slice, names: Sequence[str] | None = None
+    ) -> None:
         self.count = rows.stop - rows.start
         self._columns, self._rows, self._names = columns, rows, names
         self._numbers: dict[int, Array] = {}
@@ -258,7 +278,9 @@ class Chunk:
         """Positions of a category's levels; the number of levels for one not among them, and whether there is any."""
         if axis.columns not in self._places:  # a category has the same levels in all of its terms
             named = isinstance(axis.levels, tuple)
-            found = axis.places([self._columns[c][self._rows] if named else self._numeric(c) for c in axis.columns])
+            found = axis.places(
+                [self._columns[c][self._rows] if named else self._numeric(c) for c in axis.columns]
+            )
             self._places[axis.columns] = found, bool((found == len(axis)).any())
         return self._places[axis.columns]
 

@@ -63,7 +63,9 @@ class Sample:
     def shuffled(self) -> Sample:
         """The same rows in an order that follows from their contents alone: how a table was sorted does not matter."""
         words = (self.inputs.double() + 0.0).numpy().view(np.uint64)  # −0 becomes 0
-        odd: NDArray[np.uint64] = np.random.default_rng(0).integers(1 << 63, size=(words.shape[1],), dtype=np.uint64)
+        odd: NDArray[np.uint64] = np.random.default_rng(0).integers(
+            1 << 63, size=(words.shape[1],), dtype=np.uint64
+        )
         odd = odd * 2 + 1
         key = (words * odd).sum(1, dtype=np.uint64)  # modulo 2⁶⁴: exact whatever the order
         return self.take(np.argsort((key ^ (key >> np.uint64(32))) * odd[0], kind="stable"))
@@ -78,7 +80,9 @@ class Sample:
         """Which rows go together, as copies of one: they are held out together, and drawn together."""
         if not self.weighted:
             return np.arange(len(self))
-        new = (self.inputs[1:] != self.inputs[:-1]).any(1).numpy()  # copies lie side by side once shuffled
+        new = (
+            (self.inputs[1:] != self.inputs[:-1]).any(1).numpy()
+        )  # copies lie side by side once shuffled
         return np.concatenate([[0], np.cumsum(new)]).astype(np.intp)
 
     def some(self, most: int = 512) -> Sample:
@@ -109,14 +113,18 @@ class TablePiece:
     def table(self, values: Tensor) -> TermTable:
         """A table on the term's nodes."""
         axes = tuple(points.axis for points in self.points)
-        return TermTable(self.term, axes, values.reshape(*map(len, self.points), values.shape[-1]).numpy())
+        return TermTable(
+            self.term, axes, values.reshape(*map(len, self.points), values.shape[-1]).numpy()
+        )
 
     def held(self) -> Tensor:
         """Per node, the position of the node it is held at beyond the calibrated range."""
         if not self.points:  # a feature that the network never sees
             return torch.zeros(1, dtype=torch.long)
         grids = np.meshgrid(*(points.held for points in self.points), indexing="ij")
-        return torch.from_numpy(np.atleast_1d(np.ravel_multi_index([grid.ravel() for grid in grids], grids[0].shape)))
+        return torch.from_numpy(
+            np.atleast_1d(np.ravel_multi_index([grid.ravel() for grid in grids], grids[0].shape))
+        )
 
     def read(self, rows: Sample) -> tuple[Tensor, Tensor]:
         """Compressed representation and prior of some rows."""
@@ -146,7 +154,9 @@ class DirectTerm:
         """Forward rows for every row that is explained."""
         return len(self.background) * ((1 << len(self.term)) - 1)
 
-    def __call__(self, run: Callable[[Tensor], Tensor], inputs: Tensor, *, batch_size: int) -> Tensor:
+    def __call__(
+        self, run: Callable[[Tensor], Tensor], inputs: Tensor, *, batch_size: int
+    ) -> Tensor:
         """Contributions of some rows, (rows, outputs)."""
         tabulate = Tabulator(run, self.background, self.weight, batch_size=batch_size)
         pure = pure_rows(tabulate, self.columns, inputs)
@@ -169,7 +179,9 @@ class DirectPiece:
     columns: tuple[tuple[int, ...], ...]
     tabulate: Tabulator
     basis: Tensor  # directions (width, rank) that the representation uses
-    span: tuple[Tensor, Tensor]  # smallest and largest calibrated value of every column of the network's input
+    span: tuple[
+        Tensor, Tensor
+    ]  # smallest and largest calibrated value of every column of the network's input
 
     @property
     def rank(self) -> int:
@@ -183,9 +195,13 @@ class DirectPiece:
 
     def finish(self, delta: Tensor, mean: Tensor) -> DirectTerm:
         """The term's function."""
-        low, high = (end[[column for group in self.columns for column in group]] for end in self.span)
+        low, high = (
+            end[[column for group in self.columns for column in group]] for end in self.span
+        )
         background, weight = self.tabulate.background, self.tabulate.weight
-        return DirectTerm(self.term, self.columns, background, weight, self.basis @ delta, mean, low, high)
+        return DirectTerm(
+            self.term, self.columns, background, weight, self.basis @ delta, mean, low, high
+        )
 
 
 Piece = TablePiece | DirectPiece
@@ -194,7 +210,9 @@ Piece = TablePiece | DirectPiece
 def pure_rows(tabulate: Tabulator, columns: Sequence[Sequence[int]], inputs: Tensor) -> Tensor:
     """Δ_S of every row by running the network: Σ_{U⊆S} (−1)^{|S|−|U|} z̄_U, the empty set left out as a constant."""
     parts = []
-    for subset in (subset for size in range(1, len(columns) + 1) for subset in combinations(columns, size)):
+    for subset in (
+        subset for size in range(1, len(columns) + 1) for subset in combinations(columns, size)
+    ):
         flat = [column for group in subset for column in group]
         parts.append(tabulate.rows(flat, inputs[:, flat]) * (-1.0) ** (len(columns) - len(subset)))
     return sum(parts[1:], parts[0])
@@ -216,7 +234,9 @@ def occupancy(points: Points, rows: Chunk, weights: Array | None = None) -> Tens
         known = ~np.isnan(x)
         segment = points.axis.segments(x[known])
         along, share = points.axis.along(x[known], segment), share[known]
-        counts = np.bincount(segment, (1 - along) * share, size) + np.bincount(segment + 1, along * share, size)
+        counts = np.bincount(segment, (1 - along) * share, size) + np.bincount(
+            segment + 1, along * share, size
+        )
         if points.axis.missing:
             counts[-1] = rows.count - known.sum() if weights is None else weights[~known].sum()
     return torch.from_numpy(counts / max(counts.sum(), 1e-300))
@@ -226,7 +246,9 @@ def purify(table: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """A grid without its margins: it averages to zero over either feature, by the share of the rows at its points."""
     of_first = torch.einsum("ij...,j->i...", table, second)
     of_second = torch.einsum("ij...,i->j...", table, first)
-    return table - of_first[:, None] - of_second[None] + torch.einsum("i...,i->...", of_first, first)
+    return (
+        table - of_first[:, None] - of_second[None] + torch.einsum("i...,i->...", of_first, first)
+    )
 
 
 def transfer(points: Points, values: Tensor, wanted: Points) -> Tensor:
@@ -255,13 +277,17 @@ class Rows:
     products: Tensor  # of the terms by fold, (folds, columns, columns)
 
     @classmethod
-    def of(cls, terms: Tensor, outputs: Tensor, fold: Tensor, outside: Tensor, held: Tensor) -> Rows:
+    def of(
+        cls, terms: Tensor, outputs: Tensor, fold: Tensor, outside: Tensor, held: Tensor
+    ) -> Rows:
         """Rows whose prior is not known yet."""
         centre = terms.mean(0)
         terms = terms - centre
         folds = [terms[fold == number] for number in range(int(fold.max()) + 1)]
         products = torch.stack([part.T @ part for part in folds])
-        return cls(terms, torch.zeros_like(outputs), outputs, fold, outside, held - centre, products)
+        return cls(
+            terms, torch.zeros_like(outputs), outputs, fold, outside, held - centre, products
+        )
 
     @property
     def scale(self) -> float:
@@ -271,7 +297,13 @@ class Rows:
     def only(self, columns: Tensor, prior: Tensor) -> Rows:
         """The same with some of the columns."""
         products = self.products[:, columns][:, :, columns]
-        return replace(self, terms=self.terms[:, columns], prior=prior, held=self.held[:, columns], products=products)
+        return replace(
+            self,
+            terms=self.terms[:, columns],
+            prior=prior,
+            held=self.held[:, columns],
+            products=products,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,7 +316,9 @@ class HeldOut:
 
     def chosen(self) -> Tensor:
         """Residuals at each output's own strength, (rows, outputs)."""
-        return torch.stack([self.residual[place, :, output] for output, place in enumerate(self.best.tolist())], 1)
+        return torch.stack(
+            [self.residual[place, :, output] for output, place in enumerate(self.best.tolist())], 1
+        )
 
 
 class Correction(NamedTuple):
@@ -305,7 +339,10 @@ def judge(rows: Rows, alphas: Sequence[float], *, folds: Sequence[int] | None = 
     place = torch.full((count,), -1, dtype=torch.long)
     place[rows.outside] = torch.arange(len(rows.outside))
     for fold in chosen:
-        test, train = (rows.fold == fold).nonzero().flatten(), (rows.fold != fold).nonzero().flatten()
+        test, train = (
+            (rows.fold == fold).nonzero().flatten(),
+            (rows.fold != fold).nonzero().flatten(),
+        )
         here, left = rows.terms[test], max(len(train), 1)
         mean, goal = -here.sum(0) / left, target[train].sum(0) / left
         wanted = here.clone()
@@ -314,7 +351,11 @@ def judge(rows: Rows, alphas: Sequence[float], *, folds: Sequence[int] | None = 
         wanted -= mean
         if columns > len(train):  # as many unknowns as rows are enough
             others = rows.terms[train] - mean
-            system, right, seen = others @ others.T / left, target[train] - goal, wanted @ others.T / left
+            system, right, seen = (
+                others @ others.T / left,
+                target[train] - goal,
+                wanted @ others.T / left,
+            )
         else:
             system = (total - rows.products[fold]) / left - mean.outer(mean)
             right, seen = (cross - here.T @ target[test]) / left - mean.outer(goal), wanted
@@ -379,7 +420,12 @@ class Fit:
 
 
 def solve_terms(
-    sample: Sample, pieces: Sequence[Piece], domains: Sequence[Domain], *, ridge: float | None, choose: bool
+    sample: Sample,
+    pieces: Sequence[Piece],
+    domains: Sequence[Domain],
+    *,
+    ridge: float | None,
+    choose: bool,
 ) -> Fit:
     """Chooses the pairs that pay and the strength on rows held out, and fits the correction on all rows."""
     columns = sum(piece.rank for piece in pieces)
@@ -387,7 +433,11 @@ def solve_terms(
     if any(isinstance(piece, DirectPiece) for piece in pieces):
         count = min(count, DIRECT_ROWS)
     generator = np.random.default_rng(0)
-    few = sample if count == len(sample) else sample.take(np.sort(generator.permutation(len(sample))[:count]))
+    few = (
+        sample
+        if count == len(sample)
+        else sample.take(np.sort(generator.permutation(len(sample))[:count]))
+    )
     lots = few.lots()
     known = int(lots[-1]) + 1
     fold = torch.from_numpy((generator.permutation(known) % min(FOLDS, known))[lots])
@@ -398,7 +448,9 @@ def solve_terms(
         for piece, (part, _) in zip(pieces, parts, strict=True)
     ]
     alphas = ALPHAS if ridge is None else (ridge,)
-    everything = Rows.of(torch.cat([part for part, _ in parts], 1), few.outputs, fold, outside, torch.cat(held, 1))
+    everything = Rows.of(
+        torch.cat([part for part, _ in parts], 1), few.outputs, fold, outside, torch.cat(held, 1)
+    )
     places = torch.split(torch.arange(columns), [piece.rank for piece in pieces])
 
     def rows_of(kept: Sequence[int]) -> Rows:
@@ -410,13 +462,22 @@ def solve_terms(
         found = judge(rows, alphas)
         fit = fit_correction(rows, torch.tensor(alphas, dtype=torch.float64)[found.best])
         deltas = torch.split(fit.delta, [pieces[i].rank for i in kept])
-        values = {i: parts[i][1] + parts[i][0] @ delta for i, delta in zip(kept, deltas, strict=True)}
-        functions = tuple(pieces[i].finish(delta, values[i].mean(0)) for i, delta in zip(kept, deltas, strict=True))
+        values = {
+            i: parts[i][1] + parts[i][0] @ delta for i, delta in zip(kept, deltas, strict=True)
+        }
+        functions = tuple(
+            pieces[i].finish(delta, values[i].mean(0))
+            for i, delta in zip(kept, deltas, strict=True)
+        )
         sizes = tuple(float((values[i].std(0, correction=0) / unit).max()) for i in kept)
         residual, inside = found.chosen(), torch.ones(count, dtype=torch.bool)
         inside[outside] = False
-        shares = (share_explained(residual[part], few.outputs[part]) for part in (slice(None), inside))
-        return Fit(tuple(pieces[i] for i in kept), functions, sizes, few, rows, alphas, found, fit, *shares)
+        shares = (
+            share_explained(residual[part], few.outputs[part]) for part in (slice(None), inside)
+        )
+        return Fit(
+            tuple(pieces[i] for i in kept), functions, sizes, few, rows, alphas, found, fit, *shares
+        )
 
     unit = few.spread
     singles = [i for i, piece in enumerate(pieces) if len(piece.term) == 1]
@@ -426,13 +487,19 @@ def solve_terms(
         trial = range(FOLDS if count <= ALL_FOLDS else 2)
         for rung in [0, *(1 << k for k in range(20) if 1 << k < len(pairs)), len(pairs)]:
             left = judge(rows_of([*singles, *pairs[:rung]]), alphas[::2], folds=trial)
-            error = float((left.errors.sum(0).amin(0) / (unit.square() * count)).mean()) * FOLDS / len(trial)
+            error = (
+                float((left.errors.sum(0).amin(0) / (unit.square() * count)).mean())
+                * FOLDS
+                / len(trial)
+            )
             costs[rung] = error * (1 + WORTH_KEEPING * rung) + WORTH_A_TERM * rung
             if error <= ENOUGH:
                 break
         pairs = pairs[: min(costs, key=costs.__getitem__)]
     fit = solve([*singles, *pairs])
-    worth = [i for i, size in zip(pairs, fit.sizes[len(singles) :], strict=True) if size >= WORTH_FITTING]
+    worth = [
+        i for i, size in zip(pairs, fit.sizes[len(singles) :], strict=True) if size >= WORTH_FITTING
+    ]
     return solve([*singles, *worth]) if choose and len(worth) < len(pairs) else fit
 
 
@@ -442,7 +509,9 @@ def share_explained(residual: Tensor, outputs: Tensor) -> Tensor:
         return torch.full((outputs.shape[1],), torch.nan, dtype=torch.float64)
     total = outputs.var(0, correction=0)
     varies = total > (outputs.abs().amax(0) * 1e-12).square()
-    return torch.where(varies, 1 - residual.square().mean(0) / torch.where(varies, total, 1.0), torch.nan)
+    return torch.where(
+        varies, 1 - residual.square().mean(0) / torch.where(varies, total, 1.0), torch.nan
+    )
 
 
 def _hold_outside(sample: Sample, domains: Sequence[Domain], fold: Tensor) -> tuple[Tensor, Sample]:
@@ -468,8 +537,12 @@ def _hold_outside(sample: Sample, domains: Sequence[Domain], fold: Tensor) -> tu
 class Traces:
     """What the background rows give one by one, from which bands are made."""
 
-    mains: dict[int, tuple[Points, Tensor]]  # per feature its points, and outputs (background, points, outputs)
-    lines: dict[int, tuple[Points, Tensor]]  # grid lines, and where on them the background is (background, points)
+    mains: dict[
+        int, tuple[Points, Tensor]
+    ]  # per feature its points, and outputs (background, points, outputs)
+    lines: dict[
+        int, tuple[Points, Tensor]
+    ]  # grid lines, and where on them the background is (background, points)
     grids: dict[Subset, Tensor]  # outputs (background of pairs, points, points, outputs)
 
 
@@ -489,7 +562,9 @@ def spread_of_curves(fit: Fit, traces: Traces) -> dict[int, Tensor]:
     generator = np.random.default_rng(0)
     lots = fit.sample.lots()
     count = int(lots[-1]) + 1
-    draws = generator.multinomial(count, np.full(count, 1 / count), size=COPIES)[:, lots].astype(np.float64)
+    draws = generator.multinomial(count, np.full(count, 1 / count), size=COPIES)[:, lots].astype(
+        np.float64
+    )
     chunk = fit.sample.chunk()
     priors = _copy_priors(traces, chunk, draws, generator)
     values, vectors = torch.linalg.eigh(fit.rows.products.sum(0) / len(fit.rows.terms))
@@ -513,7 +588,9 @@ def spread_of_curves(fit: Fit, traces: Traces) -> dict[int, Tensor]:
     return found
 
 
-def _copy_priors(traces: Traces, chunk: Chunk, draws: Array, generator: np.random.Generator) -> dict[Subset, Tensor]:
+def _copy_priors(
+    traces: Traces, chunk: Chunk, draws: Array, generator: np.random.Generator
+) -> dict[Subset, Tensor]:
     """Every table's prior in every copy: other background rows, and margins over other rows."""
     copies = len(draws)
 
@@ -525,19 +602,25 @@ def _copy_priors(traces: Traces, chunk: Chunk, draws: Array, generator: np.rando
         return torch.einsum("ck,k...->c...", drawn, outputs).double()
 
     of_mains = weights(next(iter(traces.mains.values()))[1].shape[0])
-    found: dict[Subset, Tensor] = {(k,): mean(outputs, of_mains) for k, (_, outputs) in traces.mains.items()}
+    found: dict[Subset, Tensor] = {
+        (k,): mean(outputs, of_mains) for k, (_, outputs) in traces.mains.items()
+    }
     if not traces.grids:
         return found
     of_pairs = weights(next(iter(traces.grids.values())).shape[0])
     shares = {
-        k: torch.stack([occupancy(points, chunk, draw) for draw in draws]) for k, (points, _) in traces.lines.items()
+        k: torch.stack([occupancy(points, chunk, draw) for draw in draws])
+        for k, (points, _) in traces.lines.items()
     }
     seen = {k: of_mains.double() @ rows for k, (_, rows) in traces.lines.items()}
     for (a, b), outputs in traces.grids.items():
         table = mean(outputs, of_pairs)
         pure = torch.stack([purify(table[c], shares[a][c], shares[b][c]) for c in range(copies)])
         found[a, b] = pure.flatten(1, 2)
-        of_first, of_second = torch.einsum("cijo,cj->cio", pure, seen[b]), torch.einsum("cijo,ci->cjo", pure, seen[a])
+        of_first, of_second = (
+            torch.einsum("cijo,cj->cio", pure, seen[b]),
+            torch.einsum("cijo,ci->cjo", pure, seen[a]),
+        )
         for k, margin in ((a, of_first), (b, of_second)):
             moved = transfer(traces.lines[k][0], margin.movedim(0, 1), traces.mains[k][0])
             found[k,] = found[k,] - moved.movedim(1, 0)
@@ -545,7 +628,11 @@ def _copy_priors(traces: Traces, chunk: Chunk, draws: Array, generator: np.rando
 
 
 def _copy_corrections(
-    fit: Fit, draws: Array, priors: dict[Subset, Tensor], eigen: tuple[Tensor, Tensor], generator: np.random.Generator
+    fit: Fit,
+    draws: Array,
+    priors: dict[Subset, Tensor],
+    eigen: tuple[Tensor, Tensor],
+    generator: np.random.Generator,
 ) -> Tensor:
     """The correction in every copy, (copies, columns, outputs)."""
     rows, copies, (values, vectors) = fit.rows, len(draws), eigen
@@ -553,22 +640,32 @@ def _copy_corrections(
     residual = fit.held_out.chosen()
     drawn = torch.from_numpy(draws) - 1
     # One output at a time: copies × rows × columns would not fit.
-    change = torch.stack([drawn @ (rows.terms * residual[:, [o]]) for o in range(outputs)], 2) / count
+    change = (
+        torch.stack([drawn @ (rows.terms * residual[:, [o]]) for o in range(outputs)], 2) / count
+    )
     # Σ t (prior − prior of the copy) / n, read on some of the rows.
     few = np.linspace(0, count - 1, min(count, _PRIOR_ROWS)).astype(np.intp)
     chunk, here = fit.sample.take(few).chunk(), rows.terms[torch.from_numpy(few)]
     moved = torch.zeros(len(few), copies * outputs, dtype=torch.float64)
     for piece in fit.pieces:
         if isinstance(piece, TablePiece) and piece.term in priors:
-            moved += read(piece.table((piece.prior[None] - priors[piece.term]).movedim(0, 1).flatten(1)), chunk)
+            moved += read(
+                piece.table((piece.prior[None] - priors[piece.term]).movedim(0, 1).flatten(1)),
+                chunk,
+            )
     moved = (moved - moved.mean(0)).reshape(len(few), copies, outputs)
     change = change + torch.einsum("rp,rco->cpo", here - here.mean(0), moved) / len(few)
     target = rows.outputs - rows.prior
     cross = rows.terms.T @ (target - target.mean(0)) / count
     # Any strength that the folds cannot tell from the best.
     level = level_strengths(fit.held_out.errors).numpy()
-    chosen = [generator.choice(np.flatnonzero(level[:, output]), size=copies) for output in range(outputs)]
-    ridge = torch.tensor(fit.alphas, dtype=torch.float64)[torch.from_numpy(np.stack(chosen, 1))] * rows.scale
+    chosen = [
+        generator.choice(np.flatnonzero(level[:, output]), size=copies) for output in range(outputs)
+    ]
+    ridge = (
+        torch.tensor(fit.alphas, dtype=torch.float64)[torch.from_numpy(np.stack(chosen, 1))]
+        * rows.scale
+    )
     turned = torch.einsum("pk,cpo->cko", vectors, change + cross)
     shrunk = turned / (values[None, :, None] + ridge[:, None]).clamp_min(1e-300)
     return torch.einsum("pk,cko->cpo", vectors, shrunk)

@@ -42,7 +42,9 @@ class Points:
     axis: Axis  # knots or levels, in the caller's units
     inputs: Tensor  # the same as the network takes them, (points, columns of the feature)
     columns: tuple[int, ...]  # of the network's input
-    held: NDArray[np.intp]  # for every point, where the one is that it is held at: itself, or the end of the range
+    held: NDArray[
+        np.intp
+    ]  # for every point, where the one is that it is held at: itself, or the end of the range
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -58,7 +60,9 @@ class Table(NamedTuple):
 class Tabulator:
     """Runs the network on grids of points, the other features as in the background rows; counts forward rows."""
 
-    def __init__(self, represent: Represent, background: Tensor, weight: Tensor, *, batch_size: int) -> None:
+    def __init__(
+        self, represent: Represent, background: Tensor, weight: Tensor, *, batch_size: int
+    ) -> None:
         self._represent, self.background, self.weight = represent, background, weight
         self._batch_size = batch_size
         self.forward_rows = 0
@@ -67,12 +71,19 @@ class Tabulator:
         """The table of some features."""
         sizes, count = [len(points) for points in features], len(self.background)
         nodes = torch.cartesian_prod(*map(torch.arange, sizes)).view(-1, len(sizes))
-        values = torch.cat([points.inputs[place] for points, place in zip(features, nodes.T, strict=True)], 1)
+        values = torch.cat(
+            [points.inputs[place] for points, place in zip(features, nodes.T, strict=True)], 1
+        )
         means, outputs = [], []
-        for z in self._over_background([column for points in features for column in points.columns], values):
+        for z in self._over_background(
+            [column for points in features for column in points.columns], values
+        ):
             means.append(z.mean(1))
             outputs.append((z @ self.weight).to(torch.float32))
-        return Table(torch.cat(means).view(*sizes, -1), torch.cat(outputs).movedim(1, 0).reshape(count, *sizes, -1))
+        return Table(
+            torch.cat(means).view(*sizes, -1),
+            torch.cat(outputs).movedim(1, 0).reshape(count, *sizes, -1),
+        )
 
     def with_rows(self, count: int) -> Tabulator:
         """The same over so many of the background rows."""
@@ -109,7 +120,9 @@ def place_knots(
     if len(distinct) <= min(FEW_VALUES, quantiles + even):
         inner = distinct
     else:
-        follow = np.quantile(distinct if len(distinct) < 3 * quantiles else x, np.linspace(0, 1, quantiles))
+        follow = np.quantile(
+            distinct if len(distinct) < 3 * quantiles else x, np.linspace(0, 1, quantiles)
+        )
         inner = np.unique(np.concatenate([follow, np.linspace(low, high, even), [low, high]]))
         # Knots closer than rounding of their distance would make slopes of nothing.
         size = np.maximum(np.abs(inner[1:]), np.abs(inner[:-1]))
@@ -128,9 +141,13 @@ def refine_knots(
     knots, table = first.axis.knots, tabulate([first])
     mean, missing = table.mean.tensor_split([len(knots)])
     outputs, missing_outputs = table.outputs.tensor_split([len(knots)], 1)
-    bend = np.full(len(knots) - 1, np.inf)  # per segment, how far from straight what it is a part of was found
+    bend = np.full(
+        len(knots) - 1, np.inf
+    )  # per segment, how far from straight what it is a part of was found
     values = rows.numbers(first.axis.column)
-    if len(np.unique(values[np.isfinite(values)])) <= FEW_VALUES:  # nothing is read between knots inside the range
+    if (
+        len(np.unique(values[np.isfinite(values)])) <= FEW_VALUES
+    ):  # nothing is read between knots inside the range
         bend[(knots[:-1] >= domain.span[0]) & (knots[1:] <= domain.span[1])] = 0.0
     cut = _CUT
     while len(knots) < most:
@@ -152,7 +169,9 @@ def refine_knots(
         mean = torch.cat([mean, found.mean])[order]
         outputs = torch.cat([outputs, found.outputs], 1)[:, order]
         cut = 0.5
-    return domain.number_points(knots), Table(torch.cat([mean, missing]), torch.cat([outputs, missing_outputs], 1))
+    return domain.number_points(knots), Table(
+        torch.cat([mean, missing]), torch.cat([outputs, missing_outputs], 1)
+    )
 
 
 def compress(mean: Tensor, share: Tensor, *, most: int) -> Tensor:
@@ -183,7 +202,9 @@ def choose_background(rows: Tensor, count: int, numbers: Sequence[int]) -> Tenso
     """
     chosen = rows
     if count < len(rows):
-        generator = torch.Generator().manual_seed(0)  # our own: the caller's random numbers stay where they were
+        generator = torch.Generator().manual_seed(
+            0
+        )  # our own: the caller's random numbers stay where they were
         scaled, spread = rows.to(torch.float64), rows.to(torch.float64).std(0, correction=0)
         scaled = (scaled - scaled.mean(0)) / torch.where(spread > 0, spread, 1.0)
         compared = scaled[torch.randperm(len(rows), generator=generator)[:_COMPARED_ROWS]]
@@ -213,15 +234,25 @@ class Domain:
 
     feature: Feature  # what the caller sees of it
     columns: tuple[int, ...]  # columns of the network's input
-    encode: Callable[[NDArray[np.generic]], Tensor]  # values in the caller's units as the network takes them
+    encode: Callable[
+        [NDArray[np.generic]], Tensor
+    ]  # values in the caller's units as the network takes them
     levels: LevelAxis | None = None  # the category's levels; None for numbers
     level_inputs: Tensor | None = None  # the levels as the network takes them
     span: tuple[float, float] | None = None  # the calibrated range of a number; None for others
-    reaches: bool = True  # whether the network is followed beyond the range; not for a number of two values
-    missing: Tensor | None = None  # what the preprocessing makes of a missing number; None where it takes none
+    reaches: bool = (
+        True  # whether the network is followed beyond the range; not for a number of two values
+    )
+    missing: Tensor | None = (
+        None  # what the preprocessing makes of a missing number; None where it takes none
+    )
     plain: bool = True  # whether the network takes the caller's own numbers
-    seen: Array = field(default_factory=lambda: np.zeros(0))  # numbers that follow an encoded column's distribution
-    steps: Array = field(default_factory=lambda: np.zeros((0, 2)))  # on either side of thresholds, of a model of steps
+    seen: Array = field(
+        default_factory=lambda: np.zeros(0)
+    )  # numbers that follow an encoded column's distribution
+    steps: Array = field(
+        default_factory=lambda: np.zeros((0, 2))
+    )  # on either side of thresholds, of a model of steps
 
     @property
     def tabulated(self) -> bool:
@@ -266,7 +297,9 @@ class Domain:
             x = rows.numbers(self.feature.columns[0])
             inner, _ = place_knots(x, self.span, quantiles=quantiles, even=2, reach=())
             # None next to a threshold, where the two knots of that are.
-            away = np.abs(inner[:, None] - steps.ravel()[None]).min(1, initial=np.inf) > 1e-6 * width
+            away = (
+                np.abs(inner[:, None] - steps.ravel()[None]).min(1, initial=np.inf) > 1e-6 * width
+            )
             knots.append(inner[away])
         return self.number_points(np.unique(np.concatenate(knots)))
 
@@ -279,13 +312,22 @@ class Domain:
             place, away = _nearest(inputs, self.level_inputs)
             known, levels = away <= 1e-6, self.levels.levels
             if isinstance(levels, tuple):
-                named = np.array([*levels, None], dtype=object)  # the last stands for what is no level
+                named = np.array(
+                    [*levels, None], dtype=object
+                )  # the last stands for what is no level
                 return {members[0]: named[np.where(known, place, len(levels))]}
-            return {member: np.where(known, levels[place, at], np.nan) for at, member in enumerate(members)}
+            return {
+                member: np.where(known, levels[place, at], np.nan)
+                for at, member in enumerate(members)
+            }
         if self.span is None:
             return {}
         grid = self.seen if len(self.seen) > 1 else np.linspace(*self.span, 256)
-        grid = grid[np.unique(np.linspace(0, len(grid) - 1, min(len(grid), _DECODED_POINTS)).astype(np.intp))]
+        grid = grid[
+            np.unique(
+                np.linspace(0, len(grid) - 1, min(len(grid), _DECODED_POINTS)).astype(np.intp)
+            )
+        ]
         codes = self.encode(grid[:, None])
         # Columns that say whether a number is missing are the same for all that are not.
         way = codes[:, 0].numpy() if bool((codes[:, 1:] == codes[:1, 1:]).all()) else np.zeros(1)
@@ -295,23 +337,36 @@ class Domain:
         else:
             found = _spread_over_ties(inputs, codes, grid)
         if self.missing is not None:
-            one, among = codes.shape[1] == 1, bool(codes.amin() <= self.missing.amin() <= codes.amax())
+            one, among = (
+                codes.shape[1] == 1,
+                bool(codes.amin() <= self.missing.amin() <= codes.amax()),
+            )
             # A missing number that is encoded as some number is cannot be told from it.
             if not (among if one else bool(_nearest(self.missing, codes)[1][0] <= 1e-9)):
-                absent = (inputs - self.missing).abs().amax(1) <= 1e-9 * (1 + self.missing.abs().max())
+                absent = (inputs - self.missing).abs().amax(1) <= 1e-9 * (
+                    1 + self.missing.abs().max()
+                )
                 found = np.where(absent.numpy(), np.nan, found)
         return {members[0]: found}
 
 
 def own_columns(domains: Sequence[Domain], rows: Tensor) -> dict[int, NDArray[np.generic]]:
     """Rows as the network takes them, in the caller's units by column."""
-    return {column: values for domain in domains for column, values in domain.own_columns(rows).items()}
+    return {
+        column: values for domain in domains for column, values in domain.own_columns(rows).items()
+    }
 
 
-def describe(columns: Columns, adapted: Adapted, summary: Summary, categories: frozenset[int], k: int) -> Domain:
+def describe(
+    columns: Columns, adapted: Adapted, summary: Summary, categories: frozenset[int], k: int
+) -> Domain:
     """Where a feature is tabulated."""
     name, members = columns.features.names[k], tuple(columns.members[k])
-    group, plain, column = tuple(columns.features.columns[k]), adapted.encode is None, columns.column(k)
+    group, plain, column = (
+        tuple(columns.features.columns[k]),
+        adapted.encode is None,
+        columns.column(k),
+    )
 
     def encode(values: NDArray[np.generic]) -> Tensor:
         with np.errstate(all="ignore"):  # what is not finite in the end is an error there
@@ -327,7 +382,9 @@ def describe(columns: Columns, adapted: Adapted, summary: Summary, categories: f
     if texts := columns.texts(k):
         odd = [level for level in texts if not (is_missing(level) or isinstance(level, Level))]
         if odd:
-            raise TypeError(f"feature {name!r} has levels of type {type(odd[0]).__name__}; write them as text.")
+            raise TypeError(
+                f"feature {name!r} has levels of type {type(odd[0]).__name__}; write them as text."
+            )
         rows = np.empty((len(texts), 1), dtype=object)
         rows[:, 0] = texts
         if len(texts) > MOST_LEVELS:
@@ -337,11 +394,16 @@ def describe(columns: Columns, adapted: Adapted, summary: Summary, categories: f
         except (TypeError, ValueError):
             if not is_missing(texts[-1]):
                 raise
-            texts, inputs = texts[:-1], encode(rows[:-1])  # a level of its own only where the model takes it
+            texts, inputs = (
+                texts[:-1],
+                encode(rows[:-1]),
+            )  # a level of its own only where the model takes it
         if is_missing(texts[-1]) and bool((inputs[:-1] == inputs[-1]).all(1).any()):
             texts, inputs = texts[:-1], inputs[:-1]  # and is not filled in with another
         kept = tuple(None if type(text).__name__ == "NAType" else text for text in texts)
-        return levels(kept, inputs, ("missing" if is_missing(text) else str(text) for text in texts))
+        return levels(
+            kept, inputs, ("missing" if is_missing(text) else str(text) for text in texts)
+        )
     if plain:
         if k in categories:
             counted = summary.levels_of(k, group)
@@ -355,7 +417,9 @@ def describe(columns: Columns, adapted: Adapted, summary: Summary, categories: f
             if len(known) > MOST_LEVELS:
                 return numbers
             return levels(known[:, None], encode(known[:, None]), (f"{value:g}" for value in known))
-        ranges = tuple((span[0], span[1]) for span in (columns.seen[member].span for member in members) if span)
+        ranges = tuple(
+            (span[0], span[1]) for span in (columns.seen[member].span for member in members) if span
+        )
     if len(members) != 1 or len(ranges) != 1:
         return replace(numbers, feature=replace(numbers.feature, ranges=ranges))
     missing = None
@@ -366,7 +430,11 @@ def describe(columns: Columns, adapted: Adapted, summary: Summary, categories: f
         numbers,
         feature=Feature(name, members, "number", ranges=ranges),
         span=ranges[0],
-        reaches=not (plain and (known_levels := summary.tallies[k].joint) is not None and len(known_levels[0]) <= 2),
+        reaches=not (
+            plain
+            and (known_levels := summary.tallies[k].joint) is not None
+            and len(known_levels[0]) <= 2
+        ),
         missing=missing,
         seen=np.zeros(0) if column is None else column.quantiles,
         steps=adapted.steps.get(members[0], np.zeros((0, 2))),
@@ -391,7 +459,9 @@ def _spread_over_ties(rows: Tensor, codes: Tensor, grid: Array) -> Array:
     place, found = _nearest(rows, distinct)[0], np.zeros(len(rows))
     for code in np.unique(place):
         mine, numbers = np.flatnonzero(place == code), grid[(owner == int(code)).numpy()]
-        found[mine] = numbers[(np.arange(len(mine)) * len(numbers) // max(len(mine), 1)) % len(numbers)]
+        found[mine] = numbers[
+            (np.arange(len(mine)) * len(numbers) // max(len(mine), 1)) % len(numbers)
+        ]
     return found
 
 

@@ -114,11 +114,15 @@ class Terms:
 
     fit: Fit
     traces: Traces
-    strengths: dict[Subset, float]  # per pair the spread that only both together make, as a share of the output's
+    strengths: dict[
+        Subset, float
+    ]  # per pair the spread that only both together make, as a share of the output's
     forward_rows: int
     economy: bool  # whether the model takes too many operations a row for full tables
     thresholds: dict[int, tuple[int, int]]  # of a feature's steps: those in its table, and all
-    offsets: dict[int, Tensor]  # what a feature's prior part is measured from; for levels that were not seen
+    offsets: dict[
+        int, Tensor
+    ]  # what a feature's prior part is measured from; for levels that were not seen
     background: Tensor
 
     @property
@@ -152,7 +156,11 @@ def fit_terms(
 ) -> Terms:
     """Fits all terms; `pairs` are those to fit, how many of the strongest, or None for those that pay held out."""
     effort = (FULL if operations <= _MOST_OPERATIONS else ECONOMY).shared(len(domains))
-    numbers = [domain.columns[0] for domain in domains if domain.reaches and domain.span and len(domain.columns) == 1]
+    numbers = [
+        domain.columns[0]
+        for domain in domains
+        if domain.reaches and domain.span and len(domain.columns) == 1
+    ]
     most = len(background) if isinstance(background, Tensor) else min(background, len(sample))
     made: dict[int, Tabulator] = {}
 
@@ -176,11 +184,19 @@ def fit_terms(
         named = pairs if isinstance(pairs, Sequence) else ()
         if pairs is None or isinstance(pairs, int):
             if pairs != 0:
-                strengths = screen_pairs(tabulator(effort.screen_background), domains, sample, effort)
+                strengths = screen_pairs(
+                    tabulator(effort.screen_background), domains, sample, effort
+                )
             chosen = list(strengths)[: effort.most_pairs if pairs is None else pairs]
-            grid_terms = [pair for pair in chosen if pairs is not None or strengths[pair] >= WORTH_TRYING]
+            grid_terms = [
+                pair for pair in chosen if pairs is not None or strengths[pair] >= WORTH_TRYING
+            ]
         else:
-            nodes = {k: len(domain.levels or ()) or 32 for k, domain in enumerate(domains) if domain.tabulated}
+            nodes = {
+                k: len(domain.levels or ()) or 32
+                for k, domain in enumerate(domains)
+                if domain.tabulated
+            }
             two = [term for term in named if len(term) == 2 and nodes.keys() >= set(term)]
             grid_terms = [term for term in two if nodes[term[0]] * nodes[term[1]] <= MOST_NODES]
         wanted = sorted({k for pair in grid_terms for k in pair})
@@ -194,7 +210,10 @@ def fit_terms(
         }
         means = {k: table.mean for k, (_, table) in mains.items()}
         shares = {k: occupancy(points, chunk) for k, points in lines.items()}
-        seen, count = {}, len(tabulate.background)  # where on its grid lines every background row is
+        seen, count = (
+            {},
+            len(tabulate.background),
+        )  # where on its grid lines every background row is
         for k, points in lines.items():
             rows = Chunk(domains[k].own_columns(tabulate.background), slice(0, count))
             seen[k] = torch.stack([occupancy(points, rows, row) for row in np.eye(count)])
@@ -204,8 +223,12 @@ def fit_terms(
             table = tabulator(effort.pair_background)((lines[a], lines[b]))
             pure = purify(table.mean, shares[a], shares[b])
             # What the background's own rows make of the pair on average is not the feature's: it is taken out.
-            means[a] = means[a] - transfer(lines[a], torch.einsum("ijw,j->iw", pure, seen[b].mean(0)), mains[a][0])
-            means[b] = means[b] - transfer(lines[b], torch.einsum("ijw,i->jw", pure, seen[a].mean(0)), mains[b][0])
+            means[a] = means[a] - transfer(
+                lines[a], torch.einsum("ijw,j->iw", pure, seen[b].mean(0)), mains[a][0]
+            )
+            means[b] = means[b] - transfer(
+                lines[b], torch.einsum("ijw,i->jw", pure, seen[a].mean(0)), mains[b][0]
+            )
             flat = pure.flatten(0, 1)
             basis = compress(flat, shares[a].outer(shares[b]).flatten(), most=PAIR_RANK)
             grids.append(TablePiece((a, b), (lines[a], lines[b]), flat @ weight, flat @ basis))
@@ -226,7 +249,9 @@ def fit_terms(
             pieces.append(TablePiece((k,), (), nothing, nothing[:, :0]))
     pieces += grids
     without = [term for term in named if term not in traces]
-    pieces += [_direct_piece(term, domains, sample, tabulator(DIRECT_BACKGROUND)) for term in without]
+    pieces += [
+        _direct_piece(term, domains, sample, tabulator(DIRECT_BACKGROUND)) for term in without
+    ]
     pieces = _strongest_columns(pieces, sample)
     fit = solve_terms(sample, pieces, domains, ridge=ridge, choose=pairs is None)
     kept = {piece.term for piece in fit.pieces}
@@ -240,8 +265,15 @@ def fit_terms(
         strengths=strengths,
         forward_rows=sum(each.forward_rows for each in made.values()),
         economy=effort.most_knots < FULL.most_knots,
-        thresholds={k: (min(len(d.steps), MOST_STEPS), len(d.steps)) for k, d in enumerate(domains) if len(d.steps)},
-        offsets={k: occupancy(points, chunk) @ table.mean @ weight for k, (points, table) in mains.items()},
+        thresholds={
+            k: (min(len(d.steps), MOST_STEPS), len(d.steps))
+            for k, d in enumerate(domains)
+            if len(d.steps)
+        },
+        offsets={
+            k: occupancy(points, chunk) @ table.mean @ weight
+            for k, (points, table) in mains.items()
+        },
         background=tabulate.background,
     )
 
@@ -266,7 +298,9 @@ def tabulate_main(
     return refine_knots(tabulate, domain, first, chunk, unit=unit, most=effort.most_knots)
 
 
-def step_sizes(steps: Array, points: Points, table: Table, chunk: Chunk, unit: Tensor, *, apart: bool = False) -> Array:
+def step_sizes(
+    steps: Array, points: Points, table: Table, chunk: Chunk, unit: Tensor, *, apart: bool = False
+) -> Array:
     """Per threshold the variance that its step makes over the rows and the background, in units of the outputs'."""
     assert isinstance(points.axis, NumberAxis)
     knots, x = points.axis.knots, chunk.numbers(points.axis.column)
@@ -280,13 +314,23 @@ def step_sizes(steps: Array, points: Points, table: Table, chunk: Chunk, unit: T
     return sizes
 
 
-def share_steps(features: Mapping[int, tuple[Array, Points, Table]], chunk: Chunk, unit: Tensor) -> dict[int, Array]:
+def share_steps(
+    features: Mapping[int, tuple[Array, Points, Table]], chunk: Chunk, unit: Tensor
+) -> dict[int, Array]:
     """Thresholds that grids of pairs have, by feature: most where interactions step most."""
-    sizes = {k: step_sizes(*given, chunk, unit, apart=True) for k, given in features.items() if len(given[0])}
+    sizes = {
+        k: step_sizes(*given, chunk, unit, apart=True)
+        for k, given in features.items()
+        if len(given[0])
+    }
     if not sizes:
         return {}
-    every = np.sort(np.concatenate([np.sort(size)[::-1][FEWEST_LINES:] for size in sizes.values()]))[::-1]
-    room = max(PAIR_STEPS * len(sizes) - sum(min(len(size), FEWEST_LINES) for size in sizes.values()), 0)
+    every = np.sort(
+        np.concatenate([np.sort(size)[::-1][FEWEST_LINES:] for size in sizes.values()])
+    )[::-1]
+    room = max(
+        PAIR_STEPS * len(sizes) - sum(min(len(size), FEWEST_LINES) for size in sizes.values()), 0
+    )
     least = every[room] if room < len(every) else -1.0
     found = {}
     for k, size in sizes.items():
@@ -295,13 +339,18 @@ def share_steps(features: Mapping[int, tuple[Array, Points, Table]], chunk: Chun
     return found
 
 
-def screen_pairs(tabulate: Tabulator, domains: Sequence[Domain], sample: Sample, effort: Effort) -> dict[Subset, float]:
+def screen_pairs(
+    tabulate: Tabulator, domains: Sequence[Domain], sample: Sample, effort: Effort
+) -> dict[Subset, float]:
     """Every pair's strength, strongest first, read off coarse tables; of the output in which it is largest."""
     few = sample.some()
     chunk, spread, lines = few.chunk(), sample.spread, effort.screen_lines
     features, ordered = [k for k, domain in enumerate(domains) if domain.tabulated], False
     while True:
-        points = {k: domains[k].points(chunk, quantiles=lines, even=min(lines, 3), reach=()) for k in features}
+        points = {
+            k: domains[k].points(chunk, quantiles=lines, even=min(lines, 3), reach=())
+            for k in features
+        }
         sizes = {k: len(points[k]) for k in features}
         grids = np.triu(np.outer(list(sizes.values()), list(sizes.values())), 1)
         nodes = int(grids[grids <= MOST_NODES].sum())
@@ -310,13 +359,21 @@ def screen_pairs(tabulate: Tabulator, domains: Sequence[Domain], sample: Sample,
         if lines > 3:
             lines -= 1
         else:  # too many pairs for the coarsest grids: those of the features that act most
-            features = features if ordered else _strongest_features(tabulate, domains, few, features)
+            features = (
+                features if ordered else _strongest_features(tabulate, domains, few, features)
+            )
             features, ordered = features[: max(int(len(features) * 0.7), 2)], True
-    pairs = [pair for pair in combinations(sorted(features), 2) if sizes[pair[0]] * sizes[pair[1]] <= MOST_NODES]
+    pairs = [
+        pair
+        for pair in combinations(sorted(features), 2)
+        if sizes[pair[0]] * sizes[pair[1]] <= MOST_NODES
+    ]
     shares = {k: occupancy(points[k], chunk) for k in features}
     strengths = {}
     for a, b in pairs:
-        pure = purify(tabulate([points[a], points[b]]).outputs.mean(0).double(), shares[a], shares[b])
+        pure = purify(
+            tabulate([points[a], points[b]]).outputs.mean(0).double(), shares[a], shares[b]
+        )
         effect = read(TermTable((a, b), (points[a].axis, points[b].axis), pure.numpy()), chunk)
         strengths[a, b] = float((effect.std(0, correction=0) / spread).max())
     return dict(sorted(strengths.items(), key=lambda item: (-item[1], item[0])))
@@ -332,15 +389,21 @@ def _strongest_features(
     for k in features:
         moved, columns = rows.clone(), list(domains[k].columns)
         moved[:, columns] = rows.roll(1, 0)[:, columns]
-        effects[k] = float(((tabulate.run(moved) @ tabulate.weight - before) / sample.spread).square().mean())
+        effects[k] = float(
+            ((tabulate.run(moved) @ tabulate.weight - before) / sample.spread).square().mean()
+        )
     return sorted(features, key=lambda k: -effects[k])
 
 
-def _direct_piece(term: Subset, domains: Sequence[Domain], sample: Sample, tabulate: Tabulator) -> DirectPiece:
+def _direct_piece(
+    term: Subset, domains: Sequence[Domain], sample: Sample, tabulate: Tabulator
+) -> DirectPiece:
     """A term without a table."""
     columns = tuple(domains[k].columns for k in term)
     pure, rows = pure_rows(tabulate, columns, sample.some().inputs), sample.inputs.double()
-    basis = compress(pure - pure.mean(0), torch.full_like(pure[:, 0], 1 / len(pure)), most=MAIN_RANK)
+    basis = compress(
+        pure - pure.mean(0), torch.full_like(pure[:, 0], 1 / len(pure)), most=MAIN_RANK
+    )
     return DirectPiece(term, columns, tabulate, basis, (rows.amin(0), rows.amax(0)))
 
 
@@ -351,4 +414,7 @@ def _strongest_columns(pieces: Sequence[Piece], sample: Sample) -> list[Piece]:
     few = sample.some()
     spreads = [piece.read(few)[0].var(0, correction=0) for piece in pieces]
     least = torch.cat(spreads).sort(descending=True).values[MOST_COLUMNS]
-    return [replace(piece, basis=piece.basis[:, spread > least]) for piece, spread in zip(pieces, spreads, strict=True)]
+    return [
+        replace(piece, basis=piece.basis[:, spread > least])
+        for piece, spread in zip(pieces, spreads, strict=True)
+    ]

@@ -40,7 +40,13 @@ FEW_IMAGES, LEAST_CARRIED = 16, 0.99
 
 
 def answer(
-    account: Account, feature_map: FeatureMap, seen: ForwardPass, target: Tensor, *, targets: Targets, contrast: bool
+    account: Account,
+    feature_map: FeatureMap,
+    seen: ForwardPass,
+    target: Tensor,
+    *,
+    targets: Targets,
+    contrast: bool,
 ) -> dict[str, Tensor]:
     """What `ActivationMaps` says of targets (n, targets), float64, by its names; of many, some at a time."""
     parts = []
@@ -52,7 +58,12 @@ def answer(
 
 
 def _answer(
-    account: Account, feature_map: FeatureMap, seen: ForwardPass, question: Question, *, contrast: bool
+    account: Account,
+    feature_map: FeatureMap,
+    seen: ForwardPass,
+    question: Question,
+    *,
+    contrast: bool,
 ) -> dict[str, Tensor]:
     """Units times their slopes, put back where they came from."""
     maps, pooling, size = seen.maps, feature_map.pooling, feature_map.map_units
@@ -71,7 +82,9 @@ def _answer(
         located = spread(maps - torch.unflatten(mean[:size], 0, maps.shape[1:]), own, pooling)
     else:
         reference = own @ mean[:size]
-        located = spread(maps, own, pooling) - reference.reshape(*reference.shape, *(1 for _ in maps.shape[2:]))
+        located = spread(maps, own, pooling) - reference.reshape(
+            *reference.shape, *(1 for _ in maps.shape[2:])
+        )
     tokens = (rest * (seen.units[:, size:] - mean[size:])[:, None]).sum(2) + shift
     # g_k, and Σ_k u_k max(±g_k, 0) with u_k the map behind unit k.
     evidence = own[:, :targets] * (seen.units[:, :size] - mean[:size])[:, None]
@@ -95,14 +108,18 @@ def _answer(
 class Account:
     """Contributions g_k = β_k (t_k − t̄_k) of units, or integrated gradients of the layers behind the map."""
 
-    coefficients: Tensor | None  # β, shape (units, outputs); None where layers stand between that are not linear
+    coefficients: (
+        Tensor | None
+    )  # β, shape (units, outputs); None where layers stand between that are not linear
     mean: Tensor  # t̄, shape (units,)
     base: Tensor  # logits at the mean map, shape (outputs,)
     mean_logits: Tensor  # mean logits of the calibration images; the same where all is linear
     # share of each logit's variance that contributions carry, NaN where it is not known; of integrals the share of the
     # logits that they carried on some images, one and the same for every output
     explained: Tensor
-    unique_share: Tensor | None = None  # per unit, the share of its spread that the others cannot reproduce
+    unique_share: Tensor | None = (
+        None  # per unit, the share of its spread that the others cannot reproduce
+    )
     note: str = ""  # what is wrong with the calibration; empty when all is well
     points: int | None = None  # how many the integral has, where that was asked for
 
@@ -116,7 +133,9 @@ class Account:
         linear = readout is not None and not question.probability
         if readout is not None and linear:
             # The head has one gradient everywhere, so that what is asked of the logits is asked of what enters it.
-            question = replace(question, classes=question.classes @ readout.head.weight.to(question.classes))
+            question = replace(
+                question, classes=question.classes @ readout.head.weight.to(question.classes)
+            )
         with feature_map.behind(seen.images, head=not linear) as tail:
             return integrate(tail, start, seen.units, seen.logits, question, points)
 
@@ -129,7 +148,12 @@ class Account:
 
 
 def integrate(
-    tail: Tail, start: Tensor, stop: Tensor, logits: Tensor, question: Question, points: Sequence[int] = POINTS
+    tail: Tail,
+    start: Tensor,
+    stop: Tensor,
+    logits: Tensor,
+    question: Question,
+    points: Sequence[int] = POINTS,
 ) -> Tensor:
     """Mean gradients (n, targets, units) on the line from `start` to `stop`; more points for rows that miss much."""
     change = stop - start
@@ -145,9 +169,13 @@ def integrate(
     return slopes
 
 
-def _mean_gradients(tail: Tail, start: Tensor, change: Tensor, question: Question, rows: Tensor, points: int) -> Tensor:
+def _mean_gradients(
+    tail: Tail, start: Tensor, change: Tensor, question: Question, rows: Tensor, points: int
+) -> Tensor:
     """∫₀¹ ∂f(start + a change) da by Gauss and Legendre's rule."""
-    nodes, shares = (torch.as_tensor(part).to(change) for part in np.polynomial.legendre.leggauss(points))
+    nodes, shares = (
+        torch.as_tensor(part).to(change) for part in np.polynomial.legendre.leggauss(points)
+    )
     count, targets = len(change), question.target.shape[1]
     slopes = change.new_zeros(count, targets, change.shape[1])
     every = torch.arange(points * count, device=change.device)
@@ -158,7 +186,9 @@ def _mean_gradients(tail: Tail, start: Tensor, change: Tensor, question: Questio
             logits = tail(units, rows[row])
         for target in range(targets):
             weights = question.gradient(question.classes[row, target], logits.detach())
-            (gradient,) = torch.autograd.grad(logits, units, weights, retain_graph=target + 1 < targets)
+            (gradient,) = torch.autograd.grad(
+                logits, units, weights, retain_graph=target + 1 < targets
+            )
             slopes[:, target].index_add_(0, row, shares[node, None] / 2 * gradient)
     return slopes
 
@@ -182,9 +212,19 @@ class MapMeans:
         """Both calibrations together."""
         rows = self.rows + other.rows
         share = other.rows / max(rows, 1)
-        return MapMeans(torch.lerp(self.units, other.units, share), torch.lerp(self.logits, other.logits, share), rows)
+        return MapMeans(
+            torch.lerp(self.units, other.units, share),
+            torch.lerp(self.logits, other.logits, share),
+            rows,
+        )
 
-    def solve(self, feature_map: FeatureMap, ridge: Ridge, images: Tensor, points: int | None) -> Account:  # noqa: ARG002
+    def solve(
+        self,
+        feature_map: FeatureMap,
+        ridge: Ridge,  # noqa: ARG002 - as the other account takes it
+        images: Tensor,
+        points: int | None,
+    ) -> Account:
         """The head's weights, or where to integrate from; tried out on some images."""
         mean, mean_logits = self.units, self.logits
         if len(mean) < feature_map.units:  # one mean for all tokens
@@ -201,14 +241,19 @@ class MapMeans:
                 logits = tail(units, torch.zeros(1, dtype=torch.int64))
             base, slopes, ones = logits[0].detach().cpu(), None, torch.ones_like(logits)
             # Quantised layers give no gradient.
-            if not logits.requires_grad or torch.autograd.grad(logits, units, ones, allow_unused=True)[0] is None:
+            if (
+                not logits.requires_grad
+                or torch.autograd.grad(logits, units, ones, allow_unused=True)[0] is None
+            ):
                 slopes = _slopes_by_differences(feature_map, tail, start).cpu()
         account = Account(slopes, mean, base, mean_logits, every, points=points)
         with feature_map.running() as forward:
             seen = forward(images)
         targets = Targets(None, None, outputs=feature_map.outputs, names=())
         target = targets.choose(seen.logits, 0)
-        missed = answer(account, feature_map, seen, target, targets=targets, contrast=False)["residual"]
+        missed = answer(account, feature_map, seen, target, targets=targets, contrast=False)[
+            "residual"
+        ]
         whole = targets.question(target, seen.logits, base).whole
         share = 1 - float(missed.square().sum() / whole.square().sum().clamp_min(1e-300))
         return replace(account, explained=every * share)
@@ -218,12 +263,16 @@ def _slopes_by_differences(feature_map: FeatureMap, tail: Tail, start: Tensor) -
     """Weights (units, outputs) of layers that are linear but for rounding, unit by unit on both sides of the mean."""
     if feature_map.reach == "full":
         behind = f"the layers behind {feature_map.layer!r}"
-        raise ValueError(f"{behind} give no gradients (quantised ones, say); pass the model in floating point.")
+        raise ValueError(
+            f"{behind} give no gradients (quantised ones, say); pass the model in floating point."
+        )
     step = start.abs().max().clamp_min(1e-6)
     parts = []
     for piece in torch.split(torch.eye(start.shape[1]).to(start) * step, 1024):
         first = torch.zeros(len(piece), dtype=torch.int64)
-        parts.append((tail(start + piece, first) - tail(start - piece, first)).detach() / (2 * step))
+        parts.append(
+            (tail(start + piece, first) - tail(start - piece, first)).detach() / (2 * step)
+        )
     return torch.cat(parts)
 
 
@@ -250,23 +299,37 @@ class ChannelMoments:
         """Makes these the moments of all ranks' images."""
         self.moments = reduce(self.moments)
 
-    def solve(self, feature_map: FeatureMap, ridge: Ridge, images: Tensor, points: int | None) -> Account:  # noqa: ARG002
+    def solve(
+        self,
+        feature_map: FeatureMap,
+        ridge: Ridge,
+        images: Tensor,  # noqa: ARG002 - as the other account takes it
+        points: int | None,  # noqa: ARG002
+    ) -> Account:
         """The coefficients, by Algorithm 1 in closed form."""
         assert feature_map.head is not None
         weight, mean = feature_map.head.weight, self.moments.mean(CHANNELS)
         fit = channel_coefficients(with_outputs(self.moments, weight), ridge=ridge)
         # 1 − Var(y − Σ_k g_k) / Var(y) per output, y being W z; NaN for one that does not vary.
         gram = self.moments.product(CHANNELS, CHANNELS)
-        total, left = ((rows * (gram @ rows)).sum(0) for rows in (weight.T, weight.T - fit.coefficients))
+        total, left = (
+            (rows * (gram @ rows)).sum(0) for rows in (weight.T, weight.T - fit.coefficients)
+        )
         explained = torch.where(total > 0, 1 - left / total, torch.nan)
         base = weight @ mean + feature_map.head.bias
         return Account(fit.coefficients, mean, base, base, explained, fit.unique_share, fit.note)
 
 
-def start_calibration(feature_map: FeatureMap, coefficients: Coefficients) -> MapMeans | ChannelMoments:
+def start_calibration(
+    feature_map: FeatureMap, coefficients: Coefficients
+) -> MapMeans | ChannelMoments:
     """A calibration that has seen no image."""
     if coefficients == "head":
-        width = feature_map.channels if feature_map.text and feature_map.reach == "full" else feature_map.units
+        width = (
+            feature_map.channels
+            if feature_map.text and feature_map.reach == "full"
+            else feature_map.units
+        )
         units, logits = (torch.zeros(n, dtype=torch.float64) for n in (width, feature_map.outputs))
         return MapMeans(units, logits)
     if not feature_map.direct:
@@ -281,7 +344,9 @@ def with_outputs(moments: Moments, weight: Tensor) -> Moments:
     cross = gram @ weight.T
     products = torch.cat([torch.cat([gram, cross], 1), torch.cat([cross.T, weight @ cross], 1)])
     extended: dict[str, Any] = {**state, "products": products[*torch.triu_indices(*products.shape)]}
-    extended |= {name: torch.cat([state[name], weight @ state[name]]) for name in ("origin", "offset")}
+    extended |= {
+        name: torch.cat([state[name], weight @ state[name]]) for name in ("origin", "offset")
+    }
     return Moments.from_state({CHANNELS: weight.shape[1], OUTPUTS: len(weight)}, extended)
 
 
@@ -343,20 +408,35 @@ def examine(feature_map: FeatureMap, account: Account, *, rows: int) -> CamHealt
             f"constant (output {largest})."
         )
         if feature_map.head is None:
-            found["no_head"] = "No linear layer makes the model's output, so the output is explained as it is."
+            found["no_head"] = (
+                "No linear layer makes the model's output, so the output is explained as it is."
+            )
         if full and feature_map.grid.prefix:
             tokens = feature_map.grid.prefix
             better = "an earlier layer= costs more passes and gives better maps"
-            found["class_token"] = f"{tokens} tokens of {layer!r} have no place: see maps.class_token; {better}."
+            found["class_token"] = (
+                f"{tokens} tokens of {layer!r} have no place: see maps.class_token; {better}."
+            )
     if dead:
-        found["dead"] = f"{dead} channels never varied over the calibration images and add nothing; vary the images."
+        found["dead"] = (
+            f"{dead} channels never varied over the calibration images and add nothing; vary the images."
+        )
     if rows < FEW_IMAGES:
         found["few_images"] = (
             f"The reference is a mean of {rows} images only: what all have in common is in no account. Use more."
         )
     if max(feature_map.shape) < 4:
-        size, inputs = ("×".join(map(str, one)) for one in (feature_map.shape, feature_map.image_shape[1:]))
-        found["coarse"] = f"The map has only {size} locations for inputs of {inputs}; larger ones give finer maps."
-    findings = [Finding("warning" if code in warnings else "note", code, "", said) for code, said in found.items()]
+        size, inputs = (
+            "×".join(map(str, one)) for one in (feature_map.shape, feature_map.image_shape[1:])
+        )
+        found["coarse"] = (
+            f"The map has only {size} locations for inputs of {inputs}; larger ones give finer maps."
+        )
+    findings = [
+        Finding("warning" if code in warnings else "note", code, "", said)
+        for code, said in found.items()
+    ]
     shares = tuple(explained.tolist())
-    return CamHealth(tuple(findings), rows, feature_map.units, dead, shares, layer, feature_map.direct)
+    return CamHealth(
+        tuple(findings), rows, feature_map.units, dead, shares, layer, feature_map.direct
+    )

@@ -20,16 +20,37 @@ from nobsp._messages import number_outputs, require_whole_number
 from nobsp.base import Explainer
 from nobsp.calibration import Engine, choose_engine
 from nobsp.network.batches import with_progress
-from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, read_activations, sign_coefficients
+from nobsp.network.evidence import (
+    EvidenceBatch,
+    EvidenceSource,
+    Wanted,
+    read_activations,
+    sign_coefficients,
+)
 from nobsp.network.inference import moved_to
 from nobsp.network.readout import checked
 from nobsp.projection import Ridge
-from nobsp.vision.account import Account, CamHealth, ChannelMoments, MapMeans, answer, examine, start_calibration
+from nobsp.vision.account import (
+    Account,
+    CamHealth,
+    ChannelMoments,
+    MapMeans,
+    answer,
+    examine,
+    start_calibration,
+)
 from nobsp.vision.feature_map import PACKED, FeatureMap, ForwardPass, as_taken, pooled
 from nobsp.vision.find_map import PROBE_IMAGES, find_map
 from nobsp.vision.images import Images, images_of, read_images
 from nobsp.vision.maps import KINDS, ActivationMaps, Kind, join
-from nobsp.vision.removal import Removal, ThoroughMaps, average_regions, lose_regions, remove_locations, standardise
+from nobsp.vision.removal import (
+    Removal,
+    ThoroughMaps,
+    average_regions,
+    lose_regions,
+    remove_locations,
+    standardise,
+)
 from nobsp.vision.targets import Against, Scale, Targets
 
 T = TypeVar("T")
@@ -116,10 +137,22 @@ class NObSPCam(Explainer):
     @classmethod
     def as_published(cls, model: nn.Module, **options: Any) -> Self:
         """The paper's maps: coefficients by Algorithm 1 with an absolute ridge of 1e-4, and the positive map."""
-        published = {"coefficients": "calibrated", "kind": "positive", "ridge": 1e-4, "ridge_scale": "absolute"}
+        published = {
+            "coefficients": "calibrated",
+            "kind": "positive",
+            "ridge": 1e-4,
+            "ridge_scale": "absolute",
+        }
         return cls(model, **{**published, **options})
 
-    def fit(self, images: Any, y: Any = None, *, engine: Engine | None = None, progress: bool = False) -> Self:  # noqa: ARG002
+    def fit(
+        self,
+        images: Any,
+        y: Any = None,  # noqa: ARG002 - as scikit-learn calls it
+        *,
+        engine: Engine | None = None,
+        progress: bool = False,
+    ) -> Self:
         """Calibrates on images, in memory that does not grow with them; what makes maps doubtful is a warning.
 
         Args:
@@ -136,9 +169,18 @@ class NObSPCam(Explainer):
         with choose_engine(engine, images).start(CHECKPOINTED) as run, self._running():
             ridge = self._checked_ridge()
             source = read_images(run, images, batch_size=self.batch_size)
-            feature_map = find_map(as_taken(self.model, source.keys), source.first, layer=self.layer, head=self.head)
-            empty, fingerprint = start_calibration(feature_map, self.coefficients), feature_map.fingerprint()
-            names = number_outputs(feature_map.outputs) if self.output_names is None else self.output_names
+            feature_map = find_map(
+                as_taken(self.model, source.keys), source.first, layer=self.layer, head=self.head
+            )
+            empty, fingerprint = (
+                start_calibration(feature_map, self.coefficients),
+                feature_map.fingerprint(),
+            )
+            names = (
+                number_outputs(feature_map.outputs)
+                if self.output_names is None
+                else self.output_names
+            )
             names = tuple(str(name) for name in names)
             if len(names) != feature_map.outputs:
                 found = f"{len(names)} names but the model has {feature_map.outputs} classes"
@@ -147,16 +189,24 @@ class NObSPCam(Explainer):
                 options = repr((feature_map.described(), self.coefficients, ridge, names))
                 what = "the layer, coefficients, ridge or output_names asked for"
                 run.require_same({"the model": fingerprint, what: options})
-            about: dict[str, Any] = {"model": run.share(feature_map), "name": "calibrating", "progress": progress}
+            about: dict[str, Any] = {
+                "model": run.share(feature_map),
+                "name": "calibrating",
+                "progress": progress,
+            }
             calibration = run.accumulate(source, empty, _add_images, **about)
             if calibration.rows < 2:
-                raise ValueError(f"images has {calibration.rows} image; calibration needs at least two.")
+                raise ValueError(
+                    f"images has {calibration.rows} image; calibration needs at least two."
+                )
             probe = source.first[:PROBE_IMAGES].detach().to("cpu", copy=True)
             # Every rank solves, rather than wait longer than a process group allows for another that does, and takes
             # what the first one found: processors differ in their last digits.
             solved = calibration.solve(feature_map, ridge, probe, self.points)
             account: Account = run.decide(lambda: solved)
-        fitted = _Fitted({}, feature_map.described(), fingerprint, account, calibration, calibration.rows, names)
+        fitted = _Fitted(
+            {}, feature_map.described(), fingerprint, account, calibration, calibration.rows, names
+        )
         self._fit = fitted.of(feature_map, probe)
         for finding in self.health().findings:
             if finding.severity == "warning":
@@ -167,20 +217,30 @@ class NObSPCam(Explainer):
         """Adds another calibration's images to this one, of the same model and layer: as if read in one pass."""
         mine, theirs = self._fitted, other._fitted
         if mine.calibration is None or theirs.calibration is None:
-            raise ValueError("a calibration saved without its moments cannot be merged; save with mergeable=True.")
+            raise ValueError(
+                "a calibration saved without its moments cannot be merged; save with mergeable=True."
+            )
         one, two = ((fit.found, fit.fingerprint, type(fit.calibration)) for fit in (mine, theirs))
         if one != two:
-            raise ValueError("the two calibrations are of different models, layers or kinds of coefficients.")
+            raise ValueError(
+                "the two calibrations are of different models, layers or kinds of coefficients."
+            )
         calibration: Calibration = mine.calibration.merge(theirs.calibration)  # type: ignore[arg-type]  # same kind
         with self._running():
             found, ridge = mine.feature_map.on_current_device(), self._checked_ridge()
             account = calibration.solve(found, ridge, mine.probe, self.points)
-        both = dataclasses.replace(mine, account=account, calibration=calibration, rows=calibration.rows)
+        both = dataclasses.replace(
+            mine, account=account, calibration=calibration, rows=calibration.rows
+        )
         self._fit = both.of(mine.feature_map, mine.probe)
         return self
 
     def _checked_ridge(self) -> Ridge:
-        known = {"coefficients": ("head", "calibrated"), "link": (None, "softmax", "sigmoid"), "kind": KINDS}
+        known = {
+            "coefficients": ("head", "calibrated"),
+            "link": (None, "softmax", "sigmoid"),
+            "kind": KINDS,
+        }
         for name, values in known.items():
             if getattr(self, name) not in values:
                 said = ", ".join("None" if value is None else f'"{value}"' for value in values)
@@ -250,14 +310,25 @@ class NObSPCam(Explainer):
             raise ValueError(f"the logits are no sum over the locations of {found.layer!r}: {why}.")
 
         def remove(feature_map: FeatureMap, view: ForwardPass, own: Tensor) -> tuple[Tensor, ...]:
-            return (*remove_locations(feature_map, view, own[:, 0], sigmoid=targets.sigmoid), own[:, 0])
+            return (
+                *remove_locations(feature_map, view, own[:, 0], sigmoid=targets.sigmoid),
+                own[:, 0],
+            )
 
         parts = self._each(images, targets, remove, progress=progress)
-        order, probability, own = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+        order, probability, own = (
+            torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)
+        )
         return Removal(order, probability, own, self._fitted.output_names, found.layer)
 
     def thorough(
-        self, images: Any, target: Any = None, *, regions: int = 7, most: int | None = None, progress: bool = False
+        self,
+        images: Any,
+        target: Any = None,
+        *,
+        regions: int = 7,
+        most: int | None = None,
+        progress: bool = False,
     ) -> ThoroughMaps:
         """The account and what is lost without each region, together: slow, and the best at saying where a class is.
 
@@ -280,16 +351,22 @@ class NObSPCam(Explainer):
         count = every if most is None else min(most, every)
 
         def remove(feature_map: FeatureMap, view: ForwardPass, own: Tensor) -> tuple[Tensor, ...]:
-            account = answer(fitted.account, feature_map, view, own, targets=targets, contrast=False)["account"]
+            account = answer(
+                fitted.account, feature_map, view, own, targets=targets, contrast=False
+            )["account"]
             account, own = average_regions(account, regions)[:, 0], own[:, 0]
             tried = account.flatten(1).topk(count, dim=1).indices
-            lost = lose_regions(feature_map, view, own, tried, regions, self.batch_size, targets.sigmoid)
+            lost = lose_regions(
+                feature_map, view, own, tried, regions, self.batch_size, targets.sigmoid
+            )
             return account.cpu(), lost.reshape(account.shape).cpu(), own.cpu()
 
         parts = self._each(images, targets, remove, progress=progress)
         account, lost, own = (torch.cat(part) for part in zip(*parts, strict=True))
         both = (standardise(account) + standardise(lost)).numpy()
-        return ThoroughMaps(both, account.numpy(), lost.numpy(), 1 + count, own.numpy(), fitted.output_names)
+        return ThoroughMaps(
+            both, account.numpy(), lost.numpy(), 1 + count, own.numpy(), fitted.output_names
+        )
 
     def _one_target(self, target: Any) -> Targets:
         targets = self._targets(target, None, "logit")
@@ -300,16 +377,25 @@ class NObSPCam(Explainer):
     def _targets(self, target: Any, against: Against, scale: Scale) -> Targets:
         feature_map, names = self._fitted.feature_map, self._fitted.output_names
         sigmoid = (self.link or feature_map.link) == "sigmoid" or feature_map.outputs == 1
-        return Targets(target, against, outputs=feature_map.outputs, names=names, scale=scale, sigmoid=sigmoid)
+        return Targets(
+            target, against, outputs=feature_map.outputs, names=names, scale=scale, sigmoid=sigmoid
+        )
 
     def _each(
-        self, images: Any, targets: Targets, say: Callable[[FeatureMap, ForwardPass, Tensor], T], *, progress: bool
+        self,
+        images: Any,
+        targets: Targets,
+        say: Callable[[FeatureMap, ForwardPass, Tensor], T],
+        *,
+        progress: bool,
     ) -> list[T]:
         """What is to be said of the images and their targets (n, targets), batch by batch."""
         fitted = self._require_same_weights()
         source = images_of(images, batch_size=self.batch_size)
         if source.keys != fitted.feature_map.keys:
-            raise ValueError(f"images has {list(source.keys)}, but fit was given {list(fitted.feature_map.keys)}.")
+            raise ValueError(
+                f"images has {list(source.keys)}, but fit was given {list(fitted.feature_map.keys)}."
+            )
         if source.rows is not None:
             targets.require(source.rows)
         answers: list[T] = []
@@ -320,12 +406,16 @@ class NObSPCam(Explainer):
         targets.require(seen)
         return answers
 
-    def _views(self, source: Images, description: str, *, progress: bool) -> Iterator[tuple[FeatureMap, ForwardPass]]:
+    def _views(
+        self, source: Images, description: str, *, progress: bool
+    ) -> Iterator[tuple[FeatureMap, ForwardPass]]:
         """One forward pass over each batch, with the model where it is to run."""
         with self._running():
             feature_map = self._fitted.feature_map.on_current_device()
             with feature_map.running() as forward:
-                for batch in with_progress(source, total=source.rows, enabled=progress, description=description):
+                for batch in with_progress(
+                    source, total=source.rows, enabled=progress, description=description
+                ):
                     yield feature_map, forward(batch)
         if self.device is not None:
             self._fitted.remember_state()  # the model has been away and back, the very same
@@ -354,7 +444,9 @@ class NObSPCam(Explainer):
         head = fitted.feature_map.head if fitted.feature_map.direct else None
         if isinstance(X, Tensor | np.ndarray) and X.ndim == 2:
             if head is None:
-                raise ValueError("layers stand between map and head, so pooled channels do not do; pass X as images.")
+                raise ValueError(
+                    "layers stand between map and head, so pooled channels do not do; pass X as images."
+                )
             yield from read_activations(X, head.weight, head.bias, progress=progress)
             return
         source = images_of(X, batch_size=self.batch_size, argument="X")
@@ -366,8 +458,12 @@ class NObSPCam(Explainer):
             targets = self._targets(None, None, "logit")
             target = targets.choose(view.logits, 0)
             if wanted == "every":
-                target = torch.arange(feature_map.outputs, device=target.device).expand_as(view.logits)
-            said = answer(fitted.account, feature_map, view, target, targets=targets, contrast=False)
+                target = torch.arange(feature_map.outputs, device=target.device).expand_as(
+                    view.logits
+                )
+            said = answer(
+                fitted.account, feature_map, view, target, targets=targets, contrast=False
+            )
             yield EvidenceBatch(units, view.logits.cpu(), said["contributions"].cpu())
 
     def health(self) -> CamHealth:
@@ -386,7 +482,9 @@ class NObSPCam(Explainer):
         """
         fitted = self._fitted
         if mergeable and fitted.calibration is None:
-            raise ValueError("mergeable: this explainer was loaded from a file without what merge needs; pass False.")
+            raise ValueError(
+                "mergeable: this explainer was loaded from a file without what merge needs; pass False."
+            )
         kept = fitted.calibration if mergeable else None
         account = fitted.account.cast(torch.float32)
         # What makes the same explainer around the same model: its parameters, and what its images are like.
@@ -394,7 +492,9 @@ class NObSPCam(Explainer):
         inside = PACKED if found.keys else ""
         init = self._options() | {
             "layer": None if self.layer is None else found.place.name.removeprefix(inside),
-            "head": None if self.head is None or found.head is None else found.head.name.removeprefix(inside),
+            "head": None
+            if self.head is None or found.head is None
+            else found.head.name.removeprefix(inside),
             "output_names": None if self.output_names is None else list(self.output_names_),
             "device": None if self.device is None else str(self.device),
             "batch_size": int(self.batch_size),
@@ -408,21 +508,34 @@ class NObSPCam(Explainer):
         """Reads an explainer that `save` wrote, with the very model it was calibrated on; another one is an error."""
         classes = (*CHECKPOINTED, Account, _Fitted)
         stored = serialization.load(path, kind=KIND, version=VERSION, classes=classes, of=_Fitted)
-        cam, (image_shape, text, keys) = cls(model, **stored.options["init"]), stored.options["images"]
+        cam, (image_shape, text, keys) = (
+            cls(model, **stored.options["init"]),
+            stored.options["images"],
+        )
         # Any images show where the map is; these are the same every time.
         generator, shape = torch.Generator().manual_seed(0), (2, *image_shape)
-        probe = torch.randint(1, 4, shape, generator=generator) if text else torch.randn(shape, generator=generator)
+        probe = (
+            torch.randint(1, 4, shape, generator=generator)
+            if text
+            else torch.randn(shape, generator=generator)
+        )
         for place, key in enumerate(keys[1:], start=1):
             probe[:, place] = int(key == "attention_mask")
         with cam._running():
             feature_map = find_map(as_taken(model, keys), probe, layer=cam.layer, head=cam.head)
         found, known = feature_map.described(), stored.found
         if feature_map.fingerprint() != stored.fingerprint or found["outputs"] != known["outputs"]:
-            raise ValueError("model is not the one this explainer was calibrated on; its weights differ.")
+            raise ValueError(
+                "model is not the one this explainer was calibrated on; its weights differ."
+            )
         if found != known:
             different = [name for name in known if found[name] != known[name]]
-            raise ValueError(f"the model's map is not where it was when this explainer was calibrated: {different}.")
-        cam._fit = dataclasses.replace(stored, account=stored.account.cast(torch.float64)).of(feature_map, probe)
+            raise ValueError(
+                f"the model's map is not where it was when this explainer was calibrated: {different}."
+            )
+        cam._fit = dataclasses.replace(stored, account=stored.account.cast(torch.float64)).of(
+            feature_map, probe
+        )
         return cam
 
     @property
@@ -435,7 +548,9 @@ class NObSPCam(Explainer):
         """One coefficient per unit and class, shape (units, outputs); only where contributions are linear in units."""
         coefficients = self._fitted.account.coefficients
         if coefficients is None:
-            raise AttributeError("layers stand between map and output, so contributions have no coefficients.")
+            raise AttributeError(
+                "layers stand between map and output, so contributions have no coefficients."
+            )
         return coefficients.numpy().copy()
 
     @property
@@ -464,7 +579,9 @@ class NObSPCam(Explainer):
         if _state_of(fitted.feature_map.module) != fitted.state:
             # Tensors also move with their model, so that only their values count.
             if fitted.feature_map.fingerprint() != fitted.fingerprint:
-                raise ValueError("the model's weights have changed since fit; call fit(images) again.")
+                raise ValueError(
+                    "the model's weights have changed since fit; call fit(images) again."
+                )
             fitted.remember_state()
         return fitted
 
@@ -507,7 +624,9 @@ class _Fitted:
         self.state = _state_of(self.feature_map.module)
 
 
-def _add_images(calibration: Calibration, images: Tensor, forward: Callable[[Tensor], ForwardPass]) -> None:
+def _add_images(
+    calibration: Calibration, images: Tensor, forward: Callable[[Tensor], ForwardPass]
+) -> None:
     calibration.update(forward(images))
 
 

@@ -24,10 +24,14 @@ class Confusion:
     truth: str  # the class they are of
     predicted: str  # the class they were taken for
     count: int
-    positions: NDArray[np.int64]  # their numbers; the first are those of `images`, which are kept as examples
+    positions: NDArray[
+        np.int64
+    ]  # their numbers; the first are those of `images`, which are kept as examples
     images: Tensor
     maps: ActivationMaps  # why the predicted class and not the true one: the account of one logit less the other
-    channels: NDArray[np.int64]  # channels of the map by their mean contribution to that difference, largest first
+    channels: NDArray[
+        np.int64
+    ]  # channels of the map by their mean contribution to that difference, largest first
     contributions: NDArray[np.float64]  # these means
 
 
@@ -45,8 +49,14 @@ class Confusions:
         if not self.pairs:
             raise ValueError("there are no pairs: no image was taken for another class.")
         parts, first = [one.maps for one in self.pairs], self.pairs[0].maps
-        names = [name for name, value in vars(first).items() if isinstance(value, np.ndarray) and "values" not in name]
-        joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        names = [
+            name
+            for name, value in vars(first).items()
+            if isinstance(value, np.ndarray) and "values" not in name
+        ]
+        joined: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in names
+        }
         return replace(first, **joined, against="the true class", kind="account")
 
     @property
@@ -62,7 +72,9 @@ class Confusions:
     def __repr__(self) -> str:
         wrong = int(self.matrix.sum() - self.matrix.trace())
         lines = [f"Confusions({wrong} of {int(self.matrix.sum())} images, {len(self.pairs)} pairs)"]
-        lines += [f"  {one.count} × {one.truth} taken for {one.predicted}" for one in self.pairs[:10]]
+        lines += [
+            f"  {one.count} × {one.truth} taken for {one.predicted}" for one in self.pairs[:10]
+        ]
         return "\n".join(lines)
 
     def frame(self) -> Any:
@@ -71,13 +83,21 @@ class Confusions:
 
         of_class = dict(zip(self.output_names, self.matrix.sum(1), strict=True))
         rows = [
-            (one.truth, one.predicted, one.count, one.count / of_class[one.truth], tuple(one.channels[:3].tolist()))
+            (
+                one.truth,
+                one.predicted,
+                one.count,
+                one.count / of_class[one.truth],
+                tuple(one.channels[:3].tolist()),
+            )
             for one in self.pairs
         ]
         return pd.DataFrame(rows, columns=["truth", "predicted", "count", "share", "channels"])
 
 
-def confusions(cam: NObSPCam, images: Any, labels: Any = None, *, pairs: int = 10, examples: int = 4) -> Confusions:
+def confusions(
+    cam: NObSPCam, images: Any, labels: Any = None, *, pairs: int = 10, examples: int = 4
+) -> Confusions:
     """The classes that a network confuses most, with what speaks for the wrong one and against the right one.
 
     Args:
@@ -101,16 +121,22 @@ def confusions(cam: NObSPCam, images: Any, labels: Any = None, *, pairs: int = 1
         require_whole_number(argument, wanted)
     names = cam.output_names_
     if len(names) < 2:
-        raise ValueError("the model has one output, and there is no other class to take an image for.")
+        raise ValueError(
+            "the model has one output, and there is no other class to take an image for."
+        )
     matrix = np.zeros((len(names), len(names)), dtype=np.int64)
     confused: dict[tuple[int, int], list[int]] = {}
     kept: dict[int, Tensor] = {}
     seen = 0
     for batch, given in _batches(images, labels, cam.batch_size):
-        logits = torch.cat([part.logits for part in cam._read_evidence(batch, wanted="none", progress=False)])
+        logits = torch.cat(
+            [part.logits for part in cam._read_evidence(batch, wanted="none", progress=False)]
+        )
         given = given.cpu() if isinstance(given, Tensor) else np.asarray(given)
         if given.ndim != 1:
-            raise ValueError(f"labels must hold one class per image, found the shape {tuple(given.shape)}.")
+            raise ValueError(
+                f"labels must hold one class per image, found the shape {tuple(given.shape)}."
+            )
         targets = cam._targets(given, None, "logit")
         targets.require(len(batch))
         truth = targets.choose(logits, 0)[:, 0]
@@ -137,7 +163,9 @@ def _batches(images: Any, labels: Any, batch_size: int) -> Iterator[tuple[Tensor
     if labels is None:
         for given in images:
             if not isinstance(given, tuple | list) or len(given) < 2:
-                raise ValueError("labels is None, so images must be batches of images and labels; pass labels.")
+                raise ValueError(
+                    "labels is None, so images must be batches of images and labels; pass labels."
+                )
             yield next(iter(images_of([given[0]], batch_size=len(given[0])))), given[1]
         return
     start = 0
@@ -145,4 +173,6 @@ def _batches(images: Any, labels: Any, batch_size: int) -> Iterator[tuple[Tensor
         yield batch, labels[start : start + len(batch)]
         start += len(batch)
     if len(labels) != start:
-        raise ValueError(f"labels has {len(labels)} entries for {start} images; pass one per image.")
+        raise ValueError(
+            f"labels has {len(labels)} entries for {start} images; pass one per image."
+        )

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.network.batches import first_non_finite
-from nobsp.network.inference import Place, catching, device_and_dtype, evaluation_mode, explain_failure, portable
+from nobsp.network.inference import (
+    Place,
+    catching,
+    device_and_dtype,
+    evaluation_mode,
+    explain_failure,
+    portable,
+)
 from nobsp.network.readout import Head, Readout, checked, exact, fingerprint_of, tensors_in
 
 Layout = Literal["first", "last", "tokens"]
@@ -94,7 +101,10 @@ def grids_of(tensor: Tensor, space: Space, *, prefixes: int = _MOST_PREFIX) -> I
             yield Grid("last")
     if tensor.ndim == 3 and tensor.shape[2] > 1:
         for prefix in range(min(prefixes, tensor.shape[1] - 1)):
-            if tensor.shape[1] - prefix > 1 and grid_shape(tensor.shape[1] - prefix, space) is not None:
+            if (
+                tensor.shape[1] - prefix > 1
+                and grid_shape(tensor.shape[1] - prefix, space) is not None
+            ):
                 yield Grid("tokens", prefix)
 
 
@@ -103,7 +113,9 @@ def pooled(maps: Tensor, pooling: Pooling) -> Tensor:
     flat = maps.flatten(2)
     if pooling == "flatten":
         return flat.flatten(1)
-    return torch.cat([flat.mean(2) if part == "mean" else flat.amax(2) for part in pooling.split("+")], dim=1)
+    return torch.cat(
+        [flat.mean(2) if part == "mean" else flat.amax(2) for part in pooling.split("+")], dim=1
+    )
 
 
 def spread(maps: Tensor, weights: Tensor, pooling: Pooling) -> Tensor:
@@ -116,7 +128,9 @@ def spread(maps: Tensor, weights: Tensor, pooling: Pooling) -> Tensor:
     flat = maps.flatten(2)
     locations = flat.shape[2]
     if pooling == "flatten":
-        result = locations * torch.einsum("ntcp,ncp->ntp", torch.unflatten(weights, 2, flat.shape[1:]), flat)
+        result = locations * torch.einsum(
+            "ntcp,ncp->ntp", torch.unflatten(weights, 2, flat.shape[1:]), flat
+        )
     else:
         if "max" in pooling:
             top = flat == flat.amax(2, keepdim=True)
@@ -158,7 +172,9 @@ class ForwardPass:
     logits: Tensor  # shape (n, outputs)
     units: Tensor  # what the layers behind the map depend on
     images: Tensor  # what the model was given
-    typical: Tensor | None = None  # of tokens, the mean over those that are no padding, shape (n, channels)
+    typical: Tensor | None = (
+        None  # of tokens, the mean over those that are no padding, shape (n, channels)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,19 +185,27 @@ class FeatureMap:
     place: Place  # where the map passes
     grid: Grid  # its layout
     relu: bool  # whether a rectifier that is no module of its own follows before the pooling
-    pooling: Pooling  # how the map becomes units; "flatten" where the layers behind it see all of it
+    pooling: (
+        Pooling  # how the map becomes units; "flatten" where the layers behind it see all of it
+    )
     reach: Reach  # what of the map the layers behind it depend on
     head: Head | None  # the linear head
-    readout: Readout | None  # how to catch the representation that enters the head; None where there is no head
+    readout: (
+        Readout | None
+    )  # how to catch the representation that enters the head; None where there is no head
     outputs: int  # how many outputs the model has
     channels: int  # channels of the map
     shape: Space  # extent of the map for the images it was found with
     text: bool  # whether the input is codes of tokens
-    image_shape: tuple[int, ...]  # channels, height and width of those images, or what other inputs have
+    image_shape: tuple[
+        int, ...
+    ]  # channels, height and width of those images, or what other inputs have
     carrier: Tensor  # an image that carries what is put in the place of the map through the layers before it
     device: torch.device  # where the model lives
     dtype: torch.dtype  # in which precision it takes images
-    fixed_batch: bool = False  # whether the layers behind the map want as many rows as there were images
+    fixed_batch: bool = (
+        False  # whether the layers behind the map want as many rows as there were images
+    )
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -201,7 +225,9 @@ class FeatureMap:
     @property
     def map_units(self) -> int:
         """How many numbers the pooling makes of the map."""
-        return self.channels * (math.prod(self.shape) if self.pooling == "flatten" else len(self.pooling.split("+")))
+        return self.channels * (
+            math.prod(self.shape) if self.pooling == "flatten" else len(self.pooling.split("+"))
+        )
 
     @property
     def units(self) -> int:
@@ -219,7 +245,12 @@ class FeatureMap:
         """Everything that must be the same for a calibration to apply, as JSON can hold it."""
         place, grid = self.place, self.grid
         found = {"layer": place.name, "call": place.call, "side": place.side, "layout": grid.layout}
-        found |= {"prefix": grid.prefix, "relu": self.relu, "pooling": self.pooling, "reach": self.reach}
+        found |= {
+            "prefix": grid.prefix,
+            "relu": self.relu,
+            "pooling": self.pooling,
+            "reach": self.reach,
+        }
         head = None if self.head is None else self.head.name
         return found | {"head": head, "channels": self.channels, "outputs": self.outputs}
 
@@ -232,7 +263,11 @@ class FeatureMap:
         device, dtype = device_and_dtype(self.module)
         if (device, dtype) == (self.device, self.dtype):
             return self
-        readout = None if self.readout is None else dataclasses.replace(self.readout, device=device, dtype=dtype)
+        readout = (
+            None
+            if self.readout is None
+            else dataclasses.replace(self.readout, device=device, dtype=dtype)
+        )
         return dataclasses.replace(self, device=device, dtype=dtype, readout=readout)
 
     def portable(self) -> FeatureMap:
@@ -269,13 +304,17 @@ class FeatureMap:
                         logits = self.head.logits(units)
                     if tokens.numel():
                         units = torch.cat([units, tokens.flatten(1)], dim=1)
-                    typical = self._typical(maps, images) if self.text and self.reach == "full" else None
+                    typical = (
+                        self._typical(maps, images) if self.text and self.reach == "full" else None
+                    )
                     return ForwardPass(maps, logits, units, images, typical)
 
                 yield forward
 
     @contextmanager
-    def behind(self, images: Tensor, *, head: bool = True) -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
+    def behind(
+        self, images: Tensor, *, head: bool = True
+    ) -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
         """Hand out `tail(units, rows)`: the logits, with their graph, of units put in the place of the map.
 
         Without the head, what enters it. The model is run on one small image, whatever the number of rows, and the
@@ -293,7 +332,9 @@ class FeatureMap:
                 rows = len(units)
                 if self.reach == "full":
                     maps = torch.unflatten(units[:, : self.map_units], 1, (self.channels, *shape))
-                    tokens = torch.unflatten(units[:, self.map_units :], 1, (self.grid.prefix, self.channels))
+                    tokens = torch.unflatten(
+                        units[:, self.map_units :], 1, (self.grid.prefix, self.channels)
+                    )
                 else:
                     maps = units.reshape(*units.shape, *(1 for _ in shape)).expand(-1, -1, *shape)
                     # Where only means count, other tokens do not, whatever they are.
@@ -331,21 +372,33 @@ class FeatureMap:
     def _ready(self, images: Tensor) -> Tensor:
         if self.readout is not None:
             return self.readout.ready(images)
-        return images.to(self.device, self.dtype if images.is_floating_point() else images.dtype, copy=True)
+        return images.to(
+            self.device, self.dtype if images.is_floating_point() else images.dtype, copy=True
+        )
 
     def _maps(self, tensor: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
         """The map, checked, and tokens without a place."""
         maps = self.grid.maps(tensor, space_of(images))
         if len(maps) != len(images) or maps.shape[1] != self.channels:
             gave = f"{self.place.name!r} gave maps of shape {tuple(maps.shape)} for {len(images)} images"
-            raise ValueError(f"the layer {gave}; expected one map of {self.channels} channels per image.")
+            raise ValueError(
+                f"the layer {gave}; expected one map of {self.channels} channels per image."
+            )
         if self.pooling == "flatten" and tuple(maps.shape[2:]) != self.shape:
             gave = f"images of shape {tuple(images.shape[1:])} give a map of {tuple(maps.shape[2:])} locations"
-            raise ValueError(f"{gave}, but calibrated were those of {self.shape}; use images of one size.")
+            raise ValueError(
+                f"{gave}, but calibrated were those of {self.shape}; use images of one size."
+            )
         maps = exact(maps)
         bad = first_non_finite(maps)
         if bad is not None:
             hint = "check the scale of the images and the precision of the model"
-            raise ValueError(f"the map of {self.place.name!r} is not finite for image {bad[0]} of the batch; {hint}.")
-        tokens = self.grid.prefix_tokens(tensor) if self.reach == "full" else tensor.new_empty(len(tensor), 0, 1)
+            raise ValueError(
+                f"the map of {self.place.name!r} is not finite for image {bad[0]} of the batch; {hint}."
+            )
+        tokens = (
+            self.grid.prefix_tokens(tensor)
+            if self.reach == "full"
+            else tensor.new_empty(len(tensor), 0, 1)
+        )
         return (maps.clamp_min(0.0) if self.relu else maps), exact(tokens)

@@ -14,7 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.network.batches import first_non_finite
-from nobsp.network.inference import Place, Side, catching, device_and_dtype, evaluation_mode, find_part, hooked, plain
+from nobsp.network.inference import (
+    Place,
+    Side,
+    catching,
+    device_and_dtype,
+    evaluation_mode,
+    find_part,
+    hooked,
+    plain,
+)
 from nobsp.network.readout import Head, Readout, checked, outputs_of, tensors_in
 from nobsp.vision.feature_map import (
     PACKED,
@@ -58,7 +67,11 @@ class _Seen:
         assert self.raw is not None
         maps, tokens = self.grid.maps(self.raw, self.shape), self.grid.prefix_tokens(self.raw)
         maps = maps.clamp_min(0.0) if self.relu else maps
-        units = pooled(maps.double(), "mean") if means else torch.cat([maps.flatten(1), tokens.flatten(1)], dim=1)
+        units = (
+            pooled(maps.double(), "mean")
+            if means
+            else torch.cat([maps.flatten(1), tokens.flatten(1)], dim=1)
+        )
         return units.to("cpu", torch.float64)
 
     def misfit(self, images: Tensor) -> tuple[float, ...]:
@@ -69,19 +82,26 @@ class _Seen:
             return (float(abs(self.shape[0] - aspect * self.shape[1]) >= max(1.5, 1.5 * aspect)),)
         if len(space) > 2:
             return tuple(
-                abs(extent / whole - self.shape[0] / space[0]) for extent, whole in zip(self.shape, space, strict=True)
+                abs(extent / whole - self.shape[0] / space[0])
+                for extent, whole in zip(self.shape, space, strict=True)
             )
         # Of (n, a, b), layers that work on the last axis say that it is the channels'.
         assert self.raw is not None
         parts = list(self.module.modules())
         widths = {part.out_features for part in parts if isinstance(part, nn.Linear)}
-        widths |= {tuple(part.normalized_shape)[-1] for part in parts if isinstance(part, nn.LayerNorm)}
+        widths |= {
+            tuple(part.normalized_shape)[-1] for part in parts if isinstance(part, nn.LayerNorm)
+        }
         odd = float((self.raw.shape[-1] in widths) != (self.grid.layout == "tokens"))
         return (odd,) if images.is_floating_point() else (float(abs(self.shape[0] - space[0])), odd)
 
 
 def find_map(
-    model: nn.Module, images: Tensor, *, layer: str | nn.Module | None = None, head: str | nn.Module | None = None
+    model: nn.Module,
+    images: Tensor,
+    *,
+    layer: str | nn.Module | None = None,
+    head: str | nn.Module | None = None,
 ) -> FeatureMap:
     """Run the model on some images and find its spatial map, and how the output depends on it."""
     module = checked(model)
@@ -91,7 +111,10 @@ def find_map(
     _refuse_non_finite_state(module)
     chosen = None if layer is None else find_part(module, layer, argument="layer")
     device, dtype = device_and_dtype(module)
-    x, readout = probe.to(device, dtype if probe.is_floating_point() else probe.dtype, copy=True), None
+    x, readout = (
+        probe.to(device, dtype if probe.is_floating_point() else probe.dtype, copy=True),
+        None,
+    )
     try:
         with evaluation_mode(module) as run:
             result = run(x.clone())
@@ -142,7 +165,10 @@ class _Search:
         own, what = self.seen, "no layer of the model gives"
         if chosen is not None:
             own = [seen for seen in own if seen.module is chosen[1]]
-            own, what = [seen for seen in own if seen.side == "output"] or own, f"layer {chosen[0]!r} does not give"
+            own, what = (
+                [seen for seen in own if seen.side == "output"] or own,
+                f"layer {chosen[0]!r} does not give",
+            )
         if not own:
             raise ValueError(
                 f"{what} a map with more than one location for images of shape {tuple(self.probe.shape[1:])}; maps "
@@ -152,7 +178,11 @@ class _Search:
         if match is not None:
             return match
         pointless, passed_on = "", 0
-        for views in self.latest() if chosen is None else [[seen for seen in own if seen.order == own[-1].order]]:
+        for views in (
+            self.latest()
+            if chosen is None
+            else [[seen for seen in own if seen.order == own[-1].order]]
+        ):
             found = "" if id(views[0].raw) == passed_on else self.behind(views)
             if isinstance(found, FeatureMap):
                 return found
@@ -171,25 +201,44 @@ class _Search:
     def best(self, seen: list[_Seen]) -> FeatureMap | None:
         """The last map that is pooled into the head: a module's own output before something derived from it."""
         hits = [(one, pooling) for one in seen for pooling in one.poolings]
-        rank = lambda hit: (hit[0].side == "output", not hit[0].relu, hit[0].order, -POOLINGS.index(hit[1]))  # noqa: E731
+
+        def rank(hit: tuple[Any, Any]) -> tuple[bool, bool, int, int]:
+            place, pooling = hit
+            return place.side == "output", not place.relu, place.order, -POOLINGS.index(pooling)
+
         return self.feature_map(*max(hits, key=rank), "head") if hits else None
 
-    def feature_map(self, seen: _Seen, pooling: Pooling, reach: Reach, *, fixed_batch: bool = False) -> FeatureMap:
+    def feature_map(
+        self, seen: _Seen, pooling: Pooling, reach: Reach, *, fixed_batch: bool = False
+    ) -> FeatureMap:
         calls = self.counts[seen.name]
-        place = Place(seen.name, seen.module, -1 if seen.call == calls - 1 else seen.call, seen.side, calls)
-        found = dataclasses.replace(self.about, place=place, grid=seen.grid, relu=seen.relu, shape=seen.shape)
+        place = Place(
+            seen.name, seen.module, -1 if seen.call == calls - 1 else seen.call, seen.side, calls
+        )
+        found = dataclasses.replace(
+            self.about, place=place, grid=seen.grid, relu=seen.relu, shape=seen.shape
+        )
         head = found.head
         if head is None and reach == "head":
             eye = torch.eye(found.outputs, dtype=torch.float64)
             head = Head(eye, eye.new_zeros(found.outputs), name=seen.name)
-        how: dict[str, Any] = {"pooling": pooling, "reach": reach, "fixed_batch": fixed_batch, "head": head}
+        how: dict[str, Any] = {
+            "pooling": pooling,
+            "reach": reach,
+            "fixed_batch": fixed_batch,
+            "head": head,
+        }
         return dataclasses.replace(found, channels=seen.channels, **how)
 
     def ready(self, found: FeatureMap) -> FeatureMap:
         """The same, noting whether the tensor has other values at the end of a pass than when it was made."""
         place = dataclasses.replace(found.place, overwritten=True)
         x = self.about.carrier.clone()
-        with evaluation_mode(self.about.module) as run, catching(found.place) as live, catching(place) as copied:
+        with (
+            evaluation_mode(self.about.module) as run,
+            catching(found.place) as live,
+            catching(place) as copied,
+        ):
             (_, before), after = live(lambda: copied(lambda: run(x)))
             overwritten = not torch.equal(before, after)
         return dataclasses.replace(found, place=place) if overwritten else found
@@ -213,7 +262,10 @@ class _Search:
         The tensor is put into a pass over another image. Where the output then is what it was of the first, everything
         it needs went through the tensor. Of the ways to see it, one of which only the means count is the right one.
         """
-        views = sorted(views, key=lambda one: (one.relu, one.misfit(self.probe), one.grid.layout, one.grid.prefix))
+        views = sorted(
+            views,
+            key=lambda one: (one.relu, one.misfit(self.probe), one.grid.layout, one.grid.prefix),
+        )
         full = views[0]
         fixed = False
         whole = self.feature_map(full, "flatten", "full")
@@ -236,7 +288,9 @@ class _Search:
             still = (maps.mean(0) * 0.5).expand_as(maps).clone()
             if kept is not None:
                 still[..., kept] = maps[..., kept]
-            if self.agrees(whole, torch.cat([still.flatten(1), units[:, whole.map_units :]], dim=1)):
+            if self.agrees(
+                whole, torch.cat([still.flatten(1), units[:, whole.map_units :]], dim=1)
+            ):
                 return full.name or "the model"
         return self.lighten(whole, units)
 
@@ -261,7 +315,9 @@ class _Search:
             return None
         expected, scale = self.logits, self.logits.abs().amax(1, keepdim=True)
         tolerance = min(256 * torch.finfo(self.about.dtype).eps, 0.05)
-        return found.shape == expected.shape and bool(((found - expected).abs() <= tolerance * scale).all())
+        return found.shape == expected.shape and bool(
+            ((found - expected).abs() <= tolerance * scale).all()
+        )
 
 
 def _observe(
@@ -275,17 +331,33 @@ def _observe(
 
     def note(side: Side, name: str, part: nn.Module, found: Any) -> None:
         nonlocal order
-        if not isinstance(found, Tensor) or not found.is_floating_point() or found.ndim not in (3, len(space) + 2):
+        if (
+            not isinstance(found, Tensor)
+            or not found.is_floating_point()
+            or found.ndim not in (3, len(space) + 2)
+        ):
             return
-        if found.shape[0] != len(images) or (found.shape == images.shape and torch.equal(found, images)):
+        if found.shape[0] != len(images) or (
+            found.shape == images.shape and torch.equal(found, images)
+        ):
             return
         order += 1
         found = found.detach()
-        about = {"order": order, "name": name, "module": part, "call": counts[name] - 1, "side": side}
+        about = {
+            "order": order,
+            "name": name,
+            "module": part,
+            "call": counts[name] - 1,
+            "side": side,
+        }
         views = list(_views(about, found, space, makes, text=not images.is_floating_point()))
         if views:
             # A copy, since the model may write into it, and one for all modules it passes; older ones are let go.
-            same = (group[0].raw for group in kept if group[0].raw is not None and torch.equal(group[0].raw, found))
+            same = (
+                group[0].raw
+                for group in kept
+                if group[0].raw is not None and torch.equal(group[0].raw, found)
+            )
             raw = next(same, None)
             raw = found.clone() if raw is None else raw
             kept.append(views)
@@ -312,7 +384,12 @@ def _observe(
 
 
 def _views(
-    about: dict[str, Any], found: Tensor, space: Space, makes: Callable[[Tensor, Pooling], bool], *, text: bool
+    about: dict[str, Any],
+    found: Tensor,
+    space: Space,
+    makes: Callable[[Tensor, Pooling], bool],
+    *,
+    text: bool,
 ) -> Iterator[_Seen]:
     signed = bool((found < 0).any())
     # Of a text, every token has its place.
@@ -322,16 +399,30 @@ def _views(
             used = maps.clamp_min(0.0) if relu else maps
             poolings = [one for one in POOLINGS if makes(used, one) and (one != "flatten" or first)]
             shape = tuple(maps.shape[2:])
-            yield _Seen(**about, grid=grid, relu=relu, shape=shape, channels=maps.shape[1], poolings=poolings)
+            yield _Seen(
+                **about,
+                grid=grid,
+                relu=relu,
+                shape=shape,
+                channels=maps.shape[1],
+                poolings=poolings,
+            )
 
 
 def _makes(z: Tensor, eps: float, maps: Tensor, pooling: Pooling) -> bool:
     """Whether pooled maps are a representation, but for rounding."""
     parts, whole = pooling.split("+"), pooling == "flatten"
-    if z.shape[1] != (maps[0].numel() if whole else maps.shape[1] * len(parts)) or not bool(z.any()):
+    if z.shape[1] != (maps[0].numel() if whole else maps.shape[1] * len(parts)) or not bool(
+        z.any()
+    ):
         return False
-    made, sizes = pooled(maps.double(), pooling).cpu(), pooled(maps.double().abs(), "flatten" if whole else "mean")
-    return bool(((made - z).abs() <= 8 * eps * (z.abs() + sizes.cpu().repeat(1, len(parts))) + 1e-300).all())
+    made, sizes = (
+        pooled(maps.double(), pooling).cpu(),
+        pooled(maps.double().abs(), "flatten" if whole else "mean"),
+    )
+    return bool(
+        ((made - z).abs() <= 8 * eps * (z.abs() + sizes.cpu().repeat(1, len(parts))) + 1e-300).all()
+    )
 
 
 def _other_tokens(tokens: Tensor) -> Tensor:
@@ -350,4 +441,6 @@ def _refuse_non_finite_state(module: nn.Module) -> None:
         if not isinstance(tensor, Tensor) or first_non_finite(tensor.detach()) is None:
             continue
         if id(tensor) in weights or bool(torch.isnan(tensor.detach()).any()):
-            raise ValueError(f"the model's {plain(name)!r} has values that are not finite; load its weights again.")
+            raise ValueError(
+                f"the model's {plain(name)!r} has values that are not finite; load its weights again."
+            )

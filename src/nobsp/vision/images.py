@@ -14,7 +14,13 @@ from torch import Tensor
 from nobsp.calibration import Run
 from nobsp.calibration.local import is_ray
 from nobsp.calibration.ray import RayRows, RayRun, first_batch
-from nobsp.network.batches import NoRowsError, check_batch_size, count_ahead, first_non_finite, open_stream
+from nobsp.network.batches import (
+    NoRowsError,
+    check_batch_size,
+    count_ahead,
+    first_non_finite,
+    open_stream,
+)
 from nobsp.vision.find_map import PROBE_IMAGES
 
 # Images of a Ray dataset whose sums are sent at a time.
@@ -52,11 +58,18 @@ def read_images(run: Run, images: Any, *, batch_size: int) -> Images | DatasetIm
     if isinstance(run, RayRun):
         if not is_ray(images):
             kind = type(images).__name__
-            raise TypeError(f"engine is RayCluster, but images is a {kind}; pass a ray.data.Dataset, or no engine.")
+            raise TypeError(
+                f"engine is RayCluster, but images is a {kind}; pass a ray.data.Dataset, or no engine."
+            )
         batch = first_batch(images, PROBE_IMAGES, argument="images", batch_format="numpy")
         first = _read_block(batch, batch_size=batch_size, argument="images").first
-        read, size = partial(_read_block, batch_size=batch_size), first[0].numel() * first.element_size()
-        return DatasetImages(images, read, batch_size, size, batch_format="numpy", most_rows=AT_ONCE, first=first)
+        read, size = (
+            partial(_read_block, batch_size=batch_size),
+            first[0].numel() * first.element_size(),
+        )
+        return DatasetImages(
+            images, read, batch_size, size, batch_format="numpy", most_rows=AT_ONCE, first=first
+        )
     if is_ray(images):
         raise ValueError(
             f"images is a Ray dataset, but the engine has {run.size} processes that read images themselves; call fit "
@@ -69,7 +82,9 @@ def read_images(run: Run, images: Any, *, batch_size: int) -> Images | DatasetIm
             raise
         found = Images(0, torch.empty(0), lambda: iter(()))
     # A copy: what is sent would take all of a larger tensor along.
-    firsts = [one for one in run.gather(found.first[:PROBE_IMAGES].to("cpu", copy=True)) if len(one)]
+    firsts = [
+        one for one in run.gather(found.first[:PROBE_IMAGES].to("cpu", copy=True)) if len(one)
+    ]
     if not firsts:
         raise ValueError(f"images is empty on all {run.size} ranks.")
     return replace(found, first=firsts[0])
@@ -79,11 +94,17 @@ def _read_block(
     block: Mapping[str, Any], *, batch_size: int, argument: str = "images (in one of its batches)"
 ) -> Images:
     """The images of a dataset's block, in one of its workers."""
-    column = np.asarray(next(iter(block.values())) if len(block) == 1 else _images_in(block, argument))
+    column = np.asarray(
+        next(iter(block.values())) if len(block) == 1 else _images_in(block, argument)
+    )
     if column.dtype == object:
         shapes = sorted({np.shape(image) for image in column}, key=str)
-        raise ValueError(f"{argument} has images of the shapes {shapes[:4]}; bring them to one size first.")
-    return images_of(column.copy(), batch_size=batch_size, argument=argument)  # it is Ray's, not to be written to
+        raise ValueError(
+            f"{argument} has images of the shapes {shapes[:4]}; bring them to one size first."
+        )
+    return images_of(
+        column.copy(), batch_size=batch_size, argument=argument
+    )  # it is Ray's, not to be written to
 
 
 def images_of(images: Any, *, batch_size: int, argument: str = "images") -> Images:
@@ -112,13 +133,19 @@ def images_of(images: Any, *, batch_size: int, argument: str = "images") -> Imag
 
 def _keys(given: Any) -> tuple[str, ...]:
     """Keywords of a tokenizer's output that are handed on."""
-    return tuple(key for key in TOKENS if key in given) if isinstance(given, Mapping) and TOKENS[0] in given else ()
+    return (
+        tuple(key for key in TOKENS if key in given)
+        if isinstance(given, Mapping) and TOKENS[0] in given
+        else ()
+    )
 
 
 def _batch(given: Any, argument: str, number: int) -> Tensor:
     where = f"batch {number} of {argument}"
     if _keys(given):
-        return torch.stack([_checked(given[key], f"{key} of {where}").long() for key in _keys(given)], dim=1)
+        return torch.stack(
+            [_checked(given[key], f"{key} of {where}").long() for key in _keys(given)], dim=1
+        )
     if isinstance(given, Mapping):
         given = _images_in(given, where)
     elif isinstance(given, tuple | list) and given:
@@ -129,7 +156,9 @@ def _batch(given: Any, argument: str, number: int) -> Tensor:
 def _images_in(given: Mapping[str, Any], argument: str) -> Any:
     found = [given[key] for key in KEYS if key in given]
     if not found:
-        raise TypeError(f"{argument} has {sorted(map(str, given))}, none of which is one of {list(KEYS)}; rename one.")
+        raise TypeError(
+            f"{argument} has {sorted(map(str, given))}, none of which is one of {list(KEYS)}; rename one."
+        )
     return found[0]
 
 
@@ -137,7 +166,9 @@ def _checked(batch: Any, argument: str) -> Tensor:
     if isinstance(batch, np.ndarray):
         batch = torch.from_numpy(np.ascontiguousarray(batch))
     if not isinstance(batch, Tensor):
-        raise TypeError(f"{argument} is a {type(batch).__name__}; expected a tensor (n, channels, height, width).")
+        raise TypeError(
+            f"{argument} is a {type(batch).__name__}; expected a tensor (n, channels, height, width)."
+        )
     whole = not batch.is_floating_point() and batch.dtype != torch.bool
     if batch.ndim not in ((2, 3, 4, 5) if whole else (3, 4, 5)):
         raise ValueError(f"{argument} has shape {tuple(batch.shape)}; expected {SHAPES}.")
@@ -155,5 +186,7 @@ def _pieces(batch: Tensor, size: int, argument: str, seen: int) -> Iterator[Tens
         bad = first_non_finite(piece)
         if bad is not None:
             number = bad[0] + start + seen
-            raise ValueError(f"image {number} of {argument} has a value that is not finite; leave it out or repair it.")
+            raise ValueError(
+                f"image {number} of {argument} has a value that is not finite; leave it out or repair it."
+            )
         yield piece

@@ -102,10 +102,20 @@ class ActivationMaps:
         if kind == "contrast" and self.against is None and self.scale == "logit":
             return "account against the other classes"
         if kind in ("contrast", "account"):
-            rivals = {"others": "the other classes", "mean": "all classes", "runner-up": "the runner-up"}
-            rival = "" if self.against is None else f" against {rivals.get(self.against, self.against)}"
+            rivals = {
+                "others": "the other classes",
+                "mean": "all classes",
+                "runner-up": "the runner-up",
+            }
+            rival = (
+                "" if self.against is None else f" against {rivals.get(self.against, self.against)}"
+            )
             return f"account of the {self.scale}{rival}"
-        return {"positive": "channels for", "negative": "channels against", "signed": "channels for less against"}[kind]
+        return {
+            "positive": "channels for",
+            "negative": "channels against",
+            "signed": "channels for less against",
+        }[kind]
 
     @property
     def target_names(self) -> NDArray[np.str_]:
@@ -124,11 +134,19 @@ class ActivationMaps:
             raise ValueError(f"size must be one or {axes} positive whole numbers, found {size!r}.")
         for side in shape:
             require_whole_number("size", side)
-        larger: dict[str, Any] = {kind: _resized(getattr(self, kind), tuple(shape)) for kind in KINDS}
+        larger: dict[str, Any] = {
+            kind: _resized(getattr(self, kind), tuple(shape)) for kind in KINDS
+        }
         return replace(self, **larger)
 
     def overlay(
-        self, images: Any, *, kind: Kind | None = None, opacity: float = 0.5, mean: Any = None, std: Any = None
+        self,
+        images: Any,
+        *,
+        kind: Kind | None = None,
+        opacity: float = 0.5,
+        mean: Any = None,
+        std: Any = None,
     ) -> NDArray[np.float32]:
         """Images with a map laid over them in colour, each map scaled by its own largest value.
 
@@ -149,7 +167,9 @@ class ActivationMaps:
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, found {kind!r}.")
         if self.target.ndim != 1:
-            raise ValueError("these maps are for several targets per image; choose one first, maps.of_target(0).")
+            raise ValueError(
+                "these maps are for several targets per image; choose one first, maps.of_target(0)."
+            )
         return lay_over(getattr(self, kind), images, kind=kind, opacity=opacity, mean=mean, std=std)
 
     def of_target(self, position: int) -> ActivationMaps:
@@ -164,7 +184,9 @@ def join(parts: list[dict[str, Tensor]], *, several: bool, **about: Any) -> Acti
     """Maps of all batches as arrays; the axis of targets is kept only where images have several."""
     shapes = {tuple(part["positive"].shape[2:]) for part in parts}
     if len(shapes) > 1:
-        raise ValueError(f"the images have maps of different sizes {sorted(shapes)}; pass images of one size a call.")
+        raise ValueError(
+            f"the images have maps of different sizes {sorted(shapes)}; pass images of one size a call."
+        )
     arrays: dict[str, Any] = {}
     for name in parts[0]:
         whole = torch.cat([part[name].cpu() for part in parts])
@@ -172,15 +194,21 @@ def join(parts: list[dict[str, Tensor]], *, several: bool, **about: Any) -> Acti
     return ActivationMaps(**arrays, **about)
 
 
-def lay_over(maps: Array, images: Any, *, kind: str, opacity: float, mean: Any, std: Any) -> NDArray[np.float32]:
+def lay_over(
+    maps: Array, images: Any, *, kind: str, opacity: float, mean: Any, std: Any
+) -> NDArray[np.float32]:
     """Images (n, height, width, 3) with maps (n, h, w) laid over them in colour."""
     if not 0 <= opacity <= 1:
         raise ValueError(f"opacity must lie between 0 and 1, found {opacity!r}.")
     if maps.ndim != 3:
         use = "use nobsp.plots.signal or nobsp.plots.words, or slices of maps.account"
-        raise ValueError(f"these maps have {maps.ndim - 1} axes of locations, so they lie over no image; {use}.")
+        raise ValueError(
+            f"these maps have {maps.ndim - 1} axes of locations, so they lie over no image; {use}."
+        )
     pictures = pictures_of(images, len(maps), mean=mean, std=std)
-    colour, strength = colour_maps(_resized(maps, (pictures.shape[1], pictures.shape[2])), kind=kind)
+    colour, strength = colour_maps(
+        _resized(maps, (pictures.shape[1], pictures.shape[2])), kind=kind
+    )
     blend = (opacity * strength)[..., None]
     return (pictures * (1 - blend) + colour * blend).astype(np.float32)
 
@@ -203,17 +231,23 @@ def colour_maps(maps: Array, *, kind: str) -> tuple[Array, Array]:
     against = (shown < 0) | (kind == "negative")
     strength = np.abs(shown)
     largest = strength.max((1, 2), keepdims=True)
-    colours = [np.array([int(name[at : at + 2], 16) / 255 for at in (1, 3, 5)]) for name in (AGAINST, FOR)]
+    colours = [
+        np.array([int(name[at : at + 2], 16) / 255 for at in (1, 3, 5)]) for name in (AGAINST, FOR)
+    ]
     return np.where(against[..., None], *colours), strength / np.where(largest > 0, largest, 1.0)
 
 
 def pictures_of(images: Any, count: int, *, mean: Any = None, std: Any = None) -> Array:
     """Images as (n, height, width, 3) from 0 to 1, their normalisation undone where it is given."""
     if isinstance(images, Tensor):
-        images = images.detach().cpu().double() if images.is_floating_point() else images.cpu()  # numpy has no bfloat16
+        images = (
+            images.detach().cpu().double() if images.is_floating_point() else images.cpu()
+        )  # numpy has no bfloat16
     array = np.asarray(images)
     if array.ndim != 4 or len(array) != count:
-        raise ValueError(f"images has shape {array.shape}; expected {count} images, (n, channels, height, width).")
+        raise ValueError(
+            f"images has shape {array.shape}; expected {count} images, (n, channels, height, width)."
+        )
     if array.shape[1] in (1, 3) or array.shape[3] not in (1, 3):
         array = np.moveaxis(array, 1, 3)
     if array.shape[3] not in (1, 3):
@@ -224,7 +258,9 @@ def pictures_of(images: Any, count: int, *, mean: Any = None, std: Any = None) -
         shift, factor = (np.asarray(one, dtype=np.float64).ravel() for one in given.values())
         for name, values in zip(given, (shift, factor), strict=True):
             if len(values) not in (1, array.shape[3]):
-                raise ValueError(f"{name} has {len(values)} values, but the images have {array.shape[3]} channels.")
+                raise ValueError(
+                    f"{name} has {len(values)} values, but the images have {array.shape[3]} channels."
+                )
         scaled = np.clip(scaled * factor + shift, 0.0, 1.0)
     low, high = scaled.min((1, 2, 3), keepdims=True), scaled.max((1, 2, 3), keepdims=True)
     outside = (low < 0) | (high > 1)

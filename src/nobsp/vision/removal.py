@@ -30,7 +30,9 @@ class Removal:
     """
 
     order: NDArray[np.int64]  # per location its step, 1 for the first to go, shape (n, *locations)
-    probability: Array  # the target's probability before any step and after each, shape (n, locations + 1)
+    probability: (
+        Array  # the target's probability before any step and after each, shape (n, locations + 1)
+    )
     target: NDArray[np.int64]  # class each image was asked about, shape (n,)
     output_names: tuple[str, ...]  # names of the classes
     layer: str  # where in the model the map is
@@ -56,9 +58,17 @@ def remove_locations(
     assert feature_map.head is not None
     weight, locations = feature_map.head.weight.to(seen.maps.device), seen.maps[0, 0].numel()
     parts = []
-    for some in torch.split(torch.arange(len(target)), max(1, _AT_ONCE // (len(weight) * locations))):
-        evidence = spread(seen.maps[some], weight.expand(len(some), -1, -1), feature_map.pooling).flatten(2)
-        parts.append(remove_one_by_one(seen.logits[some], evidence / locations, target[some], sigmoid=sigmoid))
+    for some in torch.split(
+        torch.arange(len(target)), max(1, _AT_ONCE // (len(weight) * locations))
+    ):
+        evidence = spread(
+            seen.maps[some], weight.expand(len(some), -1, -1), feature_map.pooling
+        ).flatten(2)
+        parts.append(
+            remove_one_by_one(
+                seen.logits[some], evidence / locations, target[some], sigmoid=sigmoid
+            )
+        )
     order, chances = (torch.cat(part) for part in zip(*parts, strict=True))
     return torch.unflatten(order, 1, seen.maps.shape[2:]), chances
 
@@ -77,13 +87,18 @@ def remove_one_by_one(
     if sigmoid:
         gap, apart = -own[:, None], brought[:, None]
     else:
-        gap, apart = (logits - own[:, None]).scatter(1, target[:, None], -torch.inf), brought[:, None] - evidence
+        gap, apart = (
+            (logits - own[:, None]).scatter(1, target[:, None], -torch.inf),
+            brought[:, None] - evidence,
+        )
     pull = apart.clamp(-_MOST, _MOST).exp()
     order = torch.zeros(brought.shape, dtype=torch.int64, device=logits.device)
     chances = [torch.sigmoid(-gap.logsumexp(1))]
     for step in range(1, order.shape[1] + 1):
         top = gap.amax(1, keepdim=True)
-        odds = (torch.bmm((gap - top).exp()[:, None], pull)[:, 0].log() + top).masked_fill(order > 0, -torch.inf)
+        odds = (torch.bmm((gap - top).exp()[:, None], pull)[:, 0].log() + top).masked_fill(
+            order > 0, -torch.inf
+        )
         against, gone = odds.max(1)
         order[rows, gone] = step
         gap = gap + apart[rows, :, gone]
@@ -109,13 +124,21 @@ class ThoroughMaps:
         size = "×".join(map(str, self.thorough.shape[1:]))
         return f"ThoroughMaps({len(self)} images, {size} regions, {self.passes} forward passes an image)"
 
-    def overlay(self, images: Any, *, opacity: float = 0.5, mean: Any = None, std: Any = None) -> NDArray[np.float32]:
+    def overlay(
+        self, images: Any, *, opacity: float = 0.5, mean: Any = None, std: Any = None
+    ) -> NDArray[np.float32]:
         """Images with the thorough map laid over them, as `ActivationMaps.overlay` does."""
         return lay_over(self.thorough, images, kind="signed", opacity=opacity, mean=mean, std=std)
 
 
 def lose_regions(
-    feature_map: FeatureMap, seen: ForwardPass, target: Tensor, tried: Tensor, regions: int, size: int, sigmoid: bool
+    feature_map: FeatureMap,
+    seen: ForwardPass,
+    target: Tensor,
+    tried: Tensor,
+    regions: int,
+    size: int,
+    sigmoid: bool,
 ) -> Tensor:
     """By how much log-odds fall without each of the regions to try (n, tries); 0 for others, shape (n, regions).
 
@@ -127,7 +150,9 @@ def lose_regions(
     number = torch.zeros(space, dtype=torch.int64, device=images.device)
     for axis, extent in enumerate(space):
         along = torch.arange(extent, device=images.device) * regions // extent
-        number = number * regions + along.reshape([extent if at == axis else 1 for at in range(len(space))])
+        number = number * regions + along.reshape(
+            [extent if at == axis else 1 for at in range(len(space))]
+        )
     blurred = resize_maps(average_regions(images, regions), space)
     before = log_odds(seen.logits, target, sigmoid=sigmoid)
     lost = before.new_zeros(len(before), regions ** len(space))
@@ -137,7 +162,9 @@ def lose_regions(
             here = rows.to(images.device)
             gone = number == region.to(images.device).reshape(-1, *(1 for _ in space))
             changed = torch.where(gone[:, None], blurred[here], images[here])
-            lost[rows, region] = before[rows] - log_odds(forward(changed).logits, target[rows], sigmoid=sigmoid)
+            lost[rows, region] = before[rows] - log_odds(
+                forward(changed).logits, target[rows], sigmoid=sigmoid
+            )
     return lost
 
 
@@ -154,7 +181,11 @@ def log_odds(logits: Tensor, target: Tensor, *, sigmoid: bool = False) -> Tensor
 def average_regions(maps: Tensor, regions: int) -> Tensor:
     """Means over a grid of so many regions a side."""
     axes = maps.ndim - 2
-    pool: Any = (functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, functional.adaptive_avg_pool3d)
+    pool: Any = (
+        functional.adaptive_avg_pool1d,
+        functional.adaptive_avg_pool2d,
+        functional.adaptive_avg_pool3d,
+    )
     averaged: Tensor = pool[axes - 1](maps, (regions,) * axes)
     return averaged
 

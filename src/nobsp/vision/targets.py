@@ -33,14 +33,18 @@ class Question:
 
     def rows(self, rows: Tensor) -> Question:
         """The same about some of the images."""
-        return replace(self, target=self.target[rows], classes=self.classes[rows], whole=self.whole[rows])
+        return replace(
+            self, target=self.target[rows], classes=self.classes[rows], whole=self.whole[rows]
+        )
 
     def gradient(self, classes: Tensor, logits: Tensor) -> Tensor:
         """Gradient in logits, where these are, of what is accounted for; `classes` are some of the own ones."""
         if not self.probability:
             return classes
         chances = chances_of(logits, sigmoid=self.sigmoid)
-        return (classes * chances).sum(-1, keepdim=True) * (classes - (classes * chances if self.sigmoid else chances))
+        return (classes * chances).sum(-1, keepdim=True) * (
+            classes - (classes * chances if self.sigmoid else chances)
+        )
 
     def columns(self, matrix: Tensor, logits: Tensor) -> Tensor:
         """Columns per class (units, outputs) as those of what is accounted for, (n, targets, units)."""
@@ -55,11 +59,17 @@ class Question:
         change = logits - self.base
         # The integrand is analytic up to a distance of π over the change of a difference of logits, so Gauss and
         # Legendre's rule has an error of exp(−2 n asinh(2π / change)): below rounding with so many nodes.
-        reach = float((change.abs().amax(1) if self.sigmoid else change.amax(1) - change.amin(1)).max())
+        reach = float(
+            (change.abs().amax(1) if self.sigmoid else change.amax(1) - change.amin(1)).max()
+        )
         count = min(_MOST_NODES, math.ceil(18 / math.asinh(2 * math.pi / max(reach, 1.0))))
         found = torch.zeros_like(self.classes)
         for node, share in zip(*np.polynomial.legendre.leggauss(count), strict=True):
-            found += share / 2 * self.gradient(self.classes, (self.base + (node + 1) / 2 * change)[:, None])
+            found += (
+                share
+                / 2
+                * self.gradient(self.classes, (self.base + (node + 1) / 2 * change)[:, None])
+            )
         return found
 
     def change(self, start: Tensor, stop: Tensor) -> Tensor:
@@ -103,12 +113,18 @@ class Targets:
         if self.scale not in ("logit", "probability"):
             raise ValueError(f'scale must be "logit" or "probability", found {self.scale!r}.')
         if self.scale == "probability" and against is not None:
-            raise ValueError(f'scale="probability" has all other classes in it already; leave against={against!r} out.')
+            raise ValueError(
+                f'scale="probability" has all other classes in it already; leave against={against!r} out.'
+            )
         known = isinstance(against, str) and against in ("runner-up", "others", "mean")
         if known and self.outputs < 2:
-            raise ValueError(f"against={against!r} needs at least two classes, but the model has one output.")
+            raise ValueError(
+                f"against={against!r} needs at least two classes, but the model has one output."
+            )
         if against == "others" and self.sigmoid:
-            raise ValueError('against="others" is for a softmax, but these classes have a sigmoid each; use "mean".')
+            raise ValueError(
+                'against="others" is for a softmax, but these classes have a sigmoid each; use "mean".'
+            )
         self.rival = against if against is None or known else self._class(against, "against")
         self.given = None if self.given is None else self._classes(self.given)
 
@@ -120,7 +136,9 @@ class Targets:
     def require(self, count: int) -> None:
         """An error unless there are as many targets as images."""
         if self.given is not None and self.given.ndim and len(self.given) != count:
-            raise ValueError(f"target has {len(self.given)} entries for {count} images; pass one per image.")
+            raise ValueError(
+                f"target has {len(self.given)} entries for {count} images; pass one per image."
+            )
 
     def choose(self, logits: Tensor, start: int) -> Tensor:
         """Targets (n, targets) of the images whose logits these are, the first of them number `start`."""
@@ -131,7 +149,9 @@ class Targets:
         if given.ndim == 0:
             return given.expand(count, 1)
         if start + count > len(given):
-            raise ValueError(f"target has {len(given)} entries but there are more images; pass one for each.")
+            raise ValueError(
+                f"target has {len(given)} entries but there are more images; pass one for each."
+            )
         return given[start : start + count].reshape(count, -1)
 
     def question(self, target: Tensor, logits: Tensor, base: Tensor) -> Question:
@@ -153,13 +173,17 @@ class Targets:
     @property
     def has_contrast(self) -> bool:
         """Whether the other classes can be compared with: they exclude each other, and no other rival was named."""
-        return self.rival is None and self.scale == "logit" and not self.sigmoid and self.outputs > 1
+        return (
+            self.rival is None and self.scale == "logit" and not self.sigmoid and self.outputs > 1
+        )
 
     def _rival(self, logits: Tensor, target: Tensor) -> Tensor:
         """Weights of the classes whose evidence is subtracted, shape (n, targets, outputs)."""
         if isinstance(self.rival, int):
             if bool((target == self.rival).any()):
-                raise ValueError(f"against and target are both {self.against!r} for an image; name another class.")
+                raise ValueError(
+                    f"against and target are both {self.against!r} for an image; name another class."
+                )
             return _own(logits, torch.full_like(target, self.rival))
         if self.rival == "mean":
             return logits.new_full((*target.shape, self.outputs), 1.0 / self.outputs)
@@ -170,13 +194,17 @@ class Targets:
         classes = f"the model has {self.outputs} classes, numbered from 0"
         if isinstance(given, str):
             if given not in self.names:
-                words = ' nor one of "runner-up", "others" and "mean"' if argument == "against" else ""
+                words = (
+                    ' nor one of "runner-up", "others" and "mean"' if argument == "against" else ""
+                )
                 raise ValueError(f"{argument}={given!r} is not a class{words}; {classes}.")
             return self.names.index(given)
         if isinstance(given, Tensor | np.ndarray):
             given = given.item()
         if isinstance(given, bool | np.bool_) or not isinstance(given, int | np.integer):
-            raise TypeError(f"{argument} must be a class number or name, found {type(given).__name__}.")
+            raise TypeError(
+                f"{argument} must be a class number or name, found {type(given).__name__}."
+            )
         if not 0 <= given < self.outputs:
             raise ValueError(f"{argument}={given} is out of range; {classes}.")
         return int(given)
@@ -185,9 +213,13 @@ class Targets:
         try:
             array = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
         except ValueError as ragged:
-            raise ValueError("target has rows of different lengths; give every image as many targets.") from ragged
+            raise ValueError(
+                "target has rows of different lengths; give every image as many targets."
+            ) from ragged
         if array.ndim > 2 or array.size == 0:
-            raise ValueError(f"target has shape {array.shape}; pass one class, one per image (n,), or several (n, k).")
+            raise ValueError(
+                f"target has shape {array.shape}; pass one class, one per image (n,), or several (n, k)."
+            )
         numbers = np.vectorize(lambda one: self._class(one, "target"), otypes=[np.int64])(array)
         return torch.as_tensor(numbers)
 
