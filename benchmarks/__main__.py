@@ -107,7 +107,7 @@ TABLES: dict[str, tuple[str, str]] = {
     ),
     "house": (
         "benchmarks.house",
-        "size of the package, files that a call enters, and import times",
+        "how densely the code is written, files that a call enters, and import times",
     ),
     "speed": ("benchmarks.speed", "every claim about speed as a ratio, measured in one run"),
 }

@@ -1,30 +1,50 @@
-"""The size of the house, and how many of its files and functions a user's call enters.
+"""How the package reads: its density beside other projects, what a call enters, and import times.
 
-Counts files, lines, functions and their median length; walks `fit`, explaining, compiling, the report, images and
+Counts tokens per line, packed assignments, long functions and the like in this package as it was and as it is, and in
+torch-cam, torchmetrics, effector and scikit-learn; walks `fit`, explaining, compiling, the report, images and
 neighbours under a profiler hook on 300 × 4 rows with one thread; and times imports in fresh processes. Any checkout can
 be measured the same way:
 
     python -m benchmarks house                       # this one
+    python -m benchmarks house --quick               # density only, a few seconds
     PYTHONPATH=other/src python -m benchmarks house --print-only
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
+import importlib.util
+import io
 import statistics
 import subprocess
 import sys
+import tarfile
+import tempfile
 import threading
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import nobsp
+from benchmarks.density import Density, densest_files, density_table, measure_tree
 
 SOURCE = Path(nobsp.__file__).parent
+REPOSITORY = Path(__file__).parents[1]
+RESULT = Path(__file__).parent / "results" / "house.md"
+# The last commit under the limit on lines, which was met by packing them.
+BEFORE = "08d3337"
+# Name on the package index, and folder of the sources.
+COMPARED = {
+    "torchcam": "torchcam",
+    "torchmetrics": "torchmetrics",
+    "effector": "effector",
+    "scikit-learn": "sklearn",
+}
+# Importing varies from process to process by a tenth or so.
 REPEATS = 5
 IMPORTS = {
     "import nobsp": "import nobsp",
@@ -32,39 +52,74 @@ IMPORTS = {
     "import nobsp; nobsp.NObSPCam": "import nobsp; nobsp.NObSPCam",
     "import torch (the floor of both)": "import torch",
 }
+# The wheels are small; an index that does not answer by then is not there.
+DOWNLOAD_SECONDS = 120
 
 
-def sizes() -> dict[str, float]:
-    """Files, lines, functions and the median length of a function."""
-    paths = list(SOURCE.rglob("*.py"))
-    texts = [path.read_text(encoding="utf-8") for path in paths]
-    functions = [
-        node.end_lineno - node.lineno + 1
-        for text in texts
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
-    ]
-    return {
-        "files": len(paths),
-        "lines": sum(len(text.splitlines()) for text in texts),
-        "functions": len(functions),
-        "median length of a function": statistics.median(functions),
-    }
+def measure_projects(folder: Path) -> dict[str, Density]:
+    """Density of this package before and now, and of every other project that can be had."""
+    measured: dict[str, Density] = {}
+
+    before = extract_commit(BEFORE, folder / "before")
+    if before is not None:
+        measured["nobsp before"] = measure_tree(before)
+    measured["nobsp"] = measure_tree(SOURCE)
+
+    for project, package in COMPARED.items():
+        source = find_source(project, package, folder)
+        if source is not None:
+            measured[project] = measure_tree(source)
+    return measured
+
+
+def extract_commit(commit: str, folder: Path) -> Path | None:
+    """The sources of this package at a commit; None where there is no history."""
+    command = ["git", "-C", str(REPOSITORY), "archive", commit, "src/nobsp"]
+    try:
+        archive = subprocess.run(command, capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        print(f"Commit {commit} is not available here, so there is no column for it.")
+        return None
+
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(folder, filter="data")
+    return folder / "src" / "nobsp"
+
+
+def find_source(project: str, package: str, folder: Path) -> Path | None:
+    """Where a project's sources are: in this environment, or downloaded into `folder`."""
+    spec = importlib.util.find_spec(package)
+    if spec is not None and spec.origin is not None:
+        return Path(spec.origin).parent
+
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary", ":all:", "--dest", str(folder), project]
+    try:
+        subprocess.run(command, capture_output=True, check=True, timeout=DOWNLOAD_SECONDS)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        print(f"{project} is neither installed nor can it be downloaded (offline?): left out.")
+        return None
+
+    wheel = next(folder.glob(f"{package}-*.whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "wheels")
+    return folder / "wheels" / package
 
 
 @contextmanager
-def walked() -> Iterator[set[tuple[str, str, int]]]:
+def watch_calls() -> Iterator[set[tuple[str, str, int]]]:
     """Every function of the package that is entered, by file, name and line."""
     entered: set[tuple[str, str, int]] = set()
     inside = str(SOURCE)
 
-    def see(frame: Any, event: str, _: Any) -> None:
+    def note_call(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(inside) and code.co_name != "<module>":
+        is_ours = code.co_filename.startswith(inside) and code.co_name != "<module>"
+        if event == "call" and is_ours:
             entered.add((code.co_filename, code.co_name, code.co_firstlineno))
 
-    threading.setprofile(see)
-    sys.setprofile(see)
+    threading.setprofile(note_call)
+    sys.setprofile(note_call)
     try:
         yield entered
     finally:
@@ -72,93 +127,119 @@ def walked() -> Iterator[set[tuple[str, str, int]]]:
         threading.setprofile(None)
 
 
-def walks(folder: Path) -> Iterator[tuple[str, int, int]]:
-    """Name of a call, files and functions it enters."""
+def prepare_calls(folder: Path) -> dict[str, Callable[[], object]]:
+    """The calls to be followed, by what a user writes, each on the results of those before it."""
     import torch
     from torch import nn
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    X, images = torch.randn(300, 4), torch.rand(40, 3, 32, 32)
-    net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2)).eval()
-    body = nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
-    )
-    pictures = nn.Sequential(body, nn.Linear(16, 3)).eval()
-    explainer, cam = nobsp.NObSP(net), nobsp.NObSPCam(pictures)
-    kept: dict[str, Any] = {}
 
-    def keep(name: str, value: Any) -> Any:
-        kept[name] = value
-        return value
-
+    X = torch.randn(300, 4)
+    network = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2)).eval()
+    explainer = nobsp.NObSP(network)
     index = nobsp.ContributionIndex(explainer)
-    steps: list[tuple[str, Callable[[], Any]]] = [
-        ("NObSP(model).fit(X)", lambda: explainer.fit(X)),
-        ("explainer(X)", lambda: keep("ex", explainer(X))),
-        ("explainer.compile()", lambda: keep("compiled", explainer.compile())),
-        ("compiled(X)", lambda: kept["compiled"](X)),
-        ("nobsp.report(explanation)", lambda: nobsp.report(kept["ex"], folder / "report.html")),
-        ("explainer.save(path)", lambda: explainer.save(folder / "explainer")),
-        ("NObSP.load(path, model)", lambda: nobsp.NObSP.load(folder / "explainer", net)),
-        ("NObSPCam(model).fit(images)", lambda: cam.fit(images)),
-        ("cam(images)", lambda: cam(images)),
-        ("index.fit(X)", lambda: index.fit(X)),
-        ("index.query(X)", lambda: index.query(X[:5])),
-    ]
-    for name, step in steps:
-        # The second call of a process does not import anything; modules at work while being imported are no walk.
+
+    images = torch.rand(40, 3, 32, 32)
+    body = nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+    cam = nobsp.NObSPCam(nn.Sequential(body, nn.Linear(16, 3)).eval())
+
+    results: dict[str, Any] = {}
+
+    def explain() -> None:
+        results["explanation"] = explainer(X)
+
+    def compile_functions() -> None:
+        results["compiled"] = explainer.compile()
+
+    return {
+        "NObSP(model).fit(X)": lambda: explainer.fit(X),
+        "explainer(X)": explain,
+        "explainer.compile()": compile_functions,
+        "compiled(X)": lambda: results["compiled"](X),
+        "nobsp.report(explanation)": lambda: nobsp.report(
+            results["explanation"], folder / "report.html"
+        ),
+        "explainer.save(path)": lambda: explainer.save(folder / "explainer"),
+        "NObSP.load(path, model)": lambda: nobsp.NObSP.load(folder / "explainer", network),
+        "NObSPCam(model).fit(images)": lambda: cam.fit(images),
+        "cam(images)": lambda: cam(images),
+        "index.fit(X)": lambda: index.fit(X),
+        "index.query(X)": lambda: index.query(X[:5]),
+    }
+
+
+def follow_calls(folder: Path) -> Iterator[tuple[str, int, int]]:
+    """Name of a call, files and functions it enters."""
+    for name, call in prepare_calls(folder).items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            step()
-            with walked() as entered:
-                step()
-        yield name, len({file for file, _, _ in entered}), len(entered)
+
+            # The second call of a process imports nothing; what modules do while being imported is no walk.
+            call()
+            with watch_calls() as entered:
+                call()
+
+        files = {file for file, _, _ in entered}
+        yield name, len(files), len(entered)
 
 
-def import_times() -> Iterator[tuple[str, float]]:
-    """Seconds of an import in a fresh process, the median of several, the interpreter's own start taken off."""
-    measure = "import time; t = time.perf_counter(); {}; print(time.perf_counter() - t)"
+def time_imports() -> Iterator[tuple[str, float]]:
+    """Median seconds of an import in a fresh process, without the interpreter's own start."""
+    script = "import time; t = time.perf_counter(); {}; print(time.perf_counter() - t)"
     for name, code in IMPORTS.items():
-        runs = [
-            subprocess.check_output([sys.executable, "-c", measure.format(code)], text=True)
-            for _ in range(REPEATS)
-        ]
-        yield name, statistics.median(map(float, runs))
+        command = [sys.executable, "-c", script.format(code)]
+        seconds = [float(subprocess.check_output(command, text=True)) for _ in range(REPEATS)]
+        yield name, statistics.median(seconds)
 
 
-def table() -> str:
-    import tempfile
+def describe_density(folder: Path) -> list[str]:
+    """The table of densities, and the densest files."""
+    lines = density_table(measure_projects(folder))
 
-    lines = ["| the house | |", "|---|---:|"]
-    lines += [f"| {name} | {value:,g} |" for name, value in sizes().items()]
-    lines += ["", "| call | files | functions |", "|---|---:|---:|"]
-    with tempfile.TemporaryDirectory() as folder:
-        lines += [
-            f"| `{name}` | {files} | {functions} |"
-            for name, files, functions in walks(Path(folder))
-        ]
+    lines += ["", "| densest files | tokens per line |", "|---|---:|"]
+    for name, tokens in densest_files(SOURCE):
+        lines.append(f"| `{name}` | {tokens:.1f} |")
+    return lines
+
+
+def describe_calls(folder: Path) -> list[str]:
+    """The table of calls, and that of imports."""
+    lines = ["| call | files | functions |", "|---|---:|---:|"]
+    for name, files, functions in follow_calls(folder):
+        lines.append(f"| `{name}` | {files} | {functions} |")
+
     lines += ["", "| import | seconds |", "|---|---:|"]
-    lines += [f"| `{name}` | {seconds:.2f} |" for name, seconds in import_times()]
-    return "\n".join(lines)
+    for name, seconds in time_imports():
+        lines.append(f"| `{name}` | {seconds:.2f} |")
+    return lines
 
 
 def main() -> None:
+    """Prints the tables, and writes them unless asked not to."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--print-only", action="store_true", help="do not write benchmarks/results/house.md"
-    )
-    parser.add_argument("--quick", action="store_true", help="as it is: it takes a minute")
-    given = parser.parse_args()
-    text = table()
+    parser.add_argument("--print-only", action="store_true", help=f"do not write {RESULT.name}")
+    parser.add_argument("--quick", action="store_true", help="only the density; writes nothing")
+    options = parser.parse_args()
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        lines = describe_density(folder)
+        if not options.quick:
+            lines += ["", *describe_calls(folder)]
+
+    text = "\n".join(lines)
     print(text)
-    if not given.print_only:
-        path = Path(__file__).parent / "results" / "house.md"
-        path.write_text(
-            f"# The house\n\nMade by `python -m benchmarks house`.\n\n{text}\n", encoding="utf-8"
-        )
+    if not options.quick and not options.print_only:
+        introduction = "# How the package reads\n\nMade by `python -m benchmarks house`.\n\n"
+        RESULT.write_text(introduction + text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
