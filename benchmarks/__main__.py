@@ -45,6 +45,10 @@ TABLES: dict[str, tuple[str, str]] = {
         "benchmarks.tabular.headline",
         "is the share an explainer states of itself true on fresh rows?",
     ),
+    "everyday": (
+        "benchmarks.everyday",
+        "repeated rows, clusters, training rows, drift and others: headline beside truth",
+    ),
     "bands": ("benchmarks.tabular.bands", "coverage of the bands around curves"),
     "halves": (
         "benchmarks.tabular.halves",

@@ -1,0 +1,191 @@
+"""Calibration rows as people have them: repeated, in clusters, the training rows, few, or drifted from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from benchmarks.everyday.registry import Outcome, judge, situation
+from nobsp import NObSP
+
+Array = NDArray[np.float64]
+
+FRESH_ROWS = 4000
+
+
+def tanh_network(columns: int, *, scale: float = 2.0, outputs: int = 1, seed: int = 0) -> nn.Module:
+    """A network with random weights: its functions bend and interact, and nobody trained it on any row."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = nn.Sequential(
+            nn.Linear(columns, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, outputs)
+        ).double()
+        with torch.no_grad():
+            for layer in (0, 2):
+                network[layer].weight.mul_(scale)
+    return network.eval()
+
+
+def clustered_rows(
+    *, clusters: int, rows_each: int, noise: float, columns: int = 10, seed: int = 0
+) -> tuple[Array, NDArray[np.intp], Array]:
+    """Rows around centres, which cluster each belongs to, and fresh rows of clusters of their own."""
+    generator = np.random.default_rng(seed)
+    centres = generator.normal(size=(clusters, columns))
+    member = np.repeat(np.arange(clusters), rows_each)
+    rows = centres[member] + noise * generator.normal(size=(len(member), columns))
+    fresh = generator.normal(size=(FRESH_ROWS, columns)) * np.sqrt(1 + noise**2)
+    return rows, member, fresh
+
+
+@situation("independent rows, 2,000 × 10")
+def independent() -> Outcome:
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(2000, 10))
+    return judge(NObSP(tanh_network(10)), rows, generator.normal(size=(FRESH_ROWS, 10)))
+
+
+@situation("correlated rows (0.9), 2,000 × 10")
+def correlated() -> Outcome:
+    generator = np.random.default_rng(0)
+
+    def draw(count: int) -> Array:
+        common = generator.normal(size=(count, 1))
+        return 0.9**0.5 * common + 0.1**0.5 * generator.normal(size=(count, 10))
+
+    return judge(NObSP(tanh_network(10)), draw(2000), draw(FRESH_ROWS))
+
+
+@situation("80 rows repeated to 2,000", findings=("low_share", "worse_than_mean", "few_rows"))
+def repeated() -> Outcome:
+    generator = np.random.default_rng(0)
+    different = generator.normal(size=(80, 10))
+    rows = different[generator.integers(0, 80, 2000)]
+    return judge(NObSP(tanh_network(10)), rows, generator.normal(size=(FRESH_ROWS, 10)))
+
+
+@situation("positives oversampled twentyfold")
+def oversampled() -> Outcome:
+    generator = np.random.default_rng(0)
+    network = tanh_network(10)
+    pool = generator.normal(size=(600, 10))
+    with torch.no_grad():
+        outputs = network(torch.from_numpy(pool)).numpy()[:, 0]
+    positive = outputs > np.quantile(outputs, 0.95)
+    rows = np.concatenate([pool[~positive], np.repeat(pool[positive], 20, axis=0)])
+    candidates = generator.normal(size=(20 * FRESH_ROWS, 10))
+    with torch.no_grad():
+        candidate_outputs = network(torch.from_numpy(candidates)).numpy()[:, 0]
+    candidate_positive = candidate_outputs > np.quantile(outputs, 0.95)
+    negatives = candidates[~candidate_positive][: FRESH_ROWS // 2]
+    positives = candidates[candidate_positive][: FRESH_ROWS // 2]
+    return judge(NObSP(network), rows, np.concatenate([negatives, positives]))
+
+
+@situation("60 customers × 30 rows, no groups named", findings=("clusters",))
+def customers() -> Outcome:
+    rows, _, fresh = clustered_rows(clusters=60, rows_each=30, noise=0.05)
+    return judge(NObSP(tanh_network(10)), rows, fresh)
+
+
+@situation("60 customers × 30 rows, groups named", findings=("low_share", "worse_than_mean"))
+def named_customers() -> Outcome:
+    rows, member, fresh = clustered_rows(clusters=60, rows_each=30, noise=0.05)
+    return judge(NObSP(tanh_network(10)), rows, fresh, groups=member)
+
+
+@situation("150 looser clusters × 10 rows, no groups named", findings=("clusters",))
+def loose_clusters() -> Outcome:
+    rows, _, fresh = clustered_rows(clusters=150, rows_each=10, noise=0.3)
+    return judge(NObSP(tanh_network(10)), rows, fresh)
+
+
+@situation("150 looser clusters × 10 rows, groups named", findings=("low_share",))
+def named_loose_clusters() -> Outcome:
+    rows, member, fresh = clustered_rows(clusters=150, rows_each=10, noise=0.3)
+    return judge(NObSP(tanh_network(10)), rows, fresh, groups=member)
+
+
+def _noisy_target(rows: Array, generator: np.random.Generator) -> Array:
+    signal = np.sin(2 * rows[:, 0]) + rows[:, 1] * rows[:, 2] + rows[:, 3]
+    return np.asarray(signal + generator.normal(size=len(rows)))
+
+
+def _memorising_models() -> tuple[Any, Any, Array, Array]:
+    """A network and boosted trees that know their 1,000 training rows by heart; those rows, and others."""
+    from sklearn.neural_network import MLPRegressor
+    from xgboost import XGBRegressor
+
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(1000, 50))
+    targets = _noisy_target(rows, generator)
+    network = MLPRegressor(
+        hidden_layer_sizes=(64, 64), alpha=0, max_iter=400, tol=0, random_state=0
+    )
+    trees = XGBRegressor(n_estimators=200, max_depth=4, n_jobs=1, random_state=0)
+    others = generator.normal(size=(1000 + FRESH_ROWS, 50))
+    return network.fit(rows, targets), trees.fit(rows, targets), rows, others
+
+
+@situation("network, calibrated on its training rows", findings=("fresh_rows", "memorised"))
+def network_training_rows() -> Outcome:
+    network, _, rows, others = _memorising_models()
+    return judge(NObSP(network), rows, others[1000:])
+
+
+@situation("network, calibrated on other rows")
+def network_other_rows() -> Outcome:
+    network, _, _, others = _memorising_models()
+    return judge(NObSP(network), others[:1000], others[1000:])
+
+
+@situation("XGBoost, calibrated on its training rows", findings=("fresh_rows", "memorised"))
+def trees_training_rows() -> Outcome:
+    _, trees, rows, others = _memorising_models()
+    return judge(NObSP(trees), rows, others[1000:])
+
+
+@situation("XGBoost, calibrated on other rows")
+def trees_other_rows() -> Outcome:
+    _, trees, _, others = _memorising_models()
+    return judge(NObSP(trees), others[:1000], others[1000:])
+
+
+def _corner_model(rows: Array) -> Array:
+    return np.asarray(rows[:, 0] + rows[:, 1] + 30 * rows[:, 2] * rows[:, 3] * rows[:, 4])
+
+
+@situation("drift into a corner, each column in range", findings=("fresh_rows", "far"))
+def drift() -> Outcome:
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(2000, 5))
+    rows[:, 2:] *= 0.2
+    drifted = generator.normal(size=(FRESH_ROWS, 5))
+    drifted[:, 2:] = 0.6 + 0.01 * generator.normal(size=(FRESH_ROWS, 3))
+    return judge(NObSP(_corner_model), rows, drifted)
+
+
+@situation("60 calibration rows", findings=("few_rows",))
+def few_rows() -> Outcome:
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(60, 6))
+    return judge(NObSP(tanh_network(6, scale=1.0)), rows, generator.normal(size=(FRESH_ROWS, 6)))
+
+
+@situation("2 calibration rows", findings=("few_rows",), fails_well=True)
+def two_rows() -> Outcome:
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(2, 3))
+    return judge(NObSP(tanh_network(3, scale=1.0)), rows, generator.normal(size=(FRESH_ROWS, 3)))
+
+
+@situation("a wave finer than the table, sin(400 x)", findings=("low_share", "coarse_table"))
+def fine_wave() -> Outcome:
+    generator = np.random.default_rng(0)
+    rows = generator.uniform(-1, 1, size=(2000, 2))
+    fresh = generator.uniform(-1, 1, size=(FRESH_ROWS, 2))
+    return judge(NObSP(lambda x: np.sin(400 * x[:, 0]) + x[:, 1]), rows, fresh)
