@@ -96,6 +96,8 @@ def test_wrong_labels_of_a_table_come_first(nobsp: Run, kinds: Path, tmp_path: P
         {"5": "cat", "70": "dog"}[row] for row in page["audit"]["names"][:2]
     ]
     assert page["table"]["rows"]["names"][70] == "70"
+    assert page["audit"]["headline"][0] == "2"
+    assert "kinds.csv" in page["title"]
 
 
 def test_of_more_rows_than_a_page_holds_the_suspicious_keep_their_numbers(

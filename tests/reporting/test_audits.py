@@ -104,6 +104,7 @@ def test_findings_are_grouped_by_kind_and_filtered(show, found, tmp_path):
     opened = show(report(found, tmp_path / "audit.html", class_names=["cat", "dog", "owl"]))
     page = opened.page
     assert page.inner_text("h1") == "What the audit found"
+    assert page.inner_text("#audit-headline strong") == "2"  # suspected labels
     # Row 5 is of two kinds and has the least support for its label.
     assert groups(page) == {"mislabels": ["5", "2"], "errors": ["7"], "boundary": ["9"]}
     cells = page.locator("#audit-table tbody tr").nth(1).locator("td").all_inner_texts()
@@ -174,6 +175,8 @@ def test_an_audit_stands_beside_images_with_their_names(show, pictures, found, t
     opened = show(report(pictures.maps, tmp_path / "page.html", audit=found, names=files))
     page = opened.page
     assert groups(page)["mislabels"] == ["photo 5.png", "photo 2.png"]
+    first_examples = page.locator("#examples a").evaluate_all("links => links.map(a => a.hash)")
+    assert first_examples == ["#image-5", "#image-2", "#image-7"]
     assert page.locator("#audit-table tbody tr").nth(1).locator("td").all_inner_texts()[:2] == [
         "dog",
         NASTY,

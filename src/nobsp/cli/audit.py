@@ -118,25 +118,23 @@ def audit(
         else:
             audited = _audit_images(model, subject, method, loaded, console)
         found = audited.found
-        rest = np.setdiff1d(np.arange(len(found)), found.flagged)
-        order = np.concatenate([found.flagged, rest[np.argsort(found.joint[rest], kind="stable")]])
+        order = found.ranking
         # Rows in the order of the file, so that they have the same numbers everywhere.
         shown = found[
             order[:_IMAGES_IN_REPORT] if audited.columns else np.sort(order[:_ROWS_IN_REPORT])
         ]
         influence = audited.weigh_influence(shown, method.influence)
         summary = _summarise(output, audited, order, influence)
-        frame = found.to_frame()
-        columns = {**audited.columns, **{str(name): list(frame[name]) for name in frame.columns}}
-        write_csv(
-            folder / "audit.csv",
-            {name: [values[row] for row in order] for name, values in columns.items()},
-        )
+        frame = found.to_frame()  # in the order of the ranking
+        columns = {name: [values[row] for row in order] for name, values in audited.columns.items()}
+        for name in frame.columns:
+            columns[str(name)] = list(frame[name])
+        write_csv(folder / "audit.csv", columns)
         if influence is not None:
             write_csv(folder / "influence.csv", audited.tabulate(shown, influence))
         if output.report:
             console.step("writing the report")
-            title = output.title or f"An audit of {loaded.name}"
+            title = output.title or f"Labels and predictions to check in {_name_of_data(subject)}"
             about = (
                 f"{loaded.name} ({loaded.origin}) on {audited.where}: {_describe_counts(summary)}"
             )
@@ -144,6 +142,12 @@ def audit(
                 folder / "report.html", audited, shown, influence, title=title, about=about
             )
     console.show(summary, _describe)
+
+
+def _name_of_data(subject: TableOptions | ImageOptions) -> str:
+    """The last part of the path of a table or of a folder of images."""
+    path = subject.data if isinstance(subject, TableOptions) else subject.images
+    return path.resolve().name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

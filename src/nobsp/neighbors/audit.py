@@ -96,14 +96,33 @@ class Audit:
         return replace(self, **kept)
 
     @property
+    def ranking(self) -> NDArray[np.int64]:
+        """Positions of all rows, the most suspicious first.
+
+        Suspected labels come first, the least probable before others; then likely errors, outliers and boundary
+        cases, and rows without a finding, each by their joint confidence.
+        """
+        no_rows = np.zeros(len(self), dtype=bool)
+        suspected = no_rows if self.mislabels is None else self.mislabels
+        unflagged = np.array([not reason for reason in self.reasons], dtype=bool)
+
+        # A wrong label is often predicted with confidence, so the joint confidence says nothing about it.
+        doubt = self.joint
+        if self.label_score is not None:
+            doubt = np.where(suspected, self.label_score, self.joint)
+
+        not_an_error = ~self.errors & ~suspected
+        keys = (doubt, not_an_error, unflagged, ~suspected)
+        order: NDArray[np.int64] = np.lexsort(keys).astype(np.int64)
+        return order
+
+    @property
     def flagged(self) -> NDArray[np.int64]:
-        """Positions of rows with a reason: suspected labels, likely errors, then others, by joint confidence."""
-        positions = np.flatnonzero([bool(reason) for reason in self.reasons])
-        # Labels first: a wrong one is news, and likely errors are many.
-        labels = np.ones(len(self), dtype=bool) if self.mislabels is None else ~self.mislabels
-        return positions[
-            np.lexsort((self.joint[positions], ~self.errors[positions], labels[positions]))
-        ]
+        """Positions of rows with a reason, the most suspicious first, in the order of `ranking`."""
+        ranking = self.ranking
+        has_reason = np.array([bool(reason) for reason in self.reasons], dtype=bool)
+        flagged: NDArray[np.int64] = ranking[has_reason[ranking]]
+        return flagged
 
     @property
     def expected_errors(self) -> dict[Any, float]:
@@ -119,12 +138,13 @@ class Audit:
         }
 
     def to_frame(self) -> Any:
-        """One line per row, as a pandas frame, or a polars one where pandas is missing.
+        """One line per row, the most suspicious first: a pandas frame, or a polars one where pandas is missing.
 
-        With labels, cleanlab's columns stand beside ours: `is_label_issue`, `label_score`, `given_label` and
-        `predicted_label`, which is the class, or value, suggested. Where rows may have several classes, there is a line
-        for each row and class, and `output` names the class. Purities are shares of neighbours whose label is the
-        predicted class; NaN for a regression.
+        `row` has the positions, and a pandas frame has them as its index, so that `frame.sort_index()` restores the
+        order of the rows and a join finds the right ones. With labels, cleanlab's columns stand beside ours:
+        `is_label_issue`, `label_score`, `given_label` and `predicted_label`, which is the class, or value, suggested.
+        Where rows may have several classes, there is a line for each row and class, and `output` names the class.
+        Purities are shares of neighbours whose label is the predicted class; NaN for a regression.
         """
         none = np.full(len(self), np.nan)
         purity = [
@@ -152,10 +172,18 @@ class Audit:
             "suggested": self.suggested,
             "reason": np.array(self.reasons, dtype=object),
         }
-        known = {name: values for name, values in columns.items() if values is not None}
-        return frame_like(
-            None, {name: list(v) if v.dtype == object else v for name, v in known.items()}
-        )
+        ranking = self.ranking
+        ranked: dict[str, Any] = {}
+        for name, values in columns.items():
+            if values is None:
+                continue
+            in_order = values[ranking]
+            ranked[name] = list(in_order) if in_order.dtype == object else in_order
+
+        frame = frame_like(None, ranked)
+        if hasattr(frame, "set_axis"):  # only pandas has an index
+            return frame.set_axis(ranking, axis=0)
+        return frame
 
     def issue_manager(self) -> Any:
         """The suspected labels as an issue manager of cleanlab's Datalab, a class to be registered with it.

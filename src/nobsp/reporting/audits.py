@@ -80,6 +80,7 @@ def audit_for_page(
         "suggested": audit.suggested,
     }
     return {
+        "headline": _headline(flags, rows, any_kind),
         "total": rows,
         "flagged": int(any_kind.sum()),
         "kinds": [
@@ -109,6 +110,19 @@ def audit_for_page(
         "outputs": None if outputs is None else [str(outputs[row]) for row in flagged],
         "facts": facts,
     }
+
+
+def _headline(
+    flags: dict[str, NDArray[np.bool_]], total: int, flagged: NDArray[np.bool_]
+) -> tuple[str, str]:
+    """What an audit's page leads with, a number and what it counts: the suspected labels, where there are labels."""
+    if "mislabels" not in flags:
+        return f"{int(flagged.sum()):,}", f"of {count(total, 'prediction')} should be looked at."
+    suspected = int(flags["mislabels"].sum())
+    return (
+        f"{suspected:,}",
+        f"of {count(total, 'label')} {'is' if suspected == 1 else 'are'} suspect.",
+    )
 
 
 def hits_for_page(

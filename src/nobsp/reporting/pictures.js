@@ -221,10 +221,13 @@ function startPictures() {
   byId("picture-words").textContent = share ? share[1] : "";
 }
 
-// The first screen: three images with what they were taken for, evenly chosen.
+// The first screen: three images with what they were taken for, the most suspicious of an audit or evenly chosen ones.
 function drawExamples() {
   const few = Math.min(3, pictures.count);
-  byId("examples").replaceChildren(...[...Array(few).keys()].map((i) => exampleOf(Math.floor((i * pictures.count) / few))));
+  const spread = [...Array(few).keys()].map((i) => Math.floor((i * pictures.count) / few));
+  const suspects = (data.audit?.places || []).map((place) => pictures.positions.indexOf(place)).filter((plate) => plate >= 0);
+  const chosen = suspects.length ? suspects.slice(0, few) : spread;
+  byId("examples").replaceChildren(...chosen.map(exampleOf));
 }
 
 function exampleOf(plate) {
