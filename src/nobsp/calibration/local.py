@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from nobsp.calibration.checkpoint import Checkpoint, Tracker
-from nobsp.network.batches import with_progress
+from nobsp.network.progress import with_progress
 
 Value = TypeVar("Value")
 S = TypeVar("S", bound=Any)  # a State, or a tuple of them

@@ -432,7 +432,7 @@ class Pictures:
         return len(self.paths)
 
     def __iter__(self) -> Iterator[Tensor]:
-        from nobsp.network.batches import with_progress
+        from nobsp.network.progress import with_progress
 
         every, size = range(len(self)), self.batch_size
         batches = (self.batch(every[start : start + size]) for start in every[::size])

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 import narwhals as nw
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
-from tqdm import tqdm
 
 from nobsp._messages import as_numpy, join_names, matched, require_whole_number
 
-Batch = TypeVar("Batch", bound=Any)
 Encode = Callable[[Any], "np.ndarray[Any, Any]"]
 
 
@@ -110,18 +108,6 @@ def check_batch_size(size: Any) -> int:
     """The size, where it is one."""
     require_whole_number("batch_size", size)
     return int(size)
-
-
-def with_progress(
-    iterable: Iterable[Batch], *, total: int | None, enabled: bool, description: str
-) -> Iterator[Batch]:
-    """Pass batches through, counting their rows on a progress bar on stderr."""
-    with tqdm(
-        total=total, desc=description, unit=" rows", unit_scale=True, disable=not enabled
-    ) as bar:
-        for batch in iterable:
-            yield batch
-            bar.update(len(batch))
 
 
 def first_non_finite(values: Tensor) -> tuple[int, ...] | None:

@@ -18,9 +18,9 @@ from nobsp._messages import require_whole_number
 from nobsp.base import Explainer, Finding, Plots, sort_findings
 from nobsp.calibration import Engine, choose_engine
 from nobsp.models import adapt
-from nobsp.network.batches import with_progress
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
 from nobsp.network.inputs import Summary
+from nobsp.network.progress import with_progress
 from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.tabular import files
 from nobsp.tabular.algorithm1 import calibrate_published, estimate_published, published_of

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import Source, batches_of
 from nobsp.network.inputs import MOST_LEVELS, Subset, Summary, distinct
+from nobsp.network.progress import progress_bar
 from nobsp.network.readout import Readout, as_model_takes
 from nobsp.tabular.columns import Columns, input_values
 from nobsp.tabular.compiled import CompiledExplainer
@@ -128,7 +128,9 @@ class Fitted:
         source = self.source(X, batch_size, strict=False)
         finite = torch.zeros(source.columns, dtype=torch.bool)
         seen = 0
-        with tqdm(total=source.rows, desc="explaining", unit=" rows", disable=not progress) as bar:
+        with progress_bar(
+            enabled=progress, description="explaining", unit=" rows", total=source.rows
+        ) as bar:
             for rows, native in source.pairs():
                 finite |= (
                     rows.isfinite().any(0) if rows.is_floating_point() else torch.ones_like(finite)

@@ -16,10 +16,10 @@ from itertools import combinations
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from nobsp.network.inference import Operations
 from nobsp.network.inputs import Subset
+from nobsp.network.progress import progress_bar
 from nobsp.tabular.lookup import Array, Chunk, NumberAxis, TermTable
 from nobsp.tabular.regression import (
     DirectPiece,
@@ -174,7 +174,7 @@ def fit_terms(
 
     tabulate = tabulator(effort.background)
     chunk, unit = sample.chunk(), sample.spread
-    with tqdm(desc="tabulating", unit=" terms", disable=not progress) as bar:
+    with progress_bar(enabled=progress, description="tabulating", unit=" terms") as bar:
         mains = {}
         for k, domain in enumerate(domains):
             if domain.tabulated:

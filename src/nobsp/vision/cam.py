@@ -19,7 +19,6 @@ from nobsp import serialization
 from nobsp._messages import number_outputs, require_whole_number
 from nobsp.base import Explainer
 from nobsp.calibration import Engine, choose_engine
-from nobsp.network.batches import with_progress
 from nobsp.network.evidence import (
     EvidenceBatch,
     EvidenceSource,
@@ -28,6 +27,7 @@ from nobsp.network.evidence import (
     sign_coefficients,
 )
 from nobsp.network.inference import moved_to
+from nobsp.network.progress import with_progress
 from nobsp.network.readout import checked
 from nobsp.projection import Ridge
 from nobsp.vision.account import (
