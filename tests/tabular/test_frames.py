@@ -89,7 +89,7 @@ def test_a_shard_in_other_column_order_is_matched_to_the_first(net, table, kind)
         (lambda t: t.assign(label=1.0), "X has the unexpected 'label'"),
         (
             lambda t: t.rename(columns={"income": "incme"}),
-            "lacks 'income' and has the unexpected 'incme'.*'incme' for",
+            "lacks 'income' and has the unexpected 'incme'.*'incme' to",
         ),
     ],
 )

@@ -1,0 +1,78 @@
+"""Tables of any library, seen through narwhals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from nobsp._typing import Frame, TableLike
+from nobsp.messages import join_names
+
+# Columns listed in an error before the rest is only counted.
+_MOST_LISTED = 12
+
+
+def frame_of(data: TableLike) -> Frame | None:
+    """A frame of any library as narwhals sees it; None for anything else."""
+    # Later than the module: narwhals takes longer to import than arrays take to explain.
+    import narwhals as nw
+
+    frame = nw.from_native(data, eager_only=True, pass_through=True)
+    return frame if isinstance(frame, nw.DataFrame) else None
+
+
+def is_missing(value: object) -> bool:
+    """Whether a value of a column stands for none."""
+    if value is None:
+        return True
+
+    # Of pandas' own NA even the comparison with itself is NA.
+    is_pandas_missing = type(value).__name__ == "NAType"
+    return is_pandas_missing or bool(value != value)
+
+
+def match_columns(frame: Frame, *, argument: str, columns: Sequence[str] | None) -> Frame:
+    """The frame with its columns in the expected order.
+
+    Raises:
+        ValueError: If a column is missing or was not expected.
+    """
+    if columns is None:
+        return frame
+
+    positions = {str(name): position for position, name in enumerate(frame.columns)}
+    _require_columns(list(positions), argument=argument, columns=columns)
+
+    order = [positions[name] for name in columns]
+    return frame if order == sorted(order) else frame[:, order]
+
+
+def _require_columns(names: Sequence[str], *, argument: str, columns: Sequence[str]) -> None:
+    """Raises a ValueError that names every missing and every unexpected column, and likely typing errors."""
+    present = set(names)
+    expected = set(columns)
+    missing = [name for name in columns if name not in present]
+    unexpected = [name for name in names if name not in expected]
+    if not missing and not unexpected:
+        return
+
+    problems = []
+    if missing:
+        problems.append(f"lacks {join_names(missing, _MOST_LISTED)}")
+    if unexpected:
+        problems.append(f"has the unexpected {join_names(unexpected, _MOST_LISTED)}")
+
+    raise ValueError(
+        f"{argument} {' and '.join(problems)}; expected are {join_names(columns, _MOST_LISTED)}."
+        f"{_renaming_hint(missing, unexpected)}"
+    )
+
+
+def _renaming_hint(missing: Sequence[str], unexpected: Sequence[str]) -> str:
+    """A sentence about unexpected columns whose names are close to missing ones; empty without any."""
+    renamings = []
+    for name in missing:
+        close = get_close_matches(name, unexpected, n=1)
+        if close:
+            renamings.append(f"{close[0]!r} to {name!r}")
+    return f" Did you mean to rename {', '.join(renamings)}?" if renamings else ""
