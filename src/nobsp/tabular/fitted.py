@@ -172,9 +172,7 @@ class Fitted:
         outputs[ran] = self.readout.logits(z[ran]).cpu()
         values = None
         if wanted:
-            values = self._values(
-                tables, as_model_takes(rows[ran], self.readout), ran, represent, batch_size
-            )
+            values = self._values(tables, rows, whole, ran, represent, batch_size)
             self._add_unseen(values, rows, outside & ~alike, ran, represent, batch_size)
         return Account(z, outputs, values, outside, rows)
 
@@ -222,7 +220,7 @@ class Fitted:
                     "cpu", torch.float64
                 )
                 ran[place] = True
-            except (IndexError, RuntimeError, ValueError):
+            except Exception:
                 # A level beyond an embedding's table takes its whole batch down: the others are run without it.
                 if not bool(doubtful[place].any()):
                     raise
@@ -237,7 +235,8 @@ class Fitted:
     def _values(
         self,
         tables: NDArray[np.float64],
-        inputs: Tensor,
+        rows: Tensor,
+        whole: Tensor,
         ran: Tensor,
         represent: Represent,
         batch_size: int,
@@ -250,12 +249,15 @@ class Fitted:
             (len(found), len(estimate.terms), found.shape[2]), torch.nan, dtype=torch.float64
         )
         if estimate.published is not None:
+            inputs = as_model_takes(rows[ran], self.readout)
             values[ran] = estimate.published.values(represent, inputs)
             return values
         for place, table in enumerate(self.functions.tables):
             values[:, estimate.terms.index(table.features)] = found[:, place]
+        # Rows that the model refuses as a whole have such terms too, held where it answers.
+        inputs = as_model_takes(rows[whole], self.readout)
         for term in estimate.direct:
-            values[ran, estimate.terms.index(term.term)] = term(
+            values[whole, estimate.terms.index(term.term)] = term(
                 represent, inputs, batch_size=batch_size
             )
         return values
@@ -287,6 +289,7 @@ class Fitted:
             weight = self.readout.head.weight.T.to("cpu", torch.float64)
             tabulate = Tabulator(represent, background, weight, batch_size=batch_size)
             effect = tabulate.rows(columns, levels) @ weight - self.estimate.offsets[k]
+            effect = effect.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
             values[unseen, self.estimate.terms.index((k,))] = effect[place]
 
     def term_values(

@@ -214,7 +214,25 @@ class Facts:
             for part in torch.split(inputs, self.options.batch_size)
         ]
         own = own_columns(self.domains, self.summary.sample)
+        self._require_finite(torch.cat(outputs))
         return Sample(own, inputs, torch.cat(outputs), weighted=self.weighted is not None)
+
+    def _require_finite(self, outputs: Tensor) -> None:
+        """An error that shows a calibration row for which the model has no finite answer."""
+        unanswered = (~outputs.isfinite().all(1)).nonzero().flatten()
+        if not len(unanswered):
+            return
+        row = self.summary.sample[int(unanswered[0])]
+        values = [
+            f"{name} = {', '.join(f'{value:.6g}' for value in row[list(columns)].tolist())}"
+            for name, columns in zip(self.names, self.columns.features.columns, strict=True)
+            if columns
+        ]
+        listed = "; ".join(values[:8]) + ("; …" if len(values) > 8 else "")
+        raise ValueError(
+            f"X has {len(unanswered):,} rows for which the model's output is not finite, such as the one with "
+            f"{listed}. Leave such rows out: only finite outputs can be explained."
+        )
 
     def baseline_rows(self) -> Tensor:
         """The baseline as a row that the model takes."""

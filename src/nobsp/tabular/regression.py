@@ -167,7 +167,10 @@ class DirectTerm:
         beyond = (held != inputs).any(1).nonzero().flatten()
         if len(beyond):
             at_edge = pure_rows(tabulate, self.columns, held[beyond])
-            found[beyond] = pure[beyond] @ self.weight + at_edge @ self.delta
+            # Where the model does not answer beyond the range, it is held there as the correction is.
+            answered = pure[beyond].isfinite().all(1, keepdim=True)
+            prior = torch.where(answered, pure[beyond], at_edge)
+            found[beyond] = prior @ self.weight + at_edge @ self.delta
         return found - self.offset
 
 

@@ -15,6 +15,13 @@ from torch import Tensor
 from nobsp._messages import is_missing
 from nobsp.network.adapted import Adapted
 from nobsp.network.inputs import Summary
+from nobsp.tabular.answers import (
+    Mask,
+    UnansweredError,
+    answered_nodes,
+    last_answered,
+    run_where_answered,
+)
 from nobsp.tabular.columns import Columns, input_values, level_labels
 from nobsp.tabular.lookup import Axis, Chunk, Feature, Level, LevelAxis, NumberAxis
 
@@ -45,9 +52,20 @@ class Points:
     held: NDArray[
         np.intp
     ]  # for every point, where the one is that it is held at: itself, or the end of the range
+    name: str = ""  # what the feature is called, for messages
+    # which points stand for themselves, not for the last one that the preprocessing takes; None for all
+    encoded: Mask | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def label(self, position: int) -> str:
+        """A point in words, for messages."""
+        if isinstance(self.axis, LevelAxis):
+            return f"{self.name} = {self.axis.levels[position]!r}"
+        if position >= len(self.axis.knots):
+            return f"{self.name} missing"
+        return f"{self.name} = {self.axis.knots[position]:.6g}"
 
 
 class Table(NamedTuple):
@@ -55,6 +73,8 @@ class Table(NamedTuple):
 
     mean: Tensor  # (points of each feature …, width)
     outputs: Tensor  # the head's share for every background row by itself, (background, points …, outputs)
+    # at which points the model answered, (points …); elsewhere values are those of another point. None for all
+    answered: Mask | None = None
 
 
 class Tabulator:
@@ -63,26 +83,63 @@ class Tabulator:
     def __init__(
         self, represent: Represent, background: Tensor, weight: Tensor, *, batch_size: int
     ) -> None:
-        self._represent, self.background, self.weight = represent, background, weight
+        self._represent = represent
         self._batch_size = batch_size
+        self._failure: Exception | None = None
+        self.background = background
+        self.weight = weight
         self.forward_rows = 0
 
     def __call__(self, features: Sequence[Points]) -> Table:
-        """The table of some features."""
-        sizes, count = [len(points) for points in features], len(self.background)
+        """The table of some features, held where the model gives no answer beyond the calibrated range."""
+        table = self.ask(features)
+        answered = answered_nodes(table.mean, table.outputs)
+        if answered.all():
+            return table
+
+        try:
+            place = last_answered(answered, [points.held for points in features])
+        except UnansweredError as nowhere:
+            node = nowhere.args[0]
+            labels = [points.label(at) for points, at in zip(features, node, strict=True)]
+            raise self._unanswered(" and ".join(labels)) from self._failure
+
+        itself = np.all(np.array(place) == np.indices(answered.shape), axis=0)
+        nodes = tuple(torch.from_numpy(index) for index in place)
+        return Table(
+            mean=table.mean[nodes],
+            outputs=table.outputs[(slice(None), *nodes)],
+            answered=itself,
+        )
+
+    def ask(self, features: Sequence[Points]) -> Table:
+        """The same as the model answers, NaN where it raises."""
+        sizes = [len(points) for points in features]
+        count = len(self.background)
         nodes = torch.cartesian_prod(*map(torch.arange, sizes)).view(-1, len(sizes))
         values = torch.cat(
             [points.inputs[place] for points, place in zip(features, nodes.T, strict=True)], 1
         )
-        means, outputs = [], []
-        for z in self._over_background(
-            [column for points in features for column in points.columns], values
-        ):
+        columns = [column for points in features for column in points.columns]
+
+        means = []
+        outputs = []
+        for z in self._over_background(columns, values):
             means.append(z.mean(1))
             outputs.append((z @ self.weight).to(torch.float32))
         return Table(
-            torch.cat(means).view(*sizes, -1),
-            torch.cat(outputs).movedim(1, 0).reshape(count, *sizes, -1),
+            mean=torch.cat(means).view(*sizes, -1),
+            outputs=torch.cat(outputs).movedim(1, 0).reshape(count, *sizes, -1),
+        )
+
+    def _unanswered(self, values: str) -> UnansweredError:
+        reason = "it gives no finite number there"
+        if self._failure is not None:
+            reason = f"it raises {type(self._failure).__name__}: {self._failure}"
+        return UnansweredError(
+            f"the model cannot be asked for {values}, inside the range of the calibration rows, with the other "
+            f"features as in other rows ({reason}). Leave out the rows that reach such values, or pass a model that "
+            "answers there."
         )
 
     def with_rows(self, count: int) -> Tabulator:
@@ -90,15 +147,32 @@ class Tabulator:
         rows = self.background[:: max(len(self.background) // count, 1)]
         return Tabulator(self._represent, rows, self.weight, batch_size=self._batch_size)
 
-    def run(self, rows: Tensor) -> Tensor:
-        """Representations of rows, float64 on the CPU, in calls of at most the batch size."""
-        self.forward_rows += len(rows)
-        parts = torch.split(rows, self._batch_size)
-        return torch.cat([self._represent(part).to("cpu", torch.float64) for part in parts])
+    def run(self, rows: Tensor, *, group: int = 1) -> Tensor:
+        """Representations of rows, float64 on the CPU, in calls of at most the batch size.
+
+        Rows for which the model raises are NaN, in groups of so many.
+        """
+        parts = []
+        for batch in torch.split(rows, self._batch_size):
+            self.forward_rows += len(batch)
+            found, failure = run_where_answered(
+                self._represent,
+                batch,
+                width=len(self.weight),
+                group=min(group, self._batch_size),
+            )
+            self._failure = failure or self._failure
+            parts.append(found)
+        return torch.cat(parts)
 
     def rows(self, columns: Sequence[int], values: Tensor) -> Tensor:
         """Representation of features that have no table, averaged over the background."""
         return torch.cat([z.mean(1) for z in self._over_background(columns, values)])
+
+    def require_answers(self, representation: Tensor, name: str) -> None:
+        """An error where the model gave no finite answer for values of a feature or term that rows have."""
+        if not bool(representation.isfinite().all()):
+            raise self._unanswered(f"values of {name}") from self._failure
 
     def _over_background(self, columns: Sequence[int], values: Tensor) -> Iterator[Tensor]:
         """Representations with values (nodes, columns) put into every background row, (nodes, background, width)."""
@@ -106,7 +180,7 @@ class Tabulator:
         for part in torch.split(values, max(self._batch_size // count, 1)):
             rows = self.background.repeat(len(part), 1)
             rows[:, list(columns)] = part.to(rows.dtype).repeat_interleave(count, 0)
-            yield self.run(rows).view(len(part), count, -1)
+            yield self.run(rows, group=count).view(len(part), count, -1)
 
 
 def place_knots(
@@ -138,17 +212,25 @@ def refine_knots(
     """Adds knots where the function is further than a thousandth of a unit from straight, and tabulates them all."""
     assert isinstance(first.axis, NumberAxis)
     assert domain.span is not None
-    knots, table = first.axis.knots, tabulate([first])
+    knots = first.axis.knots
+    table = tabulate([first])
     mean, missing = table.mean.tensor_split([len(knots)])
     outputs, missing_outputs = table.outputs.tensor_split([len(knots)], 1)
-    bend = np.full(
-        len(knots) - 1, np.inf
-    )  # per segment, how far from straight what it is a part of was found
+    answered = np.ones(len(knots), dtype=bool)
+    if table.answered is not None:
+        answered &= table.answered[: len(knots)]
+    if first.encoded is not None:
+        answered &= first.encoded[: len(knots)]
+
+    # Per segment, how far from straight what it is a part of was found.
+    bend = np.full(len(knots) - 1, np.inf)
+    # Where one end has the other's values, the function is held.
+    bend[~(answered[1:] & answered[:-1])] = 0.0
     values = rows.numbers(first.axis.column)
-    if (
-        len(np.unique(values[np.isfinite(values)])) <= FEW_VALUES
-    ):  # nothing is read between knots inside the range
+    if len(np.unique(values[np.isfinite(values)])) <= FEW_VALUES:
+        # Nothing is read between knots inside the range.
         bend[(knots[:-1] >= domain.span[0]) & (knots[1:] <= domain.span[1])] = 0.0
+
     cut = _CUT
     while len(knots) < most:
         # Where knots run out, the segments that bend most have them.
@@ -157,20 +239,35 @@ def refine_knots(
         middle = knots[left] + cut * (knots[left + 1] - knots[left])
         # In the caller's units two knots may be neighbours already.
         apart = (middle > knots[left]) & (middle < knots[left + 1])
-        left, middle = left[apart], middle[apart]
+        left = left[apart]
+        middle = middle[apart]
         if not len(left):
             break
-        found = tabulate([Points(first.axis, domain.encode(middle[:, None]), first.columns, left)])
+
+        new = tabulate.ask(
+            [Points(first.axis, domain.encode(middle[:, None]), first.columns, left)]
+        )
+        known = answered_nodes(new.mean, new.outputs)
+        bend[left[~known]] = 0.0  # the model has a gap there: its ends have answers
+        left = left[known]
+        middle = middle[known]
+        new_mean = new.mean[torch.from_numpy(known)]
         straight = mean[left] + cut * (mean[left + 1] - mean[left])
-        bend[left] = ((found.mean - straight) @ tabulate.weight / unit).abs().amax(1).numpy()
+        bend[left] = ((new_mean - straight) @ tabulate.weight / unit).abs().amax(1).numpy()
+
         order = np.argsort(np.concatenate([knots, middle]), kind="stable")
         bend = np.insert(bend, left + 1, bend[left])
         knots = np.concatenate([knots, middle])[order]
-        mean = torch.cat([mean, found.mean])[order]
-        outputs = torch.cat([outputs, found.outputs], 1)[:, order]
+        answered = np.concatenate([answered, known[known]])[order]
+        mean = torch.cat([mean, new_mean])[order]
+        outputs = torch.cat([outputs, new.outputs[:, torch.from_numpy(known)]], 1)[:, order]
         cut = 0.5
-    return domain.number_points(knots), Table(
-        torch.cat([mean, missing]), torch.cat([outputs, missing_outputs], 1)
+
+    points = domain.number_points(knots)
+    return points, Table(
+        mean=torch.cat([mean, missing]),
+        outputs=torch.cat([outputs, missing_outputs], 1),
+        answered=np.concatenate([answered, np.ones(len(missing), dtype=bool)]),
     )
 
 
@@ -194,7 +291,9 @@ _COMPARED_ROWS = 512
 _CANDIDATES = 64
 
 
-def choose_background(rows: Tensor, count: int, numbers: Sequence[int]) -> Tensor:
+def choose_background(
+    rows: Tensor, count: int, numbers: Sequence[int], represent: Represent
+) -> Tensor:
     """`count` rows that stand for all of them, columns of amounts (`numbers`) shifted to the mean of all rows.
 
     Of several random draws the one closest to the rows by energy distance is taken. The shift fixes the gauge between
@@ -219,13 +318,37 @@ def choose_background(rows: Tensor, count: int, numbers: Sequence[int]) -> Tenso
         chosen = rows[best]
     if not rows.is_floating_point() or not len(numbers):
         return chosen.clone()
-    chosen, columns = chosen.to(torch.float64).clone(), list(numbers)
+    return _shift_to_mean(chosen.to(torch.float64), rows, list(numbers), represent)
+
+
+def _shift_to_mean(
+    chosen: Tensor, rows: Tensor, columns: list[int], represent: Represent
+) -> Tensor:
+    """Background rows with some columns shifted to the mean of all rows, as far as the model answers there."""
     values = rows[:, columns].to(torch.float64)
     shift = values.mean(0) - chosen[:, columns].mean(0)
     # A mean that single outliers carry lies where no row does: nothing is shifted there.
     ends = values.quantile(torch.tensor([0.25, 0.75], dtype=torch.float64), dim=0)
-    chosen[:, columns] += torch.where(shift.abs() <= ends[1] - ends[0], shift, 0.0)
-    return chosen
+    shift = torch.where(shift.abs() <= ends[1] - ends[0], shift, 0.0)
+
+    def shifted(by: Tensor) -> Tensor:
+        moved = chosen.clone()
+        moved[:, columns] += by
+        return moved
+
+    background = shifted(shift)
+    leaves = (background[:, columns] < values.amin(0)) | (background[:, columns] > values.amax(0))
+    beyond = leaves.any(0)
+    if not bool(beyond.any()) or _answers(represent, background):
+        return background
+    # No column is shifted out of the rows' range, where the model's domain may end.
+    return shifted(torch.where(beyond, 0.0, shift))
+
+
+def _answers(represent: Represent, rows: Tensor) -> bool:
+    """Whether the model gives finite answers for all of some rows."""
+    answers, failure = run_where_answered(represent, rows, width=1, group=len(rows))
+    return failure is None and bool(answers.isfinite().all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,6 +376,10 @@ class Domain:
     steps: Array = field(
         default_factory=lambda: np.zeros((0, 2))
     )  # on either side of thresholds, of a model of steps
+    limits: tuple[float, float] = (
+        -np.inf,
+        np.inf,
+    )  # the smallest and largest number that the model was found to answer
 
     @property
     def tabulated(self) -> bool:
@@ -262,29 +389,75 @@ class Domain:
     def points(self, rows: Chunk, *, quantiles: int, even: int, reach: Sequence[float]) -> Points:
         """Levels, or knots: some that follow the rows, some evenly spaced, some beyond the range."""
         if self.levels is not None and self.level_inputs is not None:
-            return Points(self.levels, self.level_inputs, self.columns, np.arange(len(self.levels)))
+            return Points(
+                self.levels,
+                self.level_inputs,
+                self.columns,
+                np.arange(len(self.levels)),
+                name=self.feature.name,
+            )
         assert self.span is not None
         reach = tuple(reach) if self.reaches else ()
         x = self.seen if len(self.seen) else rows.numbers(self.feature.columns[0])
         inner, beyond = place_knots(x, self.span, quantiles=quantiles, even=even, reach=reach)
-        try:
-            self.encode(beyond[:, None])
-        except ValueError:  # the preprocessing does not take them
-            beyond = beyond[:0]
+        beyond = beyond[(beyond >= self.limits[0]) & (beyond <= self.limits[1])]
         return self.number_points(np.unique(np.concatenate([inner, beyond])))
+
+    def limited_to(self, points: Points, table: Table) -> Domain:
+        """The same, known to end where a table of the feature had its last answers."""
+        if not isinstance(points.axis, NumberAxis):
+            return self
+        knots = points.axis.knots
+        usable = np.ones(len(knots), dtype=bool)
+        for mask in (table.answered, points.encoded):
+            if mask is not None:
+                usable &= mask[: len(knots)]
+        if usable.all():
+            return self
+        return replace(self, limits=(float(knots[usable].min()), float(knots[usable].max())))
 
     def number_points(self, knots: Array) -> Points:
         """Increasing knots as points, and one for missing numbers where the preprocessing takes them."""
         assert self.span is not None
         held = np.clip(np.searchsorted(knots, np.clip(knots, *self.span)), 0, len(knots) - 1)
-        inputs = self.encode(knots[:, None])
+        inputs, encoded = self._encode_or_hold(knots, held)
         if len(knots) == 1:  # a constant: a table needs two knots
             knots = np.array([knots[0], knots[0] + max(abs(knots[0]), 1.0)])
-            inputs, held = inputs.expand(2, -1), np.zeros(2, dtype=np.intp)
+            inputs = inputs.expand(2, -1)
+            held = np.zeros(2, dtype=np.intp)
+            encoded = None
         if self.missing is not None:
-            inputs, held = torch.cat([inputs, self.missing]), np.append(held, len(held))
+            inputs = torch.cat([inputs, self.missing])
+            held = np.append(held, len(held))
+            encoded = None if encoded is None else np.append(encoded, True)
         axis = NumberAxis(self.feature.columns[0], knots, missing=self.missing is not None)
-        return Points(axis, inputs, self.columns, held.astype(np.intp))
+        return Points(
+            axis,
+            inputs,
+            self.columns,
+            held.astype(np.intp),
+            name=self.feature.name,
+            encoded=encoded,
+        )
+
+    def _encode_or_hold(self, knots: Array, held: NDArray[np.intp]) -> tuple[Tensor, Mask | None]:
+        """Knots as the network takes them; those that the preprocessing does not take as the last that it does."""
+        try:
+            return self.encode(knots[:, None]), None
+        except ValueError:
+            encoded = held == np.arange(len(knots))
+            inputs = {int(at): self.encode(knots[[at], None]) for at in np.flatnonzero(encoded)}
+
+        inside = np.flatnonzero(encoded)
+        outward = [*range(inside[0] - 1, -1, -1), *range(inside[-1] + 1, len(knots))]
+        for at in outward:
+            inward = at + 1 if at < inside[0] else at - 1
+            inputs[at] = inputs[inward]
+            if encoded[inward]:
+                with suppress(ValueError):
+                    inputs[at] = self.encode(knots[[at], None])
+                    encoded[at] = True
+        return torch.cat([inputs[at] for at in range(len(knots))]), encoded
 
     def step_points(self, rows: Chunk, steps: Array, *, quantiles: int) -> Points:
         """Knots on either side of some of the thresholds; in place of the others, knots that follow the rows."""
@@ -292,7 +465,8 @@ class Domain:
         low, high = self.span
         ends = min(low, float(self.steps.min())), max(high, float(self.steps.max()))
         width = ends[1] - ends[0] or max(abs(low), 1.0)
-        knots = [steps.ravel(), np.array([ends[0] - width, low, high, ends[1] + width])]
+        outer = np.clip([ends[0] - width, ends[1] + width], *self.limits)
+        knots = [np.clip(steps.ravel(), *self.limits), np.array([low, high]), outer]
         if len(steps) < len(self.steps):
             x = rows.numbers(self.feature.columns[0])
             inner, _ = place_knots(x, self.span, quantiles=quantiles, even=2, reach=())

@@ -168,7 +168,7 @@ def fit_terms(
         if (count := min(count, most)) not in made:
             rows = background if isinstance(background, Tensor) else sample.inputs
             if not isinstance(background, Tensor) or count < most:
-                rows = choose_background(rows, count, numbers)
+                rows = choose_background(rows, count, numbers, represent)
             made[count] = Tabulator(represent, rows, weight, batch_size=batch_size)
         return made[count]
 
@@ -180,6 +180,10 @@ def fit_terms(
             if domain.tabulated:
                 mains[k] = tabulate_main(tabulate, domain, chunk, unit, effort)
                 bar.update()
+        domains = [
+            domain.limited_to(*mains[k]) if k in mains else domain
+            for k, domain in enumerate(domains)
+        ]
         strengths: dict[Subset, float] = {}
         named = pairs if isinstance(pairs, Sequence) else ()
         if pairs is None or isinstance(pairs, int):
@@ -389,9 +393,8 @@ def _strongest_features(
     for k in features:
         moved, columns = rows.clone(), list(domains[k].columns)
         moved[:, columns] = rows.roll(1, 0)[:, columns]
-        effects[k] = float(
-            ((tabulate.run(moved) @ tabulate.weight - before) / sample.spread).square().mean()
-        )
+        after = tabulate.run(moved) @ tabulate.weight
+        effects[k] = float(((after - before) / sample.spread).square().nan_to_num(nan=0.0).mean())
     return sorted(features, key=lambda k: -effects[k])
 
 
@@ -400,7 +403,9 @@ def _direct_piece(
 ) -> DirectPiece:
     """A term without a table."""
     columns = tuple(domains[k].columns for k in term)
-    pure, rows = pure_rows(tabulate, columns, sample.some().inputs), sample.inputs.double()
+    pure = pure_rows(tabulate, columns, sample.some().inputs)
+    tabulate.require_answers(pure, " and ".join(domains[k].feature.name for k in term))
+    rows = sample.inputs.double()
     basis = compress(
         pure - pure.mean(0), torch.full_like(pure[:, 0], 1 / len(pure)), most=MAIN_RANK
     )
