@@ -108,7 +108,7 @@ class Tabulator:
         nodes = tuple(torch.from_numpy(index) for index in place)
         return Table(
             mean=table.mean[nodes],
-            outputs=table.outputs[(slice(None), *nodes)],
+            outputs=table.outputs.movedim(0, -1)[nodes].movedim(-1, 0),
             answered=itself,
         )
 
