@@ -12,10 +12,12 @@ IntArray: TypeAlias = NDArray[np.int64]
 BoolArray: TypeAlias = NDArray[np.bool_]
 AnyArray: TypeAlias = NDArray[Any]
 
-# Numpy arrays, torch tensors on any device, lists of numbers: whatever `as_numpy` reads. Tensors are not named here
-# because this module does without torch, and numpy's own alias knows none of their methods.
+# Numpy arrays, torch tensors on any device, lists of numbers: whatever `as_numpy` reads. Tensors
+# are not named here because this module does without torch, and numpy's own alias knows none of
+# their methods.
 ArrayLike: TypeAlias = Any
-# Anything with rows and columns: a frame of pandas, polars, pyarrow or any library narwhals knows, or an array.
+# Anything with rows and columns: a frame of pandas, polars, pyarrow or any library narwhals knows,
+# or an array.
 TableLike: TypeAlias = Any
 # A frame of narwhals. Its own generic type would have to be carried through every signature.
 Frame: TypeAlias = Any

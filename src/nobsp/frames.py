@@ -48,7 +48,7 @@ def match_columns(frame: Frame, *, argument: str, columns: Sequence[str] | None)
 
 
 def _require_columns(names: Sequence[str], *, argument: str, columns: Sequence[str]) -> None:
-    """Raises a ValueError that names every missing and every unexpected column, and likely typing errors."""
+    """Raises a ValueError that names all missing and unexpected columns, and likely typing errors."""
     present = set(names)
     expected = set(columns)
     missing = [name for name in columns if name not in present]
@@ -69,7 +69,10 @@ def _require_columns(names: Sequence[str], *, argument: str, columns: Sequence[s
 
 
 def _renaming_hint(missing: Sequence[str], unexpected: Sequence[str]) -> str:
-    """A sentence about unexpected columns whose names are close to missing ones; empty without any."""
+    """A sentence about unexpected columns whose names are close to missing ones.
+
+    Empty without any.
+    """
     renamings = []
     for name in missing:
         close = get_close_matches(name, unexpected, n=1)

@@ -75,5 +75,6 @@ def suggest(name: object, known: Iterable[object]) -> str:
 def require_whole_number(name: str, value: object, *, least: int = 1) -> None:
     """Raises a ValueError for whatever is not a whole number from `least` on."""
     is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not is_whole or value < least:  # type: ignore[operator]  # compared only where it is a number
+    # A number by now; the check of its type is out of mypy's sight.
+    if not is_whole or value < least:  # type: ignore[operator]
         raise ValueError(f"{name} must be a whole number of at least {least}, found {value!r}.")

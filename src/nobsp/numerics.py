@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray
 
-# An output whose spread is below this share of its size is constant up to the rounding of a forward pass.
+# An output whose spread is below this share of its size is constant up to the rounding of a forward
+# pass.
 CONSTANT = 1e-12
 
 
@@ -27,7 +28,7 @@ def as_numpy(values: ArrayLike) -> AnyArray:
 
 
 def evenly_spaced(count: int, most: int) -> NDArray[np.intp]:
-    """Positions of all of `count` rows, or of `most` evenly spaced ones, the first and the last among them.
+    """Positions of all of `count` rows, or of `most` evenly spaced ones with both ends.
 
     Example:
         >>> evenly_spaced(5, most=3).tolist()
@@ -51,7 +52,9 @@ def gauss_legendre(points: int) -> tuple[FloatArray, FloatArray]:
 
 
 def r_squared(residuals: FloatArray, outputs: FloatArray) -> FloatArray:
-    """Share of each column's variance that residuals leave explained; nan where it is constant up to rounding.
+    """Share of each column's variance that residuals leave explained.
+
+    Nan where it is constant up to rounding.
 
     Example:
         >>> r_squared(np.array([[0.0], [0.0]]), np.array([[1.0], [2.0]])).tolist()

@@ -1,4 +1,7 @@
-"""Streaming centred moments of block-structured rows: what every projection here is computed from."""
+"""Streaming centred moments of block-structured rows.
+
+What every projection here is computed from.
+"""
 
 from __future__ import annotations
 
@@ -6,83 +9,132 @@ import copy
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Self
+from typing import Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-# Width of the column panels in the symmetric product: wide enough for the matrix product to run at full
-# speed, narrow enough that little of the lower triangle is computed in vain.
+# Width of the column panels in the symmetric product: wide enough for the matrix product to run at
+# full speed, narrow enough that little of the lower triangle is computed in vain.
 _PANEL = 64
-# Rows are shifted a chunk at a time, so that a chunk is still in the cache when its product is taken.
+# Rows are shifted a chunk at a time, so that a chunk is still in the cache when its product is
+# taken.
 _CHUNK = 1024
 
 
 class Moments:
     """Count, means and centred cross-products of rows such as [target | reference | outputs].
 
-    Rows arrive in batches and are forgotten; moments of separate batches, workers or machines add up (Chan,
-    Golub and LeVeque's update), so memory depends on the width of a row, never on how many there are.
-    Means are held as an origin (the first row) plus an offset. A spread a million times smaller than the
-    mean therefore keeps all its digits, and a constant column has products of exactly zero.
+    Rows arrive in batches and are forgotten; moments of separate batches, workers or machines add
+    up (Chan, Golub and LeVeque's update), so memory depends on the width of a row, never on how
+    many there are. Means are held as an origin (the first row) plus an offset. A spread a million
+    times smaller than the mean therefore keeps all its digits, and a constant column has products
+    of exactly zero.
     """
 
     def __init__(self, blocks: Mapping[str, int]) -> None:
         self.blocks: dict[str, int] = dict(blocks)
         edges = pairwise(accumulate(self.blocks.values(), initial=0))
-        self._columns = {name: slice(*edge) for name, edge in zip(self.blocks, edges, strict=True)}
+        self._columns = {
+            name: slice(start, stop) for name, (start, stop) in zip(self.blocks, edges, strict=True)
+        }
         size = sum(self.blocks.values())
-        self.rows, self.weight = 0, 0.0  # seen; the same unless `merge_all` weighted them
+
+        self.rows = 0
+        # The number of rows, unless `merge_all` weighted them.
+        self.weight = 0.0
         self._origin = torch.zeros(size, dtype=torch.float64)
         self._offset = torch.zeros_like(self._origin)
-        # Only the panels on and above the diagonal are kept up to date; `products` mirrors them. One zero, which takes
-        # no memory, until rows come.
+        # Only the panels on and above the diagonal are kept up to date; `products` mirrors them.
+        # One zero, which takes no memory, until rows come.
         self._products = torch.zeros((), dtype=torch.float64).expand(size, size)
 
     def update(self, rows: Tensor | Mapping[str, Tensor]) -> Self:
         """Adds a batch of rows: all columns side by side, or one tensor per block."""
         parts = self._checked(rows)
-        count = next(iter(parts.values())).shape[0]
+        count = _row_count(parts)
         if self.weight == 0.0:
-            # A row, not a mean: less itself, a constant column is zero exactly, whatever its mean rounds to.
-            # In place: small things that stay, made between large ones that go, would cut up the process's memory.
-            for name, columns in self._columns.items():
-                self._origin[columns].copy_(parts[name][0])
-            self._offset.zero_()
-            self._products = torch.zeros(self.size, self.size, dtype=torch.float64)
-        # Products are taken about `pivot`, the mean of the batch's first rows in float64: x - pivot is
-        # exact where the mean dwarfs the spread. The running mean would not do: a batch far from it would be
-        # corrected by more than its own products hold.
+            self._start(parts)
+
+        pivot, sums = self._add_products(parts, count)
+        self._centre(count, pivot=pivot, mean=sums / count)
+        return self
+
+    def _start(self, parts: Mapping[str, Tensor]) -> None:
+        """Takes the first row as the origin and makes room for the products."""
+        # A row, not a mean: less itself, a constant column is zero exactly, whatever its mean
+        # rounds to. In place: small things that stay, made between large ones that go, would cut up
+        # the process's memory.
+        for name, columns in self._columns.items():
+            self._origin[columns].copy_(parts[name][0])
+
+        self._offset.zero_()
+        self._products = torch.zeros(self.size, self.size, dtype=torch.float64)
+
+    def _add_products(self, parts: Mapping[str, Tensor], count: int) -> tuple[Tensor, Tensor]:
+        """Adds the products of a batch about a pivot.
+
+        Returns the pivot and the sums of the rows about it.
+        """
+        # Products are taken about `pivot`, the mean of the batch's first rows in float64: x - pivot
+        # is exact where the mean dwarfs the spread. The running mean would not do: a batch far from
+        # it would be corrected by more than its own products hold.
         pivot = self._origin + self._offset
         sums = torch.zeros_like(pivot)
         for start in range(0, count, _CHUNK):
             stop = min(start + _CHUNK, count)
-            chunk = _scratch((stop - start) * self.size).view(stop - start, self.size)
-            for name, columns in self._columns.items():
-                part, place = parts[name][start:stop], chunk[:, columns]
-                if part.dtype == place.dtype and part.device == place.device:
-                    torch.sub(
-                        part, pivot[columns], out=place
-                    )  # one pass over the rows instead of two
-                else:
-                    place.copy_(part).sub_(pivot[columns])
+            chunk = self._shifted(parts, start=start, stop=stop, pivot=pivot)
             if start == 0:
-                before, pivot = pivot, pivot + chunk.mean(0)
-                chunk -= pivot - before
+                first_mean = chunk.mean(0)
+                moved = pivot + first_mean
+                chunk -= moved - pivot
+                pivot = moved
+
             sums += chunk.sum(0)
-            # On and above the diagonal panels only: half the work of the full product.
-            for left in range(0, self.size, _PANEL):
-                self._products[left : left + _PANEL, left:].addmm_(
-                    chunk[:, left : left + _PANEL].T, chunk[:, left:]
-                )
-        mean = sums / count
-        delta = mean + ((pivot - self._origin) - self._offset)
+            self._add_upper_product(chunk)
+        return pivot, sums
+
+    def _shifted(
+        self, parts: Mapping[str, Tensor], *, start: int, stop: int, pivot: Tensor
+    ) -> Tensor:
+        """Some rows of all blocks side by side, less the pivot, in a buffer that is used again."""
+        rows = stop - start
+        chunk = _scratch(rows * self.size).view(rows, self.size)
+        for name, columns in self._columns.items():
+            part = parts[name][start:stop]
+            shifted = chunk[:, columns]
+            if part.dtype == shifted.dtype and part.device == shifted.device:
+                # One pass over the rows instead of two.
+                torch.sub(part, pivot[columns], out=shifted)
+            else:
+                shifted.copy_(part).sub_(pivot[columns])
+        return chunk
+
+    def _add_upper_product(self, chunk: Tensor) -> None:
+        """Adds chunkᵀ chunk on and above the diagonal panels only.
+
+        Half the work of the full product.
+        """
+        for start in range(0, self.size, _PANEL):
+            stop = start + _PANEL
+            panel = chunk[:, start:stop]
+            self._products[start:stop, start:].addmm_(panel.T, chunk[:, start:])
+
+    def _centre(self, count: int, *, pivot: Tensor, mean: Tensor) -> None:
+        """Turns products about the pivot into centred ones and moves the mean.
+
+        `mean` is that of the batch.
+        """
         joined = self.weight + count
+        delta = mean + ((pivot - self._origin) - self._offset)
+
         shifts = torch.stack([mean * -count, delta * (self.weight * count / joined)])
         self._products.addmm_(shifts.T, torch.stack([mean, delta]))
         self._offset += delta * (count / joined)
-        self.weight, self.rows = joined, self.rows + count
-        return self
+
+        self.weight = joined
+        self.rows += count
 
     def _checked(self, rows: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The batch as one tensor per block; an error leaves the sums as they were."""
@@ -91,58 +143,58 @@ class Moments:
             rows = {name: rows[:, columns] for name, columns in self._columns.items()}
         if rows.keys() != self.blocks.keys():
             raise ValueError(f"rows has the blocks {sorted(rows)}, expected {sorted(self.blocks)}.")
+
         parts = dict(rows)
         for name, part in parts.items():
             _require_matrix(name, part, self.blocks[name])
-        counts = {name: part.shape[0] for name, part in parts.items()}
-        if len(set(counts.values())) != 1:
-            found = ", ".join(f"{name}: {count}" for name, count in counts.items())
-            raise ValueError(f"all blocks must have the same number of rows, found {found}.")
-        if 0 in counts.values():
-            raise ValueError("rows is an empty batch; pass at least one row.")
+        _require_same_rows(parts)
         for name, part in parts.items():
-            # One sum is the cheapest pass that sees every value; it may also overflow, hence the second look.
-            if not bool(torch.isfinite(part.sum())) and not bool(torch.isfinite(part).all()):
-                row, column = torch.nonzero(~torch.isfinite(part))[0].tolist()
-                raise ValueError(
-                    f"{name} has a value that is not finite (row {row}, column {column} of the batch)."
-                )
+            _require_finite(name, part)
         return {name: part.detach() for name, part in parts.items()}
 
     def merge(self, other: Moments) -> Moments:
         """The moments of both sets of rows together; neither operand changes."""
         return merge_all([self, other])
 
-    def all_reduce(self, group: Any = None) -> Moments:
+    def all_reduce(self, group: dist.ProcessGroup | None = None) -> Moments:
         """The moments of every process's rows, the same on each, under `torch.distributed`.
 
         Traffic is three vectors and one matrix. Processes that saw no rows take part with nothing.
         """
-        import torch.distributed as dist
-
         joined = copy.deepcopy(self)
-        sums = torch.tensor([float(self.rows), self.weight], dtype=torch.float64)
-        dist.all_reduce(sums, group=group)
-        joined.rows, joined.weight = round(float(sums[0])), float(sums[1])
+        totals = torch.tensor([float(self.rows), self.weight], dtype=torch.float64)
+        dist.all_reduce(totals, group=group)
+        joined.rows = round(float(totals[0]))
+        joined.weight = float(totals[1])
         if joined.weight == 0.0:
             return joined
-        # An origin that all ranks know; the largest, not a mean, so that a constant column keeps its value.
-        joined._origin = (
-            self._origin.clone() if self.weight else torch.full_like(self._origin, -torch.inf)
-        )
-        dist.all_reduce(joined._origin, op=dist.ReduceOp.MAX, group=group)
-        own = (
-            (self._origin - joined._origin) + self._offset
-            if self.weight
-            else torch.zeros_like(self._offset)
-        )
-        offset = self.weight * own
+
+        joined._origin = self._common_origin(group)
+        if self.weight:
+            own_mean = (self._origin - joined._origin) + self._offset
+        else:
+            own_mean = torch.zeros_like(self._offset)
+
+        offset = self.weight * own_mean
         dist.all_reduce(offset, group=group)
         joined._offset = offset / joined.weight
-        delta = own - joined._offset
+
+        delta = own_mean - joined._offset
         joined._products = self.products.addr(delta, delta, alpha=self.weight)
         dist.all_reduce(joined._products, group=group)
         return joined
+
+    def _common_origin(self, group: dist.ProcessGroup | None) -> Tensor:
+        """An origin that all ranks know.
+
+        The largest, not a mean, so that a constant column keeps its value.
+        """
+        if self.weight:
+            origin = self._origin.clone()
+        else:
+            origin = torch.full_like(self._origin, -torch.inf)
+        dist.all_reduce(origin, op=dist.ReduceOp.MAX, group=group)
+        return origin
 
     @property
     def size(self) -> int:
@@ -161,7 +213,8 @@ class Moments:
 
     def product(self, left: str, right: str) -> Tensor:
         """Centred cross-products of two blocks, shape (width of left, width of right)."""
-        rows, columns = self._slice(left), self._slice(right)
+        rows = self._slice(left)
+        columns = self._slice(right)
         if left == right:
             return _mirrored(self._products[rows, columns])
         if rows.start < columns.start:
@@ -169,7 +222,10 @@ class Moments:
         return self._products[columns, rows].T.clone()
 
     def state(self) -> dict[str, Tensor]:
-        """Everything needed to go on later, as tensors: of the products the upper triangle, and no blocks."""
+        """Everything needed to go on later, as tensors.
+
+        Of the products the upper triangle, and no blocks.
+        """
         return {
             "rows": torch.tensor(self.rows, dtype=torch.int64),
             "weight": torch.tensor(self.weight, dtype=torch.float64),
@@ -183,27 +239,18 @@ class Moments:
         """The moments that `state` was taken from."""
         moments = cls(blocks)
         size = moments.size
-        vector, upper = (size,), (size * (size + 1) // 2,)
-        for name, shape in {
-            "rows": (),
-            "weight": (),
-            "origin": vector,
-            "offset": vector,
-            "products": upper,
-        }.items():
-            if name not in state:
-                raise ValueError(f"state has no {name!r}; it is not a complete state of moments.")
-            if tuple(state[name].shape) != shape:
-                raise ValueError(
-                    f"state[{name!r}] has shape {tuple(state[name].shape)}, but blocks need {shape}."
-                )
-        moments.rows, moments.weight = int(state["rows"]), float(state["weight"])
-        moments._origin, moments._offset = state["origin"].clone(), state["offset"].clone()
+        _require_state(state, size)
+
+        moments.rows = int(state["rows"])
+        moments.weight = float(state["weight"])
+        moments._origin = state["origin"].clone()
+        moments._offset = state["offset"].clone()
         moments._products = torch.zeros(size, size, dtype=torch.float64)
         moments._products[*torch.triu_indices(size, size)] = state["products"]
         return moments
 
     def _slice(self, block: str) -> slice:
+        """The columns of a block."""
         if block not in self._columns:
             raise ValueError(f"no block {block!r}; there are {', '.join(self.blocks)}.")
         return self._columns[block]
@@ -213,44 +260,67 @@ def merge_all(parts: Sequence[Moments], *, weights: Sequence[float] | None = Non
     """One set of moments from many, each counted as often as its weight says."""
     if not parts:
         raise ValueError("parts is empty; there is nothing to merge.")
-    factors = [1.0] * len(parts) if weights is None else [float(weight) for weight in weights]
-    if len(factors) != len(parts) or not all(0.0 <= factor < float("inf") for factor in factors):
-        raise ValueError(f"weights must be {len(parts)} finite numbers, none negative.")
+    factors = _checked_factors(len(parts), weights)
     joined = Moments(parts[0].blocks)
     for part in parts:
         if list(part.blocks.items()) != list(joined.blocks.items()):
             raise ValueError(f"cannot merge moments of blocks {part.blocks} into {joined.blocks}.")
-    joined.rows = sum(part.rows for part, factor in zip(parts, factors, strict=True) if factor)
-    mass = [factor * part.weight for part, factor in zip(parts, factors, strict=True)]
-    joined.weight = sum(mass)
+
+    weighted = list(zip(parts, factors, strict=True))
+    masses = [factor * part.weight for part, factor in weighted]
+    joined.rows = sum(part.rows for part, factor in weighted if factor)
+    joined.weight = sum(masses)
     if joined.weight == 0.0:
         return joined
-    joined._origin = parts[max(range(len(parts)), key=mass.__getitem__)]._origin.clone()
+
+    heaviest = max(range(len(parts)), key=masses.__getitem__)
+    joined._origin = parts[heaviest]._origin.clone()
     shifts = torch.stack([(part._origin - joined._origin) + part._offset for part in parts])
-    share = torch.tensor(mass, dtype=torch.float64)
-    joined._offset = (share @ shifts) / joined.weight
+    mass = torch.tensor(masses, dtype=torch.float64)
+    joined._offset = (mass @ shifts) / joined.weight
     shifts -= joined._offset
+
     joined._products = torch.zeros(joined.size, joined.size, dtype=torch.float64)
-    for part, factor in zip(parts, factors, strict=True):
+    for part, factor in weighted:
         if factor and part.rows:
             joined._products.add_(part._products, alpha=factor)
-    joined._products.addmm_(shifts.T * share, shifts)
+    joined._products.addmm_(shifts.T * mass, shifts)
     return joined
 
 
-# One buffer a thread, not one per set of moments: a thousand sets, one a feature, would hold gigabytes between them.
+def _checked_factors(parts: int, weights: Sequence[float] | None) -> list[float]:
+    """How often each part counts: once, or as its weight says."""
+    if weights is None:
+        return [1.0] * parts
+
+    factors = [float(weight) for weight in weights]
+    valid = all(0.0 <= factor < float("inf") for factor in factors)
+    if len(factors) != parts or not valid:
+        raise ValueError(f"weights must be {parts} finite numbers, none negative.")
+    return factors
+
+
+# One buffer per thread, not one per set of moments: a thousand sets, one per feature, would hold
+# gigabytes.
 _buffers = threading.local()
 
 
 def _scratch(size: int) -> Tensor:
-    """Room for some numbers, overwritten by whoever asks next on this thread."""
-    held: Tensor | None = getattr(_buffers, "held", None)
-    if held is None or held.numel() < size:
-        held = _buffers.held = torch.empty(size, dtype=torch.float64)
-    return held[:size]
+    """Memory for so many numbers, overwritten by whoever asks next on this thread."""
+    buffer: Tensor | None = getattr(_buffers, "buffer", None)
+    if buffer is None or buffer.numel() < size:
+        buffer = torch.empty(size, dtype=torch.float64)
+        _buffers.buffer = buffer
+    return buffer[:size]
+
+
+def _row_count(parts: Mapping[str, Tensor]) -> int:
+    """Rows of a batch, the same in every block."""
+    return next(iter(parts.values())).shape[0]
 
 
 def _require_matrix(name: str, part: object, width: int) -> None:
+    """Raises an error unless this is a floating-point tensor of so many columns."""
     if not isinstance(part, Tensor) or not part.is_floating_point():
         kind = part.dtype if isinstance(part, Tensor) else type(part).__name__
         raise TypeError(f"{name} must be a floating-point tensor, found {kind}; convert it first.")
@@ -258,8 +328,49 @@ def _require_matrix(name: str, part: object, width: int) -> None:
         raise ValueError(f"{name} must have shape (rows, {width}), found {tuple(part.shape)}.")
 
 
+def _require_same_rows(parts: Mapping[str, Tensor]) -> None:
+    """Raises a ValueError unless all blocks have the same number of rows, and any."""
+    counts = {name: part.shape[0] for name, part in parts.items()}
+    if len(set(counts.values())) != 1:
+        listed = ", ".join(f"{name}: {count}" for name, count in counts.items())
+        raise ValueError(f"all blocks must have the same number of rows, found {listed}.")
+    if 0 in counts.values():
+        raise ValueError("rows is an empty batch; pass at least one row.")
+
+
+def _require_finite(name: str, part: Tensor) -> None:
+    """Raises a ValueError that names the first value that is not finite."""
+    # One sum is the cheapest pass that sees every value; it may also overflow, hence the second
+    # look.
+    if bool(torch.isfinite(part.sum())) or bool(torch.isfinite(part).all()):
+        return
+
+    row, column = torch.nonzero(~torch.isfinite(part))[0].tolist()
+    raise ValueError(
+        f"{name} has a value that is not finite (row {row}, column {column} of the batch)."
+    )
+
+
+def _require_state(state: Mapping[str, Tensor], size: int) -> None:
+    """Raises a ValueError unless `state` is that of moments of so many columns."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "rows": (),
+        "weight": (),
+        "origin": (size,),
+        "offset": (size,),
+        "products": (size * (size + 1) // 2,),
+    }
+    for name, shape in shapes.items():
+        if name not in state:
+            raise ValueError(f"state has no {name!r}; it is not a complete state of moments.")
+        if tuple(state[name].shape) != shape:
+            raise ValueError(
+                f"state[{name!r}] has shape {tuple(state[name].shape)}, but blocks need {shape}."
+            )
+
+
 def _mirrored(upper: Tensor) -> Tensor:
-    """The symmetric matrix whose upper triangle this is, copied a panel at a time to stay in the cache."""
+    """The symmetric matrix of an upper triangle, copied by panels to stay in the cache."""
     full = upper.clone(memory_format=torch.contiguous_format)
     for start in range(0, full.shape[0], _PANEL):
         stop = start + _PANEL
