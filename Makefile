@@ -11,6 +11,11 @@ PYTHON ?= python3
 WORKERS ?= 2
 TABLE ?= speed
 QUICK ?=
+SEED ?= 0
+PART ?=
+CASE ?=
+COUNT ?=
+MINUTES ?=
 SETTINGS ?= default avx2 compatible one three
 
 VENV := .venv
@@ -19,9 +24,9 @@ RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install -qq -c constraints.txt --build-constraint constraints.txt
 PINS := pyproject.toml constraints.txt
 # Folders that may not exist yet are left out.
-CODE := $(wildcard src tests benchmarks examples docs)
+CODE := $(wildcard src tests benchmarks campaign examples docs)
 
-.PHONY: help demo test setup lint types layers size unit machines docs bench clean
+.PHONY: help demo test setup lint types layers size unit machines docs bench campaign clean
 
 help: ## list these commands
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -68,9 +73,13 @@ docs: $(VENV)/.stamp-docs ## the documentation, in site/
 bench: $(VENV)/.stamp-bench ## one table of speeds; TABLE=synthetic runs another, TABLE= lists them, QUICK=1 hurries
 	@$(RUN) -m benchmarks $(TABLE) $(if $(QUICK),--quick)
 
+campaign: $(VENV)/.stamp-browser ## thousands of things that go wrong, for hours; PART=files one part, SEED= CASE= one case
+	@$(RUN) -m campaign --seed $(SEED) $(if $(PART),--part $(PART)) $(if $(CASE),--case $(CASE)) \
+		$(if $(COUNT),--count $(COUNT)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(CASE),,--write)
+
 clean: ## remove .venv, caches and built files
 	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist site
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests benchmarks campaign -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The interpreter is checked before the environment is made, so an old one fails with a sentence.
 # torch comes first and by its pin: no later install can then pull another build of it.
