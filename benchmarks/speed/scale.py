@@ -32,16 +32,16 @@ from nobsp.calibration.local import parse_bytes
 from nobsp.calibration.ray import RayRows
 from nobsp.network.inputs import SAMPLE_ROWS, Summary
 from nobsp.network.readout import Network
-from nobsp.tabular.algorithm1 import (
+from nobsp.published import (
     Accumulator,
     add_rows,
-    bytes_of_moments,
     make_plan,
     rare_rows,
     room_for_moments,
     solve,
     split_plan,
 )
+from nobsp.published.sums import bytes_of_moments
 
 ROWS, WORKERS, FEATURES, WIDTH, OUTPUTS, SEED = 10**9, 64, 100, 512, 1, 0
 # What a cluster is assumed to have: bytes a second of each machine's network and disk.

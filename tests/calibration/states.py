@@ -21,7 +21,7 @@ from nobsp.calibration.local import Run
 from nobsp.network.inputs import Summary
 from nobsp.network.readout import Network
 from nobsp.projection import merge_all
-from nobsp.tabular.algorithm1 import Accumulator, add_rows
+from nobsp.published import Accumulator, add_rows
 from nobsp.tabular.files import CHECKPOINTED
 from tests.tabular.nets import net, table
 

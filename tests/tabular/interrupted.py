@@ -16,7 +16,7 @@ import safetensors.torch
 
 from nobsp import Local, NObSP
 from nobsp.network.inputs import Summary
-from nobsp.tabular.algorithm1 import Accumulator
+from nobsp.published import Accumulator
 from tests.tabular.nets import net, table
 from tests.tabular.ranks import numbers
 

@@ -13,7 +13,7 @@ import pytest
 
 from nobsp import Local, NObSP
 from nobsp.calibration.local import parse_bytes
-from nobsp.tabular import algorithm1
+from nobsp.published import sums
 from tests.tabular.nets import Passes, net, table
 from tests.tabular.test_merge_and_stream import assert_same, pieces
 
@@ -105,7 +105,7 @@ def test_blocks_for_bands_give_way_first() -> None:
         {len(parts) for parts in one._fitted.estimate.published.parts.values()}
         for one in (roomy, tight)
     ]
-    assert blocks == [{algorithm1.BLOCKS}, {1}]
+    assert blocks == [{sums.BLOCKS}, {1}]
     assert_same(tight, roomy)
 
 

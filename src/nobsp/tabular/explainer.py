@@ -23,7 +23,6 @@ from nobsp.network.inputs import Summary
 from nobsp.network.progress import with_progress
 from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.tabular import files
-from nobsp.tabular.algorithm1 import calibrate_published, estimate_published, published_of
 from nobsp.tabular.columns import (
     find_columns,
     input_values,
@@ -32,6 +31,7 @@ from nobsp.tabular.columns import (
     suggest_features,
 )
 from nobsp.tabular.compiled import CompiledExplainer, Health, function_of
+from nobsp.tabular.complement import calibrate_published, estimate_published, published_of
 from nobsp.tabular.explanation import Explanation, output_position, term_name
 from nobsp.tabular.files import CHECKPOINTED
 from nobsp.tabular.fitted import Fitted, removal_effects, stand_ins

@@ -16,7 +16,7 @@ from nobsp.network.adapted import Adapted
 from nobsp.network.inputs import Features, LevelCounts, Summary
 from nobsp.network.readout import Readout, as_model_takes
 from nobsp.projection import Ridge
-from nobsp.tabular.algorithm1 import Accumulator, Isolation, Plan, Published, Solution
+from nobsp.published import Accumulator, Isolation, Plan, Published, Solution
 from nobsp.tabular.columns import Columns, Seen, input_values
 from nobsp.tabular.compiled import CLASSES
 from nobsp.tabular.fitted import Estimate, Fitted

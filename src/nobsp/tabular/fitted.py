@@ -22,7 +22,7 @@ from nobsp.tabular.regression import DirectTerm
 from nobsp.tabular.tabulate import Represent, Tabulator
 
 if TYPE_CHECKING:
-    from nobsp.tabular.algorithm1 import Published
+    from nobsp.published import Published
 
 
 @dataclass(frozen=True, eq=False)

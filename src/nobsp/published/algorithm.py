@@ -1,0 +1,142 @@
+"""Algorithm 1 of the paper: every term's unique part of the outputs, along the network's view of all else.
+
+With T = z_S and A = z_(S) centred over the calibration rows, and y the outputs,
+
+    R_T = T − A (AᵀA + λI)⁻¹ AᵀT        what the reference leaves of the target
+    R_y = y − A (AᵀA + λI)⁻¹ Aᵀy        what it leaves of the outputs
+    β_S = (R_TᵀR_T + λI)⁻¹ R_Tᵀ R_y     coefficients of the term
+    g_S(x) = (z_S(x) − mean z_S) β_S    its contribution
+
+A pair's projection holds the contributions of its features too, and a triple's those of its pairs:
+they are subtracted (A.14, A.15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nobsp.network.inputs import Subset
+from nobsp.projection import Moments, Ridge, merge_all, partial_coefficients
+from nobsp.published.isolation import Represent, subsets_of
+from nobsp.published.plan import OUTPUTS, REFERENCE, TARGET, Plan
+from nobsp.published.sums import FEWEST_BLOCKS, Accumulator, Parts
+
+# Copies of the calibration that bands are made of: their spread is then known to a tenth.
+COPIES = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """The decomposition's coefficients."""
+
+    matrices: dict[Subset, Tensor]  # per term β_S on its representation, (width, outputs)
+    offsets: dict[Subset, Tensor]  # per term, what centring subtracts, (outputs,)
+    base: Tensor  # mean output over the calibration rows
+    unique_share: dict[Subset, float]  # per term, the share of z_S that the reference leaves
+    notes: dict[Subset, str]  # per doubtful term, what is wrong with it in words
+
+
+def solve(
+    plan: Plan,
+    parts: Mapping[Subset, Sequence[Moments]],
+    *,
+    ridge: Ridge,
+    weights: Sequence[float] | None = None,
+) -> Solution:
+    """Coefficients of all terms from the moments of blocks of rows, each counted by its weight."""
+    base = torch.zeros(0, dtype=torch.float64)
+    matrices: dict[Subset, Tensor] = {}
+    offsets: dict[Subset, Tensor] = {}
+    unique_share: dict[Subset, float] = {}
+    notes: dict[Subset, str] = {}
+
+    for term in plan.terms:
+        # One after another: all terms' sums a second time would be the most that is ever held.
+        moments = merge_all(parts[term], weights=weights)
+        if moments.rows < 2:
+            raise ValueError(f"X has {moments.rows} row; calibration needs at least two.")
+        width = moments.blocks[REFERENCE]
+        regression = partial_coefficients(moments, ridge=ridge, target_size=width)
+
+        base = moments.mean(OUTPUTS)
+        matrices[term] = plan.bases[term] @ regression.coefficients
+        offsets[term] = moments.mean(TARGET) @ regression.coefficients
+        unique_share[term] = regression.unique_share
+        if regression.note:
+            notes[term] = regression.note
+    return Solution(matrices, offsets, base, unique_share, notes)
+
+
+def join_solutions(stages: Sequence[Solution]) -> Solution:
+    """The coefficients of all stages of a plan."""
+    joined = Solution({}, {}, stages[0].base, {}, {})
+    for stage in stages:
+        joined.matrices.update(stage.matrices)
+        joined.offsets.update(stage.offsets)
+        joined.unique_share.update(stage.unique_share)
+        joined.notes.update(stage.notes)
+    return joined
+
+
+@dataclass(frozen=True, eq=False)
+class Published:
+    """A calibration as published, term by term along the complement."""
+
+    plan: Plan  # baseline, terms and bases
+    parts: Parts  # moments per block of rows; empty where they were not saved, or not held at once
+    solution: Solution  # coefficients
+    ridge: Ridge  # strength of the regularisation
+
+    def values(
+        self, represent: Represent, samples: Tensor, *, terms: Sequence[Subset] | None = None
+    ) -> Tensor:
+        """g_S(x) of every term, (samples, terms, outputs), float64 on the CPU."""
+        wanted = self.plan.terms if terms is None else terms
+        needed = {subset for term in wanted for subset in subsets_of(term)}
+        ordered = sorted(needed, key=lambda subset: (len(subset), subset))
+        matrices = {subset: self.solution.matrices[subset] for subset in ordered}
+
+        # In one tensor: small ones that stay, made between large ones that go, would cut up memory.
+        shape = (len(ordered), len(samples), len(self.solution.base))
+        storage = torch.empty(shape, dtype=torch.float64)
+        contributions = dict(zip(ordered, storage, strict=True))
+        for subset, product in self.plan.isolation.products(represent, samples, matrices):
+            contributions[subset].copy_(product)
+
+        for subset in ordered:
+            contributions[subset] -= self.solution.offsets[subset]
+            for smaller in subsets_of(subset)[:-1]:  # A.14, A.15
+                contributions[subset] -= contributions[smaller]
+        return torch.stack([contributions[term] for term in wanted], dim=1)
+
+    def merge(self, other: Published) -> Published:
+        """The calibration on the rows of both."""
+        if not self.parts or not other.parts:
+            raise ValueError(
+                "merge needs all moments: calibrate with more memory, and save with mergeable=True."
+            )
+        if self.plan.fingerprint() != other.plan.fingerprint():
+            raise ValueError(
+                "baselines, terms or bases differ; calibrate the second with fit(X, like=first)."
+            )
+        parts = Accumulator(self.parts).merge(Accumulator(other.parts)).parts
+        return replace(self, parts=parts, solution=solve(self.plan, parts, ridge=self.ridge))
+
+    def resampled(self, copies: int = COPIES) -> list[Solution]:
+        """Coefficients for blocks of rows drawn with replacement; none where blocks are too few."""
+        blocks_of_first_term = next(iter(self.parts.values()), [])
+        filled = [position for position, block in enumerate(blocks_of_first_term) if block.rows]
+        if len(filled) < FEWEST_BLOCKS:
+            return []
+
+        equal_chances = np.full(len(filled), 1 / len(filled))
+        draws = np.random.default_rng(0).multinomial(len(filled), equal_chances, size=copies)
+        parts = {
+            term: [blocks[position] for position in filled] for term, blocks in self.parts.items()
+        }
+        return [solve(self.plan, parts, ridge=self.ridge, weights=draw.tolist()) for draw in draws]

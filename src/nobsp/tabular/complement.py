@@ -1,0 +1,327 @@
+"""Tables explained by Algorithm 1 as published (`reference="complement"`): calibration, functions, health."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nobsp.base import Finding, sort_findings
+from nobsp.calibration import Run
+from nobsp.network.inputs import Subset, Summary
+from nobsp.network.readout import Network, as_model_takes
+from nobsp.projection import Ridge
+from nobsp.published import (
+    Accumulator,
+    Isolation,
+    Plan,
+    Published,
+    add_rows,
+    add_rows_and_summarise,
+    join_solutions,
+    make_plan,
+    rare_rows,
+    room_for_moments,
+    solve,
+    split_plan,
+)
+from nobsp.published.sums import Parts
+from nobsp.tabular.columns import Columns, Rows, TableRows, read_ahead, require_passes
+from nobsp.tabular.compiled import Health, TermHealth
+from nobsp.tabular.explanation import term_name
+from nobsp.tabular.fitted import Estimate, Fitted
+from nobsp.tabular.fitting import Facts, Options, assemble, feature_findings, share_findings
+from nobsp.tabular.lookup import TermTable
+from nobsp.tabular.regression import Sample, share_explained, transfer
+from nobsp.tabular.tabulate import Array, Points, Represent, Tabulator
+from nobsp.tabular.terms import FULL, PAIR_REACH, screen_pairs, tabulate_main
+
+Strengths = dict[Subset, float]
+
+# Rows on which importances are measured: every one of them runs once for every term.
+MEASURED_ROWS = 512
+# Pairs are fitted one by one, so only those are taken whose spread is this share of the outputs'.
+LEAST_STRENGTH = 0.02
+# Most pairs that are taken without being named.
+MOST_PAIRS = 16
+# Knots along each side of a pair's table that follow the rows, and those that are evenly spaced.
+PAIR_QUANTILES = 17
+PAIR_EVEN = 9
+# The relative ridge where none was asked for.
+DEFAULT_RIDGE = Ridge(1e-4, "relative")
+
+
+def published_of(fitted: Fitted, argument: str) -> Published:
+    """What Algorithm 1 found, or an error where another method was used."""
+    if fitted.estimate.published is None:
+        raise ValueError(
+            f'{argument} must be calibrated with reference="complement", as this explainer is.'
+        )
+    return fitted.estimate.published
+
+
+def calibrate_published(
+    run: Run,
+    rows: Rows,
+    network: Network,
+    options: Options,
+    columns: Columns,
+    known: Fitted | None,
+    facts_of: Callable[[Summary], Facts],
+    *,
+    progress: bool,
+) -> tuple[Summary, Published, Strengths]:
+    """Reads the rows, fixes the plan, adds up the moments, solves; `known` has a plan to take over."""
+    model = run.share(network)
+    groups = columns.features.columns
+    summary = Summary(groups)
+    reads_ahead = read_ahead(run, rows, columns, options.baseline, planned=known is not None)
+    if reads_ahead:
+        summary = run.accumulate(rows, summary, Summary.update, name="reading", progress=progress)
+
+    if known is not None:
+        plan = published_of(known, "like").plan
+        strengths = known.functions.strengths
+    else:
+        seen = summary
+        if isinstance(rows, TableRows) and not reads_ahead:
+            seen = run.accumulate(rows.peek(), Summary(groups), Summary.update, name="first rows")
+        plan, strengths = run.decide(lambda: _plan(facts_of(seen)), name="plan")
+
+    stages = split_plan(plan, network.readout, memory=run.memory)
+    if len(stages) > 1:
+        require_passes(run, rows, len(stages))
+
+    ridge = options.ridge or DEFAULT_RIDGE
+    room = room_for_moments(plan, run.memory)
+    solutions = []
+    parts: Parts = {}
+    for stage in stages:
+        parts = {}  # the sums of one stage at a time
+        moments = Accumulator.of(stage, network.readout, memory=room)
+        if summary.rows:
+            moments = run.accumulate(
+                rows,
+                moments,
+                partial(add_rows, stage),
+                model=model,
+                name="calibrating",
+                progress=progress,
+            )
+        else:  # rows that are read only once
+            summary, moments = run.accumulate(
+                rows,
+                (Summary(groups), moments),
+                partial(add_rows_and_summarise, stage),
+                model=model,
+                name="calibrating",
+                progress=progress,
+            )
+        parts = moments.parts
+        del moments
+        solutions.append(run.decide(partial(solve, stage, parts, ridge=ridge)))
+
+    all_parts = parts if len(stages) == 1 else {}
+    published = Published(plan, all_parts, join_solutions(solutions), ridge)
+    return summary, published, strengths
+
+
+def _plan(facts: Facts) -> tuple[Plan, Strengths]:
+    """Baseline, terms and bases of Algorithm 1, and the strengths of pairs where these were screened."""
+    isolation = Isolation(
+        features=facts.columns.features,
+        baseline=facts.baseline,
+        few_valued=frozenset(facts.summary.levels),
+        categories=facts.categories,
+        batch_size=facts.options.batch_size,
+    )
+    with facts.network.running() as running:
+        pairs, strengths = _choose_pairs(facts, running.represent)
+        mains: list[Subset] = [(feature,) for feature in range(len(facts.names))]
+        sample = as_model_takes(facts.summary.sample, facts.readout)
+        rare = as_model_takes(rare_rows(facts.summary, isolation), facts.readout)
+        plan = make_plan(isolation, running.represent, sample, [*mains, *pairs], rare=rare)
+    return plan, strengths
+
+
+def _choose_pairs(facts: Facts, represent: Represent) -> tuple[list[Subset], Strengths]:
+    """The interactions that were named, or the strongest pairs by a screening of all."""
+    wanted = facts.pairs()
+    if isinstance(wanted, Sequence):
+        return list(wanted), {}
+    if wanted == 0:
+        return [], {}
+
+    tabulate = _tabulator(facts, represent, facts.weight)
+    strengths = screen_pairs(tabulate, facts.domains, facts.sample(represent), FULL)
+    if wanted is not None:
+        return list(strengths)[:wanted], strengths
+    strong = [pair for pair, strength in strengths.items() if strength >= LEAST_STRENGTH]
+    return strong[:MOST_PAIRS], strengths
+
+
+def _tabulator(facts: Facts, represent: Represent, weight: Tensor) -> Tabulator:
+    """Tables along the baseline."""
+    return Tabulator(represent, facts.baseline_rows(), weight, batch_size=facts.options.batch_size)
+
+
+def estimate_published(facts: Facts, published: Published, strengths: Strengths) -> Estimate:
+    """The functions of Algorithm 1 as tables along the baseline, beside the coefficients themselves."""
+    # The first calibration's, where the plan was taken over or merged.
+    facts.baseline = published.plan.isolation.baseline
+    with facts.network.running() as running:
+        sample = facts.sample(running.represent)
+        measured = sample.some(MEASURED_ROWS)
+        values = published.values(running.represent, measured.inputs)
+        at_baseline = published.values(running.represent, facts.baseline_rows())[0]
+        tables = _TablesAlongBaseline(facts, published, sample, running.represent)
+
+    return assemble(
+        facts,
+        tuple(tables.by_term.values()),
+        published.plan.terms,
+        values,
+        at_baseline,
+        base=published.solution.base,
+        strengths=strengths,
+        state=_examine(facts, published, values, measured),
+        measure=tables.spreads,
+        alphas=(published.ridge.value,) * facts.readout.outputs,
+        published=published,
+    )
+
+
+class _TablesAlongBaseline:
+    """Every term of at most two features that have tables, tabulated with all others at the baseline."""
+
+    def __init__(
+        self, facts: Facts, published: Published, sample: Sample, represent: Represent
+    ) -> None:
+        self.facts = facts
+        self.published = published
+        self.sample = sample
+        self.represent = represent
+        self.by_term: dict[Subset, TermTable] = {}
+        self.points: dict[int, Points] = {}  # of every feature with a table
+        self.compressed: dict[int, Tensor] = {}  # its representation in its basis
+        for term in published.plan.terms:
+            self._add(term)
+
+    def _add(self, term: Subset) -> None:
+        domains = [self.facts.domains[feature] for feature in term]
+        if len(term) == 1 and not domains[0].columns:  # the preprocessing drops it
+            nothing = np.zeros((1, self.facts.readout.outputs))
+            self.by_term[term] = TermTable(term, (), nothing)
+        elif all(domain.tabulated for domain in domains):
+            if len(term) == 1:
+                self._add_main(term[0])
+            elif len(term) == 2:
+                self._add_pair((term[0], term[1]))
+
+    def _add_main(self, feature: int) -> None:
+        term = (feature,)
+        solution = self.published.solution
+        points, table = tabulate_main(
+            _tabulator(self.facts, self.represent, solution.matrices[term]),
+            self.facts.domains[feature],
+            self.sample.chunk(),
+            self.sample.spread,
+            FULL,
+        )
+        values = table.mean @ solution.matrices[term] - solution.offsets[term]
+        self.by_term[term] = TermTable(term, (points.axis,), values.numpy())
+        self.points[feature] = points
+        self.compressed[feature] = table.mean @ self.published.plan.bases[term]
+
+    def _add_pair(self, pair: tuple[int, int]) -> None:
+        """The pair's projection less the functions of its features (A.14)."""
+        solution = self.published.solution
+        tabulate = _tabulator(self.facts, self.represent, solution.matrices[pair])
+        first, second = (
+            self.facts.domains[feature].points(
+                self.sample.chunk(), quantiles=PAIR_QUANTILES, even=PAIR_EVEN, reach=PAIR_REACH
+            )
+            for feature in pair
+        )
+        projection = tabulate((first, second)).mean @ solution.matrices[pair]
+        own_of_first = self._main_at(pair[0], first)
+        own_of_second = self._main_at(pair[1], second)
+        values = projection - solution.offsets[pair] - own_of_first[:, None] - own_of_second[None]
+        self.by_term[pair] = TermTable(pair, (first.axis, second.axis), values.numpy())
+
+    def _main_at(self, feature: int, points: Points) -> Tensor:
+        """A feature's own function at some points."""
+        values = torch.from_numpy(self.by_term[feature,].values)
+        return transfer(self.points[feature], values, points)
+
+    def spreads(self) -> dict[int, Array]:
+        """How far curves move for blocks of rows drawn with replacement; no row is read again."""
+        resampled = self.published.resampled()
+        if not resampled:
+            return {}
+        spreads = {}
+        for feature, compressed in self.compressed.items():
+            term = (feature,)
+            basis = self.published.plan.bases[term]
+            curves = [
+                compressed @ (basis.T @ solution.matrices[term]) - solution.offsets[term]
+                for solution in resampled
+            ]
+            spreads[feature] = torch.stack(curves).std(0).numpy()
+        return spreads
+
+
+def _examine(facts: Facts, published: Published, values: Tensor, measured: Sample) -> Health:
+    """What is worth knowing before the numbers are believed."""
+    residuals = measured.outputs - values.sum(1)
+    explained = share_explained(residuals - residuals.mean(0), measured.outputs)
+    shares = tuple(explained.tolist())
+    return Health(
+        findings=sort_findings(_findings(facts, published, values, measured, explained)),
+        terms=tuple(
+            TermHealth(
+                tuple(facts.names[feature] for feature in term),
+                published.plan.bases[term].shape[1],
+                published.solution.unique_share[term],
+            )
+            for term in published.plan.terms
+        ),
+        explained=shares,
+        inside=shares,
+        outside_rows=0.0,
+        rows=facts.summary.rows,
+        columns=facts.readout.width,
+        held_out=False,
+    )
+
+
+def _findings(
+    facts: Facts, published: Published, values: Tensor, measured: Sample, explained: Tensor
+) -> list[Finding]:
+    """Low shares, features that do nothing, too few rows, terms that overlap, bands that are missing."""
+    findings = [
+        *share_findings(explained, facts.output_names, what="R² on the calibration rows"),
+        *feature_findings(facts, published.plan.terms, values, measured),
+    ]
+    n_rows = facts.summary.rows
+    width = facts.readout.width
+    if n_rows <= width:
+        message = (
+            f"Fewer rows ({n_rows}) than the representation is wide ({width}): calibrate on more."
+        )
+        findings.append(Finding("warning", "few_rows", "", message))
+
+    subjects = {finding.subject for finding in findings}
+    for term, note in published.solution.notes.items():
+        name = term_name([facts.names[feature] for feature in term])
+        if name not in subjects:
+            severity = "note" if published.plan.bases[term].shape[1] == 0 else "warning"
+            findings.append(Finding(severity, "overlap", name, note))
+
+    if not published.parts:
+        message = "Moments are not held, so curves have no bands and nothing can be merged."
+        findings.append(Finding("note", "no_moments", "", message))
+    return findings
