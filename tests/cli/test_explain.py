@@ -21,6 +21,7 @@ from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardSc
 from torch import nn
 
 from nobsp import NObSP
+from nobsp.network.archive import UntrustedError
 from nobsp.network.exported import as_module, load_exported
 from tests.tolerances import SINGLE, assert_same_to_rounding
 
@@ -291,7 +292,10 @@ def test_a_script_is_refused_with_what_to_do(nobsp: Run, home: Path, tmp_path: P
 def test_an_exported_file_that_could_run_code_is_refused(
     nobsp: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nobsp.network.exported._code_in", lambda _: iter(["a pickled object"]))
+    def refuse(_: object) -> None:
+        raise UntrustedError("holds a pickled object")
+
+    monkeypatch.setattr("nobsp.network.exported.vetted", refuse)
     options = (*HOUSE, *FAST, "--no-report", "--out", tmp_path / "out")
     refused = nobsp("explain", *options)
     assert refused.code == 2

@@ -77,7 +77,8 @@ def load_model(options: ModelOptions) -> Loaded:
 
 
 def _from_file(path: Path, *, trust_pickle: bool) -> Loaded:
-    from nobsp.network.exported import UntrustedError, as_module, kind_of, load_exported
+    from nobsp.network.archive import UntrustedError
+    from nobsp.network.exported import as_module, kind_of, load_exported
 
     kind = kind_of(path)
     if kind == "exported":

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 import os
-import re
+import threading
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from operator import attrgetter
@@ -20,24 +21,16 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
+from nobsp.network.archive import UntrustedError, vetted
 from nobsp.network.batches import batches_of
 
 RECIPE = 'torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},))'
-# Operators, as opposed to functions of torch that would do things; what a graph made by torch.export calls.
-_OPERATOR = re.compile(r"torch\.ops(\.\w+){2,3}|_operator\.\w+|math\.\w+|torch\.sym_\w+")
+# Rows that are taken as examples of the data.
 _EXAMPLES = 256
-_DAMAGED = (
-    RuntimeError,
-    AssertionError,
-    LookupError,
-    AttributeError,
-    zipfile.BadZipFile,
-    json.JSONDecodeError,
-)
-
-
-class UntrustedError(ValueError):
-    """A file that could run code when it is loaded."""
+# How far results of rows apart and together may differ, relative to the largest: rounding in single precision.
+_SAME = 1e-4
+# How a pickle begins, or one that joblib compressed with zlib, gzip, bz2, xz or lz4.
+_PICKLE_STARTS = (b"\x80", b"\x78", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x04\x22\x4d\x18")
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:
@@ -45,42 +38,106 @@ def kind_of(path: str | os.PathLike[str]) -> str:
     with open(path, "rb") as file:
         start = file.read(64)
     if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            names = {name.partition("/")[2] or name for name in archive.namelist()}
-        if "archive_format" in names or "serialized_exported_program.json" in {
-            n.rpartition("/")[2] for n in names
-        }:
-            return "exported"
-        if "constants.pkl" in names:
-            return "script"
-        return "skops" if "schema.json" in names else "pickle" if "data.pkl" in names else "unknown"
+        return _kind_of_archive(path)
     if start[8:9] == b"{" and 0 < int.from_bytes(start[:8], "little") < 1 << 32:
         return "safetensors"
-    # A pickle, or one that joblib compressed with zlib, gzip, bz2, xz or lz4.
-    pickled = (b"\x80", b"\x78", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x04\x22\x4d\x18")
-    return "pickle" if start.startswith(pickled) and not start.isascii() else "unknown"
+    is_pickle = start.startswith(_PICKLE_STARTS) and not start.isascii()
+    return "pickle" if is_pickle else "unknown"
+
+
+def _kind_of_archive(path: str | os.PathLike[str]) -> str:
+    """What an archive holds, told from the names of its entries."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            listed = archive.namelist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        return "unknown"
+
+    names = {name.partition("/")[2] or name for name in listed}
+    files = {name.rpartition("/")[2] for name in names}
+    if "archive_format" in names or "serialized_exported_program.json" in files:
+        return "exported"
+    if "constants.pkl" in names:
+        return "script"
+    if "schema.json" in names:
+        return "skops"
+    return "pickle" if "data.pkl" in names else "unknown"
 
 
 def load_exported(path: str | os.PathLike[str], *, trust_pickle: bool = False) -> ExportedProgram:
-    """Reads what `torch.export.save` wrote."""
+    """Reads what `torch.export.save` wrote.
+
+    Args:
+        path: The file.
+        trust_pickle: Whether to load it as torch does, which runs any code that its author put there.
+
+    Raises:
+        UntrustedError: If the file could run code when it is loaded, and is not trusted.
+        ValueError: If the file is damaged, or of another version of torch.
+    """
     try:
-        with zipfile.ZipFile(path) as archive:
-            problem = None if trust_pickle else next(_code_in(archive), None)
-        if problem is None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return torch.export.load(path)
-    except _DAMAGED as failure:
+        if trust_pickle:
+            return _load_with_torch(path)
+        archive = vetted(path)
+        with _nothing_is_unpickled():
+            return _load_with_torch(archive)
+    except UntrustedError as untrusted:
+        raise UntrustedError(
+            f"{os.fspath(path)} {untrusted}, which can run code when it is loaded; export it without."
+        ) from untrusted
+    except OSError:
+        raise
+    except Exception as failure:
+        # Whatever is wrong with a file, torch has many exceptions for it.
         raise ValueError(
-            f"{os.fspath(path)} cannot be read by this torch ({_said(failure)})."
+            f"{os.fspath(path)} cannot be read by this torch ({_last_line(failure)})."
         ) from failure
-    raise UntrustedError(
-        f"{path} holds {problem}, which can run code when it is loaded; export it without."
-    )
+
+
+def _load_with_torch(source: str | os.PathLike[str] | io.BytesIO) -> ExportedProgram:
+    """A program as torch reads it, without its warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.export.load(source)
+
+
+@contextmanager
+def _nothing_is_unpickled() -> Iterator[None]:
+    """Makes `torch.load` take tensors alone in this thread: a second line behind `vetted`, which leaves no pickle."""
+    thread = threading.get_ident()
+    with _LOADING:
+        unguarded = torch.load
+
+        def guarded(*args: Any, **options: Any) -> Any:
+            if threading.get_ident() == thread:
+                options["weights_only"] = True
+            return unguarded(*args, **options)
+
+        setattr(torch, "load", guarded)  # noqa: B010 - mypy takes no assignment to a function
+        try:
+            yield
+        finally:
+            setattr(torch, "load", unguarded)  # noqa: B010
+
+
+# One load at a time, so that each puts back what it found.
+_LOADING = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """Gives a forked process a lock of its own: the thread that held the other one is not there."""
+    global _LOADING
+    _LOADING = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def as_module(
-    model: ExportedProgram | GraphModule | str | os.PathLike[str], example: Any
+    model: ExportedProgram | GraphModule | str | os.PathLike[str],
+    example: Any,
+    *,
+    trust_pickle: bool = False,
 ) -> GraphModule:
     """An exported program as a module whose layers can be observed, so that it can be explained.
 
@@ -88,12 +145,13 @@ def as_module(
     `nn.Embedding` or pointwise convolution with the model's own weights and named after them, or a `Step`.
 
     Args:
-        model: An exported program, its module, or a file that holds one; see `load_exported`.
+        model: An exported program, its module, or a file that holds one.
         example: Some rows (tensor, array or frame) or images (tensor or array) as the model takes them, the more
             varied the better.
+        trust_pickle: Whether a file may be loaded even if that can run code which its author put there.
 
     Raises:
-        UntrustedError: If a file could run code when it is loaded.
+        UntrustedError: If a file could run code when it is loaded, and is not trusted.
         TypeError: If the model is a TorchScript module.
         ValueError: If the model takes more than one input, cannot be run on the rows, or was exported for a fixed
             number of rows on which its result depends.
@@ -107,68 +165,91 @@ def as_module(
         ('output',)
     """
     if isinstance(model, str | os.PathLike):
-        kind = kind_of(model)
-        if kind != "exported":
-            hint = (
-                f" It is a TorchScript file; export the model instead: {RECIPE}."
-                if kind == "script"
-                else ""
-            )
-            raise ValueError(f"{os.fspath(model)} is not a file of torch.export.save.{hint}")
-        model = load_exported(model)
+        model = _load_program(model, trust_pickle=trust_pickle)
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(
             f"model is a TorchScript module, whose layers cannot be observed; export it: {RECIPE}."
         )
-    program = model.module(check_guards=False) if isinstance(model, ExportedProgram) else model
+    program = _unguarded_module(model) if isinstance(model, ExportedProgram) else model
     assert isinstance(program, GraphModule)
+
     module = _Rewriter(program).module
-    if not isinstance(example, Tensor) and getattr(example, "ndim", 2) > 2:
-        example = torch.as_tensor(np.asarray(example))  # images
-    elif not isinstance(example, Tensor):
-        example = next(iter(batches_of(example, batch_size=_EXAMPLES, argument="example")))
+    rows = _example_rows(example)
     # Whole numbers may be codes that a model looks up, or measurements; the model itself gives the answer.
-    if not example.is_floating_point():
+    if not rows.is_floating_point():
         try:
-            return _checked(module, example)
+            return _checked(module, rows)
         except ValueError:
             pass
     tensors = (*module.parameters(), *module.buffers())
-    floating = next((one.dtype for one in tensors if one.is_floating_point()), None)
-    return _checked(module, example if floating is None else example.to(floating))
+    dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), None)
+    return _checked(module, rows if dtype is None else rows.to(dtype))
+
+
+def _load_program(path: str | os.PathLike[str], *, trust_pickle: bool) -> ExportedProgram:
+    """The program in a file; an error where it is a file of another kind."""
+    kind = kind_of(path)
+    if kind == "exported":
+        return load_exported(path, trust_pickle=trust_pickle)
+    hint = ""
+    if kind == "script":
+        hint = f" It is a TorchScript file; export the model instead: {RECIPE}."
+    raise ValueError(f"{os.fspath(path)} is not a file of torch.export.save.{hint}")
+
+
+def _unguarded_module(program: ExportedProgram) -> nn.Module:
+    """A program's module without its checks of sizes, which are written as Python."""
+    return program.module(check_guards=False)
+
+
+def _example_rows(example: Any) -> Tensor:
+    """Some rows or images as a tensor."""
+    if isinstance(example, Tensor):
+        return example
+    if getattr(example, "ndim", 2) > 2:
+        return torch.as_tensor(np.asarray(example))
+    return next(iter(batches_of(example, batch_size=_EXAMPLES, argument="example")))
 
 
 def _checked(module: GraphModule, example: Tensor) -> GraphModule:
     """The module, where it can be run on the rows, and makes the same of rows however many there are at a time."""
-    made_for = next(node for node in module.graph.nodes if node.op == "placeholder").meta.get("val")
-    rows = made_for.shape[0] if isinstance(made_for, Tensor) and made_for.ndim else None
+    placeholder = next(node for node in module.graph.nodes if node.op == "placeholder")
+    exported_with = placeholder.meta.get("val")
+    has_rows = isinstance(exported_with, Tensor) and exported_with.ndim > 0
+    n_rows = exported_with.shape[0] if has_rows else None
+    is_fixed = isinstance(n_rows, int)
+    plural = "s" if n_rows != 1 else ""
     fixed = (
-        f"the model was exported for exactly {rows} row{'s' if rows != 1 else ''} at a time and cannot take others; "
+        f"the model was exported for exactly {n_rows} row{plural} at a time and cannot take others; "
         f"export it with a dynamic first dimension: {RECIPE}."
     )
     try:
         with torch.no_grad():
             module(example)
-            if not isinstance(rows, int):  # any number will do
+            if not isinstance(n_rows, int):
                 return module
-            enough = example[: 8 * rows]
-            if len(enough) < 2 * rows:
-                enough = enough.repeat((2 * rows // len(enough) + 1, *([1] * (enough.ndim - 1))))
-            whole = enough[: len(enough) // rows * rows]
-            apart, together = (
-                torch.cat([module(some) for some in torch.split(whole, rows)]),
-                module(whole),
-            )
+            whole = _whole_groups(example, n_rows)
+            apart = torch.cat([module(group) for group in torch.split(whole, n_rows)])
+            together = module(whole)
     except (RuntimeError, IndexError, TypeError) as failure:
-        reason = (
-            f"the model cannot be run on input of shape {tuple(example.shape)}: {_said(failure)}"
-        )
-        raise ValueError(fixed if isinstance(rows, int) else reason) from failure
-    if together.shape != apart.shape or not bool(
-        (together - apart).abs().max() <= 1e-4 * apart.abs().max()
-    ):
+        shape = tuple(example.shape)
+        reason = f"the model cannot be run on input of shape {shape}: {_last_line(failure)}"
+        raise ValueError(fixed if is_fixed else reason) from failure
+
+    if together.shape != apart.shape:
+        raise ValueError(fixed)
+    if not bool((together - apart).abs().max() <= _SAME * apart.abs().max()):
         raise ValueError(fixed)
     return module
+
+
+def _whole_groups(example: Tensor, n_rows: int) -> Tensor:
+    """Two to eight groups of so many rows, repeated where there are too few."""
+    rows = example[: 8 * n_rows]
+    if len(rows) < 2 * n_rows:
+        repeats = 2 * n_rows // len(rows) + 1
+        rows = rows.repeat((repeats, *([1] * (rows.ndim - 1))))
+    return rows[: len(rows) // n_rows * n_rows]
 
 
 class Step(nn.Module):
@@ -184,77 +265,80 @@ class Step(nn.Module):
         return getattr(getattr(getattr(torch.ops, library), name), overload)(*args, **options)
 
 
+@dataclass(frozen=True, eq=False)
+class _LayerCall:
+    """An operation that a layer can do: the kind of layer, what enters it, and its tensors."""
+
+    kind: str
+    entering: Any
+    weight: Any
+    bias: Any = None
+
+
 class _Rewriter:
     """Rewrites a program's graph so that every operation on rows calls a module; `module` shares its weights."""
 
     def __init__(self, program: GraphModule) -> None:
-        self.program, self.home, self.graph = program, nn.Module(), Graph()
         inputs = sum(node.op == "placeholder" for node in program.graph.nodes)
         if inputs != 1:
             raise ValueError(
                 f"the exported model takes {inputs} inputs; only models of one tensor can be explained."
             )
+        self.program = program
+        self.home = nn.Module()
+        self.graph = Graph()
         self.copies: dict[Node, Node] = {}
         self.names: dict[tuple[Any, ...], str] = {}
+        self._copy_nodes()
+        self._drop_unused()
+        self.module = GraphModule(self.home, self.graph)
+
+    def _copy_nodes(self) -> None:
+        """Copies the graph, operations on rows as calls of modules."""
         on_rows: set[Node] = set()
-        for node in program.graph.nodes:
+        for node in self.program.graph.nodes:
             if node.op == "call_module" or node.target in _CHECKS:
-                continue  # checks of shapes, types and devices, which a copy in double precision would not pass
+                # Checks of shapes, types and devices, which a copy in double precision would not pass.
+                continue
             if node.op == "placeholder" or on_rows.intersection(node.all_input_nodes):
                 on_rows.add(node)
-            operator = (
-                isinstance(node.target, torch._ops.OpOverload)
-                and node.target is not _aten.sym_size.int
-            )
             if node.op == "output":
                 flat = node.args[0]
-                result = flat[0] if isinstance(flat, tuple | list) and len(flat) == 1 else flat
+                is_single = isinstance(flat, tuple | list) and len(flat) == 1
+                result = flat[0] if is_single else flat
                 self.graph.output(torch.fx.map_arg(result, self.copies.__getitem__))
-            elif operator and node in on_rows:
+            elif _is_operation(node) and node in on_rows:
                 self.copies[node] = self.layer(node) or self.step(node)
             else:
                 self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
+
+    def _drop_unused(self) -> None:
+        """Leaves out weights that are now in layers, and what was made of them; puts the others into the result."""
         for node in reversed(self.graph.nodes):
             if node.op in ("get_attr", "call_function") and not node.users:
-                self.graph.erase_node(
-                    node
-                )  # weights that are now in layers, and what was made of them
+                self.graph.erase_node(node)
             elif node.op == "get_attr":
                 node.target = self.keep(str(node.target))
-        self.module = GraphModule(self.home, self.graph)
 
     def layer(self, node: Node) -> Node | None:
         """A call of the layer that does what an operation does, the same one for the same weights; None for a step."""
-        kind, given = node.target, list[Any]([*node.args, None])
-        if kind is _aten.embedding.default:
-            name, (matrix, entering), bias = "embedding", given[:2], None
-        elif kind in (_aten.addmm.default, _aten.mm.default):
-            name, (bias, entering, matrix) = (
-                "linear",
-                given[:3] if kind is _aten.addmm.default else [None, *given[:2]],
-            )
-            matrix = (
-                matrix.args[0] if isinstance(matrix, Node) and matrix.target in _TURNED else None
-            )
-        elif kind is _aten.linear.default or kind in _CONVOLUTIONS:
-            name, (entering, matrix, bias) = (
-                "linear" if kind is _aten.linear.default else "convolution",
-                given[:3],
-            )
-        else:
+        call = _layer_call(node)
+        if call is None or node.kwargs:
             return None
-        key = (name, self.weight(matrix), self.weight(bias))
-        if node.kwargs or key[1] is None or (bias is not None and key[2] is None):
+        weight_name = self.weight(call.weight)
+        bias_name = self.weight(call.bias)
+        if weight_name is None or (call.bias is not None and bias_name is None):
             return None
-        weight, shift = (attrgetter(one)(self.program).detach() if one else None for one in key[1:])
-        assert weight is not None
-        if name == "convolution" and not _is_pointwise(kind, weight, node.args[3:]):
+        weight = attrgetter(weight_name)(self.program).detach()
+        if call.kind == "convolution" and not _is_pointwise(node.target, weight, node.args[3:]):
             return None
+
+        key = (call.kind, weight_name, bias_name)
         if key not in self.names:
-            self.names[key] = _place(
-                self.home, key[1].rpartition(".")[0] or name, _layer(name, weight, shift)
-            )
-        return self.graph.call_module(self.names[key], (self.copies[entering],))
+            bias = None if bias_name is None else attrgetter(bias_name)(self.program).detach()
+            wanted = weight_name.rpartition(".")[0] or call.kind
+            self.names[key] = _place(self.home, wanted, _layer(call.kind, weight, bias))
+        return self.graph.call_module(self.names[key], (self.copies[call.entering],))
 
     def step(self, node: Node) -> Node:
         """A call of a step."""
@@ -271,7 +355,8 @@ class _Rewriter:
 
     def keep(self, name: str) -> str:
         """Puts a tensor that steps use into the result, and hands back its name there."""
-        value, wanted = attrgetter(name)(self.program), f"used_{name.replace('.', '_')}"
+        value = attrgetter(name)(self.program)
+        wanted = f"used_{name.replace('.', '_')}"
         if isinstance(value, nn.Parameter):
             self.home.register_parameter(wanted, nn.Parameter(value.detach(), requires_grad=False))
         elif isinstance(value, Tensor):
@@ -283,6 +368,38 @@ class _Rewriter:
                 f"the exported model holds {name!r}, which is no tensor; export without it."
             )
         return wanted
+
+
+def _is_operation(node: Node) -> bool:
+    """Whether a node computes a tensor."""
+    is_operator = isinstance(node.target, torch._ops.OpOverload)
+    return is_operator and node.target is not _aten.sym_size.int
+
+
+def _layer_call(node: Node) -> _LayerCall | None:
+    """An operation as a call of a layer; None where it is none."""
+    operator = node.target
+    # A bias may be left out at the end.
+    arguments: list[Any] = [*node.args, None]
+    if operator is _aten.embedding.default:
+        return _LayerCall("embedding", entering=arguments[1], weight=arguments[0])
+    if operator is _aten.addmm.default:
+        weight = _before_turning(arguments[2])
+        return _LayerCall("linear", entering=arguments[1], weight=weight, bias=arguments[0])
+    if operator is _aten.mm.default:
+        return _LayerCall("linear", entering=arguments[0], weight=_before_turning(arguments[1]))
+    if operator is _aten.linear.default:
+        return _LayerCall("linear", entering=arguments[0], weight=arguments[1], bias=arguments[2])
+    if operator in _CONVOLUTIONS:
+        return _LayerCall(
+            "convolution", entering=arguments[0], weight=arguments[1], bias=arguments[2]
+        )
+    return None
+
+
+def _before_turning(matrix: Any) -> Any:
+    """The matrix that was transposed; None where it was not."""
+    return matrix.args[0] if isinstance(matrix, Node) and matrix.target in _TURNED else None
 
 
 _aten = torch.ops.aten
@@ -311,24 +428,25 @@ def _layer(name: str, weight: Tensor, bias: Tensor | None) -> nn.Module:
 
 def _is_pointwise(kind: Any, weight: Tensor, options: Sequence[Any]) -> bool:
     """Whether a convolution is a linear layer at every position."""
-    given: list[Any] = [*options, *([1], [0], [1], 1)[len(options) :]]
-    stride, padding, dilation, groups = [*given[:3], given[-1]]
-    transposed = kind is _aten.convolution.default and given[3]
-    plain = (
-        not transposed
-        and groups == 1
-        and not any(padding)
-        and all(step == 1 for step in (*stride, *dilation))
-    )
-    return plain and weight.ndim in (3, 4) and weight.shape[2:].numel() == 1
+    defaults = ([1], [0], [1], 1)
+    values: list[Any] = [*options, *defaults[len(options) :]]
+    stride, padding, dilation = values[:3]
+    groups = values[-1]
+    if kind is _aten.convolution.default and values[3]:
+        return False  # transposed
+    if groups != 1 or any(padding):
+        return False
+    if any(step != 1 for step in (*stride, *dilation)):
+        return False
+    return weight.ndim in (3, 4) and weight.shape[2:].numel() == 1
 
 
 def _place(home: nn.Module, name: str, part: nn.Module) -> str:
     """Puts a module under a dotted name, and hands back the name it got."""
     first, _, rest = name.partition(".")
     if not rest:
-        free = (f"{first}_{number}" if number else first for number in count())
-        wanted = next(name for name in free if not hasattr(home, name))
+        candidates = (f"{first}_{number}" if number else first for number in count())
+        wanted = next(name for name in candidates if not hasattr(home, name))
         home.add_module(wanted, part)
         return wanted
     if first not in home._modules:
@@ -336,52 +454,7 @@ def _place(home: nn.Module, name: str, part: nn.Module) -> str:
     return f"{first}.{_place(home.get_submodule(first), rest, part)}"
 
 
-def _code_in(archive: zipfile.ZipFile) -> Iterator[str]:
-    """What in an archive could run code: pickles that hold more than tensors, and calls that are no operators."""
-    for name in archive.namelist():
-        folder, file = name.partition("/")[2].rpartition("/")[::2]
-        content = (
-            archive.read(name) if not folder.endswith("weights") or file.endswith(".json") else b""
-        )
-        if folder.endswith("models") and file.endswith(".json"):
-            for target in _targets(json.loads(content)):
-                if not _OPERATOR.fullmatch(target):
-                    yield f"the call {target!r}"
-        elif file.endswith("_config.json"):
-            for entry in json.loads(content).get("config", {}).values():
-                if entry.get("use_pickle"):
-                    part = next(
-                        n
-                        for n in archive.namelist()
-                        if n.endswith(f"{folder}/{entry['path_name']}")
-                    )
-                    if not _is_plain(archive.read(part)):
-                        yield "a pickled object"
-        elif folder.endswith("sample_inputs") and not _is_plain(content):
-            yield "pickled sample inputs"
-
-
-def _targets(node: Any) -> Iterator[str]:
-    """Everything a serialised graph calls."""
-    if isinstance(node, dict):
-        if isinstance(node.get("target"), str) and "inputs" in node:
-            yield node["target"]
-        node = list(node.values())
-    if isinstance(node, list):
-        for inner in node:
-            yield from _targets(inner)
-
-
-def _is_plain(pickled: bytes) -> bool:
-    """Whether a file of torch.save holds tensors and plain containers alone."""
-    try:
-        if pickled:
-            torch.load(io.BytesIO(pickled), weights_only=True)
-    except Exception:  # noqa: BLE001 - whatever is wrong with it, it is not plain
-        return False
-    return True
-
-
-def _said(failure: BaseException) -> str:
+def _last_line(failure: BaseException) -> str:
+    """What a failure comes down to."""
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
     return lines[-1].rstrip(".") if lines else type(failure).__name__
