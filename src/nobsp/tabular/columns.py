@@ -445,14 +445,22 @@ class DatasetRows(RayRows):
 Rows = TableRows | DatasetRows
 
 
-def repeat_rows(X: Any, sample_weight: Any, *, several: bool) -> tuple[Any, int]:
-    """The rows as often as their weights say, and how many there are; `several` where a model has several inputs."""
+def count_in_memory(X: Any, *, several: bool, argument: str) -> int:
+    """How many rows there are, or an error where they are not in memory; `several` where a model has several inputs."""
     inputs = X if several and isinstance(X, Mapping | tuple | list) else (X,)
     parts = tuple(inputs.values() if isinstance(inputs, Mapping) else inputs)
     if not all(len(getattr(part, "shape", ())) > 0 for part in parts):
         raise TypeError(
-            f"sample_weight needs X as an array, a tensor or a frame, found {type(X).__name__}."
+            f"{argument} needs X as an array, a tensor or a frame, found {type(X).__name__}."
         )
+    return int(parts[0].shape[0])
+
+
+def repeat_rows(X: Any, sample_weight: Any, *, several: bool) -> tuple[Any, int, NDArray[np.intp]]:
+    """The rows as often as their weights say, how many there were, and which one each is."""
+    inputs = X if several and isinstance(X, Mapping | tuple | list) else (X,)
+    parts = tuple(inputs.values() if isinstance(inputs, Mapping) else inputs)
+    count_in_memory(X, several=several, argument="sample_weight")
     given = sample_weight.detach().cpu() if isinstance(sample_weight, Tensor) else sample_weight
     rows, weight = int(parts[0].shape[0]), np.asarray(given, dtype=np.float64)
     if weight.shape != (rows,) or any(part.shape[0] != rows for part in parts):
@@ -477,7 +485,7 @@ def repeat_rows(X: Any, sample_weight: Any, *, several: bool) -> tuple[Any, int]
     found: Any = (
         dict(zip(inputs, taken, strict=True)) if isinstance(inputs, Mapping) else tuple(taken)
     )
-    return found if inputs is X else taken[0], int((weight > 0).sum())
+    return found if inputs is X else taken[0], int((weight > 0).sum()), places
 
 
 def read_rows(

@@ -17,6 +17,7 @@ from torch import nn
 from nobsp._messages import require_whole_number
 from nobsp.base import Explainer, Finding, Plots, sort_findings
 from nobsp.calibration import Engine, choose_engine
+from nobsp.calibration.ray import RayRun
 from nobsp.models import adapt
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
 from nobsp.network.inputs import Summary
@@ -24,6 +25,7 @@ from nobsp.network.progress import with_progress
 from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.tabular import files
 from nobsp.tabular.columns import (
+    count_in_memory,
     find_columns,
     input_values,
     read_rows,
@@ -36,6 +38,7 @@ from nobsp.tabular.explanation import Explanation, output_position, term_name
 from nobsp.tabular.files import CHECKPOINTED
 from nobsp.tabular.fitted import Fitted, removal_effects, stand_ins
 from nobsp.tabular.fitting import Facts, Options, estimate_terms, find_readout, names_of_outputs
+from nobsp.tabular.folds import Codes, resolve_groups, sampled_positions
 
 
 @dataclass(eq=False, repr=False)
@@ -115,6 +118,7 @@ class NObSP(Explainer):
         X: Any,
         y: Any = None,  # noqa: ARG002 - as scikit-learn calls it
         sample_weight: Any = None,
+        groups: Any = None,
         *,
         engine: Engine | None = None,
         progress: bool = False,
@@ -132,6 +136,10 @@ class NObSP(Explainer):
             sample_weight: How much each row counts, for rows in memory: a row of weight 2 counts as two such rows do.
                 Weights without a common unit are rounded to a thirtieth of the mean weight, of more than 512 rows to
                 a quarter at worst, so that sums over many rows are right; none above zero becomes zero.
+            groups: Which rows belong together, for rows in memory: one value a row, or the name of a column of the
+                frame, which stays a feature if the model takes it. Rows of one customer, patient or day are then held
+                out together, and drawn together for the bands; the share explained is that on new groups. Identical
+                rows are kept together always.
             engine: Where rows are added up: `nobsp.Local` in this process, `nobsp.Ranks` on all processes of a
                 `torch.distributed` group, `nobsp.RayCluster` in the workers of a Ray cluster. By default all ranks
                 where there are several, else the cluster of a Ray dataset, else this process.
@@ -145,13 +153,28 @@ class NObSP(Explainer):
             known = None if like is None else like._fitted
             if like is not None:
                 options.require_alike(Options.of(like.get_params(deep=False)))
-            adapted, weighted = adapt(self.model, X), None
-            if sample_weight is not None:
-                if run.size > 1 or options.reference != "terms":
+            for argument, value in (("sample_weight", sample_weight), ("groups", groups)):
+                if value is not None and (
+                    run.size > 1 or isinstance(run, RayRun) or options.reference != "terms"
+                ):
                     raise ValueError(
-                        'sample_weight needs reference="terms" and one process; leave it out here.'
+                        f'{argument} needs reference="terms" and one process; leave it out here.'
                     )
-                X, weighted = repeat_rows(X, sample_weight, several=adapted.pack is not None)
+            codes = None
+            if isinstance(groups, str):  # before anything looks at the columns
+                X, codes = resolve_groups(
+                    X, groups, model=self.model, features=options.features, rows=None
+                )
+            adapted, weighted = adapt(self.model, X), None
+            several = adapted.pack is not None
+            if groups is not None and codes is None:
+                n_rows = count_in_memory(X, several=several, argument="groups")
+                X, codes = resolve_groups(
+                    X, groups, model=self.model, features=options.features, rows=n_rows
+                )
+            if sample_weight is not None:
+                X, weighted, places = repeat_rows(X, sample_weight, several=several)
+                codes = None if codes is None else codes[places]
             expected = adapted.feature_names if known is None else known.columns.names
             rows = read_rows(run, X, adapted, options.batch_size, columns=expected)
             readout = find_readout(adapted, rows.probe, head=options.head)
@@ -175,7 +198,16 @@ class NObSP(Explainer):
             )
 
             def facts_of(summary: Summary) -> Facts:
-                return Facts(adapted, columns, summary, network, options, names, weighted=weighted)
+                return Facts(
+                    adapted,
+                    columns,
+                    summary,
+                    network,
+                    options,
+                    names,
+                    weighted=weighted,
+                    groups=None if codes is None else codes[_sampled(codes, options)],
+                )
 
             if options.reference == "terms":
                 summary = Summary(columns.features.columns)
@@ -193,7 +225,13 @@ class NObSP(Explainer):
             else:
                 estimate = make(facts_of(summary))
         self._fit = Fitted(
-            adapted, readout, columns, summary, estimate, weighted=weighted is not None
+            adapted,
+            readout,
+            columns,
+            summary,
+            estimate,
+            weighted=weighted is not None,
+            grouped=codes is not None,
         )
         for finding in estimate.functions.state.findings:
             if finding.severity == "error":
@@ -207,10 +245,14 @@ class NObSP(Explainer):
         must then be the same, which `fit(X, like=explainer)` takes care of.
         """
         mine, theirs = self._fitted, other._fitted
-        if mine.weighted or theirs.weighted:
-            raise ValueError(
-                "calibrations with sample_weight cannot be merged; fit all rows at once."
-            )
+        for argument, used in (
+            ("sample_weight", mine.weighted or theirs.weighted),
+            ("groups", mine.grouped or theirs.grouped),
+        ):
+            if used:
+                raise ValueError(
+                    f"calibrations with {argument} cannot be merged; fit all rows at once."
+                )
         mine.require_same_model(theirs.readout)
         published = mine.estimate.published
         if published is not None:
@@ -482,10 +524,11 @@ class NObSP(Explainer):
                 Without, the file is small and holds no row, unless a term without a table needs the background rows.
         """
         fitted = self._fitted
-        if mergeable and fitted.weighted:
-            raise ValueError(
-                "mergeable: a calibration with sample_weight cannot be merged; leave it out."
-            )
+        for argument, used in (("sample_weight", fitted.weighted), ("groups", fitted.grouped)):
+            if mergeable and used:
+                raise ValueError(
+                    f"mergeable: a calibration with {argument} cannot be merged; leave it out."
+                )
         files.save(path, fitted, self._options(), rows=mergeable)
 
     @classmethod
@@ -571,3 +614,8 @@ class NObSP(Explainer):
     def _fitted(self) -> Fitted:
         fitted: Fitted = self._fit if hasattr(self, "_fit") else super()._fitted
         return fitted
+
+
+def _sampled(codes: Codes, options: Options) -> NDArray[np.intp]:
+    """Which rows are in the sample that functions are fitted on."""
+    return sampled_positions(len(codes), options.batch_size)

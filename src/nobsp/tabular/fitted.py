@@ -96,6 +96,7 @@ class Fitted:
     summary: Summary  # what the calibration rows looked like
     estimate: Estimate  # the functions
     weighted: bool = False  # whether rows had weights
+    grouped: bool = False  # whether the caller named rows that belong together
 
     @property
     def functions(self) -> CompiledExplainer:

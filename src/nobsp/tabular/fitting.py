@@ -23,6 +23,7 @@ from nobsp.tabular.columns import Columns, categories_of, input_baseline, ranks
 from nobsp.tabular.compiled import CompiledExplainer, Health, Measure, TermHealth
 from nobsp.tabular.explanation import term_name
 from nobsp.tabular.fitted import Estimate, rows_like
+from nobsp.tabular.folds import Codes
 from nobsp.tabular.lookup import TermTable
 from nobsp.tabular.regression import Sample, read, spread_of_curves
 from nobsp.tabular.tabulate import Array, Domain, Represent, describe, own_columns
@@ -176,6 +177,7 @@ class Facts:
     weighted: int | None = (
         None  # how many rows there were before they were repeated by weight, if they were
     )
+    groups: Codes | None = None  # of every row of the sample, where the caller named groups
 
     def __post_init__(self) -> None:
         columns, summary = self.columns, self.summary
@@ -215,7 +217,7 @@ class Facts:
         ]
         own = own_columns(self.domains, self.summary.sample)
         self._require_finite(torch.cat(outputs))
-        return Sample(own, inputs, torch.cat(outputs), weighted=self.weighted is not None)
+        return Sample(own, inputs, torch.cat(outputs), groups=self.groups)
 
     def _require_finite(self, outputs: Tensor) -> None:
         """An error that shows a calibration row for which the model has no finite answer."""

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp.network.inputs import Subset
+from nobsp.tabular.folds import FOLDS, Codes, deal_folds, join_rows
 from nobsp.tabular.lookup import Chunk, LevelAxis, NumberAxis, TermTable
 from nobsp.tabular.tabulate import Array, Domain, Points, Tabulator
 
 ALPHAS = (1e-5, 1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0, 100.0, 1e4)
-FOLDS = 5
 # A fitted pair below this share of every output's spread is left out.
 WORTH_FITTING = 0.005
 # Every pair must lower what is unexplained on held-out rows by this share of it, and by this share of the outputs'
@@ -51,7 +51,9 @@ class Sample:
     own: Mapping[int, NDArray[Any]]  # the caller's columns that have tables, by position
     inputs: Tensor  # the same rows as the network takes them
     outputs: Tensor
-    weighted: bool = False  # whether rows that are the same stand for one row of a larger weight
+    groups: Codes | None = (
+        None  # a number for every row, the same for rows the caller named one group
+    )
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -74,16 +76,14 @@ class Sample:
         """Some of the rows."""
         place = torch.from_numpy(rows)
         own = {k: column[rows] for k, column in self.own.items()}
-        return replace(self, own=own, inputs=self.inputs[place], outputs=self.outputs[place])
+        groups = None if self.groups is None else self.groups[rows]
+        return replace(
+            self, own=own, inputs=self.inputs[place], outputs=self.outputs[place], groups=groups
+        )
 
-    def lots(self) -> NDArray[np.intp]:
-        """Which rows go together, as copies of one: they are held out together, and drawn together."""
-        if not self.weighted:
-            return np.arange(len(self))
-        new = (
-            (self.inputs[1:] != self.inputs[:-1]).any(1).numpy()
-        )  # copies lie side by side once shuffled
-        return np.concatenate([[0], np.cumsum(new)]).astype(np.intp)
+    def units(self) -> Codes:
+        """A number for every row of a shuffled sample; rows that share it are held out together, and drawn together."""
+        return join_rows(self.inputs, self.groups)
 
     def some(self, most: int = 512) -> Sample:
         """At most so many of the rows, at even distances."""
@@ -441,9 +441,8 @@ def solve_terms(
         if count == len(sample)
         else sample.take(np.sort(generator.permutation(len(sample))[:count]))
     )
-    lots = few.lots()
-    known = int(lots[-1]) + 1
-    fold = torch.from_numpy((generator.permutation(known) % min(FOLDS, known))[lots])
+    units = few.units()
+    fold = torch.from_numpy(deal_folds(units, generator=generator))
     parts = [piece.read(few) for piece in pieces]
     outside, clamped = _hold_outside(few, domains, fold)
     held = [
@@ -563,11 +562,10 @@ def spread_of_curves(fit: Fit, traces: Traces) -> dict[int, Tensor]:
     if not traces.mains:
         return {}
     generator = np.random.default_rng(0)
-    lots = fit.sample.lots()
-    count = int(lots[-1]) + 1
-    draws = generator.multinomial(count, np.full(count, 1 / count), size=COPIES)[:, lots].astype(
-        np.float64
-    )
+    units = fit.sample.units()
+    n_units = int(units.max()) + 1
+    drawn = generator.multinomial(n_units, np.full(n_units, 1 / n_units), size=COPIES)
+    draws = drawn[:, units].astype(np.float64)
     chunk = fit.sample.chunk()
     priors = _copy_priors(traces, chunk, draws, generator)
     values, vectors = torch.linalg.eigh(fit.rows.products.sum(0) / len(fit.rows.terms))
