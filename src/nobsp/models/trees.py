@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -136,22 +137,31 @@ def _ends(rounds: int) -> list[int]:
 
 
 def _in_ranges(
-    margin: Callable[..., Any], rounds: int, probe: Any
+    margin: Callable[..., Any],
+    rounds: int,
+    probe: Any,
+    *,
+    prepare: Callable[[Any], Any] = lambda X: X,
 ) -> tuple[Function, Array, Array] | None:
-    """Ranges of rounds as groups: their function, the head's weight, and what the library adds to every range."""
+    """Ranges of rounds as groups: their function, the head's weight, and what the library adds to every range.
+
+    `prepare` makes of rows what `margin` takes, once for all ranges: reading a frame takes longer than the trees do.
+    """
     ends = list(pairwise(_ends(rounds)))
 
-    def of(X: Any, first: int, last: int) -> Array:
-        return np.asarray(margin(X, first, last), dtype=np.float64).reshape(len(X), -1)
+    def margins(X: Any, ranges: Iterable[tuple[int, int]]) -> list[Array]:
+        prepared = prepare(X)
+        answers = (margin(prepared, first, last) for first, last in ranges)
+        return [np.asarray(answer, dtype=np.float64).reshape(len(X), -1) for answer in answers]
 
-    whole = of(probe, 0, rounds)
-    added = (sum(of(probe, *end) for end in ends) - whole) / max(len(ends) - 1, 1)
+    whole, *parts = margins(probe, [(0, rounds), *ends])
+    added = (sum(parts) - whole) / max(len(ends) - 1, 1)
     if np.abs(added - added[0]).max() > 1e-5 * (1 + np.abs(whole).max()):
         return None
     base = added[0]
 
     def function(X: Any) -> Array:
-        return np.column_stack([of(X, *end) - base for end in ends])
+        return np.column_stack([part - base for part in margins(X, ends)])
 
     return function, np.tile(np.eye(len(base)), (1, len(ends))), base
 
@@ -197,17 +207,26 @@ def _xgboost(model: Any) -> Trees | None:
     columns, cuts = columns[numeric], cuts[numeric].astype(np.float32)
     names, types = booster.feature_names, booster.feature_types
 
-    def margin(X: Any, first: int, last: int) -> Any:
+    def prepare(X: Any) -> Any:
         if isinstance(X, np.ndarray) and not codes:
-            given = {"predict_type": "margin", "validate_features": False}
-            return booster.inplace_predict(X, iteration_range=(first, last), **given)
-        given = (
-            {"feature_names": names, "feature_types": types} if isinstance(X, np.ndarray) else {}
-        )
-        data = xgb.DMatrix(X, enable_categorical=True, **given)
+            return X
+        described = {}
+        if isinstance(X, np.ndarray):
+            described = {"feature_names": names, "feature_types": types}
+        return xgb.DMatrix(X, enable_categorical=True, **described)
+
+    def margin(data: Any, first: int, last: int) -> Any:
+        if isinstance(data, np.ndarray):
+            return booster.inplace_predict(
+                data,
+                iteration_range=(first, last),
+                predict_type="margin",
+                validate_features=False,
+            )
         return booster.predict(data, output_margin=True, iteration_range=(first, last))
 
-    found = _in_ranges(margin, rounds, _some_rows(booster.num_features(), columns, cuts))
+    probe = _some_rows(booster.num_features(), columns, cuts)
+    found = _in_ranges(margin, rounds, probe, prepare=prepare)
     if found is None:
         return None
     objective = json.loads(booster.save_config())["learner"]["objective"]["name"]
@@ -272,7 +291,7 @@ def _lightgbm(model: Any) -> Trees | None:
         given = {"raw_score": True, "validate_features": False}
         return booster.predict(X, start_iteration=first, num_iteration=last - first, **given)
 
-    found = _in_ranges(margin, rounds, probe)
+    found = _in_ranges(margin, rounds, probe, prepare=partial(_codes_of_levels, known=known or ()))
     if found is None:
         return None
     objective = dump.get("objective", "").partition(" ")[0]
@@ -293,6 +312,30 @@ def _lightgbm(model: Any) -> Trees | None:
     return Trees(*found, link, steps, about, tuple(sorted(codes)), given, frame=bool(known))
 
 
+def _codes_of_levels(X: Any, known: Sequence[Sequence[Any]]) -> Any:
+    """A frame as the matrix that LightGBM makes of it at every call: codes of the levels it was trained on."""
+    if not known or isinstance(X, np.ndarray):
+        return X
+    import pandas as pd
+
+    categories = [isinstance(kind, pd.CategoricalDtype) for kind in X.dtypes]
+    if sum(categories) != len(known) or any(
+        kind.kind == "O" and not category
+        for kind, category in zip(X.dtypes, categories, strict=True)
+    ):
+        return X  # its own error says what is wrong
+    levels = iter(known)
+    matrix = np.empty(X.shape)
+    for position, is_category in enumerate(categories):
+        column = X.iloc[:, position]
+        if is_category:
+            codes = column.cat.set_categories(next(levels)).cat.codes.to_numpy()
+            matrix[:, position] = np.where(codes < 0, np.nan, codes)
+        else:
+            matrix[:, position] = column.to_numpy(dtype=np.float64)
+    return matrix
+
+
 def _catboost(model: Any) -> Trees | None:
     codes = tuple(int(k) for k in model.get_cat_feature_indices())
     names = tuple(str(name) for name in model.feature_names_)
@@ -303,10 +346,17 @@ def _catboost(model: Any) -> Trees | None:
         probe = probe.astype(object)
         probe[:, list(codes)] = "0"
 
-    def margin(X: Any, first: int, last: int) -> Any:
-        return model.predict(X, prediction_type="RawFormulaVal", ntree_start=first, ntree_end=last)
+    def prepare(X: Any) -> Any:
+        from catboost import Pool
 
-    found = _in_ranges(margin, int(model.tree_count_), probe)
+        return Pool(X, cat_features=list(codes)) if codes else X
+
+    def margin(data: Any, first: int, last: int) -> Any:
+        return model.predict(
+            data, prediction_type="RawFormulaVal", ntree_start=first, ntree_end=last
+        )
+
+    found = _in_ranges(margin, int(model.tree_count_), probe, prepare=prepare)
     if found is None:
         return None
     link = (
