@@ -60,7 +60,7 @@ def test_an_attribution_of_zeros_is_nan_with_a_warning(score) -> None:
 
 @pytest.mark.parametrize("score", [sparseness, gini_sparseness])
 def test_shapes_without_rows_or_without_values_are_refused(score) -> None:
-    with pytest.raises(ValueError, match="one explanation a row"):
+    with pytest.raises(ValueError, match="one explanation per row"):
         score([1.0, 2.0])
-    with pytest.raises(ValueError, match="one value a row"):
+    with pytest.raises(ValueError, match="one value per row"):
         score([[1.0], [2.0]])

@@ -142,14 +142,14 @@ def test_a_class_without_any_probability_has_nothing_to_drop() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"maps": MAPS[:2]}, "one map an image"),
+        ({"maps": MAPS[:2]}, "one map per image"),
         ({"maps": MAPS[:, :4, :6]}, "resized to it"),
         ({"images": IMAGES[0]}, "channels, height, width"),
         ({"outputs": "odds"}, "'logits' or 'probabilities'"),
         ({"outputs": "probabilities"}, "pass outputs='logits'"),
         ({"patch": 9}, "pass 1 to 8"),
         ({"steps": 0}, "steps must be .* found 0"),
-        ({"baseline": [1.0, 2.0, 3.0]}, "one a channel"),
+        ({"baseline": [1.0, 2.0, 3.0]}, "one per channel"),
         ({"target": 4}, "there are 4 outputs"),
         ({"model": lambda x: np.ones(len(x))}, "at least two classes"),
     ],
