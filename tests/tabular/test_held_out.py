@@ -185,4 +185,4 @@ def test_pairs_by_number_and_by_name() -> None:
     assert len(named.interaction_strengths()) == 0
     triple = NObSP(model, interactions=[("x2", "x0", "x4")]).fit(X)
     assert triple.terms_[5:] == (("x0", "x2"), ("x0", "x4"), ("x2", "x4"), ("x0", "x2", "x4"))
-    assert triple.compile().left_out == (("x0", "x2", "x4"),)
+    assert triple.compile().left_out == ()

@@ -35,7 +35,8 @@ from nobsp.tabular.explanation import term_name
 from nobsp.tabular.fitted import Estimate, Fitted
 from nobsp.tabular.fitting import Facts, Options, assemble, feature_findings, share_findings
 from nobsp.tabular.lookup import TermTable
-from nobsp.tabular.regression import Sample, share_explained, transfer
+from nobsp.tabular.purification import transfer
+from nobsp.tabular.regression import Sample, share_explained
 from nobsp.tabular.tabulate import Array, Points, Represent, Tabulator
 from nobsp.tabular.terms import FULL, PAIR_REACH, screen_pairs, tabulate_main
 
@@ -156,7 +157,7 @@ def _choose_pairs(facts: Facts, represent: Represent) -> tuple[list[Subset], Str
         return [], {}
 
     tabulate = _tabulator(facts, represent, facts.weight)
-    strengths = screen_pairs(tabulate, facts.domains, facts.sample(represent), FULL)
+    strengths = screen_pairs(tabulate, facts.domains, facts.sample(represent), FULL).strengths
     if wanted is not None:
         return list(strengths)[:wanted], strengths
     strong = [pair for pair, strength in strengths.items() if strength >= LEAST_STRENGTH]

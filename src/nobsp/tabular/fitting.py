@@ -25,7 +25,8 @@ from nobsp.tabular.explanation import term_name
 from nobsp.tabular.fitted import Estimate, rows_like
 from nobsp.tabular.folds import Codes
 from nobsp.tabular.lookup import TermTable
-from nobsp.tabular.regression import Sample, read, spread_of_curves
+from nobsp.tabular.purification import read
+from nobsp.tabular.regression import Sample, spread_of_curves
 from nobsp.tabular.tabulate import Array, Domain, Represent, describe, own_columns
 from nobsp.tabular.terms import Terms, count_operations, fit_terms
 

@@ -11,7 +11,7 @@ T's columns are scaled by `compress`. Strengths and pairs are judged on rows hel
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -22,17 +22,15 @@ from torch import Tensor
 
 from nobsp.network.inputs import Subset
 from nobsp.tabular.folds import FOLDS, Codes, deal_folds, join_rows
-from nobsp.tabular.lookup import Chunk, LevelAxis, NumberAxis, TermTable
+from nobsp.tabular.lookup import Chunk, TermTable
+from nobsp.tabular.purification import occupancy, purify, read, transfer
 from nobsp.tabular.tabulate import Array, Domain, Points, Tabulator
 
 ALPHAS = (1e-5, 1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0, 100.0, 1e4)
-# A fitted pair below this share of every output's spread is left out.
+# A fitted interaction below this share of every output's spread is left out.
 WORTH_FITTING = 0.005
-# Every pair must lower what is unexplained on held-out rows by this share of it, and by this share of the outputs'
-# variance: where features go along with each other, pairs that explain next to nothing bend the main curves.
-WORTH_KEEPING, WORTH_A_TERM = 0.005, 1e-4
-# Unexplained share of the variance on held-out rows at which no further pairs are put in: where features go along with
-# each other, a network's smallest interactions bend the main curves by more than they explain.
+# Unexplained share of the variance on held-out rows at which no further interactions are put in: where features are
+# correlated, a network's smallest interactions bend the main curves by more than they explain.
 ENOUGH = 0.005
 # Up to so many rows all folds judge how many pairs are put in; of more two are enough.
 ALL_FOLDS = 1000
@@ -221,52 +219,6 @@ def pure_rows(tabulate: Tabulator, columns: Sequence[Sequence[int]], inputs: Ten
     return sum(parts[1:], parts[0])
 
 
-def read(table: TermTable, rows: Chunk) -> Tensor:
-    """A table at some rows, as a tensor."""
-    return torch.from_numpy(np.ascontiguousarray(table(rows)))
-
-
-def occupancy(points: Points, rows: Chunk, weights: Array | None = None) -> Tensor:
-    """Share of the rows at each point; a row between two knots counts for both by its distance."""
-    size = len(points)
-    share = np.ones(rows.count) if weights is None else weights
-    if isinstance(points.axis, LevelAxis):
-        counts = np.bincount(rows.places(points.axis)[0], share, size + 1)[:size]
-    else:
-        x = rows.numbers(points.axis.column)
-        known = ~np.isnan(x)
-        segment = points.axis.segments(x[known])
-        along, share = points.axis.along(x[known], segment), share[known]
-        counts = np.bincount(segment, (1 - along) * share, size) + np.bincount(
-            segment + 1, along * share, size
-        )
-        if points.axis.missing:
-            counts[-1] = rows.count - known.sum() if weights is None else weights[~known].sum()
-    return torch.from_numpy(counts / max(counts.sum(), 1e-300))
-
-
-def purify(table: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """A grid without its margins: it averages to zero over either feature, by the share of the rows at its points."""
-    of_first = torch.einsum("ij...,j->i...", table, second)
-    of_second = torch.einsum("ij...,i->j...", table, first)
-    return (
-        table - of_first[:, None] - of_second[None] + torch.einsum("i...,i->...", of_first, first)
-    )
-
-
-def transfer(points: Points, values: Tensor, wanted: Points) -> Tensor:
-    """Values on some points of a feature, read at others."""
-    if isinstance(points.axis, LevelAxis):
-        return values
-    assert isinstance(wanted.axis, NumberAxis)
-    flat = values.reshape(len(values), -1)
-    knots = np.clip(wanted.axis.knots, points.axis.knots[0], points.axis.knots[-1])
-    knots = np.append(knots, np.nan) if wanted.axis.missing else knots
-    table = TermTable((0,), (points.axis,), flat.numpy())
-    found = read(table, Chunk({points.axis.column: knots}, slice(0, len(knots))))
-    return found.reshape(len(knots), *values.shape[1:])
-
-
 @dataclass(frozen=True, eq=False)
 class Rows:
     """What the rows give the regression."""
@@ -406,6 +358,22 @@ def solve_ridge(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
     return least
 
 
+@dataclass(frozen=True)
+class Trial:
+    """Terms that must pay on rows held out, and what each must bring.
+
+    Where features are correlated, terms that explain next to nothing bend the main curves.
+    """
+
+    terms: tuple[Subset, ...]  # in the order in which they are put in, strongest first
+    least_relative_gain: float  # share of what is unexplained that a term must explain
+    least_gain: float  # share of the outputs' variance that a term must explain
+
+    def cost(self, unexplained: float, terms: int) -> float:
+        """What is unexplained with so many of the terms, and what these must have brought."""
+        return unexplained * (1 + self.least_relative_gain * terms) + self.least_gain * terms
+
+
 @dataclass(frozen=True, eq=False)
 class Fit:
     """Pieces that stayed, their functions, and the regression behind them, as long as the rows are in memory."""
@@ -421,6 +389,11 @@ class Fit:
     explained: Tensor  # on rows held out, per output
     inside: Tensor  # the same on rows inside the range of the rows fitted on
 
+    def worth_keeping(self) -> set[Subset]:
+        """Terms whose contributions vary enough to be shown."""
+        sizes = zip(self.pieces, self.sizes, strict=True)
+        return {piece.term for piece, size in sizes if size >= WORTH_FITTING}
+
 
 def solve_terms(
     sample: Sample,
@@ -428,9 +401,9 @@ def solve_terms(
     domains: Sequence[Domain],
     *,
     ridge: float | None,
-    choose: bool,
+    trial: Trial | None = None,
 ) -> Fit:
-    """Chooses the pairs that pay and the strength on rows held out, and fits the correction on all rows."""
+    """Chooses the strength, and which terms on trial pay, on rows held out; fits the correction on all rows."""
     columns = sum(piece.rank for piece in pieces)
     count = min(len(sample), max(MOST_NUMBERS // max(columns, 1), FEWEST_ROWS))
     if any(isinstance(piece, DirectPiece) for piece in pieces):
@@ -482,27 +455,34 @@ def solve_terms(
         )
 
     unit = few.spread
-    singles = [i for i, piece in enumerate(pieces) if len(piece.term) == 1]
-    pairs = [i for i, piece in enumerate(pieces) if len(piece.term) > 1]
-    if choose and pairs and count >= 2 * FOLDS:
+    if trial is None:
+        return solve(range(len(pieces)))
+
+    position = {piece.term: i for i, piece in enumerate(pieces)}
+    on_trial = [position[term] for term in trial.terms]
+    certain = [i for i in range(len(pieces)) if i not in on_trial]
+    if on_trial and count >= 2 * FOLDS:
+        trial_folds = range(FOLDS if count <= ALL_FOLDS else 2)
         costs = {}
-        trial = range(FOLDS if count <= ALL_FOLDS else 2)
-        for rung in [0, *(1 << k for k in range(20) if 1 << k < len(pairs)), len(pairs)]:
-            left = judge(rows_of([*singles, *pairs[:rung]]), alphas[::2], folds=trial)
-            error = (
-                float((left.errors.sum(0).amin(0) / (unit.square() * count)).mean())
-                * FOLDS
-                / len(trial)
-            )
-            costs[rung] = error * (1 + WORTH_KEEPING * rung) + WORTH_A_TERM * rung
-            if error <= ENOUGH:
+        for rung in _rungs(len(on_trial)):
+            left = judge(rows_of([*certain, *on_trial[:rung]]), alphas[::2], folds=trial_folds)
+            least = left.errors.sum(0).amin(0) / (unit.square() * count)
+            unexplained = float(least.mean()) * FOLDS / len(trial_folds)
+            costs[rung] = trial.cost(unexplained, rung)
+            if unexplained <= ENOUGH:
                 break
-        pairs = pairs[: min(costs, key=costs.__getitem__)]
-    fit = solve([*singles, *pairs])
-    worth = [
-        i for i, size in zip(pairs, fit.sizes[len(singles) :], strict=True) if size >= WORTH_FITTING
-    ]
-    return solve([*singles, *worth]) if choose and len(worth) < len(pairs) else fit
+        on_trial = on_trial[: min(costs, key=costs.__getitem__)]
+
+    fit = solve([*certain, *on_trial])
+    sizes = dict(zip([*certain, *on_trial], fit.sizes, strict=True))
+    worth = [i for i in on_trial if sizes[i] >= WORTH_FITTING]
+    return fit if len(worth) == len(on_trial) else solve([*certain, *worth])
+
+
+def _rungs(count: int) -> list[int]:
+    """How many terms are tried: none, one, two, four, … and all."""
+    doubled = [1 << power for power in range(count.bit_length()) if 1 << power < count]
+    return [0, *doubled, count]
 
 
 def share_explained(residual: Tensor, outputs: Tensor) -> Tensor:
@@ -546,6 +526,9 @@ class Traces:
         int, tuple[Points, Tensor]
     ]  # grid lines, and where on them the background is (background, points)
     grids: dict[Subset, Tensor]  # outputs (background of pairs, points, points, outputs)
+    # The same two of triples, whose grids are coarser.
+    triple_lines: dict[int, tuple[Points, Tensor]] = field(default_factory=dict)
+    triples: dict[Subset, Tensor] = field(default_factory=dict)
 
 
 def spread_of_curves(fit: Fit, traces: Traces) -> dict[int, Tensor]:
@@ -606,26 +589,36 @@ def _copy_priors(
     found: dict[Subset, Tensor] = {
         (k,): mean(outputs, of_mains) for k, (_, outputs) in traces.mains.items()
     }
-    if not traces.grids:
-        return found
-    of_pairs = weights(next(iter(traces.grids.values())).shape[0])
-    shares = {
-        k: torch.stack([occupancy(points, chunk, draw) for draw in draws])
-        for k, (points, _) in traces.lines.items()
-    }
-    seen = {k: of_mains.double() @ rows for k, (_, rows) in traces.lines.items()}
-    for (a, b), outputs in traces.grids.items():
-        table = mean(outputs, of_pairs)
-        pure = torch.stack([purify(table[c], shares[a][c], shares[b][c]) for c in range(copies)])
-        found[a, b] = pure.flatten(1, 2)
-        of_first, of_second = (
-            torch.einsum("cijo,cj->cio", pure, seen[b]),
-            torch.einsum("cijo,ci->cjo", pure, seen[a]),
-        )
-        for k, margin in ((a, of_first), (b, of_second)):
-            moved = transfer(traces.lines[k][0], margin.movedim(0, 1), traces.mains[k][0])
-            found[k,] = found[k,] - moved.movedim(1, 0)
+    for grids, lines in ((traces.grids, traces.lines), (traces.triples, traces.triple_lines)):
+        if not grids:
+            continue
+        of_grids = weights(next(iter(grids.values())).shape[0])
+        shares = {
+            k: torch.stack([occupancy(points, chunk, draw) for draw in draws])
+            for k, (points, _) in lines.items()
+        }
+        for term, outputs in grids.items():
+            table = mean(outputs, of_grids)
+            pure = torch.stack(
+                [purify(table[copy], [shares[k][copy] for k in term]) for copy in range(copies)]
+            )
+            found[term] = pure.flatten(1, -2)
+            for side, k in enumerate(term):
+                places = [lines[one][1] for one in term]
+                margin = _copy_margin(pure, places, side, of_mains.double())
+                moved = transfer(lines[k][0], margin.movedim(0, 1), traces.mains[k][0])
+                found[k,] = found[k,] - moved.movedim(1, 0)
     return found
+
+
+def _copy_margin(pure: Tensor, places: Sequence[Tensor], side: int, drawn: Tensor) -> Tensor:
+    """Per copy, a grid along one side, averaged over the background rows that the copy drew."""
+    others = [place for other, place in enumerate(places) if other != side]
+    grids = pure.movedim(side + 1, 1)
+    if len(others) == 1:
+        return torch.einsum("cijo,cj->cio", grids, drawn @ others[0])
+    joint = torch.einsum("cr,rj,rk->cjk", drawn, *others)
+    return torch.einsum("cijko,cjk->cio", grids, joint)
 
 
 def _copy_corrections(

@@ -9,7 +9,7 @@ fitted with a ridge, so that few rows lead back to partial dependence and not to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -19,8 +19,11 @@ from torch import Tensor
 
 from nobsp.network.inference import Operations
 from nobsp.network.inputs import Subset
-from nobsp.network.progress import progress_bar
-from nobsp.tabular.lookup import Array, Chunk, NumberAxis, TermTable
+from nobsp.network.progress import Counter, progress_bar
+from nobsp.tabular import triples
+from nobsp.tabular.grids import MOST_DIRECTIONS, Backgrounds, Grid, Lines, Main, Tables
+from nobsp.tabular.lookup import Chunk, NumberAxis, TermTable
+from nobsp.tabular.purification import occupancy, purify, read
 from nobsp.tabular.regression import (
     DirectPiece,
     DirectTerm,
@@ -29,20 +32,17 @@ from nobsp.tabular.regression import (
     Sample,
     TablePiece,
     Traces,
-    occupancy,
+    Trial,
     pure_rows,
-    purify,
-    read,
     solve_terms,
-    transfer,
 )
+from nobsp.tabular.steps import PAIR_ROOM, Steps, share_steps, step_sizes
 from nobsp.tabular.tabulate import (
     Domain,
     Points,
     Represent,
     Table,
     Tabulator,
-    choose_background,
     compress,
     refine_knots,
 )
@@ -57,14 +57,15 @@ MAIN_ROWS, FEWEST_BACKGROUND, USUAL_BACKGROUND = 2_000_000, 8, 32
 WORTH_TRYING = 0.005
 # Most nodes of a grid; two categories of very many levels are left to the residual.
 MOST_NODES = 4096
-# Most directions of a representation.
-MAIN_RANK, PAIR_RANK = 24, 32
 # Most columns of the regression: past these, factorising takes longer than all forward passes.
 MOST_COLUMNS = 1000
 # Most thresholds of a model of steps in a feature's table, and how many background rows tell which those are.
 MOST_STEPS, FEW_ROWS = 512, 4
-# Thresholds along the side of a pair's grid: on average over the features, fewest and most.
-PAIR_STEPS, FEWEST_LINES, MOST_LINES = 12, 4, 28
+# Lines that the side of a number is taken to have before its grid is made.
+USUAL_LINES = 32
+# What a pair must explain on held-out rows, of what is unexplained and of the variance.
+WORTH_KEEPING = 0.005
+WORTH_A_TERM = 1e-4
 # Background rows of terms that run through the network row by row.
 DIRECT_BACKGROUND = 8
 
@@ -84,6 +85,9 @@ class Effort:
     screen_lines: int  # of a number, while all pairs are screened
     screen_background: int
     screen_budget: int  # forward rows meanwhile
+    triple_background: int
+    triple_quantiles: int
+    most_triples: int  # that are put on trial; none are looked for where it is zero
 
     def shared(self, features: int) -> Effort:
         """The same for a table of so many features, whose own tables share forward rows."""
@@ -95,9 +99,39 @@ class Effort:
         return replace(self, background=background, most_knots=min(self.most_knots, knots))
 
 
-FULL = Effort(1 << 30, 25, 9, 192, 16, 20, 10, 48, 8, 6, 1_000_000)
+FULL = Effort(
+    background=1 << 30,
+    quantiles=25,
+    even=9,
+    most_knots=192,
+    pair_background=16,
+    pair_quantiles=20,
+    pair_even=10,
+    most_pairs=48,
+    screen_lines=8,
+    screen_background=6,
+    screen_budget=1_000_000,
+    triple_background=8,
+    triple_quantiles=7,
+    most_triples=24,
+)
 # For models of many operations a row, such as large transformers.
-ECONOMY = Effort(8, 11, 5, 24, 6, 6, 3, 12, 4, 3, 20_000)
+ECONOMY = Effort(
+    background=8,
+    quantiles=11,
+    even=5,
+    most_knots=24,
+    pair_background=6,
+    pair_quantiles=6,
+    pair_even=3,
+    most_pairs=12,
+    screen_lines=4,
+    screen_background=3,
+    screen_budget=20_000,
+    triple_background=4,
+    triple_quantiles=4,
+    most_triples=0,
+)
 _MOST_OPERATIONS = 5_000_000
 
 
@@ -154,132 +188,281 @@ def fit_terms(
     operations: float = 0.0,
     progress: bool = False,
 ) -> Terms:
-    """Fits all terms; `pairs` are those to fit, how many of the strongest, or None for those that pay held out."""
+    """Fits all terms.
+
+    `pairs` are the interactions to fit, how many of the strongest pairs, or None for those pairs and triples that pay
+    on rows held out.
+    """
     effort = (FULL if operations <= _MOST_OPERATIONS else ECONOMY).shared(len(domains))
-    numbers = [
+    backgrounds = Backgrounds(
+        represent,
+        background,
+        sample,
+        weight,
+        numbers=_shifted_columns(domains),
+        batch_size=batch_size,
+    )
+    calibration = Calibration(sample, domains, weight, effort, backgrounds, ridge)
+
+    with progress_bar(enabled=progress, description="tabulating", unit=" terms") as bar:
+        tables = calibration.tabulate_mains(bar)
+        calibration = replace(calibration, domains=tables.domains)
+        if isinstance(pairs, Sequence):
+            screen = Screen({}, {})
+            tables = calibration.tabulate_named(tables, pairs, bar)
+            fit = calibration.solve(tables, named=pairs)
+        else:
+            screen = calibration.screen_pairs(pairs)
+            tables = calibration.tabulate_strongest(tables, screen, pairs, bar)
+            trial = _trial_of_pairs(tables) if pairs is None else None
+            fit = calibration.solve(tables, trial=trial)
+        if pairs is None:
+            tables, fit = calibration.add_triples(tables, fit, screen, bar)
+
+    chunk = sample.chunk()
+    fitted = {piece.term for piece in fit.pieces}
+    return Terms(
+        fit=fit,
+        traces=_traces(tables, fitted),
+        strengths=screen.strengths,
+        forward_rows=backgrounds.forward_rows,
+        economy=effort.most_knots < FULL.most_knots,
+        thresholds={
+            k: (min(len(domain.steps), MOST_STEPS), len(domain.steps))
+            for k, domain in enumerate(domains)
+            if len(domain.steps)
+        },
+        offsets={
+            k: occupancy(main.points, chunk) @ main.table.mean @ weight
+            for k, main in tables.mains.items()
+        },
+        background=tables.background,
+    )
+
+
+def _shifted_columns(domains: Sequence[Domain]) -> list[int]:
+    """Columns of amounts, which are shifted in the background rows to the mean of all rows."""
+    return [
         domain.columns[0]
         for domain in domains
         if domain.reaches and domain.span and len(domain.columns) == 1
     ]
-    most = len(background) if isinstance(background, Tensor) else min(background, len(sample))
-    made: dict[int, Tabulator] = {}
 
-    def tabulator(count: int) -> Tabulator:
-        if (count := min(count, most)) not in made:
-            rows = background if isinstance(background, Tensor) else sample.inputs
-            if not isinstance(background, Tensor) or count < most:
-                rows = choose_background(rows, count, numbers, represent)
-            made[count] = Tabulator(represent, rows, weight, batch_size=batch_size)
-        return made[count]
 
-    tabulate = tabulator(effort.background)
-    chunk, unit = sample.chunk(), sample.spread
-    with progress_bar(enabled=progress, description="tabulating", unit=" terms") as bar:
+def _trial_of_pairs(tables: Tables) -> Trial:
+    """Pairs that must pay on rows held out, strongest first."""
+    return Trial(
+        terms=tuple(grid.term for grid in tables.pairs),
+        least_relative_gain=WORTH_KEEPING,
+        least_gain=WORTH_A_TERM,
+    )
+
+
+def _traces(tables: Tables, fitted: Collection[Subset]) -> Traces:
+    """What bands are made of, for the terms that were fitted."""
+    return Traces(
+        mains={k: (main.points, main.table.outputs) for k, main in tables.mains.items()},
+        lines={
+            k: (points, tables.pair_places[k]) for k, points in tables.pair_lines.points.items()
+        },
+        grids={grid.term: grid.outputs for grid in tables.pairs if grid.term in fitted},
+        triple_lines={
+            k: (points, tables.triple_places[k]) for k, points in tables.triple_lines.points.items()
+        },
+        triples={grid.term: grid.outputs for grid in tables.triples if grid.term in fitted},
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Screen:
+    """Every pair's strength read off coarse tables, strongest first."""
+
+    strengths: dict[
+        Subset, float
+    ]  # spread that both make only together, as a share of the output's
+    varying: dict[Subset, float]  # how much that differs from one background row to another
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """The steps of fitting all terms, one method each."""
+
+    sample: Sample
+    domains: Sequence[Domain]
+    weight: Tensor
+    effort: Effort
+    backgrounds: Backgrounds
+    ridge: float | None
+
+    def tabulate_mains(self, bar: Counter) -> Tables:
+        """Tables of single features."""
+        tabulate = self.backgrounds.of_rows(self.effort.background)
+        chunk = self.sample.chunk()
         mains = {}
-        for k, domain in enumerate(domains):
+        for k, domain in enumerate(self.domains):
             if domain.tabulated:
-                mains[k] = tabulate_main(tabulate, domain, chunk, unit, effort)
+                points, table = tabulate_main(
+                    tabulate, domain, chunk, self.sample.spread, self.effort
+                )
+                mains[k] = Main(points, table)
                 bar.update()
         domains = [
-            domain.limited_to(*mains[k]) if k in mains else domain
-            for k, domain in enumerate(domains)
+            domain.limited_to(mains[k].points, mains[k].table) if k in mains else domain
+            for k, domain in enumerate(self.domains)
         ]
-        strengths: dict[Subset, float] = {}
-        named = pairs if isinstance(pairs, Sequence) else ()
-        if pairs is None or isinstance(pairs, int):
-            if pairs != 0:
-                strengths = screen_pairs(
-                    tabulator(effort.screen_background), domains, sample, effort
-                )
-            chosen = list(strengths)[: effort.most_pairs if pairs is None else pairs]
-            grid_terms = [
-                pair for pair in chosen if pairs is not None or strengths[pair] >= WORTH_TRYING
-            ]
-        else:
-            nodes = {
-                k: len(domain.levels or ()) or 32
-                for k, domain in enumerate(domains)
-                if domain.tabulated
-            }
-            two = [term for term in named if len(term) == 2 and nodes.keys() >= set(term)]
-            grid_terms = [term for term in two if nodes[term[0]] * nodes[term[1]] <= MOST_NODES]
-        wanted = sorted({k for pair in grid_terms for k in pair})
-        steps = share_steps({k: (domains[k].steps, *mains[k]) for k in wanted}, chunk, unit)
-        most_lines, even = effort.pair_quantiles, effort.pair_even
-        lines = {
-            k: domains[k].step_points(chunk, steps[k], quantiles=most_lines // 2)
-            if k in steps
-            else domains[k].points(chunk, quantiles=most_lines, even=even, reach=PAIR_REACH)
+        return Tables(
+            domains=domains,
+            rows=chunk,
+            weight=self.weight,
+            background=tabulate.background,
+            pair_background=tabulate.background,
+            mains=mains,
+        )
+
+    def screen_pairs(self, most: int | None) -> Screen:
+        """Strengths of all pairs; none where no pair is to be chosen."""
+        if most == 0:
+            return Screen({}, {})
+        tabulate = self.backgrounds.of_rows(self.effort.screen_background)
+        return screen_pairs(tabulate, self.domains, self.sample, self.effort)
+
+    def tabulate_strongest(
+        self, tables: Tables, screen: Screen, most: int | None, bar: Counter
+    ) -> Tables:
+        """Adds grids of the strongest pairs: as many as asked for, or all that are worth trying."""
+        if most is not None:
+            return self._tabulate_pairs(tables, list(screen.strengths)[:most], bar)
+        strongest = list(screen.strengths)[: self.effort.most_pairs]
+        worth = [pair for pair in strongest if screen.strengths[pair] >= WORTH_TRYING]
+        return self._tabulate_pairs(tables, worth, bar)
+
+    def tabulate_named(self, tables: Tables, named: Sequence[Subset], bar: Counter) -> Tables:
+        """Adds grids of the pairs and triples that were named, where all of their features have tables."""
+        nodes = {k: len(self.domains[k].levels or ()) or USUAL_LINES for k in tables.mains}
+        tabulated = [term for term in named if nodes.keys() >= set(term)]
+        pairs = [
+            (a, b)
+            for a, b in (t for t in tabulated if len(t) == 2)
+            if nodes[a] * nodes[b] <= MOST_NODES
+        ]
+        tables = self._tabulate_pairs(tables, pairs, bar)
+        return self._tabulate_triples(tables, [term for term in tabulated if len(term) == 3], bar)
+
+    def _tabulate_pairs(self, tables: Tables, pairs: Sequence[Subset], bar: Counter) -> Tables:
+        if not pairs:
+            return tables
+        chunk = self.sample.chunk()
+        wanted = sorted({k for pair in pairs for k in pair})
+        features = {
+            k: Steps(self.domains[k].steps, tables.mains[k].points, tables.mains[k].table)
             for k in wanted
         }
-        means = {k: table.mean for k, (_, table) in mains.items()}
-        shares = {k: occupancy(points, chunk) for k, points in lines.items()}
-        seen, count = (
-            {},
-            len(tabulate.background),
-        )  # where on its grid lines every background row is
-        for k, points in lines.items():
-            rows = Chunk(domains[k].own_columns(tabulate.background), slice(0, count))
-            seen[k] = torch.stack([occupancy(points, rows, row) for row in np.eye(count)])
-        grids: list[Piece] = []
-        traces: dict[Subset, Tensor] = {}
-        for a, b in grid_terms:
-            table = tabulator(effort.pair_background)((lines[a], lines[b]))
-            pure = purify(table.mean, shares[a], shares[b])
-            # What the background's own rows make of the pair on average is not the feature's: it is taken out.
-            means[a] = means[a] - transfer(
-                lines[a], torch.einsum("ijw,j->iw", pure, seen[b].mean(0)), mains[a][0]
-            )
-            means[b] = means[b] - transfer(
-                lines[b], torch.einsum("ijw,i->jw", pure, seen[a].mean(0)), mains[b][0]
-            )
-            flat = pure.flatten(0, 1)
-            basis = compress(flat, shares[a].outer(shares[b]).flatten(), most=PAIR_RANK)
-            grids.append(TablePiece((a, b), (lines[a], lines[b]), flat @ weight, flat @ basis))
-            traces[a, b] = table.outputs
+        steps = share_steps(features, chunk, self.sample.spread, PAIR_ROOM)
+        quantiles = self.effort.pair_quantiles
+        points = {}
+        for k in wanted:
+            domain = self.domains[k]
+            if k in steps:
+                points[k] = domain.step_points(chunk, steps[k], quantiles=quantiles // 2)
+            else:
+                points[k] = domain.points(
+                    chunk, quantiles=quantiles, even=self.effort.pair_even, reach=PAIR_REACH
+                )
+
+        lines = Lines.of(points, chunk)
+        tabulate = self.backgrounds.of_rows(self.effort.pair_background)
+        grids = []
+        for pair in pairs:
+            grids.append(Grid.tabulate(tabulate, pair, lines))
             bar.update()
-    pieces: list[Piece] = []
-    for k, domain in enumerate(domains):
-        if domain.tabulated:
-            points = mains[k][0]
-            share = occupancy(points, chunk)
-            mean = means[k] - share @ means[k]
-            basis = compress(mean, share, most=MAIN_RANK)
-            pieces.append(TablePiece((k,), (points,), mean @ weight, mean @ basis))
-        elif domain.columns:
-            pieces.append(_direct_piece((k,), domains, sample, tabulator(DIRECT_BACKGROUND)))
-        else:
-            nothing = torch.zeros(1, weight.shape[1], dtype=torch.float64)
-            pieces.append(TablePiece((k,), (), nothing, nothing[:, :0]))
-    pieces += grids
-    without = [term for term in named if term not in traces]
-    pieces += [
-        _direct_piece(term, domains, sample, tabulator(DIRECT_BACKGROUND)) for term in without
-    ]
-    pieces = _strongest_columns(pieces, sample)
-    fit = solve_terms(sample, pieces, domains, ridge=ridge, choose=pairs is None)
-    kept = {piece.term for piece in fit.pieces}
-    return Terms(
-        fit=fit,
-        traces=Traces(
-            {k: (points, table.outputs) for k, (points, table) in mains.items()},
-            {k: (lines[k], seen[k]) for k in lines},
-            {pair: outputs for pair, outputs in traces.items() if pair in kept},
-        ),
-        strengths=strengths,
-        forward_rows=sum(each.forward_rows for each in made.values()),
-        economy=effort.most_knots < FULL.most_knots,
-        thresholds={
-            k: (min(len(d.steps), MOST_STEPS), len(d.steps))
-            for k, d in enumerate(domains)
-            if len(d.steps)
-        },
-        offsets={
-            k: occupancy(points, chunk) @ table.mean @ weight
-            for k, (points, table) in mains.items()
-        },
-        background=tabulate.background,
-    )
+        return replace(
+            tables,
+            pair_lines=lines,
+            pairs=tuple(grids),
+            pair_background=tabulate.background,
+        )
+
+    def _tabulate_triples(self, tables: Tables, terms: Sequence[Subset], bar: Counter) -> Tables:
+        if not terms:
+            return tables
+        lines = triples.triple_lines(
+            terms,
+            self.domains,
+            tables.mains,
+            self.sample.chunk(),
+            self.sample.spread,
+            quantiles=self.effort.triple_quantiles,
+        )
+        tabulate = self.backgrounds.of_rows(self.effort.triple_background)
+        grids = []
+        for term in terms:
+            if triples.fits_in_memory(term, lines.points):
+                grids.append(Grid.tabulate(tabulate, term, lines))
+                bar.update()
+        return replace(tables, triple_lines=lines, triples=tuple(grids))
+
+    def solve(
+        self, tables: Tables, *, named: Sequence[Subset] = (), trial: Trial | None = None
+    ) -> Fit:
+        """The regression of all tables, and of named terms that have none."""
+        singles, grids = tables.pieces()
+        pieces: list[Piece] = [self._single_piece(k, singles) for k in range(len(self.domains))]
+        pieces += grids
+        tabulated = {piece.term for piece in grids}
+        pieces += [self._direct_piece(term) for term in named if term not in tabulated]
+        pieces = _strongest_columns(pieces, self.sample)
+        return solve_terms(self.sample, pieces, self.domains, ridge=self.ridge, trial=trial)
+
+    def _single_piece(self, feature: int, tabulated: Mapping[int, TablePiece]) -> Piece:
+        if feature in tabulated:
+            return tabulated[feature]
+        if self.domains[feature].columns:
+            return self._direct_piece((feature,))
+        nothing = torch.zeros(1, self.weight.shape[1], dtype=torch.float64)
+        return TablePiece((feature,), (), nothing, nothing[:, :0])
+
+    def _direct_piece(self, term: Subset) -> DirectPiece:
+        """A term without a table."""
+        tabulate = self.backgrounds.of_rows(DIRECT_BACKGROUND)
+        columns = tuple(self.domains[k].columns for k in term)
+        pure = pure_rows(tabulate, columns, self.sample.some().inputs)
+        tabulate.require_answers(pure, " and ".join(self.domains[k].feature.name for k in term))
+        share = torch.full_like(pure[:, 0], 1 / len(pure))
+        basis = compress(pure - pure.mean(0), share, most=MOST_DIRECTIONS[1])
+        rows = self.sample.inputs.double()
+        return DirectPiece(term, columns, tabulate, basis, (rows.amin(0), rows.amax(0)))
+
+    def add_triples(
+        self, tables: Tables, fit: Fit, screen: Screen, bar: Counter
+    ) -> tuple[Tables, Fit]:
+        """Adds the triples that pay on rows held out, where pairs leave more than they should."""
+        if not self.effort.most_triples or not triples.are_worth_looking_for(fit):
+            return tables, fit
+        likely = triples.screen_triples(
+            self.backgrounds.of_rows(self.effort.screen_background),
+            self.domains,
+            screen.varying,
+            fit,
+            most=self.effort.most_triples,
+        )
+        if not likely:
+            return tables, fit
+
+        fitted = {piece.term for piece in fit.pieces}
+        pairs = tuple(grid for grid in tables.pairs if grid.term in fitted)
+        with_all = self._tabulate_triples(replace(tables, pairs=pairs), likely, bar)
+        tried = self.solve(with_all, trial=triples.trial_of(with_all.triples))
+        paying = {piece.term for piece in tried.pieces if len(piece.term) == 3}
+        if not paying:
+            return tables, fit
+        # A pair may have stood for the triple.
+        worth = tried.worth_keeping()
+        with_paying = replace(
+            with_all,
+            pairs=tuple(grid for grid in pairs if grid.term in worth),
+            triples=tuple(grid for grid in with_all.triples if grid.term in paying),
+        )
+        return with_paying, self.solve(with_paying)
 
 
 def tabulate_main(
@@ -291,7 +474,7 @@ def tabulate_main(
         if len(steps) > MOST_STEPS:
             few = tabulate.with_rows(FEW_ROWS)
             every = domain.step_points(chunk, steps, quantiles=0)
-            sizes = step_sizes(steps, every, few([every]), chunk, unit)
+            sizes = step_sizes(Steps(steps, every, few([every])), chunk, unit)
             steps = steps[np.sort(np.argsort(-sizes, kind="stable")[:MOST_STEPS])]
             tabulate.forward_rows += few.forward_rows
         points = domain.step_points(chunk, steps, quantiles=effort.quantiles)
@@ -302,50 +485,9 @@ def tabulate_main(
     return refine_knots(tabulate, domain, first, chunk, unit=unit, most=effort.most_knots)
 
 
-def step_sizes(
-    steps: Array, points: Points, table: Table, chunk: Chunk, unit: Tensor, *, apart: bool = False
-) -> Array:
-    """Per threshold the variance that its step makes over the rows and the background, in units of the outputs'."""
-    assert isinstance(points.axis, NumberAxis)
-    knots, x = points.axis.knots, chunk.numbers(points.axis.column)
-    below = np.clip(np.searchsorted(knots, steps[:, 0]), 0, len(knots) - 2)
-    there = (knots[below] == steps[:, 0]) & (knots[below + 1] == steps[:, 1])
-    jump = (table.outputs[:, below + 1] - table.outputs[:, below]).double() / unit
-    square = jump.var(0, correction=0) if apart else jump.square().mean(0)
-    share = np.searchsorted(np.sort(x[np.isfinite(x)]), steps[:, 1]) / max(len(x), 1)
-    # Thresholds beyond the calibrated range count a little, so that they are not forgotten.
-    sizes: Array = square.sum(1).numpy() * (share * (1 - share) + 1e-6) * there
-    return sizes
-
-
-def share_steps(
-    features: Mapping[int, tuple[Array, Points, Table]], chunk: Chunk, unit: Tensor
-) -> dict[int, Array]:
-    """Thresholds that grids of pairs have, by feature: most where interactions step most."""
-    sizes = {
-        k: step_sizes(*given, chunk, unit, apart=True)
-        for k, given in features.items()
-        if len(given[0])
-    }
-    if not sizes:
-        return {}
-    every = np.sort(
-        np.concatenate([np.sort(size)[::-1][FEWEST_LINES:] for size in sizes.values()])
-    )[::-1]
-    room = max(
-        PAIR_STEPS * len(sizes) - sum(min(len(size), FEWEST_LINES) for size in sizes.values()), 0
-    )
-    least = every[room] if room < len(every) else -1.0
-    found = {}
-    for k, size in sizes.items():
-        count = min(max(int((size > least).sum()), FEWEST_LINES), MOST_LINES)
-        found[k] = features[k][0][np.sort(np.argsort(-size, kind="stable")[:count])]
-    return found
-
-
 def screen_pairs(
     tabulate: Tabulator, domains: Sequence[Domain], sample: Sample, effort: Effort
-) -> dict[Subset, float]:
+) -> Screen:
     """Every pair's strength, strongest first, read off coarse tables; of the output in which it is largest."""
     few = sample.some()
     chunk, spread, lines = few.chunk(), sample.spread, effort.screen_lines
@@ -372,15 +514,22 @@ def screen_pairs(
         for pair in combinations(sorted(features), 2)
         if sizes[pair[0]] * sizes[pair[1]] <= MOST_NODES
     ]
-    shares = {k: occupancy(points[k], chunk) for k in features}
-    strengths = {}
-    for a, b in pairs:
-        pure = purify(
-            tabulate([points[a], points[b]]).outputs.mean(0).double(), shares[a], shares[b]
-        )
-        effect = read(TermTable((a, b), (points[a].axis, points[b].axis), pure.numpy()), chunk)
-        strengths[a, b] = float((effect.std(0, correction=0) / spread).max())
-    return dict(sorted(strengths.items(), key=lambda item: (-item[1], item[0])))
+    lines_of = Lines.of(points, chunk)
+    strengths: dict[Subset, float] = {}
+    varying: dict[Subset, float] = {}
+    for pair in pairs:
+        # With the background rows side by side as outputs, one reading gives the effect at each of them.
+        outputs = tabulate([points[k] for k in pair]).outputs.movedim(0, -2).double()
+        pure = purify(outputs, [lines_of.shares[k] for k in pair])
+        axes = tuple(points[k].axis for k in pair)
+        effects = read(TermTable(pair, axes, pure.flatten(2).numpy()), chunk)
+        effects = effects.view(chunk.count, *pure.shape[2:])
+        effect = effects.mean(1)
+        strengths[pair] = float((effect.std(0, correction=0) / spread).max())
+        deviation = (effects - effect[:, None]).square().mean((0, 1)).sqrt()
+        varying[pair] = float((deviation / spread).max())
+    ordered_strengths = sorted(strengths.items(), key=lambda item: (-item[1], item[0]))
+    return Screen(dict(ordered_strengths), varying)
 
 
 def _strongest_features(
@@ -396,20 +545,6 @@ def _strongest_features(
         after = tabulate.run(moved) @ tabulate.weight
         effects[k] = float(((after - before) / sample.spread).square().nan_to_num(nan=0.0).mean())
     return sorted(features, key=lambda k: -effects[k])
-
-
-def _direct_piece(
-    term: Subset, domains: Sequence[Domain], sample: Sample, tabulate: Tabulator
-) -> DirectPiece:
-    """A term without a table."""
-    columns = tuple(domains[k].columns for k in term)
-    pure = pure_rows(tabulate, columns, sample.some().inputs)
-    tabulate.require_answers(pure, " and ".join(domains[k].feature.name for k in term))
-    rows = sample.inputs.double()
-    basis = compress(
-        pure - pure.mean(0), torch.full_like(pure[:, 0], 1 / len(pure)), most=MAIN_RANK
-    )
-    return DirectPiece(term, columns, tabulate, basis, (rows.amin(0), rows.amax(0)))
 
 
 def _strongest_columns(pieces: Sequence[Piece], sample: Sample) -> list[Piece]:
