@@ -104,6 +104,10 @@ TABLES: dict[str, tuple[str, str]] = {
         "wrong values and several classes at once, California and CIFAR-10",
     ),
     "select": ("benchmarks.retrieval.choosing", "images: accuracy on rows chosen to be labelled"),
+    "influence": (
+        "benchmarks.retrieval.influence",
+        "linear heads: does influence rank training rows as retraining without them does?",
+    ),
     "audit": ("benchmarks.retrieval.audits", "images: wrong labels, and inputs from elsewhere"),
     "speed-neighbours": (
         "benchmarks.retrieval.speed",

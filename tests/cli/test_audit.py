@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from nobsp import ContributionIndex, NObSP
@@ -44,10 +45,18 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(x), y).backward()
         optimizer.step()
-    program = torch.export.export(
-        net.eval(), (x[:5],), dynamic_shapes=({0: torch.export.Dim("rows")},)
-    )
+    rows_of_any_number = ({0: torch.export.Dim("rows")},)
+    program = torch.export.export(net.eval(), (x[:5],), dynamic_shapes=rows_of_any_number)
     torch.export.save(program, folder / "kinds.pt2")
+
+    # The same network with a last layer trained on the labels as they are, until it converges.
+    with torch.no_grad():
+        activations = net[:2](x).double().numpy()
+        trained = LogisticRegression(tol=1e-9, max_iter=5000).fit(activations, given)
+        net[2].weight.copy_(torch.from_numpy(trained.coef_))
+        net[2].bias.copy_(torch.from_numpy(trained.intercept_))
+    program = torch.export.export(net, (x[:5],), dynamic_shapes=rows_of_any_number)
+    torch.export.save(program, folder / "converged.pt2")
     return folder
 
 
@@ -279,27 +288,45 @@ def test_rows_that_speak_for_what_was_flagged_are_those_of_the_index(
     nobsp: Run, kinds: Path, tmp_path: Path
 ) -> None:
     words = [*asked(kinds, "kinds.csv", "kind"), "--output-names", *NAMES, "--influence", 2]
-    found = json.loads(nobsp(*words, "--out", tmp_path / "out").out)
+    words[words.index(kinds / "kinds.pt2")] = kinds / "converged.pt2"
     table = pd.read_csv(kinds / "kinds.csv")
     rows = table[["a", "b", "c"]]
-    explainer = NObSP(as_module(kinds / "kinds.pt2", rows), output_names=NAMES).fit(rows)
+    explainer = NObSP(as_module(kinds / "converged.pt2", rows), output_names=NAMES).fit(rows)
     index = ContributionIndex(explainer).fit(rows, table["kind"])
+
+    summary = json.loads(nobsp(*words, "--out", tmp_path / "out").out)
+
     first = [line["row"] for line in lines_of(tmp_path / "out" / "audit.csv")][:2]
     expected = index.influence(rows.iloc[[int(row) for row in first]], k=2)
-    lines = lines_of(tmp_path / "out" / "influence.csv")
-    assert [line["row"] for line in lines[:8]] == [row for row in first for _ in range(4)]
     frame = expected.to_frame(4)
-    assert [int(line["by"]) for line in lines[:8]] == frame["index"].tolist()
-    assert [line["label"] for line in lines[:8]] == frame["label"].tolist()
-    np.testing.assert_allclose(
-        [float(line["value"]) for line in lines[:8]], frame["value"], rtol=1e-3
-    )
-    assert found["influence_exact"] == pytest.approx(expected.exact, rel=1e-3)
+    lines = lines_of(tmp_path / "out" / "influence.csv")[:8]
+    assert [line["row"] for line in lines] == [row for row in first for _ in range(4)]
+    assert [int(line["by"]) for line in lines] == frame["index"].tolist()
+    assert [line["label"] for line in lines] == frame["label"].tolist()
+    values = [float(line["value"]) for line in lines]
+    np.testing.assert_allclose(values, frame["value"], rtol=1e-3)
+    assert summary["influence_gradient"] < 0.01
     page = told_in(tmp_path / "out" / "report.html")["table"]["influence"]
     assert (page["count"], page["targets"][int(first[0])]) == (4, expected.target[0])
+    assert page["base"] is None
+
     without = json.loads(nobsp(*words, "--influence", 0, "--out", tmp_path / "none").out)
     assert "influence.csv" not in without["files"]
     assert {path.name for path in (tmp_path / "none").iterdir()} == {"audit.csv", "report.html"}
+
+
+def test_no_influence_is_written_for_a_head_that_was_not_trained_on_the_rows(
+    nobsp: Run, kinds: Path, tmp_path: Path
+) -> None:
+    words = [*asked(kinds, "kinds.csv", "kind"), "--output-names", *NAMES]
+
+    summary = json.loads(nobsp(*words, "--out", tmp_path / "out").out)
+
+    assert summary["influence_gradient"] is None
+    assert "was not trained on" in summary["influence_refused"]
+    assert "influence.csv" not in summary["files"]
+    assert not (tmp_path / "out" / "influence.csv").exists()
+    assert told_in(tmp_path / "out" / "report.html")["table"]["influence"] is None
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -328,7 +355,7 @@ def test_labels_of_images_come_as_a_table(
         "--channels",
         1,
     ]
-    words += ["--labels", tmp_path / "labels.csv", "--json", "--influence", 3]
+    words += ["--labels", tmp_path / "labels.csv", "--json"]
     done = nobsp(
         *words,
         "--output-names",
@@ -350,7 +377,7 @@ def test_labels_of_images_come_as_a_table(
         f"across/{n}.png{c}" for n in (0, 7) for c in ((", across", ", down") if several else ("",))
     }
     assert set(page["audit"]["names"][: len(told)]) == told
-    assert page["pictures"]["influence"]["count"] == 6
+    assert page["pictures"]["influence"] is None  # the head was trained on other images
     labels[1:].to_csv(tmp_path / "labels.csv", index=False)
     refused = nobsp(*words, "--out", tmp_path / "other")
     assert refused.code == 2

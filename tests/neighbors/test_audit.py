@@ -633,7 +633,7 @@ def test_training_rows_that_speak_for_a_class_are_those_of_the_dual_solution_and
         head.weight.copy_(torch.from_numpy(weight.T))
         head.bias.copy_(torch.from_numpy(targets.mean(0) - rows.mean(0) @ weight))
     index, asked = ContributionIndex(head).fit(rows, labels), rows[:5] + 0.5
-    found = index.influence(asked, target=1)
+    found = index.representer_shares(asked, target=1)
     assert found.exact == pytest.approx(1, abs=1e-9)
     by_hand = ((asked - rows.mean(0)) @ centred.T) * alpha[:, 1]
     assert np.allclose(found.values, by_hand, rtol=0, atol=1e-5 * np.abs(by_hand).max())
@@ -642,13 +642,13 @@ def test_training_rows_that_speak_for_a_class_are_those_of_the_dual_solution_and
     assert np.allclose(found.logits, logits[:, 1], atol=1e-5)
     assert found.top(3).tolist() == np.argsort(-np.abs(found.values), axis=1)[:, :3].tolist()
     assert len(found.to_frame(4)) == 20
-    assert np.array_equal(index.influence(asked).target, logits.argmax(1))
+    assert np.array_equal(index.representer_shares(asked).target, logits.argmax(1))
 
 
-def test_influence_of_a_few_rows_is_that_of_all_with_the_rest_added_up():
+def test_representer_shares_of_a_few_rows_is_that_of_all_with_the_rest_added_up():
     head, rows, truth = noisy(200)
     index = ContributionIndex(head, classes=list("abc")).fit(rows, np.array(list("abc"))[truth])
-    every, few = index.influence(rows[:7]), index.influence(rows[:7], k=3)
+    every, few = index.representer_shares(rows[:7]), index.representer_shares(rows[:7], k=3)
     ranked = -np.sort(-every.values, axis=1)
     assert_same_to_rounding(few.values, np.concatenate([ranked[:, :3], ranked[:, -3:]], axis=1))
     assert_same_to_rounding(few.values, np.take_along_axis(every.values, few.indices, 1))
@@ -660,15 +660,15 @@ def test_influence_of_a_few_rows_is_that_of_all_with_the_rest_added_up():
     assert few.to_frame(2)["label"].tolist() == [
         few.labels[q][few.indices[q] == i].item() for q in range(7) for i in few.top(2)[q]
     ]
-    assert index.influence(rows[:2], k=150).values.shape == (2, 200)
+    assert index.representer_shares(rows[:2], k=150).values.shape == (2, 200)
     with pytest.raises(ValueError, match="k must be"):
-        index.influence(rows[:2], k=0)
+        index.representer_shares(rows[:2], k=0)
 
 
-def test_influence_about_one_of_several_classes_says_which_rows_are_of_it():
+def test_representer_shares_about_one_of_several_classes_says_which_rows_are_of_it():
     head, rows, given, _ = several(300)
     index = ContributionIndex(head, classes=list("abcd")).fit(rows, given)
-    found = index.influence(rows[:3], target=["b", "d", "a"], k=5)
+    found = index.representer_shares(rows[:3], target=["b", "d", "a"], k=5)
     assert found.target.tolist() == ["b", "d", "a"]
     assert np.array_equal(
         found.labels,
@@ -678,16 +678,16 @@ def test_influence_about_one_of_several_classes_says_which_rows_are_of_it():
     assert np.allclose(found.logits, logits, atol=1e-5)
 
 
-def test_influence_on_a_head_trained_otherwise_adds_up_and_says_that_it_is_an_approximation():
+def test_representer_shares_on_a_head_trained_otherwise_adds_up_and_says_that_it_is_an_approximation():
     head, rows, truth = noisy(200)
     index = ContributionIndex(head).fit(rows, truth)
-    found = index.influence(rows[:7])
+    found = index.representer_shares(rows[:7])
     assert found.exact < 0.99
     assert np.allclose(found.base + found.values.sum(1), found.logits, rtol=0, atol=1e-8)
     with pytest.raises(ValueError, match="needs the labels"):
-        ContributionIndex(head).fit(rows).influence(rows[:2])
+        ContributionIndex(head).fit(rows).representer_shares(rows[:2])
     head, rows, _, given, _ = valued(200)
-    found = ContributionIndex(head).fit(rows, given).influence(rows[:4])
+    found = ContributionIndex(head).fit(rows, given).representer_shares(rows[:4])
     assert np.allclose(found.base + found.values.sum(1), found.logits, rtol=0, atol=1e-8)
 
 
@@ -976,7 +976,7 @@ def test_a_few_values_are_judged_by_their_neighbours(rows):
     assert found.mislabels.tolist() == [True] + [False] * (rows - 1)
 
 
-def test_influence_leaves_what_no_row_can_add_in_the_residual():
+def test_representer_shares_leaves_what_no_row_can_add_in_the_residual():
     generator = torch.Generator().manual_seed(0)
     rows, head = (
         torch.randn(30, 64, generator=generator, dtype=torch.float64),
@@ -984,7 +984,7 @@ def test_influence_leaves_what_no_row_can_add_in_the_residual():
     )
     index = ContributionIndex(head).fit(rows, torch.arange(30) % 3)
     asked = torch.randn(4, 64, generator=generator, dtype=torch.float64)
-    found = index.influence(asked)
+    found = index.representer_shares(asked)
     np.testing.assert_allclose(
         found.base + found.values.sum(1) + found.residual, found.logits, atol=1e-12
     )
@@ -993,10 +993,10 @@ def test_influence_leaves_what_no_row_can_add_in_the_residual():
             head(asked).amax(1).numpy(), abs=1e-6
         )  # rows are held in single
     assert np.abs(found.residual).max() > 0.01
-    assert np.abs(index.influence(rows[:4]).residual).max() < 1e-9
+    assert np.abs(index.representer_shares(rows[:4]).residual).max() < 1e-9
     values = ContributionIndex(nn.Linear(64, 1).double(), task="regression").fit(rows, rows[:, 0])
     with pytest.raises(ValueError, match="a regression has no classes; leave target out"):
-        values.influence(asked, target=0)
+        values.representer_shares(asked, target=0)
 
 
 def test_a_mask_is_no_list_of_positions():

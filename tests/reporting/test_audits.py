@@ -89,6 +89,12 @@ def test_rows_that_speak_for_a_prediction_stand_beside_its_neighbours(
     assert strips.nth(1).locator("figcaption span").all_inner_texts()[:2] == ["+0.300", "23.1%"]
     assert strips.nth(2).locator("img").count() == 3
     assert opened.complaints == []
+    left_out = spoken(len(classes.X))
+    del left_out.base
+    del left_out.exact
+    opened = show(report(classes.explanation, tmp_path / "left.html", influence=left_out))
+    assert "The logit of owl is 0.4. A number says" in opened.page.inner_text("#row")
+    assert opened.complaints == []
     with pytest.raises(ValueError, match="influence is of 3 rows"):
         report(classes.explanation, tmp_path / "t.html", influence=spoken(3))
 

@@ -91,9 +91,10 @@ def audit(
     boundary, and outliers, by comparing the evidence behind each prediction with that behind its neighbours'. Give a
     table with --data and --target (classes, or values of a regression), --images with one folder a class, or either
     with a table of --labels. The folder of --out gets **audit.csv** (every row with its findings, most suspicious
-    first), **influence.csv** (for those flagged, the rows that speak for and against the prediction, where a linear
-    head makes it) and **report.html** (the cases with their neighbours), where one ticks what to keep, relabel or drop
-    and saves it. With --apply, that file is applied: --out gets **cleaned.csv** and **changes.csv**, a log.
+    first), **influence.csv** (for those flagged, the rows without which the prediction would change most, where a
+    linear head was trained on them) and **report.html** (the cases with their neighbours), where one ticks what to
+    keep, relabel or drop and saves it. With --apply, that file is applied: --out gets **cleaned.csv** and
+    **changes.csv**, a log.
     """
     subject = table or images
     if subject is None or (table and images):
@@ -123,8 +124,8 @@ def audit(
         shown = found[
             order[:_IMAGES_IN_REPORT] if audited.columns else np.sort(order[:_ROWS_IN_REPORT])
         ]
-        influence = audited.weigh_influence(shown, method.influence)
-        summary = _summarise(output, audited, order, influence)
+        influence, influence_refused = audited.find_influence(shown, method.influence)
+        summary = _summarise(output, audited, order, influence, influence_refused)
         frame = found.to_frame()  # in the order of the ranking
         columns = {name: [values[row] for row in order] for name, values in audited.columns.items()}
         for name in frame.columns:
@@ -164,14 +165,14 @@ class Audited:
     columns: dict[str, list[str]]  # that audit.csv begins with: the images
     warning: str | None = None
 
-    def weigh_influence(self, shown: Audit, k: int) -> Influence | None:
-        """Rows that speak for the predictions shown, and against them; None without a linear head that makes these."""
+    def find_influence(self, shown: Audit, k: int) -> tuple[Influence | None, str | None]:
+        """Rows that speak for the predictions shown, and against them; None, and why, where they cannot be known."""
         if k == 0:
-            return None
+            return None, None
         try:
-            return self.index.influence(self.take(shown), target=shown.outputs, k=k)
-        except ValueError:
-            return None
+            return self.index.influence(self.take(shown), target=shown.outputs, k=k), None
+        except ValueError as refusal:
+            return None, str(refusal)
 
     def tabulate(self, shown: Audit, influence: Influence) -> dict[str, list[Any]]:
         """What speaks for the predictions that were flagged, as columns."""
@@ -370,7 +371,11 @@ def _compare(
 
 
 def _summarise(
-    output: OutputOptions, audited: Audited, order: Any, influence: Influence | None
+    output: OutputOptions,
+    audited: Audited,
+    order: Any,
+    influence: Influence | None,
+    influence_refused: str | None,
 ) -> dict[str, Any]:
     found = audited.found
     names = audited.columns.get("image") or [f"row {row}" for row in found.rows]
@@ -391,7 +396,8 @@ def _summarise(
             for row in order[:5]
             if found.reasons[row]
         ],
-        "influence_exact": None if influence is None else influence.exact,
+        "influence_gradient": None if influence is None else influence.gradient,
+        "influence_refused": influence_refused,
         "files": output.paths(
             [name for name in FILES if influence is not None or name != "influence.csv"]
         ),
@@ -417,11 +423,10 @@ def _describe(found: Mapping[str, Any]) -> list[str]:
         scores = ", ".join(f"{name} {score:.3f}" for name, score in found["auroc"].items())
         lines.append(f"Telling right from wrong predictions, AUROC: {scores}.")
     lines += [f"{one['name']}: {one['reason']}." for one in found["first"]]
-    if found["influence_exact"] is not None:
-        share = (
-            f"training on these rows explains {found['influence_exact']:.1%} of the head's weights"
-        )
-        lines.append(f"What speaks for and against what was flagged is in influence.csv; {share}.")
+    if found["influence_gradient"] is not None:
+        lines.append("What speaks for and against what was flagged is in influence.csv.")
+    if found["influence_refused"] is not None:
+        lines.append(f"There is no influence.csv: {found['influence_refused']}")
     return lines
 
 

@@ -3,7 +3,9 @@
 from nobsp.neighbors.audit import Audit, audit
 from nobsp.neighbors.backends import Milvus, Usearch
 from nobsp.neighbors.index import ContributionIndex
-from nobsp.neighbors.result import Duplicates, Influence, Neighbors, Prototypes, select
+from nobsp.neighbors.influence import Influence
+from nobsp.neighbors.representers import RepresenterShares
+from nobsp.neighbors.result import Duplicates, Neighbors, Prototypes, select
 
 __all__ = [
     "Audit",
@@ -13,6 +15,7 @@ __all__ = [
     "Milvus",
     "Neighbors",
     "Prototypes",
+    "RepresenterShares",
     "Usearch",
     "audit",
     "select",

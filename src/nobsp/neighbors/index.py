@@ -28,15 +28,9 @@ from nobsp.neighbors.evidence import (
     label_array,
     remember_labels,
 )
-from nobsp.neighbors.result import (
-    Duplicates,
-    Influence,
-    Neighbors,
-    Prototypes,
-    cover,
-    link_duplicates,
-    weigh_influence,
-)
+from nobsp.neighbors.influence import Influence, leave_out
+from nobsp.neighbors.representers import RepresenterShares, share_out
+from nobsp.neighbors.result import Duplicates, Neighbors, Prototypes, cover, link_duplicates
 from nobsp.neighbors.search import (
     Evidence,
     Exact,
@@ -355,27 +349,64 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             conflicting=np.array([bool((codes != codes[0]).any()) for codes in labels], dtype=bool),
         )
 
-    def influence(self, X: Any, *, target: Any = None, k: int | None = None) -> Influence:
-        """Which rows of the database speak for a class of other rows, and how much, adding up to the logit.
+    def influence(
+        self, X: Any, *, target: Any = None, k: int | None = None, sample_weight: Any = None
+    ) -> Influence:
+        """How much a class's logit of other rows would change, had each row of the database not been trained on.
 
-        Needs a linear head that reads the activations, and labels of the database.
+        Needs a linear head that was trained on the rows and labels of the database until it converged, by softmax,
+        sigmoid or least squares, with any weight decay. Another head is an error.
 
         Args:
             X: Rows, as for `query`.
             target: The class, for all rows or one each; the predicted one when None.
             k: Only the k rows that speak most for the class and the k most against it; all rows when None.
+            sample_weight: How much each row of the database counted in training; all alike when None.
+
+        Example:
+            >>> import nobsp, torch
+            >>> from sklearn.linear_model import LogisticRegression
+            >>> _ = torch.manual_seed(0)
+            >>> rows = torch.randn(60, 4)
+            >>> labels = (rows[:, 0] + torch.randn(60) > 0).long()
+            >>> trained = LogisticRegression(tol=1e-8).fit(rows, labels)
+            >>> head = torch.nn.Linear(4, 1)
+            >>> head.weight.data = torch.from_numpy(trained.coef_).float()
+            >>> head.bias.data = torch.from_numpy(trained.intercept_).float()
+            >>> index = nobsp.ContributionIndex(head, task="classification").fit(rows, labels)
+            >>> influence = index.influence(rows[:3])
+            >>> influence.values.shape, influence.loss, round(influence.weight_decay, 2)
+            ((3, 60), 'sigmoid', 1.0)
+        """
+        if k is not None:
+            require_whole_number("k", k)
+        return leave_out(self._fitted, self._read(X), target, k, sample_weight)
+
+    def representer_shares(
+        self, X: Any, *, target: Any = None, k: int | None = None
+    ) -> RepresenterShares:
+        """A class's logit of other rows shared out among the rows of the database, adding up to it.
+
+        Needs a linear head that reads the activations, and labels of the database. It says what the logit is made of;
+        `influence` says what would change without a row.
+
+        Args:
+            X: Rows, as for `query`.
+            target: The class, for all rows or one each; the predicted one when None.
+            k: Only the k rows that add most for the class and the k most against it; all rows when None.
 
         Example:
             >>> import nobsp, torch
             >>> head, rows = torch.nn.Linear(4, 2), torch.randn(50, 4)
             >>> index = nobsp.ContributionIndex(head).fit(rows, torch.arange(50) % 2)
-            >>> found = index.influence(rows[:3])
-            >>> found.values.shape, bool(abs(found.base + found.values.sum(1) - found.logits).max() < 1e-6)
+            >>> shares = index.representer_shares(rows[:3])
+            >>> total = shares.base + shares.values.sum(1)
+            >>> shares.values.shape, bool(abs(total - shares.logits).max() < 1e-6)
             ((3, 50), True)
         """
         if k is not None:
             require_whole_number("k", k)
-        return weigh_influence(self._fitted, self._read(X), target, k)
+        return share_out(self._fitted, self._read(X), target, k)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the index, without its explainer, to one safetensors file; rows that are in Milvus stay there.

@@ -1,4 +1,4 @@
-"""What an index returns: neighbours, rows that stand for a class, are nearly the same, or speak for a prediction."""
+"""What an index returns: neighbours, rows that stand for a class, and rows that are nearly the same."""
 
 from __future__ import annotations
 
@@ -12,14 +12,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp._messages import join_names, require_whole_number
-from nobsp.neighbors.evidence import Rows, label_array
-from nobsp.neighbors.search import Fitted, pieces, spaced
+from nobsp.neighbors.evidence import label_array
+from nobsp.neighbors.search import Fitted, spaced
 from nobsp.tabular.explanation import frame_like
 
 if TYPE_CHECKING:
     from nobsp.neighbors.index import ContributionIndex
 
 Array = NDArray[np.float64]
+
+
+def __getattr__(name: str) -> Any:
+    """Names that moved, with a warning."""
+    if name == "Influence":
+        import warnings
+
+        from nobsp.neighbors.representers import RepresenterShares
+
+        warnings.warn(
+            "nobsp.neighbors.result.Influence is nobsp.neighbors.RepresenterShares now.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return RepresenterShares
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 # Rows that are to be covered, evenly spaced ones of a larger database; and most numbers of a table of similarities.
 _COVERED, _MOST_NUMBERS = 4096, 1 << 26
@@ -430,139 +447,52 @@ def _margins(fitted: Fitted) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Influence(Answers):
-    """What the rows of a database add to the logits of others, as a linear head learns from them.
-
-    Attributes:
-        values: What rows of the database add, for the class where positive, shape (queries, rows); of those that were
-            asked for, the most for it first and the most against it last.
-        indices: Positions of these rows in the database, shape (queries, rows).
-        labels: Their labels; where rows may have several classes, whether they are of the class asked for.
-        size: Sum of the sizes of what all rows of the database add and take away, shape (queries,).
-        others: What the rows that were not asked for add together, shape (queries,); zero without `k`.
-        base: The logit at the mean of the database; `base + values.sum(1) + others + residual` are the logits.
-        logits: Logits of the classes asked for, shape (queries,); of a model with one, half of it for either class.
-        residual: What no row can add, as it lies in directions in which no two of them differ; shape (queries,).
-        target: These classes, written as labels are; of a regression the value predicted.
-        exact: Share of the head's weights that training with weight decay on these rows explains: 1 where it was
-            trained so, with a bias that is not decayed, until it converged. The rest is shared out among the rows as
-            evenly as can be, and values are an approximation.
-    """
+class RankedRows(Answers):
+    """Numbers for rows of a database about each query: the larger, the more they matter, for it or against it."""
 
     values: Array
     labels: NDArray[Any]
     size: Array
-    others: Array
-    base: Array
     logits: Array
-    residual: Array
     target: NDArray[Any]
-    exact: float
 
     @property
     def shares(self) -> Array:
-        """The values as shares of all that the rows of the database add and take away."""
+        """The values as shares of the sum of the sizes of all rows of the database."""
         return self.values / np.maximum(self.size, 1e-300)[:, None]
 
     def top(self, k: int = 8) -> NDArray[np.int64]:
-        """The rows that add or take away most, largest first, shape (queries, k)."""
+        """The rows that matter most, for or against, largest first, shape (queries, k)."""
         return np.take_along_axis(self.indices, self._largest(k), 1)
 
     def to_frame(self, k: int = 8) -> Any:
         """One line per query and row, the k that matter most, as a pandas frame, or a polars one."""
-        places = self._largest(k)
-        query, place = np.repeat(np.arange(len(self)), places.shape[1]), places.ravel()
-        found = {
-            "query": query,
-            "index": self.indices[query, place],
-            "label": list(self.labels[query, place]),
-        }
-        found |= {"value": self.values[query, place], "share": self.shares[query, place]}
-        return frame_like(None, found | {"target": self.target[query], "logit": self.logits[query]})
+        columns = self._largest(k)
+        query = np.repeat(np.arange(len(self)), columns.shape[1])
+        column = columns.ravel()
+        return frame_like(
+            None,
+            {
+                "query": query,
+                "index": self.indices[query, column],
+                "label": list(self.labels[query, column]),
+                "value": self.values[query, column],
+                "share": self.shares[query, column],
+                "target": self.target[query],
+                "logit": self.logits[query],
+            },
+        )
 
     def _largest(self, k: int) -> NDArray[np.int64]:
-        return np.argsort(-np.abs(self.values), axis=1, kind="stable")[:, :k].astype(np.int64)
-
-    def __repr__(self) -> str:
-        return f"Influence({len(self)} queries, {self.values.shape[1]} rows, exact to {self.exact:.1%})"
+        order = np.argsort(-np.abs(self.values), axis=1, kind="stable")
+        return order[:, :k].astype(np.int64)
 
 
-def weigh_influence(fitted: Fitted, asked: Rows, target: Any, k: int | None) -> Influence:
-    """Representer values of a linear head: w_c = Σ_i α_ic (z_i − z̄), so that row i adds α_ic (z_i − z̄) · (x − z̄).
-
-    Where w minimises a loss with weight decay λ, α_ic = r_ic / λ, with r what the head has still to learn of row i: its
-    label less its probability (of a head trained by squares, less its logit). 1 / λ is found by least squares from
-    Σ_i r_ic (z_i − z̄) / λ = w_c, and what this leaves of w is written as Σ_i δ_i (z_i − z̄) with the smallest δ.
-    """
-    outcomes = fitted.outcomes
-    if fitted.source.head is None:
-        raise ValueError(
-            "influence needs a linear head on the activations; layers stand between them here."
-        )
-    if not fitted.labelled:
-        raise ValueError("influence needs the labels of the database; pass labels to index.fit.")
-    rows = fitted.backend.take(torch.arange(len(fitted.backend)))
-    weight, bias = fitted.source.head
-    weight, bias = outcomes.per_class(weight.T).T, outcomes.per_class(bias)
-    z = rows.activations.to(torch.float64)
-    mean = z.mean(0)
-    centred, logits = z - mean, z @ weight.T + bias
-    if outcomes.classes is None:
-        truth, learnt = rows.truth[:, None], [logits]
-    else:
-        several = (
-            rows.truth
-            if outcomes.several
-            else torch.nn.functional.one_hot(rows.truth, outcomes.count)
-        )
-        truth, learnt = (
-            several.to(torch.float64),
-            [outcomes.log_probabilities(logits).exp(), logits],
-        )
-    best, exact = torch.zeros_like(logits), 0.0
-    for known in learnt:
-        left = truth - known
-        pull = centred.T @ left  # (width, classes), λ w where the head was trained so
-        scale = float((pull * weight.T).sum() / pull.square().sum().clamp_min(1e-300))
-        share = 1 - float(
-            (scale * pull - weight.T).square().sum() / weight.square().sum().clamp_min(1e-300)
-        )
-        if scale > 0 and share > exact:
-            best, exact = scale * left, share
-    rest = weight.T - centred.T @ best
-    best = best + centred @ (torch.linalg.pinv(centred.T @ centred, hermitian=True) @ rest)
-    if target is not None and outcomes.classes is None:
-        raise ValueError("a regression has no classes; leave target out.")
-    codes, count = asked.predicted, len(rows)
-    if target is not None:
-        codes = replace(outcomes, several=False).encode(
-            np.broadcast_to(np.asarray(target), len(asked)), len(asked)
-        )
-    x = asked.activations.to(torch.float64) - mean
-    base = (weight @ mean + bias)[codes]
-    found = base + (x * weight[codes]).sum(1)
-    parts = []
-    for piece in pieces(len(asked), count, numbers=_MOST_NUMBERS // 4):
-        values = (x[piece] @ centred.T) * best[:, codes[piece]].T
-        totals = values.sum(1), values.abs().sum(1)
-        places = torch.empty(len(values), 0, dtype=torch.long)
-        if k is not None:
-            values, places = values.sort(dim=1, descending=True, stable=True)
-            ends = [*range(min(k, count)), *range(max(k, count - k), count)]
-            values, places = values[:, ends], places[:, ends]
-        parts.append((values, places, *totals))
-    values, places, added, size = (torch.cat(part) for part in zip(*parts, strict=True))
-    indices = places.numpy() if k is not None else np.broadcast_to(np.arange(count), values.shape)
-    labels = outcomes.decode(rows.truth)
-    labels = labels[indices, codes[:, None]] > 0 if outcomes.several else labels[indices]
-    others = torch.zeros(len(asked)) if values.shape[1] == count else added - values.sum(1)
-    said = found.numpy() if outcomes.classes is None else outcomes.classes[codes.numpy()]
-    numbers = {
-        "size": size,
-        "others": others,
-        "base": base,
-        "logits": found,
-        "residual": found - base - added,
-    }
-    columns: dict[str, Any] = {name: one.numpy() for name, one in numbers.items()}
-    return Influence(indices, values.numpy(), labels, target=said, exact=exact, **columns)
+def keep_extremes(values: Tensor, k: int | None) -> tuple[Tensor, Tensor]:
+    """Of each row, the k largest values, largest first, and the k smallest, smallest last, with their columns."""
+    count = values.shape[1]
+    if k is None:
+        return values, torch.arange(count).expand(values.shape)
+    ordered, columns = values.sort(dim=1, descending=True, stable=True)
+    ends = [*range(min(k, count)), *range(max(k, count - k), count)]
+    return ordered[:, ends], columns[:, ends]

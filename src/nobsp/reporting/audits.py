@@ -202,9 +202,10 @@ def influence_for_page(
         "labels": packed_codes(codes),
         "names": shown.tolist(),
         "targets": None if measured else [label_text(one, names) for one in target],
-        "base": known(np.asarray(influence.base)[kept]),
+        # Only where values add up to the logit.
+        "base": known(np.asarray(influence.base)[kept]) if hasattr(influence, "base") else None,
         "logits": known(np.asarray(influence.logits)[kept]),
-        "exact": float(influence.exact),
+        "exact": float(influence.exact) if hasattr(influence, "exact") else None,
     }
 
 

@@ -58,7 +58,8 @@ def report(
         class_names: Names of classes 0, 1, …; the outputs' names when None.
         names: Names of the rows or images, e.g. those of files; positions when None.
         hits: Neighbours of the same rows or images, as an index finds them.
-        influence: Which rows of an index speak for the predictions, as `index.influence` finds them.
+        influence: Which rows of an index speak for the predictions, as `index.influence` or
+            `index.representer_shares` finds them.
         audit: What an audit of the same rows or images found, for a section of its own.
         images: The images that maps or neighbours are about, (n, channels, height, width) or channels last.
         gallery: The images the index was fitted on, for panels of what was found.

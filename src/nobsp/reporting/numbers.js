@@ -102,6 +102,10 @@ function speakers(found, row, side) {
 
 function influenceInWords(found, row) {
   const whose = found.targets ? ["The logit of ", bdi(found.targets[row], "name")] : ["The prediction"];
+  if (!found.base) {
+    return make("p", { className: "quiet" }, ...whose, ` is ${shown(found.logits[row])}. A number says by how much it would be lower`
+      + " had the row been left out of training.");
+  }
   const about = found.exact < 0.995 ? " (an approximation)" : "";
   return make("p", { className: "quiet" }, ...whose, ` is ${shown(found.logits[row])}: ${shown(found.base[row])} at the mean of the index,`
     + ` and what its rows add${about}.`);

@@ -1,0 +1,205 @@
+"""Which training rows a logit rests on: how it would change, had each of them been left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nobsp.neighbors.curvature import (
+    HeadProblem,
+    Loss,
+    find_problem,
+    gradient_left,
+    measure_curvature,
+)
+from nobsp.neighbors.evidence import Outcomes, Rows
+from nobsp.neighbors.result import RankedRows, keep_extremes
+from nobsp.neighbors.search import Fitted, pieces
+
+# Share of the gradient that may be left at the weights of a head that counts as trained on the rows.
+MOST_GRADIENT_LEFT = 0.2
+# The same before the curvature is known, when columns that are correlated make it look larger.
+_CLEARLY_TOO_MUCH = 1.0
+# Numbers of a table of values held at once.
+_MOST_NUMBERS = 1 << 24
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Influence(RankedRows):
+    """How much the logits of some rows would change, had rows of the database been left out of training.
+
+    Attributes:
+        values: How much lower the logit would be without a row, which speaks for the class where that is positive;
+            shape (queries, rows). Of those that were asked for, the most for it first and the most against it last.
+        indices: Positions of these rows in the database, shape (queries, rows).
+        labels: Their labels; where rows may have several classes, whether they are of the class asked for.
+        size: Sum of the sizes of the values of all rows of the database, shape (queries,).
+        logits: Logits of the classes asked for, shape (queries,); of a model with one, half of it for either class.
+        target: These classes, written as labels are; of a regression the value predicted.
+        loss: What the head was trained with, by its gradient: "softmax", "sigmoid" or "squares".
+        weight_decay: λ of Σ loss + λ/2 ‖w‖², which follows from the weights; scikit-learn's 1/C, or Ridge's alpha.
+        gradient: Share of the rows' own gradients that is left at the head's weights: 0 for a head trained on these
+            rows, about 1 for one trained on others.
+    """
+
+    loss: Loss
+    weight_decay: float
+    gradient: float
+
+    def __repr__(self) -> str:
+        rows = self.values.shape[1]
+        return f"Influence({len(self)} queries, {rows} rows, {self.loss}, gradient {self.gradient:.1%})"
+
+
+def leave_out(
+    fitted: Fitted, queries: Rows, target: Any, k: int | None, sample_weight: Any = None
+) -> Influence:
+    """Changes of logits by one Newton step on the loss without each row.
+
+    With H the Hessian of the loss and g_i the gradient of row i, leaving it out moves the weights by H₋ᵢ⁻¹ g_i; H₋ᵢ is
+    H less the row's own curvature, so that one factorisation serves all rows (exactly so for least squares).
+    """
+    rows = labelled_rows(fitted, "influence")
+    outcomes = fitted.outcomes
+    codes = target_codes(outcomes, queries, target)
+    problem = _problem_of(fitted, rows, sample_weight)
+    # Before the Hessian, which takes long: a head that was never near the minimum.
+    _require_trained(problem.relative_descent, at_most=_CLEARLY_TOO_MUCH)
+    curvature = measure_curvature(problem)
+    gradient = gradient_left(problem, curvature)
+    _require_trained(gradient, at_most=MOST_GRADIENT_LEFT)
+
+    is_halved = outcomes.classes is not None and outcomes.outputs == 1
+    sign = torch.where(codes > 0, 0.5, -0.5) if is_halved else torch.ones(len(codes))
+    column = torch.zeros_like(codes) if is_halved else codes
+    residuals = curvature.left_out_residuals()
+    constant = torch.ones(len(queries), 1, dtype=torch.float64)
+    design = torch.cat([queries.activations.to(torch.float64), constant], dim=1)
+
+    n_rows, n_outputs = residuals.shape
+    values_parts = []
+    indices_parts = []
+    size_parts = []
+    for piece in pieces(len(queries), n_rows * n_outputs, numbers=_MOST_NUMBERS):
+        directions = curvature.directions(design[piece], column[piece])
+        moved = torch.einsum("qcj,nj,nc->qn", directions, problem.design, residuals)
+        values = moved * sign[piece, None]
+        size_parts.append(values.abs().sum(1))
+        extremes, columns = keep_extremes(values, k)
+        values_parts.append(extremes)
+        indices_parts.append(columns)
+
+    indices = torch.cat(indices_parts).numpy()
+    logits = (design @ problem.weights).gather(1, column[:, None])[:, 0] * sign
+    return Influence(
+        indices=indices,
+        values=torch.cat(values_parts).numpy(),
+        labels=labels_at(outcomes, rows, indices, codes),
+        size=torch.cat(size_parts).numpy(),
+        logits=logits.numpy(),
+        target=name_targets(outcomes, codes, logits),
+        loss=problem.loss,
+        weight_decay=float(problem.decay[0]),
+        gradient=gradient,
+    )
+
+
+def _require_trained(gradient: float, *, at_most: float) -> None:
+    """An error where the gradient that is left is more than that of a head trained on the rows."""
+    if gradient <= at_most:
+        return
+    raise ValueError(
+        "the head was not trained on the rows and labels of this database: the gradient of its loss there is "
+        f"{gradient:.2g} of the rows' own, and {at_most} at most for a head that was. Fit the index on the head's "
+        "own training rows, or train the head on their activations until it converges."
+    )
+
+
+def _problem_of(fitted: Fitted, rows: Rows, sample_weight: Any) -> HeadProblem:
+    """What the head was trained on, as far as its weights tell."""
+    assert fitted.source.head is not None
+    outcomes = fitted.outcomes
+    weight, bias = fitted.source.head
+    losses: tuple[Loss, ...] = ("squares",)
+    if outcomes.classes is None:
+        weight = weight[outcomes.output : outcomes.output + 1]
+        bias = bias[outcomes.output : outcomes.output + 1]
+        truth = rows.truth[:, None]
+    elif outcomes.several:
+        truth = rows.truth
+        losses = ("sigmoid", "squares")
+    elif outcomes.outputs == 1:
+        truth = rows.truth[:, None]
+        losses = ("sigmoid", "squares")
+    else:
+        truth = torch.nn.functional.one_hot(rows.truth, outcomes.count)
+        losses = ("softmax", "sigmoid", "squares")
+
+    return find_problem(
+        rows.activations.to(torch.float64),
+        weight.to(torch.float64),
+        bias.to(torch.float64),
+        truth.to(torch.float64),
+        losses=losses,
+        sample_weight=_read_weights(sample_weight, len(rows)),
+    )
+
+
+def _read_weights(sample_weight: Any, n_rows: int) -> Tensor:
+    """One weight per row of the database; ones where none are given."""
+    if sample_weight is None:
+        return torch.ones(n_rows, dtype=torch.float64)
+    weights = np.asarray(sample_weight, dtype=np.float64)
+    if weights.shape != (n_rows,):
+        raise ValueError(
+            f"sample_weight must be one weight per row of the database, {n_rows}, found shape {weights.shape}."
+        )
+    if not (np.isfinite(weights).all() and (weights >= 0).all()):
+        raise ValueError("sample_weight must hold finite weights of zero or more.")
+    return torch.from_numpy(weights)
+
+
+def labelled_rows(fitted: Fitted, name: str) -> Rows:
+    """All rows of a database with labels, below a linear head; an error where it is another one."""
+    if fitted.source.head is None:
+        raise ValueError(
+            f"{name} needs a linear head on the activations; there are layers between them here."
+        )
+    if not fitted.labelled:
+        raise ValueError(f"{name} needs the labels of the database; pass labels to index.fit.")
+    return fitted.backend.take(torch.arange(len(fitted.backend)))
+
+
+def target_codes(outcomes: Outcomes, queries: Rows, target: Any) -> Tensor:
+    """Numbers of the classes asked for, one per query; the predicted ones without any."""
+    if target is None:
+        return queries.predicted
+    if outcomes.classes is None:
+        raise ValueError("a regression has no classes; leave target out.")
+    targets = np.broadcast_to(np.asarray(target), len(queries))
+    return replace(outcomes, several=False).encode(targets, len(queries))
+
+
+def labels_at(
+    outcomes: Outcomes, rows: Rows, indices: NDArray[np.int64], codes: Tensor
+) -> NDArray[Any]:
+    """Labels of rows of the database; where there may be several classes, whether they are of the class asked for."""
+    labels = outcomes.decode(rows.truth)
+    if not outcomes.several:
+        chosen: NDArray[Any] = labels[indices]
+        return chosen
+    is_of_class: NDArray[np.bool_] = labels[indices, codes[:, None].numpy()] > 0
+    return is_of_class
+
+
+def name_targets(outcomes: Outcomes, codes: Tensor, logits: Tensor) -> NDArray[Any]:
+    """The classes asked for as labels are written; values of a regression."""
+    if outcomes.classes is None:
+        return logits.numpy()
+    names: NDArray[Any] = outcomes.classes[codes.numpy()]
+    return names
