@@ -54,6 +54,8 @@ class _Curve:
         default_factory=lambda: np.zeros(0)
     )  # what the function is known to be, (points,)
     left_out: int = 0  # levels that are not drawn
+    # value, lower and upper of a missing number, (3, outputs); None where it has no place in the table
+    missing: Array | None = None
 
     @property
     def banded(self) -> bool:
@@ -207,7 +209,19 @@ def _curves(
                 part[here].reshape(each, -1).T[:, outputs] for part in columns
             )
             along = np.arange(len(x), dtype=np.float64) if feature.kind == "levels" else x[:, 0]
-            found[k] = _Curve(feature, along, value, lower, upper, float(functions.baseline[k]))
+            missing = None
+            if feature.kind != "levels" and np.isnan(along[-1]):
+                missing = np.stack([value[-1], lower[-1], upper[-1]])
+                along, value, lower, upper = (part[:-1] for part in (along, value, lower, upper))
+            found[k] = _Curve(
+                feature,
+                along,
+                value,
+                lower,
+                upper,
+                float(functions.baseline[k]),
+                missing=missing,
+            )
     return found
 
 
@@ -270,7 +284,12 @@ def _fewer_levels(curve: _Curve) -> _Curve:
 
 def _limits(made: Sequence[_Curve]) -> tuple[float, float]:
     """Limits that hold the functions where rows are, most of the rest, and a strip for the rows."""
-    needed = np.concatenate([curve.value[curve.covered].ravel() for curve in made])
+    needed = np.concatenate(
+        [
+            *(curve.value[curve.covered].ravel() for curve in made),
+            *(curve.missing[0] for curve in made if curve.missing is not None),
+        ]
+    )
     low, high = float(needed.min(initial=0.0)), float(needed.max(initial=0.0))
     room = _ROOM * (high - low)
     parts = [
@@ -278,6 +297,7 @@ def _limits(made: Sequence[_Curve]) -> tuple[float, float]:
         for curve in made
         for part in (curve.value, curve.lower, curve.upper, curve.truth)
     ]
+    parts += [curve.missing.ravel() for curve in made if curve.missing is not None]
     every = np.append(np.concatenate(parts), [low, high])
     low, high = max(float(np.nanmin(every)), low - room), min(float(np.nanmax(every)), high + room)
     height = (high - low) or 1.0
@@ -303,6 +323,8 @@ def _draw(ax: Axes, curve: _Curve) -> None:
         ax.locator_params(axis="x", nbins=5)
         if curve.dots and len(curve.x) <= 6:
             ax.set_xticks(curve.x)
+        if curve.missing is not None:
+            _draw_missing(ax, curve, beside)
     if len(curve.truth):
         apart = curve.levels or curve.dots
         [line] = ax.plot(
@@ -312,6 +334,33 @@ def _draw(ax: Axes, curve: _Curve) -> None:
         line.set(markersize=4.5, markerfacecolor="none")
     if len(curve.rows):
         _draw_rows(ax, curve)
+
+
+def _draw_missing(ax: Axes, curve: _Curve, beside: float) -> None:
+    """What a missing number contributes, as a dot with its own tick to the right of the function."""
+    assert curve.missing is not None
+    low, high = ax.get_xlim()
+    place = high + 0.06 * (high - low)
+    values, lower, upper = curve.missing
+    for number, value in enumerate(values):
+        whiskers = None
+        if curve.banded:
+            whiskers = np.clip([[value - lower[number]], [upper[number] - value]], 0.0, None)
+        ax.errorbar(
+            [place],
+            [value],
+            yerr=whiskers,
+            fmt=_axes.MARKERS[number],
+            markersize=4.5,
+            elinewidth=1.2,
+            color=_axes.SERIES[number],
+            zorder=3,
+            gid="missing",
+        )
+    ax.axvline(high, color=_axes.FAINT, linewidth=0.8, zorder=0.5)
+    ax.set_xlim(low, place + beside + 0.03 * (high - low))
+    ticks = [tick for tick in ax.get_xticks() if low <= tick <= high]
+    ax.set_xticks([*ticks, place], [*(f"{tick:g}" for tick in ticks), "missing"])
 
 
 def _draw_lines(ax: Axes, curve: _Curve) -> None:

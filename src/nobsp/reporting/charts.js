@@ -109,11 +109,25 @@ function drawCurve(place, term, scale) {
     text: Array.from(support.counts, (count) => counted(count, "row")), textposition: "none", hovertemplate: "%{text}<extra></extra>",
   });
   const margin = (high - low || 1) * (few ? 0.12 : 0.04);
+  // A missing number has a dot of its own to the right of the function.
+  const absent = term.axes[0].missing ? high + 2.5 * margin : null;
+  if (absent !== null) {
+    const value = curveAt(term, null, o), band = away ? away(null) : 0;
+    traces.push({
+      x: [absent], y: [value], mode: "markers", line: {}, marker: { color: colour("accent"), size: 10, symbol: "diamond" },
+      error_y: away ? { ...WHISKER(), array: [band] } : undefined,
+      text: [`missing: <b>${signed(value)}</b>${away ? ` (${shown(value - band)} to ${shown(value + band)})` : ""}`],
+      hovertemplate: "%{text}<extra></extra>",
+    });
+  }
+  const last = absent === null ? high + margin : absent + margin;
+  const label = { x: absent, y: 0, yref: "paper", yanchor: "top", xanchor: "center", text: "missing", showarrow: false, font: { size: 11 } };
   const heights = traces.filter((trace) => trace.type !== "bar" && trace.line.dash !== "dot")
-    .flatMap((trace) => [...trace.y, ...(trace.error_y ? few.flatMap((_, i) => [y[i] + error.array[i], y[i] - error.array[i]]) : [])]);
+    .flatMap((trace) => [...trace.y, ...(trace.error_y ? trace.y.flatMap((v, i) => [v + trace.error_y.array[i], v - trace.error_y.array[i]]) : [])]);
   const bottom = Math.min(0, ...heights), top = Math.max(0, ...heights), air = (top - bottom || 1) * 0.07;
   react(place, traces, {
-    xaxis: { range: [low - margin, high + margin], zeroline: false, anchor: "y2" },
+    xaxis: { range: [low - margin, last], zeroline: false, anchor: "y2" },
+    annotations: absent === null ? [] : [label],
     yaxis: { domain: [0.16, 1], zeroline: true, range: scale || [bottom - air, top + air] },
     yaxis2: { domain: [0, 0.12], visible: false, fixedrange: true },
     bargap: 0, hovermode: "closest",

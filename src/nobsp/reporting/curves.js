@@ -35,6 +35,7 @@ function scaleOf(some) {
     const values = about.levels
       ? about.levels.map((_, i) => contribution(term, { numbers: {}, levels: { [k]: i } })[state.output])
       : Array.from(pointsAlong(term.axes[0].knots, ...about.columns[0].range, 1), (x) => curveAt(term, x, state.output));
+    if (term.axes[0].missing) values.push(curveAt(term, null, state.output));
     low = Math.min(low, ...values); high = Math.max(high, ...values);
   }
   const margin = (high - low || 1) * 0.05;
@@ -45,7 +46,8 @@ function scaleOf(some) {
 function samples(term, count) {
   const o = state.output, k = term.features[0], about = table.features[k];
   if (about.levels) return about.levels.map((name, i) => [name, contribution(term, { numbers: {}, levels: { [k]: i } })[o]]);
-  return Array.from(about.columns[0].few || pointsAlong([], ...about.columns[0].range, count), (x) => [shown(x, 4), curveAt(term, x, o)]);
+  const numbers = Array.from(about.columns[0].few || pointsAlong([], ...about.columns[0].range, count), (x) => [shown(x, 4), curveAt(term, x, o)]);
+  return term.axes[0].missing ? [...numbers, ["missing", curveAt(term, null, o)]] : numbers;
 }
 
 // A function in a sentence, for those who do not see it.

@@ -27,7 +27,7 @@ if (table) {
   for (const part of ["codes", "values"]) if (held.labels?.[part]) held.labels[part] = unpacked(held.labels[part]);
   held.beyond = [...Array(held.count).keys()].map(() => []);
   for (const [k, rows] of Object.entries(held.outside)) rows.forEach((row) => held.beyond[row].push(Number(k)));
-  table.singles.forEach((term) => table.features[term.features[0]].columns?.forEach((about) => { about.few = fewValues(about, term); }));
+  table.singles.forEach((term) => table.features[term.features[0]].columns?.forEach((about) => { about.few = fewValues(about, term); about.missing = Boolean(term.axes[0]?.missing); }));
 }
 
 // The values of a column that has but few, as its knots or many rows tell; null for others.
@@ -53,7 +53,8 @@ function segmentOf(knots, x) {
 const isMissing = (x) => x === null || x === undefined || !Number.isFinite(x);
 
 // A table's values for all outputs at a point {numbers: {column: x}, levels: {feature: position}}, as lookup.py reads it:
-// a function of one number goes on as a straight line, a grid is held at its edges, an unseen level gives zero.
+// a function of one number goes on as a straight line, a grid is held at its edges, an unseen level gives zero, and so does
+// a missing number that has no place in the table.
 function readTable(term, point, values = term.values) {
   const outputs = table.outputs.length, result = new Float64Array(outputs), corners = [];
   let node = 0, stride = values.length / outputs, absent = false, unseen = false;
@@ -75,13 +76,13 @@ function readTable(term, point, values = term.values) {
     node += s * stride;
     corners.push([stride, (x - knots[s]) / (knots[s + 1] - knots[s])]);
   });
-  if (unseen) return result;
+  if (unseen || absent) return result;
   const between = (i, at, o) => {
     if (i === corners.length) return values[at * outputs + o];
     const [step, way] = corners[i], here = between(i + 1, at, o);
     return here + way * (between(i + 1, at + step, o) - here);
   };
-  for (let o = 0; o < outputs; o++) result[o] = absent ? NaN : between(0, node, o);
+  for (let o = 0; o < outputs; o++) result[o] = between(0, node, o);
   return result;
 }
 
@@ -143,7 +144,7 @@ function rounded(value, [low, high]) {
 const columnOf = (column) => table.features.flatMap((feature) => feature.columns || []).find((about) => about.column === Number(column));
 const nearest = (values, x) => values.reduce((best, value) => (Math.abs(value - x) < Math.abs(best - x) ? value : best));
 
-const within = ({ range }, x) => !isMissing(x) && x >= range[0] && x <= range[1];
+const within = ({ range, missing }, x) => (isMissing(x) ? missing : x >= range[0] && x <= range[1]);
 
 // Positions of features outside what was calibrated; of a known row as Python found them.
 function featuresBeyond(point) {

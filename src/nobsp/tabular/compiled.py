@@ -229,6 +229,13 @@ class CompiledExplainer:
         outside = np.zeros((rows, len(self.features)), dtype=bool)
 
         axes = self.level_axes
+        with_missing = {
+            table.features[0]
+            for table in self.tables
+            if len(table.axes) == 1
+            and isinstance(table.axes[0], NumberAxis)
+            and table.axes[0].missing
+        }
 
         def work(start: int) -> None:
             here = slice(start, min(start + _CHUNK_ROWS, rows))
@@ -250,8 +257,15 @@ class CompiledExplainer:
                         columns[column].dtype == np.float32
                     ):  # a float32 copy of calibration rows lies within the range
                         low, high = float(np.float32(low)), float(np.float32(high))
-                    if not (x.min() >= low and x.max() <= high):  # NaN included
-                        outside[here, position] = ~((x >= low) & (x <= high))
+                    if x.min() >= low and x.max() <= high:  # no NaN either
+                        continue
+                    inside = (x >= low) & (x <= high)
+                    if position in with_missing:
+                        inside |= chunk.absent(column)
+                    outside[here, position] = ~inside
+                    # A missing number that has no place in the tables contributes nothing.
+                    unknown = start + np.flatnonzero(np.isnan(x))
+                    values[unknown] = np.nan_to_num(values[unknown], nan=0.0)
 
         starts = range(0, rows, _CHUNK_ROWS)
         if threads == 1 or len(starts) < 2:
@@ -478,7 +492,11 @@ def _drawn_at(
     low, high = feature.ranges[0]
     inside = axis.knots[(axis.knots >= low) & (axis.knots <= high)]
     grid = inside if len(inside) <= _FEW_POINTS else np.linspace(low, high, points)
-    return grid, [""] * len(grid), Chunk({axis.column: grid}, slice(0, len(grid)))
+    labels = [""] * len(grid)
+    if axis.missing:
+        grid = np.append(grid, np.nan)
+        labels.append("missing")
+    return grid, labels, Chunk({axis.column: grid}, slice(0, len(grid)))
 
 
 def function_of(

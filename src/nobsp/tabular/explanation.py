@@ -204,8 +204,14 @@ class Explanation:
     def top(self, k: int) -> Explanation:
         """The `k` terms with the largest mean absolute contribution; the others are counted in the residual."""
         require_whole_number("k", k, least=0)
-        sizes = np.abs(self.values).mean((0, 2)) if len(self) else np.zeros(len(self.terms))
+        sizes = self._mean_sizes()
         return self[:, np.sort(np.argsort(-sizes, kind="stable")[:k])]
+
+    def _mean_sizes(self) -> Array:
+        """Per term its mean absolute contribution, over the rows where it is known."""
+        known = np.isfinite(self.values)
+        sizes = np.where(known, np.abs(self.values), 0.0).sum((0, 2))
+        return np.asarray(sizes / np.maximum(known.sum((0, 2)), 1))
 
     def order(self, size: int) -> Explanation:
         """Only terms of `size` features: 1 for main effects, 2 for pairs; the others are counted in the residual."""
@@ -327,7 +333,8 @@ class Explanation:
         return f"Explanation({counts}{share}{f'; strongest: {strongest}' if strongest else ''})"
 
     def _repr_html_(self) -> str:
-        left = np.abs(self.residual).mean() if len(self) else np.nan
+        known_residuals = np.abs(self.residual[np.isfinite(self.residual)])
+        left = known_residuals.mean() if len(known_residuals) else np.nan
         sizes = [
             *((html.escape(name), size) for name, size in self._strongest(10)),
             ("<i>residual</i>", left),
@@ -346,7 +353,7 @@ class Explanation:
     def _strongest(self, count: int) -> list[tuple[str, float]]:
         if len(self) == 0:
             return []
-        sizes = np.abs(self.values).mean((0, 2))
+        sizes = self._mean_sizes()
         return [
             (term_name(self.terms[i]), float(sizes[i]))
             for i in np.argsort(-sizes, kind="stable")[:count]

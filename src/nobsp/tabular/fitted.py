@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +130,7 @@ class Fitted:
         source = self.source(X, batch_size, strict=False)
         finite = torch.zeros(source.columns, dtype=torch.bool)
         seen = 0
+        answered = 0
         with progress_bar(
             enabled=progress, description="explaining", unit=" rows", total=source.rows
         ) as bar:
@@ -137,9 +139,12 @@ class Fitted:
                     rows.isfinite().any(0) if rows.is_floating_point() else torch.ones_like(finite)
                 )
                 seen += len(rows)
-                yield self._account(rows, native, represent, batch_size, values)
+                account = self._account(rows, native, represent, batch_size, values)
+                answered += int(account.outputs.isfinite().all(1).sum())
+                yield account
                 bar.update(len(rows))
-        if seen and not bool(finite.all()):
+        # A model that takes missing numbers may answer for a column of nothing else.
+        if seen and not answered and not bool(finite.all()):
             column = int((~finite).nonzero()[0])
             names = self.columns.names if self.adapted.encode is None else None
             called = repr(names[column]) if names else str(column)
@@ -171,6 +176,7 @@ class Fitted:
         z, ran = self._run(rows, whole, torch.from_numpy(outside.any(1)), represent)
         outputs = torch.full((count, self.readout.outputs), torch.nan, dtype=torch.float64)
         outputs[ran] = self.readout.logits(z[ran]).cpu()
+        outputs[~outputs.isfinite().all(1)] = torch.nan
         values = None
         if wanted:
             values = self._values(tables, rows, whole, ran, represent, batch_size)
@@ -231,7 +237,20 @@ class Fitted:
                         attempt(part)
 
         attempt(whole.nonzero().flatten())
+        for alike in self._alike_in_what_is_missing(rows, ~whole):
+            with suppress(Exception):  # most models do not take them
+                answers = represent(as_model_takes(rows[alike], self.readout))
+                z[alike] = answers.to("cpu", torch.float64)
+                ran[alike] = True
         return z, ran
+
+    def _alike_in_what_is_missing(self, rows: Tensor, incomplete: Tensor) -> list[Tensor]:
+        """Rows with missing numbers, those that lack the same columns together: a model takes all of them or none."""
+        if self.readout.integer or not bool(incomplete.any()):
+            return []
+        positions = incomplete.nonzero().flatten()
+        patterns, member = torch.unique(rows[positions].isfinite(), dim=0, return_inverse=True)
+        return [positions[member == number] for number in range(len(patterns))]
 
     def _values(
         self,
@@ -258,9 +277,9 @@ class Fitted:
         # Rows that the model refuses as a whole have such terms too, held where it answers.
         inputs = as_model_takes(rows[whole], self.readout)
         for term in estimate.direct:
-            values[whole, estimate.terms.index(term.term)] = term(
-                represent, inputs, batch_size=batch_size
-            )
+            position = estimate.terms.index(term.term)
+            values[:, position] = 0.0  # of a missing number; the residual has the rest
+            values[whole, position] = term(represent, inputs, batch_size=batch_size)
         return values
 
     def _add_unseen(

@@ -274,6 +274,11 @@ class Chunk:
             self._numbers[position] = numbers
         return self._numbers[position]
 
+    def absent(self, position: int) -> NDArray[np.bool_]:
+        """Which numbers of a column are missing; infinite ones are not."""
+        missing: NDArray[np.bool_] = np.isnan(self._numeric(position).astype(np.float64))
+        return missing
+
     def places(self, axis: LevelAxis) -> tuple[Places, bool]:
         """Positions of a category's levels; the number of levels for one not among them, and whether there is any."""
         if axis.columns not in self._places:  # a category has the same levels in all of its terms

@@ -1,0 +1,107 @@
+"""Missing numbers: known where they were calibrated, and in the residual where they were not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from nobsp import NObSP, plots
+from tests.tolerances import SINGLE, SUMS, assert_same_to_rounding
+
+Array = NDArray[np.float64]
+GENERATOR = np.random.default_rng(0)
+COMPLETE = GENERATOR.normal(size=(900, 3))
+WITH_GAPS = np.where(GENERATOR.random(COMPLETE.shape) < 0.1, np.nan, COMPLETE)
+
+
+def answer(X: Array) -> Array:
+    """A model that takes missing numbers: the first counts as five."""
+    first: Array = np.where(np.isnan(X[:, 0]), 5.0, 3.0 * X[:, 0])
+    return first + np.nan_to_num(X[:, 1]) * np.nan_to_num(X[:, 2])
+
+
+def boosted() -> Any:
+    """Trees that were trained on rows with gaps."""
+    xgb = pytest.importorskip("xgboost", reason="XGBoost is not installed")
+    return xgb.XGBRegressor(n_estimators=30, max_depth=4, n_jobs=1).fit(
+        WITH_GAPS, answer(WITH_GAPS)
+    )
+
+
+def test_a_calibrated_missing_number_is_inside() -> None:
+    explanation = NObSP(answer).fit(WITH_GAPS)(WITH_GAPS)
+
+    assert not explanation.outside.any()
+    assert explanation.explained()[0] > 0.98
+
+
+def test_an_infinite_number_is_outside_although_missing_ones_were_calibrated() -> None:
+    explainer = NObSP(answer).fit(WITH_GAPS)
+    rows = COMPLETE[:3].copy()
+    rows[1, 0] = np.inf
+
+    assert explainer.compile()(rows).outside[1].tolist() == [True, False, False]
+
+
+def test_curves_have_a_row_for_a_missing_number() -> None:
+    curves = NObSP(answer).fit(WITH_GAPS).curves()
+    row = curves[(curves["feature"] == "x0") & (curves["level"] == "missing")]
+
+    assert len(row) == 1
+    assert np.isnan(row["x"]).all()
+    known = answer(np.array([[np.nan, 0.0, 0.0]]))[0] - answer(WITH_GAPS).mean()
+    assert float(row["value"].iloc[0]) == pytest.approx(known, abs=0.1)
+    assert float(row["lower"].iloc[0]) <= float(row["value"].iloc[0])
+
+
+def test_without_missing_numbers_curves_have_none() -> None:
+    curves = NObSP(answer).fit(COMPLETE).curves()
+
+    assert np.isfinite(curves["x"]).all()
+
+
+def test_a_missing_number_has_a_dot_beside_its_curve() -> None:
+    axes = plots.curves(NObSP(answer).fit(WITH_GAPS), "x0")
+
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels[-1] == "missing"
+    axes.figure.clf()
+
+
+def test_a_missing_number_that_nobody_calibrated_is_in_the_residual() -> None:
+    model = boosted()
+    explainer = NObSP(model).fit(COMPLETE)
+    gaps = np.isnan(WITH_GAPS)
+
+    explanation = explainer(WITH_GAPS)
+
+    assert_same_to_rounding(explanation.predictions[:, 0], model.predict(WITH_GAPS), within=SINGLE)
+    total = explanation.base_values + explanation.values.sum(1) + explanation.residual
+    assert_same_to_rounding(total, explanation.predictions, within=SUMS)
+    mains = [explanation.terms.index((f"x{k}",)) for k in range(3)]
+    np.testing.assert_array_equal(explanation.values[:, mains, 0][gaps], 0.0)
+    np.testing.assert_array_equal(explanation.outside[gaps], True)
+
+
+def test_a_row_of_nothing_but_missing_numbers_has_its_prediction() -> None:
+    model = boosted()
+    nothing = np.full((1, 3), np.nan)
+
+    explanation = NObSP(model).fit(COMPLETE)(nothing)
+
+    assert_same_to_rounding(explanation.predictions[:, 0], model.predict(nothing), within=SINGLE)
+
+
+def test_one_missing_number_changes_no_ranking() -> None:
+    explainer = NObSP(answer).fit(COMPLETE)
+    rows = COMPLETE[:100].copy()
+    rows[7, 0] = np.nan
+
+    explanation = explainer(rows)
+
+    assert explanation.top(1).terms == (("x0",),)
+    assert "strongest: x0" in repr(explanation)
+    assert explanation.top(2).terms == explainer(COMPLETE[:100]).top(2).terms
