@@ -113,7 +113,8 @@ def _judge(
     if must_refuse:
         return defect(text, "taken, though it has no meaning here")
     problem = find_problem(result)
-    if problem and not (told and problem == "NaN in the result"):
+    expected = told or target.may_be_nan
+    if problem and not (expected and problem == "NaN in the result"):
         return defect(text, problem)
     return right(text)
 
@@ -121,14 +122,7 @@ def _judge(
 def find_problem(result: Any, depth: int = 0) -> str | None:
     """What is wrong with a result: numbers that are none, an account that does not add up; None if nothing is."""
     if isinstance(result, nobsp.Explanation):
-        account = result.base_values + result.values.sum(1) + result.residual
-        size = max(1.0, float(np.abs(result.predictions).max(initial=0.0)))
-        size = max(size, float(np.abs(result.values).max(initial=0.0)))
-        if not np.isfinite(account).all():
-            return "NaN in the result"
-        if np.abs(account - result.predictions).max(initial=0.0) > ACCOUNT * size:
-            return "the account does not add up"
-        return None
+        return _find_wrong_account(result)
     if isinstance(result, torch.Tensor):
         result = result.detach().cpu().float().numpy()
     if isinstance(result, np.ndarray):
@@ -148,6 +142,24 @@ def find_problem(result: Any, depth: int = 0) -> str | None:
         return _first_problem(list(result), depth)
     if isinstance(result, dict):
         return _first_problem(list(result.values()), depth)
+    return None
+
+
+def _find_wrong_account(explanation: Any) -> str | None:
+    """What is wrong with an account; rows outside of the calibrated range are flagged, so their NaN is told."""
+    inside = ~explanation.outside.any(axis=1)
+    values = explanation.values[inside]
+    if not np.isfinite(values).all():
+        return "NaN in the result"
+    predictions = explanation.predictions[inside]
+    if np.isnan(explanation.predictions).all():
+        return None  # functions without their model say nothing of predictions
+    account = explanation.base_values + values.sum(1) + explanation.residual[inside]
+    if not np.isfinite(account).all():
+        return "NaN in the result"
+    size = max(1.0, np.abs(predictions).max(initial=0.0), np.abs(values).max(initial=0.0))
+    if np.abs(account - predictions).max(initial=0.0) > ACCOUNT * size:
+        return "the account does not add up"
     return None
 
 

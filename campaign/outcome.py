@@ -66,14 +66,19 @@ def judge_error(case: str, error: BaseException, names: Iterable[str]) -> Outcom
     return defect(case, f"{fault}: {describe(error)}")
 
 
-def find_fault(error: BaseException, names: Iterable[str]) -> str | None:
-    """What is wrong with an error as a message to whoever made the mistake; None if nothing is."""
+def find_fault(
+    error: BaseException, names: Iterable[str], *, may_quote: bool = False
+) -> str | None:
+    """What is wrong with an error as a message to whoever made the mistake; None if nothing is.
+
+    `may_quote` allows the interpreter's own texts, quoted as the reason why a file is damaged.
+    """
     if not isinstance(error, MEANT):
         return "an accident"
     if not raised_on_purpose(error):
         return "raised deep inside"
     message = str(error)
-    if ACCIDENTS.search(message):
+    if not may_quote and ACCIDENTS.search(message):
         return "a text of the interpreter"
     if not any(re.search(rf"(?<!\w){re.escape(name)}", message) for name in names):
         return "does not name the argument"

@@ -27,6 +27,9 @@ class Target:
     call: Callable[[World, Path, Arguments], Any]
     # other names under which an error may speak of what is wrong
     also: tuple[str, ...] = ("model", "X")
+    may_be_nan: bool = (
+        False  # whether NaN is an answer: of a gap in what was asked, of a score not asked for
+    )
 
 
 def _explain_with(world: World, *, model: Any = None, rows: Any = None, **options: Any) -> Any:
@@ -279,7 +282,8 @@ TARGETS: tuple[Target, ...] = (
         "NObSP.function",
         {"term": "name", "output": "name", "values": "array"},
         _function,
-        also=("model", "X", "term", "age", "feature"),
+        also=("model", "X", "term", "age", "feature", "output"),
+        may_be_nan=True,
     ),
     Target("NObSP.merge", {"other": "object"}, _merge),
     Target(
@@ -519,6 +523,7 @@ TARGETS: tuple[Target, ...] = (
         {"contributions": "array", "truth": "array", "outputs": "array"},
         _metric("function_reproduction", lambda w: {"contributions": w.X, "truth": w.X}),
         also=("contributions", "truth", "outputs"),
+        may_be_nan=True,
     ),
     Target(
         "metrics.gini_sparseness",

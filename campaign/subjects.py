@@ -129,8 +129,8 @@ def fingerprint(value: Any) -> str:
 
 def _add(digest: Any, value: Any) -> None:
     if isinstance(value, torch.Tensor):
-        detached = value.detach().cpu().contiguous()
-        if detached.layout == torch.strided and detached.device.type == "cpu":
+        if value.layout == torch.strided and value.device.type == "cpu":
+            detached = value.detach().contiguous()
             digest.update(repr((detached.dtype, tuple(detached.shape))).encode())
             if detached.numel():
                 digest.update(detached.flatten().view(torch.uint8).numpy().tobytes())

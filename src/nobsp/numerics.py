@@ -21,8 +21,8 @@ def as_numpy(values: ArrayLike) -> AnyArray:
         return np.asarray(values)
 
     tensor = values.detach().cpu()
-    if "bfloat16" in str(tensor.dtype):
-        # numpy has no such type.
+    if "bfloat16" in str(tensor.dtype) or "float8" in str(tensor.dtype):
+        # numpy has no such types.
         tensor = tensor.float()
     return np.asarray(tensor)
 

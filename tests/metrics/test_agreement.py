@@ -146,7 +146,7 @@ def test_an_explanation_that_never_changes_has_an_error_but_no_correlation() -> 
         ({"classes": [1, 2]}, "one class for each of the 40 rows"),
         ({"max_pairs": 0}, "max_pairs must be .* found 0"),
         ({"max_rows": 1}, "max_rows must be .* found 1"),
-        ({"distance_percentile": 101}, "from 0 to 100"),
+        ({"distance_percentile": 101}, "between 0 and 100"),
         ({"groups": {"a": [0]}}, "column"),
     ],
 )

@@ -54,7 +54,7 @@ def test_a_ridge_that_is_not_a_number_is_refused_by_name(value: object) -> None:
 
 
 def test_an_unknown_scale_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="ridge scale"):
+    with pytest.raises(ValueError, match="ridge_scale"):
         Ridge(1.0, "relativ")  # type: ignore[arg-type]
 
 

@@ -387,7 +387,7 @@ def test_outputs_that_overflow_are_named(table):
         (
             {"output_names": "ab"},
             TypeError,
-            "output_names must be a list of names, found the string 'ab'",
+            "output_names must be a list of names, found 'ab'",
         ),
         ({"head": "tail"}, ValueError, "head='tail' is not in the model"),
         ({"batch_size": 0}, ValueError, "batch_size must be a whole number of at least 1, found 0"),

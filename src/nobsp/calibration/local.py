@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
+from nobsp.arguments import require_number
 from nobsp.calibration.checkpoint import Checkpoint, Tracker
 from nobsp.network.progress import with_progress
 
@@ -62,8 +63,7 @@ class Local:
         *,
         memory: int | str = "4GiB",
     ) -> None:
-        if isinstance(every, bool | str) or not 0 <= every < float("inf"):
-            raise ValueError(f"every must be a number of seconds, found {every!r}.")
+        require_number("every", every, least=0)
         self.checkpoint, self.every, self.memory = checkpoint, float(every), parse_bytes(memory)
 
     @contextmanager

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.spatial.distance import pdist
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, IntArray
+from nobsp.arguments import quote, require_number
 from nobsp.messages import require_whole_number
 from nobsp.metrics.arrays import Groups, as_array, is_constant, pearson, require_rows, undefined
 from nobsp.network.inputs import resolve_features
@@ -125,11 +126,9 @@ def find_pairs(
     require_rows(rows, "X", least=2)
     require_whole_number("max_pairs", max_pairs)
     require_whole_number("max_rows", max_rows, least=2)
-    if not 0 <= distance_percentile <= 100:
-        raise ValueError(
-            f"distance_percentile is {distance_percentile}; pass a number from 0 to 100."
-        )
-    features = resolve_features(groups, columns=rows.shape[1], names=None)
+    require_number("distance_percentile", distance_percentile, least=0, most=100)
+    require_whole_number("seed", seed, least=0)
+    features = resolve_features(groups, argument="groups", columns=rows.shape[1], names=None)
     labels = _labels_of(classes, len(rows))
 
     rng = np.random.default_rng(seed)
@@ -223,6 +222,8 @@ def delta_agreement(attributions: ArrayLike, outputs: ArrayLike, pairs: Pairs) -
     """
     assigned = as_array(attributions, "attributions", ndim=(2,))
     values = as_array(outputs, "outputs", ndim=(1,))
+    if not isinstance(pairs, Pairs):
+        raise TypeError(f"pairs must be what find_pairs(X) gives, found {quote(pairs)}.")
     features = len(pairs.feature_names)
     if assigned.shape != (pairs.rows, features) or len(values) != pairs.rows:
         raise ValueError(

@@ -17,6 +17,7 @@ from scipy import stats
 from torch import nn
 
 from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, IntArray
+from nobsp.arguments import numbers_of
 from nobsp.messages import require_whole_number
 from nobsp.network.inference import device_and_dtype, evaluation_mode, unwrap
 from nobsp.numerics import as_numpy
@@ -44,7 +45,7 @@ def as_array(
     dtype: DTypeLike | None = np.float64,
 ) -> AnyArray:
     """An array of finite numbers from anything numpy understands, or a tensor on any device."""
-    array = np.asarray(as_numpy(values), dtype=dtype)
+    array = numbers_of(values, name=name, dtype=dtype)
     if ndim and array.ndim not in ndim:
         wanted = " or ".join(map(str, ndim))
         raise ValueError(f"{name} should have {wanted} dimensions, found the shape {array.shape}.")

@@ -200,7 +200,8 @@ def _patch_for(shape: tuple[int, ...], patch: int | None) -> int:
     side = min(shape[2:])
     if patch is None:
         return next(size for least, size in _PATCH_SIZES if side >= least)
-    if not 1 <= patch <= side:
+    require_whole_number("patch", patch)
+    if patch > side:
         raise ValueError(
             f"patch is {patch} but images are {shape[2]} by {shape[3]} pixels; pass 1 to {side}."
         )

@@ -71,7 +71,7 @@ def removal_effects(
     rows = as_array(X, "X", ndim=(2,))
     columns = rows.shape[1]
     reference = _baseline_row(baseline, columns)
-    features = resolve_features(groups, columns=columns, names=None).columns
+    features = resolve_features(groups, argument="groups", columns=columns, names=None).columns
 
     effects = np.empty((len(rows), len(features)))
     with running(model, batch_size=batch_size) as run:
@@ -135,6 +135,8 @@ def attribution_faithfulness(
 
 def _add_groups(attributions: FloatArray, groups: Groups) -> FloatArray:
     """Attributions of columns added up to those of features."""
-    features = resolve_features(groups, columns=attributions.shape[1], names=None)
+    features = resolve_features(
+        groups, argument="groups", columns=attributions.shape[1], names=None
+    )
     sums = [attributions[:, list(members)].sum(axis=1) for members in features.columns]
     return np.column_stack(sums)

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp.arguments import require_parts
 from nobsp.neighbors.evidence import Rows
 from nobsp.neighbors.search import Fitted, Space, pieces, spaced, unit_length
 from nobsp.vision.removal import log_odds
@@ -570,6 +571,9 @@ def joint_confidence(
     signals: dict[str, Array], agreed: Array, right: Flags | None, joint: Any
 ) -> tuple[Array, Literal["cross-validated", "given", "fixed"], Any]:
     """Joint confidence by a regression fitted before, by one fitted here, or by the fixed rule."""
+    if joint is not None:
+        wanted = "audit.joint_model or another classifier with predict_proba"
+        require_parts("joint", joint, ("predict_proba",), wanted=wanted)
     if joint is not None and signals:
         return joint.predict_proba(np.column_stack(list(signals.values())))[:, 1], "given", joint
     # Fewer right or wrong predictions than two in each fold tell nothing.

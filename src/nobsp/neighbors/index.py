@@ -15,6 +15,7 @@ from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
 from nobsp._messages import require_whole_number
+from nobsp.arguments import require_choice, require_number
 from nobsp.calibration.local import parse_bytes
 from nobsp.neighbors.backends import Milvus, Usearch, indexed_spaces, load, make_backend, save
 from nobsp.neighbors.evidence import (
@@ -332,8 +333,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 though not each with each.
             X: Other rows, to be compared with those of the database; None for these among themselves.
         """
-        if isinstance(threshold, bool | str) or not 0 <= threshold < 2:
-            raise ValueError(f"threshold must lie between 0 and 2, found {threshold!r}.")
+        require_number("threshold", threshold, least=0, below=2)
         require_whole_number("k", k)
         fitted, own = self._fitted, X is None
         if own and len(self) == 1:  # which has no others
@@ -475,9 +475,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _validate(self) -> None:
         """Options are checked when they are used, as `set_params` may have changed them."""
         for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                known = " or ".join(map(repr, choices))
-                raise ValueError(f"{name} must be {known}, found {getattr(self, name)!r}.")
+            require_choice(name, getattr(self, name), choices)
         _backend_options(self.backend)
 
     def _read_labelled(

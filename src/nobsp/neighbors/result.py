@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp._messages import join_names, require_whole_number
+from nobsp.arguments import require_choice, require_parts
 from nobsp.neighbors.evidence import label_array
 from nobsp.neighbors.search import Fitted, spaced
 from nobsp.tabular.explanation import frame_like
@@ -136,7 +137,8 @@ class Neighbors(Answers):
 
     def nearest(self, k: int) -> Neighbors:
         """The same with only the k nearest of the neighbours."""
-        if not 1 <= k <= self.k:
+        require_whole_number("k", k)
+        if k > self.k:
             raise ValueError(f"k must lie between 1 and {self.k}, found {k!r}.")
         names = ("indices", "distances", "labels", "residuals")
         kept: dict[str, Any] = {
@@ -384,8 +386,8 @@ def select(
         [np.int64(0), np.int64(1), np.int64(2), np.int64(3)]
     """
     require_whole_number("n", n)
-    if by not in ("coverage", "uncertainty", "both"):
-        raise ValueError(f'by must be "coverage", "uncertainty" or "both", found {by!r}.')
+    require_choice("by", by, ("coverage", "uncertainty", "both"))
+    require_parts("index", index, ("_fitted",), wanted="a fitted ContributionIndex")
     count, fitted = len(index), index._fitted
     given = np.asarray([] if labelled is None else labelled)
     if given.size and given.dtype.kind not in "iu":

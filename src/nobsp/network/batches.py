@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from nobsp._messages import as_numpy, join_names, matched, require_whole_number
+from nobsp.arguments import refuse_masked, refuse_overflow
 
 Encode = Callable[[Any], "np.ndarray[Any, Any]"]
 
@@ -126,7 +127,7 @@ def open_stream(X: Any, argument: str) -> tuple[Any, Callable[[], Iterator[Any]]
             f"{argument} is a Dataset; pass torch.utils.data.DataLoader({argument}, batch_size=...)."
         )
     if (
-        isinstance(X, str | bytes | Mapping)
+        isinstance(X, str | bytes | Mapping | type)
         or type(X).__name__ == "Series"
         or not hasattr(X, "__iter__")
     ):
@@ -195,6 +196,7 @@ class _Reader:
 
     def table_of(self, X: Any, argument: str, columns: Sequence[str] | None) -> _Table | None:
         """`X` as a table, or None if it is not one."""
+        refuse_masked(X, name=argument)
         numeric = self.encode is None
         if isinstance(X, Tensor | np.ndarray):
             if X.ndim != 2:
@@ -306,6 +308,7 @@ def _array_table(X: np.ndarray[Any, Any], argument: str, *, numeric: bool) -> _T
             raise TypeError(
                 f"{argument}[:, {column}] is not numeric ({failure}); encode it first."
             ) from failure
+    refuse_overflow(X, name=argument)
     kind = (
         np.float32
         if X.dtype.kind == "b" or (X.dtype.kind == "f" and X.dtype.itemsize <= 4)

@@ -55,15 +55,19 @@ class Features:
 
 
 def resolve_features(
-    features: Sequence[str] | Mapping[str, Any] | None, *, columns: int, names: Sequence[str] | None
+    features: Sequence[str] | Mapping[str, Any] | None,
+    *,
+    columns: int,
+    names: Sequence[str] | None,
+    argument: str = "features",
 ) -> Features:
-    """What the caller calls a feature, as columns."""
+    """What the caller calls a feature, as columns; `argument` is what the caller knows it as."""
     if features is None:
         features = [f"x{i}" for i in range(columns)] if names is None else names
     if isinstance(features, str) or not isinstance(features, Iterable):
         what = "the string " if isinstance(features, str) else ""
         raise TypeError(
-            f"features must be a list of names or a dictionary, found {what}{features!r}."
+            f"{argument} must be a list of names or a dictionary, found {what}{features!r}."
         )
     if not isinstance(features, Mapping):
         listed = list(features)
@@ -72,7 +76,7 @@ def resolve_features(
                 "pass one name per column, or a dictionary of names and their columns to group them"
             )
             raise ValueError(
-                f"features has {len(listed)} names but the data has {columns} columns; {hint}."
+                f"{argument} has {len(listed)} names but the data has {columns} columns; {hint}."
             )
         pairs: Iterable[tuple[Any, Any]] = zip(listed, range(columns), strict=True)
     else:
@@ -80,8 +84,8 @@ def resolve_features(
     groups: dict[str, tuple[int, ...]] = {}
     for key, given in pairs:
         if str(key) in groups:
-            raise ValueError(f"features has the name {str(key)!r} twice; names must differ.")
-        groups[str(key)] = _columns(key, given, columns, names)
+            raise ValueError(f"{argument} has the name {str(key)!r} twice; names must differ.")
+        groups[str(key)] = _columns(key, given, columns, names, argument)
     called = (
         [str(column) for column in range(columns)]
         if names is None
@@ -92,13 +96,13 @@ def resolve_features(
         for column in group:
             if column in owner:
                 both = f"both {owner[column]!r} and {name!r}; a column belongs to one feature"
-                raise ValueError(f"features puts column {called[column]} into {both}.")
+                raise ValueError(f"{argument} puts column {called[column]} into {both}.")
             owner[column] = name
     left = [called[column] for column in range(columns) if column not in owner]
     if left:
         more = " and others" if len(left) > 5 else ""
         raise ValueError(
-            f"features leaves out column {', '.join(left[:5])}{more}; every column must belong to one."
+            f"{argument} leaves out column {', '.join(left[:5])}{more}; every column must belong to one."
         )
     return Features(tuple(groups), tuple(groups.values()))
 
@@ -190,9 +194,11 @@ def _numbers(argument: str, given: Any) -> Tensor:
     return vector
 
 
-def _columns(name: Any, given: Any, columns: int, names: Sequence[str] | None) -> tuple[int, ...]:
+def _columns(
+    name: Any, given: Any, columns: int, names: Sequence[str] | None, argument: str
+) -> tuple[int, ...]:
     """Columns of one feature, given by position or name."""
-    where = f"features[{name!r}]"
+    where = f"{argument}[{name!r}]"
     if not isinstance(given, str | int | np.integer | Iterable):
         raise TypeError(f"{where} must be a column or a list of columns, found {given!r}.")
     members = [given] if isinstance(given, str | int | np.integer) else list(given)

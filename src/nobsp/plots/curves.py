@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import count, join_names, require_whole_number
+from nobsp.arguments import quote, require_mapping
 from nobsp.plots import _axes, _lookup
 from nobsp.plots._axes import (
     NORMAL,
@@ -131,6 +132,7 @@ def curves(
         raise ValueError(
             f"output must be chosen among {join_names(names)}; {len(outputs)} cannot be distinguished."
         )
+    require_mapping("truth", truth, wanted="functions by feature")
     if truth and len(outputs) > 1:
         raise ValueError(f"truth is that of one output; choose it among {join_names(names)}.")
     known = {
@@ -143,7 +145,7 @@ def curves(
         sizes = functions.importances["total"][:, outputs].sum(1)
         chosen = sorted(found, key=lambda k: (-sizes[k], k))[:max_display]
     else:
-        wanted = [features] if single else list(features)[:max_display]
+        wanted = [features] if single else _listed(features)[:max_display]
         chosen = [output_position(one, functions.feature_names, "feature") for one in wanted]
         for k in chosen:
             if k not in found:
@@ -482,3 +484,10 @@ def _draw_legend(
         ax.figure.legend(*zip(*entries, strict=True), frameon=False, fontsize=SMALL, **place)
     elif len(outputs) > 1 or truth:
         ax.legend(*zip(*entries, strict=True), frameon=False, fontsize=SMALL)
+
+
+def _listed(features: Any) -> list[Any]:
+    """Several features, as they were passed."""
+    if isinstance(features, type | bytes | Mapping) or not isinstance(features, Iterable):
+        raise TypeError(f"features must be a name, a position or a list, found {quote(features)}.")
+    return list(features)

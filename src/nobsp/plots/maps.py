@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import as_numpy, percent, require_whole_number
+from nobsp.arguments import names_of, require_choice, require_number
 from nobsp.plots import _axes
 from nobsp.plots._axes import NORMAL, SMALL, Axes, bare, get_axes, get_panels, tidy
 from nobsp.plots._lookup import Array
@@ -77,12 +78,10 @@ def cam_grid(
         )
     if kinds is None:
         kinds = [maps.kind] if maps.kind != "contrast" else ["contrast", "account"]
-    kinds = [kinds] if isinstance(kinds, str) else list(kinds)
+    kinds = [kinds] if isinstance(kinds, str) else list(names_of("kinds", kinds))
     for kind in kinds:
-        if kind not in KINDS:
-            raise ValueError(f"kinds must be of {', '.join(map(repr, KINDS))}, found {kind!r}.")
-    if not 0 <= opacity <= 1:
-        raise ValueError(f"opacity must lie between 0 and 1, found {opacity!r}.")
+        require_choice("kinds", kind, KINDS)
+    require_number("opacity", opacity, least=0, most=1)
     targets = [maps]
     if maps.target.ndim == 2:
         targets = [maps.of_target(place) for place in range(maps.target.shape[1])]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import as_numpy, frame_of, percent, require_whole_number, suggest
+from nobsp.arguments import quote
 from nobsp.plots import _axes, _lookup
 from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, get_panels, new_figure
 from nobsp.plots._lookup import Array
@@ -141,6 +142,8 @@ def _neighbours(
             raise TypeError(
                 f"hits_{name} must be neighbours as index.query(X) returns them, found {found}."
             )
+    if isinstance(row, bool) or not isinstance(row, int | np.integer):
+        raise TypeError(f"row must be a position, found {quote(row)}.")
     if not -len(hits.indices) <= row < len(hits.indices):
         raise ValueError(f"row is {row}, but hits_{name} has {len(hits.indices)} queries.")
     space = getattr(hits, "space", name)

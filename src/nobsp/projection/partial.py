@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from nobsp.arguments import require_choice
 from nobsp.projection.moments import Moments
 
 EPSILON = torch.finfo(torch.float64).eps
@@ -52,8 +53,7 @@ class Ridge:
             raise TypeError(f"ridge must be a number, found {type(self.value).__name__}.")
         if not math.isfinite(self.value) or self.value < 0:
             raise ValueError(f"ridge must be finite and not negative, found {self.value}.")
-        if self.scale not in ("relative", "absolute"):
-            raise ValueError(f'ridge scale must be "relative" or "absolute", found {self.scale!r}.')
+        require_choice("ridge_scale", self.scale, ("relative", "absolute"))
 
     def amount(self, gram: Tensor, *, size: int | None = None) -> float:
         """The λ to add to the diagonal of `gram`."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import count
+from nobsp.arguments import require_parts
 from nobsp.reporting.packing import Names, known, packed, packed_codes
 
 # By how much they ask for a look; a row that is of several kinds stands with the first of them.
@@ -27,6 +28,8 @@ def audit_for_page(
     audit: Any, *, rows: int, names: Names, classes: Sequence[str]
 ) -> dict[str, Any]:
     """The rows that were flagged, with everything that was found about them."""
+    parts = ("predicted", "suggested", "reasons", "joint", "confidence", *KINDS)
+    require_parts("audit", audit, parts, wanted="what nobsp.audit(index) gives")
     if len(audit.predicted) != rows:
         raise ValueError(
             f"audit is of {len(audit.predicted)} rows but there are {rows}; audit the same ones."
@@ -129,6 +132,7 @@ def hits_for_page(
     hits: Any, kept: NDArray[np.intp], *, rows: int, names: Sequence[str]
 ) -> dict[str, Any]:
     """Neighbours of some rows; of `hits` only `indices` and `distances` are needed, the rest is shown where it is."""
+    require_parts("hits", hits, ("indices", "distances"), wanted="what index.query(X) gives")
     indices = np.asarray(hits.indices)
     if indices.ndim != 2 or len(indices) != rows:
         raise ValueError(
@@ -176,6 +180,8 @@ def influence_for_page(
     """The rows of an index that speak most for some predictions, most first, and against them, most last."""
     if influence is None:
         return None
+    parts = ("indices", "shares", "target", "base", "logits", "exact")
+    require_parts("influence", influence, parts, wanted="what index.influence(X) gives")
     if len(influence.values) != rows:
         raise ValueError(
             f"influence is of {len(influence.values)} rows but there are {rows}; ask about the same ones."

@@ -13,6 +13,7 @@ from typing import Any
 
 import nobsp
 from nobsp._messages import count as count_of
+from nobsp.arguments import names_of, require_mapping, require_text
 from nobsp.reporting.audits import KINDS, audit_for_page
 from nobsp.reporting.packing import embedded
 from nobsp.serialization import check_path, replacing
@@ -82,6 +83,11 @@ def report(
         'report.html'
     """
     target = check_path(path)
+    require_text("title", title)
+    require_text("about", about)
+    require_mapping("truth", truth, wanted="functions by feature")
+    if class_names is not None:
+        class_names = names_of("class_names", class_names)
     if hasattr(subject, "matrix") and hasattr(
         subject, "pairs"
     ):  # classes that are confused: maps of their examples
@@ -97,7 +103,7 @@ def report(
         else subject
     )
     if names is not None:
-        names = [str(name) for name in names]
+        names = names_of("names", names)
         if len(names) != count:
             raise ValueError(f"names must be one per row, {count}, found {len(names)}.")
     data: dict[str, Any] = {

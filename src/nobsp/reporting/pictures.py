@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import count as counted
+from nobsp.arguments import numbers_of, refuse_masked
 from nobsp.reporting.audits import hits_for_page, influence_for_page
 from nobsp.reporting.packing import (
     Fact,
@@ -156,6 +157,9 @@ def _chosen(
     images: Any, kept: NDArray[Any], count: int | None, argument: str
 ) -> NDArray[np.float32]:
     """Some images as (n, height, width, 3) from 0 to 1; whole data sets are not converted for a few."""
+    refuse_masked(images, name=argument)
+    if not hasattr(images, "shape"):
+        images = numbers_of(images, name=argument, dtype=None)
     shape = tuple(images.shape)
     if len(shape) != 4 or (count is not None and shape[0] != count):
         expected = f"{'' if count is None else f'{count} '}images, (n, channels, height, width) or channels last"

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp._messages import as_numpy, is_missing, matched, suggest
+from nobsp.arguments import numbers_of, require_number
 from nobsp.calibration import Run
 from nobsp.calibration.local import Fold, is_ray
 from nobsp.calibration.ray import RayRows, RayRun, first_batch
@@ -359,8 +360,7 @@ def suggest_features(X: Any, *, correlation: float = 0.9) -> dict[str, list[Any]
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
 
-    if isinstance(correlation, str) or not 0 < correlation <= 1:
-        raise ValueError(f"correlation must lie between 0 and 1, found {correlation!r}.")
+    require_number("correlation", correlation, above=0, most=1)
     if len(getattr(X, "shape", ())) != 2 or not X.shape[0]:
         raise TypeError(
             f"X must be an array, a tensor or a frame with rows, found {getattr(X, 'shape', type(X))}."
@@ -461,8 +461,8 @@ def repeat_rows(X: Any, sample_weight: Any, *, several: bool) -> tuple[Any, int,
     inputs = X if several and isinstance(X, Mapping | tuple | list) else (X,)
     parts = tuple(inputs.values() if isinstance(inputs, Mapping) else inputs)
     count_in_memory(X, several=several, argument="sample_weight")
-    given = sample_weight.detach().cpu() if isinstance(sample_weight, Tensor) else sample_weight
-    rows, weight = int(parts[0].shape[0]), np.asarray(given, dtype=np.float64)
+    rows = int(parts[0].shape[0])
+    weight = numbers_of(sample_weight, name="sample_weight")
     if weight.shape != (rows,) or any(part.shape[0] != rows for part in parts):
         raise ValueError(
             f"sample_weight has the shape {weight.shape}; pass one weight for each of the {rows} rows."

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from nobsp import serialization
 from nobsp._messages import as_numpy, count, matched, require_whole_number, suggest
+from nobsp.arguments import numbers_of, require_choice, require_number
 from nobsp.base import Finding, describe_findings, is_healthy
 from nobsp.tabular.explanation import Explanation, Term, as_table, output_position, term_name
 from nobsp.tabular.lookup import Array, Chunk, Feature, LevelAxis, NumberAxis, TermTable, value_rows
@@ -194,7 +195,7 @@ class CompiledExplainer:
         columns, rows = self.read_columns(X)
         given = np.full((rows, len(self.output_names)), np.nan)
         if predictions is not None:
-            found = np.array(as_numpy(predictions), dtype=np.float64)
+            found = numbers_of(predictions, name="predictions").copy()
             if found.size != given.size or found.ndim > 2 or found.shape[:1] != (rows,):
                 raise ValueError(f"predictions must have shape {given.shape}, found {found.shape}.")
             given = found.reshape(given.shape)
@@ -342,8 +343,7 @@ class CompiledExplainer:
     def curves(self, points: int = 200, *, level: float = 0.9) -> Any:
         """Every feature's function with its band, as a tidy table; see `NObSP.curves`."""
         require_whole_number("points", points, least=2)
-        if isinstance(level, str) or not 0 < level < 1:
-            raise ValueError(f"level must lie between 0 and 1, found {level!r}.")
+        require_number("level", level, above=0, below=1)
         spreads = self.with_spreads().spreads
         width = NormalDist().inv_cdf(0.5 + level / 2)
         found: list[dict[str, Any]] = []
@@ -376,8 +376,7 @@ class CompiledExplainer:
 
     def importance(self, kind: Literal["total", "main"] = "total") -> Any:
         """Mean absolute contribution of each feature over calibration rows; see `NObSP.importance`."""
-        if kind not in ("main", "total"):
-            raise ValueError(f'kind must be "main" or "total", found {kind!r}.')
+        require_choice("kind", kind, ("main", "total"))
         sizes = self.importances[kind]
         order = np.argsort(-sizes.sum(1), kind="stable")
         outputs = len(self.output_names)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from nobsp._messages import require_whole_number
+from nobsp.arguments import quote
 from nobsp.base import Explainer, Finding, Plots, sort_findings
 from nobsp.calibration import Engine, choose_engine
 from nobsp.calibration.ray import RayRun
@@ -150,6 +151,8 @@ class NObSP(Explainer):
         with choose_engine(engine, X).start(CHECKPOINTED) as run:
             # In here, so that other processes learn of an error.
             options = Options.of(self.get_params(deep=False))
+            if like is not None:
+                _require_explainer("like", like)
             known = None if like is None else like._fitted
             if like is not None:
                 options.require_alike(Options.of(like.get_params(deep=False)))
@@ -244,6 +247,7 @@ class NObSP(Explainer):
         Functions are fitted anew on both samples of rows. As published, sums are added up: baseline, terms and bases
         must then be the same, which `fit(X, like=explainer)` takes care of.
         """
+        _require_explainer("other", other)
         mine, theirs = self._fitted, other._fitted
         for argument, used in (
             ("sample_weight", mine.weighted or theirs.weighted),
@@ -619,3 +623,9 @@ class NObSP(Explainer):
 def _sampled(codes: Codes, options: Options) -> NDArray[np.intp]:
     """Which rows are in the sample that functions are fitted on."""
     return sampled_positions(len(codes), options.batch_size)
+
+
+def _require_explainer(name: str, value: object) -> None:
+    """Raises a TypeError for whatever is not an `NObSP`."""
+    if not isinstance(value, NObSP):
+        raise TypeError(f"{name} must be a calibrated NObSP, found {quote(value)}.")

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._messages import count, frame_of, free_name, join_names, require_whole_number, suggest
+from nobsp.arguments import require_choice
 from nobsp.base import Plots
 
 Array = NDArray[np.float64]
@@ -118,6 +119,7 @@ class Explanation:
         Args:
             link: "softmax", "sigmoid" or "exp"; the model's own by default.
         """
+        require_choice("link", link, (None, "softmax", "log_softmax", "sigmoid", "exp"))
         known = link or getattr(self.explainer, "link", None)
         known = "softmax" if known == "log_softmax" else known
         if self.scale != "output":
@@ -215,6 +217,7 @@ class Explanation:
 
     def order(self, size: int) -> Explanation:
         """Only terms of `size` features: 1 for main effects, 2 for pairs; the others are counted in the residual."""
+        require_whole_number("size", size)
         return self[:, [len(term) == size for term in self.terms]] if self.terms else self
 
     def __add__(self, other: Explanation) -> Explanation:

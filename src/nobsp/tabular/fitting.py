@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nobsp._messages import number_outputs
+from nobsp.arguments import names_of, require_choice
 from nobsp.base import Finding, sort_findings
 from nobsp.network.adapted import Adapted
 from nobsp.network.inference import use_threads
@@ -66,8 +67,7 @@ class Options:
         del kept["model"]
         reference, wanted, rows = kept["reference"], kept["interactions"], kept["background"]
         ridge, scale = kept.pop("ridge"), kept.pop("ridge_scale")
-        if reference not in ("terms", "complement"):
-            raise ValueError(f'reference must be "terms" or "complement", found {reference!r}.')
+        require_choice("reference", reference, ("terms", "complement"))
         if isinstance(wanted, str) and wanted != "auto":
             raise ValueError(
                 f'interactions must be a number, "auto" or a list of pairs, found {wanted!r}.'
@@ -92,8 +92,7 @@ class Options:
             )
         if isinstance(ridge, str) and ridge != "auto":
             raise ValueError(f'ridge must be a number or "auto", found {ridge!r}.')
-        if scale not in ("relative", "absolute"):
-            raise ValueError(f'ridge_scale must be "relative" or "absolute", found {scale!r}.')
+        require_choice("ridge_scale", scale, ("relative", "absolute"))
         if scale == "absolute" and (reference == "terms" or ridge == "auto"):
             raise ValueError(
                 'ridge_scale="absolute" needs reference="complement" and a number for ridge like 1e-4.'
@@ -152,9 +151,7 @@ def names_of_outputs(
         return (
             tuple(known) if known is not None and len(known) == outputs else number_outputs(outputs)
         )
-    if isinstance(given, str):
-        raise TypeError(f"output_names must be a list of names, found the string {given!r}.")
-    named = tuple(str(name) for name in given)
+    named = names_of("output_names", given)
     if len(named) != outputs:
         raise ValueError(
             f"output_names has {len(named)} names but the model has {outputs} outputs."

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from nobsp import serialization
 from nobsp._messages import number_outputs, require_whole_number
+from nobsp.arguments import names_of, require_choice
 from nobsp.base import Explainer
 from nobsp.calibration import Engine, choose_engine
 from nobsp.network.evidence import (
@@ -179,9 +180,8 @@ class NObSPCam(Explainer):
             names = (
                 number_outputs(feature_map.outputs)
                 if self.output_names is None
-                else self.output_names
+                else names_of("output_names", self.output_names)
             )
-            names = tuple(str(name) for name in names)
             if len(names) != feature_map.outputs:
                 found = f"{len(names)} names but the model has {feature_map.outputs} classes"
                 raise ValueError(f"output_names has {found}.")
@@ -241,10 +241,8 @@ class NObSPCam(Explainer):
             "link": (None, "softmax", "sigmoid"),
             "kind": KINDS,
         }
-        for name, values in known.items():
-            if getattr(self, name) not in values:
-                said = ", ".join("None" if value is None else f'"{value}"' for value in values)
-                raise ValueError(f"{name} must be one of {said}, found {getattr(self, name)!r}.")
+        for name, choices in known.items():
+            require_choice(name, getattr(self, name), choices)
         require_whole_number("points", 1 if self.points is None else self.points)
         return Ridge(self.ridge, self.ridge_scale)
 
@@ -666,7 +664,7 @@ def explain_images(
         >>> maps.contrast.shape, maps.reference
         ((6, 14, 14), 'the mean of these 6 images')
     """
-    if not isinstance(images, Tensor | np.ndarray) and iter(images) is images:
+    if isinstance(images, Iterator):
         images = list(images)  # they are read twice
     cam = NObSPCam(model, **options).fit(images)
     maps = cam(images, target, against=against, scale=scale)

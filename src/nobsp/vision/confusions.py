@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp._messages import require_whole_number
+from nobsp.arguments import quote, require_parts
 from nobsp.vision.cam import NObSPCam
 from nobsp.vision.images import images_of
 from nobsp.vision.maps import ActivationMaps
@@ -119,6 +120,7 @@ def confusions(
     """
     for argument, wanted in (("pairs", pairs), ("examples", examples)):
         require_whole_number(argument, wanted)
+    require_parts("cam", cam, ("_read_evidence",), wanted="a calibrated NObSPCam")
     names = cam.output_names_
     if len(names) < 2:
         raise ValueError(
@@ -161,6 +163,8 @@ def confusions(
 def _batches(images: Any, labels: Any, batch_size: int) -> Iterator[tuple[Tensor, Any]]:
     """Images with their labels, from two places or from one."""
     if labels is None:
+        if isinstance(images, type) or not isinstance(images, Iterable):
+            raise TypeError(f"images must be batches of images and labels, found {quote(images)}.")
         for given in images:
             if not isinstance(given, tuple | list) or len(given) < 2:
                 raise ValueError(
@@ -168,6 +172,8 @@ def _batches(images: Any, labels: Any, batch_size: int) -> Iterator[tuple[Tensor
                 )
             yield next(iter(images_of([given[0]], batch_size=len(given[0])))), given[1]
         return
+    if isinstance(labels, str | bytes | type) or not hasattr(labels, "__getitem__"):
+        raise TypeError(f"labels must hold one class per image, found {quote(labels)}.")
     start = 0
     for batch in images_of(images, batch_size=batch_size):
         yield batch, labels[start : start + len(batch)]

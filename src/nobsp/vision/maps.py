@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nobsp._messages import require_whole_number
+from nobsp.arguments import numbers_of, require_choice, require_number
 
 Array = NDArray[np.float64]
 Kind = Literal["contrast", "account", "positive", "negative", "signed"]
@@ -98,6 +99,7 @@ class ActivationMaps:
 
     def caption(self, kind: str | None = None) -> str:
         """What a map shows, in a few words; of that which is shown where none is named when `kind` is None."""
+        require_choice("kind", kind, (None, *KINDS))
         kind = kind or self.kind
         if kind == "contrast" and self.against is None and self.scale == "logit":
             return "account against the other classes"
@@ -130,7 +132,7 @@ class ActivationMaps:
         """
         axes = len(self.locations)
         shape: Any = (size,) * axes if isinstance(size, int | np.integer) else size
-        if len(shape) != axes:
+        if not isinstance(shape, tuple | list) or len(shape) != axes:
             raise ValueError(f"size must be one or {axes} positive whole numbers, found {size!r}.")
         for side in shape:
             require_whole_number("size", side)
@@ -163,9 +165,8 @@ class ActivationMaps:
         Returns:
             Shape (n, height, width, 3), red, green and blue from 0 to 1.
         """
+        require_choice("kind", kind, (None, *KINDS))
         kind = kind or self.kind
-        if kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, found {kind!r}.")
         if self.target.ndim != 1:
             raise ValueError(
                 "these maps are for several targets per image; choose one first, maps.of_target(0)."
@@ -198,8 +199,7 @@ def lay_over(
     maps: Array, images: Any, *, kind: str, opacity: float, mean: Any, std: Any
 ) -> NDArray[np.float32]:
     """Images (n, height, width, 3) with maps (n, h, w) laid over them in colour."""
-    if not 0 <= opacity <= 1:
-        raise ValueError(f"opacity must lie between 0 and 1, found {opacity!r}.")
+    require_number("opacity", opacity, least=0, most=1)
     if maps.ndim != 3:
         use = "use nobsp.plots.signal or nobsp.plots.words, or slices of maps.account"
         raise ValueError(
@@ -239,11 +239,7 @@ def colour_maps(maps: Array, *, kind: str) -> tuple[Array, Array]:
 
 def pictures_of(images: Any, count: int, *, mean: Any = None, std: Any = None) -> Array:
     """Images as (n, height, width, 3) from 0 to 1, their normalisation undone where it is given."""
-    if isinstance(images, Tensor):
-        images = (
-            images.detach().cpu().double() if images.is_floating_point() else images.cpu()
-        )  # numpy has no bfloat16
-    array = np.asarray(images)
+    array = numbers_of(images, name="images", dtype=None)
     if array.ndim != 4 or len(array) != count:
         raise ValueError(
             f"images has shape {array.shape}; expected {count} images, (n, channels, height, width)."
@@ -255,7 +251,7 @@ def pictures_of(images: Any, count: int, *, mean: Any = None, std: Any = None) -
     scaled = array.astype(np.float64) / (255.0 if array.dtype.kind in "iu" else 1.0)
     if mean is not None or std is not None:
         given = {"mean": 0.0 if mean is None else mean, "std": 1.0 if std is None else std}
-        shift, factor = (np.asarray(one, dtype=np.float64).ravel() for one in given.values())
+        shift, factor = (numbers_of(given[name], name=name).ravel() for name in ("mean", "std"))
         for name, values in zip(given, (shift, factor), strict=True):
             if len(values) not in (1, array.shape[3]):
                 raise ValueError(

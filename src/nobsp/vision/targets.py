@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from nobsp.arguments import require_choice
+
 Against = int | str | Literal["runner-up", "others", "mean"] | None
 Scale = Literal["logit", "probability"]
 
@@ -110,8 +112,7 @@ class Targets:
 
     def __post_init__(self) -> None:
         against = self.rival
-        if self.scale not in ("logit", "probability"):
-            raise ValueError(f'scale must be "logit" or "probability", found {self.scale!r}.')
+        require_choice("scale", self.scale, ("logit", "probability"))
         if self.scale == "probability" and against is not None:
             raise ValueError(
                 f'scale="probability" has all other classes in it already; leave against={against!r} out.'

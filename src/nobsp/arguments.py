@@ -1,0 +1,175 @@
+"""Checks of what callers pass, each with an error that names the argument, what was found, and what to pass instead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nobsp.numerics import as_numpy
+
+# The largest whole number that batches of whole numbers can hold; larger ones would turn negative.
+LARGEST_INTEGER = 2**63 - 1
+# Characters of a value that are quoted in an error.
+_MOST_QUOTED = 60
+
+
+def quote(value: object) -> str:
+    """A value as Python writes it, cut where it is long; the type alone where writing it fails."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - whatever a caller's own class does when it is printed
+        return f"a {type(value).__name__}"
+    if len(text) <= _MOST_QUOTED:
+        return text
+    return f"{text[:_MOST_QUOTED]}... ({type(value).__name__})"
+
+
+def require_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """Raises a ValueError for whatever is not one of a few texts, or None where that is among them."""
+    plain = value is None or isinstance(value, str)
+    if plain and value in choices:
+        return
+    known = [f'"{choice}"' if isinstance(choice, str) else repr(choice) for choice in choices]
+    listed = " or ".join([", ".join(known[:-1]), known[-1]] if len(known) > 1 else known)
+    raise ValueError(f"{name} must be {listed}, found {quote(value)}.")
+
+
+def require_number(
+    name: str,
+    value: object,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+) -> float:
+    """A finite real number between two bounds; `above` and `below` are outside of the range, the others in it.
+
+    Example:
+        >>> require_number("share", 0.5, least=0, most=1)
+        0.5
+    """
+    is_number = isinstance(value, int | float | np.integer | np.floating)
+    if isinstance(value, bool) or not is_number:
+        raise TypeError(f"{name} must be a number, found {quote(value)}.")
+    try:
+        number = float(value)  # type: ignore[arg-type]  # of the types above
+    except OverflowError:
+        number = float("inf")
+    fits = (
+        np.isfinite(number)
+        and (above is None or number > above)
+        and (least is None or number >= least)
+        and (most is None or number <= most)
+        and (below is None or number < below)
+    )
+    if not fits:
+        low = above if least is None else least
+        high = below if most is None else most
+        raise ValueError(f"{name} must {_range(low, high)}, found {quote(value)}.")
+    return number
+
+
+def _range(low: float | None, high: float | None) -> str:
+    """A range in words."""
+    if low is None and high is None:
+        return "be finite"
+    if high is None:
+        return f"be finite and not below {low:g}"
+    if low is None:
+        return f"be finite and not above {high:g}"
+    return f"lie between {low:g} and {high:g}"
+
+
+def require_flag(name: str, value: object) -> None:
+    """Raises a TypeError for whatever is neither true nor false."""
+    if not isinstance(value, bool | np.bool_ | int | None):
+        raise TypeError(f"{name} must be True or False, found {quote(value)}.")
+
+
+def require_text(name: str, value: object) -> None:
+    """Raises a TypeError for whatever is neither a text nor None."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{name} must be a text, found {quote(value)}.")
+
+
+def require_parts(name: str, value: object, parts: Iterable[str], *, wanted: str) -> None:
+    """Raises a TypeError for an object that lacks an attribute; `wanted` says what to pass."""
+    for part in parts:
+        if isinstance(value, type) or not hasattr(value, part):
+            raise TypeError(f"{name} must be {wanted}, found {quote(value)}.")
+
+
+def require_mapping(name: str, value: object, *, wanted: str) -> None:
+    """Raises a TypeError for whatever is neither a dictionary nor None."""
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be {wanted}, found {quote(value)}.")
+
+
+def names_of(name: str, values: object) -> tuple[str, ...]:
+    """Names from a list, a tuple or an array, as texts."""
+    single = isinstance(values, str | bytes | Mapping | type) or getattr(values, "ndim", 1) != 1
+    if single or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a list of names, found {quote(values)}.")
+    return tuple(str(value) for value in values)
+
+
+def path_of(path: object, *, name: str = "path") -> Path:
+    """A path from a text or a path object.
+
+    Raises:
+        TypeError: If it is neither.
+        ValueError: If no file can have that name.
+    """
+    if isinstance(path, bytes) or not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{name} must be a text or a pathlib.Path, found {quote(path)}.")
+    text = os.fspath(path)
+    if isinstance(text, bytes) or not text or "\0" in text:
+        raise ValueError(f"{name} must be the name of a file, found {quote(path)}.")
+    found = Path(text)
+    # What file systems take; asking them would need a folder that is there.
+    if any(len(os.fsencode(part)) > 255 for part in found.parts):
+        raise ValueError(f"{name} has a part that is longer than 255 bytes: {quote(path)}.")
+    return found
+
+
+def numbers_of(values: Any, *, name: str, dtype: Any = np.float64) -> NDArray[Any]:
+    """An array of real numbers from anything numpy understands, or from a tensor on any device.
+
+    Raises:
+        TypeError: If it holds something else, such as texts, dates, complex numbers or a mask.
+        ValueError: If its rows have different lengths.
+    """
+    refuse_masked(values, name=name)
+    if isinstance(values, type) or callable(values):
+        raise TypeError(f"{name} must be numbers, found {quote(values)}.")
+    try:
+        array = as_numpy(values)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as failure:
+        raise ValueError(f"{name} is not an array of numbers: {failure}.") from failure
+    if array.dtype.kind in "cmMSUV":
+        raise TypeError(f"{name} must be real numbers, found dtype {array.dtype}.")
+    try:
+        return np.asarray(array, dtype=dtype if array.dtype.kind != "O" else np.float64)
+    except (TypeError, ValueError, OverflowError) as failure:
+        raise TypeError(f"{name} must be real numbers, found {quote(values)}.") from failure
+
+
+def refuse_masked(values: object, *, name: str) -> None:
+    """Raises a TypeError for an array of numpy with a mask, which other libraries would ignore."""
+    if isinstance(values, np.ma.MaskedArray):
+        hint = f"pass {name}.filled(np.nan) for missing values, or {name}.data for all of them"
+        raise TypeError(f"{name} is a masked array; {hint}.")
+
+
+def refuse_overflow(values: NDArray[Any], *, name: str) -> None:
+    """Raises a ValueError for unsigned numbers that would turn negative as signed ones."""
+    if values.dtype == np.uint64 and values.size and int(values.max()) > LARGEST_INTEGER:
+        raise ValueError(
+            f"{name} has whole numbers above {LARGEST_INTEGER}; pass {name}.astype(float) instead."
+        )
