@@ -79,11 +79,14 @@ class Mortal(nn.Module):
     def __init__(self, inner: nn.Module, notice: Path, *, call: int) -> None:
         super().__init__()
         self.inner, self.notice, self.call = inner, str(notice), call
-        self.home, self.calls_away = os.getpid(), 0
+        self.home = os.getpid()
+        # In a list, which all that stand for this module share.
+        self.calls_away: list[None] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls_away += os.getpid() != self.home
-        if self.calls_away == self.call and not os.path.exists(self.notice):
+        if os.getpid() != self.home:
+            self.calls_away.append(None)
+        if len(self.calls_away) == self.call and not os.path.exists(self.notice):
             Path(self.notice).write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
         return self.inner(x)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.network import Readout
-from nobsp.network.readout import NoHeadError
+from nobsp.network.determinism import NotAFunctionError
 from tests.tolerances import SINGLE, assert_all_same_to_rounding, assert_same_to_rounding
 
 
@@ -145,7 +145,7 @@ def test_a_bias_of_one_number_may_be_a_slice_of_others() -> None:
     assert Readout.find(model, rows()).fingerprint() == before
 
 
-def test_a_model_that_answers_otherwise_the_next_time_has_no_head() -> None:
+def test_a_model_that_answers_otherwise_the_next_time_is_refused() -> None:
     class Drifting(Residual):
         def __init__(self) -> None:
             super().__init__()
@@ -156,7 +156,7 @@ def test_a_model_that_answers_otherwise_the_next_time_has_no_head() -> None:
             return self.head(self.enter(x) * self.runs)
 
     model = Drifting()
-    with pytest.raises(NoHeadError, match="difference"):
+    with pytest.raises(NotAFunctionError, match="not deterministic"):
         Readout.find(model, rows())
     assert float(model.runs) == 1
 

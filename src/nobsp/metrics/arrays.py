@@ -19,7 +19,8 @@ from torch import nn
 from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, IntArray
 from nobsp.arguments import numbers_of
 from nobsp.messages import require_whole_number
-from nobsp.network.inference import device_and_dtype, evaluation_mode, unwrap
+from nobsp.network.inference import device_and_dtype, evaluation_mode
+from nobsp.network.wrappers import unwrap
 from nobsp.numerics import as_numpy
 
 Array = NDArray[np.float64]

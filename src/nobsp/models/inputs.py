@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nobsp._messages import as_numpy, matched
 from nobsp.models.coded import Coded, Runs, linear
 from nobsp.network.adapted import Adapted, MixedColumnsError, grouping_rows
-from nobsp.network.inference import device_and_dtype, evaluation_mode, unwrap
+from nobsp.network.inference import device_and_dtype, evaluation_mode
+from nobsp.network.wrappers import unwrap
 
 _OPENED = "nobsp.as_module(model, rows)"
 # Rows that show whether an input is looked up as token ids are, and of which kinds that may be.

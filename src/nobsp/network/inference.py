@@ -3,129 +3,31 @@
 from __future__ import annotations
 
 import copy
-import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import local
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nobsp._messages import suggest
+from nobsp.network.visit import Side, Visit
+from nobsp.network.wrappers import unwrap
 
 T = TypeVar("T")
 
 
-def is_compiled(part: nn.Module) -> bool:
-    """Whether `part` came out of `torch.compile`; asked without loading the compiler, which is slow."""
-    compiler = sys.modules.get("torch._dynamo.eval_frame")
-    return compiler is not None and isinstance(part, compiler.OptimizedModule)
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside `torch.compile` and parallel wrappers: those do not run the hooks of the original."""
-    while True:
-        if is_compiled(model):
-            model = cast(nn.Module, model._orig_mod)
-        elif isinstance(model, DataParallel | DistributedDataParallel):
-            model = model.module
-        else:
-            return model
-
-
-@dataclass
-class _Stay:
-    """What has to be put back once the last visitor of a submodule has gone."""
-
-    part: nn.Module
-    training: bool
-    buffers: dict[
-        str, tuple[Tensor | None, Tensor | None]
-    ]  # name -> the tensor itself, a copy of its values
-    visitors: int = 0
-
-    def leave(self) -> None:
-        self.visitors -= 1
-        if self.visitors:
-            return
-        part = _stays.pop(id(self.part)).part
-        part.training = self.training
-        for name in part._buffers.keys() - self.buffers.keys():
-            del part._buffers[name]
-        for name, (tensor, values) in self.buffers.items():
-            part._buffers[name] = tensor
-            if tensor is not None and values is not None and not torch.equal(tensor, values):
-                with torch.no_grad():
-                    tensor.copy_(values)
-
-
-# By identity and only while somebody visits; a stay keeps its module alive, so ids are not reused.
-_stays: dict[int, _Stay] = {}
-_door = threading.Lock()
-
-
 @contextmanager
-def evaluation_mode(
-    module: nn.Module, *, gradients: bool = False
-) -> Iterator[Callable[[Tensor], Any]]:
-    """Hands out what runs the model in evaluation mode; every submodule gets its own flag and buffers back.
+def evaluation_mode(module: nn.Module, *, gradients: bool = False) -> Iterator[Visit]:
+    """Hands out what runs the model in evaluation mode; the model itself is left as it is.
 
-    Visits may nest and overlap in threads: the first notes the state, the last restores it. `gradients` builds graphs.
+    Visits may nest and overlap in threads. `gradients` builds graphs.
     """
-    parts = list(module.modules())
-    compiled = any(is_compiled(part) or part._compiled_call_impl is not None for part in parts)
-    with _door:
-        for part in parts:
-            if id(part) not in _stays:
-                own = part._buffers.items()
-                kept = {
-                    name: (one, None if one is None else one.detach().clone()) for name, one in own
-                }
-                _stays[id(part)] = _Stay(part, part.training, kept)
-            _stays[id(part)].visitors += 1
-            # Not part.eval(): user code may override train() with side effects (merging adapters, say).
-            part.training = False
-
-    def run(x: Tensor) -> Any:
-        # A compiled part would not call hooks registered after it was compiled.
-        if compiled and not hasattr(torch.compiler, "set_stance"):
-            raise TypeError(
-                "model is compiled, which needs torch 2.6 or newer; pass the original module."
-            )
-        eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-        with (
-            torch.set_grad_enabled(gradients),
-            torch.autocast(device_type=x.device.type, enabled=False),
-            eager,
-            _untouched_generators(x.device),
-        ):
-            return module(x)
-
-    try:
-        yield run
-    finally:
-        with _door:
-            for part in parts:
-                _stays[id(part)].leave()
-
-
-@contextmanager
-def _untouched_generators(device: torch.device) -> Iterator[None]:
-    """Undo what a forward pass drew, and only then: other threads may be drawing too."""
-    cpu = torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    try:
-        yield
-    finally:
-        if not torch.equal(cpu, torch.get_rng_state()):
-            torch.set_rng_state(cpu)
-        if cuda is not None and not torch.equal(cuda, torch.cuda.get_rng_state(device)):
-            torch.cuda.set_rng_state(cuda, device)
+    yield Visit(module, gradients=gradients)
 
 
 def device_and_dtype(module: nn.Module) -> tuple[torch.device, torch.dtype]:
@@ -137,28 +39,52 @@ def device_and_dtype(module: nn.Module) -> tuple[torch.device, torch.dtype]:
     return (tensors[0].device if tensors else torch.device("cpu")), torch.get_default_dtype()
 
 
-@contextmanager
-def moved_to(module: nn.Module, device: torch.device | str | None) -> Iterator[torch.device]:
-    """Holds the model on another device where one is asked for, and hands out which; it is brought back."""
-    home, _ = device_and_dtype(module)
-    away = home if device is None else torch.device(device)
-    if away != home:
-        module.to(away)
+def checked_device(device: torch.device | str | int | None, home: torch.device) -> torch.device:
+    """The device that `device=` names, or where the model is; an error where it cannot run anything."""
+    if device is None:
+        return home
     try:
-        yield away
-    finally:
-        if away != home:
-            module.to(home)
+        away = torch.device(device)
+    except (RuntimeError, TypeError) as failure:
+        raise ValueError(f"device={device!r} is not the name of a device ({failure}).") from failure
+
+    if away.type == "meta":
+        raise ValueError('device="meta" holds no numbers; name a device that can compute.')
+    accelerator = getattr(torch, away.type, None)
+    available = getattr(accelerator, "is_available", None)
+    if away.type != "cpu" and available is not None and not available():
+        raise ValueError(
+            f"device={str(device)!r} is not available here; pass device=None or 'cpu'."
+        )
+    if away.type == "cuda" and (away.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ValueError(f"device={str(device)!r} does not exist: this machine has {count}.")
+
+    # "cuda" without a number means the one that is current: where the model is there, it stays.
+    same_kind = away.type == home.type and away.index is None
+    return home if same_kind else away
 
 
-def portable(model: T, module: nn.Module) -> T:
-    """What holds a module, with that on the CPU, in a copy where it is elsewhere: a worker may not have that GPU."""
-    if all(tensor.device.type == "cpu" for tensor in (*module.parameters(), *module.buffers())):
-        return model
+def copied_to(holder: T, module: nn.Module, device: torch.device) -> T:
+    """A copy of what holds a module, with the module's copy on another device; the module itself is not moved."""
     memo: dict[int, Any] = {}
-    other = copy.deepcopy(model, memo)
-    memo[id(module)].to("cpu")
+    try:
+        other = copy.deepcopy(holder, memo)
+    except Exception as failure:
+        raise ValueError(
+            f"device={str(device)!r} needs a copy of the model, which cannot be copied ({failure}); move the model "
+            "yourself, model.to(device), and leave device out."
+        ) from failure
+    memo[id(module)].to(device)
     return other
+
+
+def portable(holder: T, module: nn.Module) -> T:
+    """What holds a module, with that on the CPU, in a copy where it is elsewhere: a worker may not have that GPU."""
+    tensors = (*module.parameters(), *module.buffers())
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return holder
+    return copied_to(holder, module, torch.device("cpu"))
 
 
 def explain_failure(
@@ -189,9 +115,6 @@ def explain_failure(
         raise ValueError(f"the rows hold a code outside the range of {found}.") from failure
 
 
-Side = Literal["output", "input"]
-
-
 @dataclass(frozen=True, eq=False)
 class Place:
     """Where to look in a model."""
@@ -206,64 +129,79 @@ class Place:
     )
 
 
+See = Callable[[str, nn.Module, Any], Any]
+
+
 @contextmanager
-def hooked(
-    parts: Mapping[str, nn.Module], side: Side, see: Callable[[str, nn.Module, Any], Any]
-) -> Iterator[local]:
-    """Shows `see` what modules are given or return, in threads that set `.on`; what it returns takes its place."""
+def hooked(visit: Visit, parts: Mapping[str, nn.Module], side: Side, see: See) -> Iterator[local]:
+    """Shows `see` what modules are given or return, in threads that set `.on`; what it returns takes its place.
+
+    `see` gets the module that runs, which need not be the one in `parts` but has its weights.
+    """
     here = local()
-
-    def hook_for(name: str) -> Any:
-        def before(
-            part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
-        ) -> Any:
-            # Another thread, whose forward pass meets this hook half registered, may call it without kwargs.
-            if not getattr(here, "on", False) or kwargs is None:
-                return None
-            first = None if args else next(iter(kwargs), None)
-            value = see(name, part, args[0] if args else kwargs.get(first or ""))
-            if value is None:
-                return None
-            return (
-                ((value, *args[1:]), kwargs) if first is None else (args, {**kwargs, first: value})
-            )
-
-        def after(part: nn.Module, _: Any, result: Any) -> Any:
-            return see(name, part, result) if getattr(here, "on", False) else None
-
-        return before if side == "input" else after
-
-    with ExitStack() as handles:
+    with ExitStack() as observers:
         for name, part in parts.items():
-            if side == "input":
-                handles.callback(
-                    part.register_forward_pre_hook(hook_for(name), with_kwargs=True).remove
-                )
-            else:
-                handles.callback(part.register_forward_hook(hook_for(name)).remove)
+            hook = partial(_show_input if side == "input" else _show_output, here, see, name)
+            observers.enter_context(visit.observing(part, side, hook))
         yield here
 
 
+def _show_input(
+    here: local,
+    see: See,
+    name: str,
+    part: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """Show what a module is given: its first argument, or its first keyword where it has none."""
+    # Another thread, whose forward pass meets this hook half registered, may call it without kwargs.
+    if not getattr(here, "on", False) or kwargs is None:
+        return None
+
+    first = None if args else next(iter(kwargs), None)
+    shown = args[0] if args else kwargs.get(first or "")
+    replacement = see(name, part, shown)
+    if replacement is None:
+        return None
+    if first is None:
+        return (replacement, *args[1:]), kwargs
+    return args, {**kwargs, first: replacement}
+
+
+def _show_output(here: local, see: See, name: str, part: nn.Module, _: Any, result: Any) -> Any:
+    """Show what a module returns."""
+    if not getattr(here, "on", False):
+        return None
+    return see(name, part, result)
+
+
 @contextmanager
-def catching(place: Place) -> Iterator[Callable[..., tuple[Any, Tensor]]]:
+def catching(visit: Visit, place: Place) -> Iterator[Callable[..., tuple[Any, Tensor]]]:
     """Hands out `catch(work, value=None)`: what `work` returns, and the tensor that passes; a value replaces it."""
     chosen = place.call if place.call >= 0 else place.calls - 1
 
-    def see(_: str, __: nn.Module, found: Any) -> Tensor | None:
-        if isinstance(found, Tensor):
-            found = found if torch.is_grad_enabled() else found.detach()
-            found = found.clone() if place.overwritten else found
-        here.caught.append(found)
+    def see(_: str, __: nn.Module, passing: Any) -> Tensor | None:
+        if isinstance(passing, Tensor):
+            passing = passing if torch.is_grad_enabled() else passing.detach()
+            passing = passing.clone() if place.overwritten else passing
+        here.caught.append(passing)
         return here.value if len(here.caught) - 1 == chosen else None
 
-    with hooked({place.name: place.module}, place.side, see) as here:
+    with hooked(visit, {place.name: place.module}, place.side, see) as here:
 
         def catch(work: Callable[[], Any], value: Tensor | None = None) -> tuple[Any, Tensor]:
-            here.on, here.caught, here.value = True, [], value
+            here.on = True
+            here.caught = []
+            here.value = value
             try:
-                result, caught = work(), here.caught
+                result = work()
+                caught = here.caught
             finally:
-                here.on, here.caught, here.value = False, [], None
+                here.on = False
+                here.caught = []
+                here.value = None
+
             if len(caught) <= max(place.call, 0):
                 raise RuntimeError(
                     f"{place.name!r} was called {len(caught)} times for this batch, fewer than on the probe; pass a "

@@ -15,19 +15,22 @@ import torch
 from torch import Tensor, nn
 
 from nobsp._messages import join_names
+from nobsp.network.determinism import require_function_of_row
 from nobsp.network.inference import (
     Place,
     catching,
+    checked_device,
+    copied_to,
     device_and_dtype,
     evaluation_mode,
     explain_failure,
     find_part,
     hooked,
-    moved_to,
     plain,
     portable,
-    unwrap,
 )
+from nobsp.network.visit import Visit
+from nobsp.network.wrappers import unwrap
 
 PROBE_ROWS = 256
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
@@ -115,6 +118,13 @@ class Readout:
             raise ValueError(
                 f"probe must be a tensor with at least one row, found {getattr(probe, 'shape', probe)}."
             )
+        with _probing(module, probe) as (run, prepare, rows, (_, dtype, _)):
+            require_function_of_row(run, prepare, rows, outputs_of, dtype)
+        return cls._find(module, probe, head)
+
+    @classmethod
+    def _find(cls, module: nn.Module, probe: Tensor, head: str | nn.Module | None) -> Readout:
+        """The same, of a model that is known to be a function of its row."""
         layers = _choose_layers(module, head)
         with _probing(module, probe) as (run, prepare, rows, (device, dtype, integer)):
             given = prepare(rows)
@@ -141,7 +151,7 @@ class Readout:
         module = checked(model)
         with _probing(module, probe) as (run, prepare, rows, (_, dtype, _)):
             composed, link = compose(module, run, prepare(rows), dtype)
-        found = cls.find(composed, probe, head="head")
+        found = cls._find(composed, probe, "head")
         return replace(found, link=link, no_head=composed.places is None)
 
     @property
@@ -163,7 +173,7 @@ class Readout:
 
         That gives the representation of rows, shape (rows, width), in the model's dtype and on its device.
         """
-        with evaluation_mode(self.module) as run, self.listening() as heard:
+        with evaluation_mode(self.module) as run, self.listening(run) as heard:
 
             def represent(x: Tensor) -> Tensor:
                 if len(x) == 0:
@@ -180,10 +190,10 @@ class Readout:
             yield represent
 
     @contextmanager
-    def listening(self) -> Iterator[Callable[[Callable[[], object], int], Tensor]]:
+    def listening(self, visit: Visit) -> Iterator[Callable[[Callable[[], object], int], Tensor]]:
         """Hand out `heard(work, rows)`: the representation of rows that `work` sends through the head."""
         layer = self._place.module
-        with catching(self._place) as catch:
+        with catching(visit, self._place) as catch:
 
             def heard(work: Callable[[], object], rows: int) -> Tensor:
                 source = catch(work)[1]
@@ -196,6 +206,14 @@ class Readout:
                 return _rows_entering(layer, source, rows)
 
             yield heard
+
+    def on_device(self, device: torch.device | str | None) -> Readout:
+        """The same, run on a device: in a copy of the model where that is elsewhere."""
+        home, _ = device_and_dtype(self.module)
+        away = checked_device(device, home)
+        if away == home:
+            return replace(self, device=home)
+        return replace(copied_to(self, self.module, away), device=away)
 
     def ready(self, x: Tensor) -> Tensor:
         """Rows as the model takes them: its device and dtype, copied where the model writes into its input."""
@@ -248,11 +266,8 @@ class Network:
 def running_on(
     readout: Readout, device: torch.device | str | None
 ) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Hands out the model's `represent`, run on another device where one is asked for, and brings it back."""
-    with (
-        moved_to(readout.module, device) as away,
-        replace(readout, device=away).running() as represent,
-    ):
+    """Hands out the model's `represent`, run on another device where one is asked for, in a copy."""
+    with readout.on_device(device).running() as represent:
         yield represent
 
 
@@ -382,7 +397,7 @@ def _choose_layers(module: nn.Module, head: str | nn.Module | None) -> dict[str,
 
 
 def _find_head(
-    run: Callable[[Tensor], Any],
+    run: Visit,
     x: Tensor,
     layers: dict[str, nn.Module],
     outputs: dict[str, Tensor],
@@ -426,7 +441,7 @@ def _find_head(
         if any(number == order for _, number in best.values()):
             matches.append((head, layer, counts[name] - 1, entering, source))
 
-    with hooked(layers, "input", see) as here:
+    with hooked(run, layers, "input", see) as here:
         here.on = True
         run(x)
     if not best:
@@ -448,7 +463,8 @@ def _find_head(
     head, layer, index, z, source = matches[-order]
     overwritten = not torch.equal(z, _rows_entering(layer, source, rows))
     call = -1 if index == counts[head.name] - 1 else index
-    return head, list(LINKS)[rank], Place(head.name, layer, call, "input", overwritten=overwritten)
+    place = Place(head.name, layers[head.name], call, "input", overwritten=overwritten)
+    return head, list(LINKS)[rank], place
 
 
 def _positions(layer: nn.Module, source: Tensor, rows: int) -> int:
@@ -570,7 +586,7 @@ def _agrees(logits: Tensor, output: Tensor, allowed: Tensor, link: str, dtype: t
 
 def _embedded_columns(
     module: nn.Module,
-    run: Callable[[Tensor], Any],
+    run: Visit,
     probe: Tensor,
     prepare: Callable[[Tensor], Tensor],
 ) -> tuple[int, ...]:
@@ -593,7 +609,7 @@ def _embedded_columns(
                 each = indices.detach().to("cpu", torch.int64).reshape(len(rows), -1).T
                 lookups.extend((position.clone(), levels) for position in each)
 
-        with hooked(layers, "input", see) as here:
+        with hooked(run, layers, "input", see) as here:
             here.on = True
             run(prepare(rows))
         return lookups

@@ -21,6 +21,7 @@ from nobsp.calibration import Engine, choose_engine
 from nobsp.calibration.ray import RayRun
 from nobsp.models import adapt
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
+from nobsp.network.inference import checked_device
 from nobsp.network.inputs import Summary
 from nobsp.network.progress import with_progress
 from nobsp.network.readout import Network, as_model_takes, running_on
@@ -181,9 +182,7 @@ class NObSP(Explainer):
             expected = adapted.feature_names if known is None else known.columns.names
             rows = read_rows(run, X, adapted, options.batch_size, columns=expected)
             readout = find_readout(adapted, rows.probe, head=options.head)
-            network = Network(
-                readout, readout.device if options.device is None else torch.device(options.device)
-            )
+            network = Network(readout, checked_device(options.device, readout.device))
             names = names_of_outputs(
                 options.output_names, outputs=readout.outputs, known=adapted.output_names
             )
@@ -269,9 +268,7 @@ class NObSP(Explainer):
             raise ValueError(
                 "merge needs the calibration rows, which were not saved; save with mergeable=True."
             )
-        network = Network(
-            mine.readout, mine.readout.device if self.device is None else torch.device(self.device)
-        )
+        network = Network(mine.readout, checked_device(self.device, mine.readout.device))
         summary, columns = mine.summary.merge(theirs.summary), mine.columns.merge(theirs.columns)
         options = Options.of(self.get_params(deep=False))
         facts = Facts(mine.adapted, columns, summary, network, options, mine.functions.output_names)

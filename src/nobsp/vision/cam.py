@@ -27,7 +27,7 @@ from nobsp.network.evidence import (
     read_activations,
     sign_coefficients,
 )
-from nobsp.network.inference import moved_to
+from nobsp.network.inference import checked_device, device_and_dtype
 from nobsp.network.progress import with_progress
 from nobsp.network.readout import checked
 from nobsp.projection import Ridge
@@ -173,8 +173,9 @@ class NObSPCam(Explainer):
             feature_map = find_map(
                 as_taken(self.model, source.keys), source.first, layer=self.layer, head=self.head
             )
+            working = feature_map.on_device(self.device)
             empty, fingerprint = (
-                start_calibration(feature_map, self.coefficients),
+                start_calibration(working, self.coefficients),
                 feature_map.fingerprint(),
             )
             names = (
@@ -190,7 +191,7 @@ class NObSPCam(Explainer):
                 what = "the layer, coefficients, ridge or output_names asked for"
                 run.require_same({"the model": fingerprint, what: options})
             about: dict[str, Any] = {
-                "model": run.share(feature_map),
+                "model": run.share(working),
                 "name": "calibrating",
                 "progress": progress,
             }
@@ -202,7 +203,7 @@ class NObSPCam(Explainer):
             probe = source.first[:PROBE_IMAGES].detach().to("cpu", copy=True)
             # Every rank solves, rather than wait longer than a process group allows for another that does, and takes
             # what the first one found: processors differ in their last digits.
-            solved = calibration.solve(feature_map, ridge, probe, self.points)
+            solved = calibration.solve(working, ridge, probe, self.points)
             account: Account = run.decide(lambda: solved)
         fitted = _Fitted(
             {}, feature_map.described(), fingerprint, account, calibration, calibration.rows, names
@@ -227,7 +228,7 @@ class NObSPCam(Explainer):
             )
         calibration: Calibration = mine.calibration.merge(theirs.calibration)  # type: ignore[arg-type]  # same kind
         with self._running():
-            found, ridge = mine.feature_map.on_current_device(), self._checked_ridge()
+            found, ridge = mine.feature_map.on_device(self.device), self._checked_ridge()
             account = calibration.solve(found, ridge, mine.probe, self.points)
         both = dataclasses.replace(
             mine, account=account, calibration=calibration, rows=calibration.rows
@@ -409,14 +410,12 @@ class NObSPCam(Explainer):
     ) -> Iterator[tuple[FeatureMap, ForwardPass]]:
         """One forward pass over each batch, with the model where it is to run."""
         with self._running():
-            feature_map = self._fitted.feature_map.on_current_device()
+            feature_map = self._fitted.feature_map.on_device(self.device)
             with feature_map.running() as forward:
                 for batch in with_progress(
                     source, total=source.rows, enabled=progress, description=description
                 ):
                     yield feature_map, forward(batch)
-        if self.device is not None:
-            self._fitted.remember_state()  # the model has been away and back, the very same
 
     def evidence_source(self) -> EvidenceSource:
         """What an index of neighbours needs of an explainer."""
@@ -585,13 +584,14 @@ class NObSPCam(Explainer):
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """No gradients, ordinary tensors also inside an inference mode, and the model on the chosen device."""
+        """No gradients, and ordinary tensors also inside an inference mode or autocast."""
+        home, _ = device_and_dtype(checked(self.model))
+        device = checked_device(self.device, home)
         with (
             torch.inference_mode(False),
             torch.no_grad(),
-            moved_to(checked(self.model), self.device) as away,
             # Gradients that are taken outside of a pass would follow the caller's autocast too.
-            torch.autocast(away.type, enabled=False),
+            torch.autocast(device.type, enabled=False),
         ):
             yield
 

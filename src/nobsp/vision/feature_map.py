@@ -16,12 +16,15 @@ from nobsp.network.batches import first_non_finite
 from nobsp.network.inference import (
     Place,
     catching,
+    checked_device,
+    copied_to,
     device_and_dtype,
     evaluation_mode,
     explain_failure,
     portable,
 )
 from nobsp.network.readout import Head, Readout, checked, exact, fingerprint_of, tensors_in
+from nobsp.network.visit import Visit
 
 Layout = Literal["first", "last", "tokens"]
 Space = tuple[int, ...]
@@ -270,6 +273,14 @@ class FeatureMap:
         )
         return dataclasses.replace(self, device=device, dtype=dtype, readout=readout)
 
+    def on_device(self, device: torch.device | str | None) -> FeatureMap:
+        """The same, run on a device: in a copy of the model where that is elsewhere."""
+        home, _ = device_and_dtype(self.module)
+        away = checked_device(device, home)
+        if away == home:
+            return self.on_current_device()
+        return copied_to(self, self.module, away).on_current_device()
+
     def portable(self) -> FeatureMap:
         """The same with the model on the CPU, in a copy where it is elsewhere."""
         return portable(self, self.module)
@@ -282,7 +293,11 @@ class FeatureMap:
     @contextmanager
     def running(self) -> Iterator[Callable[[Tensor], ForwardPass]]:
         """Hold the model in evaluation mode and hand out `forward(images)`: one forward pass, maps and logits."""
-        with torch.no_grad(), evaluation_mode(self.module) as run, catching(self.place) as catch:
+        with (
+            torch.no_grad(),
+            evaluation_mode(self.module) as run,
+            catching(run, self.place) as catch,
+        ):
             watched = nullcontext(lambda x, _: run(x)) if self.direct else self._observing(run)
             with watched as logits_of:
 
@@ -324,7 +339,7 @@ class FeatureMap:
         shape = tuple(1 for _ in self.shape) if self.reach == "point" else self.shape
         with (
             evaluation_mode(self.module, gradients=True) as run,
-            catching(self.place) as catch,
+            catching(run, self.place) as catch,
             self._observing(run, head=head) as observe,
         ):
 
@@ -359,14 +374,14 @@ class FeatureMap:
 
     @contextmanager
     def _observing(
-        self, run: Callable[[Tensor], Any], *, head: bool = True
+        self, run: Visit, *, head: bool = True
     ) -> Iterator[Callable[[Tensor, int], Tensor]]:
         """Hand out what runs the model and gives its logits in float64: W z + b, or the output itself; or z."""
         if self.readout is None:
             yield lambda x, rows: exact(next(iter(tensors_in(run(x)).values()))).reshape(rows, -1)
             return
         made = self.readout.logits if head else exact
-        with self.readout.listening() as heard:
+        with self.readout.listening(run) as heard:
             yield lambda x, rows: made(heard(lambda: run(x), rows))
 
     def _ready(self, images: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.network.batches import first_non_finite
+from nobsp.network.determinism import require_function_of_row
 from nobsp.network.inference import (
     Place,
-    Side,
     catching,
     device_and_dtype,
     evaluation_mode,
@@ -25,6 +25,7 @@ from nobsp.network.inference import (
     plain,
 )
 from nobsp.network.readout import Head, Readout, checked, outputs_of, tensors_in
+from nobsp.network.visit import Side
 from nobsp.vision.feature_map import (
     PACKED,
     POOLINGS,
@@ -117,6 +118,7 @@ def find_map(
     )
     try:
         with evaluation_mode(module) as run:
+            require_function_of_row(run, torch.clone, x, outputs_of, dtype)
             result = run(x.clone())
         for shape in (tuple(output.shape) for output in tensors_in(result).values()):
             if len(shape) > 2 and shape[0] == len(probe) and math.prod(shape[2:]) > 1:
@@ -236,8 +238,8 @@ class _Search:
         x = self.about.carrier.clone()
         with (
             evaluation_mode(self.about.module) as run,
-            catching(found.place) as live,
-            catching(place) as copied,
+            catching(run, found.place) as live,
+            catching(run, place) as copied,
         ):
             (_, before), after = live(lambda: copied(lambda: run(x)))
             overwritten = not torch.equal(before, after)
@@ -329,7 +331,9 @@ def _observe(
     images, space, order = x.detach().clone(), space_of(x), 0
     kept: deque[list[_Seen]] = deque()
 
-    def note(side: Side, name: str, part: nn.Module, found: Any) -> None:
+    parts = {plain(name): part for name, part in module.named_modules()}
+
+    def note(side: Side, name: str, _: nn.Module, found: Any) -> None:
         nonlocal order
         if (
             not isinstance(found, Tensor)
@@ -346,7 +350,7 @@ def _observe(
         about = {
             "order": order,
             "name": name,
-            "module": part,
+            "module": parts[name],
             "call": counts[name] - 1,
             "side": side,
         }
@@ -372,11 +376,10 @@ def _observe(
         counts[name] += 1
         note("input", name, part, found)
 
-    parts = {plain(name): part for name, part in module.named_modules()}
     with (
         evaluation_mode(module) as run,
-        hooked(parts, "input", before) as one,
-        hooked(parts, "output", partial(note, "output")) as other,
+        hooked(run, parts, "input", before) as one,
+        hooked(run, parts, "output", partial(note, "output")) as other,
     ):
         one.on = other.on = True
         run(x.clone())
