@@ -66,6 +66,12 @@ def units(rows, database):
     return scaled / np.linalg.norm(scaled, axis=1, keepdims=True)
 
 
+def trusted(chance, typicality, n_reference):
+    """What is left of a probability where a row is not typical, by definition."""
+    odds = chance / (1 - chance) * (np.e * typicality) ** 0.3
+    return odds / (1 + odds) * np.minimum(1, typicality * (n_reference + 1)) ** 8
+
+
 # ---------------------------------------------------------------------- what was planted
 
 
@@ -267,9 +273,7 @@ def test_without_labels_the_rule_is_the_softmax_times_the_vote_of_50_neighbours(
     share = (votes / weights.sum(1, keepdims=True) + 0.01) ** index._fitted.cache["say"][1]
     product = np.exp(logits - logits.max(1, keepdims=True)) * share
     agreed = (product / product.sum(1, keepdims=True))[np.arange(100), found.predicted]
-    assert np.allclose(
-        found.joint, agreed * np.minimum(1, found.typicality * 301) ** 8, rtol=0, atol=1e-5
-    )
+    assert np.allclose(found.joint, trusted(agreed, found.typicality, 300), rtol=0, atol=1e-5)
     assert_same_to_rounding(found.by_contributions.purity, index.query(rows[300:], 5).purity)
     nearest = index._view(space="activations").query(rows[300:], 5)
     assert_same_to_rounding(found.by_activations.purity, nearest.purity)
@@ -290,8 +294,8 @@ def test_the_vote_counts_where_it_tells_errors_and_not_where_there_are_none():
         say = index._fitted.cache["say"][1]
         assert low <= say <= high
         if say == 0:
-            trust = np.minimum(1, found.typicality * 601) ** 8
-            assert np.allclose(found.joint, found.confidence * trust, atol=1e-6)
+            expected = trusted(found.confidence, found.typicality, 600)
+            assert np.allclose(found.joint, expected, atol=1e-6)
 
 
 def test_the_fixed_rule_holds_where_too_few_predictions_are_wrong_to_fit():

@@ -14,6 +14,14 @@ from nobsp.neighbors import confidence
 from nobsp.neighbors.evidence import Rows
 from nobsp.neighbors.index import ContributionIndex, most_left_out
 from nobsp.neighbors.result import Neighbors
+from nobsp.neighbors.typicality import (
+    N_NEAREST_BY_EVIDENCE,
+    Reference,
+    neighbour_distances,
+    reference_positions,
+    trust_classes,
+    trust_values,
+)
 from nobsp.tabular.explanation import frame_like
 
 Array = NDArray[np.float64]
@@ -21,8 +29,6 @@ Flags = NDArray[np.bool_]
 
 # Activation purity of a boundary case, as in the paper.
 BOUNDARY = (0.4, 0.7)
-# How fast trust falls beyond the furthest row of the database: a power of typicality.
-_STEEP = 8
 # Probability to be wrong of a label that is suspected, at least.
 _LEAST = 0.25
 
@@ -342,7 +348,7 @@ def audit(
     )
     voters = nearby.indices
     typicality = reference.typicality(
-        confidence.neighbour_distances(fitted, rows, by_evidence.distances, voters)
+        neighbour_distances(fitted, rows, by_evidence.distances, voters)
     )
     if outcomes.classes is None:
         found, agreed, right = confidence.judge_values(fitted, rows, codes, voters, leave)
@@ -359,8 +365,9 @@ def audit(
         # Four and no more: where errors are few, further ones (purities, margins, distances to centroids) do harm.
         found["signals"]["mean distance by evidence"] = both[0].distances.mean(1)
     chance, kind, model = confidence.joint_confidence(found["signals"], agreed, right, joint)
-    # Rows further from their neighbours than any of the database is are trusted less, and soon not at all.
-    chance = chance * np.minimum(1.0, typicality * (len(reference.distances) + 1)) ** _STEEP
+    # Rows unlike those of the database are trusted less, and soon not at all.
+    trust = trust_values if outcomes.classes is None else trust_classes
+    chance = trust(chance, typicality, len(reference))
     scores, boundary = {"joint": chance}, np.zeros(len(of), dtype=bool)
     if outcomes.classes is not None:
         purity, near = both[0].purity, both[1].purity
@@ -414,20 +421,18 @@ def _both_ways(
 ) -> tuple[Neighbors, Neighbors]:
     """Neighbours by evidence, at least those of typicality, and by activations, at least the voters."""
     there = len(contributions) - most_left_out(leave)
-    by_evidence = contributions._query_rows(rows, max(k, min(confidence.NEAR, there)), leave)
+    by_evidence = contributions._query_rows(rows, max(k, min(N_NEAREST_BY_EVIDENCE, there)), leave)
     return by_evidence, activations._query_rows(rows, max(k, min(confidence.VOTERS, there)), leave)
 
 
-def _reference(
-    contributions: ContributionIndex, activations: ContributionIndex
-) -> confidence.Reference:
+def _reference(contributions: ContributionIndex, activations: ContributionIndex) -> Reference:
     """How far rows of the database are from their neighbours, each without itself."""
     fitted = contributions._fitted
-    positions = confidence.reference_positions(fitted)
+    positions = reference_positions(fitted)
     rows = fitted.backend.take(positions)
     by_evidence, nearby = _both_ways(contributions, activations, rows, 1, positions[:, None])
-    distances = confidence.neighbour_distances(fitted, rows, by_evidence.distances, nearby.indices)
-    return confidence.Reference(distances, nearby.indices)
+    distances = neighbour_distances(fitted, rows, by_evidence.distances, nearby.indices)
+    return Reference(distances, nearby.indices)
 
 
 def _suspects(wrong: Array, budget: int | None, precision: float) -> Flags:

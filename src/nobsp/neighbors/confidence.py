@@ -20,6 +20,7 @@ from torch import Tensor
 from nobsp.arguments import require_parts
 from nobsp.neighbors.evidence import Rows
 from nobsp.neighbors.search import Fitted, Space, pieces, spaced, unit_length
+from nobsp.neighbors.typicality import reference_positions
 from nobsp.vision.removal import log_odds
 
 Array = NDArray[np.float64]
@@ -51,8 +52,6 @@ _TINY = 1e-100  # labels that are all alike have no spread
 _AGREEMENT, _PRIOR = 0.8, 20.0
 # How much the vote may count beside the softmax, and errors below which neither that nor an AUROC says anything.
 _SAYS, FEWEST_ERRORS = (0.0, 0.25, 0.5, 0.75, 1.0), 20
-# Rows of the database that typicality is measured against, and neighbours it is measured by in the two spaces.
-_REFERENCE, NEAR, _NEAR_RAW = 1000, 8, 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -511,60 +510,6 @@ def doubt_values(
             total = float(np.log((1 - share) * about + share * elsewhere).sum())
             best = max(best, (total, wrong), key=lambda found: found[0])
     return best[1]
-
-
-@dataclass(frozen=True, eq=False)
-class Reference:
-    """How far rows of the database are from their neighbours, for others to be compared with."""
-
-    distances: Array  # one column per space
-    nearby: Positions  # their neighbours by activations
-
-    def typicality(self, distances: Array) -> Array:
-        """Share of the database's rows that are further from their neighbours; beyond all of them, exponentially less.
-
-        Distances in the two spaces are summed in units from their median to their 84th percentile.
-        """
-        middle = np.median(self.distances, axis=0)
-        spread = np.percentile(self.distances, 84, axis=0) - middle
-        spread = np.where(spread > 0, spread, 1.0)
-        known, far = (
-            np.sort(((self.distances - middle) / spread).sum(1)),
-            ((distances - middle) / spread).sum(1),
-        )
-        beyond = (len(known) - np.searchsorted(known, far, side="left") + 1.0) / (len(known) + 1.0)
-        tail = max(float(known[-1] - np.median(known)), 1e-12)
-        found: Array = np.minimum(beyond, 1.0) * np.exp(-np.maximum(far - known[-1], 0.0) / tail)
-        return found
-
-
-def reference_positions(fitted: Fitted) -> Tensor:
-    """Rows of a database that others are compared with: all of a small one, else evenly spaced ones."""
-    return spaced(len(fitted.backend), _REFERENCE)
-
-
-def neighbour_distances(fitted: Fitted, rows: Rows, by_evidence: Array, voters: Positions) -> Array:
-    """Mean distance to the 8 nearest by evidence, and to the 10 nearest of the voters by activations as they are.
-
-    The latter are brought to unit length without centring: a network answers strange inputs with little of everything.
-    """
-    raw = np.empty(len(rows))
-    for piece in pieces(len(rows), voters.shape[1] * rows.activations.shape[1], numbers=_AT_ONCE):
-        own, near = (
-            unit_length(rows.activations[piece].to(torch.float64)),
-            torch.from_numpy(voters[piece]),
-        )
-        others = unit_length(fitted.backend.take(near.flatten()).activations.to(torch.float64))
-        away = (
-            (others.reshape(*near.shape, -1) - own[:, None])
-            .square()
-            .sum(2)
-            .sqrt()
-            .sort(dim=1)
-            .values
-        )
-        raw[piece] = away[:, :_NEAR_RAW].mean(1).numpy()
-    return np.column_stack([by_evidence[:, :NEAR].mean(1), raw])
 
 
 def joint_confidence(
