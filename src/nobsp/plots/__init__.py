@@ -1,11 +1,13 @@
 """Plots of explanations, with matplotlib: axes in, axes out, nothing shown."""
 
-from nobsp.plots.accounts import beeswarm, importance, ledger, waterfall, windows
+from nobsp.plots.accounts import ledger, waterfall
 from nobsp.plots.curves import curves
 from nobsp.plots.health import health
+from nobsp.plots.importances import beeswarm, importance
 from nobsp.plots.interaction import interaction, interaction_matrix
 from nobsp.plots.maps import cam_grid, confusions, signal, words, words_html
 from nobsp.plots.retrieval import retrieval_panel
+from nobsp.plots.sequences import windows
 
 __all__ = [
     "beeswarm",

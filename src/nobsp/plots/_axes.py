@@ -1,22 +1,36 @@
-"""Axes to draw on: the caller's, or those of a new figure; colours, sizes and manners that all plots share."""
+"""Axes to draw on, the caller's or those of a new figure.
+
+Colours, sizes and habits that all plots share.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from nobsp._messages import count
+from nobsp.messages import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
+    from matplotlib.axis import Axis
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colorbar import Colorbar
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 else:
     Axes = Any
 
-SMALL, NORMAL, LARGE = 8.0, 9.0, 10.5
+# One pair of axes, or any number of them in a list or array of any shape; None for a new figure.
+AxesLike: TypeAlias = Any
+# A number, or one per bar.
+Lengths: TypeAlias = Any
+
+# Sizes of letters, in points.
+SMALL = 8.0
+NORMAL = 9.0
+LARGE = 10.5
 
 # Colours for people who see few of them too and, with hatches and dashes, in grey.
 # Okabe and Ito's colours, darkest contrast first; yellow is left out, for it vanishes on white.
@@ -34,25 +48,47 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "||||", "++++")
 
 # What each thing looks like in every plot it is in.
-MAIN, PAIR, LARGER = SERIES[:3]
-PAIR_HATCH, LARGER_HATCH = "\\\\\\\\", "xxxx"
-FOR, AGAINST, AGAINST_HATCH = "#C8501E", SERIES[0], "////"
-RESIDUAL, RESIDUAL_HATCH = "#8C8C8C", "...."
-MUTED = "#757575"  # the lightest grey that is still read on white (WCAG AA)
+MAIN = SERIES[0]
+PAIR = SERIES[1]
+PAIR_HATCH = "\\\\\\\\"
+LARGER = SERIES[2]
+LARGER_HATCH = "xxxx"
+FOR = "#C8501E"
+AGAINST = SERIES[0]
+AGAINST_HATCH = "////"
+RESIDUAL = "#8C8C8C"
+RESIDUAL_HATCH = "...."
+# The lightest grey that is still read on white (WCAG AA).
+MUTED = "#757575"
 FAINT = "#D9D9D9"
 ROWS = "#B5B5B5"
-EMPTY = ("#F2F2F2", "#CFCFCF")  # ground and hatching where nothing is known
-FOR_TINT, AGAINST_TINT = "#FF5A1F", "#2F86FF"  # laid over pictures, where both have to shine
+# Ground and hatching where nothing is known.
+EMPTY = ("#F2F2F2", "#CFCFCF")
+# Laid over pictures, where these have to shine.
+FOR_TINT = "#FF5A1F"
+AGAINST_TINT = "#2F86FF"
 
-# From dark to light all along, so that the order also shows in grey; the light end still shows on white.
+# From dark to light all along, so that the order also shows in grey; the light end still shows on
+# white.
 LOW_TO_HIGH = ("#12235A", "#2E5C8A", "#6F8796", "#BF9A5C", "#F2B134")
-# White is nothing. In grey both ends are dark: plots add solid lines above zero and dashed ones below.
+# White is nothing. In grey both ends are dark: plots add solid lines above zero and dashed ones
+# below.
 AGAINST_TO_FOR = ("#2A6CB0", "#7DB3DE", "#F7F7F7", "#F2A582", "#C8502F")
 NOTHING_TO_MUCH = ("#FFFFFF", "#CFE0EE", "#7FB0D5", "#2F78B2", "#08306B")
 
 
+class Look(NamedTuple):
+    """Colour and hatch of a bar."""
+
+    colour: str
+    hatch: str = ""
+
+
 def new_figure(size: tuple[float, float]) -> Figure:
-    """A figure in inches. Nothing is shown: in a notebook that is the notebook's job, in a script the caller's."""
+    """A figure in inches.
+
+    Nothing is shown: in a notebook that is the notebook's job, in a script the caller's.
+    """
     try:
         import matplotlib.pyplot as plt
     except ImportError as missing:
@@ -60,33 +96,37 @@ def new_figure(size: tuple[float, float]) -> Figure:
     return plt.figure(figsize=size, layout="constrained")
 
 
-def get_axes(ax: Any, size: tuple[float, float]) -> Axes:
+def get_axes(ax: AxesLike, size: tuple[float, float]) -> Axes:
     """The caller's axes, or the only one of a new figure."""
-    return get_panels(ax, 1, 1, size, "this plot")[0]
+    [axes] = get_panels(ax, 1, 1, size, "this plot")
+    return axes
 
 
 def get_panels(
-    ax: Any, panels: int, across: int, size: tuple[float, float], what: str
+    ax: AxesLike, panels: int, across: int, size: tuple[float, float], plot: str
 ) -> list[Axes]:
     """The caller's axes, or those of a new figure, so many in a row."""
     if ax is not None:
-        return as_axes(ax, panels, what)
+        return as_axes(ax, panels, plot)
+
     figure = new_figure(size)
-    return [figure.add_subplot(-(-panels // across), across, place + 1) for place in range(panels)]
+    down = -(-panels // across)
+    return [figure.add_subplot(down, across, number) for number in range(1, panels + 1)]
 
 
-def as_axes(ax: Any, panels: int, what: str) -> list[Axes]:
+def as_axes(ax: AxesLike, panels: int, plot: str) -> list[Axes]:
     """The caller's axes, as many as there are panels."""
-    given = list(np.asarray(ax, dtype=object).ravel())
-    wrong = next((one for one in given if not hasattr(one, "add_patch")), None)
-    if wrong is not None:
-        raise TypeError(
-            f"ax must be matplotlib axes, found {type(wrong).__name__}; pass ax=figure.add_subplot()."
-        )
-    if len(given) != panels:
-        wanted = f"{what} has {count(panels, 'panel')}; pass as many, or leave ax out"
-        raise ValueError(f"ax has {len(given)} axes but {wanted}.")
-    return given
+    passed = list(np.asarray(ax, dtype=object).ravel())
+    for axes in passed:
+        if not hasattr(axes, "add_patch"):
+            raise TypeError(
+                f"ax must be matplotlib axes, found {type(axes).__name__}; "
+                "pass ax=figure.add_subplot()."
+            )
+    if len(passed) != panels:
+        wanted = f"{plot} has {count(panels, 'panel')}; pass as many, or leave ax out"
+        raise ValueError(f"ax has {len(passed)} axes but {wanted}.")
+    return passed
 
 
 def tidy(ax: Axes, *, grid: bool = False) -> None:
@@ -96,6 +136,7 @@ def tidy(ax: Axes, *, grid: bool = False) -> None:
     ax.tick_params(labelsize=SMALL, color=MUTED, length=3)
     for axis in (ax.xaxis, ax.yaxis):
         axis.get_offset_text().set_fontsize(SMALL)
+
     if grid:
         ax.grid(axis="x", color=FAINT, linewidth=0.6)
         ax.set_axisbelow(True)
@@ -121,7 +162,7 @@ def add_note(ax: Axes, text: str) -> None:
     ax.set_title(text, loc="right", fontsize=SMALL, color=MUTED)
 
 
-def colour_bar(ax: Axes, shades: Any, label: str, **options: Any) -> Any:
+def colour_bar(ax: Axes, shades: ScalarMappable, label: str, **options: Any) -> Colorbar:
     """A narrow bar beside the axes that tells what colours mean."""
     bar = ax.figure.colorbar(shades, ax=ax, aspect=28, pad=0.02, fraction=0.045, **options)
     bar.set_label(label, fontsize=SMALL)
@@ -131,29 +172,48 @@ def colour_bar(ax: Axes, shades: Any, label: str, **options: Any) -> Any:
 
 
 def legend_label(label: str) -> str:
-    """A label that matplotlib does not leave out of legends, as it does where one begins with an underscore."""
+    """A label that matplotlib shows in legends also if it begins with an underscore."""
     return f" {label}" if label.startswith("_") else label
 
 
 def bars(
-    ax: Axes, places: Any, widths: Any, *, left: Any, look: tuple[str, str], **options: Any
+    ax: Axes, positions: Lengths, widths: Lengths, *, left: Lengths, look: Look, **options: Any
 ) -> None:
-    """Bars along x, one per place, in a colour with a hatch."""
-    style: dict[str, Any] = {"height": 0.62, "edgecolor": "white", "linewidth": 0.5, "zorder": 2}
-    ax.barh(places, widths, left=left, color=look[0], hatch=look[1], **style, **options)
+    """Bars along x, one per position, in a colour with a hatch."""
+    ax.barh(
+        positions,
+        widths,
+        left=left,
+        color=look.colour,
+        hatch=look.hatch,
+        height=0.62,
+        edgecolor="white",
+        linewidth=0.5,
+        zorder=2,
+        **options,
+    )
 
 
-def turn_labels(axis: Any, places: Any, labels: Sequence[str], room: int, degrees: int) -> None:
+def turn_labels(
+    axis: Axis, positions: Lengths, labels: Sequence[str], *, room: int, degrees: int
+) -> None:
     """Labels along an axis, turned where they have more characters than there is room for."""
-    turned: dict[str, Any] = {"rotation": degrees, "ha": "right", "rotation_mode": "anchor"}
-    axis.set_ticks(places, labels=labels, **(turned if sum(map(len, labels)) > room else {}))
+    if sum(map(len, labels)) <= room:
+        axis.set_ticks(positions, labels=labels)
+        return
+    axis.set_ticks(positions, labels=labels, rotation=degrees, ha="right", rotation_mode="anchor")
 
 
 def write_beside(ax: Axes, text: str, x: float, y: float, *, points: float = 4.0) -> None:
     """Small print beside a point: to its right, or to its left where `points` is negative."""
-    side = "left" if points >= 0 else "right"
     ax.annotate(
-        text, (x, y), (points, 0), textcoords="offset points", ha=side, va="center", fontsize=SMALL
+        text,
+        xy=(x, y),
+        xytext=(points, 0),
+        textcoords="offset points",
+        ha="left" if points >= 0 else "right",
+        va="center",
+        fontsize=SMALL,
     )
 
 

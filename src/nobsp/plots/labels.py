@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from nobsp._typing import ArrayLike
 
-def clean(name: Any) -> str:
+# Beyond this a number is written with a power of ten.
+_LARGE_NUMBER = 1e9
+# Characters shown before the place where names begin to differ.
+_BEFORE_DIFFERENCE = 4
+
+
+def clean(name: object) -> str:
     """A name on one line, without characters that have no glyph or steer the text that follows."""
-    return "".join(c for c in " ".join(str(name).split()) if c.isprintable())
+    one_line = " ".join(str(name).split())
+    return "".join(character for character in one_line if character.isprintable())
 
 
 def escape(text: str) -> str:
@@ -20,40 +27,63 @@ def escape(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def shorten(name: Any, width: int = 28) -> str:
+def shorten(name: object, width: int = 28) -> str:
     """A name on one line, shortened in the middle, in which a dollar sign is a dollar sign."""
-    return escape(_cut(clean(name), width, width // 2))
+    return escape(_cut(clean(name), width, head=width // 2))
 
 
-def shorten_all(names: Iterable[Any], width: int = 28) -> list[str]:
-    """Several names, shortened so that those that differ still do: cut where they begin to differ, or else numbered."""
+def shorten_all(names: Iterable[object], width: int = 28) -> list[str]:
+    """Several names, shortened so that those that differ still do.
+
+    They are cut where they begin to differ, or else numbered.
+    """
     whole = [clean(name) for name in names]
-    short = [_cut(name, width, width // 2) for name in whole]
-    for text in [text for text, times in Counter(short).items() if times > 1]:
-        same = [place for place, one in enumerate(short) if one == text]
-        first, last = min(whole[place] for place in same), max(whole[place] for place in same)
-        start = next(
-            (k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first)
-        )
-        for place in same:
-            short[place] = _cut(whole[place], width, max(width // 5, 1), start - 4)
-    seen: dict[str, dict[str, int]] = {}
-    for place, (text, name) in enumerate(zip(short, whole, strict=True)):
-        number = seen.setdefault(text, {}).setdefault(name, len(seen[text]) + 1)
-        short[place] = escape(text if number == 1 else f"{text} ({number})")
+    short = _cut_where_different(whole, width)
+
+    numbers: dict[str, dict[str, int]] = defaultdict(dict)
+    labels = []
+    for text, name in zip(short, whole, strict=True):
+        same_text = numbers[text]
+        number = same_text.setdefault(name, len(same_text) + 1)
+        labels.append(escape(text if number == 1 else f"{text} ({number})"))
+    return labels
+
+
+def _cut_where_different(names: Sequence[str], width: int) -> list[str]:
+    """Names cut in the middle; those that would look the same, where they begin to differ."""
+    short = [_cut(name, width, head=width // 2) for name in names]
+    repeated = [text for text, times in Counter(short).items() if times > 1]
+    for text in repeated:
+        positions = [position for position, label in enumerate(short) if label == text]
+        same = [names[position] for position in positions]
+        start = _shared_beginning(min(same), max(same)) - _BEFORE_DIFFERENCE
+        for position in positions:
+            short[position] = _cut(names[position], width, head=max(width // 5, 1), start=start)
     return short
 
 
-def _cut(text: str, width: int, head: int, start: int | None = None) -> str:
+def _shared_beginning(first: str, last: str) -> int:
+    """How many characters two texts have in common from their beginning on."""
+    for position, (a, b) in enumerate(zip(first, last, strict=False)):
+        if a != b:
+            return position
+    return min(len(first), len(last))
+
+
+def _cut(text: str, width: int, *, head: int, start: int | None = None) -> str:
     """The beginning of a text and its end, or the part from `start` on."""
     if len(text) <= width:
         return text
-    last = len(text) - (width - head - 1)
-    begin = last if start is None else max(min(start, last), head)
-    rest = text[begin : begin + width - head - 1]
-    return (
-        f"{text[:head]}…{rest[:-1]}…" if begin + len(rest) < len(text) else f"{text[:head]}…{rest}"
-    )
+
+    tail = width - head - 1
+    last_start = len(text) - tail
+    begin = last_start
+    if start is not None:
+        begin = max(min(start, last_start), head)
+    rest = text[begin : begin + tail]
+
+    reaches_end = begin + len(rest) >= len(text)
+    return f"{text[:head]}…{rest}" if reaches_end else f"{text[:head]}…{rest[:-1]}…"
 
 
 def short_labels(names: Sequence[str], width: int = 28) -> dict[str, str]:
@@ -66,38 +96,49 @@ def term_labels(
     width: int = 34,
     *,
     names: Sequence[str] = (),
-    after: dict[str, str] | None = None,
+    after: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Terms in words, each short enough, their features distinct among all `names`, with what comes after each."""
-    every = names or list(dict.fromkeys(name for term in terms for name in term))
-    labels = {
-        size: short_labels(every, max(width // size, 8)) for size in {len(term) for term in terms}
-    }
-    return [
-        " × ".join(labels[len(term)][name] + (after or {}).get(name, "") for name in term)
-        for term in terms
-    ]
+    """Terms in words, each short enough, their features distinct among all `names`.
+
+    `after` holds what is written behind the name of a feature.
+    """
+    suffixes = after or {}
+    features = names or list(dict.fromkeys(name for term in terms for name in term))
+    sizes = {len(term) for term in terms}
+    labels_by_size = {size: short_labels(features, max(width // size, 8)) for size in sizes}
+
+    texts = []
+    for term in terms:
+        labels = labels_by_size[len(term)]
+        texts.append(" × ".join(labels[name] + suffixes.get(name, "") for name in term))
+    return texts
 
 
 def format_number(value: float, decimals: int, sign: str = "") -> str:
     """A number, with a minus as wide as a plus, and with a plus where `sign` is one."""
-    return f"{value:{sign}{f',.{decimals}f' if abs(value) < 1e9 else '.2e'}}".replace("-", "−")
+    form = f"{sign},.{decimals}f" if abs(value) < _LARGE_NUMBER else f"{sign}.2e"
+    return format(value, form).replace("-", "−")
 
 
-def decimals_for(values: Any) -> int:
+def decimals_for(values: ArrayLike) -> int:
     """Decimals with which the largest of some numbers has three digits."""
-    known = np.abs(np.asarray(values, dtype=np.float64).ravel())
-    largest = float(known[np.isfinite(known)].max(initial=0.0))
-    return min(max(2 - math.floor(math.log10(largest)), 0), 9) if largest > 0 else 2
+    sizes = np.abs(np.asarray(values, dtype=np.float64).ravel())
+    largest = float(sizes[np.isfinite(sizes)].max(initial=0.0))
+    if largest <= 0:
+        return 2
+
+    decimals = 2 - math.floor(math.log10(largest))
+    return min(max(decimals, 0), 9)
 
 
-def format_value(value: Any, width: int = 14) -> str:
+def format_value(value: object, width: int = 14) -> str:
     """A value of a feature: a number with four digits, anything else as a short name."""
     return shorten(format_label(value), width)
 
 
-def format_label(value: Any) -> str:
+def format_label(value: object) -> str:
     """The same, however long, and not escaped."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
+    is_number = isinstance(value, int | float | np.number)
+    if not is_number or isinstance(value, bool | np.bool_):
         return clean(value)
     return f"{value:.4g}".replace("-", "−")

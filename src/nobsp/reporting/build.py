@@ -76,7 +76,8 @@ def report(
 
     Example:
         >>> import tempfile, torch, nobsp
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> model = Sequential(Linear(2, 8), ReLU(), Linear(8, 1))
         >>> X = torch.randn(200, 2)
         >>> explanation = nobsp.NObSP(model, features=["age", "income"]).fit(X)(X)
         >>> nobsp.report(explanation, f"{tempfile.mkdtemp()}/report.html", title="Loans").name
