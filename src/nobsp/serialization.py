@@ -1,6 +1,7 @@
 """Dataclasses of tensors and arrays as one safetensors file with JSON metadata, without pickle.
 
-`save` and `load` take a whole value; `write` and `read` take tensors by name beside anything JSON can hold.
+`save` and `load` take a whole value; `write` and `read` take tensors by name beside anything JSON can hold. Whatever is
+in a file, reading it gives the value that was written, or a `ValueError` that says what is wrong with the file.
 """
 
 from __future__ import annotations
@@ -9,23 +10,38 @@ import dataclasses
 import json
 import math
 import os
-import secrets
-import shutil
-import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Union
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+
+from nobsp.drafts import check_path, replacing
+from nobsp.tensorfile import DamagedError, Framework, loads_strictly, read_tensors, write_tensors
 
 if TYPE_CHECKING:  # files of arrays are written and read where there is no torch
     from torch import Tensor
 
-Framework = Literal["pt", "numpy"]
+# More columns than any calibration can have: products of so many would take terabytes.
+_MOST_COLUMNS = 1 << 20
+# Letters of what was found in its place, in messages.
+_EXCERPT = 60
+# What a description that does not fit together ends in; too deep a nesting is a RuntimeError.
+_MISFITS = (
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    RuntimeError,
+    OverflowError,
+    AssertionError,
+    ZeroDivisionError,
+)
 
 
 def save(path: str | os.PathLike[str], value: Any, *, kind: str, version: int) -> None:
@@ -43,23 +59,38 @@ def load(
     classes: Iterable[type] = (),
     framework: Framework = "pt",
     of: type = object,
+    mapped: bool = False,
 ) -> Any:
     """Reads what `save` wrote, a value `of` this type."""
-    tensors, about = read(path, kind=kind, version=version, framework=framework)
-    try:
+    tensors, about = read(path, kind=kind, version=version, framework=framework, mapped=mapped)
+    with damage_in_words(path):
         value = unpack(about, tensors, classes)
-        if tensors or not isinstance(value, of):
-            raise ValueError(
-                "it has tensors that nothing uses"
-                if tensors
-                else f"it does not hold a {of.__name__}"
-            )
-        return value
-    except ValueError as damaged:
-        reason = str(damaged).rstrip(".")
+        if tensors:
+            raise ValueError("it has tensors that nothing uses")
+        if not isinstance(value, of):
+            raise ValueError(f"it does not hold a {of.__name__}")
+    return value
+
+
+class damage_in_words:  # noqa: N801 - it is used as a function
+    """Makes whatever goes wrong with the contents of a file a `ValueError` that names the file."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        """Begins to look."""
+
+    def __exit__(self, kind: Any, failure: BaseException | None, trace: Any) -> None:
+        """Says what went wrong."""
+        if not isinstance(failure, (ValueError, *_MISFITS)):
+            return
+        reason = str(failure).rstrip(".")
+        if not isinstance(failure, ValueError):
+            reason = f"its parts do not fit together ({type(failure).__name__}: {reason})"
         raise ValueError(
-            f"path {str(path)!r} is damaged or of another version: {reason}."
-        ) from damaged
+            f"path {str(self._path)!r} is damaged or of another version: {reason}."
+        ) from failure
 
 
 def pack(value: Any, tensors: dict[str, Any]) -> Any:
@@ -80,17 +111,10 @@ def pack(value: Any, tensors: dict[str, Any]) -> Any:
     if kind is frozenset:
         return {"@frozenset": [pack(inner, tensors) for inner in sorted(value, key=repr)]}
     if kind is dict:
-        return {
-            "@dict": [[pack(key, tensors), pack(inner, tensors)] for key, inner in value.items()]
-        }
+        pairs = [[pack(key, tensors), pack(inner, tensors)] for key, inner in value.items()]
+        return {"@dict": pairs}
     if isinstance(value, np.ndarray) or _is_tensor(value):
-        if isinstance(value, np.ndarray) and (
-            value.dtype.kind not in "biuf" or value.dtype.itemsize > 8
-        ):
-            raise TypeError(f"an array of {value.dtype} cannot be saved; only numbers can.")
-        name = str(len(tensors))
-        tensors[name] = value
-        return {"@array" if isinstance(value, np.ndarray) else "@tensor": name}
+        return _pack_tensor(value, tensors)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: pack(getattr(value, field.name), tensors) for field in _fields(kind)}
         return {"@class": kind.__name__, "fields": fields}
@@ -99,65 +123,158 @@ def pack(value: Any, tensors: dict[str, Any]) -> Any:
     raise TypeError(f"a {kind.__name__} cannot be saved.")
 
 
+def _pack_tensor(value: Any, tensors: dict[str, Any]) -> dict[str, str]:
+    """A reference to a tensor or an array."""
+    is_array = isinstance(value, np.ndarray)
+    if is_array and (value.dtype.kind not in "biuf" or value.dtype.itemsize > 8):
+        raise TypeError(f"an array of {value.dtype} cannot be saved; only numbers can.")
+    name = str(len(tensors))
+    tensors[name] = value
+    return {"@array" if is_array else "@tensor": name}
+
+
 def unpack(said: Any, tensors: dict[str, Any], classes: Iterable[type] = ()) -> Any:
     """The value that `pack` described; tensors are taken out of `tensors` as they are used."""
-    known = {kind.__name__: kind for kind in classes}
-
-    def restore(said: Any) -> Any:
-        match said:
-            case None | bool() | int() | float() | str():
-                return said
-            case list():
-                return [restore(inner) for inner in said]
-            case {"@tuple": list(items), **rest} if not rest:
-                return tuple(restore(inner) for inner in items)
-            case {"@frozenset": list(items), **rest} if not rest:
-                return frozenset(restore(inner) for inner in items)
-            case {"@dict": list(items), **rest} if not rest:
-                return {restore(key): restore(inner) for key, inner in items}
-            case {"@float": "nan" | "inf" | "-inf" as name, **rest} if not rest:
-                return float(name)
-            case {"@array": name, **rest} if not rest:
-                found = tensors.pop(name)
-                return found.numpy() if _is_tensor(found) else found
-            case {"@tensor": name, **rest} if not rest:
-                found = tensors.pop(name)
-                return (
-                    import_module("torch").from_numpy(found)
-                    if isinstance(found, np.ndarray)
-                    else found
-                )
-            case {"@moments": inner, **rest} if not rest:
-                from nobsp.projection import Moments
-
-                blocks, state = restore(inner)
-                return Moments(blocks) if state is None else Moments.from_state(blocks, state)
-            case {"@class": str(name), "fields": dict(fields), **rest} if not rest:
-                if name not in known:
-                    raise ValueError(f"it holds a {name!r}, which does not belong there")
-                if different := fields.keys() ^ {field.name for field in _fields(known[name])}:
-                    raise ValueError(
-                        f"{name!r} has other fields than it should ({', '.join(sorted(different))})"
-                    )
-                return known[name](**{key: restore(inner) for key, inner in fields.items()})
-        raise ValueError(f"{str(said)[:60]!r} is not understood")
-
+    reader = _Reader({kind.__name__: kind for kind in classes}, tensors)
     try:
-        return restore(said)
-    except (
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        RuntimeError,
-    ) as wrong:  # too deep a nesting included
+        return reader.restore(said)
+    except _MISFITS as wrong:
         raise ValueError(
             f"its parts do not fit together ({type(wrong).__name__}: {wrong})"
         ) from wrong
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Reader:
+    """Makes values of descriptions."""
+
+    classes: dict[str, type]
+    tensors: dict[str, Any]
+
+    def restore(self, said: Any) -> Any:
+        """A value as its description says."""
+        match said:
+            case None | bool() | int() | float() | str():
+                return said
+            case list():
+                return [self.restore(inner) for inner in said]
+            case {"@class": str(name), "fields": dict(fields), **rest} if not rest:
+                return self._instance(name, fields)
+            case {**entries} if len(entries) == 1:
+                [(tag, content)] = entries.items()
+                return self._tagged(str(tag), content)
+        raise ValueError(f"{str(said)[:_EXCERPT]!r} is not understood")
+
+    def _tagged(self, tag: str, content: Any) -> Any:
+        """A value that JSON has no form for."""
+        match tag, content:
+            case "@tuple", list():
+                return tuple(self.restore(inner) for inner in content)
+            case "@frozenset", list():
+                return frozenset(self.restore(inner) for inner in content)
+            case "@dict", list():
+                return self._dictionary(content)
+            case "@float", "nan" | "inf" | "-inf":
+                return float(content)
+            case "@array", str():
+                tensor = self.tensors.pop(content)
+                return tensor.numpy() if _is_tensor(tensor) else tensor
+            case "@tensor", str():
+                tensor = self.tensors.pop(content)
+                is_array = isinstance(tensor, np.ndarray)
+                return import_module("torch").from_numpy(tensor) if is_array else tensor
+            case "@moments", _:
+                return _restored_moments(self.restore(content))
+        raise ValueError(f"{str({tag: content})[:_EXCERPT]!r} is not understood")
+
+    def _dictionary(self, pairs: list[Any]) -> dict[Any, Any]:
+        """A dictionary; an error where a key stands twice."""
+        content = {self.restore(key): self.restore(inner) for key, inner in pairs}
+        if len(content) != len(pairs):
+            raise ValueError("a key stands twice in the same dictionary")
+        return content
+
+    def _instance(self, name: str, fields: dict[str, Any]) -> Any:
+        """An instance of a known class, with all of its fields and values of their types."""
+        if name not in self.classes:
+            raise ValueError(f"it holds a {name!r}, which does not belong there")
+        kind = self.classes[name]
+        if different := fields.keys() ^ {field.name for field in _fields(kind)}:
+            raise ValueError(
+                f"{name!r} has other fields than it should ({', '.join(sorted(different))})"
+            )
+        values = {key: self.restore(inner) for key, inner in fields.items()}
+        hints = _type_hints(kind)
+        for key, value in values.items():
+            if key in hints and not _fits(value, hints[key]):
+                raise ValueError(f"{key!r} of {name!r} is a {type(value).__name__}")
+        return kind(**values)
+
+
+def _restored_moments(content: Any) -> Any:
+    """Moments, with every size checked before anything is allocated."""
+    from nobsp.projection import Moments
+
+    blocks, state = content
+    widths = list(blocks.values())
+    if not all(type(width) is int and width >= 0 for width in widths):
+        raise ValueError("widths of its blocks are not numbers of columns")
+    size = sum(widths)
+    if size > _MOST_COLUMNS:
+        raise ValueError(f"its blocks have {size} columns, more than a calibration can have")
+    if state is None:
+        return Moments(blocks)
+    if state["origin"].shape != (size,) or state["offset"].shape != (size,):
+        raise ValueError(f"its means are not those of {size} columns")
+    if state["products"].shape != (size * (size + 1) // 2,):
+        raise ValueError(f"its products are not those of {size} columns")
+    if int(state["rows"]) < 1 or not math.isfinite(float(state["weight"])):
+        raise ValueError("it has no number of rows")
+    return Moments.from_state(blocks, state)
+
+
 def _fields(kind: type) -> list[dataclasses.Field[Any]]:
+    """The fields that make an instance."""
     return [field for field in dataclasses.fields(kind) if field.init]
+
+
+@cache
+def _type_hints(kind: type) -> dict[str, Any]:
+    """Types of a dataclass's fields; none where they name what is only imported for type checkers."""
+    try:
+        return typing.get_type_hints(kind)
+    except (NameError, TypeError, AttributeError):
+        return {}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of the sort that a type stands for; what is in containers is not looked at."""
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return any(_fits(value, argument) for argument in typing.get_args(hint))
+    if typing.get_origin(hint) is Literal:
+        return value in typing.get_args(hint)
+    kind = typing.get_origin(hint) or hint
+    if not isinstance(kind, type) or kind in (Any, object):
+        return True
+    return _sort_of(type(value)) == _sort_of(kind)
+
+
+def _sort_of(kind: type) -> str:
+    """Numbers, texts, tensors, rows of values, mappings, or a class of its own."""
+    for sort, classes in _SORTS.items():
+        if issubclass(kind, classes):
+            return sort
+    return "tensor" if kind.__name__ in ("Tensor", "Parameter") else kind.__name__
+
+
+# Kinds of numbers are alike here, and so are lists and tuples: a description may hold either.
+_SORTS: dict[str, tuple[type, ...]] = {
+    "number": (int, float),
+    "text": (str,),
+    "tensor": (np.ndarray,),
+    "mapping": (Mapping,),
+    "values": (Sequence, Set),
+}
 
 
 def _is_tensor(value: Any) -> bool:
@@ -185,102 +302,48 @@ def write(
         save_file(tensors, str(draft), metadata=metadata)
 
 
-def check_path(path: str | os.PathLike[str]) -> Path:
-    """The file to write, or an error before any work is done for it."""
-    target = Path(path)
-    folder = str(target.parent)
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"path is in {folder!r}, which is not a folder; create it first.")
-    if target.is_dir():
-        raise IsADirectoryError(f"path {str(target)!r} is a folder; pass the name of a file.")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(
-            f"path is in {folder!r}, which cannot be written to; choose another folder."
-        )
-    return target
-
-
-@contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """A file to write, which takes the target's place when it is complete; whatever goes wrong, nothing is left."""
-    # A folder of its own: safetensors begins a file under a name it draws, which a killed process would leave behind.
-    folder = target.with_name(f"{target.name}.{secrets.token_hex(8)}.part")
-    folder.mkdir()
-    draft = folder / "file"
-    try:
-        # Asking for the umask would change it for other threads; an empty file shows what it allows.
-        draft.touch(0o666, exist_ok=False)
-        mode = stat.S_IMODE((target if target.exists() else draft).stat().st_mode)
-        yield draft
-        os.chmod(draft, mode)  # safetensors writes files for their owner alone
-        os.replace(draft, target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def save_file(tensors: Mapping[str, Any], path: str, *, metadata: dict[str, str]) -> None:
     """Writes arrays with numpy alone, and with torch where there are tensors."""
-    # Not np.ascontiguousarray, which gives a single number a dimension; safetensors needs one byte order.
-    kept: dict[str, Any] = {
-        name: given.astype(given.dtype.newbyteorder("="), order="C")
-        if isinstance(given, np.ndarray)
-        else given
-        for name, given in tensors.items()
-    }
-    if all(isinstance(given, np.ndarray) for given in kept.values()):
-        from safetensors.numpy import save_file as save_arrays
-
-        save_arrays(kept, path, metadata=metadata)
-        return
-    import torch
-    from safetensors.torch import save_file as save_tensors
-
-    storages: set[int] = set()
-    for name, given in kept.items():
-        tensor = (
-            torch.from_numpy(given)
-            if isinstance(given, np.ndarray)
-            else given.detach().contiguous()
-        )
-        storage = tensor.untyped_storage()
-        if (
-            storage.data_ptr() in storages
-            or storage.nbytes() != tensor.numel() * tensor.element_size()
-        ):
-            tensor = tensor.clone()  # safetensors refuses tensors that share memory
-        storages.add(tensor.untyped_storage().data_ptr())
-        kept[name] = tensor
-    save_tensors(kept, path, metadata=metadata)
+    with open(path, "wb") as file:
+        write_tensors(file, tensors, metadata)
 
 
 def read(
-    path: str | os.PathLike[str], *, kind: str, version: int, framework: Framework = "pt"
+    path: str | os.PathLike[str],
+    *,
+    kind: str,
+    version: int,
+    framework: Framework = "pt",
+    mapped: bool = False,
 ) -> tuple[dict[str, Any], Any]:
     """Reads what `write` wrote, as torch tensors or as numpy arrays."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"path {str(path)!r} is not a file.")
+    require = partial(_require_kind, path, kind=kind, version=version)
     try:
-        # The header is checked against the length of the file before any tensor is allocated.
-        with safe_open(path, framework=framework) as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != "nobsp" or metadata.get("kind") != kind:
-                held = (
-                    metadata.get("kind") if metadata.get("format") == "nobsp" else "something else"
-                )
-                raise ValueError(f"path {str(path)!r} does not hold a nobsp {kind} but {held}.")
-            if metadata.get("version") != str(version):
-                raise ValueError(
-                    f"path {str(path)!r} has layout version {metadata.get('version')}, but this nobsp reads version "
-                    f"{version}; use the nobsp that wrote it."
-                )
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-    except SafetensorError as damaged:
+        tensors, metadata = read_tensors(path, framework=framework, require=require, mapped=mapped)
+    except DamagedError as damaged:
         raise ValueError(
             f"path {str(path)!r} is damaged or no safetensors file: {damaged}."
         ) from damaged
     try:
-        return tensors, json.loads(metadata["about"])
-    except (KeyError, json.JSONDecodeError, RecursionError) as damaged:
+        return tensors, loads_strictly(metadata["about"])
+    except (KeyError, ValueError) as damaged:
         raise ValueError(
             f"path {str(path)!r} is damaged: its description cannot be read ({damaged})."
         ) from damaged
+
+
+def _require_kind(
+    path: str | os.PathLike[str], metadata: Mapping[str, str], *, kind: str, version: int
+) -> None:
+    """An error where a file holds something else, or another version of it."""
+    is_ours = metadata.get("format") == "nobsp"
+    if not is_ours or metadata.get("kind") != kind:
+        held = metadata.get("kind") if is_ours else "something else"
+        raise ValueError(f"path {str(path)!r} does not hold a nobsp {kind} but {held}.")
+    if metadata.get("version") != str(version):
+        raise ValueError(
+            f"path {str(path)!r} has layout version {metadata.get('version')}, but this nobsp reads version "
+            f"{version}; use the nobsp that wrote it."
+        )

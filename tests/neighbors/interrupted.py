@@ -39,18 +39,23 @@ def rows(part):
     return rng.normal(size=(STEP, WIDTH)), rng.integers(CLASSES, size=STEP)
 
 
+def collection(folder):
+    from nobsp.neighbors import Milvus
+
+    return Milvus(uri=str(folder / "rows.db"))
+
+
 def made(backend, folder):
     if backend == "milvus":
-        from nobsp.neighbors import Milvus
-
-        backend = Milvus(uri=str(folder / "rows.db"))
+        backend = collection(folder)
     nobsp.ContributionIndex(head(), backend=backend).fit(*rows(0)).save(folder / "index")
     os._exit(0)
 
 
 def add_forever(folder, said):
     """Goes on from what is kept; one byte for each addition that is safe."""
-    index = nobsp.ContributionIndex.load(folder / "index", head())
+    backend = collection(folder) if (folder / "rows.db").exists() else None
+    index = nobsp.ContributionIndex.load(folder / "index", head(), backend=backend)
     assert len(index) % STEP == 0, len(index)
     for part in range(len(index) // STEP, 10_000):
         index.add(*rows(part))

@@ -82,7 +82,10 @@ def test_a_killed_process_leaves_a_usable_collection(tmp_path):
     pytest.importorskip("milvus_lite")
     ended(python(SCRIPT, tmp_path, 2, 0, "milvus"))
     reported = json.loads((tmp_path / "milvus" / "reported").read_text())
-    index = ContributionIndex.load(tmp_path / "milvus" / "index", interrupted.head())
+    backend = interrupted.collection(tmp_path / "milvus")
+    index = ContributionIndex.load(
+        tmp_path / "milvus" / "index", interrupted.head(), backend=backend
+    )
     try:
         count = len(index)
         assert count % interrupted.STEP == 0
@@ -432,12 +435,36 @@ def test_rows_of_one_place_are_not_read_from_another(fitted, tmp_path):
         ContributionIndex.load(tmp_path / "index", world()[0], backend="faiss")
 
 
+def test_a_file_alone_makes_nobody_connect(tmp_path, monkeypatch):
+    pytest.importorskip("milvus_lite")
+    head, X, labels = world()
+    place = Milvus(uri=str(tmp_path / "rows.db"))
+    index = ContributionIndex(head, backend=place).fit(X, labels)
+    index.save(tmp_path / "index")
+    index.close()
+    monkeypatch.setattr(
+        "nobsp.neighbors.backends._connect", lambda _: pytest.fail("the file chose where to")
+    )
+    with pytest.raises(ValueError, match=r"in Milvus.*pass backend="):
+        ContributionIndex.load(tmp_path / "index", head)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_numbers_that_are_not_finite_are_refused_before_any_search(tmp_path, wrong):
+    head, X, labels = world()
+    index = ContributionIndex(head).fit(X, labels)
+    index._fitted.backend.rows.activations[3, 1] = wrong
+    index.save(tmp_path / "index")
+    with pytest.raises(ValueError, match="activations has numbers that are not finite"):
+        ContributionIndex.load(tmp_path / "index", head)
+
+
 def test_a_name_that_was_damaged_in_the_file_is_told(tmp_path):
     head, X, labels = world()
     path = tmp_path / "index"
     ContributionIndex(head).fit(X, labels).save(path)
     path.write_bytes(path.read_bytes().replace(b"fingerprint", b"fingerprimt"))
-    with pytest.raises(ValueError, match="damaged: it lacks 'fingerprint'"):
+    with pytest.raises(ValueError, match="is damaged"):
         ContributionIndex.load(path, head)
 
 
@@ -453,5 +480,5 @@ def test_a_graph_that_was_damaged_in_the_file_is_refused(where, tmp_path):
     path.write_bytes(
         whole[:at] + bytes(255 - byte for byte in whole[at : at + 64]) + whole[at + 64 :]
     )
-    with pytest.raises(ValueError, match="damaged: a graph in it"):
+    with pytest.raises(ValueError, match="is damaged"):
         ContributionIndex.load(path, head)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as javascript
-import secrets
 import shutil
 import sys
 import warnings
@@ -17,6 +16,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, Parameter, validators
 
 from nobsp._messages import suggest
+from nobsp.drafts import draft_of, sweep
 
 MODEL, TABLE, IMAGES = (
     Group("Model", sort_key=1),
@@ -234,7 +234,9 @@ def write_folder(folder: Path, names: Sequence[str], *, force: bool) -> Iterator
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {folder} is a file; name a folder.")
     missing = [parent for parent in folder.parents if not parent.exists()]
-    draft = folder.parent / f".{folder.name}.{secrets.token_hex(8)}.part"
+    hidden = folder.with_name(f".{folder.name}")
+    sweep(hidden)
+    draft = draft_of(hidden)
     try:
         try:
             draft.mkdir(parents=True)

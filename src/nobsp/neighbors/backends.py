@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from types import NoneType
 from typing import Any, Literal
 
 import numpy as np
@@ -551,39 +552,136 @@ def load(
     backend: Usearch | Milvus | str | None,
     device: Any,
 ) -> tuple[Fitted, dict[str, Any], Usearch | Milvus | None]:
-    """Reads an index: what was fitted, the options it was made with, and those of its backend."""
+    """Reads an index: what was fitted, the options it was made with, and those of its backend.
+
+    Where rows are in Milvus, the caller says where that is: a file must not make anybody connect.
+    """
     known = (Evidence, Milvus, Outcomes, Rows, Space, Usearch)
-    stored: dict[str, Any] = serialization.load(path, kind=KIND, version=VERSION, classes=known)
-    if stored["fingerprint"] != source.fingerprint() or not _near(
-        stored["signature"], source.signature
-    ):
+    stored: dict[str, Any] = serialization.load(
+        path, kind=KIND, version=VERSION, classes=known, of=dict, mapped=True
+    )
+    with serialization.damage_in_words(path):
+        _require_whole(stored)
+        same = stored["fingerprint"] == source.fingerprint()
+        same = same and _near(stored["signature"], source.signature)
+    if not same:
         raise ValueError(
             f"path {str(path)!r} holds an index made with another explainer; pass the very one."
         )
-    if any(
-        stored["checksums"].get(name) != _checksum(graph)
-        for name, graph in stored["graphs"].items()
-    ):
-        raise ValueError("the file is damaged: a graph in it is not the one that was written.")
-    classes = stored["classes"]
-    outcomes = replace(stored["outcomes"], classes=None if classes is None else np.asarray(classes))
-    evidence = Evidence()
-    if source.coefficients is not None:
-        evidence = Evidence(outcomes.per_class(source.coefficients).T.contiguous(), stored["mean"])
-    spaces = {kind: replace(space, evidence=evidence) for kind, space in stored["spaces"].items()}
-    used, in_milvus = stored["backend"], isinstance(stored["backend"], Milvus)
-    if backend is not None:  # another one for the same rows
-        if in_milvus != isinstance(backend, Milvus):
-            where = "in Milvus" if in_milvus else "in the file"
-            raise ValueError(
-                f"backend {backend!r} cannot be used: the rows of this index are {where}."
-            )
-        used = None if isinstance(backend, str) else backend
-    place = make_backend(used, indexed_spaces(spaces, *stored["indexed"]), stored, device=device)
-    fitted = Fitted(
-        source, outcomes, evidence, spaces, place, stored["labelled"], stored["indexed"]
-    )
+
+    used = _chosen_backend(stored["backend"], backend)
+    with serialization.damage_in_words(path):
+        classes = stored["classes"]
+        labels = None if classes is None else np.asarray(classes)
+        outcomes = replace(stored["outcomes"], classes=labels)
+        evidence = Evidence()
+        if source.coefficients is not None:
+            coefficients = outcomes.per_class(source.coefficients).T.contiguous()
+            evidence = Evidence(coefficients, stored["mean"])
+        spaces = {
+            kind: replace(space, evidence=evidence) for kind, space in stored["spaces"].items()
+        }
+        _require_fitting_rows(stored["rows"], outcomes, spaces)
+        indexed = indexed_spaces(spaces, *stored["indexed"])
+    made = make_backend(used, indexed, stored, device=device)
+    fitted = Fitted(source, outcomes, evidence, spaces, made, stored["labelled"], stored["indexed"])
     return fitted, stored["options"], used
+
+
+def _chosen_backend(
+    written: Usearch | Milvus | None, wanted: Usearch | Milvus | str | None
+) -> Usearch | Milvus | None:
+    """The backend to use: that of the file, or another one for the same rows."""
+    in_milvus = isinstance(written, Milvus)
+    if wanted is None:
+        if isinstance(written, Milvus):
+            raise ValueError(
+                f"the rows of this index are in Milvus (collection {written.collection!r} at {written.uri!r} when it "
+                "was saved); pass backend=Milvus(uri=..., collection=...) to say where they are now."
+            )
+        return written
+    if in_milvus != isinstance(wanted, Milvus):
+        where = "in Milvus" if in_milvus else "in the file"
+        raise ValueError(f"backend {wanted!r} cannot be used: the rows of this index are {where}.")
+    return None if isinstance(wanted, str) else wanted
+
+
+# What a file of an index holds, by the sort of each.
+_STORED: dict[str, tuple[type, ...]] = {
+    "fingerprint": (str,),
+    "signature": (Tensor,),
+    "options": (dict,),
+    "outcomes": (Outcomes,),
+    "classes": (list, NoneType),
+    "mean": (Tensor, NoneType),
+    "spaces": (dict,),
+    "labelled": (bool,),
+    "indexed": (tuple,),
+    "backend": (Usearch, Milvus, NoneType),
+    "rows": (Rows, NoneType),
+    "evidence_shape": (tuple, NoneType),
+    "graphs": (dict,),
+    "checksums": (dict,),
+}
+_OPTIONS = frozenset({"space", "target", "metric", "task", "output", "memory_limit"})
+
+
+def _require_whole(stored: Mapping[str, Any]) -> None:
+    """An error where anything is missing, of another sort, or not finite."""
+    if missing := _STORED.keys() - stored.keys():
+        raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+    for name, kinds in _STORED.items():
+        if not isinstance(stored[name], kinds):
+            raise ValueError(f"its {name} is a {type(stored[name]).__name__}")
+    if stored["options"].keys() != _OPTIONS:
+        raise ValueError("its options are others than an index has")
+    if (stored["rows"] is None) != isinstance(stored["backend"], Milvus):
+        raise ValueError("it does not say where its rows are")
+    for name, graph in stored["graphs"].items():
+        # A damaged graph would make usearch read outside its memory.
+        if stored["checksums"].get(name) != _checksum(graph):
+            raise ValueError("a graph in it is not the one that was written")
+
+    for name in ("signature", "mean"):
+        _require_finite(name, stored[name])
+    for kind, space in stored["spaces"].items():
+        if kind != space.kind:
+            raise ValueError(f"it calls a space of {space.kind} {kind}")
+        for name in ("origin", "unit", "centre"):
+            _require_finite(name, getattr(space, name))
+    if stored["rows"] is not None:
+        for name in ("activations", "evidence", "response", "labels"):
+            _require_finite(name, getattr(stored["rows"], name))
+
+
+def _require_fitting_rows(
+    rows: Rows | None, outcomes: Outcomes, spaces: Mapping[Kind, Space]
+) -> None:
+    """An error where rows are not equally many, or not as wide as the spaces say."""
+    if rows is None:
+        return
+    columns = [value for value in vars(rows).values() if value is not None]
+    if any(column.ndim == 0 or len(column) != len(rows) for column in columns):
+        raise ValueError("its rows are not equally many in all of their columns")
+    if rows.activations.ndim != 2 or (rows.evidence is not None and rows.evidence.ndim != 3):
+        raise ValueError("its rows have another shape")
+    if spaces["activations"].width != rows.activations.shape[1]:
+        raise ValueError("its rows are not as wide as its space")
+    if (
+        len(rows)
+        and not 0 <= int(rows.predicted.min()) <= int(rows.predicted.max()) < outcomes.count
+    ):
+        raise ValueError("its rows are predicted as classes that are not there")
+
+
+def _require_finite(name: str, values: Tensor | None) -> None:
+    """An error for numbers that are not finite, with which a search would not end."""
+    if values is None or not values.is_floating_point() or not values.numel():
+        return
+    # Without a copy: the rows of an index may fill the memory.
+    lowest, highest = torch.aminmax(values)
+    if not bool(torch.isfinite(lowest) & torch.isfinite(highest)):
+        raise ValueError(f"its {name} has numbers that are not finite")
 
 
 def _checksum(graph: Tensor) -> int:

@@ -431,16 +431,15 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         Args:
             path: The file.
             explainer: The very explainer the index was made with; another one is an error.
-            backend: Another backend for the same rows; or where a collection is now, and its token.
+            backend: Another backend for the same rows; for rows in Milvus where they are, `Milvus(uri=..., token=...)`:
+                a file alone never makes this process connect.
             device: Where the exact search works.
         """
         other = None if backend is None else _backend_options(backend) or "exact"
         evidence = find_evidence(explainer)
-        try:
-            fitted, options, used = load(path, evidence, backend=other, device=device)
-        except KeyError as missing:
-            raise ValueError(f"path {str(path)!r} is damaged: it lacks {missing}.") from missing
+        fitted, options, used = load(path, evidence, backend=other, device=device)
         index = cls(explainer, backend="exact" if used is None else used, device=device, **options)
+        index._validate()
         index.classes = fitted.outcomes.classes
         index._fit = fitted
         return index

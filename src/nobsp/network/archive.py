@@ -13,11 +13,11 @@ import json
 import keyword
 import math
 import os
-import pickletools
 import re
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pickletools import genops
 from typing import Any
 
 import torch
@@ -152,7 +152,7 @@ _NAMES = ("name", "as_name", "forward_arg_names")
 _FREE_TEXTS = ("as_string", "as_strings")
 # What is known of a node beside what it computes; the rest is dropped, as torch looks names up in it.
 _KEPT_METADATA = ("nn_module_stack",)
-# What `torch.save` writes for tensors, and for the containers they are in.
+# What torch writes for tensors, and for the containers they are in.
 _PLAIN_GLOBAL = re.compile(
     r"torch(\._utils)? (_rebuild_tensor_v2|_rebuild_parameter|\w+Storage|\w*int\d+|b?float\d*)"
     r"|collections OrderedDict"
@@ -322,7 +322,7 @@ def _require_plain_samples(pickled: bytes) -> None:
         for info in pickles:
             if info.file_size > len(pickled):
                 raise UntrustedError("holds pickled sample inputs")
-            for opcode, argument, _ in pickletools.genops(inner.read(info)):
+            for opcode, argument, _ in genops(inner.read(info)):
                 named = opcode.name in _NAMING_OPCODES
                 odd = opcode.name == "GLOBAL" and not _PLAIN_GLOBAL.fullmatch(str(argument))
                 if named or odd:

@@ -14,9 +14,9 @@ from typing import Any
 import nobsp
 from nobsp._messages import count as count_of
 from nobsp.arguments import names_of, require_mapping, require_text
+from nobsp.drafts import check_path, replacing
 from nobsp.reporting.audits import KINDS, audit_for_page
 from nobsp.reporting.packing import embedded
-from nobsp.serialization import check_path, replacing
 
 _BASIC = ("numbers", "functions", "charts", "account")
 _SCRIPTS = (*_BASIC, "overview", "curves", "whatif", "rows", "pictures", "audit", "page")
