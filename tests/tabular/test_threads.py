@@ -47,7 +47,7 @@ def test_small_networks_take_one_thread(width: int, threads: int) -> None:
 
 def test_threads_are_as_before_after_an_error() -> None:
     model = Watched(16, most=4_000)
-    with pytest.raises(RuntimeError, match="enough"):
+    with pytest.raises(ValueError, match="enough"):
         NObSP(model, interactions=0).fit(X)
     assert model.threads[-1] == 1
     assert torch.get_num_threads() == 2

@@ -31,8 +31,8 @@ def run_where_answered(
         # Warnings of numpy would be about values that we chose.
         with np.errstate(all="ignore"):
             return represent(rows).to("cpu", torch.float64), None
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
+    except (MemoryError, OSError, torch.OutOfMemoryError):
+        raise  # about the machine, not about the values
     except Exception as failure:  # noqa: BLE001 - models check their domain with errors of any kind
         if len(rows) <= group:
             nothing = torch.full((len(rows), width), torch.nan, dtype=torch.float64)
