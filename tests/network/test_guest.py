@@ -1,0 +1,272 @@
+"""The caller's model and random numbers survive interrupts, threads, forks and devices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nobsp
+from nobsp.network import Readout
+from nobsp.network.determinism import NotAFunctionError
+from nobsp.network.inference import evaluation_mode
+
+LONGEST_WAIT = 60.0
+CHILD_WAIT = 20
+# Every so-manyth line of our own code is interrupted; a prime, so that loops are met at different places.
+EVERY = 29
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
+
+
+class Deep(nn.Module):
+    """About 180 modules with dropout and running statistics."""
+
+    def __init__(self, *, entangled: bool) -> None:
+        super().__init__()
+        blocks = [
+            nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)) for _ in range(45)
+        ]
+        self.body = nn.Sequential(*blocks)
+        self.head = nn.Linear(4, 2)
+        if entangled:
+            self.finish = lambda z: self.head(z)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x))
+        return out
+
+
+def deep(*, entangled: bool) -> Deep:
+    torch.manual_seed(0)
+    return Deep(entangled=entangled).train()
+
+
+def state_of(model: nn.Module) -> list[Any]:
+    flags = [part.training for part in model.modules()]
+    hooks = [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()]
+    buffers = [buffer.tolist() for buffer in model.buffers()]
+    return [flags, hooks, buffers, torch.is_grad_enabled(), torch.get_rng_state().tolist()]
+
+
+class InterruptAt:
+    """Raises KeyboardInterrupt at the so-manyth line that is run in the package's forward passes."""
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+        self.raised = False
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        if "nobsp/network" not in frame.f_code.co_filename.replace(os.sep, "/"):
+            return self if event == "call" else None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                self.raised = True
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.parametrize("entangled", [False, True])
+def test_an_interrupt_at_any_line_leaves_the_model_as_it_was(entangled: bool) -> None:
+    model = deep(entangled=entangled)
+    x = torch.randn(8, 4)
+    readout = Readout.find(model, x)
+    expected = readout.represent(x)
+    before = state_of(model)
+    tracer = sys.gettrace()
+    line = 1
+    interrupted = 0
+    while True:
+        interrupt = InterruptAt(line)
+        sys.settrace(interrupt)
+        try:
+            readout.represent(x)
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            sys.settrace(tracer)
+        assert state_of(model) == before, f"interrupted at line event {line}"
+        if not interrupt.raised:
+            break
+        # Entangled models take more lines; steps grow so that the test stays short.
+        line += EVERY + line // 8
+    assert interrupted > 20
+    torch.testing.assert_close(readout.represent(x), expected)
+
+
+# Python cannot raise in a callback of a weak reference, where the signal may be met too.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("entangled", [False, True])
+def test_real_signals_leave_the_model_as_it_was(entangled: bool) -> None:
+    model = deep(entangled=entangled)
+    x = torch.randn(8, 4)
+    readout = Readout.find(model, x)
+    before = state_of(model)
+    for delay in np.linspace(1e-4, 0.02, 40):
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, float(delay))
+        try:
+            for _ in range(20):
+                readout.represent(x)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        assert state_of(model) == before, f"interrupted after {delay} s"
+
+
+def test_random_numbers_of_other_threads_are_not_repeated() -> None:
+    model = deep(entangled=False)
+    x = torch.randn(64, 4)
+    readout = Readout.find(model, x)
+    ended = threading.Event()
+
+    def explain() -> None:
+        while not ended.is_set():
+            readout.represent(x)
+
+    threads = [threading.Thread(target=explain) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        torch.manual_seed(1)
+        drawn = [float(torch.rand(())) for _ in range(4000)]
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(LONGEST_WAIT)
+    torch.manual_seed(1)
+    assert drawn == [float(torch.rand(())) for _ in range(4000)]
+
+
+def test_a_model_that_draws_nothing_asks_for_no_random_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = deep(entangled=False)
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the generator's lock can block two threads")
+
+    monkeypatch.setattr(torch, "get_rng_state", refuse)
+    monkeypatch.setattr(torch, "set_rng_state", refuse)
+    Readout.find(model, torch.randn(8, 4)).represent(torch.randn(8, 4))
+
+
+@needs_fork
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize("entangled", [False, True])
+def test_a_child_forked_while_a_thread_explains_finds_the_model_as_it_was(entangled: bool) -> None:
+    model = deep(entangled=entangled)
+    x = torch.randn(8, 4)
+    inside = threading.Event()
+    release = threading.Event()
+
+    def wait(*_: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            release.wait(LONGEST_WAIT)
+
+    def explain() -> None:
+        with evaluation_mode(model) as run:
+            run(x)
+
+    handle = model.head.register_forward_hook(wait)
+    thread = threading.Thread(target=explain)
+    thread.start()
+    try:
+        assert inside.wait(LONGEST_WAIT), "the thread's forward pass never began"
+        child = os.fork()
+        if child == 0:
+            signal.alarm(CHILD_WAIT)
+            trained = all(part.training for part in model.modules())
+            with evaluation_mode(model) as run:
+                run(x)
+            os._exit(0 if trained and all(part.training for part in model.modules()) else 3)
+        _, status = os.waitpid(child, 0)
+    finally:
+        release.set()
+        thread.join(LONGEST_WAIT)
+        handle.remove()
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert all(part.training for part in model.modules())
+
+
+@pytest.mark.parametrize("device", ["meta", "cuda:99", "no such device"])
+def test_a_device_that_cannot_compute_is_refused_and_the_model_stays(device: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    rows = np.random.default_rng(0).normal(size=(40, 3))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match="device"):
+        nobsp.NObSP(model, device=device).fit(rows)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class CentredOnItsBatch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers(x)
+        return y - y.mean(0)
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.layers(x), 0.5, training=True)
+
+
+def noisy_function(rows: Any) -> Any:
+    return rows[:, 0] + np.random.default_rng().normal(size=len(rows))
+
+
+def function_of_the_batch(rows: Any) -> Any:
+    return rows[:, 0] - rows[:, 0].mean()
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (CentredOnItsBatch(), "other rows"),
+        (
+            nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2, track_running_stats=False)),
+            "other rows",
+        ),
+        (function_of_the_batch, "other rows"),
+        (Dropping(), "not deterministic"),
+        (noisy_function, "not deterministic"),
+    ],
+)
+def test_a_model_that_is_no_function_of_its_row_is_refused(model: Any, reason: str) -> None:
+    rows = np.random.default_rng(0).normal(size=(60, 3))
+    state = torch.get_rng_state()
+    with pytest.raises(NotAFunctionError, match=reason):
+        nobsp.NObSP(model).fit(rows)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_maps_of_a_model_that_mixes_its_batch_are_refused() -> None:
+    network = nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4, track_running_stats=False),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 2),
+    )
+    with pytest.raises(NotAFunctionError):
+        nobsp.NObSPCam(network).fit(torch.rand(12, 1, 8, 8))
