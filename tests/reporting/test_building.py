@@ -183,20 +183,33 @@ def test_another_subject_is_refused_with_what_to_pass(tmp_path):
         report(np.zeros((3, 3)), tmp_path / "page.html")
 
 
-def test_triples_are_shown_for_rows_and_told(tmp_path):
+def small_network() -> torch.nn.Module:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(
+    return torch.nn.Sequential(
         torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)
     ).double()
+
+
+def test_terms_without_a_table_are_shown_for_rows_and_told(tmp_path):
     X = np.random.default_rng(0).normal(size=(100, 3))
-    explainer = NObSP(model, features=list("abc"), interactions=[("a", "b", "c")]).fit(X)
+    groups = {"g": [0, 1], "c": 2}
+    explainer = NObSP(small_network(), features=groups, interactions=[("g", "c")]).fit(X)
     data = table_of(explainer(X))
-    assert data["terms"][-1] == {"features": [0, 1, 2], "axes": [], "values": None, "spread": None}
+    assert data["terms"][-1] == {"features": [0, 1], "axes": [], "values": None, "spread": None}
     assert data["rows"]["direct"] is not None
     assert "no_table" in [finding["code"] for finding in data["findings"]]
     alone = table_of(explainer.compile()(X))  # without the network
     assert alone["rows"]["direct"] is None
     assert "not_run" in [finding["code"] for finding in alone["findings"]]
+
+
+def test_triples_are_on_the_page_as_tables():
+    X = np.random.default_rng(0).normal(size=(100, 3))
+    explainer = NObSP(small_network(), features=list("abc"), interactions=[("a", "b", "c")]).fit(X)
+    data = table_of(explainer(X))
+    assert data["terms"][-1]["features"] == (0, 1, 2)
+    assert len(data["terms"][-1]["axes"]) == 3
+    assert data["rows"]["direct"] is None
 
 
 def test_many_groups_of_numbers_make_a_page_at_once(tmp_path):

@@ -186,23 +186,57 @@ function cellsOf(term, axis) {
 
 const hidesWithoutRows = () => table.rows.count >= 20;
 
-// Cells that hold rows or, on axes of numbers, have a neighbour that does.
-function supported(across, up) {
+// Cells that hold rows or, on axes of numbers, have a neighbour that does; of a slice, rows that are near it.
+function supported(across, up, slice = null) {
   const held = new Set();
   const reach = (axis, at) => (axis.levels ? [at] : [at - 2, at - 1, at, at + 1, at + 2]);
   for (let row = 0; row < table.rows.count; row++) {
+    if (slice && !slice.isNear(row)) continue;
     for (const i of reach(across, across.of[row])) for (const j of reach(up, up.of[row])) held.add(j * 4096 + i);
   }
   return (i, j) => !hidesWithoutRows() || held.has(j * 4096 + i);
 }
 
-function drawSurface(place, term) {
+// Rows this far from a slice through three features, in cells, still count as near it.
+const NEAR_SLICE = CELLS / 8;
+
+// Three features are drawn as two, the third held at a value: the only category if there is one, else the last.
+function sliceOf(term) {
+  const cells = term.axes.map((axis, side) => ({ ...cellsOf(term, axis), name: table.features[term.features[side]].name }));
+  const categories = cells.filter((axis) => axis.levels);
+  const third = categories.length === 1 ? categories[0] : cells[2];
+  const few = third.about?.few;
+  if (few) Object.assign(third, { middles: few, of: Array.from(valuesOf(third.column), (x) => few.indexOf(nearest(few, x))) });
+  // Not in the middle, where many interactions are zero.
+  const places = [...third.of].filter(Number.isFinite).sort((a, b) => a - b);
+  const start = places[Math.floor(0.85 * (places.length - 1))] ?? 0;
+  const slice = { third, sides: cells.filter((axis) => axis !== third), place: start };
+  slice.isNear = (row) => Math.abs(third.of[row] - slice.place) <= (third.levels || few ? 0 : NEAR_SLICE);
+  slice.told = () => cellName(third, third.middles[slice.place]);
+  return slice;
+}
+
+const cellName = (axis, at) => (axis.levels ? brief(axis.names[at], 24) : shown(at, 4));
+
+function putCell(point, axis, at) {
+  if (axis.levels) point.levels[axis.feature] = at;
+  else point.numbers[axis.column] = at;
+}
+
+// The largest contribution to a row, so that colours mean the same at every value of the third feature.
+function largestOf(term) {
+  const sizes = everyRow().map((row) => Math.abs(contribution(term, pointOfRow(row))[state.output]));
+  return Math.max(1e-12, ...sizes.filter(Number.isFinite));
+}
+
+function drawSurface(place, term, slice = null) {
   const o = state.output;
-  const [across, up] = term.axes.map((axis) => cellsOf(term, axis));
-  const inside = supported(across, up);
+  const [across, up] = slice ? slice.sides : term.axes.map((axis) => cellsOf(term, axis));
+  const inside = supported(across, up, slice);
   const point = { numbers: {}, levels: {} };
-  const put = (axis, at) => { if (axis.levels) point.levels[axis.feature] = at; else point.numbers[axis.column] = at; };
-  const told = (axis, at) => (axis.levels ? brief(axis.names[at], 24) : shown(at, 4));
+  if (slice) putCell(point, slice.third, slice.third.middles[slice.place]);
+  const put = (axis, at) => putCell(point, axis, at);
+  const told = cellName;
   const texts = [];
   const z = up.middles.map((b, j) => {
     texts.push([]);
@@ -213,7 +247,7 @@ function drawSurface(place, term) {
       return inside(i, j) ? value : null;
     });
   });
-  const largest = Math.max(1e-12, ...z.flat().map((v) => Math.abs(v ?? 0)));
+  const largest = slice ? largestOf(term) : Math.max(1e-12, ...z.flat().map((v) => Math.abs(v ?? 0)));
   const ticks = (axis) => (axis.levels
     ? { tickmode: "array", tickvals: axis.middles, ticktext: axis.names.map((name) => plain(brief(name, 12))), automargin: true }
     : {});

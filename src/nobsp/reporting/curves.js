@@ -101,21 +101,37 @@ function whyNoCurve(term) {
   return make("p", { className: "quiet", textContent });
 }
 
+// A slider, or a list of levels, through the third feature of three.
+function sliceControl(slice, name, redraw) {
+  const { third } = slice, told = make("output", { className: "number" });
+  const control = third.levels
+    ? make("select", { "aria-label": name }, ...third.names.map((level, i) => make("option", { value: i, textContent: level })))
+    : make("input", { type: "range", min: 0, max: third.middles.length - 1, step: 1, "aria-label": name });
+  const tell = () => { told.textContent = slice.told(); control.setAttribute("aria-valuetext", slice.told()); };
+  control.value = slice.place;
+  tell();
+  control.addEventListener("input", () => { slice.place = Number(control.value); tell(); redraw(); });
+  return make("div", { className: "slice" }, make("span", { className: "quiet" }, bdi(name, "name"), third.levels ? "" : " "),
+    control, third.levels ? null : told);
+}
+
 function surfaceCard(term) {
   const place = make("div", { className: "chart", role: "img" });
   const strength = make("span", { className: "quiet number" });
   const drawable = Boolean(term.values), lines = linesFit(term);
   const card = make("article", { className: "card", "aria-label": term.name },
     make("h3", {}, bdi(term.name, "name"), strength), drawable ? place : whyNoCurve(term));
+  const slice = drawable && term.axes.length === 3 ? sliceOf(term) : null;
+  if (slice) card.append(sliceControl(slice, slice.third.name, () => drawSurface(place, term, slice)));
   if (lines) card.append(make("p", { className: "quiet axes" }, ...linesKey(term)));
-  else if (drawable) card.append(axesInWords(term.features.map((k) => table.features[k].name)));
+  else if (drawable) card.append(axesInWords(slice ? slice.sides.map((axis) => axis.name) : term.features.map((k) => table.features[k].name)));
   if (drawable && hidesWithoutRows()) card.lastChild.append(" · drawn only where there are rows");
   const update = () => {
     const size = shown(table.strengths[term.position][state.output]);
     strength.textContent = "± " + size;
-    if (drawable) place.setAttribute("aria-label", `${term.name}: what both do only together, ± ${size} on average.`);
+    if (drawable) place.setAttribute("aria-label", `${term.name}: what ${slice ? "all three" : "both"} do only together, ± ${size} on average.`);
   };
-  if (drawable) drawers.set(place, () => { update(); (lines ? drawLines : drawSurface)(place, term); });
+  if (drawable) drawers.set(place, () => { update(); (lines ? drawLines : drawSurface)(place, term, slice); });
   update();
   return card;
 }

@@ -63,8 +63,8 @@ class NObSP(Explainer):
             dictionary from feature to one of these.
         reference: "terms" fits all terms at once, each along all the others; "complement" is Algorithm 1 of
             the paper, each feature along the network's view of all other features.
-        interactions: "auto" to fit the pairs that pay on held-out rows; 0 for single features only; a number
-            of pairs, the strongest are taken; or a list of pairs and triples of feature names.
+        interactions: "auto" to fit the pairs and triples that pay on held-out rows; 0 for single features only; a
+            number of pairs, the strongest are taken; or a list of pairs and triples of feature names.
         ridge: How strongly functions are held to the network's own average effects. "auto" lets held-out rows choose;
             `ridge_` tells what was chosen. As published it regularises each solve, 1e-4 by default.
         ridge_scale: "relative" to the matrix it is added to, or, as published, "absolute".
@@ -511,8 +511,8 @@ class NObSP(Explainer):
     def compile(self) -> CompiledExplainer:
         """The functions as they are, to be used without the network and without torch.
 
-        Terms without a table (features of several numeric columns, triples) need the network; they are named in
-        `left_out` and their contributions are missing. As published, functions are tabulated along the baseline.
+        Terms without a table (features of several numeric columns, alone or in interactions) need the network; they are
+        named in `left_out` and their contributions are missing. As published, functions are tabulated along the baseline.
         """
         return self._fitted.functions.with_spreads()
 

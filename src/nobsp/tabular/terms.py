@@ -21,7 +21,7 @@ from nobsp.network.inference import Operations
 from nobsp.network.inputs import Subset
 from nobsp.network.progress import Counter, progress_bar
 from nobsp.tabular import triples
-from nobsp.tabular.grids import MOST_DIRECTIONS, Backgrounds, Grid, Lines, Main, Tables
+from nobsp.tabular.grids import MOST_DIRECTIONS, Backgrounds, Grid, Lines, Main, Tables, count_nodes
 from nobsp.tabular.lookup import Chunk, NumberAxis, TermTable
 from nobsp.tabular.purification import occupancy, purify, read
 from nobsp.tabular.regression import (
@@ -36,7 +36,7 @@ from nobsp.tabular.regression import (
     pure_rows,
     solve_terms,
 )
-from nobsp.tabular.steps import PAIR_ROOM, Steps, share_steps, step_sizes
+from nobsp.tabular.steps import FINE_PAIR_ROOM, PAIR_ROOM, Room, Steps, share_steps, step_sizes
 from nobsp.tabular.tabulate import (
     Domain,
     Points,
@@ -217,6 +217,7 @@ def fit_terms(
             trial = _trial_of_pairs(tables) if pairs is None else None
             fit = calibration.solve(tables, trial=trial)
         if pairs is None:
+            tables, fit = calibration.refine_pairs(tables, fit, bar)
             tables, fit = calibration.add_triples(tables, fit, screen, bar)
 
     chunk = sample.chunk()
@@ -331,10 +332,10 @@ class Calibration:
     ) -> Tables:
         """Adds grids of the strongest pairs: as many as asked for, or all that are worth trying."""
         if most is not None:
-            return self._tabulate_pairs(tables, list(screen.strengths)[:most], bar)
+            return self._tabulate_pairs(tables, list(screen.strengths)[:most], bar, room=PAIR_ROOM)
         strongest = list(screen.strengths)[: self.effort.most_pairs]
         worth = [pair for pair in strongest if screen.strengths[pair] >= WORTH_TRYING]
-        return self._tabulate_pairs(tables, worth, bar)
+        return self._tabulate_pairs(tables, worth, bar, room=PAIR_ROOM)
 
     def tabulate_named(self, tables: Tables, named: Sequence[Subset], bar: Counter) -> Tables:
         """Adds grids of the pairs and triples that were named, where all of their features have tables."""
@@ -345,31 +346,28 @@ class Calibration:
             for a, b in (t for t in tabulated if len(t) == 2)
             if nodes[a] * nodes[b] <= MOST_NODES
         ]
-        tables = self._tabulate_pairs(tables, pairs, bar)
+        tables = self._tabulate_pairs(tables, pairs, bar, room=PAIR_ROOM)
         return self._tabulate_triples(tables, [term for term in tabulated if len(term) == 3], bar)
 
-    def _tabulate_pairs(self, tables: Tables, pairs: Sequence[Subset], bar: Counter) -> Tables:
+    def refine_pairs(self, tables: Tables, fit: Fit, bar: Counter) -> tuple[Tables, Fit]:
+        """Gives pairs of a model of steps more thresholds, where they leave more than they should."""
+        fitted = {piece.term for piece in fit.pieces}
+        pairs = [grid.term for grid in tables.pairs if grid.term in fitted]
+        stepped = any(len(self.domains[k].steps) for pair in pairs for k in pair)
+        if not stepped or not triples.are_worth_looking_for(fit):
+            return tables, fit
+        refined = self._tabulate_pairs(tables, pairs, bar, room=FINE_PAIR_ROOM)
+        refit = self.solve(refined)
+        better = bool(refit.explained.nanmean() > fit.explained.nanmean())
+        return (refined, refit) if better else (tables, fit)
+
+    def _tabulate_pairs(
+        self, tables: Tables, pairs: Sequence[Subset], bar: Counter, *, room: Room
+    ) -> Tables:
         if not pairs:
             return tables
-        chunk = self.sample.chunk()
         wanted = sorted({k for pair in pairs for k in pair})
-        features = {
-            k: Steps(self.domains[k].steps, tables.mains[k].points, tables.mains[k].table)
-            for k in wanted
-        }
-        steps = share_steps(features, chunk, self.sample.spread, PAIR_ROOM)
-        quantiles = self.effort.pair_quantiles
-        points = {}
-        for k in wanted:
-            domain = self.domains[k]
-            if k in steps:
-                points[k] = domain.step_points(chunk, steps[k], quantiles=quantiles // 2)
-            else:
-                points[k] = domain.points(
-                    chunk, quantiles=quantiles, even=self.effort.pair_even, reach=PAIR_REACH
-                )
-
-        lines = Lines.of(points, chunk)
+        lines = Lines.of(self._pair_points(tables, wanted, room), self.sample.chunk())
         tabulate = self.backgrounds.of_rows(self.effort.pair_background)
         grids = []
         for pair in pairs:
@@ -381,6 +379,49 @@ class Calibration:
             pairs=tuple(grids),
             pair_background=tabulate.background,
         )
+
+    def _add_pairs(self, tables: Tables, pairs: Sequence[Subset], bar: Counter) -> Tables:
+        """Adds grids of pairs that have none, on the lines there are."""
+        present = {grid.term for grid in tables.pairs}
+        missing = [pair for pair in pairs if pair not in present]
+        known = tables.pair_lines.points
+        wanted = sorted({k for pair in missing for k in pair} - known.keys())
+        points = known | self._pair_points(tables, wanted, PAIR_ROOM)
+        missing = [pair for pair in missing if count_nodes(points, pair) <= MOST_NODES]
+        if not missing:
+            return tables
+        lines = Lines.of(points, self.sample.chunk())
+        tabulate = self.backgrounds.of_rows(self.effort.pair_background)
+        grids = list(tables.pairs)
+        for pair in missing:
+            grids.append(Grid.tabulate(tabulate, pair, lines))
+            bar.update()
+        return replace(
+            tables,
+            pair_lines=lines,
+            pairs=tuple(grids),
+            pair_background=tabulate.background,
+        )
+
+    def _pair_points(self, tables: Tables, wanted: Sequence[int], room: Room) -> dict[int, Points]:
+        """Lines of the grids of pairs, by feature."""
+        chunk = self.sample.chunk()
+        features = {
+            k: Steps(self.domains[k].steps, tables.mains[k].points, tables.mains[k].table)
+            for k in wanted
+        }
+        steps = share_steps(features, chunk, self.sample.spread, room)
+        quantiles = self.effort.pair_quantiles
+        points = {}
+        for k in wanted:
+            domain = self.domains[k]
+            if k in steps:
+                points[k] = domain.step_points(chunk, steps[k], quantiles=quantiles // 2)
+            else:
+                points[k] = domain.points(
+                    chunk, quantiles=quantiles, even=self.effort.pair_even, reach=PAIR_REACH
+                )
+        return points
 
     def _tabulate_triples(self, tables: Tables, terms: Sequence[Subset], bar: Counter) -> Tables:
         if not terms:
@@ -448,15 +489,20 @@ class Calibration:
         if not likely:
             return tables, fit
 
+        # A triple is tried with its pairs, which the ladder of pairs may have left out beside it.
         fitted = {piece.term for piece in fit.pieces}
-        pairs = tuple(grid for grid in tables.pairs if grid.term in fitted)
-        with_all = self._tabulate_triples(replace(tables, pairs=pairs), likely, bar)
-        tried = self.solve(with_all, trial=triples.trial_of(with_all.triples))
+        inside = {pair for triple in likely for pair in combinations(triple, 2)}
+        extended = self._add_pairs(tables, sorted(inside), bar)
+        pairs = tuple(grid for grid in extended.pairs if grid.term in fitted | inside)
+        with_all = self._tabulate_triples(replace(extended, pairs=pairs), likely, bar)
+        trial = triples.trial_of(with_all.triples, triples.worth_of(self.domains))
+        tried = self.solve(with_all, trial=trial)
         paying = {piece.term for piece in tried.pieces if len(piece.term) == 3}
         if not paying:
             return tables, fit
         # A pair may have stood for the triple.
-        worth = tried.worth_keeping()
+        of_paying = {pair for triple in paying for pair in combinations(triple, 2)}
+        worth = tried.worth_keeping() & (fitted | of_paying)
         with_paying = replace(
             with_all,
             pairs=tuple(grid for grid in pairs if grid.term in worth),

@@ -9,6 +9,7 @@ are tabulated finely.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -35,19 +36,34 @@ MOST_VARYING = 200
 # Triples that are tabulated coarsely, and lines along a side of their grids.
 MOST_SCREENED = 64
 SCREENED_LINES = 5
-# Share of an output's variance that a coarse triple must explain to be tabulated finely.
-WORTH_TRYING = 2e-4
-# What a triple must explain on held-out rows, of what is unexplained and of the variance.
-LEAST_RELATIVE_GAIN = 0.01
-LEAST_GAIN = 2e-4
 
 
-def trial_of(triples: Sequence[Grid]) -> Trial:
+@dataclass(frozen=True)
+class Worth:
+    """What a triple must bring."""
+
+    trying: float  # share of an output's variance that its coarse grid explains
+    least_relative_gain: float  # share of what is unexplained on held-out rows
+    least_gain: float  # share of the outputs' variance on held-out rows
+
+
+# A network has a little of every triple, from its noise: only those that matter are shown.
+SMOOTH = Worth(trying=2e-3, least_relative_gain=0.02, least_gain=2e-3)
+# Trees make triples on purpose, and many: deeper trees are sums of small ones.
+STEPPED = Worth(trying=0.0, least_relative_gain=0.001, least_gain=2e-5)
+
+
+def worth_of(domains: Sequence[Domain]) -> Worth:
+    """What triples of a model must bring."""
+    return STEPPED if any(len(domain.steps) for domain in domains) else SMOOTH
+
+
+def trial_of(triples: Sequence[Grid], worth: Worth) -> Trial:
     """Triples that must pay on rows held out."""
     return Trial(
         terms=tuple(grid.term for grid in triples),
-        least_relative_gain=LEAST_RELATIVE_GAIN,
-        least_gain=LEAST_GAIN,
+        least_relative_gain=worth.least_relative_gain,
+        least_gain=worth.least_gain,
     )
 
 
@@ -128,7 +144,8 @@ def screen_triples(
             continue
         effect = read(_table(grid, tabulate.weight), rows)
         gains[term] = float((explained_variance(effect, residuals) / variance).max())
-    worth = [term for term in gains if gains[term] >= WORTH_TRYING]
+    least = worth_of(domains).trying
+    worth = [term for term in gains if gains[term] >= least]
     return sorted(worth, key=lambda term: (-gains[term], term))[:most]
 
 
