@@ -42,6 +42,8 @@ class Coded:
         self._places = {
             k: {level: i for i, level in enumerate(found)} for k, found in self.levels.items()
         }
+        # By column the first level that was not known: the next code stands for it and for all others like it.
+        self._unseen: dict[int, Any] = {}
 
     @classmethod
     def of(cls, X: Any, *, missing: bool, text: bool = True) -> Coded | None:
@@ -109,7 +111,8 @@ class Coded:
             columns[k] = np.where(matrix[:, self.columns + place] > 0.5, np.nan, columns[k])
         if self.names is not None:
             import pandas as pd
-        for k, found in self.levels.items():
+        for k, known in self.levels.items():
+            found = [*known, self._unseen[k]] if k in self._unseen else known
             code = matrix[:, k].round().astype(np.intp)
             if self.names is not None and self.kinds[k] == "category":
                 columns[k] = pd.Categorical.from_codes(code, categories=found)
@@ -121,14 +124,14 @@ class Coded:
         return np.column_stack([np.asarray(columns[k], dtype=kind) for k in range(self.columns)])
 
     def _codes(self, k: int, column: NDArray[Any]) -> Array:
-        places, levels = self._places[k], self.levels[k]
+        places = self._places[k]
+        unseen_code = len(self.levels[k])
         codes = np.full(len(column), -1.0)
         for row, value in enumerate(column.tolist()):
             if not is_missing(value):
                 if value not in places:  # the model itself knows what to make of it
-                    places[value] = len(levels)
-                    levels.append(value)
-                codes[row] = places[value]
+                    self._unseen.setdefault(k, value)
+                codes[row] = places.get(value, unseen_code)
         return codes
 
 
