@@ -417,7 +417,7 @@ def solve_terms(
     units = few.units()
     fold = torch.from_numpy(deal_folds(units, generator=generator))
     parts = [piece.read(few) for piece in pieces]
-    outside, clamped = _hold_outside(few, domains, fold)
+    outside, clamped = hold_outside(few, domains, fold)
     held = [
         piece.read(clamped)[0] if isinstance(piece, TablePiece) else part[outside]
         for piece, (part, _) in zip(pieces, parts, strict=True)
@@ -496,7 +496,7 @@ def share_explained(residual: Tensor, outputs: Tensor) -> Tensor:
     )
 
 
-def _hold_outside(sample: Sample, domains: Sequence[Domain], fold: Tensor) -> tuple[Tensor, Sample]:
+def hold_outside(sample: Sample, domains: Sequence[Domain], fold: Tensor) -> tuple[Tensor, Sample]:
     """Rows outside the range of all other folds' rows, as unseen rows may be, and the same held at that range."""
     beyond, own = np.zeros(len(sample), dtype=bool), dict(sample.own)
     for domain in domains:
