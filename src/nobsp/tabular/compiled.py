@@ -65,6 +65,9 @@ class Health:
         rows: Calibration rows.
         columns: Columns of the regression, or the width of the reference where terms are fitted one by one.
         held_out: Whether `explained` was measured on rows held out.
+        scatter: Standard error of `explained` over the rows; empty where it is not known.
+        neighbourhoods: Held-out R² per output with whole neighbourhoods of rows held out, at the strengths that are
+            used; empty where it was not measured. Clearly below `explained` where rows come in clusters.
     """
 
     findings: tuple[Finding, ...]
@@ -75,6 +78,8 @@ class Health:
     rows: int
     columns: int
     held_out: bool = True
+    scatter: tuple[float, ...] = ()
+    neighbourhoods: tuple[float, ...] = ()
 
     @property
     def healthy(self) -> bool:
@@ -86,7 +91,8 @@ class Health:
         """The share explained, in one phrase; of the worst output where there are several."""
         shares = [share for share in self.explained if not math.isnan(share)]
         if not shares:
-            return "no output varies"
+            few = any(finding.code == "few_rows" for finding in self.findings)
+            return "too few rows for a held-out R²" if few else "no output varies"
         what = "held-out R²" if self.held_out else "R² on the calibration rows"
         return f"{what} {min(shares):.3f}" + (
             " for the worst output" if len(self.explained) > 1 else ""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nobsp._messages import number_outputs
+from nobsp._messages import join_names, number_outputs
 from nobsp.arguments import names_of, require_choice
 from nobsp.base import Finding, sort_findings
 from nobsp.network.adapted import Adapted
@@ -27,9 +27,18 @@ from nobsp.tabular.fitted import Estimate, rows_like
 from nobsp.tabular.folds import Codes
 from nobsp.tabular.lookup import TermTable
 from nobsp.tabular.purification import read
-from nobsp.tabular.regression import Sample, spread_of_curves
-from nobsp.tabular.tabulate import Array, Domain, Represent, describe, own_columns
+from nobsp.tabular.regression import Sample, share_explained, spread_of_curves
+from nobsp.tabular.tabulate import Array, Domain, Represent, Tabulator, describe, own_columns
 from nobsp.tabular.terms import Terms, count_operations, fit_terms
+from nobsp.tabular.validity import (
+    TOO_FEW_ROWS,
+    choose_by_neighbourhoods,
+    cluster_finding,
+    coarse_features,
+    few_rows_findings,
+    hold_out_neighbourhoods,
+    scatter_of_share,
+)
 
 # Rows on which importances are measured, and how many where terms run through the network.
 MEASURED_ROWS, MEASURED_DIRECTLY = 2048, 256
@@ -37,7 +46,7 @@ MEASURED_ROWS, MEASURED_DIRECTLY = 2048, 256
 # processors, threads that wait for each other cost many times what they save.
 _FEW = 100_000
 # Share of an output's variance below which held-out R² is a warning.
-_LOW_SHARE = 0.8
+LOW_SHARE = 0.8
 # Two numbers whose ranks go along like this cannot be told apart by the rows.
 _SAME_RANKS = 0.995
 
@@ -288,6 +297,7 @@ def estimate_terms(facts: Facts, *, progress: bool = False) -> Estimate:
             operations=operations,
             progress=progress,
         )
+        terms, validity = _check_validity(facts, terms, running.represent)
 
         def values_of(rows: Sample) -> Tensor:
             """Contributions of every term, (rows, terms, outputs)."""
@@ -309,7 +319,7 @@ def estimate_terms(facts: Facts, *, progress: bool = False) -> Estimate:
         at_baseline,
         base=sample.outputs.mean(0),
         strengths=terms.strengths,
-        state=_examine(facts, terms, values, rows),
+        state=_examine(facts, terms, validity, values, rows),
         measure=lambda: {
             k: spread.numpy() for k, spread in spread_of_curves(terms.fit, terms.traces).items()
         },
@@ -389,11 +399,69 @@ def _place(domain: Domain, origin: Sample) -> float:
     )
 
 
-def _examine(facts: Facts, terms: Terms, values: Tensor, measured: Sample) -> Health:
+@dataclass(frozen=True, eq=False)
+class Validity:
+    """What is known of the headline beyond the headline."""
+
+    findings: tuple[Finding, ...]
+    worst: Tensor  # per output, the lowest of the held-out R²
+    explained: Tensor  # the headline; NaN where rows are too few to tell
+    neighbourhoods: (
+        Tensor  # R² with whole neighbourhoods held out; empty where that was not measured
+    )
+    coarse: tuple[int, ...]  # features whose tables are coarser than their functions
+
+
+def _check_validity(facts: Facts, terms: Terms, represent: Represent) -> tuple[Terms, Validity]:
+    """Asks whether the headline can be believed, and chooses the strengths again where rows are clustered."""
     fit = terms.fit
+    rows = facts.summary.rows if facts.weighted is None else facts.weighted
+    units = len(np.unique(fit.sample.units()))
+    findings = few_rows_findings(rows, units, grouped=facts.groups is not None)
+
+    held_out_wholly = torch.zeros(0, dtype=torch.float64)
+    # Where groups are named, they are what is held out.
+    neighbourhoods = hold_out_neighbourhoods(fit, facts.domains) if facts.groups is None else None
+    if neighbourhoods is not None:
+        held_out_wholly = neighbourhoods.explained
+        if bool(neighbourhoods.clustered.any()):
+            choose = facts.options.ridge is None
+            if choose:
+                fit = choose_by_neighbourhoods(fit, neighbourhoods)
+                terms = replace(terms, fit=fit)
+                held_out_wholly = torch.where(
+                    neighbourhoods.clustered,
+                    share_explained(fit.held_out.chosen(), fit.sample.outputs),
+                    held_out_wholly,
+                )
+            findings.append(
+                cluster_finding(neighbourhoods, held_out_wholly, facts.output_names, chosen=choose)
+            )
+
     worst = torch.fmin(fit.explained, fit.inside)  # one outlier may carry all of the variance
+    if neighbourhoods is not None:
+        clustered = torch.where(neighbourhoods.clustered, held_out_wholly, torch.inf)
+        worst = torch.fmin(worst, clustered)
+    explained = fit.explained
+    if rows < TOO_FEW_ROWS:
+        explained = torch.full_like(explained, torch.nan)
+        worst = explained
+    coarse: list[int] = []
+    if bool((worst < LOW_SHARE).any()):
+        size = facts.options.batch_size
+        tabulate = Tabulator(represent, terms.background, facts.weight, batch_size=size)
+        coarse = coarse_features(terms.tables, facts.domains, tabulate, fit.sample)
+    return terms, Validity(tuple(findings), worst, explained, held_out_wholly, tuple(coarse))
+
+
+def _examine(
+    facts: Facts, terms: Terms, validity: Validity, values: Tensor, measured: Sample
+) -> Health:
+    fit = terms.fit
+    coarse = [facts.names[k] for k in validity.coarse]
     findings = [
-        *share_findings(worst, facts.output_names),
+        *share_findings(validity.worst, facts.output_names, coarse=coarse),
+        *validity.findings,
         *feature_findings(facts, terms.order, values, measured),
     ]
 
@@ -446,8 +514,10 @@ def _examine(facts: Facts, terms: Terms, values: Tensor, measured: Sample) -> He
             )
             for piece, share in zip(fit.pieces, _unique_shares(values), strict=True)
         ),
-        explained=tuple(fit.explained.tolist()),
+        explained=tuple(validity.explained.tolist()),
         inside=tuple(fit.inside.tolist()),
+        scatter=tuple(scatter_of_share(fit.held_out.chosen(), fit.sample.outputs).tolist()),
+        neighbourhoods=tuple(validity.neighbourhoods.tolist()),
         outside_rows=len(fit.rows.outside) / len(fit.rows.outputs),
         rows=facts.summary.rows if facts.weighted is None else facts.weighted,
         columns=fit.rows.terms.shape[1],
@@ -455,7 +525,11 @@ def _examine(facts: Facts, terms: Terms, values: Tensor, measured: Sample) -> He
 
 
 def share_findings(
-    explained: Tensor, names: Sequence[str], *, what: str = "Held-out R²"
+    explained: Tensor,
+    names: Sequence[str],
+    *,
+    what: str = "Held-out R²",
+    coarse: Sequence[str] = (),
 ) -> list[Finding]:
     """What a low share explained means, for the worst output."""
     known = [
@@ -463,13 +537,22 @@ def share_findings(
         for share, name in zip(explained.tolist(), names, strict=True)
         if share == share
     ]
-    if not known or min(known)[0] >= _LOW_SHARE:
+    if not known or min(known)[0] >= LOW_SHARE:
         return []
     share, name = min(known)
     if share < 0:
         message = f"{what} is {share:.3f}: worse than the mean. Do not use the functions; calibrate on more rows."
         return [Finding("error", "worse_than_mean", name, message)]
-    message = f"{what} is only {share:.3f}: too few rows, or interactions left out. Calibrate on more, or fit more."
+    if coarse:
+        message = (
+            f"{what} is only {share:.3f}: the function of {join_names(coarse, 3)} bends more often than its table has "
+            "knots. More rows do not help; the model may be finer than its data."
+        )
+        return [Finding("warning", "coarse_table", name, message)]
+    message = (
+        f"{what} is only {share:.3f}: too few rows for so many features, or interactions that are not fitted. "
+        "Calibrate on more rows, or name interactions."
+    )
     return [Finding("warning", "low_share", name, message)]
 
 

@@ -434,24 +434,13 @@ def solve_terms(
 
     def solve(kept: Sequence[int]) -> Fit:
         rows = rows_of(kept)
-        found = judge(rows, alphas)
-        fit = fit_correction(rows, torch.tensor(alphas, dtype=torch.float64)[found.best])
-        deltas = torch.split(fit.delta, [pieces[i].rank for i in kept])
-        values = {
-            i: parts[i][1] + parts[i][0] @ delta for i, delta in zip(kept, deltas, strict=True)
-        }
-        functions = tuple(
-            pieces[i].finish(delta, values[i].mean(0))
-            for i, delta in zip(kept, deltas, strict=True)
-        )
-        sizes = tuple(float((values[i].std(0, correction=0) / unit).max()) for i in kept)
-        residual, inside = found.chosen(), torch.ones(count, dtype=torch.bool)
-        inside[outside] = False
-        shares = (
-            share_explained(residual[part], few.outputs[part]) for part in (slice(None), inside)
-        )
-        return Fit(
-            tuple(pieces[i] for i in kept), functions, sizes, few, rows, alphas, found, fit, *shares
+        return complete_fit(
+            [pieces[i] for i in kept],
+            [parts[i] for i in kept],
+            sample=few,
+            rows=rows,
+            alphas=alphas,
+            held_out=judge(rows, alphas),
         )
 
     unit = few.spread
@@ -477,6 +466,44 @@ def solve_terms(
     sizes = dict(zip([*certain, *on_trial], fit.sizes, strict=True))
     worth = [i for i in on_trial if sizes[i] >= WORTH_FITTING]
     return fit if len(worth) == len(on_trial) else solve([*certain, *worth])
+
+
+def complete_fit(
+    pieces: Sequence[Piece],
+    parts: Sequence[tuple[Tensor, Tensor]],
+    *,
+    sample: Sample,
+    rows: Rows,
+    alphas: Sequence[float],
+    held_out: HeldOut,
+) -> Fit:
+    """The correction at the strengths that held-out rows chose, and the functions it makes of the pieces."""
+    strengths = torch.tensor(alphas, dtype=torch.float64)[held_out.best]
+    correction = fit_correction(rows, strengths)
+    deltas = torch.split(correction.delta, [piece.rank for piece in pieces])
+
+    functions = []
+    sizes = []
+    for piece, (representation, prior), delta in zip(pieces, parts, deltas, strict=True):
+        values = prior + representation @ delta
+        functions.append(piece.finish(delta, values.mean(0)))
+        sizes.append(float((values.std(0, correction=0) / sample.spread).max()))
+
+    residuals = held_out.chosen()
+    inside = torch.ones(len(sample), dtype=torch.bool)
+    inside[rows.outside] = False
+    return Fit(
+        pieces=tuple(pieces),
+        functions=tuple(functions),
+        sizes=tuple(sizes),
+        sample=sample,
+        rows=rows,
+        alphas=tuple(alphas),
+        held_out=held_out,
+        correction=correction,
+        explained=share_explained(residuals, sample.outputs),
+        inside=share_explained(residuals[inside], sample.outputs[inside]),
+    )
 
 
 def _rungs(count: int) -> list[int]:
