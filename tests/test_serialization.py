@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.torch import load_file, save_file
 
-from nobsp import serialization
+from nobsp import drafts, serialization
 from nobsp.projection import Moments
 
 
@@ -420,3 +420,63 @@ def test_a_changed_byte_is_an_error_or_another_number(
         serialization.load(path, kind="thing", version=1, classes=CLASSES)
     except ValueError:
         return
+
+
+# ---------------------------------------------------------------------- promises of a save and of a load
+
+
+def test_two_saves_of_the_same_have_equal_bytes(tmp_path: Path) -> None:
+    first = saved(tmp_path / "first").read_bytes()
+    assert saved(tmp_path / "second").read_bytes() == first
+
+
+def test_a_save_through_a_link_writes_the_target_and_keeps_the_link(tmp_path: Path) -> None:
+    target = saved(tmp_path / "target")
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    saved(link, about={"n": 2})
+    assert link.is_symlink()
+    assert serialization.read(target, kind="thing", version=1)[1] == {"n": 2}
+
+
+def test_drafts_of_dead_processes_are_swept_and_others_are_not(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(timeout=60)
+    own = drafts.draft_of(tmp_path / "file")
+    dead = own.with_name(own.name.replace(f"-{os.getpid()}-", f"-{ended.pid}-"))
+    for draft in (own, dead):
+        draft.touch()
+    saved(tmp_path / "file")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["file", own.name])
+
+
+def test_a_changed_byte_of_a_tensor_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "file")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="checksum"):
+        serialization.read(path, kind="thing", version=1)
+
+
+def test_a_file_of_the_library_without_a_checksum_is_read(tmp_path: Path) -> None:
+    metadata = {"format": "nobsp", "kind": "thing", "version": "1", "about": "{}"}
+    save_file({"a": torch.arange(3)}, tmp_path / "file", metadata=metadata)
+    tensors, _ = serialization.read(tmp_path / "file", kind="thing", version=1)
+    assert torch.equal(tensors["a"], torch.arange(3))
+
+
+@pytest.mark.parametrize("columns", [1 << 40, -1])
+def test_moments_of_impossible_sizes_take_no_memory(columns: int) -> None:
+    said = serialization.pack(Moments({"a": 2}), {})
+    said["@moments"]["@tuple"][0]["@dict"][0][1] = columns
+    with pytest.raises(ValueError, match="columns"):
+        serialization.unpack(said, {})
+
+
+@pytest.mark.parametrize("about", ['{"a": 1, "a": 2}', "[" * 100_000, "NaN"])
+def test_json_that_is_twofold_too_deep_or_no_number_is_refused(about: str, tmp_path: Path) -> None:
+    metadata = {"format": "nobsp", "kind": "thing", "version": "1", "about": about}
+    save_file({"a": torch.arange(3)}, tmp_path / "file", metadata=metadata)
+    with pytest.raises(ValueError, match="description cannot be read"):
+        serialization.read(tmp_path / "file", kind="thing", version=1)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
-import shutil
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nobsp import serialization
+from nobsp.drafts import sweep
 
 KIND = "calibration under way"
 VERSION = 3
@@ -53,24 +52,23 @@ class Checkpoint:
     """Keeps a calibration in a file, written every so many seconds and whenever something was decided."""
 
     def __init__(self, path: Path, every: float, classes: Iterable[type]) -> None:
-        self.path, self._every, self._written = path, every, time.monotonic()
+        self.path = path
+        self._every = every
+        self._written = time.monotonic()
         if not path.parent.is_dir():
             raise FileNotFoundError(
                 f"checkpoint is in {str(path.parent)!r}, which is not a folder; create it first."
             )
-        # Files that a killed process had begun to write, named as `serialization.write` names them.
-        pattern = re.compile(re.escape(path.name) + r"\.[0-9a-f]{16}\.part")
-        for file in path.parent.iterdir():
-            if pattern.fullmatch(file.name):
-                shutil.rmtree(file, ignore_errors=True)
-        self.contents, self._resumes = Contents(), path.exists()
+        sweep(path)
+        self.contents = Contents()
+        self._resumes = path.exists()
         if self._resumes:
             known = (Contents, Pass, *classes)
             try:
                 self.contents = serialization.load(
                     path, kind=KIND, version=VERSION, classes=known, of=Contents
                 )
-                if not all(isinstance(one, Pass) for one in self.contents.passes.values()):
+                if not all(isinstance(held, Pass) for held in self.contents.passes.values()):
                     raise ValueError("it is damaged")
             except ValueError as failure:
                 raise self.refuse(str(failure)) from failure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,6 +25,7 @@ from nobsp.cli.options import (
     TableOptions,
     UsageError,
 )
+from nobsp.tensorfile import loads_strictly
 
 if TYPE_CHECKING:
     from nobsp import Audit, ContributionIndex
@@ -484,6 +485,7 @@ def _apply_decisions(
         write_csv(
             folder / files[0],
             {name: [values[row] for row in kept] for name, values in columns.items()},
+            neutral=False,
         )
         write_csv(folder / files[1], log)
     result: dict[str, Any] = {"kept": len(kept), "dropped": len(keys) - len(kept)}
@@ -527,30 +529,50 @@ def _as_label(written: Any, numbers: bool) -> Any:
         return written
     try:
         number = float({"True": "1", "False": "0"}.get(str(written), written))
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
+        return None
+    if not math.isfinite(number):
         return None
     return int(number) if number.is_integer() else number
 
 
 def _read_decisions(path: Path | None) -> list[dict[str, Any]]:
+    """Decisions as the report saves them; an error where a file is none of these."""
     assert path is not None
     options.require_path(path, "--apply")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            found = (
-                json.load(file) if path.suffix.lower() == ".json" else list(csv.DictReader(file))
-            )
-        for one in found:
-            if one["decision"] not in ("keep", "relabel", "drop") or None in (
-                one["row"],
-                one["name"],
-            ):
-                raise ValueError(f"decision {one['decision']!r} is none of keep, relabel and drop")
-            if one["decision"] == "relabel" and not one["new_label"]:
-                raise ValueError(f"row {one['row']} is to be relabelled and has no new_label")
-    except (ValueError, KeyError, TypeError) as failure:
-        what = f"it has no {failure}" if isinstance(failure, KeyError) else str(failure)
+            if path.suffix.lower() == ".json":
+                decisions = loads_strictly(file.read())
+            else:
+                decisions = list(csv.DictReader(file, strict=True))
+        if not isinstance(decisions, list):
+            raise ValueError("it holds no list")
+        for decision in decisions:
+            _require_decision(decision)
+    except (ValueError, csv.Error) as failure:
         raise UsageError(
-            f"--apply {path} is no file of decisions as the report saves it: {what}."
+            f"--apply {path} is no file of decisions as the report saves it: {failure}."
         ) from failure
-    return list(found)
+    return decisions
+
+
+def _require_decision(decision: Any) -> None:
+    """An error where a decision lacks something, or has something that is no text or number."""
+    if not isinstance(decision, dict):
+        raise ValueError(f"{str(decision)[:60]!r} is no decision")
+    for name, value in decision.items():
+        if not isinstance(name, str) or not isinstance(value, str | int | float | None):
+            raise ValueError(
+                f"{name!r} is a {type(value).__name__}, and should be a text or a number"
+            )
+    for name in ("decision", "row", "name"):
+        if decision.get(name) is None:
+            raise ValueError(f"it has no {name!r}")
+    if decision["decision"] not in ("keep", "relabel", "drop"):
+        raise ValueError(
+            f"decision {str(decision['decision'])[:60]!r} is none of keep, relabel and drop"
+        )
+    new_label = decision.get("new_label")
+    if decision["decision"] == "relabel" and (new_label is None or new_label == ""):
+        raise ValueError(f"row {decision['row']} is to be relabelled and has no new_label")

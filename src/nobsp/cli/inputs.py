@@ -397,13 +397,28 @@ def _parse_groups(given: Sequence[str]) -> Mapping[str, Sequence[str]]:
     return dict(groups)
 
 
-def write_csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """A table as CSV, numbers to full precision and missing ones empty."""
+def write_csv(path: Path, columns: Mapping[str, Sequence[Any]], *, neutral: bool = True) -> None:
+    """A table as CSV, numbers to full precision and missing ones empty.
+
+    Texts that a spreadsheet would run get an apostrophe before them, unless the table is the caller's own data.
+    """
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
+        writer.writerow([_neutral(name) if neutral else name for name in columns])
         for row in zip(*columns.values(), strict=True):
-            writer.writerow(["" if value != value else value for value in row])
+            cells = ["" if value != value else value for value in row]
+            writer.writerow([_neutral(cell) for cell in cells] if neutral else cells)
+
+
+def _neutral(cell: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula."""
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -505,34 +506,32 @@ class NObSPCam(Explainer):
         """Reads an explainer that `save` wrote, with the very model it was calibrated on; another one is an error."""
         classes = (*CHECKPOINTED, Account, _Fitted)
         stored = serialization.load(path, kind=KIND, version=VERSION, classes=classes, of=_Fitted)
-        cam, (image_shape, text, keys) = (
-            cls(model, **stored.options["init"]),
-            stored.options["images"],
-        )
-        # Any images show where the map is; these are the same every time.
-        generator, shape = torch.Generator().manual_seed(0), (2, *image_shape)
-        probe = (
-            torch.randint(1, 4, shape, generator=generator)
-            if text
-            else torch.randn(shape, generator=generator)
-        )
-        for place, key in enumerate(keys[1:], start=1):
-            probe[:, place] = int(key == "attention_mask")
-        with cam._running():
-            feature_map = find_map(as_taken(model, keys), probe, layer=cam.layer, head=cam.head)
-        found, known = feature_map.described(), stored.found
-        if feature_map.fingerprint() != stored.fingerprint or found["outputs"] != known["outputs"]:
+        with serialization.damage_in_words(path):
+            cam = cls(model, **stored.options["init"])
+            image_shape, text, keys = stored.options["images"]
+            probe = _probe(image_shape, text=text, keys=keys)
+            known = dict(stored.found)
+            account = stored.account.cast(torch.float64)
+        try:
+            with cam._running():
+                feature_map = find_map(as_taken(model, keys), probe, layer=cam.layer, head=cam.head)
+        except RuntimeError as failure:
+            raise ValueError(
+                f"model cannot be run on images of shape {tuple(image_shape)}, on which this explainer was calibrated: "
+                f"{str(failure).splitlines()[0] if str(failure) else type(failure).__name__}"
+            ) from failure
+        found = feature_map.described()
+        same_outputs = found["outputs"] == known.get("outputs")
+        if feature_map.fingerprint() != stored.fingerprint or not same_outputs:
             raise ValueError(
                 "model is not the one this explainer was calibrated on; its weights differ."
             )
         if found != known:
-            different = [name for name in known if found[name] != known[name]]
+            different = [name for name in known if found.get(name) != known[name]]
             raise ValueError(
                 f"the model's map is not where it was when this explainer was calibrated: {different}."
             )
-        cam._fit = dataclasses.replace(stored, account=stored.account.cast(torch.float64)).of(
-            feature_map, probe
-        )
+        cam._fit = dataclasses.replace(stored, account=account).of(feature_map, probe)
         return cam
 
     @property
@@ -620,6 +619,28 @@ class _Fitted:
     def remember_state(self) -> None:
         """Takes the model's tensors as they are for those it was calibrated on."""
         self.state = _state_of(self.feature_map.module)
+
+
+# Numbers in one image that a file may ask for: a volume of 512 x 512 x 256.
+_MOST_NUMBERS = 1 << 26
+
+
+def _probe(image_shape: Any, *, text: bool, keys: Sequence[str]) -> Tensor:
+    """Two images that show where the map is, the same every time."""
+    lengths = list(image_shape)
+    if not lengths or not all(type(length) is int and length > 0 for length in lengths):
+        raise ValueError(f"its images have the shape {lengths}")
+    if math.prod(lengths) > _MOST_NUMBERS:
+        raise ValueError(f"its images have {math.prod(lengths)} numbers, more than images have")
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, *lengths)
+    if text:
+        probe = torch.randint(1, 4, shape, generator=generator)
+    else:
+        probe = torch.randn(shape, generator=generator)
+    for position, key in enumerate(keys[1:], start=1):
+        probe[:, position] = int(key == "attention_mask")
+    return probe
 
 
 def _add_images(
