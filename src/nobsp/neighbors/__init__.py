@@ -2,10 +2,11 @@
 
 from nobsp.neighbors.audit import Audit, audit
 from nobsp.neighbors.backends import Milvus, Usearch
+from nobsp.neighbors.duplicates import Duplicates
 from nobsp.neighbors.index import ContributionIndex
 from nobsp.neighbors.influence import Influence
 from nobsp.neighbors.representers import RepresenterShares
-from nobsp.neighbors.result import Duplicates, Neighbors, Prototypes, select
+from nobsp.neighbors.result import Neighbors, Prototypes, select
 
 __all__ = [
     "Audit",

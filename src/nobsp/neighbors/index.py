@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, Literal, Self
@@ -15,9 +16,16 @@ from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
 from nobsp._messages import require_whole_number
-from nobsp.arguments import require_choice, require_number
+from nobsp.arguments import require_choice
 from nobsp.calibration.local import parse_bytes
 from nobsp.neighbors.backends import Milvus, Usearch, indexed_spaces, load, make_backend, save
+from nobsp.neighbors.duplicates import (
+    Duplicates,
+    alike_pairs,
+    correlate,
+    link_groups,
+    near_pairs,
+)
 from nobsp.neighbors.evidence import (
     Outcomes,
     Rows,
@@ -31,7 +39,7 @@ from nobsp.neighbors.evidence import (
 )
 from nobsp.neighbors.influence import Influence, leave_out
 from nobsp.neighbors.representers import RepresenterShares, share_out
-from nobsp.neighbors.result import Duplicates, Neighbors, Prototypes, cover, link_duplicates
+from nobsp.neighbors.result import Neighbors, Prototypes, cover
 from nobsp.neighbors.search import (
     Evidence,
     Exact,
@@ -138,8 +146,9 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         how = {"task": self.task, "output": self.output, "classes": self.classes}
         outcomes = find_outcomes(source, given, **how)
         wanted = _WANTED[self._kind]
+        thumbnails: list[Tensor | None] = []
         rows, found = self._read_labelled(
-            source, outcomes, X, given, wanted=wanted, progress=progress
+            source, outcomes, X, given, wanted=wanted, progress=progress, thumbnails=thumbnails
         )
         if given is None and found is not None:
             before, outcomes = outcomes.task, find_outcomes(source, found, **how)
@@ -168,6 +177,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             backend,
             found is not None,
             (self._kind, self.metric),
+            thumbnail_batches=thumbnails,
         )
         return self
 
@@ -182,6 +192,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """
         fitted, given = self._fitted, _labels(X, y, labels)
         held = fitted.backend.rows.bytes() if isinstance(fitted.backend, Exact) else 0
+        thumbnails: list[Tensor | None] = []
         rows, found = self._read_labelled(
             fitted.source,
             fitted.outcomes,
@@ -189,6 +200,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             given,
             wanted=fitted.wanted,
             progress=progress,
+            thumbnails=thumbnails,
             held=held,
         )
         if (found is not None) != fitted.labelled:
@@ -199,6 +211,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         if found is not None:
             rows = replace(rows, labels=fitted.outcomes.encode(found, len(rows)))
         fitted.backend.add(rows)
+        fitted.thumbnail_batches.extend(thumbnails)
         return self
 
     def __len__(self) -> int:
@@ -270,6 +283,18 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         batches = fitted.source.read(X, wanted=wanted, progress=progress)
         return join_rows([fitted.outcomes.rows(batch, wanted=wanted) for batch in batches])
 
+    def _read_images(self, X: Any) -> tuple[Rows, Tensor | None]:
+        """What the model shows of rows, and their thumbnails where all are images."""
+        wanted = self._fitted.wanted
+        parts = []
+        thumbnails = []
+        for batch in self._fitted.source.read(X, wanted=wanted, progress=False):
+            parts.append(self._fitted.outcomes.rows(batch, wanted=wanted))
+            thumbnails.append(batch.thumbnails)
+        images = [part for part in thumbnails if part is not None]
+        is_complete = len(images) == len(thumbnails)
+        return join_rows(parts), torch.cat(images) if is_complete else None
+
     def _view(self, **options: Any) -> ContributionIndex:
         """The same database with another space, target or metric; rows are shared."""
         other = copy(self)
@@ -323,8 +348,11 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return Prototypes(positions.numpy(), *shown, unlike.numpy())
 
     def duplicates(self, threshold: float = 0.1, *, k: int = 8, X: Any = None) -> Duplicates:
-        """Rows that are nearly the same to the network: pairs nearer than a threshold, in activation space.
+        """Rows that are nearly the same: to the network, or as images.
 
+        Rows are the same to the network where they are nearer than a threshold in activation space. Images are also
+        compared by their pixels, as grey copies of 32 × 32: those that differ by a shift by a pixel, noise, brightness
+        or contrast are found. An index that was loaded from a file has no copies, and neither has one of activations.
         With rows of a test set as `X`, the pairs are leaks: a test row and the row of the database that it repeats.
 
         Args:
@@ -333,21 +361,64 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 though not each with each.
             X: Other rows, to be compared with those of the database; None for these among themselves.
         """
-        require_number("threshold", threshold, least=0, below=2)
+        if isinstance(threshold, bool | str) or not 0 <= threshold < 2:
+            raise ValueError(f"threshold must lie between 0 and 2, found {threshold!r}.")
         require_whole_number("k", k)
-        fitted, own = self._fitted, X is None
+        fitted = self._fitted
+        own = X is None
         if own and len(self) == 1:  # which has no others
-            none = np.empty(0, bool) if fitted.labelled else None
-            return Duplicates(np.empty((0, 2), np.int64), np.empty(0), (), none)
-        hits = self._view(space="activations").query(X, min(int(k), len(self) - own))
-        found = link_duplicates(hits, float(threshold), own=own)
-        if not own or not fitted.labelled:
-            return found
-        labels = [fitted.backend.take(torch.from_numpy(group)).truth for group in found.groups]
-        return replace(
-            found,
-            conflicting=np.array([bool((codes != codes[0]).any()) for codes in labels], dtype=bool),
-        )
+            no_groups = np.empty(0, bool) if fitted.labelled else None
+            return Duplicates(np.empty((0, 2), np.int64), np.empty(0), (), no_groups)
+
+        database = fitted.thumbnails
+        if own:
+            rows, leave = self._asked(None, None, progress=False)
+            thumbnails = database
+        else:
+            rows, thumbnails = self._read_images(X)
+            leave = None
+        view = self._view(space="activations")
+        hits = view._query_rows(rows, min(int(k), len(self) - own), leave)
+
+        pairs = near_pairs(hits, float(threshold))
+        has_images = database is not None and thumbnails is not None
+        if database is not None and thumbnails is not None:
+            alike = alike_pairs(thumbnails, database, hits.indices, own=own)
+            pairs = np.concatenate([pairs, alike])
+        pairs = np.unique(np.sort(pairs, axis=1) if own else pairs, axis=0)
+        distances = view._pair_distances(rows, pairs)
+
+        order = np.argsort(distances, kind="stable")
+        pairs = pairs[order]
+        correlations = None
+        if has_images:
+            assert database is not None
+            assert thumbnails is not None
+            correlations = correlate(thumbnails, database, pairs)
+        groups = link_groups(pairs, len(self)) if own else ()
+        conflicting = self._conflicting(groups) if own and fitted.labelled else None
+        return Duplicates(pairs, distances[order], groups, conflicting, correlations)
+
+    def _pair_distances(self, rows: Rows, pairs: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Distances of rows to rows of the database, pair by pair."""
+        distances = np.empty(len(pairs))
+        for piece in pieces(len(pairs), self._space.width):
+            first = self._space.vectors(rows.take(torch.from_numpy(pairs[piece, 0])))
+            others = self._fitted.backend.take(torch.from_numpy(pairs[piece, 1]))
+            second = self._space.vectors(others)
+            apart = (first - second).square().sum(1).sqrt()
+            if self.metric == "cosine":
+                apart = 1 - (first * second).sum(1)
+            distances[piece] = apart.numpy()
+        return distances
+
+    def _conflicting(self, groups: Sequence[NDArray[np.int64]]) -> NDArray[np.bool_]:
+        """Whether the labels in each group differ."""
+        flags = []
+        for group in groups:
+            labels = self._fitted.backend.take(torch.from_numpy(group)).truth
+            flags.append(bool((labels != labels[0]).any()))
+        return np.array(flags, dtype=bool)
 
     def influence(
         self, X: Any, *, target: Any = None, k: int | None = None, sample_weight: Any = None
@@ -486,9 +557,13 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         *,
         wanted: Wanted,
         progress: bool,
+        thumbnails: list[Tensor | None],
         held: int = 0,
     ) -> tuple[Rows, NDArray[Any] | None]:
-        """Rows to be kept and their labels, those given or those that come with the batches."""
+        """Rows to be kept and their labels, those given or those that come with the batches.
+
+        Thumbnails of each batch are put into `thumbnails`.
+        """
         found: list[NDArray[Any] | None] = []
         batches = remember_labels(X, found) if given is None and comes_in_batches(X) else X
         limit, parts = parse_bytes(self.memory_limit, argument="memory_limit"), []
@@ -504,6 +579,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                     f"memory_limit is {limit:,} bytes, and {count:,} rows take more; {way}."
                 )
             parts.append(part)
+            thumbnails.append(batch.thumbnails)
         rows, known = join_rows(parts), [one for one in found if one is not None]
         if 0 < len(known) < len(found):
             missing = len(found) - len(known)

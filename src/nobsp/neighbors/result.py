@@ -221,53 +221,6 @@ class Prototypes:
         return f"Prototypes({len(self)} rows for {len(np.unique(self.labels))} classes)"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Duplicates:
-    """Rows of a database that are nearly the same in activation space.
-
-    Attributes:
-        pairs: Positions of two such rows, the smaller first, nearest pairs first, shape (pairs, 2); of other rows,
-            their position and that in the database.
-        distances: Distance of each pair.
-        groups: Rows that are linked by pairs, largest group first; empty for other rows.
-        conflicting: Whether the labels in a group differ, shape (groups,); None where the database has no labels.
-    """
-
-    pairs: NDArray[np.int64]
-    distances: Array
-    groups: tuple[NDArray[np.int64], ...]
-    conflicting: NDArray[np.bool_] | None
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def to_frame(self) -> Any:
-        """One line per pair, as a pandas frame, or a polars one where pandas is missing."""
-        columns: dict[str, Any] = {
-            "first": self.pairs[:, 0],
-            "second": self.pairs[:, 1],
-            "distance": self.distances,
-        }
-        if self.groups or len(self) == 0:
-            place = {
-                int(row): number for number, members in enumerate(self.groups) for row in members
-            }
-            columns["group"] = np.array(
-                [place[int(row)] for row in self.pairs[:, 0]], dtype=np.int64
-            )
-        if self.conflicting is not None:
-            columns["conflicting"] = self.conflicting[columns["group"]]
-        return frame_like(None, columns)
-
-    def __repr__(self) -> str:
-        unlike = (
-            ""
-            if self.conflicting is None
-            else f", {int(self.conflicting.sum())} with different labels"
-        )
-        return f"Duplicates({len(self)} pairs in {len(self.groups)} groups{unlike})"
-
-
 def cover(vectors: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Rows to which the others are most similar, chosen one after another so that together they cover all.
 
@@ -322,33 +275,6 @@ def choose_covering(
         covered = torch.maximum(covered, similar(torch.tensor([best]))[0])
         gains[best] = -torch.inf
     return torch.tensor(chosen, dtype=torch.long)
-
-
-def link_duplicates(hits: Neighbors, threshold: float, *, own: bool = True) -> Duplicates:
-    """Pairs nearer than a threshold: of the database's own rows and their neighbours, with groups, or of other rows."""
-    rows, places = np.nonzero(hits.distances <= threshold)
-    pairs = np.column_stack([rows, hits.indices[rows, places]])
-    pairs = np.sort(pairs, axis=1) if own else pairs
-    pairs, first = np.unique(pairs, axis=0, return_index=True)
-    distances = hits.distances[rows, places][first]
-    order = np.argsort(distances, kind="stable")
-    found = Duplicates(pairs[order].reshape(-1, 2).astype(np.int64), distances[order], (), None)
-    if not own or len(found) == 0:
-        return found
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    links = coo_array(
-        (np.ones(len(pairs), dtype=np.int8), (pairs[:, 0], pairs[:, 1])),
-        shape=(len(hits), len(hits)),
-    )
-    members = np.unique(pairs)
-    component = connected_components(links, directed=False)[1][members]
-    order = np.argsort(component, kind="stable")
-    groups = np.split(members[order], np.flatnonzero(np.diff(component[order])) + 1)
-    return replace(
-        found, groups=tuple(sorted(groups, key=lambda group: (-len(group), int(group[0]))))
-    )
 
 
 def select(

@@ -357,6 +357,16 @@ class Fitted:
     labelled: bool
     indexed: tuple[Kind, Metric]  # what the backend was built for; options may change afterwards
     cache: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    # Of images, batch by batch, None for rows that were none; not in files.
+    thumbnail_batches: list[Tensor | None] = field(default_factory=list)
+
+    @property
+    def thumbnails(self) -> Tensor | None:
+        """Thumbnails of all rows; None where some have none."""
+        batches = [batch for batch in self.thumbnail_batches if batch is not None]
+        if sum(map(len, batches)) != len(self.backend):
+            return None
+        return torch.cat(batches)
 
     def cached(self, name: str, compute: Callable[[], Found]) -> Found:
         """What `compute` finds out about the rows, once for as long as none are added."""

@@ -30,6 +30,7 @@ class EvidenceBatch:
     evidence: Tensor | None = (
         None  # shape (rows, outputs or 1, terms); None where it is a multiple of the activations
     )
+    thumbnails: Tensor | None = None  # of images, shape (rows, 32, 32), bytes; None for other rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,6 +31,7 @@ from nobsp.network.evidence import (
 from nobsp.network.inference import checked_device, device_and_dtype
 from nobsp.network.progress import with_progress
 from nobsp.network.readout import checked
+from nobsp.network.thumbnails import make_thumbnails
 from nobsp.projection import Ridge
 from nobsp.vision.account import (
     Account,
@@ -450,8 +451,9 @@ class NObSPCam(Explainer):
         source = images_of(X, batch_size=self.batch_size, argument="X")
         for feature_map, view in self._views(source, "reading", progress=progress):
             units = pooled(view.maps, feature_map.pooling if head is not None else "mean").cpu()
+            thumbnails = make_thumbnails(view.images)
             if head is not None or wanted == "none":
-                yield EvidenceBatch(units, view.logits.cpu())
+                yield EvidenceBatch(units, view.logits.cpu(), thumbnails=thumbnails)
                 continue
             targets = self._targets(None, None, "logit")
             target = targets.choose(view.logits, 0)
@@ -462,7 +464,8 @@ class NObSPCam(Explainer):
             said = answer(
                 fitted.account, feature_map, view, target, targets=targets, contrast=False
             )
-            yield EvidenceBatch(units, view.logits.cpu(), said["contributions"].cpu())
+            contributions = said["contributions"].cpu()
+            yield EvidenceBatch(units, view.logits.cpu(), contributions, thumbnails=thumbnails)
 
     def health(self) -> CamHealth:
         """What is worth knowing before the maps are believed, each with what to do about it."""
