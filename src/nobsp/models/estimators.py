@@ -12,7 +12,7 @@ from torch import nn
 
 from nobsp.models.coded import Array, Coded, Runs, linear, log_odds, numbers_of
 from nobsp.models.trees import Trees, read_trees, steps_before
-from nobsp.network.adapted import Adapted, encoder_of, framed
+from nobsp.network.adapted import Adapted, Recipe, encoder_of, framed
 
 # They scale every column by itself.
 _SCALERS = {"StandardScaler", "MinMaxScaler", "MaxAbsScaler", "RobustScaler"}
@@ -50,7 +50,7 @@ def adapt_estimator(model: Any, coded: Coded | None) -> Adapted | None:
         names = _output_names(last, single=last.n_outputs_ == 1)
         found = Adapted(_module_of(last), output_names=names, link=link, **_encoding(own))
     else:
-        found = _adapt_function(last, own) if trees is None else _adapt_trees(trees, own)
+        found = _adapt_function(last, own) if trees is None else _adapt_trees(last, trees, own)
     if preprocessing:
         # Codes of the last step are of columns that the caller does not see, and so are thresholds unless scaled only.
         encode, kinds = (
@@ -91,33 +91,49 @@ def _rows_for(coded: Coded | None, names: Sequence[str] | None) -> Callable[[Arr
     return lambda matrix: framed(matrix, names)
 
 
-def _adapt_trees(trees: Trees, coded: Coded | None) -> Adapted:
-    rows = _rows_for(coded, trees.names if trees.frame else None)
-    module = Runs(
-        lambda x: trees.function(rows(x)), weight=trees.weight, bias=trees.base, about=trees.about
-    )
+def _adapt_trees(model: Any, trees: Trees, coded: Coded | None) -> Adapted:
+    function = Recipe(_tree_function, model, coded)
+    module = Runs(function, weight=trees.weight, bias=trees.base, about=trees.about)
     found = Adapted(module, None, trees.names, trees.classes, trees.link, trees.steps, trees.codes)
     return found if coded is None else replace(found, codes=(), **_encoding(coded))
 
 
+def _tree_function(model: Any, coded: Coded | None) -> Callable[[Array], Any]:
+    """What the trees of a model give for a matrix."""
+    trees = read_trees(model)
+    assert trees is not None
+    rows = _rows_for(coded, trees.names if trees.frame else None)
+    function = trees.function
+    return lambda x: function(rows(x))
+
+
+def _ask(model: Any, method: str, coded: Coded | None) -> Callable[[Array], Any]:
+    """What a method of a model gives for a matrix; of probabilities their log-odds."""
+    rows = _rows_for(coded, _names_of(model))
+    answer = getattr(model, method)
+    if method == "predict_proba":
+        return lambda x: log_odds(np.asarray(answer(rows(x))))
+    return lambda x: answer(rows(x))
+
+
 def _adapt_function(model: Any, coded: Coded | None) -> Adapted:
     """Margins where they are log-odds, log-odds of probabilities, or predictions."""
-    rows = _rows_for(coded, _names_of(model))
     names = _output_names(model, single=len(getattr(model, "classes_", ())) == 2)
     link = "identity"
-    function: Callable[[Array], Any] = lambda x: model.predict(rows(x))  # noqa: E731
+    method = "predict"
     if names is not None and hasattr(model, "predict_proba"):
         link = "sigmoid" if len(names) == 1 else "softmax"
-        function = lambda x: log_odds(np.asarray(model.predict_proba(rows(x))))  # noqa: E731
+        method = "predict_proba"
     elif names is not None and hasattr(model, "decision_function"):
-        function = lambda x: model.decision_function(rows(x))  # noqa: E731
+        method = "decision_function"
     elif names is not None:
         raise TypeError(
             f"model is a {type(model).__name__}, which only names classes; pass one with predict_proba or "
             "decision_function, or a function that returns numbers."
         )
     elif hasattr(model, "score_samples"):
-        function = lambda x: model.score_samples(rows(x))  # noqa: E731
+        method = "score_samples"
+    function = Recipe(_ask, model, method, coded)
     return Adapted(
         Runs(function, about=_bytes_of(model)), output_names=names, link=link, **_encoding(coded)
     )

@@ -93,8 +93,28 @@ class MixedColumnsError(ValueError):
     """A preprocessing makes one column of several."""
 
 
+class Recipe:
+    """A function that is pickled as what it was made of, since functions inside functions cannot be."""
+
+    def __init__(self, make: Callable[..., Callable[[Any], Any]], *ingredients: Any) -> None:
+        self._make = make
+        self._ingredients = ingredients
+        self._function = make(*ingredients)
+
+    def __call__(self, rows: Any) -> Any:
+        """What the function gives."""
+        return self._function(rows)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Recipe, (self._make, *self._ingredients)
+
+
 def encoder_of(steps: Sequence[Any]) -> Encode:
     """A function from rows, in a frame or an array, to the float64 matrix that enters the network."""
+    return Recipe(_encode_with, tuple(steps))
+
+
+def _encode_with(steps: Sequence[Any]) -> Encode:
     names = getattr(steps[0], "feature_names_in_", None)
 
     def transform(X: Any) -> Matrix:
