@@ -1,16 +1,27 @@
-"""What an index and an audit found, as a page shows it; recognised by their attributes, so torch is not needed."""
+"""What an index and an audit found, as a page shows it.
+
+Recognised by attributes, so torch is not needed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import count
+from nobsp._typing import AnyArray, ArrayLike, BoolArray
 from nobsp.arguments import require_parts
-from nobsp.reporting.packing import Names, known, packed, packed_codes
+from nobsp.messages import count
+from nobsp.reporting.packing import Names, PageData, known, packed, packed_codes
+
+# Results of an audit, of `index.query` and of `index.influence`: told by their attributes, whoever
+# made them.
+AuditLike: TypeAlias = Any
+HitsLike: TypeAlias = Any
+InfluenceLike: TypeAlias = Any
+Positions: TypeAlias = NDArray[np.intp]
 
 # By how much they ask for a look; a row that is of several kinds stands with the first of them.
 KINDS = {
@@ -19,17 +30,19 @@ KINDS = {
     "boundary": "boundary cases",
     "outliers": "outliers",
 }
+# More rows would make the page slow, and nobody reads so many.
 MOST_FLAGGED = 2000
 # Rows that are shown to speak for a prediction, and against it.
 SPEAKERS = 4
+_AUDIT_PARTS = ("predicted", "suggested", "reasons", "joint", "confidence", *KINDS)
+_INFLUENCE_PARTS = ("values", "indices", "labels", "shares", "target", "logits")
 
 
 def audit_for_page(
-    audit: Any, *, rows: int, names: Names, classes: Sequence[str]
-) -> dict[str, Any]:
+    audit: AuditLike, *, rows: int, names: Names, classes: Sequence[str]
+) -> PageData:
     """The rows that were flagged, with everything that was found about them."""
-    parts = ("predicted", "suggested", "reasons", "joint", "confidence", *KINDS)
-    require_parts("audit", audit, parts, wanted="what nobsp.audit(index) gives")
+    require_parts("audit", audit, _AUDIT_PARTS, wanted="what nobsp.audit(index) gives")
     if len(audit.predicted) != rows:
         raise ValueError(
             f"audit is of {len(audit.predicted)} rows but there are {rows}; audit the same ones."
@@ -37,195 +50,254 @@ def audit_for_page(
     flags = {
         kind: np.asarray(getattr(audit, kind)) for kind in KINDS if getattr(audit, kind) is not None
     }
-    any_kind = np.any(list(flags.values()), axis=0)
-    flagged = np.flatnonzero(any_kind)
+    is_flagged = np.any(list(flags.values()), axis=0)
+    shown = _most_doubtful(audit, flags, is_flagged)
+    numbers = _numbers_of(audit, rows)
+    outputs = getattr(audit, "outputs", None)
+
+    is_regression = "expected error" in numbers
+    if is_regression:
+        flags.pop("boundary", None)
+    if is_regression or outputs is not None:
+        # Values of a regression are no numbers of classes; and labels of rows with several classes
+        # say whether a row is of the class that its line is about.
+        classes = ()
+
+    kinds = []
+    for kind, flag in flags.items():
+        has = flag[shown].tolist()
+        kinds.append({"id": kind, "name": KINDS[kind], "count": int(flag.sum()), "has": has})
+    own_rows = np.asarray(getattr(audit, "rows", np.arange(rows)))
+    return {
+        "headline": _headline(flags, rows, is_flagged),
+        "total": rows,
+        "flagged": int(is_flagged.sum()),
+        "kinds": kinds,
+        "names": [str(row if names is None else names[row]) for row in shown.tolist()],
+        "classes": _classes_of(audit, shown, classes),
+        "numbers": {word: known(np.asarray(values)[shown]) for word, values in numbers.items()},
+        # Where the rows stand on this page, and what they are called outside of it.
+        "places": shown.tolist(),
+        "rows": own_rows[shown].tolist(),
+        "reasons": [str(audit.reasons[row]) for row in shown],
+        # Of rows that may have several classes, the one that a line is about.
+        "outputs": None if outputs is None else [str(outputs[row]) for row in shown],
+        "facts": _facts_of(audit, flags, rows),
+    }
+
+
+def _most_doubtful(
+    audit: AuditLike, flags: Mapping[str, BoolArray], is_flagged: BoolArray
+) -> Positions:
+    """Flagged rows, kind by kind, the most doubtful first, as many as a page shows."""
+    flagged = np.flatnonzero(is_flagged)
+    first_kind = np.argmax(list(flags.values()), axis=0)
+
+    # Mislabels are often predicted with confidence, so they are ordered by the probability of the
+    # label.
+    doubt = np.asarray(audit.joint)
     score = getattr(audit, "label_score", None)
-    # Mislabels are often predicted with confidence, so they are ordered, and kept, by the probability of the label.
-    first = np.argmax(list(flags.values()), axis=0)
-    doubt = (
-        np.asarray(audit.joint)
-        if score is None
-        else np.where(flags["mislabels"], score, audit.joint)
-    )
-    flagged = flagged[np.lexsort((doubt[flagged], first[flagged]))][:MOST_FLAGGED]
+    if score is not None:
+        doubt = np.where(flags["mislabels"], score, doubt)
+    order = np.lexsort((doubt[flagged], first_kind[flagged]))
+    return flagged[order][:MOST_FLAGGED]
+
+
+def _numbers_of(audit: AuditLike, rows: int) -> dict[str, ArrayLike]:
+    """What was measured of every row, by what it is called on the page."""
+    neighbours = getattr(audit, "by_activations", None)
     numbers = {
-        "label right": score,
+        "label right": getattr(audit, "label_score", None),
         "joint confidence": audit.joint,
         "model's confidence": audit.confidence,
         "expected error": getattr(audit, "expected_error", None),
         "typicality": getattr(audit, "typicality", None),
-        "purity": _optional(getattr(audit, "by_activations", None), "purity", np.arange(rows)),
+        "purity": _optional(neighbours, "purity", np.arange(rows)),
     }
-    numbers = {
-        word: found
-        for word, found in numbers.items()
-        if found is not None and not np.isnan(found).all()
+    return {
+        word: values
+        for word, values in numbers.items()
+        if values is not None and not np.isnan(values).all()
     }
-    if "expected error" in numbers:  # of a regression: its values are no numbers of classes
-        classes, flags = (), {kind: flag for kind, flag in flags.items() if kind != "boundary"}
-    outputs = getattr(audit, "outputs", None)
-    classes = (
-        classes if outputs is None else ()
-    )  # labels say whether a row is of the class that its line is about
+
+
+def _classes_of(audit: AuditLike, shown: Positions, classes: Sequence[str]) -> dict[str, list[str]]:
+    """Label, prediction and suggestion of the rows shown, in words."""
     # Labels that are numbers are not the numbers of classes where the audit knows other labels.
-    own = getattr(getattr(audit, "by_contributions", None), "classes", None)
-    place = (
-        {}
-        if own is None or len(own) != len(classes)
-        else {value: at for at, value in enumerate(own.tolist())}
-    )
-    facts = [("Audited", count(rows, "prediction"))]
-    facts += [(KINDS[kind].capitalize(), f"{int(flag.sum()):,}") for kind, flag in flags.items()]
-    facts += [("Joint confidence", audit.joint_kind)] if getattr(audit, "joint_kind", None) else []
-    classes_of = {
+    own_labels = getattr(getattr(audit, "by_contributions", None), "classes", None)
+    number_of_label: dict[Any, int] = {}
+    if own_labels is not None and len(own_labels) == len(classes):
+        number_of_label = {label: number for number, label in enumerate(own_labels.tolist())}
+
+    columns = {
         "label": getattr(audit, "labels", None),
         "predicted": audit.predicted,
         "suggested": audit.suggested,
     }
-    return {
-        "headline": _headline(flags, rows, any_kind),
-        "total": rows,
-        "flagged": int(any_kind.sum()),
-        "kinds": [
-            {
-                "id": kind,
-                "name": KINDS[kind],
-                "count": int(flag.sum()),
-                "has": flag[flagged].tolist(),
-            }
-            for kind, flag in flags.items()
-        ],
-        "names": [str(names[row]) if names is not None else str(row) for row in flagged.tolist()],
-        "classes": {
-            word: [
-                label_text(place.get(value, value), classes)
-                for value in np.asarray(values)[flagged].tolist()
+    texts = {}
+    for word, values in columns.items():
+        if values is not None:
+            labels = np.asarray(values)[shown].tolist()
+            texts[word] = [
+                label_text(number_of_label.get(label, label), classes) for label in labels
             ]
-            for word, values in classes_of.items()
-            if values is not None
-        },
-        "numbers": {word: known(np.asarray(values)[flagged]) for word, values in numbers.items()},
-        # Where the rows stand on this page, and what they are called outside of it.
-        "places": flagged.tolist(),
-        "rows": np.asarray(getattr(audit, "rows", np.arange(rows)))[flagged].tolist(),
-        "reasons": [str(audit.reasons[row]) for row in flagged],
-        # Of rows that may have several classes, the one that a line is about.
-        "outputs": None if outputs is None else [str(outputs[row]) for row in flagged],
-        "facts": facts,
-    }
+    return texts
 
 
-def _headline(
-    flags: dict[str, NDArray[np.bool_]], total: int, flagged: NDArray[np.bool_]
-) -> tuple[str, str]:
-    """What an audit's page leads with, a number and what it counts: the suspected labels, where there are labels."""
+def _facts_of(audit: AuditLike, flags: Mapping[str, BoolArray], rows: int) -> list[tuple[str, str]]:
+    """How many rows there are of each kind."""
+    facts = [("Audited", count(rows, "prediction"))]
+    for kind, flag in flags.items():
+        facts.append((KINDS[kind].capitalize(), f"{int(flag.sum()):,}"))
+    if getattr(audit, "joint_kind", None):
+        facts.append(("Joint confidence", audit.joint_kind))
+    return facts
+
+
+def _headline(flags: Mapping[str, BoolArray], total: int, is_flagged: BoolArray) -> tuple[str, str]:
+    """What an audit's page leads with, a number and what it counts.
+
+    These are the suspected labels, where there are labels.
+    """
     if "mislabels" not in flags:
-        return f"{int(flagged.sum()):,}", f"of {count(total, 'prediction')} should be looked at."
+        flagged = int(is_flagged.sum())
+        return f"{flagged:,}", f"of {count(total, 'prediction')} should be looked at."
+
     suspected = int(flags["mislabels"].sum())
-    return (
-        f"{suspected:,}",
-        f"of {count(total, 'label')} {'is' if suspected == 1 else 'are'} suspect.",
-    )
+    verb = "is" if suspected == 1 else "are"
+    return f"{suspected:,}", f"of {count(total, 'label')} {verb} suspect."
 
 
-def hits_for_page(
-    hits: Any, kept: NDArray[np.intp], *, rows: int, names: Sequence[str]
-) -> dict[str, Any]:
-    """Neighbours of some rows; of `hits` only `indices` and `distances` are needed, the rest is shown where it is."""
+def hits_for_page(hits: HitsLike, shown: Positions, *, rows: int, names: Sequence[str]) -> PageData:
+    """Neighbours of some rows.
+
+    Of `hits` only `indices` and `distances` are needed, the rest is shown where it is.
+    """
     require_parts("hits", hits, ("indices", "distances"), wanted="what index.query(X) gives")
     indices = np.asarray(hits.indices)
     if indices.ndim != 2 or len(indices) != rows:
         raise ValueError(
-            f"hits are of {len(indices)} rows but there are {rows}; query the index with the same ones."
+            f"hits are of {len(indices)} rows but there are {rows}; "
+            "query the index with the same ones."
         )
-    labels, predicted = getattr(hits, "labels", None), getattr(hits, "predicted", None)
+
     space = getattr(hits, "space", "")
-    found: dict[str, Any] = {
+    data: PageData = {
         "count": int(indices.shape[1]),
-        "indices": packed_codes(indices[kept]),
-        "distances": packed(np.asarray(hits.distances, dtype=np.float64)[kept], "f4"),
-        "purity": _optional(hits, "purity", kept),
-        "confidence": _optional(hits, "confidence", kept),
+        "indices": packed_codes(indices[shown]),
+        "distances": packed(np.asarray(hits.distances, dtype=np.float64)[shown], "f4"),
+        "purity": _optional(hits, "purity", shown),
+        "confidence": _optional(hits, "confidence", shown),
         "names": list(names),
         "space": space if space in ("contributions", "activations") else "",
         "labels": None,
         "predicted": None,
         "values": None,
     }
+    labels = getattr(hits, "labels", None)
     if labels is None:
-        return found
-    array = np.asarray(labels)
-    measured = array.dtype.kind == "f" and not bool((array == np.rint(array)).all())
-    if measured or getattr(hits, "residuals", None) is not None:
-        return found | {"values": packed(array[kept], "f4")}
-    given = {"labels": labels} | ({} if predicted is None else {"predicted": predicted})
-    texts = {
-        key: [label_text(value, names) for value in np.asarray(part)[kept].ravel().tolist()]
-        for key, part in given.items()
-    }
-    shown = list(
-        dict.fromkeys([*names, *sorted({text for part in texts.values() for text in part})])
-    )
-    place = {name: code for code, name in enumerate(shown)}
-    return (
-        found
-        | {"names": shown}
-        | {key: packed_codes([place[t] for t in part]) for key, part in texts.items()}
-    )
+        return data
+    if getattr(hits, "residuals", None) is not None or _are_measured(np.asarray(labels)):
+        return data | {"values": packed(np.asarray(labels)[shown], "f4")}
+    return data | _coded_labels(hits, shown, names)
+
+
+def _are_measured(labels: AnyArray) -> bool:
+    """Whether labels are numbers of a regression, not of classes."""
+    return labels.dtype.kind == "f" and not bool((labels == np.rint(labels)).all())
+
+
+def _coded_labels(hits: HitsLike, shown: Positions, names: Sequence[str]) -> PageData:
+    """Labels of neighbours, and predictions where there are any, as positions among names."""
+    columns = {"labels": hits.labels}
+    predicted = getattr(hits, "predicted", None)
+    if predicted is not None:
+        columns["predicted"] = predicted
+
+    texts = {}
+    for key, values in columns.items():
+        labels = np.asarray(values)[shown].ravel().tolist()
+        texts[key] = [label_text(label, names) for label in labels]
+    every_text = {text for part in texts.values() for text in part}
+    every_name = list(dict.fromkeys([*names, *sorted(every_text)]))
+    position = {name: code for code, name in enumerate(every_name)}
+
+    coded = {key: packed_codes([position[text] for text in part]) for key, part in texts.items()}
+    return {"names": every_name, **coded}
 
 
 def influence_for_page(
-    influence: Any, kept: NDArray[np.intp], *, rows: int, names: Sequence[str]
-) -> dict[str, Any] | None:
-    """The rows of an index that speak most for some predictions, most first, and against them, most last."""
+    influence: InfluenceLike, shown: Positions, *, rows: int, names: Sequence[str]
+) -> PageData | None:
+    """The rows of an index that speak most for some predictions, and against them.
+
+    Those that speak most for a prediction come first, those that speak most against it last.
+    """
     if influence is None:
         return None
-    parts = ("indices", "shares", "target", "base", "logits", "exact")
-    require_parts("influence", influence, parts, wanted="what index.influence(X) gives")
+    require_parts("influence", influence, _INFLUENCE_PARTS, wanted="what index.influence(X) gives")
     if len(influence.values) != rows:
         raise ValueError(
-            f"influence is of {len(influence.values)} rows but there are {rows}; ask about the same ones."
+            f"influence is of {len(influence.values)} rows but there are {rows}; "
+            "ask about the same ones."
         )
-    values = np.asarray(influence.values)[kept]
-    order = np.argsort(-values, axis=1, kind="stable")
-    order = np.concatenate([order[:, :SPEAKERS], order[:, SPEAKERS:][:, -SPEAKERS:]], axis=1)
-    labels, indices, shares = (
-        np.take_along_axis(np.asarray(part)[kept], order, 1)
-        for part in (influence.labels, influence.indices, influence.shares)
-    )
-    measured = np.asarray(influence.target).dtype.kind == "f"  # values of a regression
-    texts = [
-        f"{label:.4g}" if measured else label_text(label, names)
-        for label in labels.ravel().tolist()
-    ]
-    shown, codes = np.unique(texts, return_inverse=True)
-    target = np.asarray(influence.target)[kept].tolist()
+
+    order = np.argsort(-np.asarray(influence.values)[shown], axis=1, kind="stable")
+    speaking_for = order[:, :SPEAKERS]
+    speaking_against = order[:, SPEAKERS:][:, -SPEAKERS:]
+    speakers = np.concatenate([speaking_for, speaking_against], axis=1)
+
+    def of_speakers(values: ArrayLike) -> AnyArray:
+        return np.take_along_axis(np.asarray(values)[shown], speakers, 1)
+
+    is_regression = np.asarray(influence.target).dtype.kind == "f"
+    labels = of_speakers(influence.labels).ravel().tolist()
+    if is_regression:
+        texts = [f"{label:.4g}" for label in labels]
+        targets = None
+    else:
+        texts = [label_text(label, names) for label in labels]
+        targets = [
+            label_text(label, names) for label in np.asarray(influence.target)[shown].tolist()
+        ]
+    every_text, codes = np.unique(texts, return_inverse=True)
+
+    # Only where values add up to the logit.
+    base = known(np.asarray(influence.base)[shown]) if hasattr(influence, "base") else None
+    exact = float(influence.exact) if hasattr(influence, "exact") else None
     return {
-        "count": order.shape[1],
-        "indices": packed_codes(indices),
-        "values": packed(np.take_along_axis(values, order, 1), "f4"),
-        "shares": packed(shares, "f4"),
+        "count": speakers.shape[1],
+        "indices": packed_codes(of_speakers(influence.indices)),
+        "values": packed(of_speakers(influence.values), "f4"),
+        "shares": packed(of_speakers(influence.shares), "f4"),
         "labels": packed_codes(codes),
-        "names": shown.tolist(),
-        "targets": None if measured else [label_text(one, names) for one in target],
-        # Only where values add up to the logit.
-        "base": known(np.asarray(influence.base)[kept]) if hasattr(influence, "base") else None,
-        "logits": known(np.asarray(influence.logits)[kept]),
-        "exact": float(influence.exact) if hasattr(influence, "exact") else None,
+        "names": every_text.tolist(),
+        "targets": targets,
+        "base": base,
+        "logits": known(np.asarray(influence.logits)[shown]),
+        "exact": exact,
     }
 
 
-def _optional(hits: Any, name: str, kept: NDArray[np.intp]) -> list[Any] | None:
+def _optional(hits: HitsLike, name: str, shown: Positions) -> list[Any] | None:
+    """Numbers of some rows, where there are any."""
     try:
         values = getattr(hits, name, None)
-    except ValueError:  # purity of a regression, or of an index without labels
+    # Purity of a regression, or of an index without labels.
+    except ValueError:
         return None
-    some = None if values is None else np.asarray(values, dtype=np.float64)[kept]
-    return None if some is None or np.isnan(some).all() else known(some)
+    if values is None:
+        return None
+
+    numbers = np.asarray(values, dtype=np.float64)[shown]
+    return None if np.isnan(numbers).all() else known(numbers)
 
 
-def label_text(value: Any, names: Sequence[str]) -> str:
+def label_text(value: object, names: Sequence[str]) -> str:
     """How a label is written: whole numbers by the names of classes, where there are any."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer():
-        return names[int(value)] if 0 <= value < len(names) else str(int(value))
-    return str(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not float(value).is_integer():  # type: ignore[arg-type]
+        return str(value)
+
+    number = int(value)  # type: ignore[call-overload]
+    return names[number] if 0 <= number < len(names) else str(number)

@@ -8,18 +8,32 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 import nobsp
-from nobsp._messages import count as count_of
 from nobsp.arguments import names_of, require_mapping, require_text
 from nobsp.drafts import check_path, replacing
+from nobsp.messages import count
 from nobsp.reporting.audits import KINDS, audit_for_page
-from nobsp.reporting.packing import embedded
+from nobsp.reporting.packing import PageData, embedded
 
-_BASIC = ("numbers", "functions", "charts", "account")
-_SCRIPTS = (*_BASIC, "overview", "curves", "whatif", "rows", "pictures", "audit", "page")
+# The page's own scripts, in the order in which they need each other.
+_SCRIPTS = (
+    "numbers",
+    "functions",
+    "charts",
+    "account",
+    "overview",
+    "curves",
+    "whatif",
+    "rows",
+    "pictures",
+    "audit",
+    "page",
+)
+# What each kind of subject is recognised by.
 _SUBJECTS = {
     "table": ("values", "base_values", "terms", "feature_names"),
     "images": ("positive", "negative", "signed", "logits"),
@@ -45,13 +59,15 @@ def report(
     explainer: Any = None,
     truth: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> Path:
-    """Writes one HTML file that shows what a network has learned, and lets people try it without Python.
+    """Writes one HTML file that shows what a network has learned, to be tried without Python.
 
-    The learned functions travel inside the page, so its what-if section computes in the browser what Python computes.
-    Nothing is loaded from elsewhere, and a content security policy keeps it so. The same input gives the same file.
+    The learned functions travel inside the page, so its what-if section computes in the browser
+    what Python computes. Nothing is loaded from elsewhere, and a content security policy keeps it
+    so. The same input gives the same file.
 
     Args:
-        subject: An `Explanation`, `ActivationMaps`, `confusions`, the neighbours that an index found, or an `Audit`.
+        subject: An `Explanation`, `ActivationMaps`, `confusions`, the neighbours that an index
+            found, or an `Audit`.
         path: The file; its folder must be there. One that exists is replaced, atomically.
         title: Heading of the page.
         about: A sentence or two on model and data, shown below it.
@@ -62,9 +78,11 @@ def report(
         influence: Which rows of an index speak for the predictions, as `index.influence` or
             `index.representer_shares` finds them.
         audit: What an audit of the same rows or images found, for a section of its own.
-        images: The images that maps or neighbours are about, (n, channels, height, width) or channels last.
+        images: The images that maps or neighbours are about, (n, channels, height, width) or
+            channels last.
         gallery: The images the index was fitted on, for panels of what was found.
-        explainer: What made the subject, to name the model; for maps it also tells of the calibration.
+        explainer: What made the subject, to name the model; for maps it also tells of the
+            calibration.
         truth: Known functions by feature, drawn over the learned ones.
 
     Returns:
@@ -89,64 +107,75 @@ def report(
     require_mapping("truth", truth, wanted="functions by feature")
     if class_names is not None:
         class_names = names_of("class_names", class_names)
-    if hasattr(subject, "matrix") and hasattr(
-        subject, "pairs"
-    ):  # classes that are confused: maps of their examples
+    if _are_confusions(subject):
         images = subject.images if images is None else images
         labels = subject.labels if labels is None else labels
         subject = subject.maps
+
     kind = _kind_of(subject)
-    count = len(
-        subject.predicted
-        if kind == "audit"
-        else subject.indices
-        if kind == "neighbours"
-        else subject
-    )
+    rows = _count_rows(subject, kind)
     if names is not None:
         names = names_of("names", names)
-        if len(names) != count:
-            raise ValueError(f"names must be one per row, {count}, found {len(names)}.")
-    data: dict[str, Any] = {
+        if len(names) != rows:
+            raise ValueError(f"names must be one per row, {rows}, found {len(names)}.")
+
+    data: PageData = {
         "about": about or "",
         "version": nobsp.__version__,
         "table": None,
         "pictures": None,
+        "audit": None,
     }
-    shared: dict[str, Any] = {
-        "labels": labels,
-        "class_names": class_names,
-        "names": names,
-        "explainer": explainer,
-    }
-    shared["influence"] = influence
     if kind == "table":
         from nobsp.reporting.tables import table_data
 
-        data["table"] = table_data(subject, hits=hits, truth=truth, **shared)
-    elif kind != "audit":
+        data["table"] = table_data(
+            subject,
+            hits=hits,
+            truth=truth,
+            labels=labels,
+            class_names=class_names,
+            names=names,
+            explainer=explainer,
+            influence=influence,
+        )
+    elif kind in ("images", "neighbours"):
         from nobsp.reporting.pictures import pictures_data
 
-        maps, hits = (subject, hits) if kind == "images" else (None, subject)
-        data["pictures"] = pictures_data(maps, hits=hits, images=images, gallery=gallery, **shared)
-    audit, noun = subject if kind == "audit" else audit, (data["pictures"] or {}).get("noun", "row")
-    classes = class_names or (data["table"] or data["pictures"] or {}).get("classes", ())
-    data["audit"] = (
-        None if audit is None else audit_for_page(audit, rows=count, names=names, classes=classes)
-    )
-    usual = {
-        "audit": "What the audit found",
-        "neighbours": f"Neighbours of {count_of(count, noun)}",
-    }
-    data["title"] = title or usual.get(kind, "What the network has learned")
+        data["pictures"] = pictures_data(
+            subject if kind == "images" else None,
+            hits=hits if kind == "images" else subject,
+            images=images,
+            gallery=gallery,
+            labels=labels,
+            class_names=class_names,
+            names=names,
+            explainer=explainer,
+            influence=influence,
+        )
+
+    section = data["table"] or data["pictures"] or {}
+    audited = subject if kind == "audit" else audit
+    if audited is not None:
+        classes = class_names or section.get("classes", ())
+        data["audit"] = audit_for_page(audited, rows=rows, names=names, classes=classes)
+    data["title"] = title or _usual_title(kind, count(rows, section.get("noun", "row")))
     page = render(data)
     with replacing(target) as draft:
         draft.write_text(page, encoding="utf-8", newline="\n")
     return target
 
 
+def _are_confusions(subject: Any) -> bool:
+    """Whether these are classes that are confused, which are shown as maps of their examples."""
+    return hasattr(subject, "matrix") and hasattr(subject, "pairs")
+
+
 def _kind_of(subject: Any) -> str:
-    """Which kind of page a subject asks for, by what it has: the page knows no index, and loads no torch by itself."""
+    """Which kind of page a subject asks for.
+
+    It is told by its attributes: the page knows no index, and loads no torch by itself.
+    """
     for kind, names in _SUBJECTS.items():
         if all(hasattr(subject, name) for name in names):
             return kind
@@ -154,41 +183,75 @@ def _kind_of(subject: Any) -> str:
     raise TypeError(f"subject must be {known}, found {type(subject).__name__}.")
 
 
-def render(data: dict[str, Any]) -> str:
+def _count_rows(subject: Any, kind: str) -> int:
+    """How many rows or images a subject is about."""
+    if kind == "audit":
+        return len(subject.predicted)
+    if kind == "neighbours":
+        return len(subject.indices)
+    return len(subject)
+
+
+def _usual_title(kind: str, rows: str) -> str:
+    """The heading of a page that has none of its own."""
+    if kind == "audit":
+        return "What the audit found"
+    if kind == "neighbours":
+        return f"Neighbours of {rows}"
+    return "What the network has learned"
+
+
+def render(data: PageData) -> str:
     """The whole page."""
+    folder = resources.files("nobsp.reporting")
+    scripts = _read_scripts(folder, with_plotly=bool(data["table"]))
+    return fill_template(
+        folder / "page.html.j2",
+        data=data,
+        embedded=embedded(data),
+        style=(folder / "page.css").read_text(encoding="utf-8"),
+        scripts=scripts,
+        hashes=[_content_hash(script) for script in scripts],
+    )
+
+
+def _read_scripts(folder: Traversable, *, with_plotly: bool) -> list[str]:
+    """The scripts of a page, as a browser reads them."""
     try:
-        import jinja2  # noqa: F401 - here, so that what is missing is named
+        # Imported here, so that what is missing is named.
+        import jinja2  # noqa: F401
         from plotly.offline import get_plotlyjs
     except ImportError as missing:
         raise ImportError(
             "a report needs jinja2 and plotly: pip install 'nobsp[report]'."
         ) from missing
-    here = resources.files("nobsp.reporting")
-    own = "\n".join((here / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
-    scripts = [(here / "theme.js").read_text(encoding="utf-8")]
-    scripts.append(f'(() => {{\n"use strict";\n{own}\n}})();')
-    scripts += [get_plotlyjs()] if data["table"] else []
-    # As a browser reads them, so that hashes hold: a line ends in a line feed alone.
-    scripts = [
-        re.sub("\r\n?", "\n", script).replace("</script", "<\\/script") for script in scripts
-    ]
-    return fill_template(
-        here / "page.html.j2",
-        data=data,
-        embedded=embedded(data),
-        style=(here / "page.css").read_text(encoding="utf-8"),
-        scripts=scripts,
-        hashes=[
-            base64.b64encode(hashlib.sha256(one.encode("utf-8")).digest()).decode("ascii")
-            for one in scripts
-        ],
-    )
+
+    parts = [(folder / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
+    own = "\n".join(parts)
+    theme = (folder / "theme.js").read_text(encoding="utf-8")
+    scripts = [theme, f'(() => {{\n"use strict";\n{own}\n}})();']
+    if with_plotly:
+        scripts.append(get_plotlyjs())
+
+    # Lines end in a line feed alone, so that the hashes hold.
+    one_ending = [re.sub("\r\n?", "\n", script) for script in scripts]
+    return [script.replace("</script", "<\\/script") for script in one_ending]
 
 
-def fill_template(template: Any, **values: Any) -> str:
+def _content_hash(script: str) -> str:
+    """The hash by which a content security policy allows a script."""
+    digest = hashlib.sha256(script.encode("utf-8")).digest()
+    return base64.b64encode(digest).decode("ascii")
+
+
+def fill_template(template: Traversable | Path, **values: Any) -> str:
     """A template, a file or resource, with values in it."""
     import jinja2
 
-    options: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, **options)
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     return environment.from_string(template.read_text(encoding="utf-8")).render(**values)

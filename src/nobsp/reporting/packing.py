@@ -1,121 +1,153 @@
-"""What goes into pages of every kind: numbers as little-endian bytes in base64, exact; labels; a model in words."""
+"""What goes into pages of every kind: numbers as little-endian bytes in base64, exact; labels.
+
+A model in words.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import as_numpy, count
+from nobsp._typing import AnyArray, ArrayLike
+from nobsp.messages import count
+from nobsp.numerics import as_numpy
 
-Packed = dict[str, Any]
-Fact = tuple[str, str]
-Names = Sequence[str] | None
+# Numbers as a page reads them: their kind, and their bytes in base64.
+Packed: TypeAlias = dict[str, str]
+# Something a page reads: what `json` can write.
+PageData: TypeAlias = dict[str, Any]
+# A word and what is said about it.
+Fact: TypeAlias = tuple[str, str]
+Names: TypeAlias = Sequence[str] | None
+
+# Whole numbers up to this size are written as such.
+_WHOLE = 2**31
 
 
-def packed(values: Any, kind: str = "f8") -> Packed:
+class Labels(NamedTuple):
+    """One true value per row, where they are known."""
+
+    # Positions among `names`, or numbers where there are no names; None where nothing is known.
+    values: AnyArray | None
+    names: tuple[str, ...]
+
+
+def packed(values: ArrayLike, kind: str = "f8") -> Packed:
     """Numbers as they are, in one of the kinds "f8", "f4", "u1", "i1", "u2", "i2", "u4", "i4"."""
     array = np.ascontiguousarray(values, dtype=np.dtype(kind).newbyteorder("<"))
     return {"kind": kind, "bytes": base64.b64encode(array.tobytes()).decode("ascii")}
 
 
-def packed_codes(codes: Any) -> Packed:
+def packed_codes(codes: ArrayLike) -> Packed:
     """Whole numbers in the smallest kind that holds them."""
     array = np.asarray(codes, dtype=np.int64)
-    low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
+    low = int(array.min(initial=0))
+    high = int(array.max(initial=0))
     kind = np.min_scalar_type(high if low >= 0 else min(low, -high - 1))
     return packed(array, kind.str[1:] if kind.itemsize <= 4 else "f8")
 
 
-def packed_column(values: NDArray[Any]) -> Packed:
-    """A column of a table, exactly: whole numbers, single and double precision. What is not finite is missing (NaN)."""
+def packed_column(values: AnyArray) -> Packed:
+    """A column of a table, exactly: whole numbers, single and double precision.
+
+    What is not finite is missing (NaN).
+    """
     numbers = np.asarray(values, dtype=np.float64)
     finite = np.isfinite(numbers)
-    if (
-        finite.all()
-        and (np.abs(numbers) < 2**31).all()
-        and np.array_equal(numbers, np.rint(numbers))
-    ):
+    if finite.all() and _are_whole(numbers):
         return packed_codes(numbers)
+
     numbers = np.where(finite, numbers, np.nan)
     with np.errstate(over="ignore"):
-        single = np.array_equal(numbers, numbers.astype(np.float32), equal_nan=True)
-    return packed(numbers, "f4" if single else "f8")
+        is_single = np.array_equal(numbers, numbers.astype(np.float32), equal_nan=True)
+    return packed(numbers, "f4" if is_single else "f8")
 
 
-def evenly(rows: int, most: int) -> NDArray[np.intp]:
-    """Positions of at most so many rows, spread evenly."""
-    return np.unique(np.linspace(0, rows - 1, min(rows, most)).astype(np.intp))
+def _are_whole(numbers: NDArray[np.float64]) -> bool:
+    """Whether all numbers are whole, and none too large for four bytes."""
+    is_small = bool((np.abs(numbers) < _WHOLE).all())
+    return is_small and np.array_equal(numbers, np.rint(numbers))
 
 
-def embedded(data: Any) -> str:
-    r"""Data as JSON that can stand inside a script element: no tag, entity or line separator survives in it."""
+def embedded(data: PageData) -> str:
+    r"""Data as JSON that can stand inside a script: no tag, entity or line separator in it."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def known(values: Any) -> list[Any]:
-    """Numbers as a (nested) list in which what is not finite is None, as JSON has no word for it."""
+def known(values: ArrayLike) -> list[Any]:
+    """Numbers as a (nested) list with None for what is not finite: JSON has no word for it."""
     numbers = np.asarray(values, dtype=np.float64)
-    found: Any = numbers.astype(object)
-    found[~np.isfinite(numbers)] = None
-    return list(found.tolist())
+    objects: AnyArray = numbers.astype(object)
+    objects[~np.isfinite(numbers)] = None
+    return list(objects.tolist())
 
 
-# One true value per row, if they are given: positions among names of classes, or numbers where there are no names.
-Labels = tuple[NDArray[Any] | None, tuple[str, ...]]
-
-
-def packed_labels(labels: Labels, kept: NDArray[np.intp]) -> dict[str, Any] | None:
+def packed_labels(labels: Labels, rows: NDArray[np.intp]) -> PageData | None:
     """Labels of some rows."""
-    values, names = labels
-    if values is None:
+    if labels.values is None:
         return None
-    return (
-        {"names": names, "codes": packed_codes(values[kept])}
-        if names
-        else {"values": packed(values[kept])}
-    )
+    if labels.names:
+        return {"names": labels.names, "codes": packed_codes(labels.values[rows])}
+    return {"values": packed(labels.values[rows])}
 
 
-def read_labels(labels: Any, *, rows: int, names: Sequence[str], classes: bool) -> Labels:
-    """Labels as positions among names, or as numbers where they are no such positions; `classes` forbids that."""
+def read_labels(
+    labels: ArrayLike | None, *, rows: int, names: Sequence[str], classes: bool
+) -> Labels:
+    """Labels as positions among names, or as numbers where they are no such positions.
+
+    `classes` forbids numbers that are no positions.
+    """
     if labels is None:
-        return None, ()
-    given = as_numpy(labels)
-    if given.ndim == 2 and given.shape[1] == 1:
-        given = given[:, 0]
-    if given.shape != (rows,):
-        raise ValueError(f"labels must be one per row, shape ({rows},), found {given.shape}.")
-    if given.dtype.kind in "biuf":
-        numbers = given.astype(np.float64)
-        if given.size and np.isin(numbers, np.arange(max(len(names), 2))).all():
-            return numbers.astype(np.int64), tuple(names) or ("0", "1")
-        if classes:
-            some = ", ".join(map(str, np.unique(given)[:5].tolist()))
-            raise ValueError(
-                f"labels must be class numbers from 0 to {len(names) - 1}, or names; found {some}."
-            )
-        return numbers, ()
-    texts = [str(value) for value in given.tolist()]
-    # Names the model does not know are put behind its own, so that every label can be shown.
-    shown = tuple(dict.fromkeys([*names, *sorted(set(texts))]))
-    place = {name: code for code, name in enumerate(shown)}
-    return np.array([place[text] for text in texts], dtype=np.int64), shown
+        return Labels(None, ())
+
+    values = as_numpy(labels)
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.shape != (rows,):
+        raise ValueError(f"labels must be one per row, shape ({rows},), found {values.shape}.")
+    if values.dtype.kind not in "biuf":
+        return _labels_by_name([str(value) for value in values.tolist()], names)
+
+    numbers = values.astype(np.float64)
+    are_positions = values.size and np.isin(numbers, np.arange(max(len(names), 2))).all()
+    if are_positions:
+        return Labels(numbers.astype(np.int64), tuple(names) or ("0", "1"))
+    if classes:
+        examples = ", ".join(map(str, np.unique(values)[:5].tolist()))
+        raise ValueError(
+            f"labels must be class numbers from 0 to {len(names) - 1}, or names; found {examples}."
+        )
+    return Labels(numbers, ())
+
+
+def _labels_by_name(texts: Sequence[str], names: Sequence[str]) -> Labels:
+    """Labels as positions among all names.
+
+    Names the model does not know are put behind its own, so that every label can be shown.
+    """
+    every_name = tuple(dict.fromkeys([*names, *sorted(set(texts))]))
+    position = {name: code for code, name in enumerate(every_name)}
+    codes = [position[text] for text in texts]
+    return Labels(np.array(codes, dtype=np.int64), every_name)
 
 
 def describe_model(model: Any) -> str:
     """A model in a few words: Sequential with 41 parameters."""
     if hasattr(model, "parameters"):
         inner = getattr(model, "module", model)
-        return f"{type(inner).__name__} with {count(sum(p.numel() for p in model.parameters()), 'parameter')}"
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        return f"{type(inner).__name__} with {count(parameters, 'parameter')}"
+
     steps = [step for _, step in model.steps] if hasattr(model, "steps") else [model]
-    sizes = sum(
-        w.size for w in [*getattr(steps[-1], "coefs_", []), *getattr(steps[-1], "intercepts_", [])]
-    )
     chain = " → ".join(type(step).__name__ for step in steps)
-    return f"{chain} with {count(int(sizes), 'parameter')}" if sizes else chain
+    last = steps[-1]
+    weights = [*getattr(last, "coefs_", []), *getattr(last, "intercepts_", [])]
+    parameters = sum(int(part.size) for part in weights)
+    return f"{chain} with {count(parameters, 'parameter')}" if parameters else chain

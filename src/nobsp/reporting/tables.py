@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import count, frame_of, suggest
 from nobsp.base import Finding, sort_findings
+from nobsp.frames import frame_of
+from nobsp.messages import count, suggest
+from nobsp.numerics import evenly_spaced
 from nobsp.reporting import packing
 from nobsp.reporting.audits import hits_for_page, influence_for_page
 from nobsp.reporting.packing import Fact, Labels, Names, known, packed, packed_codes
@@ -82,7 +84,7 @@ def table_data(
         classes_shown = ()
     shown = _shown(explanation, functions)
     functions, health = shown.functions, functions.state
-    kept = packing.evenly(len(explanation), shown.most_rows)
+    kept = evenly_spaced(len(explanation), shown.most_rows)
     # How far the sum of the tables is from the explanation's, over rows within what was calibrated.
     terms = [explanation.terms.index(term) for term in functions.terms]
     apart = explanation.values[:, terms].sum(1) - shown.account.values[:, : len(terms)].sum(1)
