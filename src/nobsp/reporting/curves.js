@@ -74,12 +74,16 @@ function curveCard(term) {
   const strength = make("span", { className: "quiet number" });
   const card = make("article", { className: "card", id: "feature-" + k, tabIndex: -1, "aria-label": term.name },
     make("h3", {}, bdi(term.name, "name"), strength), drawable ? place : whyNoCurve(term));
-  if (drawable) card.append(details);
+  const distance = make("p", { className: "quiet axes" });
+  if (drawable) card.append(distance, details);
   const update = () => {
     const [total, main] = [table.totals[k][state.output], table.mains[k][state.output]];
     const alone = !table.pairs.some((pair) => pair.features.includes(k));
     strength.textContent = alone ? "± " + shown(total) : `total ± ${shown(total)}, main ± ${shown(main)}`;
     if (drawable) place.setAttribute("aria-label", inWords(term));
+    const away = table.from_average[k]?.[state.output] ?? null;
+    distance.hidden = away === null;
+    if (away !== null) distance.textContent = `${percent(away)} of the spread away from partial dependence, which is more than its band`;
   };
   const open = () => { details.replaceChildren(details.firstChild, valuesTable(term)); };
   const draw = () => {

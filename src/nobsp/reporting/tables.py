@@ -18,7 +18,7 @@ from nobsp.reporting.audits import hits_for_page, influence_for_page
 from nobsp.reporting.packing import Fact, Labels, Names, known, packed, packed_codes
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation
-from nobsp.tabular.lookup import NumberAxis, TermTable
+from nobsp.tabular.lookup import Chunk, NumberAxis, TermTable
 
 Array = NDArray[np.float64]
 Truth = Mapping[str, Callable[[Any], Any]] | None
@@ -27,6 +27,8 @@ Truth = Mapping[str, Callable[[Any], Any]] | None
 ROOM = 2_250_000
 MOST_ROWS = 5000
 _TRUTH_POINTS = 201
+# Standard deviations in half of a 90% band.
+_BAND = 1.645
 _LINKS = {
     "softmax": "logits, before the softmax",
     "sigmoid": "log-odds, before the sigmoid",
@@ -113,6 +115,7 @@ def table_data(
         ),
         "base": known(functions.base_values),
         "features": features_for_page(functions),
+        "from_average": from_average_for_page(functions, shown),
         **tables_for_page(functions),
         "interactions": sum(len(term) > 1 for term in (*functions.terms, *functions.left_out)),
         "strengths": known(np.concatenate([sizes, unknown])),
@@ -283,6 +286,30 @@ def features_for_page(functions: CompiledExplainer) -> list[dict[str, Any]]:
             ]
         found.append({"name": one.name, **about, "kind": one.kind, "width": len(one.columns)})
     return found
+
+
+def from_average_for_page(
+    functions: CompiledExplainer, shown: Shown
+) -> list[list[float | None] | None]:
+    """Per feature and output how far its curve is from partial dependence, where that is more than its band."""
+    distances = {
+        term.term[0]: term.from_average for term in functions.state.terms if len(term.term) == 1
+    }
+    rows = Chunk(shown.columns, slice(0, len(shown.account)))
+    spread = np.nanstd(shown.account.values.sum(1), axis=0)
+    spread = np.where(spread > 0, spread, 1.0)
+    listed: list[list[float | None] | None] = [None] * len(functions.features)
+    for table in functions.tables:
+        k = table.features[0]
+        values = distances.get(functions.features[k].name, ())
+        if len(table.features) > 1 or k not in functions.spreads or not values:
+            continue
+        deviations = TermTable(table.features, table.axes, functions.spreads[k])(rows)
+        band = _BAND * np.sqrt(np.nanmean(np.square(deviations), axis=0)) / spread
+        listed[k] = [
+            value if value > width else None for value, width in zip(values, band, strict=True)
+        ]
+    return listed
 
 
 def tables_for_page(functions: CompiledExplainer) -> dict[str, Any]:

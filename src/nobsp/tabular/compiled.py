@@ -22,7 +22,7 @@ from nobsp.tabular.explanation import Explanation, Term, as_table, output_positi
 from nobsp.tabular.lookup import Array, Chunk, Feature, LevelAxis, NumberAxis, TermTable, value_rows
 
 KIND = "compiled explainer"
-VERSION = 3
+VERSION = 4
 
 Measure = Callable[[], dict[int, Array]]
 
@@ -43,12 +43,15 @@ class TermHealth:
         rank: Directions its representation uses.
         unique_share: Share of the spread of its contributions that those of the other terms cannot reproduce.
         forward_rows: Rows sent through the network for every row that is explained; zero for tables.
+        from_average: Per output how far a feature's curve is from partial dependence, root mean square over the rows as
+            a share of the output's spread; empty where that is not known.
     """
 
     term: tuple[str, ...]
     rank: int
     unique_share: float
     forward_rows: int = 0
+    from_average: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)

@@ -512,7 +512,8 @@ class NObSP(Explainer):
         """The functions as they are, to be used without the network and without torch.
 
         Terms without a table (features of several numeric columns, alone or in interactions) need the network; they are
-        named in `left_out` and their contributions are missing. As published, functions are tabulated along the baseline.
+        named in `left_out` and their contributions are missing.
+        As published, functions are tabulated along the baseline.
         """
         return self._fitted.functions.with_spreads()
 

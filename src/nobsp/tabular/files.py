@@ -24,7 +24,7 @@ from nobsp.tabular.fitting import Options, find_readout, plain
 from nobsp.tabular.regression import DirectTerm
 
 KIND = "tabular explainer"
-VERSION = 5
+VERSION = 6
 
 # What a checkpoint of a calibration holds.
 CHECKPOINTED = (Accumulator, Features, Isolation, Plan, Summary, LevelCounts)

@@ -26,6 +26,7 @@ from nobsp.tabular.explanation import term_name
 from nobsp.tabular.fitted import Estimate, rows_like
 from nobsp.tabular.folds import Codes
 from nobsp.tabular.lookup import TermTable
+from nobsp.tabular.omissions import distances_from_average, name_far_curves, name_pairs_left_out
 from nobsp.tabular.purification import read
 from nobsp.tabular.regression import Sample, share_explained, spread_of_curves
 from nobsp.tabular.tabulate import Array, Domain, Represent, Tabulator, describe, own_columns
@@ -458,11 +459,14 @@ def _examine(
     facts: Facts, terms: Terms, validity: Validity, values: Tensor, measured: Sample
 ) -> Health:
     fit = terms.fit
+    distances = distances_from_average(fit)
     coarse = [facts.names[k] for k in validity.coarse]
     findings = [
         *share_findings(validity.worst, facts.output_names, coarse=coarse),
         *validity.findings,
         *feature_findings(facts, terms.order, values, measured),
+        *name_pairs_left_out(terms.strengths, terms.order, facts.names),
+        *name_far_curves(distances, facts.names),
     ]
 
     def note(code: str, message: str, subject: str = "") -> None:
@@ -511,6 +515,7 @@ def _examine(
                 piece.rank,
                 share,
                 costs.get(piece.term, 0),
+                distances.get(piece.term, ()),
             )
             for piece, share in zip(fit.pieces, _unique_shares(values), strict=True)
         ),

@@ -1,0 +1,78 @@
+"""Strong pairs that were not fitted are named, and curves that are far from partial dependence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from nobsp import NObSP
+from nobsp.tabular.compiled import CompiledExplainer
+
+Array = NDArray[np.float64]
+
+
+def correlated(rows: int, correlation: float) -> Array:
+    generator = np.random.default_rng(0)
+    shared = generator.normal(size=(rows, 1))
+    return np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * generator.normal(
+        size=(rows, 4)
+    )
+
+
+class Product(nn.Module):
+    """a·b + 2c + d. Where a and b are nearly the same, half of a² + b² is nearly a·b, and the network has both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 1).double()
+        with torch.no_grad():
+            self.head.weight.copy_(torch.tensor([[1.0, 0.0, 0.0, 2.0, 1.0]]))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        a, b, c, d = rows.unbind(1)
+        hidden: Tensor = self.head(torch.stack([a * b, a * a, b * b, c, d], 1))
+        return hidden
+
+
+def two_products(X: Array) -> Array:
+    return 2 * X[:, 0] * X[:, 1] + X[:, 2] * X[:, 3]
+
+
+def additive(X: Array) -> Array:
+    return np.sin(X[:, 0]) + X[:, 1] + np.abs(X[:, 2]) + X[:, 3]
+
+
+def codes(explainer: NObSP) -> list[str]:
+    return [finding.code for finding in explainer.health().findings]
+
+
+def test_a_strong_pair_that_is_not_fitted_is_named_with_its_strength() -> None:
+    explainer = NObSP(two_products, features=list("abcd"), interactions=1)
+    explainer.fit(correlated(1000, 0.0))
+
+    named = [f for f in explainer.health().findings if f.code == "pair_left_out"]
+
+    strength = explainer.interaction_strengths()["strength"][1]
+    assert [f.subject for f in named] == [f"c × d {strength:.2f}"]
+
+
+def test_a_curve_that_carries_a_pair_is_told_by_its_distance(tmp_path: Path) -> None:
+    explainer = NObSP(Product(), features=list("abcd")).fit(correlated(1000, 0.98))
+    assert ("a", "b") not in explainer.terms_
+    explainer.compile().save(tmp_path / "functions.safetensors")
+    stored = CompiledExplainer.load(tmp_path / "functions.safetensors").health()
+
+    distances = {term.term: term.from_average for term in stored.terms}
+
+    assert max(distances["a",][0], distances["b",][0]) > 0.1
+    assert {"pair_left_out", "far_from_average"} <= set(codes(explainer))
+
+
+def test_nothing_is_said_of_an_additive_function_of_independent_features() -> None:
+    explainer = NObSP(additive, features=list("abcd")).fit(correlated(1000, 0.0))
+    assert not {"pair_left_out", "far_from_average"} & set(codes(explainer))
+    assert all(max(term.from_average) < 0.02 for term in explainer.health().terms)
