@@ -53,6 +53,8 @@ class MethodOptions:
     """auto (default), a number of pairs, 0 for none, or pairs such as age:income."""
     background: int = 32
     """Rows that effects are averaged over."""
+    max_forward_rows: int | None = None
+    """Most rows sent through the model to calibrate (default: no limit)."""
     baseline: Literal["mean", "zero", "median", "mode"] = "mean"
     """The point that changes are measured from."""
     reference: Literal["terms", "complement"] = "terms"
@@ -78,6 +80,7 @@ class MethodOptions:
             raise UsageError(f"--ridge must be auto or a number, found {self.ridge!r}.") from None
         choices = {
             "background": self.background,
+            "max_forward_rows": self.max_forward_rows,
             "baseline": self.baseline,
             "reference": self.reference,
         }

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp.tabular.budget import BudgetSpentError
+
 Mask = NDArray[np.bool_]
 
 
@@ -31,7 +33,7 @@ def run_where_answered(
         # Warnings of numpy would be about values that we chose.
         with np.errstate(all="ignore"):
             return represent(rows).to("cpu", torch.float64), None
-    except (MemoryError, OSError, torch.OutOfMemoryError):
+    except (BudgetSpentError, MemoryError, OSError, torch.OutOfMemoryError):
         raise  # about the machine, not about the values
     except Exception as failure:  # noqa: BLE001 - models check their domain with errors of any kind
         if len(rows) <= group:

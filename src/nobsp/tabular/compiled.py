@@ -71,6 +71,7 @@ class Health:
         scatter: Standard error of `explained` over the rows; empty where it is not known.
         neighbourhoods: Held-out R² per output with whole neighbourhoods of rows held out, at the strengths that are
             used; empty where it was not measured. Clearly below `explained` where rows come in clusters.
+        forward_rows: Rows that were sent through the model to calibrate; zero where they were not counted.
     """
 
     findings: tuple[Finding, ...]
@@ -83,6 +84,7 @@ class Health:
     held_out: bool = True
     scatter: tuple[float, ...] = ()
     neighbourhoods: tuple[float, ...] = ()
+    forward_rows: int = 0
 
     @property
     def healthy(self) -> bool:

@@ -34,11 +34,12 @@ from nobsp.tabular.compiled import Health, TermHealth
 from nobsp.tabular.explanation import term_name
 from nobsp.tabular.fitted import Estimate, Fitted
 from nobsp.tabular.fitting import Facts, Options, assemble, feature_findings, share_findings
+from nobsp.tabular.grids import Main
 from nobsp.tabular.lookup import TermTable
 from nobsp.tabular.purification import transfer
 from nobsp.tabular.regression import Sample, share_explained
 from nobsp.tabular.tabulate import Array, Points, Represent, Tabulator
-from nobsp.tabular.terms import FULL, PAIR_REACH, screen_pairs, tabulate_main
+from nobsp.tabular.terms import FULL, PAIR_REACH, refine_main, screen_pairs, tabulate_main
 
 Strengths = dict[Subset, float]
 
@@ -225,13 +226,14 @@ class _TablesAlongBaseline:
     def _add_main(self, feature: int) -> None:
         term = (feature,)
         solution = self.published.solution
-        points, table = tabulate_main(
-            _tabulator(self.facts, self.represent, solution.matrices[term]),
-            self.facts.domains[feature],
-            self.sample.chunk(),
-            self.sample.spread,
-            FULL,
-        )
+        tabulate = _tabulator(self.facts, self.represent, solution.matrices[term])
+        domain = self.facts.domains[feature]
+        chunk = self.sample.chunk()
+        unit = self.sample.spread
+        first = Main(*tabulate_main(tabulate, domain, chunk, unit, FULL))
+        main = refine_main(tabulate, domain, first, chunk, unit=unit, most=FULL.most_knots)
+        points = main.points
+        table = main.table
         values = table.mean @ solution.matrices[term] - solution.offsets[term]
         self.by_term[term] = TermTable(term, (points.axis,), values.numpy())
         self.points[feature] = points

@@ -26,6 +26,7 @@ from nobsp.network.inputs import Summary
 from nobsp.network.progress import with_progress
 from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.tabular import files
+from nobsp.tabular.budget import probe_rows
 from nobsp.tabular.columns import (
     count_in_memory,
     find_columns,
@@ -72,6 +73,8 @@ class NObSP(Explainer):
         output_names: Names of the outputs.
         device: Where to run the model; where it is when None.
         batch_size: Most rows in one forward call.
+        max_forward_rows: Most rows sent through the model to calibrate, for models that are slow; no limit when None.
+            Single features come first, then interactions; background rows are saved before knots. `health` tells.
 
     Example:
         >>> import torch
@@ -101,6 +104,7 @@ class NObSP(Explainer):
     output_names: Sequence[str] | None = None
     device: torch.device | str | None = None
     batch_size: int = 4096
+    max_forward_rows: int | None = None
 
     suggest_features = staticmethod(suggest_features)
 
@@ -181,7 +185,8 @@ class NObSP(Explainer):
                 codes = None if codes is None else codes[places]
             expected = adapted.feature_names if known is None else known.columns.names
             rows = read_rows(run, X, adapted, options.batch_size, columns=expected)
-            readout = find_readout(adapted, rows.probe, head=options.head)
+            probe = rows.probe[: probe_rows(options.max_forward_rows, len(rows.probe))]
+            readout = find_readout(adapted, probe, head=options.head)
             network = Network(readout, checked_device(options.device, readout.device))
             names = names_of_outputs(
                 options.output_names, outputs=readout.outputs, known=adapted.output_names
@@ -209,6 +214,7 @@ class NObSP(Explainer):
                     names,
                     weighted=weighted,
                     groups=None if codes is None else codes[_sampled(codes, options)],
+                    probed=len(probe),
                 )
 
             if options.reference == "terms":

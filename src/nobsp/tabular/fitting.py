@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -15,22 +15,39 @@ from torch import Tensor, nn
 from nobsp._messages import join_names, number_outputs
 from nobsp.arguments import names_of, require_choice
 from nobsp.base import Finding, sort_findings
+from nobsp.messages import require_whole_number
 from nobsp.network.adapted import Adapted
 from nobsp.network.inference import use_threads
 from nobsp.network.inputs import SAMPLE_ROWS, Subset, Summary, resolve_baseline
 from nobsp.network.readout import Network, Readout, as_model_takes
 from nobsp.projection import Ridge
+from nobsp.tabular.budget import (
+    BudgetSpentError,
+    Costs,
+    Meter,
+    announce,
+    plan_spending,
+    probing_cost,
+)
 from nobsp.tabular.columns import Columns, categories_of, input_baseline, ranks
 from nobsp.tabular.compiled import CompiledExplainer, Health, Measure, TermHealth
 from nobsp.tabular.explanation import term_name
 from nobsp.tabular.fitted import Estimate, rows_like
 from nobsp.tabular.folds import Codes
-from nobsp.tabular.lookup import TermTable
+from nobsp.tabular.lookup import Chunk, TermTable
 from nobsp.tabular.omissions import distances_from_average, name_far_curves, name_pairs_left_out
 from nobsp.tabular.purification import read
 from nobsp.tabular.regression import Sample, share_explained, spread_of_curves
 from nobsp.tabular.tabulate import Array, Domain, Represent, Tabulator, describe, own_columns
-from nobsp.tabular.terms import Terms, count_operations, fit_terms
+from nobsp.tabular.terms import (
+    MEASURED_DIRECTLY,
+    Effort,
+    Terms,
+    choose_effort,
+    count_operations,
+    fit_terms,
+    least_costs,
+)
 from nobsp.tabular.validity import (
     TOO_FEW_ROWS,
     choose_by_neighbourhoods,
@@ -41,8 +58,8 @@ from nobsp.tabular.validity import (
     scatter_of_share,
 )
 
-# Rows on which importances are measured, and how many where terms run through the network.
-MEASURED_ROWS, MEASURED_DIRECTLY = 2048, 256
+# Rows on which importances are measured.
+MEASURED_ROWS = 2048
 # Operations of a forward row below which one thread does all: products are small, and where several processes share the
 # processors, threads that wait for each other cost many times what they save.
 _FEW = 100_000
@@ -66,6 +83,7 @@ class Options:
     output_names: Sequence[str] | None
     device: torch.device | str | None
     batch_size: int
+    max_forward_rows: int | None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
@@ -100,6 +118,11 @@ class Options:
             raise ValueError(
                 f"background must be a positive number of rows, or the rows themselves, found {rows!r}."
             )
+        limit = kept["max_forward_rows"]
+        if limit is not None:
+            require_whole_number("max_forward_rows", limit)
+            if reference != "terms":
+                raise ValueError('max_forward_rows needs reference="terms"; leave it out here.')
         if isinstance(ridge, str) and ridge != "auto":
             raise ValueError(f'ridge must be a number or "auto", found {ridge!r}.')
         require_choice("ridge_scale", scale, ("relative", "absolute"))
@@ -186,6 +209,7 @@ class Facts:
         None  # how many rows there were before they were repeated by weight, if they were
     )
     groups: Codes | None = None  # of every row of the sample, where the caller named groups
+    probed: int = 0  # rows that the head was found with
 
     def __post_init__(self) -> None:
         columns, summary = self.columns, self.summary
@@ -216,23 +240,29 @@ class Facts:
         """Names of the features."""
         return self.columns.features.names
 
-    def sample(self, represent: Represent) -> Sample:
-        """The rows in memory, with what the network makes of them."""
-        inputs = as_model_takes(self.summary.sample, self.readout)
+    def sample(self, represent: Represent, most: int | None = None) -> Sample:
+        """The rows in memory, or so many of them at even distances, with what the network makes of them."""
+        rows = self.summary.sample
+        groups = self.groups
+        if most is not None and most < len(rows):
+            chosen = np.linspace(0, len(rows) - 1, most).astype(np.intp)
+            rows = rows[torch.from_numpy(chosen)]
+            groups = None if groups is None else groups[chosen]
+        inputs = as_model_takes(rows, self.readout)
         outputs = [
             self.readout.logits(represent(part)).cpu().double()
             for part in torch.split(inputs, self.options.batch_size)
         ]
-        own = own_columns(self.domains, self.summary.sample)
-        self._require_finite(torch.cat(outputs))
-        return Sample(own, inputs, torch.cat(outputs), groups=self.groups)
+        own = own_columns(self.domains, rows)
+        self._require_finite(rows, torch.cat(outputs))
+        return Sample(own, inputs, torch.cat(outputs), groups=groups)
 
-    def _require_finite(self, outputs: Tensor) -> None:
+    def _require_finite(self, rows: Tensor, outputs: Tensor) -> None:
         """An error that shows a calibration row for which the model has no finite answer."""
         unanswered = (~outputs.isfinite().all(1)).nonzero().flatten()
         if not len(unanswered):
             return
-        row = self.summary.sample[int(unanswered[0])]
+        row = rows[int(unanswered[0])]
         values = [
             f"{name} = {', '.join(f'{value:.6g}' for value in row[list(columns)].tolist())}"
             for name, columns in zip(self.names, self.columns.features.columns, strict=True)
@@ -243,6 +273,15 @@ class Facts:
             f"X has {len(unanswered):,} rows for which the model's output is not finite, such as the one with "
             f"{listed}. Leave such rows out: only finite outputs can be explained."
         )
+
+    def least_costs(
+        self, effort: Effort, background: int | Tensor, pairs: Sequence[Subset] | int | None
+    ) -> Costs:
+        """Forward rows that full tables of single features take at least, and screening."""
+        rows = self.summary.sample
+        chunk = Chunk(own_columns(self.domains, rows), slice(0, len(rows)))
+        most = background if isinstance(background, int) else len(background)
+        return least_costs(self.domains, chunk, effort, background=most, pairs=pairs)
 
     def baseline_rows(self) -> Tensor:
         """The baseline as a row that the model takes."""
@@ -278,36 +317,63 @@ class Facts:
 
 
 def estimate_terms(facts: Facts, *, progress: bool = False) -> Estimate:
-    """Functions over the background."""
+    """Functions over the background, within the forward rows that they may take."""
     if facts.summary.rows < 2:
         raise ValueError(f"X has {facts.summary.rows} row; calibration needs at least two.")
+    try:
+        return _estimate_terms(facts, progress=progress)
+    except BudgetSpentError as spent:
+        raise ValueError(
+            f"max_forward_rows={facts.options.max_forward_rows} is too few for {len(facts.domains)} features "
+            f"({spent}); pass more, fewer features, or interactions=0."
+        ) from spent
+
+
+def _estimate_terms(facts: Facts, *, progress: bool) -> Estimate:
     options = facts.options
     with facts.network.running() as running, ExitStack() as threads:
-        sample = facts.sample(running.represent).shuffled()
-        operations = count_operations(running.represent, sample.inputs)
+        meter = Meter(options.max_forward_rows, spent=probing_cost(facts.probed))
+        represent = meter.count(running.represent)
+        pairs = facts.pairs()
+        background = facts.background()
+        inputs = as_model_takes(facts.summary.sample[:8], facts.readout)
+        operations = count_operations(represent, inputs)
         threads.enter_context(use_threads(1 if operations < _FEW else None))
+        effort = choose_effort(operations, len(facts.domains))
+        costs = facts.least_costs(effort, background, pairs)
+        plan = plan_spending(costs, meter.left)
+        if plan is not None:
+            effort = effort.within(plan)
+            meter.reduced = True
+        sample = facts.sample(represent, None if plan is None else plan.sample).shuffled()
+        if meter.limit is not None:
+            share = len(sample) / max(costs.sample, 1)
+            meter.reserved = int(costs.direct * min(share, 1.0))
+        # Refinement and grids of pairs usually take about as much again.
+        announce(min(2 * costs.total - costs.sample, meter.left), meter.seconds_per_row)
         terms = fit_terms(
             sample,
             facts.domains,
-            running.represent,
+            represent,
             facts.weight,
-            background=facts.background(),
-            pairs=facts.pairs(),
+            background=background,
+            pairs=pairs,
             ridge=None if options.ridge is None else options.ridge.value,
             batch_size=options.batch_size,
-            operations=operations,
+            effort=effort,
+            meter=meter,
             progress=progress,
         )
-        terms, validity = _check_validity(facts, terms, running.represent)
+        meter.reserved = sum(direct.cost for direct in terms.direct) * (MEASURED_DIRECTLY + 1)
+        terms, validity = _check_validity(facts, terms, represent)
+        meter.reserved = 0
 
         def values_of(rows: Sample) -> Tensor:
             """Contributions of every term, (rows, terms, outputs)."""
             chunk = rows.chunk()
             found = {table.features: read(table, chunk) for table in terms.tables}
             for direct in terms.direct:
-                found[direct.term] = direct(
-                    running.represent, rows.inputs, batch_size=options.batch_size
-                )
+                found[direct.term] = direct(represent, rows.inputs, batch_size=options.batch_size)
             return torch.stack([found[term] for term in terms.order], 1)
 
         rows = sample.some(MEASURED_DIRECTLY if terms.direct else MEASURED_ROWS)
@@ -320,7 +386,7 @@ def estimate_terms(facts: Facts, *, progress: bool = False) -> Estimate:
         at_baseline,
         base=sample.outputs.mean(0),
         strengths=terms.strengths,
-        state=_examine(facts, terms, validity, values, rows),
+        state=_examine(facts, terms, validity, values, rows, meter),
         measure=lambda: {
             k: spread.numpy() for k, spread in spread_of_curves(terms.fit, terms.traces).items()
         },
@@ -451,12 +517,18 @@ def _check_validity(facts: Facts, terms: Terms, represent: Represent) -> tuple[T
     if bool((worst < LOW_SHARE).any()):
         size = facts.options.batch_size
         tabulate = Tabulator(represent, terms.background, facts.weight, batch_size=size)
-        coarse = coarse_features(terms.tables, facts.domains, tabulate, fit.sample)
+        with suppress(BudgetSpentError):  # then it stays unknown
+            coarse = coarse_features(terms.tables, facts.domains, tabulate, fit.sample)
     return terms, Validity(tuple(findings), worst, explained, held_out_wholly, tuple(coarse))
 
 
 def _examine(
-    facts: Facts, terms: Terms, validity: Validity, values: Tensor, measured: Sample
+    facts: Facts,
+    terms: Terms,
+    validity: Validity,
+    values: Tensor,
+    measured: Sample,
+    meter: Meter,
 ) -> Health:
     fit = terms.fit
     distances = distances_from_average(fit)
@@ -475,6 +547,12 @@ def _examine(
     if terms.economy:
         rows = f"{terms.forward_rows:,} forward rows in all"
         note("economy", f"The model is large, or features are many, so tables are coarse: {rows}.")
+    if meter.reduced:
+        note(
+            "budget",
+            f"max_forward_rows={meter.limit:,} was too few for full tables, so they are coarser (fewer background "
+            f"rows, knots or interactions): {meter.spent:,} forward rows were used.",
+        )
     if facts.readout.no_head:
         note(
             "no_head",
@@ -526,6 +604,7 @@ def _examine(
         outside_rows=len(fit.rows.outside) / len(fit.rows.outputs),
         rows=facts.summary.rows if facts.weighted is None else facts.weighted,
         columns=fit.rows.terms.shape[1],
+        forward_rows=meter.spent,
     )
 
 

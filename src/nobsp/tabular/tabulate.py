@@ -22,6 +22,7 @@ from nobsp.tabular.answers import (
     last_answered,
     run_where_answered,
 )
+from nobsp.tabular.budget import BudgetSpentError
 from nobsp.tabular.columns import Columns, input_values, level_labels
 from nobsp.tabular.lookup import Axis, Chunk, Feature, Level, LevelAxis, NumberAxis
 
@@ -207,13 +208,22 @@ def place_knots(
 
 
 def refine_knots(
-    tabulate: Tabulator, domain: Domain, first: Points, rows: Chunk, *, unit: Tensor, most: int
+    tabulate: Tabulator,
+    domain: Domain,
+    first: Points,
+    table: Table,
+    rows: Chunk,
+    *,
+    unit: Tensor,
+    most: int,
 ) -> tuple[Points, Table]:
-    """Adds knots where the function is further than a thousandth of a unit from straight, and tabulates them all."""
+    """Adds knots to a table where the function is further than a thousandth of a unit from straight.
+
+    It ends early where no more forward rows are left.
+    """
     assert isinstance(first.axis, NumberAxis)
     assert domain.span is not None
     knots = first.axis.knots
-    table = tabulate([first])
     mean, missing = table.mean.tensor_split([len(knots)])
     outputs, missing_outputs = table.outputs.tensor_split([len(knots)], 1)
     answered = np.ones(len(knots), dtype=bool)
@@ -244,9 +254,11 @@ def refine_knots(
         if not len(left):
             break
 
-        new = tabulate.ask(
-            [Points(first.axis, domain.encode(middle[:, None]), first.columns, left)]
-        )
+        cuts = Points(first.axis, domain.encode(middle[:, None]), first.columns, left)
+        try:
+            new = tabulate.ask([cuts])
+        except BudgetSpentError:
+            break
         known = answered_nodes(new.mean, new.outputs)
         bend[left[~known]] = 0.0  # the model has a gap there: its ends have answers
         left = left[known]

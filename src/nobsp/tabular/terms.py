@@ -10,6 +10,7 @@ fitted with a ridge, so that few rows lead back to partial dependence and not to
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -21,10 +22,19 @@ from nobsp.network.inference import Operations
 from nobsp.network.inputs import Subset
 from nobsp.network.progress import Counter, progress_bar
 from nobsp.tabular import triples
+from nobsp.tabular.budget import (
+    PAIRS_SHARE,
+    BudgetSpentError,
+    Costs,
+    Meter,
+    Plan,
+    fewer_pairs,
+)
 from nobsp.tabular.grids import MOST_DIRECTIONS, Backgrounds, Grid, Lines, Main, Tables, count_nodes
 from nobsp.tabular.lookup import Chunk, NumberAxis, TermTable
 from nobsp.tabular.purification import occupancy, purify, read
 from nobsp.tabular.regression import (
+    DIRECT_ROWS,
     DirectPiece,
     DirectTerm,
     Fit,
@@ -53,6 +63,8 @@ MAIN_REACH = (0.05, 0.25, 1.0, 4.0, 20.0, 100.0)
 PAIR_REACH = (0.25, 2.0, 16.0, 100.0)
 # Forward rows that the tables of single features share where these are many, and the fewest background rows then.
 MAIN_ROWS, FEWEST_BACKGROUND, USUAL_BACKGROUND = 2_000_000, 8, 32
+# Fewest background rows of pairs where forward rows are limited: after that, lines are saved.
+FEWEST_ROWS_OF_PAIRS = 4
 # Pairs whose spread on a coarse table is below this share of the outputs' are not put on trial.
 WORTH_TRYING = 0.005
 # Most nodes of a grid; two categories of very many levels are left to the residual.
@@ -68,6 +80,9 @@ WORTH_KEEPING = 0.005
 WORTH_A_TERM = 1e-4
 # Background rows of terms that run through the network row by row.
 DIRECT_BACKGROUND = 8
+# Rows that tell the directions of such a term, and those on which its importance is measured.
+SOME_ROWS = 512
+MEASURED_DIRECTLY = 256
 
 
 @dataclass(frozen=True)
@@ -88,6 +103,19 @@ class Effort:
     triple_background: int
     triple_quantiles: int
     most_triples: int  # that are put on trial; none are looked for where it is zero
+    reach: tuple[float, ...] = MAIN_REACH  # how far beyond the range single features are followed
+
+    def within(self, plan: Plan) -> Effort:
+        """The same with fewer forward rows."""
+        share = plan.share_of_knots
+        return replace(
+            self,
+            background=plan.background,
+            quantiles=max(int(self.quantiles * share), 3),
+            even=max(int(self.even * share), 2),
+            reach=self.reach if share == 1.0 else self.reach[1::3],
+            screen_budget=min(self.screen_budget, plan.screen),
+        )
 
     def shared(self, features: int) -> Effort:
         """The same for a table of so many features, whose own tables share forward rows."""
@@ -185,7 +213,8 @@ def fit_terms(
     pairs: Sequence[Subset] | int | None,
     ridge: float | None,
     batch_size: int,
-    operations: float = 0.0,
+    effort: Effort = FULL,
+    meter: Meter | None = None,
     progress: bool = False,
 ) -> Terms:
     """Fits all terms.
@@ -193,7 +222,7 @@ def fit_terms(
     `pairs` are the interactions to fit, how many of the strongest pairs, or None for those pairs and triples that pay
     on rows held out.
     """
-    effort = (FULL if operations <= _MOST_OPERATIONS else ECONOMY).shared(len(domains))
+    meter = meter or Meter()
     backgrounds = Backgrounds(
         represent,
         background,
@@ -202,7 +231,7 @@ def fit_terms(
         numbers=_shifted_columns(domains),
         batch_size=batch_size,
     )
-    calibration = Calibration(sample, domains, weight, effort, backgrounds, ridge)
+    calibration = Calibration(sample, domains, weight, effort, backgrounds, ridge, meter)
 
     with progress_bar(enabled=progress, description="tabulating", unit=" terms") as bar:
         tables = calibration.tabulate_mains(bar)
@@ -210,23 +239,29 @@ def fit_terms(
         if isinstance(pairs, Sequence):
             screen = Screen({}, {})
             tables = calibration.tabulate_named(tables, pairs, bar)
+            tables = calibration.refine_mains(tables)
             fit = calibration.solve(tables, named=pairs)
         else:
             screen = calibration.screen_pairs(pairs)
             tables = calibration.tabulate_strongest(tables, screen, pairs, bar)
+            tables = calibration.refine_mains(tables)
             trial = _trial_of_pairs(tables) if pairs is None else None
             fit = calibration.solve(tables, trial=trial)
         if pairs is None:
-            tables, fit = calibration.refine_pairs(tables, fit, bar)
-            tables, fit = calibration.add_triples(tables, fit, screen, bar)
+            direct = len([piece for piece in fit.pieces if isinstance(piece, DirectPiece)])
+            meter.reserved = direct * DIRECT_BACKGROUND * (MEASURED_DIRECTLY + 1)
+            with suppress(BudgetSpentError):  # then both stay as they are
+                tables, fit = calibration.refine_pairs(tables, fit, bar)
+                tables, fit = calibration.add_triples(tables, fit, screen, bar)
 
+    meter.reserved = 0
     chunk = sample.chunk()
     fitted = {piece.term for piece in fit.pieces}
     return Terms(
         fit=fit,
         traces=_traces(tables, fitted),
         strengths=screen.strengths,
-        forward_rows=backgrounds.forward_rows,
+        forward_rows=max(meter.spent, backgrounds.forward_rows),
         economy=effort.most_knots < FULL.most_knots,
         thresholds={
             k: (min(len(domain.steps), MOST_STEPS), len(domain.steps))
@@ -294,6 +329,7 @@ class Calibration:
     effort: Effort
     backgrounds: Backgrounds
     ridge: float | None
+    meter: Meter
 
     def tabulate_mains(self, bar: Counter) -> Tables:
         """Tables of single features."""
@@ -320,12 +356,30 @@ class Calibration:
             mains=mains,
         )
 
+    def refine_mains(self, tables: Tables) -> Tables:
+        """Adds knots to tables of single features where these bend, as long as forward rows are left."""
+        tabulate = self.backgrounds.of_rows(self.effort.background)
+        mains = dict(tables.mains)
+        for k, main in tables.mains.items():
+            mains[k] = refine_main(
+                tabulate,
+                self.domains[k],
+                main,
+                self.sample.chunk(),
+                unit=self.sample.spread,
+                most=self.effort.most_knots,
+            )
+        return replace(tables, mains=mains)
+
     def screen_pairs(self, most: int | None) -> Screen:
-        """Strengths of all pairs; none where no pair is to be chosen."""
+        """Strengths of all pairs; none where no pair is to be chosen, or no forward rows are left for that."""
         if most == 0:
             return Screen({}, {})
         tabulate = self.backgrounds.of_rows(self.effort.screen_background)
-        return screen_pairs(tabulate, self.domains, self.sample, self.effort)
+        try:
+            return screen_pairs(tabulate, self.domains, self.sample, self.effort)
+        except BudgetSpentError:
+            return Screen({}, {})
 
     def tabulate_strongest(
         self, tables: Tables, screen: Screen, most: int | None, bar: Counter
@@ -366,9 +420,26 @@ class Calibration:
     ) -> Tables:
         if not pairs:
             return tables
-        wanted = sorted({k for pair in pairs for k in pair})
-        lines = Lines.of(self._pair_points(tables, wanted, room), self.sample.chunk())
-        tabulate = self.backgrounds.of_rows(self.effort.pair_background)
+        lines = self._pair_lines(tables, pairs, self.effort, room)
+        sizes = [_nodes(pair, lines) for pair in pairs]
+        background = min(self.effort.pair_background, self.backgrounds.most)
+        if sum(sizes) * background > self.meter.left:
+            self.meter.reduced = True
+            allowed = self.meter.left * PAIRS_SHARE
+            background = min(max(int(allowed // sum(sizes)), FEWEST_ROWS_OF_PAIRS), background)
+            if sum(sizes) * background > allowed:
+                coarse = replace(
+                    self.effort,
+                    pair_quantiles=self.effort.pair_quantiles // 2,
+                    pair_even=self.effort.pair_even // 3,
+                )
+                lines = self._pair_lines(tables, pairs, coarse, room)
+                sizes = [_nodes(pair, lines) for pair in pairs]
+            pairs = pairs[: fewer_pairs(sizes, background, allowed)]
+            if not pairs:
+                return tables
+
+        tabulate = self.backgrounds.of_rows(background)
         grids = []
         for pair in pairs:
             grids.append(Grid.tabulate(tabulate, pair, lines))
@@ -386,12 +457,14 @@ class Calibration:
         missing = [pair for pair in pairs if pair not in present]
         known = tables.pair_lines.points
         wanted = sorted({k for pair in missing for k in pair} - known.keys())
-        points = known | self._pair_points(tables, wanted, PAIR_ROOM)
+        points = known | self._pair_points(tables, wanted, PAIR_ROOM, self.effort)
         missing = [pair for pair in missing if count_nodes(points, pair) <= MOST_NODES]
         if not missing:
             return tables
         lines = Lines.of(points, self.sample.chunk())
-        tabulate = self.backgrounds.of_rows(self.effort.pair_background)
+        tabulate = self.backgrounds.of_rows(
+            len(tables.pair_background) if tables.pairs else self.effort.pair_background
+        )
         grids = list(tables.pairs)
         for pair in missing:
             grids.append(Grid.tabulate(tabulate, pair, lines))
@@ -403,7 +476,17 @@ class Calibration:
             pair_background=tabulate.background,
         )
 
-    def _pair_points(self, tables: Tables, wanted: Sequence[int], room: Room) -> dict[int, Points]:
+    def _pair_lines(
+        self, tables: Tables, pairs: Sequence[Subset], effort: Effort, room: Room
+    ) -> Lines:
+        """Grid lines of the features of some pairs."""
+        wanted = sorted({k for pair in pairs for k in pair})
+        points = self._pair_points(tables, wanted, room, effort)
+        return Lines.of(points, self.sample.chunk())
+
+    def _pair_points(
+        self, tables: Tables, wanted: Sequence[int], room: Room, effort: Effort
+    ) -> dict[int, Points]:
         """Lines of the grids of pairs, by feature."""
         chunk = self.sample.chunk()
         features = {
@@ -411,7 +494,7 @@ class Calibration:
             for k in wanted
         }
         steps = share_steps(features, chunk, self.sample.spread, room)
-        quantiles = self.effort.pair_quantiles
+        quantiles = effort.pair_quantiles
         points = {}
         for k in wanted:
             domain = self.domains[k]
@@ -419,7 +502,7 @@ class Calibration:
                 points[k] = domain.step_points(chunk, steps[k], quantiles=quantiles // 2)
             else:
                 points[k] = domain.points(
-                    chunk, quantiles=quantiles, even=self.effort.pair_even, reach=PAIR_REACH
+                    chunk, quantiles=quantiles, even=effort.pair_even, reach=PAIR_REACH
                 )
         return points
 
@@ -446,6 +529,7 @@ class Calibration:
         self, tables: Tables, *, named: Sequence[Subset] = (), trial: Trial | None = None
     ) -> Fit:
         """The regression of all tables, and of named terms that have none."""
+        self.meter.reserved = 0
         singles, grids = tables.pieces()
         pieces: list[Piece] = [self._single_piece(k, singles) for k in range(len(self.domains))]
         pieces += grids
@@ -525,10 +609,78 @@ def tabulate_main(
             tabulate.forward_rows += few.forward_rows
         points = domain.step_points(chunk, steps, quantiles=effort.quantiles)
         return points, tabulate([points])
-    first = domain.points(chunk, quantiles=effort.quantiles, even=effort.even, reach=MAIN_REACH)
-    if not isinstance(first.axis, NumberAxis) or not domain.reaches:
-        return first, tabulate([first])
-    return refine_knots(tabulate, domain, first, chunk, unit=unit, most=effort.most_knots)
+    points = first_points(domain, chunk, effort)
+    return points, tabulate([points])
+
+
+def refine_main(
+    tabulate: Tabulator, domain: Domain, main: Main, rows: Chunk, *, unit: Tensor, most: int
+) -> Main:
+    """A feature's table with knots where it bends; categories and steps stay as they are."""
+    number = isinstance(main.points.axis, NumberAxis)
+    if len(domain.steps) or not number or not domain.reaches:
+        return main
+    return Main(
+        *refine_knots(tabulate, domain, main.points, main.table, rows, unit=unit, most=most)
+    )
+
+
+def first_points(domain: Domain, chunk: Chunk, effort: Effort) -> Points:
+    """Points of a feature's own table before it is refined; of steps those of as many as there may be."""
+    if len(domain.steps):
+        return domain.step_points(chunk, domain.steps[:MOST_STEPS], quantiles=effort.quantiles)
+    return domain.points(chunk, quantiles=effort.quantiles, even=effort.even, reach=effort.reach)
+
+
+def choose_effort(operations: float, features: int) -> Effort:
+    """How much of the network's time a calibration takes, by the operations of a forward row."""
+    return (FULL if operations <= _MOST_OPERATIONS else ECONOMY).shared(features)
+
+
+def least_costs(
+    domains: Sequence[Domain],
+    chunk: Chunk,
+    effort: Effort,
+    *,
+    background: int,
+    pairs: Sequence[Subset] | int | None,
+) -> Costs:
+    """Forward rows that full tables of single features and screening take at least."""
+    rows = chunk.count
+    tabulated = [domain for domain in domains if domain.tabulated]
+    direct = sum(1 for domain in domains if domain.columns and not domain.tabulated)
+    if isinstance(pairs, Sequence):
+        with_table = {k for k, domain in enumerate(domains) if domain.tabulated}
+        direct += sum((1 << len(term)) - 1 for term in pairs if not with_table >= set(term))
+    knots = sum(len(first_points(domain, chunk, effort)) for domain in tabulated)
+    screen = 0
+    if pairs is None or (isinstance(pairs, int) and pairs > 0):
+        lines = effort.screen_lines
+        sizes = [
+            len(domain.points(chunk, quantiles=lines, even=min(lines, 3), reach=()))
+            for domain in tabulated
+        ]
+        grids = np.triu(np.outer(sizes, sizes), 1)
+        screen = int(grids[grids <= MOST_NODES].sum()) * min(effort.screen_background, background)
+        screen = screen if screen <= effort.screen_budget else 0
+    return Costs(
+        sample=rows,
+        direct=direct_rows(direct, rows, background=background),
+        knots=knots,
+        background=min(effort.background, background, rows),
+        screen=screen,
+    )
+
+
+def direct_rows(terms: int, rows: int, *, background: int) -> int:
+    """Forward rows of terms without a table: for their directions, the regression, and importances."""
+    each = min(rows, SOME_ROWS) + min(rows, DIRECT_ROWS) + min(rows, MEASURED_DIRECTLY)
+    return terms * min(DIRECT_BACKGROUND, background, rows) * each
+
+
+def _nodes(term: Subset, lines: Lines) -> int:
+    """Nodes of a term's grid."""
+    return int(np.prod([len(lines.points[k]) for k in term]))
 
 
 def screen_pairs(

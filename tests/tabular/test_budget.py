@@ -1,0 +1,98 @@
+"""A limit on forward rows: never exceeded, without effect where it is not reached, and told."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from nobsp import NObSP
+from nobsp.tabular.budget import Costs, announce, announcement, plan_spending
+
+Array = NDArray[np.float64]
+X = np.random.default_rng(0).normal(size=(300, 6))
+UNSEEN = np.random.default_rng(1).normal(size=(500, 6))
+
+
+class Counted:
+    """A model that counts the rows it is asked for."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def __call__(self, rows: Array) -> Array:
+        self.rows += len(rows)
+        return np.sin(rows[:, 0]) + rows[:, 1] * rows[:, 2] + np.abs(rows[:, 3])
+
+
+def fresh_share(explainer: NObSP) -> float:
+    """R² on rows nobody saw."""
+    explanation = explainer(UNSEEN)
+    return float(1 - np.square(explanation.residual).mean() / explanation.predictions.var())
+
+
+@pytest.mark.parametrize("limit", [1_500, 5_000, 12_000, 30_000])
+def test_no_more_rows_are_run_than_allowed(limit: int) -> None:
+    model = Counted()
+    explainer = NObSP(model, max_forward_rows=limit).fit(X)
+
+    assert model.rows <= explainer.health().forward_rows <= limit
+    assert "budget" in {finding.code for finding in explainer.health().findings}
+
+
+def test_a_limit_that_is_not_reached_changes_nothing() -> None:
+    free = NObSP(Counted()).fit(X)
+    cost = free.health().forward_rows
+
+    limited = NObSP(Counted(), max_forward_rows=cost).fit(X)
+
+    assert limited.terms_ == free.terms_
+    np.testing.assert_array_equal(limited(UNSEEN).values, free(UNSEEN).values)
+    assert "budget" not in {finding.code for finding in limited.health().findings}
+
+
+def test_twenty_thousand_rows_find_the_functions_and_the_pair() -> None:
+    explainer = NObSP(Counted(), max_forward_rows=20_000).fit(X)
+
+    assert ("x1", "x2") in explainer.terms_
+    assert fresh_share(explainer) > 0.98
+
+
+def test_terms_without_tables_keep_to_the_limit() -> None:
+    model = Counted()
+    features = {"group": [0, 1], "c": [2], "d": [3], "rest": [4, 5]}
+    NObSP(model, features=features, max_forward_rows=15_000).fit(X)
+
+    assert model.rows <= 15_000
+
+
+def test_too_few_rows_for_the_features_is_an_error() -> None:
+    with pytest.raises(ValueError, match="max_forward_rows=300"):
+        NObSP(Counted(), max_forward_rows=300).fit(X)
+
+
+@pytest.mark.parametrize("limit", [0, -5, 2.5, "many"])
+def test_a_limit_must_be_a_whole_number(limit: object) -> None:
+    with pytest.raises((TypeError, ValueError), match="max_forward_rows"):
+        NObSP(Counted(), max_forward_rows=limit).fit(X)  # type: ignore[arg-type]
+
+
+def test_background_rows_are_saved_before_knots() -> None:
+    costs = Costs(sample=500, direct=0, knots=300, background=32, screen=0)
+
+    plan = plan_spending(costs, 6_000)
+
+    assert plan is not None
+    assert plan.background < 32
+    assert plan.share_of_knots == 1.0
+
+
+def test_only_long_calibrations_are_announced(caplog: pytest.LogCaptureFixture) -> None:
+    assert announcement(80_000, 1e-5) == ""
+    with caplog.at_level(logging.WARNING, logger="nobsp"):
+        announce(84_772, 0.020)
+
+    assert "28 minutes" in caplog.text
+    assert "84,772" in caplog.text
