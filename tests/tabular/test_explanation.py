@@ -380,7 +380,7 @@ def test_an_explanation_is_frozen_and_can_be_copied(ex):
 def test_repr_fits_on_a_line_or_two(ex):
     said = repr(ex)
     assert said.startswith("Explanation(10 rows, 6 terms, 3 outputs, ")
-    assert "of the variance explained; strongest: " in said
+    assert "; strongest: " in said
     assert len(said) < 200
     assert repr(ex[0, :, 0]).startswith("Explanation(1 row, 6 terms, 1 output; strongest: ")
     assert repr(ex[[]]) == "Explanation(0 rows, 6 terms, 3 outputs)"

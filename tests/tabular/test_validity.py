@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from nobsp import NObSP
+from nobsp.tabular.scoring import ExplainedWorseWarning
 
 
 def network(columns: int, *, scale: float = 3.0) -> nn.Module:
@@ -36,10 +38,12 @@ def clustered(clusters: int, rows_each: int, noise: float) -> Any:
 def test_clusters_that_nobody_named_are_noticed_and_choose_the_ridge() -> None:
     rows, fresh = clustered(60, 20, 0.05)
     explainer = NObSP(network(8)).fit(rows)
-    unaware = NObSP(network(8), ridge=1e-5).fit(rows)
-    truth = explainer(fresh).explained()[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # neighbourhoods tell that these functions are useless
+        unaware = NObSP(network(8), ridge=1e-5).fit(rows)
+    truth = explainer.score(fresh)
     assert "clusters" in codes(explainer)
-    assert truth > unaware(fresh).explained()[0] + 0.05
+    assert truth > unaware.score(fresh) + 0.05
     assert explainer.health().neighbourhoods[0] == pytest.approx(truth, abs=0.1)
 
 
@@ -73,3 +77,76 @@ def test_a_table_coarser_than_its_function_is_named() -> None:
     found = codes(NObSP(lambda X: np.sin(400 * X[:, 0]) + X[:, 1], interactions=0).fit(rows))
     assert "coarse_table" in found
     assert "low_share" not in found
+
+
+def corner(rows: Any) -> Any:
+    return rows[:, 0] + rows[:, 1] + 30 * rows[:, 2] * rows[:, 3] * rows[:, 4]
+
+
+@pytest.fixture(scope="module")
+def drifted() -> Any:
+    """An explainer without the triple, rows like its own, and rows in a corner where no row was."""
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(2000, 5))
+    rows[:, 2:] *= 0.2
+    there = generator.normal(size=(400, 5)).clip(-2, 2)
+    there[:, 2:] = 0.6 + 0.01 * generator.normal(size=(400, 3))
+    return NObSP(corner, interactions=0).fit(rows[:1500]), rows[1500:], there
+
+
+def test_the_share_explained_counts_bias(drifted: Any) -> None:
+    explainer, _, there = drifted
+    with pytest.warns(ExplainedWorseWarning):
+        explanation = explainer(there)
+    residual, predictions = explanation.residual, explanation.predictions
+    expected = 1 - (residual**2).sum() / ((predictions - predictions.mean()) ** 2).sum()
+    assert explanation.explained()[0] == pytest.approx(expected)
+    assert explanation.explained()[0] < 0
+
+
+def test_a_combination_far_from_all_rows_is_flagged(drifted: Any) -> None:
+    explainer, like, there = drifted
+    far = explainer._explain(there).far
+    assert far.shape == (400,)
+    assert far.mean() > 0.9
+    assert explainer._explain(like).far.mean() < 0.01
+    assert "far" in codes(explainer, there)
+
+
+def test_score_is_one_number_or_one_for_every_output() -> None:
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(300, 3))
+    explainer = NObSP(
+        lambda X: np.stack([X[:, 0], X[:, 1] + X[:, 1] * X[:, 2]], 1), interactions=0
+    ).fit(rows)
+    fresh = generator.normal(size=(300, 3))
+    raw = explainer.score(fresh, multioutput="raw")
+    predictions = np.stack([fresh[:, 0], fresh[:, 1] + fresh[:, 1] * fresh[:, 2]], 1)
+    assert raw.shape == (2,)
+    assert explainer.score(fresh) == pytest.approx(raw.mean())
+    assert explainer.compile().score(fresh, predictions) == pytest.approx(raw.mean())
+    with pytest.raises(ValueError, match="multioutput"):
+        explainer.score(fresh, multioutput="mean")
+
+
+def test_rows_explained_worse_than_the_headline_warn_once(drifted: Any) -> None:
+    explainer, like, there = drifted
+    fresh = NObSP(corner, interactions=0).fit(like)
+    with pytest.warns(ExplainedWorseWarning):
+        explanation = fresh(there)
+    fresh(there)
+    assert "fresh_rows" in {finding.code for finding in explanation.findings}
+    assert "fresh_rows" in codes(fresh, there)
+    assert "fresh_rows" not in codes(explainer, like)
+    assert not explanation[:40].findings or "fresh_rows" not in {
+        finding.code for finding in explanation[:40].findings
+    }
+
+
+def test_rows_whose_predictions_vary_less_are_no_warning() -> None:
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(1000, 3))
+    explainer = NObSP(network(3), interactions=0).fit(rows)
+    alike = rows[0] + 0.02 * generator.normal(size=(100, 3))
+    findings = {finding.code: finding.severity for finding in explainer(alike).findings}
+    assert findings.get("fresh_rows", "note") == "note"

@@ -192,7 +192,7 @@ def ledger(
 
     Main effects, what interactions add to them, and the residual.
 
-    The share of main effects is what they explain on their own, 1 − var(prediction − their sum) /
+    The share of main effects is their R² on their own, 1 − mean((prediction − base − their sum)²) /
     var(prediction); interactions of two, then of more features, get what is explained on top. The
     residual gets the rest, so that `1 - residual` is `ex.explained()`. A share below zero: larger
     terms make up for what these overdo.

@@ -18,8 +18,10 @@ from nobsp import serialization
 from nobsp._messages import as_numpy, count, matched, require_whole_number, suggest
 from nobsp.arguments import numbers_of, require_choice, require_number
 from nobsp.base import Finding, describe_findings, is_healthy
+from nobsp.tabular.distance import Reach
 from nobsp.tabular.explanation import Explanation, Term, as_table, output_position, term_name
 from nobsp.tabular.lookup import Array, Chunk, Feature, LevelAxis, NumberAxis, TermTable, value_rows
+from nobsp.tabular.scoring import MultiOutput, average_share
 
 KIND = "compiled explainer"
 VERSION = 4
@@ -72,6 +74,7 @@ class Health:
         neighbourhoods: Held-out R² per output with whole neighbourhoods of rows held out, at the strengths that are
             used; empty where it was not measured. Clearly below `explained` where rows come in clusters.
         forward_rows: Rows that were sent through the model to calibrate; zero where they were not counted.
+        variance: Variance of every output over the calibration rows; empty where it is not known.
     """
 
     findings: tuple[Finding, ...]
@@ -85,6 +88,7 @@ class Health:
     scatter: tuple[float, ...] = ()
     neighbourhoods: tuple[float, ...] = ()
     forward_rows: int = 0
+    variance: tuple[float, ...] = ()
 
     @property
     def healthy(self) -> bool:
@@ -141,6 +145,7 @@ class CompiledExplainer:
         strengths: Per pair of features how strongly it acts together, where that was measured.
         left_out: Terms that have no table and need the network.
         spreads: Per feature how far its curve moves from calibration to calibration, (points, outputs).
+        reach: Which combinations of numbers are usual; None where too little is known.
 
     Example:
         >>> import numpy as np, torch
@@ -168,6 +173,7 @@ class CompiledExplainer:
     strengths: dict[tuple[int, ...], float]
     left_out: tuple[Term, ...] = ()
     spreads: dict[int, Array] = field(default_factory=dict)
+    reach: Reach | None = None
     _measure: Measure | None = field(default=None, init=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -214,6 +220,16 @@ class CompiledExplainer:
         return self.account(X, given, values, outside)
 
     __call__ = explain
+
+    def score(
+        self,
+        X: Any,
+        predictions: Any,
+        *,
+        multioutput: MultiOutput = "uniform_average",
+    ) -> float | Array:
+        """R² of the functions' sum against the model's outputs on some rows; see `NObSP.score`."""
+        return average_share(self.explain(X, predictions=predictions).explained(), multioutput)
 
     def account(
         self, X: Any, predictions: Array, values: Array, outside: NDArray[np.bool_]
@@ -478,6 +494,7 @@ class CompiledExplainer:
 # What files of functions are made of.
 CLASSES = (
     CompiledExplainer,
+    Reach,
     Feature,
     Finding,
     Health,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, Literal, Self
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -42,6 +43,16 @@ from nobsp.tabular.files import CHECKPOINTED
 from nobsp.tabular.fitted import Fitted, removal_effects, stand_ins
 from nobsp.tabular.fitting import Facts, Options, estimate_terms, find_readout, names_of_outputs
 from nobsp.tabular.folds import Codes, resolve_groups, sampled_positions
+from nobsp.tabular.scoring import (
+    ExplainedWorseWarning,
+    MultiOutput,
+    average_share,
+    compare_with_headline,
+    share_on_rows,
+)
+
+# Calibrations of which it was said that rows are explained worse than the headline.
+_WARNED: WeakSet[Fitted] = WeakSet()
 
 
 @dataclass(eq=False, repr=False)
@@ -299,6 +310,14 @@ class NObSP(Explainer):
             NotFittedError: If `fit` has not been called.
             ValueError: If columns do not match, or a column has no value that can be read.
         """
+        explanation = self._explain(X, progress=progress)
+        self._warn_once(explanation)
+        return explanation
+
+    __call__ = explain
+
+    def _explain(self, X: Any, *, progress: bool = False) -> Explanation:
+        """The account of every row's prediction, without a warning."""
         fitted = self._fitted
         with running_on(fitted.readout, self.device) as represent:
             found = list(
@@ -315,7 +334,59 @@ class NObSP(Explainer):
             baseline_contributions=fitted.estimate.baseline_contributions.copy(),
         )
 
-    __call__ = explain
+    def _warn_once(self, explanation: Explanation) -> None:
+        """Warns where rows are explained clearly worse than the headline says; once for a calibration."""
+        if self._fitted in _WARNED:
+            return
+        known = np.isfinite(explanation.residual).all(1)
+        finding = compare_with_headline(
+            explanation.predictions[known],
+            explanation.residual[known],
+            self._fitted.functions.state,
+            explanation.output_names,
+        )
+        if finding is not None and finding.severity == "warning":
+            _WARNED.add(self._fitted)
+            warnings.warn(finding.message, ExplainedWorseWarning, stacklevel=3)
+
+    def score(
+        self,
+        X: Any,
+        y: Any = None,  # noqa: ARG002 - as scikit-learn calls it
+        *,
+        multioutput: MultiOutput = "uniform_average",
+    ) -> float | NDArray[np.float64]:
+        """R² of the functions' sum against the model's own outputs, on any rows.
+
+        On rows that neither the model nor the calibration has seen it is what the held-out R² promises.
+
+        Args:
+            X: Rows, of any kind that `fit` takes.
+            y: Ignored: the functions are compared with the model, not with the world.
+            multioutput: "uniform_average" for one number, the mean over outputs that vary; "raw" for one each.
+
+        Example:
+            >>> import torch
+            >>> from nobsp import NObSP
+            >>> _ = torch.manual_seed(0)
+            >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+            >>> explainer = NObSP(model).fit(torch.randn(500, 3))
+            >>> explainer.score(torch.randn(500, 3)) > 0.9
+            True
+        """
+        fitted = self._fitted
+        base = torch.from_numpy(fitted.functions.base_values)
+        predictions = []
+        residuals = []
+        with running_on(fitted.readout, self.device) as represent:
+            for part in fitted.explain(X, represent, batch_size=self.batch_size):
+                assert part.values is not None
+                residual = part.outputs - base - part.values.sum(1)
+                known = residual.isfinite().all(1)
+                predictions.append(part.outputs[known])
+                residuals.append(residual[known])
+        shares = share_on_rows(torch.cat(predictions).numpy(), torch.cat(residuals).numpy())
+        return average_share(shares, multioutput)
 
     def evidence_source(self) -> EvidenceSource:
         """What an index of neighbours asks of an explainer."""
@@ -486,17 +557,18 @@ class NObSP(Explainer):
         """What is worth knowing before the numbers are believed, each with what to do about it.
 
         Args:
-            X: Rows to be explained; where given, features that leave the calibrated range are named too.
+            X: Rows to be explained; where given, features that leave the calibrated range are named too, and it is
+                said where these rows are explained worse than the headline promises.
         """
         fitted = self._fitted
         state = fitted.functions.state
         if X is None:
             return state
-        with running_on(fitted.readout, self.device) as represent:
-            parts = fitted.explain(X, represent, batch_size=self.batch_size, values=False)
-            outside = np.concatenate([part.outside for part in parts])
+        explanation = self._explain(X)
+        findings = [*state.findings, *explanation.findings]
+        outside = explanation.outside
         if not outside.any():
-            return state
+            return replace(state, findings=sort_findings(findings))
         counts = outside.sum(0)
         names = [
             f"{name} ({counts[k]:,})"
@@ -507,7 +579,7 @@ class NObSP(Explainer):
             f"{int(outside.any(1).sum()):,} of {len(outside):,} rows lie outside what was calibrated, in "
             f"{', '.join(names[:8])}{' and others' if len(names) > 8 else ''}; they are flagged in `outside`."
         )
-        findings = [*state.findings, Finding("note", "outside", "", message)]
+        findings.append(Finding("note", "outside", "", message))
         return replace(state, findings=sort_findings(findings))
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:

@@ -6,6 +6,7 @@ import html
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 
 from nobsp._messages import count, frame_of, free_name, join_names, require_whole_number, suggest
 from nobsp.arguments import require_choice
-from nobsp.base import Plots
+from nobsp.base import Finding, Plots, describe_findings
+from nobsp.tabular.scoring import compare_with_headline, far_finding, share_on_rows
 
 Array = NDArray[np.float64]
 Term = tuple[str, ...]
@@ -151,21 +153,44 @@ class Explanation:
         )
 
     def explained(self) -> Array:
-        """Share of each output's variance over these rows that the terms carry; negative if they add to it.
+        """R² of the terms on these rows, per output: 1 − Σ residual² / Σ (prediction − mean prediction)².
 
-        NaN where an output does not vary.
+        A residual that is the same for all rows counts too. NaN where an output does not vary.
         """
         known = np.isfinite(self.residual).all(1)  # rows with a missing value may not have been run
-        if not known.any():
-            return np.full(len(self.output_names), np.nan)
-        predictions, residual = self.predictions[known], self.residual[known]
-        total = predictions.var(0)
-        # The mean of equal numbers is rounded, so their variance need not be zero.
-        varies = np.ptp(predictions, axis=0) > 100 * np.finfo(float).eps * np.abs(predictions).max(
-            0
-        )
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(varies, 1.0 - residual.var(0) / total, np.nan)
+        return share_on_rows(self.predictions[known], self.residual[known])
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is worth knowing of these rows: R² clearly below the headline, or combinations far from all seen."""
+        if self.explainer is None or self.scale != "output":
+            return ()
+        complete = len(self.terms) == len(self.explainer.terms) + len(self.explainer.left_out)
+        if self.output_names != self.explainer.output_names or not complete:
+            return ()
+        known = np.isfinite(self.residual).all(1)
+        findings = [
+            compare_with_headline(
+                self.predictions[known],
+                self.residual[known],
+                self.explainer.state,
+                self.output_names,
+            ),
+            far_finding(self.far),
+        ]
+        return tuple(finding for finding in findings if finding is not None)
+
+    @cached_property
+    def far(self) -> NDArray[np.bool_]:
+        """Rows whose combination of numbers is far from all calibration rows though each is in range, (rows,).
+
+        `outside` tells of single values, this of their combination. Categories do not count.
+        """
+        reach = getattr(self.explainer, "reach", None)
+        if reach is None or not len(self):
+            return np.zeros(len(self), dtype=bool)
+        columns, _ = self.explainer.read_columns(self.data)
+        return np.asarray(reach.beyond(columns) & ~self.outside.any(1))
 
     def __getitem__(self, key: Any) -> Explanation:
         """Some rows, terms and outputs: `ex[3]`, `ex[:, "age"]`, `ex[:, ("age", "income")]`, `ex[:, :, "yes"]`.
@@ -329,11 +354,14 @@ class Explanation:
         )
 
     def __repr__(self) -> str:
-        share = f", {_percent(self.explained())} of the variance explained" if len(self) > 1 else ""
+        share = f", R² {_shares(self.explained())}" if len(self) > 1 else ""
         strongest = ", ".join(name for name, _ in self._strongest(3))
         sizes = ((len(self), "row"), (len(self.terms), "term"), (len(self.output_names), "output"))
         counts = ", ".join(count(*size) for size in sizes)
-        return f"Explanation({counts}{share}{f'; strongest: {strongest}' if strongest else ''})"
+        said = "".join(f"\n{line}" for line in describe_findings(self.findings) if self.findings)
+        return (
+            f"Explanation({counts}{share}{f'; strongest: {strongest}' if strongest else ''}){said}"
+        )
 
     def _repr_html_(self) -> str:
         known_residuals = np.abs(self.residual[np.isfinite(self.residual)])
@@ -346,11 +374,16 @@ class Explanation:
             f"<tr><td>{name}</td><td style='text-align:right'>{size:.4g}</td></tr>"
             for name, size in sizes
         )
-        explained = _percent(self.explained()) if len(self) > 1 else "–"
+        explained = _shares(self.explained()) if len(self) > 1 else "–"
+        warned = "".join(
+            f"<p>{html.escape(line)}</p>"
+            for line in describe_findings(self.findings)
+            if self.findings
+        )
         return (
             f"<table><caption>{count(len(self), 'row')}, {html.escape(', '.join(self.output_names[:5]))}: "
-            f"{explained} of the variance explained</caption><thead><tr><th>term</th><th>mean |contribution|</th></tr>"
-            f"</thead><tbody>{rows}</tbody></table>"
+            f"R² {explained}</caption><thead><tr><th>term</th><th>mean |contribution|</th></tr>"
+            f"</thead><tbody>{rows}</tbody></table>{warned}"
         )
 
     def _strongest(self, count: int) -> list[tuple[str, float]]:
@@ -551,9 +584,10 @@ def _data_matrix(data: Any, rows: int, features: Sequence[str]) -> NDArray[Any]:
     return np.asarray(data) if np.shape(data) == shape else np.full(shape, np.nan)
 
 
-def _percent(shares: Array) -> str:
+def _shares(shares: Array) -> str:
     known = shares[np.isfinite(shares)]
     if known.size == 0:
         return "–"
-    low, high = f"{known.min():.1%}", f"{known.max():.1%}"
+    low = f"{known.min():.3f}".replace("-", "−")
+    high = f"{known.max():.3f}".replace("-", "−")
     return low if low == high else f"{low} to {high}"

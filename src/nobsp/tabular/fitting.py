@@ -31,6 +31,7 @@ from nobsp.tabular.budget import (
 )
 from nobsp.tabular.columns import Columns, categories_of, input_baseline, ranks
 from nobsp.tabular.compiled import CompiledExplainer, Health, Measure, TermHealth
+from nobsp.tabular.distance import Reach, measure_reach
 from nobsp.tabular.explanation import term_name
 from nobsp.tabular.fitted import Estimate, rows_like
 from nobsp.tabular.folds import Codes
@@ -443,8 +444,22 @@ def assemble(
             if term not in {one.features for one in tables}
         ),
     )
+    functions.__dict__["reach"] = _reach_of(facts)
     functions.__dict__["_measure"] = measure  # bands take a while, so they wait until asked for
     return Estimate(functions, order, facts.baseline, at_baseline.numpy(), **given)
+
+
+def _reach_of(facts: Facts) -> Reach | None:
+    """Which combinations of the features that are single numbers are usual among the rows in memory."""
+    if not len(facts.summary.sample):
+        return None
+    own = own_columns(facts.domains, facts.summary.sample)
+    columns = {
+        domain.feature.columns[0]: own[domain.feature.columns[0]]
+        for domain in facts.domains
+        if domain.span is not None
+    }
+    return measure_reach(columns)
 
 
 def terms_with(order: Sequence[Subset], features: int) -> list[list[int]]:
@@ -601,6 +616,7 @@ def _examine(
         inside=tuple(fit.inside.tolist()),
         scatter=tuple(scatter_of_share(fit.held_out.chosen(), fit.sample.outputs).tolist()),
         neighbourhoods=tuple(validity.neighbourhoods.tolist()),
+        variance=tuple(fit.sample.outputs.var(0, correction=0).tolist()),
         outside_rows=len(fit.rows.outside) / len(fit.rows.outputs),
         rows=facts.summary.rows if facts.weighted is None else facts.weighted,
         columns=fit.rows.terms.shape[1],

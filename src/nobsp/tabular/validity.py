@@ -61,7 +61,7 @@ class Neighbourhoods:
 
     @property
     def clustered(self) -> Tensor:
-        """Per output, whether the loss is worth telling, and more than its scatter or than single neighbourhoods make."""
+        """Per output, whether the loss is worth telling, and more than chance or a few neighbourhoods make it."""
         loss = self.row_wise - self.explained
         beyond_scatter = loss > STANDARD_ERRORS * self.scatter
         widespread = self.typical_loss > WORTH_TELLING
