@@ -26,7 +26,7 @@ from benchmarks.retrieval.features import Features, features
 from benchmarks.retrieval.heads import REGULARISED, trained_head
 from benchmarks.retrieval.votes import standardised, unit
 from nobsp.neighbors import ContributionIndex, Milvus, Neighbors, Usearch, audit
-from nobsp.neighbors.confidence import VOTERS
+from nobsp.neighbors.tuning import TUNING
 
 SEED, ROWS, WIDTH, MIXED, K = 0, 100_000, 512, 8, 8
 QUICK_ROWS = 20_000
@@ -213,7 +213,7 @@ def of_an_audit(made: Work, rows: int) -> tuple[float, float, float]:
     seen, by_activations = index._read(asked), index._view(space="activations")
     leave = torch.from_numpy(some)[:, None]
     searches = taken(lambda: index._query_rows(seen, K, leave))
-    searches += taken(lambda: by_activations._query_rows(seen, VOTERS, leave))
+    searches += taken(lambda: by_activations._query_rows(seen, TUNING.n_voters, leave))
     return once, once + whole, searches * times
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nobsp import metrics, plots
     from nobsp.calibration import Local, Ranks, RayCluster
     from nobsp.neighbors import ContributionIndex, Neighbors
-    from nobsp.neighbors.audit import Audit, audit
+    from nobsp.neighbors.auditing import Audit, audit
     from nobsp.neighbors.result import select
     from nobsp.network.exported import as_module
     from nobsp.reporting import report

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from nobsp import NObSPCam
 from nobsp.neighbors import ContributionIndex, audit
-from nobsp.neighbors.confidence import _fit_head, doubt_labels, fit_heads
+from nobsp.neighbors.crossfit import fit_head, fit_heads
+from nobsp.neighbors.doubt import doubt_labels
 from tests.neighbors.cases import headed
 from tests.vision.networks import images as structured
 from tests.vision.networks import through_layers
@@ -69,7 +70,7 @@ def test_heads_are_fitted_without_the_fold_they_judge() -> None:
         spread > 0, (case.database.double() - mean) / torch.where(spread > 0, spread, 1), 0
     )
     others = heads.fold != 2
-    alone = _fit_head(scores[others].float(), torch.from_numpy(case.labels)[others], 4)
+    alone = fit_head(scores[others].float(), torch.from_numpy(case.labels)[others], 4)
     torch.testing.assert_close(heads.weights[2], alone, atol=1e-3, rtol=0)
     assert sorted(set(heads.fold.tolist())) == [0, 1, 2, 3, 4]
     assert max(np.bincount(heads.fold.numpy())) - min(np.bincount(heads.fold.numpy())) <= 1

@@ -1,6 +1,6 @@
 """Neighbours of a prediction: rows of a database whose predictions rest on similar evidence."""
 
-from nobsp.neighbors.audit import Audit, audit
+from nobsp.neighbors.auditing import Audit, audit
 from nobsp.neighbors.backends import Milvus, Usearch
 from nobsp.neighbors.duplicates import Duplicates
 from nobsp.neighbors.index import ContributionIndex

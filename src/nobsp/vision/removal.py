@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from nobsp.network.odds import log_odds
 from nobsp.vision.feature_map import FeatureMap, ForwardPass, spread
 from nobsp.vision.maps import lay_over, resize_maps
 
@@ -166,16 +167,6 @@ def lose_regions(
                 forward(changed).logits, target[rows], sigmoid=sigmoid
             )
     return lost
-
-
-def log_odds(logits: Tensor, target: Tensor, *, sigmoid: bool = False) -> Tensor:
-    """Log-odds of one class a row: its logit, or logarithm of any weight, less that of the sum of the others.
-
-    >>> log_odds(torch.tensor([[1.0, 2.0, 6.0]]).log(), torch.tensor([2])).exp().round(decimals=5)
-    tensor([2.])
-    """
-    own = logits.gather(1, target[:, None])[:, 0]
-    return own if sigmoid else own - logits.scatter(1, target[:, None], -torch.inf).logsumexp(1)
 
 
 def average_regions(maps: Tensor, regions: int) -> Tensor:

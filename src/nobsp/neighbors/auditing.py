@@ -13,7 +13,9 @@ from nobsp._messages import require_whole_number
 from nobsp.neighbors import confidence
 from nobsp.neighbors.evidence import Rows
 from nobsp.neighbors.index import ContributionIndex, most_left_out
+from nobsp.neighbors.reasons import give_reasons
 from nobsp.neighbors.result import Neighbors
+from nobsp.neighbors.tuning import TUNING
 from nobsp.neighbors.typicality import (
     N_NEAREST_BY_EVIDENCE,
     Reference,
@@ -30,7 +32,7 @@ Flags = NDArray[np.bool_]
 # Activation purity of a boundary case, as in the paper.
 BOUNDARY = (0.4, 0.7)
 # Probability to be wrong of a label that is suspected, at least.
-_LEAST = 0.25
+_LEAST_DOUBT = 0.25
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -334,180 +336,158 @@ def audit(
         raise TypeError(
             f"index must be a ContributionIndex(explainer).fit(X, labels), found {type(index).__name__}."
         )
-    fitted, outcomes = index._fitted, index._fitted.outcomes
+    fitted = index._fitted
+    outcomes = fitted.outcomes
     if not fitted.labelled:
         raise ValueError("an audit needs the labels of the database; pass labels to index.fit.")
-    spaces = index._view(space="contributions"), index._view(space="activations")
+    spaces = _Spaces(index._view(space="contributions"), index._view(space="activations"))
     rows, leave = index._asked(X, exclude, progress=progress)
     codes = rows.labels if X is None else None  # those of the database
     if labels is not None:
         codes = outcomes.encode(labels, len(rows))
-    by_evidence, nearby = _both_ways(*spaces, rows, k, leave)
-    reference = fitted.cached(
-        f"reference {index.target} {index.metric}", lambda: _reference(*spaces)
-    )
-    voters = nearby.indices
+
+    by_evidence, by_activations = spaces.neighbours(rows, k, leave)
+    voters = by_activations.indices
+    reference = fitted.cached(f"reference {index.target} {index.metric}", spaces.reference)
     typicality = reference.typicality(
         neighbour_distances(fitted, rows, by_evidence.distances, voters)
     )
     if outcomes.classes is None:
-        found, agreed, right = confidence.judge_values(fitted, rows, codes, voters, leave)
+        judged = confidence.judge_values(fitted, rows, codes, voters, leave)
     else:
-        found, agreed, right = confidence.judge_classes(
-            fitted, rows, codes, voters, leave, reference.nearby
-        )
-    both = [by_evidence.nearest(k), nearby.nearest(k)]
+        judged = confidence.judge_classes(fitted, rows, codes, voters, leave, reference.nearby)
+
+    by_evidence = by_evidence.nearest(k)
+    by_activations = by_activations.nearest(k)
+    row_of_line = np.arange(len(rows))
     if outcomes.several:
-        both = [_about_each(hits, found) for hits in both]
-    of = np.repeat(np.arange(len(rows)), outcomes.count if outcomes.several else 1)
-    typicality = typicality[of]
-    if found["signals"]:
+        by_evidence = _class_by_class(by_evidence, judged)
+        by_activations = _class_by_class(by_activations, judged)
+        row_of_line = np.repeat(row_of_line, outcomes.count)
+        typicality = typicality[row_of_line]
+
+    signals = judged.signals
+    if signals:
         # Four and no more: where errors are few, further ones (purities, margins, distances to centroids) do harm.
-        found["signals"]["mean distance by evidence"] = both[0].distances.mean(1)
-    chance, kind, model = confidence.joint_confidence(found["signals"], agreed, right, joint)
+        signals = signals | {"mean distance by evidence": by_evidence.distances.mean(1)}
+    fitted_joint = confidence.joint_confidence(signals, judged.agreed, judged.right, joint)
     # Rows unlike those of the database are trusted less, and soon not at all.
     trust = trust_values if outcomes.classes is None else trust_classes
-    chance = trust(chance, typicality, len(reference))
-    scores, boundary = {"joint": chance}, np.zeros(len(of), dtype=bool)
+    chance = trust(fitted_joint.chance, typicality, len(reference))
+
+    boundary = np.zeros(len(row_of_line), dtype=bool)
+    scores = {"joint": chance}
     if outcomes.classes is not None:
-        purity, near = both[0].purity, both[1].purity
-        scores = {"purity by evidence": purity, "purity by activations": near} | scores
-        scores = {"confidence": found["confidence"]} | scores
-        boundary = (near >= BOUNDARY[0]) & (near <= BOUNDARY[1])
-    mislabels, auroc = None, dict[str, float]()
-    if right is not None:
-        wrong = np.where(found["suggested"] != found["labels"], 1 - found["label_score"], 0.0)
-        mislabels = _suspects(wrong, budget, precision)
-        # By rows whose label is not suspected: a wrong label makes a right prediction look wrong.
-        trusted = right[~mislabels]
-        if (~trusted).sum() >= confidence.FEWEST_ERRORS and trusted.any():
-            from sklearn.metrics import roc_auc_score
+        purity = by_activations.purity
+        boundary = (purity >= BOUNDARY[0]) & (purity <= BOUNDARY[1])
+        scores = {
+            "confidence": judged.confidence,
+            "purity by evidence": by_evidence.purity,
+            "purity by activations": purity,
+            "joint": chance,
+        }
+    mislabels = _suspects(judged, budget, precision)
 
-            auroc = {
-                name: float(roc_auc_score(trusted, score[~mislabels]))
-                for name, score in scores.items()
-            }
-    found |= {
-        "errors": chance < 0.5,
-        "boundary": boundary,
-        "outliers": typicality < outliers,
-        "mislabels": mislabels,
-    }
-    found |= {
-        "by_contributions": both[0],
-        "by_activations": both[1],
-        "typicality": typicality,
-        "auroc": auroc,
-    }
-    whole = Audit(rows=of, joint=chance, joint_kind=kind, joint_model=model, **found)
-    return replace(whole, reasons=_reasons(whole))
+    result = Audit(
+        rows=row_of_line,
+        predicted=judged.predicted,
+        labels=judged.labels,
+        confidence=judged.confidence,
+        joint=chance,
+        joint_kind=fitted_joint.kind,
+        typicality=typicality,
+        errors=chance < 0.5,
+        boundary=boundary,
+        outliers=typicality < outliers,
+        mislabels=mislabels,
+        label_score=judged.label_score,
+        suggested=judged.suggested,
+        signals=signals,
+        joint_model=fitted_joint.model,
+        auroc=_tell_errors(scores, judged.right, mislabels),
+        by_contributions=by_evidence,
+        by_activations=by_activations,
+        outputs=judged.outputs,
+        expected_error=judged.expected_error,
+    )
+    return replace(result, reasons=give_reasons(result))
 
 
-def _about_each(hits: Neighbors, judged: dict[str, Any]) -> Neighbors:
+@dataclass(frozen=True, eq=False)
+class _Spaces:
+    """A database in the two spaces that an audit looks at."""
+
+    contributions: ContributionIndex
+    activations: ContributionIndex
+
+    def neighbours(self, rows: Rows, k: int, leave: Tensor | None) -> tuple[Neighbors, Neighbors]:
+        """Neighbours by evidence, at least those of typicality, and by activations, at least the voters."""
+        n_others = len(self.contributions) - most_left_out(leave)
+        n_by_evidence = max(k, min(N_NEAREST_BY_EVIDENCE, n_others))
+        n_voters = max(k, min(TUNING.n_voters, n_others))
+        by_evidence = self.contributions._query_rows(rows, n_by_evidence, leave)
+        return by_evidence, self.activations._query_rows(rows, n_voters, leave)
+
+    def reference(self) -> Reference:
+        """How far rows of the database are from their neighbours, each without itself."""
+        fitted = self.contributions._fitted
+        positions = reference_positions(fitted)
+        rows = fitted.backend.take(positions)
+        by_evidence, nearby = self.neighbours(rows, 1, positions[:, None])
+        distances = neighbour_distances(fitted, rows, by_evidence.distances, nearby.indices)
+        return Reference(distances, nearby.indices)
+
+
+def _class_by_class(hits: Neighbors, judged: confidence.Judgement) -> Neighbors:
     """Neighbours once for each class of a row: whether they are of it."""
     assert hits.labels is not None
-    yes = np.swapaxes(hits.labels, 1, 2).reshape(-1, hits.k) > 0
+    is_of_class = np.swapaxes(hits.labels, 1, 2).reshape(-1, hits.k) > 0
     lines = hits[np.repeat(np.arange(len(hits)), hits.labels.shape[2])]
-    own = {name: judged[name] for name in ("predicted", "confidence")}
-    return replace(lines, labels=yes, classes=np.array([False, True]), **own)
+    return replace(
+        lines,
+        labels=is_of_class,
+        classes=np.array([False, True]),
+        predicted=judged.predicted,
+        confidence=judged.confidence,
+    )
 
 
-def _both_ways(
-    contributions: ContributionIndex,
-    activations: ContributionIndex,
-    rows: Rows,
-    k: int,
-    leave: Tensor | None,
-) -> tuple[Neighbors, Neighbors]:
-    """Neighbours by evidence, at least those of typicality, and by activations, at least the voters."""
-    there = len(contributions) - most_left_out(leave)
-    by_evidence = contributions._query_rows(rows, max(k, min(N_NEAREST_BY_EVIDENCE, there)), leave)
-    return by_evidence, activations._query_rows(rows, max(k, min(confidence.VOTERS, there)), leave)
-
-
-def _reference(contributions: ContributionIndex, activations: ContributionIndex) -> Reference:
-    """How far rows of the database are from their neighbours, each without itself."""
-    fitted = contributions._fitted
-    positions = reference_positions(fitted)
-    rows = fitted.backend.take(positions)
-    by_evidence, nearby = _both_ways(contributions, activations, rows, 1, positions[:, None])
-    distances = neighbour_distances(fitted, rows, by_evidence.distances, nearby.indices)
-    return Reference(distances, nearby.indices)
-
-
-def _suspects(wrong: Array, budget: int | None, precision: float) -> Flags:
+def _suspects(judged: confidence.Judgement, budget: int | None, precision: float) -> Flags | None:
     """The labels most probably wrong: so many, or as many as keep their mean probability at the precision.
 
-    Without a budget none is less probable than `_LEAST`: a few sure ones do not pay for others that are probably right.
+    Without a budget none is less probable than `_LEAST_DOUBT`: a few sure ones do not pay for others that are probably
+    right. None without labels.
     """
+    if judged.label_score is None:
+        return None
+    is_doubted = judged.suggested != judged.labels
+    wrong = np.where(is_doubted, 1 - judged.label_score, 0.0)
     order = np.argsort(-wrong, kind="stable")
     count = budget
     if count is None:
-        enough = np.cumsum(wrong[order]) >= precision * np.arange(1, len(wrong) + 1)
-        count = int((enough & (wrong[order] >= min(precision, _LEAST))).sum())
+        ordered = wrong[order]
+        is_precise = np.cumsum(ordered) >= precision * np.arange(1, len(wrong) + 1)
+        is_probable = ordered >= min(precision, _LEAST_DOUBT)
+        count = int((is_precise & is_probable).sum())
     flags = np.zeros(len(wrong), dtype=bool)
     flags[order[:count]] = True
     return flags & (wrong > 0)
 
 
-def _reasons(found: Audit) -> tuple[str, ...]:
-    """In words, why each row was flagged."""
-    k, error, both = (
-        found.by_contributions.k,
-        found.expected_error,
-        (found.by_contributions, found.by_activations),
-    )
-    counts = []  # neighbours that are of the predicted class, and of the suggested one
-    if error is None:
-        towards = (found.predicted, found.suggested)
-        counts = [
-            [np.rint(hits.purity_towards(classes) * k).astype(int) for hits in both]
-            for classes in towards
-        ]
+def _tell_errors(
+    scores: dict[str, Array], right: Flags | None, mislabels: Flags | None
+) -> dict[str, float]:
+    """How well each score tells right from wrong predictions; empty where too few are wrong.
 
-    def near(row: Any, which: int) -> str:
-        by_evidence, by_activations = (one[row] for one in counts[which])
-        return f"{by_evidence} of {k} neighbours by evidence and {by_activations} by activations"
+    By rows whose label is not suspected: a wrong label makes a right prediction look wrong.
+    """
+    if right is None or mislabels is None:
+        return {}
+    trusted = right[~mislabels]
+    if (~trusted).sum() < TUNING.fewest_errors or not trusted.any():
+        return {}
+    from sklearn.metrics import roc_auc_score
 
-    reasons = [""] * len(found)
-    flags = [
-        found.errors,
-        found.boundary,
-        found.outliers,
-        *([] if found.mislabels is None else [found.mislabels]),
-    ]
-    for row in np.flatnonzero(np.any(flags, axis=0)):
-        why = []
-        if found.mislabels is not None and found.mislabels[row] and found.labels is not None:
-            assert found.label_score is not None
-            suggested = _show(found.suggested[row])
-            what = (
-                f"{near(row, 1)} are {suggested}"
-                if error is None
-                else f"{suggested} is expected by its neighbours"
-            )
-            label = f"labelled {_show(found.labels[row])}"
-            why.append(f"{label}, right with probability {found.label_score[row]:.2f}: {what}")
-        if found.errors[row]:
-            off = (
-                "" if error is None else f"off by {error[row]:.4g}, by what its neighbours are like"
-            )
-            said = f"predicted {_show(found.predicted[row])} with joint confidence {found.joint[row]:.2f}"
-            why.append(f"{said}: {off or near(row, 0) + ' agree'}")
-        if found.boundary[row]:
-            why.append(
-                f"near a boundary: {counts[0][1][row]} of {k} neighbours by activations are of its class"
-            )
-        if found.outliers[row]:
-            share = (
-                f"typicality {found.typicality[row]:.2g}, the share of its rows that are further"
-            )
-            why.append(f"unlike the database: {share} from their neighbours")
-        which = "" if found.outputs is None else f"{found.outputs[row]}: "
-        reasons[row] = which + "; ".join(why)
-    return tuple(reasons)
-
-
-def _show(label: Any) -> str:
-    value = label.item() if hasattr(label, "item") else label
-    return f"{value:.4g}" if isinstance(value, float) else repr(value)
+    return {
+        name: float(roc_auc_score(trusted, score[~mislabels])) for name, score in scores.items()
+    }

@@ -1,0 +1,131 @@
+"""Linear heads on a database's activations, each fitted without a fold of its rows, so that no row judges itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nobsp.neighbors.evidence import Rows
+from nobsp.neighbors.search import Fitted, Space, spaced
+from nobsp.neighbors.tuning import TUNING
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """Linear heads on z-scored activations, each fitted without one fold of the database's rows.
+
+    Attributes:
+        space: That of z-scored activations.
+        weights: Shape (folds, width + 1, outputs), the last of the rows being the bias.
+        fold: Of each row of the database, −1 for those that none was fitted on.
+    """
+
+    space: Space
+    weights: Tensor
+    fold: Tensor
+
+    def outputs(self, rows: Rows, leave: Tensor | None) -> Tensor:
+        """By the head that did not see the first row to leave out, or by all where there is none, (rows, outputs)."""
+        return self.each(rows)[self.unseen(leave, len(rows)), torch.arange(len(rows))]
+
+    def each(self, rows: Rows) -> Tensor:
+        """Outputs of every head, and of all together, (folds + 1, rows, outputs)."""
+        scores = self.space.scaled(rows)
+        every = torch.stack([scores @ weight[:-1] + weight[-1] for weight in self.weights])
+        return torch.cat([every, every.mean(0, keepdim=True)])
+
+    def unseen(self, leave: Tensor | None, count: int) -> Tensor:
+        """The head that did not see the first row to leave out, −1, which is all together, where all are as good."""
+        if leave is None or leave.shape[1] == 0:
+            return torch.full((count,), -1)
+        return torch.where(leave[:, 0] >= 0, self.fold[leave[:, 0].clamp_min(0)], -1)
+
+
+def fit_heads(fitted: Fitted) -> Heads | None:
+    """Heads in which no single label pulls hard; None where rows are fewer than columns.
+
+    Class numbers, and 0 and 1 in one column per class, are expected to be wrong at times: softmax and sigmoid minimise
+    −mean log((1 − ν) p_y + ν (1 − p_y) / (C − 1)) + decay/2 · ‖W‖². Values minimise a mean absolute error, rounded at
+    zero, in units of the labels' spread.
+    """
+    space = fitted.space("activations", "euclidean")
+    n_rows = len(fitted.backend)
+    positions = spaced(n_rows, TUNING.most_head_rows)
+    if len(positions) < max(space.width, 2 * TUNING.n_folds):
+        return None
+
+    rows = fitted.backend.take(positions)
+    labels = rows.truth
+    scores = space.scaled(rows)
+    folds = _assign_folds(labels, scores)
+    fold = torch.full((n_rows,), -1)
+    fold[positions] = folds
+
+    weights = []
+    for held_out in range(TUNING.n_folds):
+        others = folds != held_out
+        training_scores = scores[others].to(torch.float32)
+        weights.append(fit_head(training_scores, labels[others], fitted.outcomes.count))
+    return Heads(space, torch.stack(weights), fold)
+
+
+def _assign_folds(labels: Tensor, scores: Tensor) -> Tensor:
+    """Rows of a class take turns, so that folds hold all classes alike, in whatever order rows come."""
+    label_sums = labels.reshape(len(labels), -1).double().sum(1)
+    order = np.lexsort([scores.sum(1).numpy(), label_sums.numpy()])
+    folds = torch.empty(len(labels), dtype=torch.long)
+    folds[torch.from_numpy(order)] = torch.arange(len(labels)) % TUNING.n_folds
+    return folds
+
+
+def fit_head(scores: Tensor, labels: Tensor, outputs: int) -> Tensor:
+    """One head, shape (width + 1, outputs): of classes, of 0 and 1 for each class, or of values."""
+    if not labels.is_floating_point():
+        return _minimise(scores, labels, outputs, TUNING.head_decay)
+
+    middle = float(labels.median())
+    spread = max(float(labels.std()), 1e-12)
+    standardised = ((labels - middle) / spread).to(torch.float32)
+    weights = spread * _minimise(scores, standardised, outputs, TUNING.value_decay)
+    weights[-1] += middle
+    return weights
+
+
+def _minimise(scores: Tensor, labels: Tensor, outputs: int, decay: float) -> Tensor:
+    with torch.enable_grad():
+        weight = torch.zeros(scores.shape[1] + 1, outputs, requires_grad=True)
+        solver = torch.optim.LBFGS(
+            [weight], max_iter=TUNING.head_steps, history_size=10, line_search_fn="strong_wolfe"
+        )
+
+        def objective() -> Tensor:
+            solver.zero_grad()
+            logits = scores @ weight[:-1] + weight[-1]
+            loss = _mean_loss(logits, labels) + decay / 2 * weight[:-1].square().sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        solver.step(objective)  # type: ignore[no-untyped-call]
+    return weight.detach().to(torch.float64)
+
+
+def _mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """A loss in which no single label pulls hard."""
+    if labels.is_floating_point():
+        residuals = logits[:, 0] - labels
+        return (residuals.square() + TUNING.gentle_residual**2).sqrt().mean()
+
+    noise = TUNING.label_noise
+    outputs = logits.shape[1]
+    if labels.ndim == 2:
+        chances = logits.sigmoid()
+        right = torch.where(labels > 0, chances, 1 - chances)
+        likely = (1 - noise) * right + noise * (1 - right)
+        return -likely.log().mean() * outputs
+
+    right = logits.softmax(1).gather(1, labels[:, None])
+    likely = (1 - noise) * right + noise / max(1, outputs - 1) * (1 - right)
+    return -likely.log().mean()
