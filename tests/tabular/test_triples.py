@@ -102,3 +102,18 @@ def test_pairs_that_only_stood_for_a_triple_are_left_out() -> None:
     X = normal_rows(2000, 4)
     explainer = NObSP(product, features=list("abcd")).fit(X - X.mean(0))
     assert [term for term in explainer.terms_ if len(term) > 1] == [("a", "b", "c")]
+
+
+def test_main_effects_beside_a_pair_with_a_group_are_the_average_effects() -> None:
+    def group_with_a_partner(X: Array) -> Array:
+        return X[:, 0] * X[:, 2] ** 2 + X[:, 1] * X[:, 2] + X[:, 3]
+
+    X = normal_rows(2000, 4)
+    features = {"G": [0, 1], "c": 2, "d": 3}
+
+    explainer = NObSP(group_with_a_partner, features=features, interactions=[("G", "c")]).fit(X)
+
+    of_group = explainer.function("G")(np.array([[-1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
+    np.testing.assert_allclose(of_group, [-1.0, 1.0, 0.0], atol=0.1)
+    of_partner = explainer.function("c")(np.array([-1.5, 1.5]))
+    np.testing.assert_allclose(of_partner, [0.0, 0.0], atol=0.1)

@@ -42,6 +42,8 @@ from nobsp.tabular.tabulate import (
 
 # Most directions of a representation, by how many features a term has.
 MOST_DIRECTIONS = {1: 24, 2: 32, 3: 16}
+# Most that background rows are drawn apart: more would be outliers' work.
+MOST_STRETCH = 2.0
 
 
 class Backgrounds:
@@ -64,6 +66,7 @@ class Backgrounds:
         self._numbers = numbers
         self._batch_size = batch_size
         self._tabulators: dict[int, Tabulator] = {}
+        self._spread: Tabulator | None = None
 
     @property
     def most(self) -> int:
@@ -75,7 +78,8 @@ class Backgrounds:
     @property
     def forward_rows(self) -> int:
         """Rows that ran through the network so far."""
-        return sum(tabulate.forward_rows for tabulate in self._tabulators.values())
+        rows = sum(tabulate.forward_rows for tabulate in self._tabulators.values())
+        return rows if self._spread is None else rows + self._spread.forward_rows
 
     def of_rows(self, count: int) -> Tabulator:
         """A tabulator over so many rows, or as many as there are."""
@@ -87,6 +91,21 @@ class Backgrounds:
             )
         return self._tabulators[count]
 
+    def with_spread(self, count: int) -> Tabulator:
+        """The same, the amounts in its rows spread as they are in the calibration rows.
+
+        For terms without a table: nothing purifies them, and few background rows are too close to their mean. A
+        feature that multiplies another one's square would be shown too weak.
+        """
+        if self._spread is None:
+            rows = self.of_rows(count).background
+            if not isinstance(self._background, Tensor):
+                rows = _respread(rows, self._sample.inputs, list(self._numbers))
+            self._spread = Tabulator(
+                self._represent, rows, self._weight, batch_size=self._batch_size
+            )
+        return self._spread
+
     def _choose(self, count: int) -> Tensor:
         if isinstance(self._background, Tensor):
             if count == len(self._background):
@@ -95,6 +114,20 @@ class Backgrounds:
         else:
             rows = self._sample.inputs
         return choose_background(rows, count, self._numbers, self._represent)
+
+
+def _respread(background: Tensor, rows: Tensor, columns: list[int]) -> Tensor:
+    """Background rows whose columns have the standard deviation of all rows, inside their range."""
+    if not columns or not background.is_floating_point() or len(background) < 2:
+        return background
+    values = rows[:, columns].double()
+    few = background[:, columns].double()
+    factor = values.std(0, correction=0) / few.std(0, correction=0).clamp_min(1e-300)
+    centre = few.mean(0)
+    spread = centre + (few - centre) * factor.clamp(1 / MOST_STRETCH, MOST_STRETCH)
+    moved = background.clone()
+    moved[:, columns] = spread.clamp(values.amin(0), values.amax(0)).to(background.dtype)
+    return moved
 
 
 @dataclass(frozen=True, eq=False)

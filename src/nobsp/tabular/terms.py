@@ -48,6 +48,7 @@ from nobsp.tabular.regression import (
 )
 from nobsp.tabular.steps import FINE_PAIR_ROOM, PAIR_ROOM, Room, Steps, share_steps, step_sizes
 from nobsp.tabular.tabulate import (
+    FEW_VALUES,
     Domain,
     Points,
     Represent,
@@ -228,7 +229,7 @@ def fit_terms(
         background,
         sample,
         weight,
-        numbers=_shifted_columns(domains),
+        numbers=_shifted_columns(domains, sample),
         batch_size=batch_size,
     )
     calibration = Calibration(sample, domains, weight, effort, backgrounds, ridge, meter)
@@ -276,13 +277,19 @@ def fit_terms(
     )
 
 
-def _shifted_columns(domains: Sequence[Domain]) -> list[int]:
+def _shifted_columns(domains: Sequence[Domain], sample: Sample) -> list[int]:
     """Columns of amounts, which are shifted in the background rows to the mean of all rows."""
-    return [
-        domain.columns[0]
-        for domain in domains
-        if domain.reaches and domain.span and len(domain.columns) == 1
-    ]
+    columns = []
+    for domain in domains:
+        if domain.feature.kind == "numbers":  # a group may hold flags beside amounts
+            columns += [
+                column
+                for column in domain.columns
+                if len(np.unique(sample.inputs[:, column].numpy())) > FEW_VALUES
+            ]
+        elif domain.reaches and domain.span and len(domain.columns) == 1:
+            columns.append(domain.columns[0])
+    return columns
 
 
 def _trial_of_pairs(tables: Tables) -> Trial:
@@ -548,7 +555,7 @@ class Calibration:
 
     def _direct_piece(self, term: Subset) -> DirectPiece:
         """A term without a table."""
-        tabulate = self.backgrounds.of_rows(DIRECT_BACKGROUND)
+        tabulate = self.backgrounds.with_spread(DIRECT_BACKGROUND)
         columns = tuple(self.domains[k].columns for k in term)
         pure = pure_rows(tabulate, columns, self.sample.some().inputs)
         tabulate.require_answers(pure, " and ".join(self.domains[k].feature.name for k in term))
