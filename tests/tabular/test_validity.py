@@ -150,3 +150,31 @@ def test_rows_whose_predictions_vary_less_are_no_warning() -> None:
     alike = rows[0] + 0.02 * generator.normal(size=(100, 3))
     findings = {finding.code: finding.severity for finding in explainer(alike).findings}
     assert findings.get("fresh_rows", "note") == "note"
+
+
+def test_a_feature_that_others_determine_is_named() -> None:
+    generator = np.random.default_rng(0)
+    a, b, c = generator.normal(size=(3, 600))
+    rows = np.stack([a, b, a + b, c], 1)
+    explainer = NObSP(lambda X: X.sum(1), interactions=0, features=["a", "b", "s", "c"]).fit(rows)
+    named = [f.message for f in explainer.health().findings if f.code == "determined"]
+    assert len(named) == 1
+    assert "'c'" not in named[0]
+
+
+def test_a_value_that_goes_along_with_a_level_is_named() -> None:
+    generator = np.random.default_rng(0)
+    days = np.where(generator.random(600) < 0.7, -1.0, generator.integers(1, 300, 600))
+    outcome = np.where(days == -1, 0.0, generator.integers(1, 4, 600))
+    rows = np.stack([days, outcome, generator.normal(size=600)], 1)
+    explainer = NObSP(lambda X: X[:, 1] + X[:, 2], interactions=0).fit(rows)
+    assert "determined" in codes(explainer)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_ordinary_correlation_determines_nothing(correlation: float) -> None:
+    generator = np.random.default_rng(0)
+    common = generator.normal(size=(600, 1))
+    own = generator.normal(size=(600, 6))
+    rows = correlation**0.5 * common + (1 - correlation) ** 0.5 * own
+    assert "determined" not in codes(NObSP(network(6), interactions=0).fit(rows))

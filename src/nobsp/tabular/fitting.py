@@ -31,6 +31,7 @@ from nobsp.tabular.budget import (
 )
 from nobsp.tabular.columns import Columns, categories_of, input_baseline, ranks
 from nobsp.tabular.compiled import CompiledExplainer, Health, Measure, TermHealth
+from nobsp.tabular.dependence import find_determined
 from nobsp.tabular.distance import Reach, measure_reach
 from nobsp.tabular.explanation import term_name
 from nobsp.tabular.fitted import Estimate, rows_like
@@ -678,6 +679,24 @@ def feature_findings(
             "Group them as one feature (NObSP.suggest_features), or leave one out."
         )
         findings.append(Finding("warning", "dependent", facts.names[k], message))
+    partners = {frozenset((k, partner)) for k, partner, _ in _partners(facts, rows)}
+    for determined in find_determined(facts.domains, rows):
+        if frozenset((determined.feature, *determined.by)) in partners:
+            continue
+        others = join_names([facts.names[k] for k in determined.by])
+        subject = facts.names[determined.feature]
+        if determined.level:
+            message = (
+                f"Whether it is {determined.level!r} follows from {others} (R² {determined.share:.3f}): rows cannot "
+                "tell which of them does what there."
+            )
+            findings.append(Finding("note", "determined", subject, message))
+        else:
+            message = (
+                f"It follows from {others} (R² {determined.share:.3f}): the rows cannot tell which of them does what. "
+                "Group them as one feature, or leave one out."
+            )
+            findings.append(Finding("warning", "determined", subject, message))
     return findings
 
 
