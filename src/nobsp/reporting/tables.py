@@ -1,34 +1,50 @@
-"""What a page tells of a table: how well the functions describe the model, the functions, and the rows."""
+"""What a page tells of a table.
+
+How well the functions describe the model, the functions, and the rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from nobsp._typing import AnyArray, ArrayLike, FloatArray, TableLike
 from nobsp.base import Finding, sort_findings
 from nobsp.frames import frame_of
 from nobsp.messages import count, suggest
 from nobsp.numerics import evenly_spaced
 from nobsp.reporting import packing
-from nobsp.reporting.audits import hits_for_page, influence_for_page
-from nobsp.reporting.packing import Fact, Labels, Names, known, packed, packed_codes
+from nobsp.reporting.audits import (
+    HitsLike,
+    InfluenceLike,
+    Positions,
+    hits_for_page,
+    influence_for_page,
+)
+from nobsp.reporting.packing import Fact, Labels, Names, PageData, known, packed, packed_codes
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation
-from nobsp.tabular.lookup import Chunk, NumberAxis, TermTable
+from nobsp.tabular.lookup import Chunk, Feature, LevelAxis, NumberAxis, TermTable
 
-Array = NDArray[np.float64]
 Truth = Mapping[str, Callable[[Any], Any]] | None
+# An NObSP, compiled functions or None; told by attributes, so that torch is not needed.
+ExplainerLike: TypeAlias = Any
 
 # Bytes a page can hold beside plotly and stay under 8 MB: base64 makes a third more of them.
 ROOM = 2_250_000
+# More rows to browse in would make the page slow.
 MOST_ROWS = 5000
+# Points of a known function: as fine as the curves beside it.
 _TRUTH_POINTS = 201
 # Standard deviations in half of a 90% band.
 _BAND = 1.645
+# Outputs named among the facts.
+_MOST_OUTPUTS = 4
+# Subjects of a finding that are named; the others are counted.
+_MOST_SUBJECTS = 5
 _LINKS = {
     "softmax": "logits, before the softmax",
     "sigmoid": "log-odds, before the sigmoid",
@@ -42,160 +58,234 @@ class Shown:
     """An explanation as the page shows it."""
 
     functions: CompiledExplainer
-    columns: dict[int, NDArray[Any]]
-    account: Explanation  # of the terms with tables, as the page reads these, then of those only the model could tell
-    dropped: int  # interactions whose grids do not fit
-    size: int  # bytes of those that do
+    columns: dict[int, AnyArray]
+    # Of the terms with tables, as the page reads these, then of those only the model could tell.
+    account: Explanation
+    # Interactions whose grids do not fit.
+    dropped: int
+    # Bytes of those that do.
+    size: int
 
     @property
     def most_rows(self) -> int:
         """How many rows fit beside the tables."""
         direct = len(self.account.terms) - len(self.functions.tables)
         numbers = len(self.columns) + (2 + direct) * len(self.account.output_names)
-        bytes_of_row = 8 * numbers + int(4 * self.account.outside.sum() / len(self.account)) + 8
+        outside = self.account.outside.sum() / len(self.account)
+        bytes_of_row = 8 * numbers + int(4 * outside) + 8
         return min(MOST_ROWS, max(1, (ROOM - self.size) // bytes_of_row))
+
+
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """What outputs and labels mean on the page."""
+
+    # How outputs become predictions: a key of `_LINKS`.
+    link: str
+    # Names of the classes; none for a regression.
+    names: tuple[str, ...]
+    labels: Labels
 
 
 def table_data(
     explanation: Explanation,
     *,
-    explainer: Any,
-    labels: Any,
+    explainer: ExplainerLike,
+    labels: ArrayLike | None,
     class_names: Names,
     truth: Truth,
-    hits: Any,
+    hits: HitsLike,
     names: Names,
-    influence: Any = None,
-) -> dict[str, Any]:
+    influence: InfluenceLike = None,
+) -> PageData:
     """Everything the page shows of an explanation."""
-    functions = (
-        explanation.explainer if explainer is None else getattr(explainer, "functions_", explainer)
+    whole = explanation.explainer
+    if explainer is not None:
+        whole = getattr(explainer, "functions_", explainer)
+    functions = _require_whole(explanation, whole)
+    classes = _read_classes(
+        explanation,
+        functions,
+        explainer=explainer,
+        labels=labels,
+        class_names=class_names,
+        has_classes=getattr(hits, "classes", None) is not None,
     )
-    _require_whole(explanation, functions)
-    classes_shown = _class_names(class_names, explainer, explanation.output_names)
-    given = packing.read_labels(
-        labels, rows=len(explanation), names=classes_shown, classes=class_names is not None
-    )
-    classes = bool(given[1]) or getattr(hits, "classes", None) is not None
-    link = {"log_softmax": "softmax"}.get(functions.link, functions.link)
-    if link == "identity" and classes:  # the usual one
-        link = "softmax" if len(explanation.output_names) > 1 else "sigmoid"
-    if given[1]:
-        classes_shown = given[1]
-    elif link not in ("softmax", "sigmoid"):
-        classes_shown = ()
-    shown = _shown(explanation, functions)
-    functions, health = shown.functions, functions.state
-    kept = evenly_spaced(len(explanation), shown.most_rows)
-    # How far the sum of the tables is from the explanation's, over rows within what was calibrated.
-    terms = [explanation.terms.index(term) for term in functions.terms]
-    apart = explanation.values[:, terms].sum(1) - shown.account.values[:, : len(terms)].sum(1)
-    sizes = _mean_size(shown.account.values)
-    unknown = np.full(
-        (len(functions.terms) + len(functions.left_out) - len(sizes), sizes.shape[1]), np.nan
-    )
+    shown = _fit_on_page(explanation, functions)
+    rows = evenly_spaced(len(explanation), shown.most_rows)
+
+    neighbours = None
+    if hits is not None:
+        neighbours = hits_for_page(hits, rows, rows=len(explanation), names=classes.names)
+    speakers = influence_for_page(influence, rows, rows=len(explanation), names=classes.names)
+    every_term = (*shown.functions.terms, *shown.functions.left_out)
     return {
         "outputs": explanation.output_names,
-        "link": link,
-        "classes": classes_shown,
-        "facts": list_facts(explanation, explainer, shown, link),
+        "link": classes.link,
+        "classes": classes.names,
+        "facts": list_facts(explanation, explainer, shown, classes.link),
         "findings": list_findings(explanation, shown),
-        "health": {
-            "explained": known(health.explained),
-            "inside": known(health.inside),
-            "outside_rows": health.outside_rows,
-            "held_out": health.held_out,
-        },
+        "health": _health(functions),
         **account_for_variance(shown.account),
-        "hits": None
-        if hits is None
-        else hits_for_page(hits, kept, rows=len(explanation), names=classes_shown),
-        "influence": influence_for_page(
-            influence, kept, rows=len(explanation), names=classes_shown
-        ),
-        "base": known(functions.base_values),
-        "features": features_for_page(functions),
-        "from_average": from_average_for_page(functions, shown),
-        **tables_for_page(functions),
-        "interactions": sum(len(term) > 1 for term in (*functions.terms, *functions.left_out)),
-        "strengths": known(np.concatenate([sizes, unknown])),
-        "mains": known(functions.importances["main"]),
-        "totals": known(functions.importances["total"]),
-        "truth": truth_for_page(truth, functions, shown.columns),
-        "difference": known(np.abs(apart[~explanation.outside.any(1)]).max(0, initial=0.0)),
-        "rows": _rows(shown, given, kept, names),
+        "hits": neighbours,
+        "influence": speakers,
+        "base": known(shown.functions.base_values),
+        "features": [_feature_for_page(feature) for feature in shown.functions.features],
+        "from_average": from_average_for_page(shown),
+        **tables_for_page(shown.functions),
+        "interactions": sum(len(term) > 1 for term in every_term),
+        "strengths": known(_strengths(shown)),
+        "mains": known(shown.functions.importances["main"]),
+        "totals": known(shown.functions.importances["total"]),
+        "truth": truth_for_page(truth, shown.functions, shown.columns),
+        "difference": known(_largest_difference(explanation, shown)),
+        "rows": _rows_for_page(shown, classes.labels, rows, names),
     }
 
 
-def _shown(explanation: Explanation, functions: CompiledExplainer) -> Shown:
-    """Rows read from the tables, as the page itself reads them, beside what only the network could tell."""
-    functions = functions.with_spreads()
-    columns, count = functions.read_columns(explanation.data)
-    values, _ = functions.read_tables(columns, count)
-    kept, size = drop_weakest(functions, _mean_size(values).sum(1), ROOM // 2)
-    values, terms = values[:, [functions.terms.index(term) for term in kept.terms]], kept.terms
-    if len(explanation.terms) > len(functions.terms):
-        direct = explanation.values[
-            :, [explanation.terms.index(term) for term in functions.left_out]
-        ]
-        values, terms = np.concatenate([values, direct], axis=1), (*terms, *functions.left_out)
-    residual = explanation.predictions - functions.base_values - values.sum(1)
-    nothing = np.zeros(values.shape[1:])
-    account = replace(
-        explanation, values=values, terms=terms, residual=residual, baseline_contributions=nothing
-    )
-    return Shown(kept, columns, account, len(functions.tables) - len(kept.tables), size)
-
-
-def _mean_size(values: Array) -> Array:
-    """Mean absolute contribution over the rows where it is known, (terms, outputs)."""
-    there = np.isfinite(values)
-    return np.asarray(np.where(there, np.abs(values), 0.0).sum(0) / np.maximum(there.sum(0), 1))
-
-
-def _require_whole(explanation: Explanation, functions: Any) -> None:
+def _require_whole(explanation: Explanation, functions: object) -> CompiledExplainer:
+    """The functions behind an explanation, which must be all that they give."""
     if len(explanation) == 0:
         raise ValueError("subject has no rows; explain some first.")
     if not isinstance(functions, CompiledExplainer):
         raise ValueError(
-            "subject does not know its functions (it was made by hand); pass its explainer as explainer=."
+            "subject does not know its functions (it was made by hand); "
+            "pass its explainer as explainer=."
         )
-    terms = {frozenset(term) for term in functions.terms}
-    whole = {frozenset(term) for term in explanation.terms} in (
-        terms,
-        terms | set(map(frozenset, functions.left_out)),
-    )
-    same = explanation.output_names == functions.output_names
-    if not whole or not same or not np.array_equal(explanation.base_values, functions.base_values):
+
+    with_tables = {frozenset(term) for term in functions.terms}
+    every_term = with_tables | set(map(frozenset, functions.left_out))
+    has_all_terms = {frozenset(term) for term in explanation.terms} in (with_tables, every_term)
+    same_outputs = explanation.output_names == functions.output_names
+    same_base = np.array_equal(explanation.base_values, functions.base_values)
+    if not (has_all_terms and same_outputs and same_base):
         raise ValueError(
-            "subject is not all that its explainer gives now (it has some terms or outputs, is a contrast, measured "
-            "from the baseline, or of an earlier calibration); pass explainer(X), or rows of it, explainer(X)[:100]."
+            "subject is not all that its explainer gives now (it has some terms or outputs, is a "
+            "contrast, measured from the baseline, or of an earlier calibration); "
+            "pass explainer(X), or rows of it, explainer(X)[:100]."
         )
+    return functions
 
 
-def _class_names(given: Names, explainer: Any, outputs: Sequence[str]) -> tuple[str, ...]:
-    if given is not None:
-        return tuple(str(name) for name in given)
+def _read_classes(
+    explanation: Explanation,
+    functions: CompiledExplainer,
+    *,
+    explainer: ExplainerLike,
+    labels: ArrayLike | None,
+    class_names: Names,
+    has_classes: bool,
+) -> Classes:
+    """What outputs and labels mean; `has_classes` says that neighbours have classes."""
+    names = _class_names(class_names, explainer, explanation.output_names)
+    true = packing.read_labels(
+        labels, rows=len(explanation), names=names, classes=class_names is not None
+    )
+
+    link = "softmax" if functions.link == "log_softmax" else functions.link
+    if link == "identity" and (true.names or has_classes):
+        # The usual one.
+        link = "softmax" if len(explanation.output_names) > 1 else "sigmoid"
+    if true.names:
+        names = true.names
+    elif link not in ("softmax", "sigmoid"):
+        names = ()
+    return Classes(link, names, true)
+
+
+def _class_names(
+    class_names: Names, explainer: ExplainerLike, outputs: Sequence[str]
+) -> tuple[str, ...]:
+    """The caller's names of the classes, or those of the outputs, or of a model of two classes."""
+    if class_names is not None:
+        return tuple(str(name) for name in class_names)
     if len(outputs) > 1:
         return tuple(outputs)
+
     classes = getattr(getattr(explainer, "model", None), "classes_", None)
     if classes is not None and len(classes) == 2:
         return tuple(str(name) for name in classes)
     return (f"not {outputs[0]}", outputs[0])
 
 
-def account_for_variance(account: Explanation) -> dict[str, Any]:
-    """Per output, shares of variance that add up to one, and residuals beside the spread; None where not known."""
-    whole = account[np.isfinite(account.residual).all(1)]
-    first, left = whole.order(1).explained(), 1 - whole.explained()
-    unknown = np.full((1, len(account.output_names)), np.nan)
-    sizes, predictions = (
-        (np.abs(whole.residual), whole.predictions) if len(whole) else (unknown, unknown)
+def _fit_on_page(explanation: Explanation, functions: CompiledExplainer) -> Shown:
+    """Rows read from the tables as the page reads them, beside what only the network could tell."""
+    functions = functions.with_spreads()
+    columns, n_rows = functions.read_columns(explanation.data)
+    every_value, _ = functions.read_tables(columns, n_rows)
+    strengths = _mean_size(every_value).sum(1)
+    fitting, size = drop_weakest(functions, strengths, ROOM // 2)
+
+    terms = fitting.terms
+    values = every_value[:, [functions.terms.index(term) for term in terms]]
+    if len(explanation.terms) > len(functions.terms):
+        positions = [explanation.terms.index(term) for term in functions.left_out]
+        values = np.concatenate([values, explanation.values[:, positions]], axis=1)
+        terms = (*terms, *functions.left_out)
+
+    account = replace(
+        explanation,
+        values=values,
+        terms=terms,
+        residual=explanation.predictions - functions.base_values - values.sum(1),
+        baseline_contributions=np.zeros(values.shape[1:]),
     )
+    dropped = len(functions.tables) - len(fitting.tables)
+    return Shown(fitting, columns, account, dropped=dropped, size=size)
+
+
+def _mean_size(values: FloatArray) -> FloatArray:
+    """Mean absolute contribution over the rows where it is known, (terms, outputs)."""
+    is_known = np.isfinite(values)
+    total = np.where(is_known, np.abs(values), 0.0).sum(0)
+    return np.asarray(total / np.maximum(is_known.sum(0), 1))
+
+
+def _strengths(shown: Shown) -> FloatArray:
+    """Mean size of every term, NaN for those that are not known here."""
+    sizes = _mean_size(shown.account.values)
+    every_term = len(shown.functions.terms) + len(shown.functions.left_out)
+    unknown = np.full((every_term - len(sizes), sizes.shape[1]), np.nan)
+    return np.concatenate([sizes, unknown])
+
+
+def _largest_difference(explanation: Explanation, shown: Shown) -> FloatArray:
+    """How far the sum of the tables is from the explanation's, over rows inside the range."""
+    terms = [explanation.terms.index(term) for term in shown.functions.terms]
+    explained = explanation.values[:, terms].sum(1)
+    read = shown.account.values[:, : len(terms)].sum(1)
+    inside = ~explanation.outside.any(1)
+    return np.asarray(np.abs(explained - read)[inside].max(0, initial=0.0))
+
+
+def _health(functions: CompiledExplainer) -> PageData:
+    """How much is explained of each output."""
+    health = functions.state
+    return {
+        "explained": known(health.explained),
+        "inside": known(health.inside),
+        "outside_rows": health.outside_rows,
+        "held_out": health.held_out,
+    }
+
+
+def account_for_variance(account: Explanation) -> PageData:
+    """Per output, shares of variance that add up to one, and residuals beside the spread.
+
+    None stands for what is not known.
+    """
+    whole = account[np.isfinite(account.residual).all(1)]
+    mains = whole.order(1).explained()
+    left = 1 - whole.explained()
+    sizes = np.full((1, len(account.output_names)), np.nan)
+    predictions = sizes
+    if len(whole):
+        sizes = np.abs(whole.residual)
+        predictions = whole.predictions
     return {
         "ledger": {
-            "singles": known(first),
-            "interactions": known(1 - left - first),
+            "singles": known(mains),
+            "interactions": known(1 - left - mains),
             "left": known(left),
         },
         "residuals": {
@@ -208,259 +298,323 @@ def account_for_variance(account: Explanation) -> dict[str, Any]:
     }
 
 
-def _rows(shown: Shown, labels: Labels, kept: NDArray[np.intp], names: Names) -> dict[str, Any]:
+def _rows_for_page(shown: Shown, labels: Labels, rows: Positions, names: Names) -> PageData:
     """Rows to browse in."""
-    levels, columns, account = shown.functions.level_axes, shown.columns, shown.account[kept]
+    account = shown.account[rows]
     direct = account.values[:, len(shown.functions.tables) :]
-    ran = bool(np.isfinite(shown.account.predictions).any())
-    numbers = {
-        f.columns[0]
-        for k, f in enumerate(shown.functions.features)
-        if f.kind == "number" and k not in levels
-    }
+    model_ran = bool(np.isfinite(shown.account.predictions).any())
+    row_names: Sequence[str | int] = _row_names(account.data, rows)
+    if names is not None:
+        row_names = [names[row] for row in rows]
+
+    outside = {}
+    for number, is_outside in enumerate(account.outside.T):
+        if is_outside.any():
+            outside[str(number)] = packed_codes(np.flatnonzero(is_outside))
     return {
-        "count": len(kept),
+        "count": len(rows),
         "total": len(shown.account),
-        "names": _row_names(account.data, kept) if names is None else [names[row] for row in kept],
-        "columns": {
-            str(c): packing.packed_column(columns[c][kept]) for c in sorted(numbers) if c in columns
-        },
-        "levels": {
-            str(k): packed_codes(axis.places([columns[column][kept] for column in axis.columns]))
-            for k, axis in levels.items()
-        },
-        "outside": {
-            str(k): packed_codes(np.flatnonzero(rows))
-            for k, rows in enumerate(account.outside.T)
-            if rows.any()
-        },
+        "names": row_names,
+        "columns": _number_columns(shown, rows),
+        "levels": _level_columns(shown, rows),
+        "outside": outside,
         "direct": packed(direct) if direct.shape[1] else None,
-        "predictions": packed(account.predictions) if ran else None,
-        "residuals": packed(account.residual) if ran else None,
-        "labels": packing.packed_labels(labels, kept),
+        "predictions": packed(account.predictions) if model_ran else None,
+        "residuals": packed(account.residual) if model_ran else None,
+        "labels": packing.packed_labels(labels, rows),
     }
 
 
-def _row_names(data: Any, kept: NDArray[np.intp]) -> list[str] | list[int]:
+def _number_columns(shown: Shown, rows: Positions) -> PageData:
+    """The columns of features that are numbers."""
+    level_axes = shown.functions.level_axes
+    numbers = {
+        feature.columns[0]
+        for number, feature in enumerate(shown.functions.features)
+        if feature.kind == "number" and number not in level_axes
+    }
+    present = sorted(column for column in numbers if column in shown.columns)
+    return {str(column): packing.packed_column(shown.columns[column][rows]) for column in present}
+
+
+def _level_columns(shown: Shown, rows: Positions) -> PageData:
+    """The levels of features that are categories."""
+    levels = {}
+    for number, axis in shown.functions.level_axes.items():
+        columns = [shown.columns[column][rows] for column in axis.columns]
+        levels[str(number)] = packed_codes(axis.places(columns))
+    return levels
+
+
+def _row_names(data: TableLike, rows: Positions) -> list[str] | list[int]:
     """The index of a pandas frame, else positions among all rows."""
     import narwhals as nw
 
     frame = frame_of(data)
     index: Any = None if frame is None else nw.maybe_get_index(frame)
     if index is None or [*index] == list(range(len(index))):
-        return [int(position) for position in kept]
+        return [int(position) for position in rows]
     return [str(name) for name in index]
 
 
 def drop_weakest(
-    functions: CompiledExplainer, strengths: Array, room: int
+    functions: CompiledExplainer, strengths: FloatArray, room: int
 ) -> tuple[CompiledExplainer, int]:
-    """The functions whose grids fit into so many bytes, the strongest first, and the bytes that their tables take."""
+    """The functions whose grids fit into so many bytes, and the bytes that their tables take.
+
+    The strongest interactions come first.
+    """
     tables = functions.tables
-    pairs = sorted(
-        (i for i, table in enumerate(tables) if len(table.features) > 1),
-        key=lambda i: -strengths[i],
+    interactions = [i for i, table in enumerate(tables) if len(table.features) > 1]
+    strongest = sorted(interactions, key=lambda i: -strengths[i])
+    sizes = np.cumsum([tables[i].values.nbytes for i in strongest])
+    fitting = int((sizes <= room).sum())
+    too_large = set(strongest[fitting:])
+
+    remaining = [i for i in range(len(tables)) if i not in too_large]
+    smaller = replace(
+        functions,
+        tables=tuple(tables[i] for i in remaining),
+        baseline_contributions=functions.baseline_contributions[remaining],
     )
-    fit = int((np.cumsum([tables[i].values.nbytes for i in pairs]) <= room).sum())
-    kept = [i for i in range(len(tables)) if i not in pairs[fit:]]
-    left, at_baseline = tuple(tables[i] for i in kept), functions.baseline_contributions[kept]
-    knots = {
-        id(axis): axis.knots.nbytes
-        for table in left
-        for axis in table.axes
-        if isinstance(axis, NumberAxis)
-    }
+    return smaller, _bytes_of(smaller)
+
+
+def _bytes_of(functions: CompiledExplainer) -> int:
+    """What tables, knots (each axis once) and bands take."""
+    knots = {}
+    for table in functions.tables:
+        for axis in table.axes:
+            if isinstance(axis, NumberAxis):
+                knots[id(axis)] = axis.knots.nbytes
+    values = sum(table.values.nbytes for table in functions.tables)
     bands = sum(spread.size * 4 for spread in functions.spreads.values())
-    size = sum(table.values.nbytes for table in left) + sum(knots.values()) + bands
-    return replace(functions, tables=left, baseline_contributions=at_baseline), size
+    return values + sum(knots.values()) + bands
 
 
-def features_for_page(functions: CompiledExplainer) -> list[dict[str, Any]]:
-    """What the page must know of each feature to offer a slider or a list of levels for it."""
-    found: list[dict[str, Any]] = []
-    for one in functions.features:
-        about: dict[str, Any] = {"levels": one.labels} if one.kind == "levels" else {"columns": []}
-        if one.kind == "number":
-            about["columns"] = [
-                {"column": one.columns[0], "name": one.name, "range": one.ranges[0]}
-            ]
-        found.append({"name": one.name, **about, "kind": one.kind, "width": len(one.columns)})
-    return found
+def _feature_for_page(feature: Feature) -> PageData:
+    """What the page must know of a feature to offer a slider or a list of levels for it."""
+    data: PageData = {"name": feature.name}
+    if feature.kind == "levels":
+        data["levels"] = feature.labels
+    elif feature.kind == "number":
+        column = feature.columns[0]
+        slider = {"column": column, "name": feature.name, "range": feature.ranges[0]}
+        data["columns"] = [slider]
+    else:
+        data["columns"] = []
+
+    data["kind"] = feature.kind
+    data["width"] = len(feature.columns)
+    return data
 
 
-def from_average_for_page(
-    functions: CompiledExplainer, shown: Shown
-) -> list[list[float | None] | None]:
-    """Per feature and output how far its curve is from partial dependence, where that is more than its band."""
+def from_average_for_page(shown: Shown) -> list[list[float | None] | None]:
+    """Per feature and output how far its curve is from partial dependence.
+
+    None stands for curves that are no further from it than their band is wide.
+    """
+    functions = shown.functions
     distances = {
         term.term[0]: term.from_average for term in functions.state.terms if len(term.term) == 1
     }
     rows = Chunk(shown.columns, slice(0, len(shown.account)))
     spread = np.nanstd(shown.account.values.sum(1), axis=0)
     spread = np.where(spread > 0, spread, 1.0)
+
     listed: list[list[float | None] | None] = [None] * len(functions.features)
     for table in functions.tables:
-        k = table.features[0]
-        values = distances.get(functions.features[k].name, ())
-        if len(table.features) > 1 or k not in functions.spreads or not values:
+        number = table.features[0]
+        values = distances.get(functions.features[number].name, ())
+        if len(table.features) > 1 or number not in functions.spreads or not values:
             continue
-        deviations = TermTable(table.features, table.axes, functions.spreads[k])(rows)
-        band = _BAND * np.sqrt(np.nanmean(np.square(deviations), axis=0)) / spread
-        listed[k] = [
+        deviations = TermTable(table.features, table.axes, functions.spreads[number])(rows)
+        mean_square = np.nanmean(np.square(deviations), axis=0)
+        band = _BAND * np.sqrt(mean_square) / spread
+        listed[number] = [
             value if value > width else None for value, width in zip(values, band, strict=True)
         ]
     return listed
 
 
-def tables_for_page(functions: CompiledExplainer) -> dict[str, Any]:
+def tables_for_page(functions: CompiledExplainer) -> PageData:
     """Every axis once, and every term: those with a table, then those that need the network."""
-    axes: list[dict[str, Any]] = []
-    places: dict[int, int] = {}
-
-    def place(table: TermTable, position: int) -> int:
-        axis = table.axes[position]
-        if id(axis) not in places:
-            places[id(axis)] = len(axes)
-            if isinstance(axis, NumberAxis):
-                axes.append(
-                    {"column": axis.column, "knots": packed(axis.knots), "missing": axis.missing}
-                )
-            else:
-                axes.append({"feature": table.features[position], "size": len(axis)})
-        return places[id(axis)]
-
-    nothing: dict[str, Any] = {"axes": [], "values": None, "spread": None}
-    terms: list[dict[str, Any]] = []
+    axes: list[PageData] = []
+    position_of_axis: dict[int, int] = {}
+    terms: list[PageData] = []
     for table in functions.tables:
-        spread = (
-            functions.spreads.get(table.features[0])
-            if len(table.features) == 1 and table.axes
-            else None
+        for axis, feature in zip(table.axes, table.features, strict=False):
+            if id(axis) not in position_of_axis:
+                position_of_axis[id(axis)] = len(axes)
+                axes.append(_axis_for_page(axis, feature))
+        terms.append(
+            {
+                "features": table.features,
+                "axes": [position_of_axis[id(axis)] for axis in table.axes],
+                "values": packed(table.values),
+                "spread": _band_for_page(functions, table),
+            }
         )
-        grid = {
-            "axes": [place(table, position) for position in range(len(table.axes))],
-            "values": packed(table.values),
-        }
-        band = None if spread is None else packed(spread, "f4")
-        terms.append({"features": table.features, **grid, "spread": band})
-    terms += [
-        nothing | {"features": [functions.position(name) for name in term]}
-        for term in functions.left_out
-    ]
+
+    for term in functions.left_out:
+        features = [functions.position(name) for name in term]
+        terms.append({"features": features, "axes": [], "values": None, "spread": None})
     return {"axes": axes, "terms": terms}
 
 
-def truth_for_page(
-    truth: Truth, functions: CompiledExplainer, columns: Mapping[int, Any]
-) -> list[Any]:
-    """Per feature its known function along the calibrated range, with the mean over the rows of the learned one.
+def _axis_for_page(axis: NumberAxis | LevelAxis, feature: int) -> PageData:
+    """Where a function has values: at knots along a column, or at the levels of a feature."""
+    if isinstance(axis, NumberAxis):
+        return {"column": axis.column, "knots": packed(axis.knots), "missing": axis.missing}
+    return {"feature": feature, "size": len(axis)}
 
-    A term of a sum is known but for a constant; learned ones have mean zero over the calibration rows, not over these.
+
+def _band_for_page(functions: CompiledExplainer, table: TermTable) -> packing.Packed | None:
+    """How far the function of a single feature may move; None where that is not known."""
+    if len(table.features) != 1 or not table.axes:
+        return None
+    spread = functions.spreads.get(table.features[0])
+    return None if spread is None else packed(spread, "f4")
+
+
+def truth_for_page(
+    truth: Truth, functions: CompiledExplainer, columns: Mapping[int, AnyArray]
+) -> list[PageData | None]:
+    """Per feature its known function along the calibrated range, with the mean of the learned one.
+
+    A term of a sum is known but for a constant; learned ones have mean zero over the calibration
+    rows, not over these.
     """
-    drawn: list[dict[str, Any] | None] = [None] * len(functions.features)
+    drawn: list[PageData | None] = [None] * len(functions.features)
     for name, function in (truth or {}).items():
         if name not in functions.feature_names:
             raise ValueError(
-                f"truth names {name!r}, which is no feature; {suggest(name, functions.feature_names)}"
+                f"truth names {name!r}, which is no feature; "
+                f"{suggest(name, functions.feature_names)}"
             )
-        k = functions.position(name)
-        span = functions.features[k].span
-        if span is None:
+        number = functions.position(name)
+        feature = functions.features[number]
+        if feature.span is None:
             raise ValueError(f"truth of {name!r} cannot be drawn: it is no function of one number.")
-        x = np.linspace(*span, _TRUTH_POINTS)
-        rows = np.asarray(columns[functions.features[k].columns[0]], dtype=np.float64)
-        rows = rows[np.isfinite(rows)]
-        at_rows = np.asarray(function(rows), dtype=np.float64)
+
+        x = np.linspace(*feature.span, _TRUTH_POINTS)
+        every_row = np.asarray(columns[feature.columns[0]], dtype=np.float64)
+        rows = every_row[np.isfinite(every_row)]
+        mean = np.asarray(function(rows), dtype=np.float64).mean(0)
+        centred = np.asarray(function(x), dtype=np.float64) - mean
         learned = [
-            functions.function(name, output=o)(rows).mean()
-            for o in range(len(functions.output_names))
+            functions.function(name, output=output)(rows).mean()
+            for output in range(len(functions.output_names))
         ]
-        values = (np.asarray(function(x), dtype=np.float64) - at_rows.mean(0)).reshape(
-            len(x), -1
-        ) + np.array(learned)
-        drawn[k] = {"x": packed(x), "value": known(values)}
+        values = centred.reshape(len(x), -1) + np.array(learned)
+        drawn[number] = {"x": packed(x), "value": known(values)}
     return drawn
 
 
-def list_facts(explanation: Explanation, explainer: Any, shown: Shown, link: str) -> list[Fact]:
+def list_facts(
+    explanation: Explanation, explainer: ExplainerLike, shown: Shown, link: str
+) -> list[Fact]:
     """Model, data and what is explained, in words."""
+    facts = []
+    if hasattr(explainer, "model"):
+        facts.append(("Model", packing.describe_model(explainer.model)))
+
+    rows = count(len(explanation), "row")
+    features = count(len(explanation.feature_names), "feature")
+    outputs = ", ".join(explanation.output_names[:_MOST_OUTPUTS])
+    if len(explanation.output_names) > _MOST_OUTPUTS:
+        outputs += ", …"
+
     sizes = [len(term) for term in (*shown.functions.terms, *shown.functions.left_out)]
-    mains, pairs = sizes.count(1), len(sizes) - sizes.count(1) + shown.dropped
-    facts = (
-        [("Model", packing.describe_model(explainer.model))] if hasattr(explainer, "model") else []
-    )
-    facts.append(
-        (
-            "Data",
-            f"{count(len(explanation), 'row')}, {count(len(explanation.feature_names), 'feature')}",
-        )
-    )
-    facts.append(("Calibrated on", count(shown.functions.state.rows, "row")))
-    outputs = ", ".join(explanation.output_names[:4]) + (
-        ", …" if len(explanation.output_names) > 4 else ""
-    )
-    facts.append(("Explained", f"{outputs} ({_LINKS[link]})"))
-    facts.append(
-        (
-            "Found",
-            count(mains, "main effect") + (f" and {count(pairs, 'interaction')}" if pairs else ""),
-        )
-    )
-    return facts
+    mains = sizes.count(1)
+    interactions = len(sizes) - mains + shown.dropped
+    terms = count(mains, "main effect")
+    if interactions:
+        terms += f" and {count(interactions, 'interaction')}"
+    return [
+        *facts,
+        ("Data", f"{rows}, {features}"),
+        ("Calibrated on", count(shown.functions.state.rows, "row")),
+        ("Explained", f"{outputs} ({_LINKS[link]})"),
+        ("Found", terms),
+    ]
 
 
 def list_findings(explanation: Explanation, shown: Shown) -> list[dict[str, str]]:
-    """What is worth knowing before the page is believed, errors first; equal messages about several subjects once."""
-    rows, dropped, functions = len(explanation), shown.dropped, shown.functions
-    found = list(functions.state.findings)
+    """What is worth knowing before the page is believed, errors first.
 
-    def add(severity: str, code: str, message: str, subject: str = "") -> None:
-        found.append(Finding(severity, code, subject, message))
-
-    outside = explanation.outside.sum(0)
-    if outside.any():
-        order = [k for k in np.argsort(-outside, kind="stable").tolist() if outside[k]]
-        those = count(int(explanation.outside.any(1).sum()), "row")
-        message = (
-            f"{those} of {rows:,} lie outside what was calibrated: a number out of range (its function goes on), a "
-            "missing value, or a level not seen (it contributes nothing here). Calibrate on rows that cover them."
-        )
-        add(
-            "warning",
-            "outside",
-            message,
-            _join([f"{explanation.feature_names[k]} ({outside[k]:,})" for k in order]),
-        )
-    if unknown := int((~np.isfinite(shown.account.values)).any((1, 2)).sum()):
-        missing = f"{count(unknown, 'row')} of {rows:,} have missing values for which no contribution is known."
-        add("warning", "missing", missing)
-    if dropped:
-        message = f"The weakest {count(dropped, 'interaction')} would make this page too large"
-        add(
-            "note",
-            "pairs_left_out",
-            f"{message}: what they contribute is part of the residual shown.",
-        )
-    if functions.left_out and len(explanation.terms) == len(functions.terms) + dropped:
-        message = "They have no table and the model was not run here: what they contribute is part of the residual."
-        add("note", "not_run", message, _join([" × ".join(term) for term in functions.left_out]))
-    if not_run := rows - int(np.isfinite(explanation.predictions).all(1).sum()):
-        where = "" if not_run == rows else f" on {count(not_run, 'row')}"
-        add(
-            "note",
-            "no_predictions",
-            f"The model was not run{where}: predictions and residuals are not known there.",
-        )
+    Equal messages about several subjects are written once.
+    """
+    findings = [*shown.functions.state.findings, *_findings_here(explanation, shown)]
     subjects: dict[tuple[str, str, str], list[str]] = {}
-    for finding in sort_findings(found):
-        subjects.setdefault((finding.severity, finding.code, finding.message), []).append(
-            finding.subject
-        )
+    for finding in sort_findings(findings):
+        key = (finding.severity, finding.code, finding.message)
+        subjects.setdefault(key, []).append(finding.subject)
     return [
         {"severity": severity, "code": code, "subject": _join(named), "message": message}
         for (severity, code, message), named in subjects.items()
     ]
 
 
-def _join(names: list[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _findings_here(explanation: Explanation, shown: Shown) -> list[Finding]:
+    """What is worth knowing about these rows and this page."""
+    findings = []
+    if explanation.outside.any():
+        findings.append(_outside_finding(explanation))
+
+    rows = len(explanation)
+    unknown = int((~np.isfinite(shown.account.values)).any((1, 2)).sum())
+    if unknown:
+        message = (
+            f"{count(unknown, 'row')} of {rows:,} have missing values "
+            "for which no contribution is known."
+        )
+        findings.append(Finding("warning", "missing", "", message))
+    if shown.dropped:
+        message = (
+            f"The weakest {count(shown.dropped, 'interaction')} would make this page too large: "
+            "what they contribute is part of the residual shown."
+        )
+        findings.append(Finding("note", "pairs_left_out", "", message))
+
+    functions = shown.functions
+    left_out = functions.left_out
+    if left_out and len(explanation.terms) == len(functions.terms) + shown.dropped:
+        message = (
+            "They have no table and the model was not run here: "
+            "what they contribute is part of the residual."
+        )
+        subject = _join([" × ".join(term) for term in left_out])
+        findings.append(Finding("note", "not_run", subject, message))
+
+    not_run = rows - int(np.isfinite(explanation.predictions).all(1).sum())
+    if not_run:
+        scope = "" if not_run == rows else f" on {count(not_run, 'row')}"
+        message = f"The model was not run{scope}: predictions and residuals are not known there."
+        findings.append(Finding("note", "no_predictions", "", message))
+    return findings
+
+
+def _outside_finding(explanation: Explanation) -> Finding:
+    """Which features have values outside what was calibrated, and in how many rows."""
+    outside = explanation.outside.sum(0)
+    order = np.argsort(-outside, kind="stable").tolist()
+    subjects = [
+        f"{explanation.feature_names[feature]} ({outside[feature]:,})"
+        for feature in order
+        if outside[feature]
+    ]
+    rows = count(int(explanation.outside.any(1).sum()), "row")
+    message = (
+        f"{rows} of {len(explanation):,} lie outside what was calibrated: a number out of range "
+        "(its function goes on), a missing value, or a level not seen (it contributes nothing "
+        "here). Calibrate on rows that cover them."
+    )
+    return Finding("warning", "outside", _join(subjects), message)
+
+
+def _join(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    listed = ", ".join(names[:_MOST_SUBJECTS])
+    more = len(names) - _MOST_SUBJECTS
+    return f"{listed} and {more} more" if more > 0 else listed
