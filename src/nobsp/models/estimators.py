@@ -16,6 +16,8 @@ from nobsp.network.adapted import Adapted, Recipe, encoder_of, framed
 
 # They scale every column by itself.
 _SCALERS = {"StandardScaler", "MinMaxScaler", "MaxAbsScaler", "RobustScaler"}
+# Stands for a method that generalised linear models do not have: the sum before their link.
+LINEAR_PREDICTOR = "linear predictor"
 _ACTIVATIONS = {"identity": nn.Identity, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU}
 
 
@@ -110,6 +112,8 @@ def _tree_function(model: Any, coded: Coded | None) -> Callable[[Array], Any]:
 def _ask(model: Any, method: str, coded: Coded | None) -> Callable[[Array], Any]:
     """What a method of a model gives for a matrix; of probabilities their log-odds."""
     rows = _rows_for(coded, _names_of(model))
+    if method == LINEAR_PREDICTOR:
+        return lambda x: _linear_predictor(model, rows(x))
     answer = getattr(model, method)
     if method == "predict_proba":
         return lambda x: log_odds(np.asarray(answer(rows(x))))
@@ -131,12 +135,42 @@ def _adapt_function(model: Any, coded: Coded | None) -> Adapted:
             f"model is a {type(model).__name__}, which only names classes; pass one with predict_proba or "
             "decision_function, or a function that returns numbers."
         )
+    elif _has_log_link(_last_step(model)):
+        link = "exp"
+        method = LINEAR_PREDICTOR
     elif hasattr(model, "score_samples"):
         method = "score_samples"
     function = Recipe(_ask, model, method, coded)
     return Adapted(
         Runs(function, about=_bytes_of(model)), output_names=names, link=link, **_encoding(coded)
     )
+
+
+def _last_step(model: Any) -> Any:
+    """The estimator that ends a pipeline, or the model itself."""
+    while hasattr(model, "steps"):
+        model = model.steps[-1][1]
+    return model
+
+
+def _has_log_link(model: Any) -> bool:
+    """Whether a model is one of scikit-learn's generalised linear ones, whose mean is the exponential of a sum."""
+    if not type(model).__module__.startswith("sklearn.linear_model"):
+        return False
+    kind = type(model).__name__
+    if kind == "TweedieRegressor":
+        return bool(model.link == "log" or (model.link == "auto" and model.power > 0))
+    return kind in ("PoissonRegressor", "GammaRegressor")
+
+
+def _linear_predictor(model: Any, rows: Any) -> Array:
+    """What a generalised linear model has before its link, also at the end of a pipeline."""
+    while hasattr(model, "steps"):
+        rows = model[:-1].transform(rows)
+        model = model[-1]
+    dense = rows.toarray() if hasattr(rows, "toarray") else rows
+    predictor: Array = np.asarray(dense, dtype=np.float64) @ model.coef_ + model.intercept_
+    return predictor
 
 
 def _transformed_target(model: Any, coded: Coded | None) -> Adapted | None:

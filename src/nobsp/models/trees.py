@@ -67,7 +67,19 @@ def read_trees(model: Any) -> Trees | None:
     names = tuple(str(name) for name in known) if len(known) else None
     link = "identity" if names is None else "softmax" if outputs > 1 else "sigmoid"
     names = names[1:] if names is not None and outputs == 1 and len(names) == 2 else names
-    return replace(trees, link=trees.link or link, classes=names)
+    return replace(trees, link=trees.link or link, classes=names or _quantile_names(model, outputs))
+
+
+def _quantile_names(model: Any, outputs: int) -> tuple[str, ...] | None:
+    """Names of several quantiles, where a model was trained for these."""
+    options = model.get_params() if hasattr(model, "get_params") else {}
+    levels: Any = options.get("quantile_alpha")
+    loss = str(options.get("loss_function") or options.get("objective") or "")
+    if loss.startswith("MultiQuantile:alpha="):
+        levels = loss.removeprefix("MultiQuantile:alpha=").split(",")
+    if levels is None or np.ndim(levels) != 1 or len(levels) != outputs:
+        return None
+    return tuple(f"quantile {float(level):g}" for level in levels)
 
 
 def both_sides(thresholds: Iterable[Any], *, single: bool, below: bool) -> Array:

@@ -568,9 +568,14 @@ def describe(
     if texts := columns.texts(k):
         odd = [level for level in texts if not (is_missing(level) or isinstance(level, Level))]
         if odd:
-            raise TypeError(
-                f"feature {name!r} has levels of type {type(odd[0]).__name__}; write them as text."
-            )
+            kind = type(odd[0]).__name__
+            advice = "write them as text"
+            if kind in ("Timestamp", "datetime", "date", "datetime64", "Timedelta", "timedelta"):
+                advice = (
+                    "a date has no function of its own. Explain a function of numbers that dates are made from, such as "
+                    "days since a day, month or weekday, which puts the dates together and calls the model"
+                )
+            raise TypeError(f"feature {name!r} has levels of type {kind}; {advice}.")
         rows = np.empty((len(texts), 1), dtype=object)
         rows[:, 0] = texts
         if len(texts) > MOST_LEVELS:
