@@ -13,7 +13,7 @@ function drawOverview() {
   byId("strongest").replaceChildren(...order.slice(0, STRONGEST).map((k) => strongLine(k, o, largest, scale)));
   const rest = order.length - STRONGEST;
   byId("strongest-words").textContent = "Total importance: the mean size of everything a feature contributes, over calibration rows"
-    + (table.pairs.length ? "; the lighter part comes from interactions." : ".") + (rest > 0 ? ` ${rest} more below.` : "");
+    + (table.pairs.length ? "; the lighter part is what interactions add, none where they work against the feature's own effect." : ".") + (rest > 0 ? ` ${rest} more below.` : "");
   for (const place of document.querySelectorAll(".output-name")) place.textContent = table.outputs.length > 1 ? table.outputs[o] : "the output";
 }
 
