@@ -572,8 +572,8 @@ def describe(
             advice = "write them as text"
             if kind in ("Timestamp", "datetime", "date", "datetime64", "Timedelta", "timedelta"):
                 advice = (
-                    "a date has no function of its own. Explain a function of numbers that dates are made from, such as "
-                    "days since a day, month or weekday, which puts the dates together and calls the model"
+                    "a date has no function of its own. Explain a function of numbers that dates are made from, such "
+                    "as days since a day, month or weekday, which puts the dates together and calls the model"
                 )
             raise TypeError(f"feature {name!r} has levels of type {kind}; {advice}.")
         rows = np.empty((len(texts), 1), dtype=object)
