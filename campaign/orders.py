@@ -16,10 +16,8 @@ from campaign.part import Part, generator
 from campaign.subjects import seeded
 
 # Stated bounds, as shares of the largest contribution.
-ROWS = 1e-6  # other rows of the same sample: only sums in another order
-COLUMNS = (
-    0.03  # which rows are the background, and which of equal terms comes first, follow the columns
-)
+ROWS = 1e-6  # the same rows in another order
+COLUMNS = 1e-6  # columns in another order
 SINGLE = 1e-3  # a network in single precision beside the same in double
 BATCHES = 1e-6
 THREADS = 1e-6
@@ -67,7 +65,7 @@ def _calibration_rows(rng: np.random.Generator) -> str:
     model = _network(rng)
     X = _table(rng)
     order = rng.permutation(len(X))
-    _require_close(_values(model, X[order], X[:20]), _values(model, X, X[:20]), COLUMNS)
+    _require_close(_values(model, X[order], X[:20]), _values(model, X, X[:20]), ROWS)
     return "calibration rows permuted"
 
 
@@ -90,6 +88,25 @@ def _columns(rng: np.random.Generator) -> str:
     found = _values(_Reordered(model, order), X[:, order], X[:20][:, order])
     _require_close(found[:, np.argsort(order)], expected, COLUMNS)
     return f"columns {order.tolist()}"
+
+
+def _columns_of_pairs(rng: np.random.Generator) -> str:
+    """Columns in another order where interactions are chosen: the same terms, and the same values."""
+    model = _network(rng)
+    X = _table(rng)
+    order = rng.permutation(X.shape[1])
+    names = np.array(["a", "b", "c", "d"])
+    plain = nobsp.NObSP(model, features=names.tolist()).fit(X)(X[:20])
+    reordered = _Reordered(model, order)
+    other = nobsp.NObSP(reordered, features=names[order].tolist()).fit(X[:, order])(
+        X[:20][:, order]
+    )
+    positions = {frozenset(term): position for position, term in enumerate(other.terms)}
+    if positions.keys() != {frozenset(term) for term in plain.terms}:
+        raise BoundError("other interactions were chosen")
+    places = [positions[frozenset(term)] for term in plain.terms]
+    _require_close(other.values[:, places], plain.values, COLUMNS)
+    return f"columns {order.tolist()}, with interactions"
 
 
 def _precision(rng: np.random.Generator) -> str:
@@ -156,6 +173,7 @@ CHECKS: tuple[Callable[[np.random.Generator], str], ...] = (
     _rows,
     _calibration_rows,
     _columns,
+    _columns_of_pairs,
     _precision,
     _batches,
     _stream,

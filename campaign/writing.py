@@ -155,7 +155,8 @@ def _apply(folder: Path, number: int) -> None:
     decisions = folder / f"decisions-{number % 2}.json"
     if not table.exists():
         _tables()[0].to_csv(table, index=False)
-    drops = [{"row": row, "decision": "drop"} for row in range(10 + 10 * (number % 2))]
+    count = 10 + 10 * (number % 2)
+    drops = [{"row": row, "name": str(row), "decision": "drop"} for row in range(count)]
     decisions.write_text(json.dumps(drops))
     words = ["audit", "--data", table, "--target", "label", "--apply", decisions]
     code = main([str(word) for word in (*words, "--out", folder / "cleaned", "--force")])

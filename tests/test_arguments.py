@@ -32,7 +32,7 @@ def test_numbers_out_of_range_are_refused(value):
 
 @pytest.mark.parametrize("value", ["0.5", True, 1j, [0.5], np.array([0.5]), None])
 def test_what_is_no_number_is_refused(value):
-    with pytest.raises(TypeError, match="share"):
+    with pytest.raises(ValueError, match="share"):
         arguments.require_number("share", value, least=0, most=1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,10 @@ def require_number(
         >>> require_number("share", 0.5, least=0, most=1)
         0.5
     """
-    is_number = isinstance(value, int | float | np.integer | np.floating)
-    if isinstance(value, bool) or not is_number:
-        raise TypeError(f"{name} must be a number, found {quote(value)}.")
-    try:
-        number = float(value)  # type: ignore[arg-type]  # of the types above
-    except OverflowError:
-        number = float("inf")
+    number = float("nan")
+    if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
+        with suppress(OverflowError):  # whole numbers too large for a float are out of any range
+            number = float(value)
     fits = (
         np.isfinite(number)
         and (above is None or number > above)
@@ -78,11 +76,11 @@ def require_number(
 def _range(low: float | None, high: float | None) -> str:
     """A range in words."""
     if low is None and high is None:
-        return "be finite"
+        return "be a finite number"
     if high is None:
-        return f"be finite and not below {low:g}"
+        return f"be a finite number and not below {low:g}"
     if low is None:
-        return f"be finite and not above {high:g}"
+        return f"be a finite number and not above {high:g}"
     return f"lie between {low:g} and {high:g}"
 
 

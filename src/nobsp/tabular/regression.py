@@ -42,6 +42,40 @@ DIRECT_ROWS = 2048
 COPIES, _PRIOR_ROWS = 64, 2048
 
 
+# Steps that a column's range is cut into where rows are put into an order that does not depend on units.
+_STEPS = 2.0**30
+
+
+def _shares_of_range(values: NDArray[np.float64]) -> NDArray[np.uint64]:
+    """Where each value lies between the smallest and the largest of its column, in whole steps."""
+    known = np.where(np.isfinite(values), values, 0.0)
+    low = known.min(axis=0, initial=0.0 if len(known) == 0 else np.inf)
+    # Halves, as the difference of the largest numbers would be infinite.
+    span = known.max(axis=0, initial=-np.inf) / 2 - low / 2
+    shares = (known / 2 - low / 2) / np.where(span > 0, span, 1.0)
+    steps = np.rint(shares * _STEPS).astype(np.uint64)
+    return np.where(np.isfinite(values), steps, np.uint64(2**40))
+
+
+def _row_keys(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A number for every row that depends on what its columns hold, not on the order of rows or columns.
+
+    Sums of whole numbers modulo 2⁶⁴ are exact in whatever order. A column is known by the sum over its own rows, so
+    that equal values in different columns count differently, as they must for one-hot columns.
+    """
+    mixed = _mix(words)
+    columns = mixed.sum(axis=0, dtype=np.uint64)
+    return _mix(_mix(mixed ^ columns).sum(axis=1, dtype=np.uint64))
+
+
+def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Whole numbers scattered over all 64 bits (the finaliser of SplitMix64)."""
+    mixed = words + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
+
+
 @dataclass(frozen=True, eq=False)
 class Sample:
     """Calibration rows in memory."""
@@ -61,14 +95,15 @@ class Sample:
         return Chunk(self.own, slice(0, len(self)))
 
     def shuffled(self) -> Sample:
-        """The same rows in an order that follows from their contents alone: how a table was sorted does not matter."""
-        words = (self.inputs.double() + 0.0).numpy().view(np.uint64)  # −0 becomes 0
-        odd: NDArray[np.uint64] = np.random.default_rng(0).integers(
-            1 << 63, size=(words.shape[1],), dtype=np.uint64
-        )
-        odd = odd * 2 + 1
-        key = (words * odd).sum(1, dtype=np.uint64)  # modulo 2⁶⁴: exact whatever the order
-        return self.take(np.argsort((key ^ (key >> np.uint64(32))) * odd[0], kind="stable"))
+        """The same rows in an order that follows from their contents alone.
+
+        How a table was sorted, in which order its columns stand and in which units they are does not matter.
+        """
+        values = self.inputs.double().numpy() + 0.0  # −0 becomes 0
+        by_share = _row_keys(_shares_of_range(values))
+        # Rows that are equal to nine digits of a column's range are told apart by all of theirs.
+        by_value = _row_keys(values.view(np.uint64))
+        return self.take(np.lexsort((by_value, by_share)))
 
     def take(self, rows: NDArray[np.intp]) -> Sample:
         """Some of the rows."""
