@@ -349,12 +349,15 @@ def _shift_to_mean(
         return moved
 
     background = shifted(shift)
-    leaves = (background[:, columns] < values.amin(0)) | (background[:, columns] > values.amax(0))
-    beyond = leaves.any(0)
-    if not bool(beyond.any()) or _answers(represent, background):
+    if _answers(represent, background):
         return background
     # No column is shifted out of the rows' range, where the model's domain may end.
-    return shifted(torch.where(beyond, 0.0, shift))
+    leaves = (background[:, columns] < values.amin(0)) | (background[:, columns] > values.amax(0))
+    background = shifted(torch.where(leaves.any(0), 0.0, shift))
+    if _answers(represent, background):
+        return background
+    # Some models know nothing between the values of the rows, such as those that look up codes.
+    return chosen
 
 
 def _answers(represent: Represent, rows: Tensor) -> bool:

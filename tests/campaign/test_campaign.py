@@ -1,0 +1,81 @@
+"""A sample of every part of the campaign, and what the campaign itself promises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from campaign.outcome import judge_error, right
+from campaign.part import Part
+from campaign.parts import NAMES, part_named
+from campaign.runner import run_cases, run_part
+from campaign.soak import find_growth
+
+# Parts that start many processes take the most time for what they tell; the campaign runs them in full.
+SEED = 0
+
+
+@pytest.fixture(autouse=True)
+def short_soak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAMPAIGN_MINUTES", "0.05")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sample_of_a_part_has_no_defect(name: str) -> None:
+    part = part_named(name)
+
+    outcomes = dict(run_cases(part, SEED, range(part.sample)))
+
+    defects = {
+        number: f"{outcome.case}: {outcome.detail}"
+        for number, outcome in outcomes.items()
+        if outcome.verdict == "defect"
+    }
+    assert len(outcomes) == part.sample
+    assert defects == {}
+
+
+def test_a_case_is_the_same_whatever_ran_before_it() -> None:
+    part = part_named("files")
+
+    [(_, alone)] = run_cases(part, SEED, [7])
+    outcomes = dict(run_cases(part, SEED, range(8)))
+
+    assert outcomes[7].case == alone.case
+    assert outcomes[7].verdict == alone.verdict
+
+
+def test_an_interrupted_run_goes_on_after_its_last_case(tmp_path: Path) -> None:
+    part = part_named("numbers")
+    run_part(part, seed=SEED, count=2, folder=tmp_path)
+    told: list[int] = []
+
+    record = run_part(
+        part, seed=SEED, count=3, folder=tmp_path, report=lambda number, _: told.append(number)
+    )
+
+    assert told == [2]
+    assert sorted(record.outcomes) == [0, 1, 2]
+
+
+def test_errors_from_deep_inside_are_defects() -> None:
+    with pytest.raises(ValueError, match="broadcast") as raised:
+        np.zeros(3) + np.zeros(4)
+    assert judge_error("case", raised.value, ["X"]).verdict == "defect"
+
+
+def test_growth_is_told_from_scatter() -> None:
+    rng = np.random.default_rng(0)
+    flat = rng.normal(size=200)
+    assert find_growth(flat, noise=0.0) is None
+    assert find_growth(flat + np.linspace(0, 20, 200), noise=0.0) is not None
+
+
+def test_every_part_states_what_it_tries() -> None:
+    for name in NAMES:
+        part = part_named(name)
+        assert isinstance(part, Part)
+        assert part.sample <= part.count
+        assert right(part.tried).verdict == "right"
