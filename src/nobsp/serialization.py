@@ -228,6 +228,8 @@ def _restored_moments(content: Any) -> Any:
         raise ValueError(f"its means are not those of {size} columns")
     if state["products"].shape != (size * (size + 1) // 2,):
         raise ValueError(f"its products are not those of {size} columns")
+    if not all(bool(state[name].isfinite().all()) for name in ("origin", "offset", "products")):
+        raise ValueError("its sums have numbers that are not finite")
     if int(state["rows"]) < 1 or not math.isfinite(float(state["weight"])):
         raise ValueError("it has no number of rows")
     return Moments.from_state(blocks, state)
@@ -240,15 +242,21 @@ def _fields(kind: type) -> list[dataclasses.Field[Any]]:
 
 @cache
 def _type_hints(kind: type) -> dict[str, Any]:
-    """Types of a dataclass's fields; none where they name what is only imported for type checkers."""
-    try:
-        return typing.get_type_hints(kind)
-    except (NameError, TypeError, AttributeError):
-        return {}
+    """Types of a dataclass's fields, without those that are only imported for type checkers."""
+    hints: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        try:
+            hints |= typing.get_type_hints(
+                type(kind.__name__, (), {"__annotations__": {field.name: field.type}}),
+                globalns=vars(sys.modules[kind.__module__]),
+            )
+        except (NameError, TypeError, AttributeError):
+            continue
+    return hints
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of the sort that a type stands for; what is in containers is not looked at."""
+    """Whether a value is of the sort that a type stands for, and what it contains of theirs."""
     if typing.get_origin(hint) in (Union, types.UnionType):
         return any(_fits(value, argument) for argument in typing.get_args(hint))
     if typing.get_origin(hint) is Literal:
@@ -256,7 +264,26 @@ def _fits(value: Any, hint: Any) -> bool:
     kind = typing.get_origin(hint) or hint
     if not isinstance(kind, type) or kind in (Any, object):
         return True
-    return _sort_of(type(value)) == _sort_of(kind)
+    return _sort_of(type(value)) == _sort_of(kind) and _contents_fit(value, hint)
+
+
+def _contents_fit(value: Any, hint: Any) -> bool:
+    """Whether what a tuple, list, set or dictionary contains is of the types it should have."""
+    arguments = typing.get_args(hint)
+    if not arguments:
+        return True
+    if isinstance(value, dict) and len(arguments) == 2:
+        key_type, value_type = arguments
+        return all(
+            _fits(key, key_type) and _fits(inner, value_type) for key, inner in value.items()
+        )
+    if typing.get_origin(hint) is tuple and Ellipsis not in arguments:
+        if len(value) != len(arguments):
+            return False
+        return all(_fits(inner, hint) for inner, hint in zip(value, arguments, strict=True))
+    if isinstance(value, tuple | list | frozenset):
+        return all(_fits(inner, arguments[0]) for inner in value)
+    return True
 
 
 def _sort_of(kind: type) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -202,3 +203,31 @@ def test_nn_module_identity_head_survives_a_round_trip(tmp_path: Path) -> None:
     cam = NObSPCam(model).fit(images(60))
     cam.save(tmp_path / "cam")
     assert NObSPCam.load(tmp_path / "cam", model).layer_ == "relu(classes)"
+
+
+def rewritten(path: Path, change: Any) -> Path:
+    """A copy of a file without its checksum, with its description changed."""
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["__metadata__"].pop("checksum", None)
+    header["__metadata__"]["about"] = change(header["__metadata__"]["about"])
+    encoded = json.dumps(header).encode()
+    other = path.with_name("other")
+    other.write_bytes(len(encoded).to_bytes(8, "little") + encoded + content[8 + size :])
+    return other
+
+
+def test_a_file_cannot_ask_for_images_of_any_size(tmp_path: Path) -> None:
+    model = averaged()
+    NObSPCam(model).fit(images(8)).save(tmp_path / "cam")
+    shape = json.dumps({"@tuple": list(images(1).shape[1:])})
+    inflated = json.dumps({"@tuple": [1 << 20, 1 << 20, 1 << 20]})
+
+    def inflate(about: str) -> str:
+        assert shape in about
+        return about.replace(shape, inflated)
+
+    path = rewritten(tmp_path / "cam", inflate)
+    with pytest.raises(ValueError, match="damaged"):
+        NObSPCam.load(path, model)

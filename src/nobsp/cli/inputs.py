@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import pickle
@@ -403,11 +404,15 @@ def write_csv(path: Path, columns: Mapping[str, Sequence[Any]], *, neutral: bool
     Texts that a spreadsheet would run get an apostrophe before them, unless the table is the caller's own data.
     """
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([_neutral(name) if neutral else name for name in columns])
-        for row in zip(*columns.values(), strict=True):
+        plain = csv.writer(file, lineterminator="\n")
+        quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        for row in itertools.chain([tuple(columns)], zip(*columns.values(), strict=True)):
             cells = ["" if value != value else value for value in row]
-            writer.writerow([_neutral(cell) for cell in cells] if neutral else cells)
+            if neutral:
+                cells = [_neutral(cell) for cell in cells]
+            # Python's writer leaves a carriage return without quotes, where readers begin a new row.
+            breaks = any(isinstance(cell, str) and "\r" in cell for cell in cells)
+            (quoted if breaks else plain).writerow(cells)
 
 
 def _neutral(cell: Any) -> Any:

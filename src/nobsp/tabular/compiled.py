@@ -475,10 +475,29 @@ class CompiledExplainer:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Reads what `save` wrote; needs neither torch nor the model."""
         known = (cls, *CLASSES)
-        found: Self = serialization.load(
+        functions: Self = serialization.load(
             path, kind=KIND, version=VERSION, classes=known, framework="numpy", of=cls
         )
-        return found
+        with serialization.damage_in_words(path):
+            functions.require_readable()
+        return functions
+
+    def require_readable(self) -> None:
+        """Reads everything once: what does not fit together shows now, and not when it is used."""
+        for table in self.tables:
+            nodes = tuple(len(axis) for axis in table.axes)
+            if table.values.shape[:-1] != (nodes or (1,)):
+                raise ValueError(f"the table of {table.features} does not fit its axes")
+            if not np.isfinite(table.values).all():
+                raise ValueError(f"the table of {table.features} has numbers that are not finite")
+            if not all(0 <= feature < len(self.features) for feature in table.features):
+                raise ValueError(f"a table is of a feature {table.features} that is not there")
+        if not np.isfinite(self.base_values).all():
+            raise ValueError("its base values are not finite")
+        self.curves(points=2)
+        self.interaction_strengths()
+        self.importance()
+        repr(self)
 
     def __repr__(self) -> str:
         nodes = sum(table.values[..., 0].size for table in self.tables)

@@ -26,6 +26,7 @@ from nobsp.network.inference import checked_device
 from nobsp.network.inputs import Summary
 from nobsp.network.progress import with_progress
 from nobsp.network.readout import Network, as_model_takes, running_on
+from nobsp.serialization import damage_in_words
 from nobsp.tabular import files
 from nobsp.tabular.budget import probe_rows
 from nobsp.tabular.columns import (
@@ -620,7 +621,8 @@ class NObSP(Explainer):
             model: The very model it was calibrated on; another one is an error.
         """
         stored = files.load(path)
-        explainer = cls(model, **stored.options)
+        with damage_in_words(path):
+            explainer = cls(model, **stored.options)
         explainer._fit = files.restore(
             stored, adapt(model, layout=stored.layout), head=explainer.head
         )

@@ -90,6 +90,12 @@ def load(path: str | os.PathLike[str]) -> Stored:
     stored: Stored = serialization.load(
         path, kind=KIND, version=VERSION, classes=_STORED, of=Stored
     )
+    with serialization.damage_in_words(path):
+        if not all(isinstance(name, str) for name in stored.options):
+            raise ValueError("an option has no name")
+        stored.estimate.functions.require_readable()
+        for feature in range(len(stored.columns.members)):
+            stored.columns.column(feature)
     return stored
 
 

@@ -139,6 +139,12 @@ class Account:
         with feature_map.behind(seen.images, head=not linear) as tail:
             return integrate(tail, start, seen.units, seen.logits, question, points)
 
+    def require_finite(self) -> None:
+        """An error where a number that every map depends on is not finite."""
+        for tensor in (self.coefficients, self.mean, self.base, self.mean_logits):
+            if tensor is not None and not bool(tensor.isfinite().all()):
+                raise ValueError("its means or coefficients are not finite")
+
     def cast(self, dtype: torch.dtype) -> Account:
         """The same with what there is much of in another precision: in single, maps move by less than a millionth."""
         much = (self.coefficients, self.explained, self.unique_share)

@@ -515,6 +515,7 @@ class NObSPCam(Explainer):
             probe = _probe(image_shape, text=text, keys=keys)
             known = dict(stored.found)
             account = stored.account.cast(torch.float64)
+            account.require_finite()
         try:
             with cam._running():
                 feature_map = find_map(as_taken(model, keys), probe, layer=cam.layer, head=cam.head)
