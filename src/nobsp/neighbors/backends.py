@@ -672,10 +672,11 @@ def _require_fitting_rows(
         and not 0 <= int(rows.predicted.min()) <= int(rows.predicted.max()) < outcomes.count
     ):
         raise ValueError("its rows are predicted as classes that are not there")
-    is_class_number = outcomes.classes is not None and not outcomes.several
-    if rows.labels is not None and len(rows) and is_class_number:
-        if not 0 <= int(rows.labels.min()) <= int(rows.labels.max()) < outcomes.count:
-            raise ValueError("its rows are labelled as classes that are not there")
+    labels_are_numbers = outcomes.classes is not None and not outcomes.several
+    if rows.labels is None or not len(rows) or not labels_are_numbers:
+        return
+    if not 0 <= int(rows.labels.min()) <= int(rows.labels.max()) < outcomes.count:
+        raise ValueError("its rows are labelled as classes that are not there")
 
 
 def _require_finite(name: str, values: Tensor | None) -> None:
