@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nobsp.calibration import Local, Ranks, RayCluster
     from nobsp.neighbors import ContributionIndex, Neighbors
     from nobsp.neighbors.auditing import Audit, audit
-    from nobsp.neighbors.result import select
+    from nobsp.neighbors.selection import select
     from nobsp.network.exported import as_module
     from nobsp.reporting import report
     from nobsp.tabular import CompiledExplainer, Explanation, NObSP

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from nobsp.neighbors import ContributionIndex, Neighbors
+import nobsp
+from nobsp.neighbors import ContributionIndex, Neighbors, result
 from tests.neighbors.cases import Headed
 
 
@@ -77,3 +78,18 @@ def test_a_frame_has_a_line_per_neighbour(case: Headed) -> None:
     assert line["label"] == found.labels[7, 2]
     assert line["predicted"] == found.predicted[7]
     assert "mean purity" in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "new_home"),
+    [
+        ("Influence", nobsp.neighbors.RepresenterShares),
+        ("Duplicates", nobsp.neighbors.Duplicates),
+        ("select", nobsp.select),
+    ],
+)
+def test_names_that_moved_are_found_with_a_warning(name, new_home):
+    with pytest.warns(DeprecationWarning, match=name):
+        assert getattr(result, name) is new_home
+    with pytest.raises(AttributeError):
+        result.no_such_name  # noqa: B018

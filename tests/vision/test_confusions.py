@@ -58,7 +58,9 @@ def test_a_loader_with_labels_names_and_arrays_give_the_same(cam: NObSPCam) -> N
     other = nobsp.confusions(cam, loader)
     named = nobsp.confusions(cam, loader, [NAMES[label] for label in labels])
     assert one.matrix.tolist() == other.matrix.tolist() == named.matrix.tolist()
-    frame = one.frame()
+    frame = one.to_frame()
+    with pytest.warns(DeprecationWarning, match="to_frame"):
+        assert one.frame().equals(frame)
     assert list(frame.columns) == ["truth", "predicted", "count", "share", "channels"]
     assert frame["count"].tolist() == [pair.count for pair in one.pairs]
     assert f"taken for {one.pairs[0].predicted}" in repr(one)

@@ -159,7 +159,7 @@ def confusions(
         console.step(f"looking for confusions in {count(len(pictures), 'image')}")
         most = {"pairs": method.pairs, "examples": method.examples}
         found = find_confusions(explainer, pictures, list(pictures.labels), **most)
-        frame = found.frame()
+        frame = found.to_frame()
         write_csv(
             folder / "confusions.csv", {str(name): list(frame[name]) for name in frame.columns}
         )

@@ -6,7 +6,8 @@ from nobsp.neighbors.duplicates import Duplicates
 from nobsp.neighbors.index import ContributionIndex
 from nobsp.neighbors.influence import Influence
 from nobsp.neighbors.representers import RepresenterShares
-from nobsp.neighbors.result import Neighbors, Prototypes, select
+from nobsp.neighbors.result import Neighbors, Prototypes
+from nobsp.neighbors.selection import select
 
 __all__ = [
     "Audit",

@@ -39,7 +39,7 @@ from nobsp.neighbors.evidence import (
 )
 from nobsp.neighbors.influence import Influence, leave_out
 from nobsp.neighbors.representers import RepresenterShares, share_out
-from nobsp.neighbors.result import Neighbors, Prototypes, cover
+from nobsp.neighbors.result import Neighbors, Prototypes
 from nobsp.neighbors.search import (
     Evidence,
     Exact,
@@ -52,6 +52,7 @@ from nobsp.neighbors.search import (
     pieces,
     spaced,
 )
+from nobsp.neighbors.selection import cover
 from nobsp.network.evidence import EvidenceSource, Wanted
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -321,31 +322,46 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             raise ValueError(
                 "prototypes stand for classes; they need a classifier, and labels of the database."
             )
-        right = []
-        for piece in pieces(len(self), self._space.width):
-            rows = fitted.backend.take(torch.arange(piece.start, piece.stop))
-            hit = rows.truth == rows.predicted
-            if fitted.outcomes.several:
-                hit = rows.truth[torch.arange(len(rows)), rows.predicted] > 0
-            right.append(torch.where(hit, rows.predicted, -1))
-        codes, found = torch.cat(right), []
+        codes = self._right_classes()
+        parts = []
         for number in np.unique(codes[codes >= 0]).tolist():
-            own = torch.nonzero(codes == number)[:, 0]
-            own = own[spaced(len(own), _MOST_MEMBERS)]
-            vectors = self._space.vectors(fitted.backend.take(own)).to(torch.float32)
-            chosen, shares, similarity, unlike = cover(vectors, int(per_class))
-            found.append(
-                (own[chosen], torch.full_like(chosen, number), shares, similarity, own[unlike])
+            members = torch.nonzero(codes == number)[:, 0]
+            members = members[spaced(len(members), _MOST_MEMBERS)]
+            vectors = self._space.vectors(fitted.backend.take(members)).to(torch.float32)
+            chosen = cover(vectors, int(per_class))
+            parts.append(
+                Prototypes(
+                    indices=members[chosen.positions].numpy(),
+                    labels=np.repeat(classes[number : number + 1], len(chosen.positions)),
+                    shares=chosen.shares.double().numpy(),
+                    similarity=chosen.similarity.double().numpy(),
+                    criticisms=members[chosen.criticisms].numpy(),
+                )
             )
-        if not found:
+        if not parts:
             raise ValueError(
                 "no row of the database is predicted as its label says, so none stands for its class."
             )
-        positions, labels, shares, similarity, unlike = (
-            torch.cat(parts) for parts in zip(*found, strict=True)
+        return Prototypes(
+            indices=np.concatenate([part.indices for part in parts]),
+            labels=np.concatenate([part.labels for part in parts]),
+            shares=np.concatenate([part.shares for part in parts]),
+            similarity=np.concatenate([part.similarity for part in parts]),
+            criticisms=np.concatenate([part.criticisms for part in parts]),
         )
-        shown = classes[labels.numpy()], shares.double().numpy(), similarity.double().numpy()
-        return Prototypes(positions.numpy(), *shown, unlike.numpy())
+
+    def _right_classes(self) -> Tensor:
+        """The class of every row that is predicted as it is labelled; −1 for others."""
+        fitted = self._fitted
+        parts = []
+        for piece in pieces(len(self), self._space.width):
+            rows = fitted.backend.take(torch.arange(piece.start, piece.stop))
+            if fitted.outcomes.several:
+                is_right = rows.truth[torch.arange(len(rows)), rows.predicted] > 0
+            else:
+                is_right = rows.truth == rows.predicted
+            parts.append(torch.where(is_right, rows.predicted, -1))
+        return torch.cat(parts)
 
     def duplicates(self, threshold: float = 0.1, *, k: int = 8, X: Any = None) -> Duplicates:
         """Rows that are nearly the same: to the network, or as images.

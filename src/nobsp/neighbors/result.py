@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -12,35 +11,37 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp._messages import join_names, require_whole_number
-from nobsp.arguments import require_choice, require_parts
 from nobsp.neighbors.evidence import label_array
-from nobsp.neighbors.search import Fitted, spaced
 from nobsp.tabular.explanation import frame_like
 
 if TYPE_CHECKING:
-    from nobsp.neighbors.index import ContributionIndex
+    pass
 
 Array = NDArray[np.float64]
 
 
+# Names that moved, with the module and the name they have now.
+_MOVED = {
+    "Duplicates": ("nobsp.neighbors.duplicates", "Duplicates"),
+    "Influence": ("nobsp.neighbors.representers", "RepresenterShares"),
+    "select": ("nobsp.neighbors.selection", "select"),
+}
+
+
 def __getattr__(name: str) -> Any:
     """Names that moved, with a warning."""
-    if name == "Influence":
-        import warnings
+    if name not in _MOVED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import warnings
+    from importlib import import_module
 
-        from nobsp.neighbors.representers import RepresenterShares
-
-        warnings.warn(
-            "nobsp.neighbors.result.Influence is nobsp.neighbors.RepresenterShares now.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return RepresenterShares
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-# Rows that are to be covered, evenly spaced ones of a larger database; and most numbers of a table of similarities.
-_COVERED, _MOST_NUMBERS = 4096, 1 << 26
+    module, new_name = _MOVED[name]
+    warnings.warn(
+        f"nobsp.neighbors.result.{name} is {module}.{new_name} now.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return getattr(import_module(module), new_name)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -219,159 +220,6 @@ class Prototypes:
 
     def __repr__(self) -> str:
         return f"Prototypes({len(self)} rows for {len(np.unique(self.labels))} classes)"
-
-
-def cover(vectors: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rows to which the others are most similar, chosen one after another so that together they cover all.
-
-    Returns positions, the share of rows nearest to each, their mean similarity to it, and as many rows that are the
-    least similar to any of them.
-
-    >>> positions, shares, _, _ = cover(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), 2)
-    >>> positions.tolist(), [round(share, 2) for share in shares.tolist()]
-    ([0, 2], [0.67, 0.33])
-    """
-    similarity, alike = vectors @ vectors.T, torch.ones(len(vectors))
-    positions = choose_covering(
-        similarity.__getitem__, min(count, len(vectors)), weights=alike, covered=-alike
-    )
-    near, nearest = similarity[positions].max(0)
-    members = torch.bincount(nearest, minlength=len(positions)).to(vectors.dtype)
-    total = torch.zeros(len(positions), dtype=vectors.dtype).index_add_(0, nearest, near)
-    return (
-        positions,
-        members / len(vectors),
-        total / members.clamp_min(1),
-        near.argsort(stable=True)[: len(positions)],
-    )
-
-
-def choose_covering(
-    similar: Callable[[Tensor], Tensor],
-    n: int,
-    *,
-    weights: Tensor,
-    covered: Tensor,
-    free: Tensor | None = None,
-) -> Tensor:
-    """Positions of n candidates, each of which raises Σ_i w_i max over the chosen p of s_ip the most.
-
-    `similar(positions)` has a row s for each candidate; all rows are candidates unless `free` says which, and `covered`
-    is what there is without any. What a candidate adds only shrinks as others are chosen: those that added less before
-    than the best one does now need not be measured again. The choice is within 1 − 1/e of the best.
-    """
-    gains = torch.full((len(weights if free is None else free),), -torch.inf)
-    candidates = torch.arange(len(gains)) if free is None else torch.nonzero(free)[:, 0]
-    for part in torch.split(candidates, 256):
-        gains[part] = (similar(part) - covered).clamp_min_(0) @ weights
-    chosen: list[int] = []
-    for _ in range(n):
-        fresh = torch.zeros(len(gains), dtype=torch.bool)
-        while not fresh[best := int(gains.argmax())]:
-            some = torch.where(fresh, -torch.inf, gains).topk(min(32, len(gains))).indices
-            some = some[~fresh[some] & (gains[some] > -torch.inf)]
-            gains[some], fresh[some] = (similar(some) - covered).clamp_min_(0) @ weights, True
-        chosen.append(best)
-        covered = torch.maximum(covered, similar(torch.tensor([best]))[0])
-        gains[best] = -torch.inf
-    return torch.tensor(chosen, dtype=torch.long)
-
-
-def select(
-    index: ContributionIndex,
-    n: int,
-    by: Literal["coverage", "uncertainty", "both"] = "coverage",
-    *,
-    labelled: Any = None,
-) -> NDArray[np.int64]:
-    """Chooses rows of an index that are worth labelling next.
-
-    - "coverage": rows that together are near all others, by activations: Σ_i max over the chosen p of
-      exp(−‖v_i − v_p‖² / 2σ²) is raised most by each next one, σ being the distance within which each would have its
-      share of the others. Needs no head that has learnt anything.
-    - "uncertainty": rows with the smallest margin between the two likeliest classes.
-    - "both": coverage in which every row counts by one minus its margin, for heads that know all classes.
-
-    Labels of the index are not looked at; it may have none.
-
-    Args:
-        index: An index of the rows to choose from.
-        n: How many rows.
-        by: See above.
-        labelled: Positions of rows that are labelled already: they are not chosen again, and cover what is near them.
-
-    Returns:
-        Positions in the index, the most worthwhile first.
-
-    Example:
-        >>> import nobsp, torch
-        >>> _ = torch.manual_seed(0)
-        >>> rows = torch.randn(4, 8).repeat_interleave(25, 0) + 0.1 * torch.randn(100, 8)  # four lots of 25
-        >>> index = nobsp.ContributionIndex(torch.nn.Linear(8, 3)).fit(rows)
-        >>> sorted(nobsp.select(index, 4, by="coverage") // 25)
-        [np.int64(0), np.int64(1), np.int64(2), np.int64(3)]
-    """
-    require_whole_number("n", n)
-    require_choice("by", by, ("coverage", "uncertainty", "both"))
-    require_parts("index", index, ("_fitted",), wanted="a fitted ContributionIndex")
-    count, fitted = len(index), index._fitted
-    given = np.asarray([] if labelled is None else labelled)
-    if given.size and given.dtype.kind not in "iu":
-        raise TypeError(
-            f"labelled must hold positions, found {given.dtype}; of a mask, pass np.flatnonzero(mask)."
-        )
-    known = torch.unique(torch.as_tensor(given.astype(np.int64)))
-    if len(known) and not 0 <= int(known.min()) <= int(known.max()) < count:
-        raise ValueError(
-            f"labelled must hold positions from 0 to {count - 1}, found {known.min()} to {known.max()}."
-        )
-    if n > count - len(known):
-        raise ValueError(f"n is {n}, but there are {count - len(known)} rows to choose from.")
-    weights = torch.ones(count) if by == "coverage" else 1 - _margins(fitted)
-    if by == "uncertainty":
-        weights[known] = -torch.inf
-        return weights.argsort(descending=True, stable=True)[:n].numpy()
-    rows = fitted.backend.take(torch.arange(count))
-    vectors = fitted.space("activations", "euclidean").vectors(rows).to(torch.float32)
-    some = spaced(count, _COVERED)
-    covered = vectors[some]
-    # Each of those chosen stands for an equal share of the rows; the nearest of them so many are its own.
-    share = max(1, round(len(some) / (n + len(known))))
-    near = (
-        (covered[:: max(1, len(some) // 512)] @ covered.T)
-        .topk(min(share + 1, len(some)), dim=1)
-        .values[:, -1]
-    )
-    width = float((1 - near).median().clamp_min(1e-6))  # half a squared distance
-
-    whole = None if count * len(some) > _MOST_NUMBERS else ((vectors @ covered.T - 1) / width).exp()
-
-    def similar(positions: Tensor) -> Tensor:
-        return (
-            ((vectors[positions] @ covered.T - 1) / width).exp()
-            if whole is None
-            else whole[positions]
-        )
-
-    start, free = torch.zeros(len(some)), torch.ones(count, dtype=torch.bool)
-    free[known] = False
-    for position in known:
-        start = torch.maximum(start, similar(position[None])[0])
-    return choose_covering(
-        similar, n, weights=weights[some].float(), covered=start, free=free
-    ).numpy()
-
-
-def _margins(fitted: Fitted) -> Tensor:
-    """Difference between the probabilities of the two likeliest classes, of every row."""
-    if fitted.outcomes.classes is None:
-        raise ValueError('a regression has no margins between classes; pass by="coverage".')
-    rows = fitted.backend.take(torch.arange(len(fitted.backend)))
-    chances = fitted.outcomes.log_probabilities(fitted.logits(rows)).exp()
-    if fitted.outcomes.sigmoid:  # the least certain of the questions
-        return (2 * chances - 1).abs().amin(1)
-    best = chances.topk(2, dim=1).values
-    return best[:, 0] - best[:, 1]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

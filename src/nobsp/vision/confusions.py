@@ -79,7 +79,14 @@ class Confusions:
         return "\n".join(lines)
 
     def frame(self) -> Any:
-        """A pandas frame with a row a pair: classes, count, share of the true class, the three channels that decide."""
+        """The former name of `to_frame`."""
+        import warnings
+
+        warnings.warn("Confusions.frame is to_frame now.", DeprecationWarning, stacklevel=2)
+        return self.to_frame()
+
+    def to_frame(self) -> Any:
+        """A pandas frame with a row per pair: classes, count, share of the true class, three channels that decide."""
         import pandas as pd
 
         of_class = dict(zip(self.output_names, self.matrix.sum(1), strict=True))
