@@ -48,7 +48,7 @@ class Worth:
 
 
 # A network has a little of every triple, from its noise: only those that matter are shown.
-SMOOTH = Worth(trying=2e-3, least_relative_gain=0.02, least_gain=2e-3)
+SMOOTH = Worth(trying=3e-4, least_relative_gain=0.02, least_gain=2e-3)
 # Trees make triples on purpose, and many: deeper trees are sums of small ones.
 STEPPED = Worth(trying=0.0, least_relative_gain=0.001, least_gain=2e-5)
 
