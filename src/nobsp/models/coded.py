@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nobsp._messages import as_numpy, is_missing
+from nobsp.models.unseen import current_unseen_levels
 
 Array = NDArray[np.float64]
 Function = Callable[[Array], Any]
@@ -20,9 +21,17 @@ Levels = Mapping[int, Sequence[Any]]
 
 _LAYOUT = ("columns", "names", "levels", "kinds", "absent")
 
+# The code of a missing name.
+_MISSING = -1
+
 
 class Coded:
-    """Turns rows into a matrix: codes for names, and for numbers that may be missing a second column that says so."""
+    """Turns rows into a matrix: codes for names, and for numbers that may be missing a second column that says so.
+
+    Levels that were not there at calibration have one code together where a network takes the codes as they are
+    (`shares_unseen`). A model that is given the levels back gets the very ones: their codes hold while
+    `unseen_levels()` does, and nothing of them is kept here.
+    """
 
     def __init__(
         self,
@@ -31,57 +40,66 @@ class Coded:
         levels: Levels,
         kinds: Mapping[int, str],
         absent: Sequence[int],
+        *,
+        shares_unseen: bool = False,
     ) -> None:
-        self.columns, self.names = columns, None if names is None else tuple(names)
+        self.columns = columns
+        self.names = None if names is None else tuple(names)
         # A file has its keys as texts.
-        self.levels = {int(k): list(found) for k, found in levels.items()}
-        self.kinds, self.absent = (
-            {int(k): kind for k, kind in kinds.items()},
-            tuple(int(k) for k in absent),
-        )
-        self._places = {
-            k: {level: i for i, level in enumerate(found)} for k, found in self.levels.items()
+        self.levels = {int(k): list(known) for k, known in levels.items()}
+        self.kinds = {int(k): kind for k, kind in kinds.items()}
+        self.absent = tuple(int(k) for k in absent)
+        self.shares_unseen = shares_unseen
+        self._code_of = {
+            k: {level: code for code, level in enumerate(known)} for k, known in self.levels.items()
         }
-        # By column the first level that was not known: the next code stands for it and for all others like it.
-        self._unseen: dict[int, Any] = {}
 
     @classmethod
-    def of(cls, X: Any, *, missing: bool, text: bool = True) -> Coded | None:
+    def of(
+        cls, X: Any, *, missing: bool, text: bool = True, shares_unseen: bool = False
+    ) -> Coded | None:
         """What a table needs; None where it is a matrix of finite numbers already."""
         try:
             frame = nw.from_native(X, eager_only=True, pass_through=True)
         except nw.exceptions.DuplicateError:
             return None  # whatever reads the table next says so
-        named = isinstance(frame, nw.DataFrame)
-        if not named and not (isinstance(X, np.ndarray) and X.ndim == 2):
+        is_frame = isinstance(frame, nw.DataFrame)
+        if not is_frame and not (isinstance(X, np.ndarray) and X.ndim == 2):
             return None
+
         levels: dict[int, list[Any]] = {}
-        kinds, absent = {}, []
+        kinds: dict[int, str] = {}
+        absent: list[int] = []
         for k in range(frame.shape[1]):
-            series = frame[:, k] if named else None
+            series = frame[:, k] if is_frame else None
             values = X[:, k] if series is None else series.to_numpy()
             if series is not None and isinstance(series.dtype, nw.Categorical | nw.Enum):
-                levels[k], kinds[k] = _categories(series), "category"
+                levels[k] = _categories(series)
+                kinds[k] = "category"
             elif _holds_names(values if series is None else series):
                 if not text:
                     return None  # whatever reads the table next says which column is not numbers
-                known = {v for v in values.tolist() if not is_missing(v)}
-                levels[k], kinds[k] = sorted(known, key=str), "object"
+                known = {value for value in values.tolist() if not is_missing(value)}
+                levels[k] = sorted(known, key=str)
+                kinds[k] = "object"
             elif missing and bool(np.isnan(_floats(values)).any()):
                 absent.append(k)
-        names = [str(name) for name in frame.columns] if named else None
-        return cls(frame.shape[1], names, levels, kinds, absent) if levels or absent else None
+
+        if not levels and not absent:
+            return None
+        names = [str(name) for name in frame.columns] if is_frame else None
+        return cls(frame.shape[1], names, levels, kinds, absent, shares_unseen=shares_unseen)
 
     @property
     def layout(self) -> dict[str, Any]:
         """What `Coded.from_layout` makes the same again from."""
-        levels = {k: list(found) for k, found in self.levels.items()}
+        levels = {k: list(known) for k, known in self.levels.items()}
         return {**{name: getattr(self, name) for name in _LAYOUT}, "levels": levels}
 
     @classmethod
-    def from_layout(cls, layout: Mapping[str, Any]) -> Coded:
+    def from_layout(cls, layout: Mapping[str, Any], *, shares_unseen: bool = False) -> Coded:
         """The same as the one whose layout it is."""
-        return cls(*(layout[name] for name in _LAYOUT))
+        return cls(*(layout[name] for name in _LAYOUT), shares_unseen=shares_unseen)
 
     def __call__(self, X: Any) -> Array:
         """Rows as a matrix of finite numbers: the columns, then for those that may be missing whether they are."""
@@ -95,44 +113,67 @@ class Coded:
             raise ValueError(
                 f"X has {len(columns)} columns but the model was calibrated on {self.columns}"
             )
-        found = np.empty((len(columns[0]), self.columns + len(self.absent)))
+
+        matrix = np.empty((len(columns[0]), self.columns + len(self.absent)))
         for k, column in enumerate(columns):
-            found[:, k] = self._codes(k, column) if k in self.levels else _floats(column)
-        for place, k in enumerate(self.absent):
-            gone = np.isnan(found[:, k])
-            found[:, self.columns + place] = gone
-            found[gone, k] = 0.0
-        return found
+            matrix[:, k] = self._codes(k, column) if k in self.levels else _floats(column)
+        for number, k in enumerate(self.absent):
+            is_absent = np.isnan(matrix[:, k])
+            matrix[:, self.columns + number] = is_absent
+            matrix[is_absent, k] = 0.0
+        return matrix
 
     def back(self, matrix: Array) -> Any:
         """The matrix as the model was given rows: a frame where columns have names, else an array."""
         columns: dict[int, Any] = {k: matrix[:, k] for k in range(self.columns)}
-        for place, k in enumerate(self.absent):
-            columns[k] = np.where(matrix[:, self.columns + place] > 0.5, np.nan, columns[k])
+        for number, k in enumerate(self.absent):
+            is_absent = matrix[:, self.columns + number] > 0.5
+            columns[k] = np.where(is_absent, np.nan, columns[k])
+        for k in self.levels:
+            columns[k] = self._names(k, matrix[:, k])
+
         if self.names is not None:
             import pandas as pd
-        for k, known in self.levels.items():
-            found = [*known, self._unseen[k]] if k in self._unseen else known
-            code = matrix[:, k].round().astype(np.intp)
-            if self.names is not None and self.kinds[k] == "category":
-                columns[k] = pd.Categorical.from_codes(code, categories=found)
-            else:
-                columns[k] = np.array([*found, None], dtype=object)[code]
-        if self.names is not None:
+
             return pd.DataFrame({name: columns[k] for k, name in enumerate(self.names)})
         kind = object if self.levels else np.float64
         return np.column_stack([np.asarray(columns[k], dtype=kind) for k in range(self.columns)])
 
     def _codes(self, k: int, column: NDArray[Any]) -> Array:
-        places = self._places[k]
-        unseen_code = len(self.levels[k])
-        codes = np.full(len(column), -1.0)
+        """The code of each name in a column."""
+        code_of = self._code_of[k]
+        codes = np.full(len(column), float(_MISSING))
         for row, value in enumerate(column.tolist()):
-            if not is_missing(value):
-                if value not in places:  # the model itself knows what to make of it
-                    self._unseen.setdefault(k, value)
-                codes[row] = places.get(value, unseen_code)
+            if is_missing(value):
+                continue
+            code = code_of.get(value)
+            codes[row] = self._code_of_unseen(k, value) if code is None else code
         return codes
+
+    def _code_of_unseen(self, k: int, value: Any) -> int:
+        first = len(self.levels[k])
+        if self.shares_unseen:
+            return first
+        unseen = current_unseen_levels()
+        if unseen is None:
+            column = k if self.names is None else self.names[k]
+            raise ValueError(
+                f"column {column!r} has the level {value!r}, which was not among the calibration rows; pass one "
+                "that was."
+            )
+        return first + unseen.number(k, value)
+
+    def _names(self, k: int, codes: Array) -> Any:
+        """The names that codes stand for, as the model was given them."""
+        unseen = current_unseen_levels()
+        levels = [*self.levels[k], *(() if unseen is None else unseen.of_column(k))]
+        positions = codes.round().astype(np.intp)
+        if self.names is not None and self.kinds[k] == "category":
+            import pandas as pd
+
+            return pd.Categorical.from_codes(positions, categories=levels)
+        # The last position is that of a missing name.
+        return np.array([*levels, None], dtype=object)[positions]
 
 
 def _categories(series: nw.Series[Any]) -> list[Any]:

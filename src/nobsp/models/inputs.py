@@ -126,7 +126,8 @@ def _adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) ->
     if layout is not None and "inputs" in layout:
         return _packed(module, Packing.from_layout(layout))
     if layout is not None:
-        return Adapted(module, encode=Coded.from_layout(layout), layout=dict(layout))
+        stored = Coded.from_layout(layout, shares_unseen=True)
+        return Adapted(module, encode=stored, layout=dict(layout))
     batch = None if X is None else _first_batch(unwrap(model), X)
     parts = _parts(unwrap(model), batch)
     if parts is not None:
@@ -136,7 +137,9 @@ def _adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) ->
             packing,
             packing.matrix({name: part[:_PROBED] for name, part in dict(parts).items()}),
         )
-    coded = None if X is None or isinstance(X, Tensor) else Coded.of(X, missing=False, text=False)
+    coded = None
+    if X is not None and not isinstance(X, Tensor):
+        coded = Coded.of(X, missing=False, text=False, shares_unseen=True)
     if coded is not None:
         return Adapted(module, encode=coded, layout=coded.layout)
     rows = batch[0] if isinstance(batch, tuple | list) and len(batch) == 1 else batch

@@ -21,6 +21,7 @@ from nobsp.base import Explainer, Finding, Plots, sort_findings
 from nobsp.calibration import Engine, choose_engine
 from nobsp.calibration.ray import RayRun
 from nobsp.models import adapt
+from nobsp.models.unseen import unseen_levels
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
 from nobsp.network.inference import checked_device
 from nobsp.network.inputs import Summary
@@ -456,9 +457,10 @@ class NObSP(Explainer):
         """
         fitted = self._fitted
         require_whole_number("values", values, least=2)
-        replaced = stand_ins(fitted, int(values), background, batch_size=self.batch_size)
-        source, effects = fitted.source(X, self.batch_size), []
-        with running_on(fitted.readout, self.device) as represent:
+        effects = []
+        with unseen_levels(), running_on(fitted.readout, self.device) as represent:
+            replaced = stand_ins(fitted, int(values), background, batch_size=self.batch_size)
+            source = fitted.source(X, self.batch_size)
             for batch in with_progress(
                 source, total=source.rows, enabled=progress, description="explaining"
             ):

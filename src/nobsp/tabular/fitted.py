@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp.models.unseen import unseen_levels
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import Source, batches_of
 from nobsp.network.inputs import MOST_LEVELS, Subset, Summary, distinct
@@ -127,19 +128,27 @@ class Fitted:
         values: bool = True,
     ) -> Iterator[Account]:
         """The account of every batch; rows that cannot be read whole as far as they can, flagged in `outside`."""
-        source = self.source(X, batch_size, strict=False)
+        with unseen_levels():
+            source = self.source(X, batch_size, strict=False)
+        batches = source.pairs()
         finite = torch.zeros(source.columns, dtype=torch.bool)
         seen = 0
         answered = 0
         with progress_bar(
             enabled=progress, description="explaining", unit=" rows", total=source.rows
         ) as bar:
-            for rows, native in source.pairs():
+            while True:
+                # Codes of unseen levels hold for the batch that they are in.
+                with unseen_levels():
+                    rows, native = next(batches, (None, None))
+                    if rows is None:
+                        break
+                    account = self._account(rows, native, represent, batch_size, values)
+
                 finite |= (
                     rows.isfinite().any(0) if rows.is_floating_point() else torch.ones_like(finite)
                 )
                 seen += len(rows)
-                account = self._account(rows, native, represent, batch_size, values)
                 answered += int(account.outputs.isfinite().all(1).sum())
                 yield account
                 bar.update(len(rows))
