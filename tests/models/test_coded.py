@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +18,9 @@ from nobsp import NObSP
 from nobsp.models.coded import Coded
 from nobsp.models.unseen import current_unseen_levels, unseen_levels
 from tests.tolerances import assert_same_to_rounding
+
+# Towns that nobody has seen are explained worse than those of the calibration, and this is told.
+pytestmark = pytest.mark.filterwarnings("ignore::nobsp.tabular.scoring.ExplainedWorseWarning")
 
 UNSEEN = [f"level {number}" for number in range(1000)]
 
@@ -131,3 +135,19 @@ def test_removal_effects_of_unseen_levels_are_of_these_levels(
     alone = [explainer.removal_effects(rows.iloc[[k]]) for k in range(len(rows))]
 
     assert_same_to_rounding(together, np.concatenate(alone))
+
+
+@pytest.mark.parametrize("gap", [None, np.nan])
+@pytest.mark.parametrize("kind", ["frame", "array"])
+def test_a_missing_name_reaches_the_model_as_what_it_was(gap: Any, kind: str) -> None:
+    names = np.array(["a", "b", gap], dtype=object)[np.arange(90) % 3]
+    frame = pd.DataFrame({"town": pd.Series(names, dtype=object), "age": np.linspace(0, 1, 90)})
+    rows = frame if kind == "frame" else frame.to_numpy(dtype=object)
+
+    coded = Coded.of(rows, missing=True)
+
+    assert coded is not None
+    stored = Coded.from_layout(json.loads(json.dumps(coded.layout)))
+    for encoder in (coded, stored):
+        returned = np.asarray(encoder.back(encoder(rows)), dtype=object)
+        assert [type(value) for value in returned[:, 0]] == [type(value) for value in names]

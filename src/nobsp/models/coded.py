@@ -23,6 +23,8 @@ _LAYOUT = ("columns", "names", "levels", "kinds", "absent")
 
 # The code of a missing name.
 _MISSING = -1
+# What stands for a missing name in columns of Python objects, by the kind of the column: encoders tell the two apart.
+_GAPS: dict[str, Any] = {"object with None": None, "object with NaN": float("nan")}
 
 
 class Coded:
@@ -81,7 +83,7 @@ class Coded:
                     return None  # whatever reads the table next says which column is not numbers
                 known = {value for value in values.tolist() if not is_missing(value)}
                 levels[k] = sorted(known, key=str)
-                kinds[k] = "object"
+                kinds[k] = _kind_of_names(values if series is None else series.to_native())
             elif missing and bool(np.isnan(_floats(values)).any()):
                 absent.append(k)
 
@@ -172,8 +174,17 @@ class Coded:
             import pandas as pd
 
             return pd.Categorical.from_codes(positions, categories=levels)
+
         # The last position is that of a missing name.
-        return np.array([*levels, None], dtype=object)[positions]
+        gap = _GAPS.get(self.kinds[k])
+        values = np.array([*levels, gap], dtype=object)[positions]
+        if self.names is not None and self.kinds[k] in _GAPS:
+            import pandas as pd
+
+            return pd.Series(
+                values, dtype=object
+            )  # an array of texts would become one of its own kind
+        return values
 
 
 def _categories(series: nw.Series[Any]) -> list[Any]:
@@ -184,6 +195,16 @@ def _categories(series: nw.Series[Any]) -> list[Any]:
     if isinstance(series.dtype, nw.Enum):
         return list(series.dtype.categories)
     return sorted(series.drop_nulls().unique().to_list(), key=str)
+
+
+def _kind_of_names(column: Any) -> str:
+    """Which kind of column of names it is; of Python objects also what stands for a missing one."""
+    if getattr(column, "dtype", None) != np.dtype(object):
+        return "object"
+    gaps = [value for value in column.tolist() if is_missing(value)]
+    if any(value is None for value in gaps):
+        return "object with None"
+    return "object with NaN" if any(isinstance(value, float) for value in gaps) else "object"
 
 
 def _holds_names(column: Any) -> bool:
