@@ -1,4 +1,6 @@
-"""What explainers and their results have in common: estimators without scikit-learn, findings, and plots as methods.
+"""What explainers and their results have in common.
+
+Estimators without scikit-learn, findings, and plots as methods.
 
 Needs no other package.
 """
@@ -14,7 +16,9 @@ from typing import Any, Self
 
 
 class Explainer:
-    """An estimator around a model: parameters are attributes, and `fit` leaves what it found in `_fit`.
+    """An estimator around a model.
+
+    Parameters are attributes, and `fit` leaves what it found in `_fit`.
 
     scikit-learn's own base class takes longer to import than a small calibration takes to run.
     """
@@ -23,14 +27,17 @@ class Explainer:
     _fit: Any
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The parameters by name; with `deep` also those of the model, as `model__name`, where it has any."""
-        names = [
-            name for name in inspect.signature(type(self).__init__).parameters if name != "self"
-        ]
-        found = {name: getattr(self, name) for name in names}
+        """The parameters by name.
+
+        With `deep` also those of the model, as `model__name`, where it has any.
+        """
+        signature = inspect.signature(type(self).__init__)
+        names = [name for name in signature.parameters if name != "self"]
+        params = {name: getattr(self, name) for name in names}
         if deep and hasattr(self.model, "get_params") and not isinstance(self.model, type):
-            found |= {f"model__{name}": value for name, value in self.model.get_params().items()}
-        return found
+            for name, value in self.model.get_params().items():
+                params[f"model__{name}"] = value
+        return params
 
     def set_params(self, **params: Any) -> Self:
         """Changes parameters by name; what was calibrated stays until the next `fit`."""
@@ -47,22 +54,17 @@ class Explainer:
         return self
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
-        usual = inspect.signature(type(self).__init__).parameters
-        given = {
-            name: value
-            for name, value in self._options().items()
-            if value is not usual[name].default
-        }
-        said = " ".join(f"model={self.model!r}".split())
-        for name, value in given.items():
-            if not (isinstance(value, str | int | float) and value == usual[name].default):
-                said += f", {name}={' '.join(repr(value).split())}"
-        said = (
-            said
-            if len(said) <= N_CHAR_MAX
-            else f"{said[: N_CHAR_MAX // 2]}...{said[-(N_CHAR_MAX // 2) :]}"
-        )
-        return f"{type(self).__name__}({said})"
+        defaults = inspect.signature(type(self).__init__).parameters
+        arguments = [_on_one_line(f"model={self.model!r}")]
+        for name, value in self._options().items():
+            if not _is_default(value, defaults[name].default):
+                arguments.append(f"{name}={_on_one_line(repr(value))}")
+
+        text = ", ".join(arguments)
+        if len(text) > N_CHAR_MAX:
+            half = N_CHAR_MAX // 2
+            text = f"{text[:half]}...{text[-half:]}"
+        return f"{type(self).__name__}({text})"
 
     def _options(self) -> dict[str, Any]:
         """The parameters, without the model."""
@@ -89,10 +91,25 @@ class Explainer:
         return BaseEstimator().__sklearn_tags__()
 
     def __sklearn_clone__(self) -> Self:
-        # scikit-learn would copy a torch model and un-fit a scikit-learn one; the model is not ours to copy.
+        # scikit-learn would copy a torch model and un-fit a scikit-learn one; the model is not ours
+        # to copy.
         return type(self)(self.model, **self._options())  # type: ignore[call-arg]  # as the subclasses take them
 
 
+def _on_one_line(text: str) -> str:
+    """A text without line breaks and runs of spaces."""
+    return " ".join(text.split())
+
+
+def _is_default(value: object, default: object) -> bool:
+    """Whether a parameter was left as it is.
+
+    Compared only where that is sure to give a truth value.
+    """
+    return value is default or (isinstance(value, str | int | float) and value == default)
+
+
+# The worst first.
 SEVERITIES = ("error", "warning", "note")
 
 
@@ -100,12 +117,15 @@ SEVERITIES = ("error", "warning", "note")
 class Finding:
     """Something worth knowing."""
 
-    # "error" for what must not be believed, "warning" for what makes numbers doubtful, "note" for what limits what they
-    # say
+    # "error" for what must not be believed, "warning" for what makes numbers doubtful, "note" for
+    # what limits what they say.
     severity: str
-    code: str  # A name for the kind of finding that does not change with its wording
-    subject: str  # the term or output it concerns; empty for the calibration as a whole
-    message: str  # what was found and what to do
+    # A name for the kind of finding that does not change with its wording.
+    code: str
+    # The term or output it concerns; empty for the calibration as a whole.
+    subject: str
+    # What was found and what to do.
+    message: str
 
 
 def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -120,25 +140,30 @@ def is_healthy(findings: Iterable[Finding]) -> bool:
 
 def describe_findings(findings: Iterable[Finding]) -> list[str]:
     """One line per finding, as a health prints them."""
-    lines = [
-        f"{f.severity}: {f.subject}: {f.message}" if f.subject else f"{f.severity}: {f.message}"
-        for f in findings
-    ]
+    lines = []
+    for finding in findings:
+        subject = f"{finding.subject}: " if finding.subject else ""
+        lines.append(f"{finding.severity}: {subject}{finding.message}")
     return lines or ["Nothing to worry about."]
 
 
 class Plots:
-    """The plots of a result, as methods: `result.plot.waterfall(0)` is `nobsp.plots.waterfall(result, 0)`."""
+    """The plots of a result, as methods.
+
+    `result.plot.waterfall(0)` is `nobsp.plots.waterfall(result, 0)`.
+    """
 
     def __init__(self, subject: Any, names: tuple[str, ...]) -> None:
-        self._subject, self._names = subject, names
+        self._subject = subject
+        self._names = names
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._names:
             raise AttributeError(
                 f"no plot {name!r} of a {type(self._subject).__name__}; there are {dir(self)}."
             )
-        # By name and only when asked for: plots are above the results they draw, and matplotlib may be missing.
+        # By name and only when asked for: plots are above the results they draw, and matplotlib may
+        # be missing.
         return partial(getattr(import_module("nobsp.plots"), name), self._subject)
 
     def __dir__(self) -> list[str]:
