@@ -227,6 +227,10 @@ def _floats(column: NDArray[Any]) -> Array:
 class Runs(nn.Module):
     """Runs a function on float64 rows; with `weight` its values enter a linear head, without they are the outputs."""
 
+    # The function was there before this module, so that nothing leads from it back here: a stand-in needs no search
+    # through the objects of a model, which may be hundreds of thousands.
+    refers_to_no_module = True
+
     def __init__(
         self,
         function: Function,

@@ -30,11 +30,14 @@ _LEAVES = (
 )
 # The commonest of these, told quickly.
 _PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))
-# The dictionaries of hooks that every module has.
-_HOOKS = frozenset(name for name, value in vars(nn.Module()).items() if "_hooks" in name)
+# The dictionaries of hooks that every module has, and what each is when it is empty.
+_EMPTY_HOOKS = {name: type(value) for name, value in vars(nn.Module()).items() if "_hooks" in name}
+_HOOKS = frozenset(_EMPTY_HOOKS)
 # How deep modules are looked for in lists, dictionaries and partial functions; they may hold themselves.
 _DEEPEST = 4
 _STRUCTURE = ("_parameters", "_buffers", "_modules")
+# What every module has, and `_fill` sets by name; all other attributes are looked at one by one.
+_FILLED = _HOOKS | {"_parameters", "_buffers", "training", "_compiled_call_impl"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +55,8 @@ class StandIn:
 def make_stand_in(model: nn.Module) -> StandIn | None:
     """A stand-in for `model`; None where something would lead from the copies back to the model itself."""
     parts = list(model.modules())
-    if not all(_can_be_copied(type(part)) for part in parts):
+    kinds = {type(part) for part in parts}
+    if not all(_can_be_copied(kind) for kind in kinds):
         return None
 
     # Wrappers are left out: a copy runs eagerly and in this process.
@@ -66,8 +70,9 @@ def make_stand_in(model: nn.Module) -> StandIn | None:
     rewrite = _Rewrite(copies, {})
     for buffer in model.buffers():
         rewrite.buffer(buffer)
+    slots = {kind: _slots(kind) for kind in {type(part) for part in inner.values()}}
     for part in {id(part): part for part in inner.values()}.values():
-        _fill(shells[id(part)], part, rewrite)
+        _fill(shells[id(part)], part, slots[type(part)], rewrite)
 
     roots = [value for shell in shells.values() for value in _attributes(shell)]
     known = {id(shell): shell for shell in shells.values()}
@@ -86,41 +91,44 @@ def _can_be_copied(kind: type) -> bool:
 
 def _attributes(shell: nn.Module) -> Iterable[Any]:
     """What a copy refers to beside its tensors and submodules."""
-    if getattr(shell, "refers_to_no_module", False):
+    if getattr(type(shell), "refers_to_no_module", False):
         return ()
-    return [
-        value
-        for name, value in vars(shell).items()
-        # Most attributes are flags, numbers and empty dictionaries of hooks.
-        if type(value) not in _PLAIN
-        and name not in _STRUCTURE
-        and not (name in _HOOKS and not value)
+
+    attributes = vars(shell)
+    hooks = [attributes[name] for name in _HOOKS if attributes[name]]
+    # Most attributes are flags and numbers.
+    others = [
+        attributes[name]
+        for name in attributes.keys() - _HOOKS
+        if type(attributes[name]) not in _PLAIN and name not in _STRUCTURE
     ]
+    return hooks + others
 
 
-def _fill(shell: nn.Module, part: nn.Module, rewrite: _Rewrite) -> None:
+def _fill(shell: nn.Module, part: nn.Module, slots: Iterable[str], rewrite: _Rewrite) -> None:
     """Give a copy the attributes of what it stands for."""
-    for name in _slots(type(part)):
+    for name in slots:
         if hasattr(part, name):
             object.__setattr__(shell, name, getattr(part, name))
 
     attributes = vars(part)
     state = vars(shell)
     state.update(attributes)
-    for name, value in list(state.items()):
-        if type(value) in _PLAIN:
-            continue
-        if name == "_parameters":
-            state[name] = value.copy()
-        elif name == "_buffers":
-            state[name] = {own: rewrite.buffer(buffer) for own, buffer in value.items()}
-        elif name in _HOOKS:
-            # Always a dictionary of its own: observers are registered in it.
-            state[name] = type(value)(rewrite.value(value)) if value else type(value)()
-        else:
-            state[name] = rewrite.value(value)
     state["training"] = False
     state["_compiled_call_impl"] = None
+    state["_parameters"] = attributes["_parameters"].copy()
+    buffers = attributes["_buffers"]
+    state["_buffers"] = {name: rewrite.buffer(own) for name, own in buffers.items()}
+
+    # Always dictionaries of its own: observers are registered in them.
+    for name, kind in _EMPTY_HOOKS.items():
+        hooks = attributes.get(name)
+        state[name] = type(hooks)(rewrite.value(hooks)) if hooks else kind()
+
+    for name in attributes.keys() - _FILLED:
+        value = attributes[name]
+        if type(value) not in _PLAIN:
+            state[name] = rewrite.value(value)
 
 
 def _slots(kind: type) -> tuple[str, ...]:
