@@ -383,10 +383,10 @@ def test_what_is_not_fitted_says_so(tmp_path):
         (
             "space",
             "contribution",
-            "space must be 'contributions' or 'activations', found 'contribution'",
+            'space must be "contributions" or "activations", found',
         ),
-        ("target", "mine", "target must be 'query' or 'own', found 'mine'"),
-        ("metric", "l2", "metric must be 'euclidean' or 'cosine', found 'l2'"),
+        ("target", "mine", 'target must be "query" or "own", found'),
+        ("metric", "l2", 'metric must be "euclidean" or "cosine", found'),
         ("backend", "faiss", 'backend must be "exact", "usearch", "milvus".*found \'faiss\''),
         ("backend", None, "backend must be .*found None"),
         ("task", "ranking", "task must be .*found 'ranking'"),
