@@ -222,6 +222,11 @@ def _exported() -> Any:
     return torch.export.export(make_network(), (torch.zeros(4, 3),))
 
 
+def _of_target(world: World, _: Path, spoiled: Arguments) -> Any:
+    several = world.cam(world.images, np.zeros((len(world.images), 2), dtype=int))
+    return several.of_target(**spoiled)
+
+
 def _overlay(world: World, _: Path, spoiled: Arguments) -> Any:
     return world.maps.overlay(**{"images": world.images, **spoiled})
 
@@ -353,7 +358,9 @@ TARGETS: tuple[Target, ...] = (
         _load(lambda w: lambda path: nobsp.NObSPCam.load(path, w.image_network)),
     ),
     Target("ActivationMaps.resize", {"size": "count"}, _on("maps", "resize", size=4)),
-    Target("ActivationMaps.of_target", {"position": "count"}, _on("maps", "of_target", position=0)),
+    Target(
+        "ActivationMaps.of_target", {"position": "count"}, _of_target, also=("position", "target")
+    ),
     Target("ActivationMaps.caption", {"kind": "choice"}, _on("maps", "caption")),
     Target(
         "ActivationMaps.overlay",
@@ -429,6 +436,7 @@ TARGETS: tuple[Target, ...] = (
         "ContributionIndex.influence",
         {"X": "rows", "target": "labels", "k": "count"},
         _on_index("influence", X=0),
+        also=("model", "X", "head"),
     ),
     Target("ContributionIndex.prototypes", {"per_class": "count"}, _on_index("prototypes")),
     Target("ContributionIndex.save", {"path": "path"}, _save("index")),

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from nobsp.arguments import path_of
+
 # Seconds after which a draft of another machine is taken for left over: no save takes a day.
 _STALE = 86_400
 # Names of files have 255 bytes at most, and a draft's ending takes some of them.
@@ -26,7 +28,8 @@ _EARLIER = re.compile(r"\.[0-9a-f]{16}\.part")
 
 def check_path(path: str | os.PathLike[str]) -> Path:
     """The file to write, behind a link the file it leads to; or an error before any work is done for it."""
-    target = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
+    given = path_of(path)
+    target = Path(os.path.realpath(given)) if os.path.islink(given) else given
     folder = str(target.parent)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"path is in {folder!r}, which is not a folder; create it first.")

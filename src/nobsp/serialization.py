@@ -16,11 +16,11 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cache, partial
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 import numpy as np
 
+from nobsp.arguments import path_of
 from nobsp.drafts import check_path, replacing
 from nobsp.tensorfile import DamagedError, Framework, loads_strictly, read_tensors, write_tensors
 
@@ -344,7 +344,7 @@ def read(
     mapped: bool = False,
 ) -> tuple[dict[str, Any], Any]:
     """Reads what `write` wrote, as torch tensors or as numpy arrays."""
-    if not Path(path).is_file():
+    if not path_of(path).is_file():
         raise FileNotFoundError(f"path {str(path)!r} is not a file.")
     require = partial(_require_kind, path, kind=kind, version=version)
     try:

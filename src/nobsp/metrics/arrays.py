@@ -187,7 +187,11 @@ def _run_in_batches(
     outputs = []
     for start in range(0, len(rows), batch_size):
         batch = rows[start : start + batch_size]
-        returned = as_array(evaluate(batch), "what the model returned", ndim=(1, 2))
+        try:
+            answer = evaluate(batch)
+        except (TypeError, RuntimeError, NotImplementedError) as failure:
+            raise ValueError(f"the model cannot take {batch.shape} inputs: {failure}") from failure
+        returned = as_array(answer, "what the model returned", ndim=(1, 2))
         if len(returned) != len(batch):
             raise ValueError(f"the model returned {len(returned)} outputs for {len(batch)} rows.")
         outputs.append(returned.reshape(len(batch), -1))

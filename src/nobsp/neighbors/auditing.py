@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp._messages import require_whole_number
+from nobsp.arguments import require_number
 from nobsp.neighbors import confidence
 from nobsp.neighbors.evidence import Rows
 from nobsp.neighbors.index import ContributionIndex, most_left_out
@@ -330,8 +331,7 @@ def audit(
     if budget is not None:
         require_whole_number("budget", budget)
     for name, share in (("precision", precision), ("outliers", outliers)):
-        if not 0 <= share <= 1:
-            raise ValueError(f"{name} must be a share from 0 to 1, found {share!r}.")
+        require_number(name, share, least=0, most=1)
     if not isinstance(index, ContributionIndex):
         raise TypeError(
             f"index must be a ContributionIndex(explainer).fit(X, labels), found {type(index).__name__}."

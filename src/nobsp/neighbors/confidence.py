@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp.arguments import require_parts
 from nobsp.neighbors.crossfit import Heads, fit_heads
 from nobsp.neighbors.doubt import doubt_labels, doubt_values
 from nobsp.neighbors.evidence import Rows
@@ -341,6 +342,9 @@ def joint_confidence(
     signals: dict[str, Array], agreed: Array, right: Flags | None, joint: Any
 ) -> JointConfidence:
     """Joint confidence by a regression fitted before, by one fitted here, or by the fixed rule."""
+    if joint is not None:
+        wanted = "audit.joint_model or another classifier with predict_proba"
+        require_parts("joint", joint, ("predict_proba",), wanted=wanted)
     if joint is not None and signals:
         chance = joint.predict_proba(np.column_stack(list(signals.values())))[:, 1]
         return JointConfidence(chance, "given", joint)

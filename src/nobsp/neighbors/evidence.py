@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nobsp._messages import number_outputs
+from nobsp.arguments import quote
 from nobsp.network.evidence import (
     EvidenceBatch,
     EvidenceSource,
@@ -257,9 +258,14 @@ def label_array(
     labels: Any, count: int, *, argument: str = "labels", columns: int | None = 1
 ) -> NDArray[Any]:
     """Labels of any kind as a plain array: one per row, or 0 and 1 in so many columns, None for either."""
-    array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
-    if array.dtype.kind == "O":
-        array = np.array(array.tolist())
+    try:
+        array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
+        if array.dtype.kind == "O":
+            array = np.array(array.tolist())
+    except ValueError as ragged:
+        raise ValueError(
+            f"{argument} must hold one label per row, found {quote(labels)}."
+        ) from ragged
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     several = (

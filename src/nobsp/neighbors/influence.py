@@ -181,7 +181,12 @@ def target_codes(outcomes: Outcomes, queries: Rows, target: Any) -> Tensor:
         return queries.predicted
     if outcomes.classes is None:
         raise ValueError("a regression has no classes; leave target out.")
-    targets = np.broadcast_to(np.asarray(target), len(queries))
+    targets = np.asarray(target)
+    if targets.ndim and targets.shape != (len(queries),):
+        raise ValueError(
+            f"target has the shape {targets.shape}; pass one class, or one for each of {len(queries)} rows."
+        )
+    targets = np.broadcast_to(targets, len(queries))
     return replace(outcomes, several=False).encode(targets, len(queries))
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from nobsp.arguments import quote
 from nobsp.neighbors.evidence import Outcomes, Rows, join_rows
 from nobsp.network.evidence import EvidenceSource, Wanted
 
@@ -261,7 +262,12 @@ class Exact(Backend):
     """Rows in memory, compared with every query: products in double precision block by block, and topk."""
 
     def __init__(self, device: torch.device | str | None = None, rows: Rows | None = None) -> None:
-        self._device = torch.device("cpu" if device is None else device)
+        try:
+            self._device = torch.device("cpu" if device is None else device)
+        except (RuntimeError, TypeError, ValueError) as unknown:
+            raise ValueError(
+                f"device must be such as 'cpu' or 'cuda', found {quote(device)}."
+            ) from unknown
         self._parts: list[Rows] = [] if rows is None else [rows]
 
     def __len__(self) -> int:

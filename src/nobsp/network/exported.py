@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
+from nobsp.arguments import quote
 from nobsp.network.archive import UntrustedError, vetted
 from nobsp.network.batches import batches_of
 
@@ -171,7 +172,10 @@ def as_module(
             f"model is a TorchScript module, whose layers cannot be observed; export it: {RECIPE}."
         )
     program = _unguarded_module(model) if isinstance(model, ExportedProgram) else model
-    assert isinstance(program, GraphModule)
+    if not isinstance(program, GraphModule):
+        raise TypeError(
+            f"model must be what torch.export.export gives, or its file, found {quote(model)}."
+        )
 
     module = _Rewriter(program).module
     rows = _example_rows(example)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._typing import AnyArray, FloatArray, TableLike
+from nobsp.arguments import quote
 from nobsp.frames import frame_of
 from nobsp.messages import join_names, suggest
 from nobsp.numerics import as_numpy
@@ -182,6 +183,8 @@ def row_places(functions: CompiledExplainer, rows: TableLike | None) -> dict[int
     That is a number, or the position of its level; NaN where neither is known.
     """
     table = rows.data if isinstance(rows, Explanation) else rows
+    if table is not None and not hasattr(table, "__len__"):
+        raise TypeError(f"data must be rows of a table, found {quote(table)}.")
     if table is None or len(table) == 0:
         return {}
 

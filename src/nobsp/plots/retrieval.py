@@ -186,6 +186,8 @@ def _query_title(hits: Any, row: int, label: Any, class_names: Sequence[str] | N
 
 
 def _from(database: Any, index: int) -> Any:
+    if not hasattr(database, "__getitem__") or isinstance(database, type):
+        raise TypeError(f"database must be the rows that were indexed, found {quote(database)}.")
     try:
         return database[index]
     except (IndexError, KeyError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -179,7 +179,8 @@ def _batches(images: Any, labels: Any, batch_size: int) -> Iterator[tuple[Tensor
                 )
             yield next(iter(images_of([given[0]], batch_size=len(given[0])))), given[1]
         return
-    if isinstance(labels, str | bytes | type) or not hasattr(labels, "__getitem__"):
+    single = isinstance(labels, str | bytes | type | Mapping)
+    if single or not hasattr(labels, "__getitem__") or not hasattr(labels, "__len__"):
         raise TypeError(f"labels must hold one class per image, found {quote(labels)}.")
     start = 0
     for batch in images_of(images, batch_size=batch_size):

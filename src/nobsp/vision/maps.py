@@ -177,6 +177,11 @@ class ActivationMaps:
         """The maps of one of several targets per image."""
         if self.target.ndim != 2:
             raise ValueError("these maps are for one target per image already.")
+        require_whole_number("position", position, least=0)
+        if position >= self.target.shape[1]:
+            raise ValueError(
+                f"position is {position}, but there are {self.target.shape[1]} targets per image."
+            )
         names = [*KINDS, "contributions", "class_token", "target", "residual", "confidence"]
         return replace(self, **{name: getattr(self, name)[:, position] for name in names})
 
