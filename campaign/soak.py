@@ -101,7 +101,7 @@ def run(_: int, __: int) -> Outcome:
 
 PART = Part(
     name="soak",
-    tried=f"explain, functions, cam, query and fit in a loop for {MINUTES:g} minutes",
+    tried="explain, functions, cam, query and fit in a loop",
     must="slopes of memory, threads, handles and hooks within their own scatter",
     count=1,
     sample=1,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp._messages import require_whole_number
+from nobsp.arguments import require_choice, require_parts
 from nobsp.neighbors.search import Fitted, spaced
 
 if TYPE_CHECKING:
@@ -145,8 +146,8 @@ def select(
         [np.int64(0), np.int64(1), np.int64(2), np.int64(3)]
     """
     require_whole_number("n", n)
-    if by not in ("coverage", "uncertainty", "both"):
-        raise ValueError(f'by must be "coverage", "uncertainty" or "both", found {by!r}.')
+    require_choice("by", by, ("coverage", "uncertainty", "both"))
+    require_parts("index", index, ("_fitted",), wanted="a fitted ContributionIndex")
     fitted = index._fitted
     n_rows = len(index)
     known = _labelled_positions(labelled, n_rows)

@@ -34,6 +34,8 @@ def device_and_dtype(module: nn.Module) -> tuple[torch.device, torch.dtype]:
     """Device and floating dtype in which a module expects its input: those of its first floating tensor."""
     tensors = [*module.parameters(), *module.buffers()]
     for tensor in tensors:
+        if tensor.is_meta:
+            raise ValueError("model has no weights: it is on the device 'meta'; load them first.")
         if tensor.is_floating_point():
             return tensor.device, tensor.dtype
     return (tensors[0].device if tensors else torch.device("cpu")), torch.get_default_dtype()

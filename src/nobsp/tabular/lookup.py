@@ -260,8 +260,10 @@ class Chunk:
         if column.dtype.kind in "fiub":
             return column
         try:
+            if column.dtype.kind in "cmM":  # numpy would drop what is not a real number
+                raise TypeError(f"it holds {column.dtype}")
             return column.astype(np.float64)
-        except (TypeError, ValueError) as failure:
+        except (TypeError, ValueError, OverflowError) as failure:
             name = position if self._names is None else repr(self._names[position])
             raise TypeError(f"X, column {name}, is not numeric ({failure}).") from failure
 

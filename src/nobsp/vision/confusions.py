@@ -141,7 +141,10 @@ def confusions(
         logits = torch.cat(
             [part.logits for part in cam._read_evidence(batch, wanted="none", progress=False)]
         )
-        given = given.cpu() if isinstance(given, Tensor) else np.asarray(given)
+        try:
+            given = given.cpu() if isinstance(given, Tensor) else np.asarray(given)
+        except ValueError as ragged:
+            raise ValueError("labels must hold one class per image, not lists of them.") from ragged
         if given.ndim != 1:
             raise ValueError(
                 f"labels must hold one class per image, found the shape {tuple(given.shape)}."
