@@ -100,7 +100,7 @@ def report(
         tables=(Table("Headline beside truth", columns, tuple(rows), note),),
         findings=tuple(findings),
         seeds=(0,),
-        packages=("scikit-learn", "xgboost"),
+        packages=("scikit-learn",),
     )
 
 
