@@ -18,7 +18,7 @@ from benchmarks.report import Column, Race, Report, Table, options, progress, pu
 from benchmarks.speed.ratios import Ratio, raced, seconds_of
 from nobsp.projection import Moments, Ridge, channel_coefficients
 from nobsp.vision import NObSPCam
-from nobsp.vision.account import with_outputs
+from nobsp.vision.means import with_outputs
 
 SEED, ROWS, CHANNELS, OUTPUTS, BATCH, SIDE = 0, 2000, 1280, 200, 32, 224
 NETWORKS = {"resnet18": "layer4", "mobilenet_v2": "features"}

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from nobsp import Local
 from nobsp.vision import NObSPCam
-from nobsp.vision.account import ChannelMoments
+from nobsp.vision.means import ChannelMoments
 from tests.vision.networks import averaged, images, made, through_layers
 
 # Images of each rank, for two and for three of them.

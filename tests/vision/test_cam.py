@@ -429,7 +429,7 @@ def test_labels_are_ignored() -> None:
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(ValueError, match='coefficients must be one of "head", "calibrated"'):
+    with pytest.raises(ValueError, match='coefficients must be "head" or "calibrated"'):
         NObSPCam(averaged(), coefficients="weights").fit(images(30))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match='link must be one of None, "softmax", "sigmoid"'):
         NObSPCam(averaged(), link="logit").fit(images(30))  # type: ignore[arg-type]

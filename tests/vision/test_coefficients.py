@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp.vision import NObSPCam
-from nobsp.vision.account import MapMeans
 from nobsp.vision.feature_map import pooled
+from nobsp.vision.means import MapMeans
 from tests.projection.oracles import algorithm_1
 from tests.tolerances import CONTRIBUTIONS, PASS, SUMS
 from tests.vision.networks import Functional, averaged, images, made, through_layers

@@ -58,7 +58,7 @@ def test_ranks_find_what_one_process_finds_on_all_images(name: str, met: Met) ->
 SAID = {
     "nan": ("ValueError: image 3 of images has a value that is not finite", "last"),
     "late nan": ("of images has a value that is not finite", "last"),
-    "option": ('ValueError: coefficients must be one of "head", "calibrated"', "last"),
+    "option": ('ValueError: coefficients must be "head" or "calibrated"', "last"),
     "coefficients": (
         "coefficients, ridge or output_names asked for differs between rank 0 and rank {last}",
         "all",

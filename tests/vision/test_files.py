@@ -15,7 +15,7 @@ from torch import nn
 
 from nobsp import Local
 from nobsp.vision import NObSPCam
-from nobsp.vision.account import ChannelMoments
+from nobsp.vision.means import ChannelMoments
 from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
 from tests.vision.networks import (
     ClassMaps,

@@ -33,19 +33,13 @@ from nobsp.network.progress import with_progress
 from nobsp.network.readout import checked
 from nobsp.network.thumbnails import make_thumbnails
 from nobsp.projection import Ridge
-from nobsp.vision.account import (
-    Account,
-    CamHealth,
-    ChannelMoments,
-    MapMeans,
-    answer,
-    examine,
-    start_calibration,
-)
+from nobsp.vision.account import Account, answer
 from nobsp.vision.feature_map import PACKED, FeatureMap, ForwardPass, as_taken, pooled
 from nobsp.vision.find_map import PROBE_IMAGES, find_map
+from nobsp.vision.health import CamHealth, examine
 from nobsp.vision.images import Images, images_of, read_images
 from nobsp.vision.maps import KINDS, ActivationMaps, Kind, join
+from nobsp.vision.means import ChannelMoments, MapMeans, start_calibration
 from nobsp.vision.removal import (
     Removal,
     ThoroughMaps,
@@ -59,7 +53,8 @@ from nobsp.vision.targets import Against, Scale, Targets
 T = TypeVar("T")
 Calibration = MapMeans | ChannelMoments
 
-KIND, VERSION = "class activation maps", 6
+KIND = "class activation maps"
+VERSION = 7
 # What a checkpoint of a calibration holds.
 CHECKPOINTED = (MapMeans, ChannelMoments)
 
@@ -352,10 +347,11 @@ class NObSPCam(Explainer):
         count = every if most is None else min(most, every)
 
         def remove(feature_map: FeatureMap, view: ForwardPass, own: Tensor) -> tuple[Tensor, ...]:
-            account = answer(
+            answered = answer(
                 fitted.account, feature_map, view, own, targets=targets, contrast=False
-            )["account"]
-            account, own = average_regions(account, regions)[:, 0], own[:, 0]
+            )
+            account = average_regions(answered.account, regions)[:, 0]
+            own = own[:, 0]
             tried = account.flatten(1).topk(count, dim=1).indices
             lost = lose_regions(
                 feature_map, view, own, tried, regions, self.batch_size, targets.sigmoid
@@ -461,10 +457,10 @@ class NObSPCam(Explainer):
                 target = torch.arange(feature_map.outputs, device=target.device).expand_as(
                     view.logits
                 )
-            said = answer(
+            answered = answer(
                 fitted.account, feature_map, view, target, targets=targets, contrast=False
             )
-            contributions = said["contributions"].cpu()
+            contributions = answered.contributions.cpu()
             yield EvidenceBatch(units, view.logits.cpu(), contributions, thumbnails=thumbnails)
 
     def health(self) -> CamHealth:

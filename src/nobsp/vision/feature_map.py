@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from nobsp.network.inference import (
     portable,
 )
 from nobsp.network.readout import Head, Readout, checked, exact, fingerprint_of, tensors_in
+from nobsp.network.testimony import differs_from, logits_said
 from nobsp.network.visit import Visit
 
 Layout = Literal["first", "last", "tokens"]
@@ -172,12 +173,23 @@ class ForwardPass:
     """What one forward pass shows, float64."""
 
     maps: Tensor  # shape (n, channels, *locations)
-    logits: Tensor  # shape (n, outputs)
+    logits: Tensor  # what the model says, shape (n, outputs)
     units: Tensor  # what the layers behind the map depend on
     images: Tensor  # what the model was given
-    typical: Tensor | None = (
-        None  # of tokens, the mean over those that are no padding, shape (n, channels)
-    )
+    # of tokens, the mean over those that are no padding, shape (n, channels)
+    typical: Tensor | None = None
+    # what of the logits does not come from the pooled map, shape (n, outputs); None where all does, or where layers
+    # stand between
+    gaps: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Testimony:
+    """What a model says in one pass."""
+
+    result: Any  # as the model returns it
+    entering: Tensor  # what enters the head, or the output where there is no head, float64
+    logits: Tensor  # shape (n, outputs), float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,34 +309,65 @@ class FeatureMap:
             torch.no_grad(),
             evaluation_mode(self.module) as run,
             catching(run, self.place) as catch,
+            self._testifying(run) as testify,
         ):
-            watched = nullcontext(lambda x, _: run(x)) if self.direct else self._observing(run)
-            with watched as logits_of:
 
-                def forward(images: Tensor) -> ForwardPass:
-                    try:
-                        logits, tensor = catch(lambda: logits_of(self._ready(images), len(images)))
-                    except (RuntimeError, IndexError) as failure:
-                        explain_failure(failure, images, dtype=self.dtype, device=self.device)
-                        if tuple(images.shape[1:]) == self.image_shape:
-                            raise
-                        raise ValueError(
-                            f"the model cannot take images of shape {tuple(images.shape[1:])} ({failure}); it was "
-                            f"calibrated on images of shape {self.image_shape}."
-                        ) from failure
-                    maps, tokens = self._maps(tensor, images)
-                    units = pooled(maps, self.pooling)
-                    if self.direct:
-                        assert self.head is not None
-                        logits = self.head.logits(units)
-                    if tokens.numel():
-                        units = torch.cat([units, tokens.flatten(1)], dim=1)
-                    typical = (
-                        self._typical(maps, images) if self.text and self.reach == "full" else None
-                    )
-                    return ForwardPass(maps, logits, units, images, typical)
+            def forward(images: Tensor) -> ForwardPass:
+                try:
+                    testimony, tensor = catch(lambda: testify(self._ready(images), len(images)))
+                except (RuntimeError, IndexError) as failure:
+                    self._explain_failure(failure, images)
+                    raise
+                return self._read_pass(images, tensor, testimony)
 
-                yield forward
+            yield forward
+
+    def _explain_failure(self, failure: Exception, images: Tensor) -> None:
+        """Raise an error that says what to do where images have another shape; else return."""
+        explain_failure(failure, images, dtype=self.dtype, device=self.device)
+        shape = tuple(images.shape[1:])
+        if shape != self.image_shape:
+            raise ValueError(
+                f"the model cannot take images of shape {shape} ({failure}); it was calibrated on images of shape "
+                f"{self.image_shape}."
+            ) from failure
+
+    def _read_pass(self, images: Tensor, tensor: Tensor, testimony: _Testimony) -> ForwardPass:
+        """Maps, units and logits of a pass; logits are the model's wherever the pooled map does not give them."""
+        maps, tokens = self._maps(tensor, images)
+        units = pooled(maps, self.pooling)
+        logits = testimony.logits
+        gaps = None
+        if self.direct:
+            logits, gaps = self._compare(maps, units, testimony)
+        if tokens.numel():
+            units = torch.cat([units, tokens.flatten(1)], dim=1)
+
+        has_lengths = self.text and self.reach == "full"
+        typical = self._typical(maps, images) if has_lengths else None
+        return ForwardPass(
+            maps=maps, logits=logits, units=units, images=images, typical=typical, gaps=gaps
+        )
+
+    def _compare(
+        self, maps: Tensor, units: Tensor, testimony: _Testimony
+    ) -> tuple[Tensor, Tensor | None]:
+        """The model's logits, exact where they are the head's of the pooled map, and by how much they differ."""
+        assert self.head is not None
+        explained = self.head.logits(units)
+        entering = testimony.entering
+        eps = torch.finfo(self.dtype).eps
+        differs = differs_from(entering, units, None, eps)
+        if bool(differs.any()) and self.pooling != "flatten":
+            # Sums of both signs cancel, so that their rounding is that of larger numbers.
+            sizes = pooled(maps.abs(), "mean").repeat(1, len(self.pooling.split("+")))
+            differs = differs_from(entering, units, sizes, eps)
+
+        logits = torch.where(differs[:, None], self.head.logits(entering), explained)
+        if self.readout is not None:
+            logits = logits_said(self.readout, logits, entering, testimony.result)
+        gaps = logits - explained
+        return logits, gaps if bool(gaps.any()) else None
 
     @contextmanager
     def behind(
@@ -371,6 +414,32 @@ class FeatureMap:
             return maps.flatten(2).mean(2)
         mask = tokens[:, keys.index("attention_mask")].to(maps)
         return (maps * mask[:, None]).sum(2) / mask.sum(1, keepdim=True).clamp_min(1.0)
+
+    @contextmanager
+    def _testifying(self, run: Visit) -> Iterator[Callable[[Tensor, int], _Testimony]]:
+        """Hand out what runs the model and gives what it says."""
+        readout = self.readout
+        if readout is None:
+
+            def testify(x: Tensor, rows: int) -> _Testimony:
+                result = run(x)
+                output = exact(next(iter(tensors_in(result).values()))).reshape(rows, -1)
+                return _Testimony(result=result, entering=output, logits=output)
+
+            yield testify
+            return
+
+        with readout.listening(run) as heard:
+
+            def testify_by_head(x: Tensor, rows: int) -> _Testimony:
+                results: list[Any] = []
+                entering = exact(heard(lambda: results.append(run(x)), rows))
+                logits = readout.logits(entering)
+                if not self.direct:
+                    logits = logits_said(readout, logits, entering, results[0])
+                return _Testimony(result=results[0], entering=entering, logits=logits)
+
+            yield testify_by_head
 
     @contextmanager
     def _observing(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from nobsp._messages import require_whole_number
 from nobsp.arguments import numbers_of, require_choice, require_number
+from nobsp.vision.account import Answer
 
 Array = NDArray[np.float64]
 Kind = Literal["contrast", "account", "positive", "negative", "signed"]
@@ -21,6 +22,8 @@ KINDS = ("contrast", "account", "positive", "negative", "signed")
 
 # Orange and blue: distinct for people who do not see red and green, and bright enough to shine on a dark picture.
 FOR, AGAINST = "#e8590c", "#1f7fd1"
+# Above this share, what is unexplained is said wherever maps are printed.
+NOTEWORTHY = 0.01
 # How strong the colour is where a map is largest, and how bright red, green and blue look, as browsers count it.
 OPACITY, LIGHT = 0.7, (0.2126, 0.7152, 0.0722)
 
@@ -50,7 +53,8 @@ class ActivationMaps:
         logits: What the model says, shape (n, outputs).
         base_values: Logits at the calibration mean of the map, shape (outputs,).
         mean_values: Mean logits over the calibration images; not `base_values` where layers follow that are not linear.
-        residual: What the account misses, shape (n,): zero where the pooled map enters the head.
+        residual: What the account misses of what the model says, shape (n,): zero where the pooled map enters the head
+            and no other path led to the output.
         confidence: The model's probability of the target, shape (n,).
         output_names: Names of the classes.
         layer: Where in the model the map is.
@@ -89,8 +93,20 @@ class ActivationMaps:
         target = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         return (
             f"ActivationMaps({len(self)} images, {size} locations, layer={self.layer!r}, target={target!r}, "
-            f"against={self.against!r}, scale={self.scale!r})"
+            f"against={self.against!r}, scale={self.scale!r}{self._warning()})"
         )
+
+    def _warning(self) -> str:
+        share = self.unexplained
+        return f", {share:.0%} unexplained" if share > NOTEWORTHY else ""
+
+    @property
+    def unexplained(self) -> float:
+        """The residuals' sizes as a share of those of what is accounted for, over all images."""
+        carried = self.account.reshape(*self.target.shape, -1).mean(-1) + self.class_token
+        whole = float(np.abs(carried + self.residual).sum())
+        missed = float(np.abs(self.residual).sum())
+        return missed / whole if whole > 0 else 0.0
 
     @property
     def locations(self) -> tuple[int, ...]:
@@ -186,17 +202,18 @@ class ActivationMaps:
         return replace(self, **{name: getattr(self, name)[:, position] for name in names})
 
 
-def join(parts: list[dict[str, Tensor]], *, several: bool, **about: Any) -> ActivationMaps:
+def join(answers: Sequence[Answer], *, several: bool, **about: Any) -> ActivationMaps:
     """Maps of all batches as arrays; the axis of targets is kept only where images have several."""
-    shapes = {tuple(part["positive"].shape[2:]) for part in parts}
+    shapes = {tuple(answer.positive.shape[2:]) for answer in answers}
     if len(shapes) > 1:
         raise ValueError(
             f"the images have maps of different sizes {sorted(shapes)}; pass images of one size a call."
         )
     arrays: dict[str, Any] = {}
-    for name in parts[0]:
-        whole = torch.cat([part[name].cpu() for part in parts])
-        arrays[name] = (whole if several or name == "logits" else whole[:, 0]).numpy()
+    for name in (field.name for field in fields(Answer)):
+        whole = torch.cat([getattr(answer, name).cpu() for answer in answers])
+        has_targets = several or name == "logits"
+        arrays[name] = (whole if has_targets else whole[:, 0]).numpy()
     return ActivationMaps(**arrays, **about)
 
 

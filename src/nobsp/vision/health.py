@@ -1,0 +1,167 @@
+"""What is worth knowing about a calibration before its maps are believed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nobsp.base import Finding, describe_findings, is_healthy
+from nobsp.vision.account import POINTS, Account
+from nobsp.vision.feature_map import FeatureMap
+
+# A mean of fewer images says little about what is usual.
+FEW_IMAGES = 16
+# An integral that carries less is not to be relied on.
+LEAST_CARRIED = 0.99
+# Calibrated coefficients that carry less of a logit's variance are not its own.
+LEAST_VARIANCE = 0.8
+# What came along another path is a warning above this share of how far logits vary, and a note below.
+NOTEWORTHY = 0.01
+# A map with fewer locations along its longest side shows little.
+FEW_LOCATIONS = 4
+
+
+@dataclass(frozen=True, repr=False)
+class CamHealth:
+    """The state of a calibration."""
+
+    findings: tuple[Finding, ...]  # what is worth knowing, warnings first; empty when all is well
+    rows: int  # calibration images
+    channels: int  # units that have a coefficient each
+    dead: int  # channels that never varied over the calibration images
+    # share of each logit's variance that the contributions carry, NaN for one that does not vary; where layers stand
+    # between map and head, what the integral carried of the first images, for all alike
+    explained: tuple[float, ...]
+    layer: str  # where the map is
+    direct: bool  # whether the pooled map is what the linear head sees; else layers stand between
+    unexplained: float = 0.0  # of how far logits vary, the share that came along another path
+    inputs: str = "images"  # what was calibrated on: images, texts, signals or volumes
+
+    @property
+    def healthy(self) -> bool:
+        """Whether there is no warning."""
+        return is_healthy(self.findings)
+
+    def __repr__(self) -> str:
+        known = [share for share in self.explained if share == share]
+        carried = f"{max(min(known), 0.0):.1%}" if known else "–"
+        first = f"{self.rows} {self.inputs}, {self.channels} channels of {self.layer!r}"
+        first += f"; {carried} or more of each logit."
+        return "\n".join([first, *describe_findings(self.findings)])
+
+
+def examine(feature_map: FeatureMap, account: Account, *, rows: int) -> CamHealth:
+    """Collects everything that is worth knowing about a calibration, warnings first."""
+    dead = 0
+    if account.unique_share is not None:
+        dead = int((account.unique_share == 0).sum())
+    findings = [
+        *_find_misfit(feature_map, account),
+        *_find_other_paths(feature_map, account),
+        *_describe_layers_behind(feature_map, account),
+        *_find_poor_images(feature_map, dead=dead, rows=rows),
+    ]
+    return CamHealth(
+        findings=tuple(sorted(findings, key=lambda finding: finding.severity != "warning")),
+        rows=rows,
+        channels=feature_map.units,
+        dead=dead,
+        explained=tuple(account.explained.double().tolist()),
+        layer=feature_map.layer,
+        direct=feature_map.direct,
+        unexplained=account.unexplained,
+        inputs=inputs_of(feature_map),
+    )
+
+
+def inputs_of(feature_map: FeatureMap) -> str:
+    """What the model is given, in a word."""
+    if feature_map.text:
+        return "texts"
+    return {1: "signals", 3: "volumes"}.get(len(feature_map.shape), "images")
+
+
+def _find_misfit(feature_map: FeatureMap, account: Account) -> list[Finding]:
+    """Coefficients or integrals that do not carry the logits."""
+    if account.note:
+        return [Finding("warning", "coefficients", "", account.note)]
+
+    explained = account.explained.double()
+    known = explained[~explained.isnan()]
+    least = float(known.min()) if len(known) else 1.0
+    if account.coefficients is None and least < LEAST_CARRIED:
+        message = (
+            f"The integral through the layers behind {feature_map.layer!r} misses much of the logits of the first "
+            f"{inputs_of(feature_map)} (it carries {max(least, 0.0):.1%} of their squares) with up to "
+            f"{account.points or POINTS[-1]} points; read maps.residual along with the maps, or choose a later layer."
+        )
+        return [Finding("warning", "quadrature", "", message)]
+    if account.coefficients is not None and least < LEAST_VARIANCE:
+        message = (
+            f"The coefficients carry only {least:.1%} of a logit's variance: the ridge is too strong for these "
+            'channels, or the images are too few. Use a smaller ridge, more images, or coefficients="head".'
+        )
+        return [Finding("warning", "weak", "", message)]
+    return []
+
+
+def _find_other_paths(feature_map: FeatureMap, account: Account) -> list[Finding]:
+    """Logits that do not come from the map alone."""
+    share = account.unexplained
+    if share == 0.0:
+        return []
+    message = (
+        f"{share:.2%} of how far the logits vary does not come from {feature_map.layer!r}: another path leads to the "
+        "output too. It is in no map, but in maps.residual; choose a layer= through which everything passes."
+    )
+    return [Finding("warning" if share > NOTEWORTHY else "note", "another_path", "", message)]
+
+
+def _describe_layers_behind(feature_map: FeatureMap, account: Account) -> list[Finding]:
+    """What is integrated, and where it starts."""
+    if account.coefficients is not None:
+        return []
+
+    layer = feature_map.layer
+    is_full = feature_map.reach == "full"
+    apart = account.base - account.mean_logits
+    largest = int(apart.abs().argmax())
+    message = (
+        f"Layers stand between {layer!r} and the output, which see {'all of it' if is_full else 'only its means'}: "
+        "gradients are integrated through them, and maps.residual is the integral's error. Accounts start from the "
+        f"output at the mean map, which is up to {abs(float(apart[largest])):.3g} away from the mean output, a "
+        f"constant (output {largest})."
+    )
+    findings = [Finding("note", "integral", "", message)]
+    if feature_map.head is None:
+        message = "No linear layer makes the model's output, so the output is explained as it is."
+        findings.append(Finding("note", "no_head", "", message))
+    if is_full and feature_map.grid.prefix:
+        message = (
+            f"{feature_map.grid.prefix} tokens of {layer!r} have no place: see maps.class_token; an earlier layer= "
+            "costs more passes and gives better maps."
+        )
+        findings.append(Finding("note", "class_token", "", message))
+    return findings
+
+
+def _find_poor_images(feature_map: FeatureMap, *, dead: int, rows: int) -> list[Finding]:
+    """Calibration images that are too few or too much alike, or too small."""
+    findings = []
+    inputs = inputs_of(feature_map)
+    if dead:
+        message = f"{dead} channels never varied over the calibration {inputs} and add nothing; vary them."
+        findings.append(Finding("note", "dead", "", message))
+    if rows < FEW_IMAGES:
+        message = (
+            f"The reference is a mean of {rows} {inputs} only: what all have in common is in no "
+            "account. Use more."
+        )
+        findings.append(Finding("note", "few_images", "", message))
+    if max(feature_map.shape) < FEW_LOCATIONS:
+        size = "×".join(map(str, feature_map.shape))
+        whole = "×".join(map(str, feature_map.image_shape[1:]))
+        message = (
+            f"The map has only {size} locations for inputs of {whole}; larger ones give finer maps."
+        )
+        findings.append(Finding("note", "coarse", "", message))
+    return findings
