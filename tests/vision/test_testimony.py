@@ -117,7 +117,7 @@ def test_a_model_whose_outputs_come_from_elsewhere_is_refused(coefficients: str)
 def test_merged_calibrations_know_the_share_of_all_images() -> None:
     model = made(Corrected("behind"))
     quiet = images(200)
-    bright = torch.cat([images(30, seed=2), 0.1 * images(1, seed=1) + 1.05])
+    bright = torch.cat([images(150, seed=2), 0.1 * images(1, seed=1) + 1.05])
     with pytest.warns(UserWarning, match="another path"):
         whole = NObSPCam(model).fit(torch.cat([quiet, bright]))
     with pytest.warns(UserWarning, match="another path"):
