@@ -53,7 +53,8 @@ def _rounding(readout: Readout, logits: Tensor, z: Tensor) -> Tensor:
     norms = torch.linalg.vector_norm(head.weight, dim=1).to(logits)
     sizes = torch.linalg.vector_norm(exact(z), dim=1, keepdim=True).to(logits) * norms
     results = _ROUNDINGS_OF_RESULTS * stored * (logits.abs() + bias)
-    return results + _ROUNDINGS_OF_SUMS * summed * (sizes + bias)
+    sums: Tensor = _ROUNDINGS_OF_SUMS * summed * (sizes + bias)
+    return sums + results
 
 
 def _precisions(readout: Readout) -> tuple[float, float]:
