@@ -128,7 +128,7 @@ PART = Part(
     tried="an interrupt at a random moment of fit, call, cam and query, of models with up to 120 layers",
     must="model, hooks, threads and random numbers as before; the next call works",
     count=800,
-    sample=40,
+    sample=20,
     run=run,
     seconds=30.0,
 )

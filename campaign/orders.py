@@ -198,7 +198,7 @@ PART = Part(
     tried="rows and columns permuted, single and double precision, batch sizes, streams, threads",
     must="equal to the bounds stated below",
     count=800,
-    sample=24,
+    sample=9,
     run=run,
     seconds=60.0,
 )

@@ -20,6 +20,8 @@ MINUTES = float(os.environ.get("CAMPAIGN_MINUTES", "120"))
 # Samples that a slope is fitted to; the first tenth is left out, in which caches fill.
 SAMPLES = 200
 WARM_UP = 0.2
+# On a busy machine a short run goes on until it has so many: a slope needs some.
+FEWEST_SAMPLES = 20
 # Growth below this is the allocator's own: what it keeps for the next call differs from sample to sample.
 NOISE_BYTES = 4 * 2**20
 
@@ -80,7 +82,7 @@ def run(_: int, __: int) -> Outcome:
     rounds = 0
     pause = 60 * MINUTES / SAMPLES
     following = time.monotonic()
-    while time.monotonic() < end:
+    while time.monotonic() < end or len(samples) < FEWEST_SAMPLES:
         _round(rounds)
         rounds += 1
         if time.monotonic() >= following:

@@ -264,7 +264,7 @@ PART = Part(
     "cloudpickle of every public object",
     must="equal to results of one thread; no deadlock",
     count=1_000,
-    sample=24,
+    sample=12,
     run=run,
     seconds=150.0,
 )
