@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from nobsp import NObSP
 from nobsp.tabular import fitting
+from nobsp.tabular.effort import FULL, MAIN_ROWS
 from nobsp.tabular.regression import Rows, choose_strength, fit_correction, judge
-from nobsp.tabular.terms import FULL, MAIN_ROWS, Terms
+from nobsp.tabular.terms import Terms
 from tests.tabular.nets import Net, additive, net, table
 from tests.tabular.oracles import Background, share_explained
 from tests.tolerances import COEFFICIENTS, CONTRIBUTIONS, SUMS, assert_same_to_rounding

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from nobsp import NObSP
 from nobsp.tabular.compiled import CompiledExplainer
+from nobsp.tabular.features import Points
 from nobsp.tabular.lookup import Chunk
 from nobsp.tabular.purification import occupancy
-from nobsp.tabular.tabulate import Points
 from tests.tolerances import CONTRIBUTIONS
 
 Array = NDArray[np.float64]

@@ -31,15 +31,18 @@ from nobsp.published import (
 from nobsp.published.sums import Parts
 from nobsp.tabular.columns import Columns, Rows, TableRows, read_ahead, require_passes
 from nobsp.tabular.compiled import Health, TermHealth
+from nobsp.tabular.effort import FULL, PAIR_REACH
 from nobsp.tabular.explanation import term_name
+from nobsp.tabular.features import Points
 from nobsp.tabular.fitted import Estimate, Fitted
 from nobsp.tabular.fitting import Facts, Options, assemble, feature_findings, share_findings
-from nobsp.tabular.grids import Main
-from nobsp.tabular.lookup import TermTable
+from nobsp.tabular.grids import Represent, Tabulator
+from nobsp.tabular.lookup import Array, TermTable
 from nobsp.tabular.purification import transfer
 from nobsp.tabular.regression import Sample, share_explained
-from nobsp.tabular.tabulate import Array, Points, Represent, Tabulator
-from nobsp.tabular.terms import FULL, PAIR_REACH, refine_main, screen_pairs, tabulate_main
+from nobsp.tabular.selection import screen_pairs
+from nobsp.tabular.tables import Main
+from nobsp.tabular.terms import refine_main, tabulate_main
 
 Strengths = dict[Subset, float]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from nobsp.tabular.features import Domain
 from nobsp.tabular.lookup import LevelAxis
 from nobsp.tabular.regression import Sample
-from nobsp.tabular.tabulate import Domain
 
 Array = NDArray[np.float64]
 

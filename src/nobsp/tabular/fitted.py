@@ -20,8 +20,8 @@ from nobsp.network.progress import progress_bar
 from nobsp.network.readout import Readout, as_model_takes
 from nobsp.tabular.columns import Columns, input_values
 from nobsp.tabular.compiled import CompiledExplainer
+from nobsp.tabular.grids import Represent, Tabulator
 from nobsp.tabular.regression import DirectTerm
-from nobsp.tabular.tabulate import Represent, Tabulator
 
 if TYPE_CHECKING:
     from nobsp.published import Published

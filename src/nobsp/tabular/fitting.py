@@ -33,23 +33,23 @@ from nobsp.tabular.columns import Columns, categories_of, input_baseline, ranks
 from nobsp.tabular.compiled import CompiledExplainer, Health, Measure, TermHealth
 from nobsp.tabular.dependence import find_determined
 from nobsp.tabular.distance import Reach, measure_reach
+from nobsp.tabular.effort import (
+    MEASURED_DIRECTLY,
+    Effort,
+    choose_effort,
+    count_operations,
+    least_costs,
+)
 from nobsp.tabular.explanation import term_name
+from nobsp.tabular.features import Domain, describe, own_columns
 from nobsp.tabular.fitted import Estimate, rows_like
 from nobsp.tabular.folds import Codes
-from nobsp.tabular.lookup import Chunk, TermTable
+from nobsp.tabular.grids import Represent, Tabulator
+from nobsp.tabular.lookup import Array, Chunk, TermTable
 from nobsp.tabular.omissions import distances_from_average, name_far_curves, name_pairs_left_out
 from nobsp.tabular.purification import read
 from nobsp.tabular.regression import Sample, share_explained, spread_of_curves
-from nobsp.tabular.tabulate import Array, Domain, Represent, Tabulator, describe, own_columns
-from nobsp.tabular.terms import (
-    MEASURED_DIRECTLY,
-    Effort,
-    Terms,
-    choose_effort,
-    count_operations,
-    fit_terms,
-    least_costs,
-)
+from nobsp.tabular.terms import Terms, fit_terms
 from nobsp.tabular.validity import (
     TOO_FEW_ROWS,
     choose_by_neighbourhoods,

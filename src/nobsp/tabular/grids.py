@@ -1,262 +1,222 @@
-"""Tables of single features, pairs and triples together, each without what belongs to the others.
-
-Every table is an average over background rows r, which are few. What larger terms make there on average is part of it:
-
-    z̄_a(x) contains the mean over r of T_ab(x, b_r) + T_abc(x, b_r, c_r),
-    z̄_ab(x, y) contains the mean over r of T_abc(x, y, c_r).
-
-That part belongs to the larger term, which has it already, and is taken out.
-"""
+"""The network on knots and grids, averaged over the background rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import combinations
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nobsp.network.inputs import Subset
-from nobsp.tabular.lookup import Chunk
-from nobsp.tabular.purification import (
-    average_over,
-    occupancy,
-    places_of,
-    purify,
-    transfer,
-    transfer_grid,
+from nobsp.tabular.answers import (
+    Mask,
+    UnansweredError,
+    answered_nodes,
+    last_answered,
+    run_where_answered,
 )
-from nobsp.tabular.regression import Sample, TablePiece
-from nobsp.tabular.tabulate import (
-    Domain,
-    Points,
-    Represent,
-    Table,
-    Tabulator,
-    choose_background,
-    compress,
-)
+from nobsp.tabular.budget import BudgetSpentError
+from nobsp.tabular.features import FEW_VALUES, Domain, Points
+from nobsp.tabular.lookup import Chunk, NumberAxis
 
-# Most directions of a representation, by how many features a term has.
-MOST_DIRECTIONS = {1: 24, 2: 32, 3: 16}
-# Most that background rows are drawn apart: more would be outliers' work.
-MOST_STRETCH = 2.0
+Represent = Callable[[Tensor], Tensor]
 
 
-class Backgrounds:
-    """Tabulators over few or many of the background rows, each made once."""
+# Where a segment is cut first to see whether it bends: not in the middle, where a wave crosses its chord.
+_CUT = 0.382
+
+
+# As far from straight as a function may be between knots, in units of the outputs.
+_STRAIGHT = 1e-3
+
+
+class Table(NamedTuple):
+    """The representation of one or two features on their points, averaged over the background."""
+
+    mean: Tensor  # (points of each feature …, width)
+    outputs: Tensor  # the head's share for every background row by itself, (background, points …, outputs)
+    # at which points the model answered, (points …); elsewhere values are those of another point. None for all
+    answered: Mask | None = None
+
+
+class Tabulator:
+    """Runs the network on grids of points, the other features as in the background rows; counts forward rows."""
 
     def __init__(
-        self,
-        represent: Represent,
-        background: int | Tensor,
-        sample: Sample,
-        weight: Tensor,
-        *,
-        numbers: Sequence[int],
-        batch_size: int,
+        self, represent: Represent, background: Tensor, weight: Tensor, *, batch_size: int
     ) -> None:
         self._represent = represent
-        self._background = background
-        self._sample = sample
-        self._weight = weight
-        self._numbers = numbers
         self._batch_size = batch_size
-        self._tabulators: dict[int, Tabulator] = {}
-        self._spread: Tabulator | None = None
+        self._failure: Exception | None = None
+        self.background = background
+        self.weight = weight
+        self.forward_rows = 0
 
-    @property
-    def most(self) -> int:
-        """Background rows there can be."""
-        if isinstance(self._background, Tensor):
-            return len(self._background)
-        return min(self._background, len(self._sample))
+    def __call__(self, features: Sequence[Points]) -> Table:
+        """The table of some features, held where the model gives no answer beyond the calibrated range."""
+        table = self.ask(features)
+        answered = answered_nodes(table.mean, table.outputs)
+        if answered.all():
+            return table
 
-    @property
-    def forward_rows(self) -> int:
-        """Rows that ran through the network so far."""
-        rows = sum(tabulate.forward_rows for tabulate in self._tabulators.values())
-        return rows if self._spread is None else rows + self._spread.forward_rows
+        try:
+            place = last_answered(answered, [points.held for points in features])
+        except UnansweredError as nowhere:
+            node = nowhere.args[0]
+            labels = [points.label(at) for points, at in zip(features, node, strict=True)]
+            raise self._unanswered(" and ".join(labels)) from self._failure
 
-    def of_rows(self, count: int) -> Tabulator:
-        """A tabulator over so many rows, or as many as there are."""
-        count = min(count, self.most)
-        if count not in self._tabulators:
-            rows = self._choose(count)
-            self._tabulators[count] = Tabulator(
-                self._represent, rows, self._weight, batch_size=self._batch_size
-            )
-        return self._tabulators[count]
+        itself = np.all(np.array(place) == np.indices(answered.shape), axis=0)
+        nodes = tuple(torch.from_numpy(index) for index in place)
+        return Table(
+            mean=table.mean[nodes],
+            outputs=table.outputs.movedim(0, -1)[nodes].movedim(-1, 0),
+            answered=itself,
+        )
 
-    def with_spread(self, count: int) -> Tabulator:
-        """The same, the amounts in its rows spread as they are in the calibration rows.
+    def ask(self, features: Sequence[Points]) -> Table:
+        """The same as the model answers, NaN where it raises."""
+        sizes = [len(points) for points in features]
+        count = len(self.background)
+        nodes = torch.cartesian_prod(*map(torch.arange, sizes)).view(-1, len(sizes))
+        values = torch.cat(
+            [points.inputs[place] for points, place in zip(features, nodes.T, strict=True)], 1
+        )
+        columns = [column for points in features for column in points.columns]
 
-        For terms without a table: nothing purifies them, and few background rows are too close to their mean. A
-        feature that multiplies another one's square would be shown too weak.
+        means = []
+        outputs = []
+        for z in self._over_background(columns, values):
+            means.append(z.mean(1))
+            outputs.append((z @ self.weight).to(torch.float32))
+        return Table(
+            mean=torch.cat(means).view(*sizes, -1),
+            outputs=torch.cat(outputs).movedim(1, 0).reshape(count, *sizes, -1),
+        )
+
+    def _unanswered(self, values: str) -> UnansweredError:
+        reason = "it gives no finite number there"
+        if self._failure is not None:
+            reason = f"it raises {type(self._failure).__name__}: {self._failure}"
+        return UnansweredError(
+            f"the model cannot be asked for {values}, inside the range of the calibration rows, with the other "
+            f"features as in other rows ({reason}). Leave out the rows that reach such values, or pass a model that "
+            "answers there."
+        )
+
+    def with_rows(self, count: int) -> Tabulator:
+        """The same over so many of the background rows."""
+        rows = self.background[:: max(len(self.background) // count, 1)]
+        return Tabulator(self._represent, rows, self.weight, batch_size=self._batch_size)
+
+    def run(self, rows: Tensor, *, group: int = 1) -> Tensor:
+        """Representations of rows, float64 on the CPU, in calls of at most the batch size.
+
+        Rows for which the model raises are NaN, in groups of so many.
         """
-        if self._spread is None:
-            rows = self.of_rows(count).background
-            if not isinstance(self._background, Tensor):
-                rows = _respread(rows, self._sample.inputs, list(self._numbers))
-            self._spread = Tabulator(
-                self._represent, rows, self._weight, batch_size=self._batch_size
+        parts = []
+        for batch in torch.split(rows, self._batch_size):
+            self.forward_rows += len(batch)
+            found, failure = run_where_answered(
+                self._represent,
+                batch,
+                width=len(self.weight),
+                group=min(group, self._batch_size),
             )
-        return self._spread
+            self._failure = failure or self._failure
+            parts.append(found)
+        return torch.cat(parts)
 
-    def _choose(self, count: int) -> Tensor:
-        if isinstance(self._background, Tensor):
-            if count == len(self._background):
-                return self._background
-            rows = self._background
-        else:
-            rows = self._sample.inputs
-        return choose_background(rows, count, self._numbers, self._represent)
+    def rows(self, columns: Sequence[int], values: Tensor) -> Tensor:
+        """Representation of features that have no table, averaged over the background."""
+        return torch.cat([z.mean(1) for z in self._over_background(columns, values)])
 
+    def require_answers(self, representation: Tensor, name: str) -> None:
+        """An error where the model gave no finite answer for values of a feature or term that rows have."""
+        if not bool(representation.isfinite().all()):
+            raise self._unanswered(f"values of {name}") from self._failure
 
-def _respread(background: Tensor, rows: Tensor, columns: list[int]) -> Tensor:
-    """Background rows whose columns have the standard deviation of all rows, inside their range."""
-    if not columns or not background.is_floating_point() or len(background) < 2:
-        return background
-    values = rows[:, columns].double()
-    few = background[:, columns].double()
-    factor = values.std(0, correction=0) / few.std(0, correction=0).clamp_min(1e-300)
-    centre = few.mean(0)
-    spread = centre + (few - centre) * factor.clamp(1 / MOST_STRETCH, MOST_STRETCH)
-    moved = background.clone()
-    moved[:, columns] = spread.clamp(values.amin(0), values.amax(0)).to(background.dtype)
-    return moved
+    def _over_background(self, columns: Sequence[int], values: Tensor) -> Iterator[Tensor]:
+        """Representations with values (nodes, columns) put into every background row, (nodes, background, width)."""
+        count = len(self.background)
+        for part in torch.split(values, max(self._batch_size // count, 1)):
+            rows = self.background.repeat(len(part), 1)
+            rows[:, list(columns)] = part.to(rows.dtype).repeat_interleave(count, 0)
+            yield self.run(rows, group=count).view(len(part), count, -1)
 
 
-@dataclass(frozen=True, eq=False)
-class Main:
-    """The table of one feature."""
+def refine_knots(
+    tabulate: Tabulator,
+    domain: Domain,
+    first: Points,
+    table: Table,
+    rows: Chunk,
+    *,
+    unit: Tensor,
+    most: int,
+) -> tuple[Points, Table]:
+    """Adds knots to a table where the function is further than a thousandth of a unit from straight.
 
-    points: Points
-    table: Table
+    It ends early where no more forward rows are left.
+    """
+    assert isinstance(first.axis, NumberAxis)
+    assert domain.span is not None
+    knots = first.axis.knots
+    mean, missing = table.mean.tensor_split([len(knots)])
+    outputs, missing_outputs = table.outputs.tensor_split([len(knots)], 1)
+    answered = np.ones(len(knots), dtype=bool)
+    if table.answered is not None:
+        answered &= table.answered[: len(knots)]
+    if first.encoded is not None:
+        answered &= first.encoded[: len(knots)]
 
+    # Per segment, how far from straight what it is a part of was found.
+    bend = np.full(len(knots) - 1, np.inf)
+    # Where one end has the other's values, the function is held.
+    bend[~(answered[1:] & answered[:-1])] = 0.0
+    values = rows.numbers(first.axis.column)
+    if len(np.unique(values[np.isfinite(values)])) <= FEW_VALUES:
+        # Nothing is read between knots inside the range.
+        bend[(knots[:-1] >= domain.span[0]) & (knots[1:] <= domain.span[1])] = 0.0
 
-@dataclass(frozen=True, eq=False)
-class Lines:
-    """Where the grids of pairs, or those of triples, have their lines, by feature."""
+    cut = _CUT
+    while len(knots) < most:
+        # Where knots run out, the segments that bend most have them.
+        left = np.sort(np.argsort(-bend, kind="stable")[: most - len(knots)])
+        left = left[bend[left] > _STRAIGHT]
+        middle = knots[left] + cut * (knots[left + 1] - knots[left])
+        # In the caller's units two knots may be neighbours already.
+        apart = (middle > knots[left]) & (middle < knots[left + 1])
+        left = left[apart]
+        middle = middle[apart]
+        if not len(left):
+            break
 
-    points: dict[int, Points] = field(default_factory=dict)
-    shares: dict[int, Tensor] = field(default_factory=dict)  # of the calibration rows
+        cuts = Points(first.axis, domain.encode(middle[:, None]), first.columns, left)
+        try:
+            new = tabulate.ask([cuts])
+        except BudgetSpentError:
+            break
+        known = answered_nodes(new.mean, new.outputs)
+        bend[left[~known]] = 0.0  # the model has a gap there: its ends have answers
+        left = left[known]
+        middle = middle[known]
+        new_mean = new.mean[torch.from_numpy(known)]
+        straight = mean[left] + cut * (mean[left + 1] - mean[left])
+        bend[left] = ((new_mean - straight) @ tabulate.weight / unit).abs().amax(1).numpy()
 
-    @classmethod
-    def of(cls, points: Mapping[int, Points], rows: Chunk) -> Lines:
-        """Lines with the share of the rows at each."""
-        return cls(dict(points), {k: occupancy(line, rows) for k, line in points.items()})
+        order = np.argsort(np.concatenate([knots, middle]), kind="stable")
+        bend = np.insert(bend, left + 1, bend[left])
+        knots = np.concatenate([knots, middle])[order]
+        answered = np.concatenate([answered, known[known]])[order]
+        mean = torch.cat([mean, new_mean])[order]
+        outputs = torch.cat([outputs, new.outputs[:, torch.from_numpy(known)]], 1)[:, order]
+        cut = 0.5
 
-    def places(self, domains: Sequence[Domain], rows: Tensor) -> dict[int, Tensor]:
-        """Where on the lines some rows of the network's input are, (rows, points) by feature."""
-        places = {}
-        for k, points in self.points.items():
-            chunk = Chunk(domains[k].own_columns(rows), slice(0, len(rows)))
-            places[k] = places_of(points, chunk)
-        return places
-
-
-@dataclass(frozen=True, eq=False)
-class Grid:
-    """The table of several features."""
-
-    term: Subset
-    points: tuple[Points, ...]
-    shares: tuple[Tensor, ...]
-    pure: Tensor  # the purified representation, (points …, width)
-    outputs: Tensor  # the head's share for every background row, (background, points …, outputs)
-
-    @classmethod
-    def tabulate(cls, tabulate: Tabulator, term: Subset, lines: Lines) -> Grid:
-        """Runs the network on the grid."""
-        points = tuple(lines.points[k] for k in term)
-        shares = tuple(lines.shares[k] for k in term)
-        table = tabulate(points)
-        return cls(term, points, shares, purify(table.mean, shares), table.outputs)
-
-    def less(self, margin: Tensor) -> Grid:
-        """The grid without what belongs to a larger term."""
-        return replace(self, pure=self.pure - purify(margin, self.shares))
-
-    def piece(self, weight: Tensor) -> TablePiece:
-        """The term as the regression sees it."""
-        flat = self.pure.flatten(0, -2)
-        share = self.shares[0]
-        for other in self.shares[1:]:
-            share = torch.outer(share, other).flatten()
-        basis = compress(flat, share, most=MOST_DIRECTIONS[len(self.term)])
-        return TablePiece(self.term, self.points, flat @ weight, flat @ basis)
-
-
-@dataclass(frozen=True, eq=False)
-class Tables:
-    """All tables, from which the pieces of the regression are made."""
-
-    domains: Sequence[Domain]
-    rows: Chunk  # the calibration rows
-    weight: Tensor  # the head's coefficients
-    background: Tensor  # of the tables of single features
-    pair_background: Tensor
-    mains: dict[int, Main]
-    pair_lines: Lines = field(default_factory=Lines)
-    pairs: tuple[Grid, ...] = ()
-    triple_lines: Lines = field(default_factory=Lines)
-    triples: tuple[Grid, ...] = ()
-
-    @cached_property
-    def pair_places(self) -> dict[int, Tensor]:
-        """Where on the lines of pairs every background row is."""
-        return self.pair_lines.places(self.domains, self.background)
-
-    @cached_property
-    def triple_places(self) -> dict[int, Tensor]:
-        """Where on the lines of triples every background row is."""
-        return self.triple_lines.places(self.domains, self.background)
-
-    def pure_pairs(self) -> tuple[Grid, ...]:
-        """Grids of pairs without what triples make of them over the background rows."""
-        if not self.triples:
-            return self.pairs
-        places = self.triple_lines.places(self.domains, self.pair_background)
-        pairs = {grid.term: grid for grid in self.pairs}
-        for triple in self.triples:
-            for kept in combinations(range(3), 2):
-                term = tuple(triple.term[side] for side in kept)
-                if term not in pairs:
-                    continue
-                margin = average_over(triple.pure, [places[k] for k in triple.term], kept=kept)
-                lines = [triple.points[side] for side in kept]
-                moved = transfer_grid(lines, margin, pairs[term].points)
-                pairs[term] = pairs[term].less(moved)
-        return tuple(pairs.values())
-
-    def pure_means(self, pairs: Sequence[Grid]) -> dict[int, Tensor]:
-        """Tables of single features without what larger terms make of them over the background rows."""
-        means = {k: main.table.mean for k, main in self.mains.items()}
-        for grids, places in ((pairs, self.pair_places), (self.triples, self.triple_places)):
-            for grid in grids:
-                for side, k in enumerate(grid.term):
-                    here = [places[other] for other in grid.term]
-                    margin = average_over(grid.pure, here, kept=(side,))
-                    means[k] = means[k] - transfer(grid.points[side], margin, self.mains[k].points)
-        return means
-
-    def pieces(self) -> tuple[dict[int, TablePiece], list[TablePiece]]:
-        """Every table as the regression sees it: of single features, and of pairs and triples."""
-        pairs = self.pure_pairs()
-        means = self.pure_means(pairs)
-        singles = {}
-        for k, main in self.mains.items():
-            share = occupancy(main.points, self.rows)
-            mean = means[k] - share @ means[k]
-            basis = compress(mean, share, most=MOST_DIRECTIONS[1])
-            singles[k] = TablePiece((k,), (main.points,), mean @ self.weight, mean @ basis)
-        return singles, [grid.piece(self.weight) for grid in (*pairs, *self.triples)]
-
-
-def count_nodes(lines: Mapping[int, Points], term: Subset) -> int:
-    """Nodes of a term's grid."""
-    return int(np.prod([len(lines[k]) for k in term]))
+    points = domain.number_points(knots)
+    return points, Table(
+        mean=torch.cat([mean, missing]),
+        outputs=torch.cat([outputs, missing_outputs], 1),
+        answered=np.concatenate([answered, np.ones(len(missing), dtype=bool)]),
+    )

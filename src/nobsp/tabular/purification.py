@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nobsp.tabular.features import Points
 from nobsp.tabular.lookup import Array, Chunk, LevelAxis, NumberAxis, TermTable
-from nobsp.tabular.tabulate import Points
 
 
 def read(table: TermTable, rows: Chunk) -> Tensor:

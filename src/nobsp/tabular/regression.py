@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp.network.inputs import Subset
+from nobsp.tabular.features import Domain, Points
 from nobsp.tabular.folds import FOLDS, Codes, deal_folds, join_rows
-from nobsp.tabular.lookup import Chunk, TermTable
+from nobsp.tabular.grids import Tabulator
+from nobsp.tabular.lookup import Array, Chunk, TermTable
 from nobsp.tabular.purification import occupancy, purify, read, transfer
-from nobsp.tabular.tabulate import Array, Domain, Points, Tabulator
 
 ALPHAS = (1e-5, 1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0, 100.0, 1e4)
 # A fitted interaction below this share of every output's spread is left out.

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from nobsp.tabular.features import Points
+from nobsp.tabular.grids import Table
 from nobsp.tabular.lookup import Array, Chunk, NumberAxis
-from nobsp.tabular.tabulate import Points, Table
 
 
 @dataclass(frozen=True)

@@ -18,23 +18,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nobsp.network.inference import Operations
 from nobsp.network.inputs import Subset
 from nobsp.network.progress import Counter, progress_bar
-from nobsp.tabular import triples
-from nobsp.tabular.budget import (
-    PAIRS_SHARE,
-    BudgetSpentError,
-    Costs,
-    Meter,
-    Plan,
-    fewer_pairs,
+from nobsp.tabular import selection
+from nobsp.tabular.background import Backgrounds
+from nobsp.tabular.budget import PAIRS_SHARE, BudgetSpentError, Meter, fewer_pairs
+from nobsp.tabular.effort import (
+    DIRECT_BACKGROUND,
+    FULL,
+    MEASURED_DIRECTLY,
+    MOST_PAIR_NODES,
+    MOST_STEPS,
+    PAIR_REACH,
+    Effort,
+    first_points,
 )
-from nobsp.tabular.grids import MOST_DIRECTIONS, Backgrounds, Grid, Lines, Main, Tables, count_nodes
+from nobsp.tabular.features import FEW_VALUES, Domain, Points
+from nobsp.tabular.grids import Represent, Table, Tabulator, refine_knots
 from nobsp.tabular.lookup import Chunk, NumberAxis, TermTable
-from nobsp.tabular.purification import occupancy, purify, read
+from nobsp.tabular.purification import occupancy
 from nobsp.tabular.regression import (
-    DIRECT_ROWS,
     DirectPiece,
     DirectTerm,
     Fit,
@@ -46,129 +49,56 @@ from nobsp.tabular.regression import (
     pure_rows,
     solve_terms,
 )
-from nobsp.tabular.steps import FINE_PAIR_ROOM, PAIR_ROOM, Room, Steps, share_steps, step_sizes
-from nobsp.tabular.tabulate import (
-    FEW_VALUES,
-    Domain,
-    Points,
-    Represent,
-    Table,
-    Tabulator,
-    compress,
-    refine_knots,
+from nobsp.tabular.selection import Screen
+from nobsp.tabular.steps import (
+    FINE_PAIR_ROOM,
+    PAIR_ROOM,
+    TRIPLE_ROOM,
+    Room,
+    Steps,
+    share_steps,
+    step_sizes,
 )
+from nobsp.tabular.tables import MOST_DIRECTIONS, Grid, Lines, Main, Tables, compress, count_nodes
 
-# How far beyond the calibrated range the network is followed, as shares of the range on either side. Far: a network of
-# linear pieces goes on as straight lines, and unseen rows of heavy-tailed columns lie there.
-MAIN_REACH = (0.05, 0.25, 1.0, 4.0, 20.0, 100.0)
-PAIR_REACH = (0.25, 2.0, 16.0, 100.0)
-# Forward rows that the tables of single features share where these are many, and the fewest background rows then.
-MAIN_ROWS, FEWEST_BACKGROUND, USUAL_BACKGROUND = 2_000_000, 8, 32
+# Beyond the range a triple's grid is followed a little, and then held.
+TRIPLE_REACH = (0.5,)
+
+
+def triple_lines(
+    terms: Sequence[Subset],
+    domains: Sequence[Domain],
+    mains: Mapping[int, Main],
+    chunk: Chunk,
+    unit: Tensor,
+    *,
+    quantiles: int,
+) -> Lines:
+    """Where the grids of some triples have their lines; thresholds of steps are chosen as for pairs."""
+    wanted = sorted({k for term in terms for k in term})
+    features = {k: Steps(domains[k].steps, mains[k].points, mains[k].table) for k in wanted}
+    steps = share_steps(features, chunk, unit, TRIPLE_ROOM)
+    points = {}
+    for k in wanted:
+        if k in steps:
+            points[k] = domains[k].step_points(chunk, steps[k], quantiles=quantiles // 2)
+        else:
+            points[k] = domains[k].points(chunk, quantiles=quantiles, even=3, reach=TRIPLE_REACH)
+    return Lines.of(points, chunk)
+
+
+# Background rows that tell which thresholds do most, where a feature has more than its table holds.
+FEW_ROWS = 4
 # Fewest background rows of pairs where forward rows are limited: after that, lines are saved.
 FEWEST_ROWS_OF_PAIRS = 4
-# Pairs whose spread on a coarse table is below this share of the outputs' are not put on trial.
-WORTH_TRYING = 0.005
-# Most nodes of a grid; two categories of very many levels are left to the residual.
-MOST_NODES = 4096
+
+
 # Most columns of the regression: past these, factorising takes longer than all forward passes.
 MOST_COLUMNS = 1000
-# Most thresholds of a model of steps in a feature's table, and how many background rows tell which those are.
-MOST_STEPS, FEW_ROWS = 512, 4
+
+
 # Lines that the side of a number is taken to have before its grid is made.
 USUAL_LINES = 32
-# What a pair must explain on held-out rows, of what is unexplained and of the variance.
-WORTH_KEEPING = 0.005
-WORTH_A_TERM = 1e-4
-# Background rows of terms that run through the network row by row.
-DIRECT_BACKGROUND = 8
-# Rows that tell the directions of such a term, and those on which its importance is measured.
-SOME_ROWS = 512
-MEASURED_DIRECTLY = 256
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much of the network's time a calibration takes: rows of the background, knots and lines at most."""
-
-    background: int
-    quantiles: int  # knots of a feature that follow the rows, before refinement
-    even: int  # knots that are evenly spaced
-    most_knots: int
-    pair_background: int
-    pair_quantiles: int
-    pair_even: int
-    most_pairs: int
-    screen_lines: int  # of a number, while all pairs are screened
-    screen_background: int
-    screen_budget: int  # forward rows meanwhile
-    triple_background: int
-    triple_quantiles: int
-    most_triples: int  # that are put on trial; none are looked for where it is zero
-    reach: tuple[float, ...] = MAIN_REACH  # how far beyond the range single features are followed
-
-    def within(self, plan: Plan) -> Effort:
-        """The same with fewer forward rows."""
-        share = plan.share_of_knots
-        return replace(
-            self,
-            background=plan.background,
-            quantiles=max(int(self.quantiles * share), 3),
-            even=max(int(self.even * share), 2),
-            reach=self.reach if share == 1.0 else self.reach[1::3],
-            screen_budget=min(self.screen_budget, plan.screen),
-        )
-
-    def shared(self, features: int) -> Effort:
-        """The same for a table of so many features, whose own tables share forward rows."""
-        rows, least = MAIN_ROWS // features, self.quantiles + self.even + 2 * len(MAIN_REACH)
-        background = self.background
-        if rows < least * USUAL_BACKGROUND:
-            background = min(background, max(rows // least, FEWEST_BACKGROUND))
-        knots = max(rows // min(background, USUAL_BACKGROUND), least)
-        return replace(self, background=background, most_knots=min(self.most_knots, knots))
-
-
-FULL = Effort(
-    background=1 << 30,
-    quantiles=25,
-    even=9,
-    most_knots=192,
-    pair_background=16,
-    pair_quantiles=20,
-    pair_even=10,
-    most_pairs=48,
-    screen_lines=8,
-    screen_background=6,
-    screen_budget=1_000_000,
-    triple_background=8,
-    triple_quantiles=7,
-    most_triples=24,
-)
-# For models of many operations a row, such as large transformers.
-ECONOMY = Effort(
-    background=8,
-    quantiles=11,
-    even=5,
-    most_knots=24,
-    pair_background=6,
-    pair_quantiles=6,
-    pair_even=3,
-    most_pairs=12,
-    screen_lines=4,
-    screen_background=3,
-    screen_budget=20_000,
-    triple_background=4,
-    triple_quantiles=4,
-    most_triples=0,
-)
-_MOST_OPERATIONS = 5_000_000
-
-
-def count_operations(represent: Represent, inputs: Tensor) -> float:
-    """Operations of a forward row: counted, as a clock depends on the machine."""
-    with Operations() as counter:
-        represent(inputs[:8])
-    return float(counter.total) / len(inputs[:8])
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +157,7 @@ def fit_terms(
     backgrounds = Backgrounds(
         represent,
         background,
-        sample,
+        sample.inputs,
         weight,
         numbers=_shifted_columns(domains, sample),
         batch_size=batch_size,
@@ -246,7 +176,7 @@ def fit_terms(
             screen = calibration.screen_pairs(pairs)
             tables = calibration.tabulate_strongest(tables, screen, pairs, bar)
             tables = calibration.refine_mains(tables)
-            trial = _trial_of_pairs(tables) if pairs is None else None
+            trial = selection.trial_of_pairs(tables) if pairs is None else None
             fit = calibration.solve(tables, trial=trial)
         if pairs is None:
             direct = len([piece for piece in fit.pieces if isinstance(piece, DirectPiece)])
@@ -292,15 +222,6 @@ def _shifted_columns(domains: Sequence[Domain], sample: Sample) -> list[int]:
     return columns
 
 
-def _trial_of_pairs(tables: Tables) -> Trial:
-    """Pairs that must pay on rows held out, strongest first."""
-    return Trial(
-        terms=tuple(grid.term for grid in tables.pairs),
-        least_relative_gain=WORTH_KEEPING,
-        least_gain=WORTH_A_TERM,
-    )
-
-
 def _traces(tables: Tables, fitted: Collection[Subset]) -> Traces:
     """What bands are made of, for the terms that were fitted."""
     return Traces(
@@ -314,16 +235,6 @@ def _traces(tables: Tables, fitted: Collection[Subset]) -> Traces:
         },
         triples={grid.term: grid.outputs for grid in tables.triples if grid.term in fitted},
     )
-
-
-@dataclass(frozen=True, eq=False)
-class Screen:
-    """Every pair's strength read off coarse tables, strongest first."""
-
-    strengths: dict[
-        Subset, float
-    ]  # spread that both make only together, as a share of the output's
-    varying: dict[Subset, float]  # how much that differs from one background row to another
 
 
 @dataclass(frozen=True, eq=False)
@@ -351,7 +262,7 @@ class Calibration:
                 mains[k] = Main(points, table)
                 bar.update()
         domains = [
-            domain.limited_to(mains[k].points, mains[k].table) if k in mains else domain
+            domain.limited_to(mains[k].points, mains[k].table.answered) if k in mains else domain
             for k, domain in enumerate(self.domains)
         ]
         return Tables(
@@ -384,7 +295,7 @@ class Calibration:
             return Screen({}, {})
         tabulate = self.backgrounds.of_rows(self.effort.screen_background)
         try:
-            return screen_pairs(tabulate, self.domains, self.sample, self.effort)
+            return selection.screen_pairs(tabulate, self.domains, self.sample, self.effort)
         except BudgetSpentError:
             return Screen({}, {})
 
@@ -395,7 +306,7 @@ class Calibration:
         if most is not None:
             return self._tabulate_pairs(tables, list(screen.strengths)[:most], bar, room=PAIR_ROOM)
         strongest = list(screen.strengths)[: self.effort.most_pairs]
-        worth = [pair for pair in strongest if screen.strengths[pair] >= WORTH_TRYING]
+        worth = [pair for pair in strongest if screen.strengths[pair] >= selection.WORTH_TRYING]
         return self._tabulate_pairs(tables, worth, bar, room=PAIR_ROOM)
 
     def tabulate_named(self, tables: Tables, named: Sequence[Subset], bar: Counter) -> Tables:
@@ -405,7 +316,7 @@ class Calibration:
         pairs = [
             (a, b)
             for a, b in (t for t in tabulated if len(t) == 2)
-            if nodes[a] * nodes[b] <= MOST_NODES
+            if nodes[a] * nodes[b] <= MOST_PAIR_NODES
         ]
         tables = self._tabulate_pairs(tables, pairs, bar, room=PAIR_ROOM)
         return self._tabulate_triples(tables, [term for term in tabulated if len(term) == 3], bar)
@@ -415,7 +326,7 @@ class Calibration:
         fitted = {piece.term for piece in fit.pieces}
         pairs = [grid.term for grid in tables.pairs if grid.term in fitted]
         stepped = any(len(self.domains[k].steps) for pair in pairs for k in pair)
-        if not stepped or not triples.are_worth_looking_for(fit):
+        if not stepped or not selection.are_worth_looking_for(fit):
             return tables, fit
         refined = self._tabulate_pairs(tables, pairs, bar, room=FINE_PAIR_ROOM)
         refit = self.solve(refined)
@@ -465,7 +376,7 @@ class Calibration:
         known = tables.pair_lines.points
         wanted = sorted({k for pair in missing for k in pair} - known.keys())
         points = known | self._pair_points(tables, wanted, PAIR_ROOM, self.effort)
-        missing = [pair for pair in missing if count_nodes(points, pair) <= MOST_NODES]
+        missing = [pair for pair in missing if count_nodes(points, pair) <= MOST_PAIR_NODES]
         if not missing:
             return tables
         lines = Lines.of(points, self.sample.chunk())
@@ -516,7 +427,7 @@ class Calibration:
     def _tabulate_triples(self, tables: Tables, terms: Sequence[Subset], bar: Counter) -> Tables:
         if not terms:
             return tables
-        lines = triples.triple_lines(
+        lines = triple_lines(
             terms,
             self.domains,
             tables.mains,
@@ -527,7 +438,7 @@ class Calibration:
         tabulate = self.backgrounds.of_rows(self.effort.triple_background)
         grids = []
         for term in terms:
-            if triples.fits_in_memory(term, lines.points):
+            if selection.fits_in_memory(term, lines.points):
                 grids.append(Grid.tabulate(tabulate, term, lines))
                 bar.update()
         return replace(tables, triple_lines=lines, triples=tuple(grids))
@@ -568,9 +479,9 @@ class Calibration:
         self, tables: Tables, fit: Fit, screen: Screen, bar: Counter
     ) -> tuple[Tables, Fit]:
         """Adds the triples that pay on rows held out, where pairs leave more than they should."""
-        if not self.effort.most_triples or not triples.are_worth_looking_for(fit):
+        if not self.effort.most_triples or not selection.are_worth_looking_for(fit):
             return tables, fit
-        likely = triples.screen_triples(
+        likely = selection.screen_triples(
             self.backgrounds.of_rows(self.effort.screen_background),
             self.domains,
             screen.varying,
@@ -586,7 +497,7 @@ class Calibration:
         extended = self._add_pairs(tables, sorted(inside), bar)
         pairs = tuple(grid for grid in extended.pairs if grid.term in fitted | inside)
         with_all = self._tabulate_triples(replace(extended, pairs=pairs), likely, bar)
-        trial = triples.trial_of(with_all.triples, triples.worth_of(self.domains))
+        trial = selection.trial_of(with_all.triples, selection.worth_of(self.domains))
         tried = self.solve(with_all, trial=trial)
         paying = {piece.term for piece in tried.pieces if len(piece.term) == 3}
         if not paying:
@@ -632,124 +543,9 @@ def refine_main(
     )
 
 
-def first_points(domain: Domain, chunk: Chunk, effort: Effort) -> Points:
-    """Points of a feature's own table before it is refined; of steps those of as many as there may be."""
-    if len(domain.steps):
-        return domain.step_points(chunk, domain.steps[:MOST_STEPS], quantiles=effort.quantiles)
-    return domain.points(chunk, quantiles=effort.quantiles, even=effort.even, reach=effort.reach)
-
-
-def choose_effort(operations: float, features: int) -> Effort:
-    """How much of the network's time a calibration takes, by the operations of a forward row."""
-    return (FULL if operations <= _MOST_OPERATIONS else ECONOMY).shared(features)
-
-
-def least_costs(
-    domains: Sequence[Domain],
-    chunk: Chunk,
-    effort: Effort,
-    *,
-    background: int,
-    pairs: Sequence[Subset] | int | None,
-) -> Costs:
-    """Forward rows that full tables of single features and screening take at least."""
-    rows = chunk.count
-    tabulated = [domain for domain in domains if domain.tabulated]
-    direct = sum(1 for domain in domains if domain.columns and not domain.tabulated)
-    if isinstance(pairs, Sequence):
-        with_table = {k for k, domain in enumerate(domains) if domain.tabulated}
-        direct += sum((1 << len(term)) - 1 for term in pairs if not with_table >= set(term))
-    knots = sum(len(first_points(domain, chunk, effort)) for domain in tabulated)
-    screen = 0
-    if pairs is None or (isinstance(pairs, int) and pairs > 0):
-        lines = effort.screen_lines
-        sizes = [
-            len(domain.points(chunk, quantiles=lines, even=min(lines, 3), reach=()))
-            for domain in tabulated
-        ]
-        grids = np.triu(np.outer(sizes, sizes), 1)
-        screen = int(grids[grids <= MOST_NODES].sum()) * min(effort.screen_background, background)
-        screen = screen if screen <= effort.screen_budget else 0
-    return Costs(
-        sample=rows,
-        direct=direct_rows(direct, rows, background=background),
-        knots=knots,
-        background=min(effort.background, background, rows),
-        screen=screen,
-    )
-
-
-def direct_rows(terms: int, rows: int, *, background: int) -> int:
-    """Forward rows of terms without a table: for their directions, the regression, and importances."""
-    each = min(rows, SOME_ROWS) + min(rows, DIRECT_ROWS) + min(rows, MEASURED_DIRECTLY)
-    return terms * min(DIRECT_BACKGROUND, background, rows) * each
-
-
 def _nodes(term: Subset, lines: Lines) -> int:
     """Nodes of a term's grid."""
     return int(np.prod([len(lines.points[k]) for k in term]))
-
-
-def screen_pairs(
-    tabulate: Tabulator, domains: Sequence[Domain], sample: Sample, effort: Effort
-) -> Screen:
-    """Every pair's strength, strongest first, read off coarse tables; of the output in which it is largest."""
-    few = sample.some()
-    chunk, spread, lines = few.chunk(), sample.spread, effort.screen_lines
-    features, ordered = [k for k, domain in enumerate(domains) if domain.tabulated], False
-    while True:
-        points = {
-            k: domains[k].points(chunk, quantiles=lines, even=min(lines, 3), reach=())
-            for k in features
-        }
-        sizes = {k: len(points[k]) for k in features}
-        grids = np.triu(np.outer(list(sizes.values()), list(sizes.values())), 1)
-        nodes = int(grids[grids <= MOST_NODES].sum())
-        if nodes * len(tabulate.background) <= effort.screen_budget or len(features) <= 2:
-            break
-        if lines > 3:
-            lines -= 1
-        else:  # too many pairs for the coarsest grids: those of the features that act most
-            features = (
-                features if ordered else _strongest_features(tabulate, domains, few, features)
-            )
-            features, ordered = features[: max(int(len(features) * 0.7), 2)], True
-    pairs = [
-        pair
-        for pair in combinations(sorted(features), 2)
-        if sizes[pair[0]] * sizes[pair[1]] <= MOST_NODES
-    ]
-    lines_of = Lines.of(points, chunk)
-    strengths: dict[Subset, float] = {}
-    varying: dict[Subset, float] = {}
-    for pair in pairs:
-        # With the background rows side by side as outputs, one reading gives the effect at each of them.
-        outputs = tabulate([points[k] for k in pair]).outputs.movedim(0, -2).double()
-        pure = purify(outputs, [lines_of.shares[k] for k in pair])
-        axes = tuple(points[k].axis for k in pair)
-        effects = read(TermTable(pair, axes, pure.flatten(2).numpy()), chunk)
-        effects = effects.view(chunk.count, *pure.shape[2:])
-        effect = effects.mean(1)
-        strengths[pair] = float((effect.std(0, correction=0) / spread).max())
-        deviation = (effects - effect[:, None]).square().mean((0, 1)).sqrt()
-        varying[pair] = float((deviation / spread).max())
-    ordered_strengths = sorted(strengths.items(), key=lambda item: (-item[1], item[0]))
-    return Screen(dict(ordered_strengths), varying)
-
-
-def _strongest_features(
-    tabulate: Tabulator, domains: Sequence[Domain], sample: Sample, features: Sequence[int]
-) -> list[int]:
-    """Features by how much the outputs move when one row's value is given to another."""
-    rows = sample.inputs[:64]
-    before = tabulate.run(rows) @ tabulate.weight
-    effects = {}
-    for k in features:
-        moved, columns = rows.clone(), list(domains[k].columns)
-        moved[:, columns] = rows.roll(1, 0)[:, columns]
-        after = tabulate.run(moved) @ tabulate.weight
-        effects[k] = float(((after - before) / sample.spread).square().nan_to_num(nan=0.0).mean())
-    return sorted(features, key=lambda k: -effects[k])
 
 
 def _strongest_columns(pieces: Sequence[Piece], sample: Sample) -> list[Piece]:

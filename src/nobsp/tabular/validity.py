@@ -15,7 +15,9 @@ from torch import Tensor
 
 from nobsp._messages import count
 from nobsp.base import Finding
+from nobsp.tabular.features import Domain
 from nobsp.tabular.folds import FOLDS, Codes, deal_folds, find_neighbourhoods
+from nobsp.tabular.grids import Tabulator
 from nobsp.tabular.lookup import Array, NumberAxis, TermTable
 from nobsp.tabular.regression import (
     Fit,
@@ -28,7 +30,6 @@ from nobsp.tabular.regression import (
     judge,
     share_explained,
 )
-from nobsp.tabular.tabulate import Domain, Tabulator
 
 # Fewest rows that are divided into neighbourhoods.
 FEWEST_ROWS = 100

@@ -1,0 +1,249 @@
+"""Terms of three features: which of them are put on trial, and their grids.
+
+A product of three features has no pairs, so strong pairs do not lead to it. What does is how much the grid of a pair
+*differs from one background row to another*: the third feature is among what differs. Triples whose three pairs all
+differ are tabulated coarsely, ranked by how much of what pairs leave unexplained each explains, and the best of them
+are tabulated finely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nobsp.network.inputs import Subset
+from nobsp.tabular.answers import UnansweredError
+from nobsp.tabular.effort import MOST_PAIR_NODES, Effort
+from nobsp.tabular.features import Domain, Points
+from nobsp.tabular.grids import Tabulator
+from nobsp.tabular.lookup import Array, TermTable
+from nobsp.tabular.purification import purify, read
+from nobsp.tabular.regression import Fit, Sample, Trial
+from nobsp.tabular.tables import Grid, Lines, Tables, count_nodes
+
+# Pairs whose spread on a coarse table is below this share of the outputs' are not put on trial.
+WORTH_TRYING = 0.005
+
+
+# What a pair must explain on held-out rows, of what is unexplained and of the variance.
+WORTH_KEEPING = 0.005
+
+
+WORTH_A_TERM = 1e-4
+
+
+# Unexplained share of the variance on held-out rows from which triples are looked for.
+LOOKED_FOR = 0.01
+
+
+# Most nodes of a triple's grid; categories of many levels are left to the residual.
+MOST_TRIPLE_NODES = 8192
+
+
+# Pairs that differ most between background rows, among which triples are looked for.
+MOST_VARYING = 200
+
+
+# Triples that are tabulated coarsely, and lines along a side of their grids.
+MOST_SCREENED = 64
+
+
+SCREENED_LINES = 5
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What a triple must bring."""
+
+    trying: float  # share of an output's variance that its coarse grid explains
+    least_relative_gain: float  # share of what is unexplained on held-out rows
+    least_gain: float  # share of the outputs' variance on held-out rows
+
+
+# A network has a little of every triple, from its noise: only those that matter are shown.
+SMOOTH = Worth(trying=3e-4, least_relative_gain=0.02, least_gain=2e-3)
+
+
+# Trees make triples on purpose, and many: deeper trees are sums of small ones.
+STEPPED = Worth(trying=0.0, least_relative_gain=0.001, least_gain=2e-5)
+
+
+@dataclass(frozen=True, eq=False)
+class Screen:
+    """Every pair's strength read off coarse tables, strongest first."""
+
+    strengths: dict[
+        Subset, float
+    ]  # spread that both make only together, as a share of the output's
+    varying: dict[Subset, float]  # how much that differs from one background row to another
+
+
+def screen_pairs(
+    tabulate: Tabulator, domains: Sequence[Domain], sample: Sample, effort: Effort
+) -> Screen:
+    """Every pair's strength, strongest first, read off coarse tables; of the output in which it is largest."""
+    few = sample.some()
+    chunk, spread, lines = few.chunk(), sample.spread, effort.screen_lines
+    features, ordered = [k for k, domain in enumerate(domains) if domain.tabulated], False
+    while True:
+        points = {
+            k: domains[k].points(chunk, quantiles=lines, even=min(lines, 3), reach=())
+            for k in features
+        }
+        sizes = {k: len(points[k]) for k in features}
+        grids = np.triu(np.outer(list(sizes.values()), list(sizes.values())), 1)
+        nodes = int(grids[grids <= MOST_PAIR_NODES].sum())
+        if nodes * len(tabulate.background) <= effort.screen_budget or len(features) <= 2:
+            break
+        if lines > 3:
+            lines -= 1
+        else:  # too many pairs for the coarsest grids: those of the features that act most
+            features = (
+                features if ordered else _strongest_features(tabulate, domains, few, features)
+            )
+            features, ordered = features[: max(int(len(features) * 0.7), 2)], True
+    pairs = [
+        pair
+        for pair in combinations(sorted(features), 2)
+        if sizes[pair[0]] * sizes[pair[1]] <= MOST_PAIR_NODES
+    ]
+    lines_of = Lines.of(points, chunk)
+    strengths: dict[Subset, float] = {}
+    varying: dict[Subset, float] = {}
+    for pair in pairs:
+        # With the background rows side by side as outputs, one reading gives the effect at each of them.
+        outputs = tabulate([points[k] for k in pair]).outputs.movedim(0, -2).double()
+        pure = purify(outputs, [lines_of.shares[k] for k in pair])
+        axes = tuple(points[k].axis for k in pair)
+        effects = read(TermTable(pair, axes, pure.flatten(2).numpy()), chunk)
+        effects = effects.view(chunk.count, *pure.shape[2:])
+        effect = effects.mean(1)
+        strengths[pair] = float((effect.std(0, correction=0) / spread).max())
+        deviation = (effects - effect[:, None]).square().mean((0, 1)).sqrt()
+        varying[pair] = float((deviation / spread).max())
+    ordered_strengths = sorted(strengths.items(), key=lambda item: (-item[1], item[0]))
+    return Screen(dict(ordered_strengths), varying)
+
+
+def _strongest_features(
+    tabulate: Tabulator, domains: Sequence[Domain], sample: Sample, features: Sequence[int]
+) -> list[int]:
+    """Features by how much the outputs move when one row's value is given to another."""
+    rows = sample.inputs[:64]
+    before = tabulate.run(rows) @ tabulate.weight
+    effects = {}
+    for k in features:
+        moved, columns = rows.clone(), list(domains[k].columns)
+        moved[:, columns] = rows.roll(1, 0)[:, columns]
+        after = tabulate.run(moved) @ tabulate.weight
+        effects[k] = float(((after - before) / sample.spread).square().nan_to_num(nan=0.0).mean())
+    return sorted(features, key=lambda k: -effects[k])
+
+
+def trial_of_pairs(tables: Tables) -> Trial:
+    """Pairs that must pay on rows held out, strongest first."""
+    return Trial(
+        terms=tuple(grid.term for grid in tables.pairs),
+        least_relative_gain=WORTH_KEEPING,
+        least_gain=WORTH_A_TERM,
+    )
+
+
+def are_worth_looking_for(fit: Fit) -> bool:
+    """Whether pairs leave more unexplained than they should, on average over the outputs that vary."""
+    unexplained = 1 - fit.explained[torch.isfinite(fit.explained)]
+    return bool(len(unexplained)) and float(unexplained.mean()) > LOOKED_FOR
+
+
+def likely_triples(varying: Mapping[Subset, float], sizes: Mapping[int, int]) -> list[Subset]:
+    """Triples whose pairs all differ from background row to background row, most first."""
+    strongest = sorted(varying, key=lambda pair: (-varying[pair], pair))[:MOST_VARYING]
+    differs = {pair: varying[pair] for pair in strongest}
+    scores: dict[Subset, float] = {}
+    for a, b in strongest:
+        for c in sizes:
+            term = tuple(sorted({a, b, c}))
+            if len(term) < 3 or term in scores:
+                continue
+            pairs = list(combinations(term, 2))
+            if (
+                all(pair in differs for pair in pairs)
+                and np.prod([sizes[k] for k in term]) <= MOST_TRIPLE_NODES
+            ):
+                scores[term] = min(differs[pair] for pair in pairs)
+    return sorted(scores, key=lambda term: (-scores[term], term))
+
+
+def screen_triples(
+    tabulate: Tabulator,
+    domains: Sequence[Domain],
+    varying: Mapping[Subset, float],
+    fit: Fit,
+    *,
+    most: int,
+) -> list[Subset]:
+    """The triples that explain most of what a fit without them leaves, judged by coarse grids."""
+    few = fit.sample.some()
+    chunk = few.chunk()
+    features = sorted({k for pair in varying for k in pair})
+    points: dict[int, Points] = {
+        k: domains[k].points(chunk, quantiles=SCREENED_LINES, even=2, reach=()) for k in features
+    }
+    lines = Lines.of(points, chunk)
+    sizes = {k: len(line) for k, line in points.items()}
+    candidates = likely_triples(varying, sizes)[:MOST_SCREENED]
+
+    rows = fit.sample.chunk()
+    residuals = fit.held_out.chosen()
+    variance = fit.sample.spread.square()
+    gains = {}
+    for term in candidates:
+        try:
+            grid = Grid.tabulate(tabulate, term, lines)
+        except UnansweredError:  # the model takes no such combination
+            continue
+        effect = read(_table(grid, tabulate.weight), rows)
+        gains[term] = float((explained_variance(effect, residuals) / variance).max())
+    least = worth_of(domains).trying
+    worth = [term for term in gains if gains[term] >= least]
+    return sorted(worth, key=lambda term: (-gains[term], term))[:most]
+
+
+def explained_variance(effect: Tensor, residuals: Tensor) -> Tensor:
+    """Variance of residuals that a multiple of an effect explains, per output."""
+    centred = effect - effect.mean(0)
+    covariance = (centred * (residuals - residuals.mean(0))).mean(0)
+    spread = centred.square().mean(0)
+    gain = covariance.square() / spread.clamp_min(1e-300)
+    return torch.where((spread > 0) & (covariance > 0), gain, 0.0)
+
+
+def _table(grid: Grid, weight: Tensor) -> TermTable:
+    """The head's share of a grid."""
+    axes = tuple(points.axis for points in grid.points)
+    values: Array = (grid.pure @ weight).numpy()
+    return TermTable(grid.term, axes, values)
+
+
+def worth_of(domains: Sequence[Domain]) -> Worth:
+    """What triples of a model must bring."""
+    return STEPPED if any(len(domain.steps) for domain in domains) else SMOOTH
+
+
+def trial_of(triples: Sequence[Grid], worth: Worth) -> Trial:
+    """Triples that must pay on rows held out."""
+    return Trial(
+        terms=tuple(grid.term for grid in triples),
+        least_relative_gain=worth.least_relative_gain,
+        least_gain=worth.least_gain,
+    )
+
+
+def fits_in_memory(term: Subset, lines: Mapping[int, Points]) -> bool:
+    """Whether a triple's grid is small enough to be tabulated."""
+    return count_nodes(lines, term) <= MOST_TRIPLE_NODES
