@@ -54,6 +54,7 @@ from nobsp.neighbors.search import (
 )
 from nobsp.neighbors.selection import cover
 from nobsp.network.evidence import EvidenceSource, Wanted
+from nobsp.network.modes import keeps_torch_modes
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "space": ("contributions", "activations"),
@@ -131,6 +132,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self.device = device
         self.memory_limit = memory_limit
 
+    @keeps_torch_modes
     def fit(self, X: Any, y: Any = None, *, labels: Any = None, progress: bool = False) -> Self:
         """Makes a database of rows; a former one is replaced. They also fix the units in which vectors are measured.
 
@@ -182,6 +184,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         )
         return self
 
+    @keeps_torch_modes
     def add(self, X: Any, y: Any = None, *, labels: Any = None, progress: bool = False) -> Self:
         """Adds rows behind those that are there; the units in which vectors are measured stay those of `fit`.
 
@@ -218,6 +221,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def __len__(self) -> int:
         return len(self._fitted.backend)
 
+    @keeps_torch_modes
     def query(
         self, X: Any = None, k: int = 8, *, exclude: Any = None, progress: bool = False
     ) -> Neighbors:

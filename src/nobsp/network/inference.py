@@ -248,9 +248,13 @@ def find_part(
 @contextmanager
 def use_threads(count: int | None) -> Iterator[None]:
     """Lets torch use so many threads, and as many as before afterwards; None changes nothing."""
+    if count is None:
+        yield
+        return
+
     before = torch.get_num_threads()
-    torch.set_num_threads(before if count is None else count)
     try:
+        torch.set_num_threads(count)
         yield
     finally:
         torch.set_num_threads(before)

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import (
     _pop_mode,
 )
 
+from nobsp.network.modes import run_in_ordinary_modes
 from nobsp.network.stand_in import make_stand_in
 from nobsp.network.wrappers import is_compiled
 
@@ -39,7 +40,8 @@ class Visit:
     def __init__(self, model: nn.Module, *, gradients: bool = False) -> None:
         self.model = model
         self.gradients = gradients
-        self._stand_in = make_stand_in(model)
+        # Buffers that are copied in inference mode could not be used for gradients.
+        self._stand_in = run_in_ordinary_modes(lambda: make_stand_in(model))
         self._observers: list[_Observer] = []
 
     def __call__(self, x: Tensor) -> Any:

@@ -25,6 +25,7 @@ from nobsp.models.unseen import unseen_levels
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
 from nobsp.network.inference import checked_device
 from nobsp.network.inputs import Summary
+from nobsp.network.modes import keeps_torch_modes
 from nobsp.network.progress import with_progress
 from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.serialization import damage_in_words
@@ -132,6 +133,7 @@ class NObSP(Explainer):
         }
         return cls(model, **{**published, **options})
 
+    @keeps_torch_modes
     def fit(
         self,
         X: Any,
@@ -256,7 +258,7 @@ class NObSP(Explainer):
         )
         for finding in estimate.functions.state.findings:
             if finding.severity == "error":
-                warnings.warn(f"{finding.subject}: {finding.message}", stacklevel=2)
+                warnings.warn(f"{finding.subject}: {finding.message}", stacklevel=3)
         return self
 
     def merge(self, other: NObSP) -> Self:
@@ -298,6 +300,7 @@ class NObSP(Explainer):
         self._fit = replace(mine, columns=columns, summary=summary, estimate=estimate)
         return self
 
+    @keeps_torch_modes
     def explain(self, X: Any, *, progress: bool = False) -> Explanation:
         """The account of every row's prediction.
 
@@ -349,7 +352,7 @@ class NObSP(Explainer):
         )
         if finding is not None and finding.severity == "warning":
             _WARNED.add(self._fitted)
-            warnings.warn(finding.message, ExplainedWorseWarning, stacklevel=3)
+            warnings.warn(finding.message, ExplainedWorseWarning, stacklevel=4)
 
     def score(
         self,
@@ -427,6 +430,7 @@ class NObSP(Explainer):
                 evidence = None if part.values is None else part.values.nan_to_num().transpose(1, 2)
                 yield EvidenceBatch(part.representation, part.outputs, evidence)
 
+    @keeps_torch_modes
     def removal_effects(
         self, X: Any, *, values: int = 16, background: Any = None, progress: bool = False
     ) -> NDArray[np.float64]:

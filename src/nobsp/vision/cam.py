@@ -7,7 +7,6 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Self, TypeVar
@@ -28,9 +27,8 @@ from nobsp.network.evidence import (
     read_activations,
     sign_coefficients,
 )
-from nobsp.network.inference import checked_device, device_and_dtype
+from nobsp.network.modes import in_ordinary_modes, run_in_ordinary_modes
 from nobsp.network.progress import with_progress
-from nobsp.network.readout import checked
 from nobsp.network.thumbnails import make_thumbnails
 from nobsp.projection import Ridge
 from nobsp.vision.account import Account, answer
@@ -143,6 +141,7 @@ class NObSPCam(Explainer):
         }
         return cls(model, **{**published, **options})
 
+    @in_ordinary_modes
     def fit(
         self,
         images: Any,
@@ -164,7 +163,7 @@ class NObSPCam(Explainer):
                 where there are several, else the cluster of a Ray dataset, else this process.
             progress: Whether to show a progress bar on stderr.
         """
-        with choose_engine(engine, images).start(CHECKPOINTED) as run, self._running():
+        with choose_engine(engine, images).start(CHECKPOINTED) as run:
             ridge = self._checked_ridge()
             source = read_images(run, images, batch_size=self.batch_size)
             feature_map = find_map(
@@ -208,9 +207,11 @@ class NObSPCam(Explainer):
         self._fit = fitted.of(feature_map, probe)
         for finding in self.health().findings:
             if finding.severity == "warning":
-                warnings.warn(finding.message, stacklevel=2)
+                # Two functions stand between this one and its caller, see `in_ordinary_modes`.
+                warnings.warn(finding.message, stacklevel=4)
         return self
 
+    @in_ordinary_modes
     def merge(self, other: NObSPCam) -> Self:
         """Adds another calibration's images to this one, of the same model and layer: as if read in one pass."""
         mine, theirs = self._fitted, other._fitted
@@ -224,9 +225,9 @@ class NObSPCam(Explainer):
                 "the two calibrations are of different models, layers or kinds of coefficients."
             )
         calibration: Calibration = mine.calibration.merge(theirs.calibration)  # type: ignore[arg-type]  # same kind
-        with self._running():
-            found, ridge = mine.feature_map.on_device(self.device), self._checked_ridge()
-            account = calibration.solve(found, ridge, mine.probe, self.points)
+        found = mine.feature_map.on_device(self.device)
+        ridge = self._checked_ridge()
+        account = calibration.solve(found, ridge, mine.probe, self.points)
         both = dataclasses.replace(
             mine, account=account, calibration=calibration, rows=calibration.rows
         )
@@ -244,6 +245,7 @@ class NObSPCam(Explainer):
         require_whole_number("points", 1 if self.points is None else self.points)
         return Ridge(self.ridge, self.ridge_scale)
 
+    @in_ordinary_modes
     def __call__(
         self,
         images: Any,
@@ -285,6 +287,7 @@ class NObSPCam(Explainer):
 
     explain = __call__
 
+    @in_ordinary_modes
     def removal(self, images: Any, target: Any = None, *, progress: bool = False) -> Removal:
         """In which order locations have to go for the target to go fastest, with one forward pass an image.
 
@@ -317,6 +320,7 @@ class NObSPCam(Explainer):
         )
         return Removal(order, probability, own, self._fitted.output_names, found.layer)
 
+    @in_ordinary_modes
     def thorough(
         self,
         images: Any,
@@ -407,13 +411,12 @@ class NObSPCam(Explainer):
         self, source: Images, description: str, *, progress: bool
     ) -> Iterator[tuple[FeatureMap, ForwardPass]]:
         """One forward pass over each batch, with the model where it is to run."""
-        with self._running():
-            feature_map = self._fitted.feature_map.on_device(self.device)
-            with feature_map.running() as forward:
-                for batch in with_progress(
-                    source, total=source.rows, enabled=progress, description=description
-                ):
-                    yield feature_map, forward(batch)
+        feature_map = self._fitted.feature_map.on_device(self.device)
+        with feature_map.running() as forward:
+            for batch in with_progress(
+                source, total=source.rows, enabled=progress, description=description
+            ):
+                yield feature_map, forward(batch)
 
     def evidence_source(self) -> EvidenceSource:
         """What an index of neighbours needs of an explainer."""
@@ -446,22 +449,30 @@ class NObSPCam(Explainer):
             return
         source = images_of(X, batch_size=self.batch_size, argument="X")
         for feature_map, view in self._views(source, "reading", progress=progress):
-            units = pooled(view.maps, feature_map.pooling if head is not None else "mean").cpu()
-            thumbnails = make_thumbnails(view.images)
-            if head is not None or wanted == "none":
-                yield EvidenceBatch(units, view.logits.cpu(), thumbnails=thumbnails)
-                continue
-            targets = self._targets(None, None, "logit")
-            target = targets.choose(view.logits, 0)
-            if wanted == "every":
-                target = torch.arange(feature_map.outputs, device=target.device).expand_as(
-                    view.logits
-                )
-            answered = answer(
-                fitted.account, feature_map, view, target, targets=targets, contrast=False
-            )
-            contributions = answered.contributions.cpu()
-            yield EvidenceBatch(units, view.logits.cpu(), contributions, thumbnails=thumbnails)
+            yield run_in_ordinary_modes(partial(self._evidence, feature_map, view, wanted))
+
+    def _evidence(
+        self, feature_map: FeatureMap, view: ForwardPass, wanted: Wanted
+    ) -> EvidenceBatch:
+        """What one forward pass shows of its images."""
+        fitted = self._fitted
+        has_head = fitted.feature_map.direct
+        units = pooled(view.maps, feature_map.pooling if has_head else "mean").cpu()
+        logits = view.logits.cpu()
+        thumbnails = make_thumbnails(view.images)
+        if has_head or wanted == "none":
+            return EvidenceBatch(units, logits, thumbnails=thumbnails)
+
+        targets = self._targets(None, None, "logit")
+        target = targets.choose(view.logits, 0)
+        if wanted == "every":
+            every_output = torch.arange(feature_map.outputs, device=target.device)
+            target = every_output.expand_as(view.logits)
+        answered = answer(
+            fitted.account, feature_map, view, target, targets=targets, contrast=False
+        )
+        contributions = answered.contributions.cpu()
+        return EvidenceBatch(units, logits, contributions, thumbnails=thumbnails)
 
     def health(self) -> CamHealth:
         """What is worth knowing before the maps are believed, each with what to do about it."""
@@ -513,8 +524,9 @@ class NObSPCam(Explainer):
             account = stored.account.cast(torch.float64)
             account.require_finite()
         try:
-            with cam._running():
-                feature_map = find_map(as_taken(model, keys), probe, layer=cam.layer, head=cam.head)
+            feature_map = run_in_ordinary_modes(
+                lambda: find_map(as_taken(model, keys), probe, layer=cam.layer, head=cam.head)
+            )
         except RuntimeError as failure:
             raise ValueError(
                 f"model cannot be run on images of shape {tuple(image_shape)}, on which this explainer was calibrated: "
@@ -580,19 +592,6 @@ class NObSPCam(Explainer):
                 )
             fitted.remember_state()
         return fitted
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        """No gradients, and ordinary tensors also inside an inference mode or autocast."""
-        home, _ = device_and_dtype(checked(self.model))
-        device = checked_device(self.device, home)
-        with (
-            torch.inference_mode(False),
-            torch.no_grad(),
-            # Gradients that are taken outside of a pass would follow the caller's autocast too.
-            torch.autocast(device.type, enabled=False),
-        ):
-            yield
 
 
 @dataclass(eq=False)

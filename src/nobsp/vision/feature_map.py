@@ -23,6 +23,7 @@ from nobsp.network.inference import (
     explain_failure,
     portable,
 )
+from nobsp.network.modes import in_ordinary_modes
 from nobsp.network.readout import Head, Readout, checked, exact, fingerprint_of, tensors_in
 from nobsp.network.testimony import differs_from, logits_said
 from nobsp.network.visit import Visit
@@ -306,12 +307,12 @@ class FeatureMap:
     def running(self) -> Iterator[Callable[[Tensor], ForwardPass]]:
         """Hold the model in evaluation mode and hand out `forward(images)`: one forward pass, maps and logits."""
         with (
-            torch.no_grad(),
             evaluation_mode(self.module) as run,
             catching(run, self.place) as catch,
             self._testifying(run) as testify,
         ):
 
+            @in_ordinary_modes
             def forward(images: Tensor) -> ForwardPass:
                 try:
                     testimony, tensor = catch(lambda: testify(self._ready(images), len(images)))
