@@ -249,6 +249,67 @@ def test_groups_are_also_read_from_a_file(nobsp: Run, tmp_path: Path) -> None:
     assert json.loads(done.out)["features"] == ["age", "income", "city"]
 
 
+def _write_customers(folder: Path) -> Path:
+    """Twelve customers with ten nearly equal rows each."""
+    generator = np.random.default_rng(0)
+    customer = np.repeat(np.arange(12), 10)
+    centres = generator.normal(size=(12, 4))
+    rows = centres[customer] + 0.01 * generator.normal(size=(120, 4))
+    frame = pd.DataFrame(rows, columns=["age", "income", "oslo", "rome"])
+    frame.insert(0, "customer", customer)
+    path = folder / "customers.csv"
+    frame.to_csv(path, index=False)
+    return path
+
+
+def test_a_column_named_by_groups_holds_its_rows_out_together(nobsp: Run, tmp_path: Path) -> None:
+    table = _write_customers(tmp_path)
+    model = ("--model", "house.pt2", "--data", table, "--no-report", "--json")
+    features = ("--features", "age,income,oslo,rome")
+
+    alone = nobsp("explain", *model, *features, *FAST, "--out", tmp_path / "alone")
+    together = nobsp(
+        "explain", *model, *FAST, "--groups", "customer", "--out", tmp_path / "together"
+    )
+
+    apart, grouped = json.loads(alone.out), json.loads(together.out)
+    assert grouped["features"] == ["age", "income", "oslo", "rome"]
+    unexplained = [1 - summary["outputs"][0]["explained"] for summary in (apart, grouped)]
+    assert unexplained[1] > 10 * unexplained[0]
+
+
+def test_groups_of_rows_and_of_columns_go_together(nobsp: Run, tmp_path: Path) -> None:
+    table = _write_customers(tmp_path)
+    words = ("--groups", "customer", "--groups", "city=oslo,rome")
+    model = (
+        "--model",
+        "house.pt2",
+        "--data",
+        "fresh.csv",
+        "--calibrate",
+        table,
+        "--target",
+        "price",
+    )
+    done = nobsp(
+        "explain", *model, *words, *FAST, "--no-report", "--json", "--out", tmp_path / "out"
+    )
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["features"] == ["age", "income", "city"]
+
+
+def test_groups_that_could_mean_two_things_are_refused(
+    nobsp: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = _write_customers(tmp_path)
+    model = ("--model", Path("house.pt2").resolve(), "--data", table)
+    (tmp_path / "customer").write_text('{"city": ["oslo", "rome"]}', encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    done = nobsp("explain", *model, *FAST, "--groups", "customer", "--out", tmp_path / "out")
+    assert done.code == 2
+    assert "could also be a file" in done.err
+
+
 def test_a_factory_with_weights_is_the_same_model(nobsp: Run, home: Path, tmp_path: Path) -> None:
     nobsp("explain", *HOUSE, *FAST, "--no-report", "--out", tmp_path / "a")
     for name, factory in (("b", "shop:house"), ("c", "shop.py:ready")):
@@ -549,6 +610,9 @@ WRONG: dict[str, tuple[tuple[object, ...], int, str]] = {
     "group without columns": (("--groups", "city=", "b=oslo"), 2, "write name=column,column"),
     "group in two": (("--groups", "a=oslo,rome", "b=rome"), 2, "'rome' is in 'a' and in 'b'"),
     "group named like a column": (("--groups", "age=oslo,rome"), 2, "choose another name"),
+    "groups by no column": (("--groups", "incom"), 2, "no such column; did you mean 'income'?"),
+    "groups by two columns": (("--groups", "age", "income"), 2, "by one column only"),
+    "groups by the target": (("--groups", "price"), 2, "which is the --target"),
     "groups file missing": (("--groups", "groups.json"), 2, "there is no such file"),
     "wrong pair": (
         ("--interactions", "age:incom"),

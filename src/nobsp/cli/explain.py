@@ -13,11 +13,11 @@ from cyclopts import Parameter
 from numpy.typing import NDArray
 
 from nobsp._messages import count, free_name, suggest
+from nobsp.cli.grouping import group_columns
 from nobsp.cli.inputs import (
     Data,
     Loaded,
     add_hint,
-    group_columns,
     load_model,
     read_table,
     write_csv,
@@ -108,7 +108,7 @@ def explain(
         loaded = load_model(model)
         rows, others = read_tables(table, method.calibrate, loaded)
         columns = list(rows.rows.columns)
-        features = list(group_columns(columns, table.groups) or columns)
+        features = list(group_columns(columns, others.features) or columns)
         pairs = choices["interactions"] if isinstance(choices["interactions"], list) else []
         for name in (name for pair in pairs for name in pair if name not in features):
             raise UsageError(
@@ -144,13 +144,24 @@ def read_tables(
     options: TableOptions, calibrate: Path | None, loaded: Loaded, *, need_target: bool = False
 ) -> tuple[Data, Data]:
     """The rows to explain and those to calibrate on, which may be the same."""
-    rows = read_table(options.data, options, option="--data", known=loaded.feature_names)
+    rows = read_table(
+        options.data,
+        options,
+        option="--data",
+        known=loaded.feature_names,
+        is_calibrated_on=calibrate is None,
+    )
     if calibrate is None:
         return rows, rows
-    known = loaded.feature_names
-    return rows, read_table(
-        calibrate, options, option="--calibrate", known=known, need_target=need_target
+
+    calibration = read_table(
+        calibrate,
+        options,
+        option="--calibrate",
+        known=loaded.feature_names,
+        need_target=need_target,
     )
+    return rows, calibration
 
 
 def fit_explainer(
@@ -181,13 +192,13 @@ def fit_explainer(
                     iter(batches_of(table.rows, batch_size=_EXAMPLE_ROWS, argument="--data"))
                 )
             ),
-            features=group_columns(columns, options.groups),
+            features=group_columns(columns, table.features),
             head=model.head,
             output_names=split_names(model.output_names),
             device=model.device,
             batch_size=model.batch_size or 4096,
             **choices,
-        ).fit(table.rows, progress=console.progress)
+        ).fit(table.rows, groups=table.groups, progress=console.progress)
     errors = [
         f"{f.subject}: {f.message}" for f in explainer.health().findings if f.severity == "error"
     ]

@@ -6,7 +6,6 @@ import csv
 import importlib
 import importlib.util
 import itertools
-import json
 import os
 import pickle
 import re
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nobsp._messages import count, suggest
+from nobsp.cli.grouping import read_grouping
 from nobsp.cli.options import (
     ImageOptions,
     ModelOptions,
@@ -255,6 +255,10 @@ class Data:
     labels: Any
     target: str | None
     not_used: tuple[str, ...]
+    # Features of several columns, as --groups names them.
+    features: Mapping[str, Sequence[str]]
+    # Which rows belong together, one value a row; None where nobody said.
+    groups: Any = None
 
     @property
     def where(self) -> str:
@@ -269,23 +273,28 @@ def read_table(
     option: str,
     known: Sequence[str] | None,
     need_target: bool = True,
+    is_calibrated_on: bool = True,
 ) -> Data:
     """Reads a file and cuts it to columns; `known` are those the model was fitted on, where it knows."""
     frame = read_frame(path, option=option)
     there = [str(name) for name in frame.columns]
     frame = frame.set_axis(there, axis=1)
     target = options.target if need_target or options.target in there else None
-    given = split_names(options.features, there)
-    if given is not None and options.target in given:
+    grouping = read_grouping(options.groups, there, table=path, is_calibrated_on=is_calibrated_on)
+    named = split_names(options.features, there)
+    if named is not None and options.target in named:
         raise UsageError(f"--features has {options.target!r}, which is the --target.")
-    chosen = (
-        list(known or [name for name in there if name != options.target])
-        if given is None
-        else given
-    )
+    if grouping.rows is not None and grouping.rows == options.target:
+        raise UsageError(f"--groups is {options.target!r}, which is the --target.")
+
+    # A column that says which rows belong together is given to a model only where it asks for it.
+    apart = (options.target, grouping.rows)
+    chosen = named
+    if chosen is None:
+        chosen = list(known or [name for name in there if name not in apart])
     why = {
         "--target": [target] if target else [],
-        "--features": given or [],
+        "--features": named or [],
         "--model, fitted on others": chosen,
     }
     for option, names in why.items():
@@ -294,8 +303,15 @@ def read_table(
                 raise UsageError(f"{option}: {path} has no column {name!r}; {suggest(name, there)}")
     if not chosen:
         raise UsageError(f"{path} has no column left for the model to take.")
-    left = tuple(name for name in there if name not in chosen and name != options.target)
-    return Data(path, frame[chosen], frame[target] if target else None, target, left)
+    return Data(
+        path=path,
+        rows=frame[chosen],
+        labels=frame[target] if target else None,
+        target=target,
+        not_used=tuple(name for name in there if name not in chosen and name not in apart),
+        features=grouping.features,
+        groups=frame[grouping.rows] if grouping.rows in there else None,
+    )
 
 
 def read_frame(path: Path, *, option: str) -> Any:
@@ -343,59 +359,6 @@ def _read_arrow(path: Path) -> Any:
         ),
         convert_options=pyarrow.csv.ConvertOptions(strings_can_be_null=True),
     )
-
-
-def group_columns(
-    columns: Sequence[str], given: Sequence[str] | None
-) -> dict[str, list[str]] | None:
-    """The features of --groups: columns put together under a name, and every other column by itself."""
-    if not given:
-        return None
-    groups = _parse_groups(given)
-    owner: dict[str, str] = {}
-    for name, members in groups.items():
-        for column in members:
-            if column not in columns:
-                raise UsageError(
-                    f"--groups: {name!r} has the column {column!r}; {suggest(column, columns)}"
-                )
-            if column in owner:
-                raise UsageError(
-                    f"--groups: the column {column!r} is in {owner[column]!r} and in {name!r}."
-                )
-            owner[column] = name
-    found: dict[str, list[str]] = {}
-    for column in columns:
-        if column not in owner and column in groups:
-            raise UsageError(
-                f"--groups: {column!r} is also a column that is not in the group; choose another name."
-            )
-        found.setdefault(owner.get(column, column), []).append(column)
-    return found
-
-
-def _parse_groups(given: Sequence[str]) -> Mapping[str, Sequence[str]]:
-    """Groups from name=column,column, or from a JSON file."""
-    if len(given) == 1 and "=" not in given[0]:
-        require_path(Path(given[0]), "--groups")
-        try:
-            groups = json.loads(Path(given[0]).read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as failure:
-            raise UsageError(f"--groups {given[0]} is no JSON: {failure}.") from failure
-    else:
-        words = [word.partition("=") for word in given]
-        groups = {
-            name: [column for column in members.split(",") if column] for name, _, members in words
-        }
-    lists = groups.values() if isinstance(groups, dict) and "" not in groups else [None]
-    if not all(
-        isinstance(one, list) and one and all(isinstance(name, str) for name in one)
-        for one in lists
-    ):
-        raise UsageError(
-            '--groups: write name=column,column, or name a JSON file with {"name": ["column", "column"]}.'
-        )
-    return dict(groups)
 
 
 def write_csv(path: Path, columns: Mapping[str, Sequence[Any]], *, neutral: bool = True) -> None:

@@ -162,7 +162,8 @@ class TableOptions:
     features: Names = None
     """Columns the model takes, in its order (default: all but the target)."""
     groups: Names = None
-    """Columns that are one feature, such as city=oslo,rome; or a JSON file with {"city": ["oslo", "rome"]}."""
+    """Column whose equal values mark rows that belong together, such as customer: they are held out together. Or
+    columns that are one feature, such as city=oslo,rome, or a JSON file with {"city": ["oslo", "rome"]}."""
 
 
 @Parameter(name="*", group=IMAGES)
