@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from nobsp import NObSP
 from nobsp.tabular import fitting
+from nobsp.tabular.correction import Regression, choose_strength, fit_correction, judge
 from nobsp.tabular.effort import FULL, MAIN_ROWS
-from nobsp.tabular.regression import Rows, choose_strength, fit_correction, judge
 from nobsp.tabular.terms import Terms
 from tests.tabular.nets import Net, additive, net, table
 from tests.tabular.oracles import Background, share_explained
@@ -155,7 +155,7 @@ def test_one_background_row_is_the_baseline(normals: Tensor) -> None:
 # ---------------------------------------------------------------------- the regression
 
 
-def random_rows(seed: int, *, outputs: int = 2, outside: int = 4) -> Rows:
+def random_rows(seed: int, *, outputs: int = 2, outside: int = 4) -> Regression:
     rng = np.random.default_rng(seed)
     terms, prior = (
         rng.normal(size=(60, 5)) * [3, 2, 1, 0.5, 0.1] + 1,
@@ -166,7 +166,7 @@ def random_rows(seed: int, *, outputs: int = 2, outside: int = 4) -> Rows:
     fold = rng.permutation(60) % 5
     held = terms[away] + 0.1
     parts = (torch.from_numpy(np.asarray(part)) for part in (terms, y, fold, away, held))
-    return Rows.of(*parts).only(torch.arange(5), torch.from_numpy(prior))
+    return Regression.of(*parts).only(torch.arange(5), torch.from_numpy(prior))
 
 
 @settings(max_examples=10, deadline=None)

@@ -31,6 +31,7 @@ from nobsp.published import (
 from nobsp.published.sums import Parts
 from nobsp.tabular.columns import Columns, Rows, TableRows, read_ahead, require_passes
 from nobsp.tabular.compiled import Health, TermHealth
+from nobsp.tabular.correction import share_explained
 from nobsp.tabular.effort import FULL, PAIR_REACH
 from nobsp.tabular.explanation import term_name
 from nobsp.tabular.features import Points
@@ -39,7 +40,7 @@ from nobsp.tabular.fitting import Facts, Options, assemble, feature_findings, sh
 from nobsp.tabular.grids import Represent, Tabulator
 from nobsp.tabular.lookup import Array, TermTable
 from nobsp.tabular.purification import transfer
-from nobsp.tabular.regression import Sample, share_explained
+from nobsp.tabular.sample import Sample
 from nobsp.tabular.selection import screen_pairs
 from nobsp.tabular.tables import Main
 from nobsp.tabular.terms import refine_main, tabulate_main

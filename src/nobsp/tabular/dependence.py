@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nobsp.tabular.features import Domain
 from nobsp.tabular.lookup import LevelAxis
-from nobsp.tabular.regression import Sample
+from nobsp.tabular.sample import Sample
 
 Array = NDArray[np.float64]
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from nobsp.network.inference import Operations
 from nobsp.network.inputs import Subset
 from nobsp.tabular.budget import Costs, Plan
+from nobsp.tabular.correction import DIRECT_ROWS
 from nobsp.tabular.features import Domain, Points
 from nobsp.tabular.grids import Represent
 from nobsp.tabular.lookup import Chunk
-from nobsp.tabular.regression import DIRECT_ROWS
 
 # How far beyond the calibrated range the network is followed, as shares of the range on either side. Far: a network of
 # linear pieces goes on as straight lines, and unseen rows of heavy-tailed columns lie there.

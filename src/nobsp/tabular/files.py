@@ -21,7 +21,7 @@ from nobsp.tabular.columns import Columns, Seen, input_values
 from nobsp.tabular.compiled import CLASSES
 from nobsp.tabular.fitted import Estimate, Fitted
 from nobsp.tabular.fitting import Options, find_readout, plain
-from nobsp.tabular.regression import DirectTerm
+from nobsp.tabular.pieces import DirectTerm
 
 KIND = "tabular explainer"
 VERSION = 6

@@ -21,7 +21,7 @@ from nobsp.network.readout import Readout, as_model_takes
 from nobsp.tabular.columns import Columns, input_values
 from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.grids import Represent, Tabulator
-from nobsp.tabular.regression import DirectTerm
+from nobsp.tabular.pieces import DirectTerm
 
 if TYPE_CHECKING:
     from nobsp.published import Published

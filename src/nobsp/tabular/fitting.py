@@ -21,6 +21,7 @@ from nobsp.network.inference import use_threads
 from nobsp.network.inputs import SAMPLE_ROWS, Subset, Summary, resolve_baseline
 from nobsp.network.readout import Network, Readout, as_model_takes
 from nobsp.projection import Ridge
+from nobsp.tabular.bands import spread_of_curves
 from nobsp.tabular.budget import (
     BudgetSpentError,
     Costs,
@@ -31,6 +32,7 @@ from nobsp.tabular.budget import (
 )
 from nobsp.tabular.columns import Columns, categories_of, input_baseline, ranks
 from nobsp.tabular.compiled import CompiledExplainer, Health, Measure, TermHealth
+from nobsp.tabular.correction import share_explained
 from nobsp.tabular.dependence import find_determined
 from nobsp.tabular.distance import Reach, measure_reach
 from nobsp.tabular.effort import (
@@ -48,7 +50,7 @@ from nobsp.tabular.grids import Represent, Tabulator
 from nobsp.tabular.lookup import Array, Chunk, TermTable
 from nobsp.tabular.omissions import distances_from_average, name_far_curves, name_pairs_left_out
 from nobsp.tabular.purification import read
-from nobsp.tabular.regression import Sample, share_explained, spread_of_curves
+from nobsp.tabular.sample import Sample
 from nobsp.tabular.terms import Terms, fit_terms
 from nobsp.tabular.validity import (
     TOO_FEW_ROWS,
@@ -618,9 +620,9 @@ def _examine(
         scatter=tuple(scatter_of_share(fit.held_out.chosen(), fit.sample.outputs).tolist()),
         neighbourhoods=tuple(validity.neighbourhoods.tolist()),
         variance=tuple(fit.sample.outputs.var(0, correction=0).tolist()),
-        outside_rows=len(fit.rows.outside) / len(fit.rows.outputs),
+        outside_rows=len(fit.regression.outside) / len(fit.regression.outputs),
         rows=facts.summary.rows if facts.weighted is None else facts.weighted,
-        columns=fit.rows.terms.shape[1],
+        columns=fit.regression.terms.shape[1],
         forward_rows=meter.spent,
     )
 

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from nobsp.base import Finding
 from nobsp.network.inputs import Subset
+from nobsp.tabular.correction import Fit
 from nobsp.tabular.explanation import term_name
+from nobsp.tabular.pieces import TablePiece
 from nobsp.tabular.purification import occupancy
-from nobsp.tabular.regression import Fit, TablePiece
 
 # A pair this strong is named where it is not fitted: 1% of the output's variance.
 STRONG_PAIR = 0.1

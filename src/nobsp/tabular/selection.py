@@ -18,12 +18,13 @@ from torch import Tensor
 
 from nobsp.network.inputs import Subset
 from nobsp.tabular.answers import UnansweredError
+from nobsp.tabular.correction import Fit, Trial
 from nobsp.tabular.effort import MOST_PAIR_NODES, Effort
 from nobsp.tabular.features import Domain, Points
 from nobsp.tabular.grids import Tabulator
 from nobsp.tabular.lookup import Array, TermTable
 from nobsp.tabular.purification import purify, read
-from nobsp.tabular.regression import Fit, Sample, Trial
+from nobsp.tabular.sample import Sample
 from nobsp.tabular.tables import Grid, Lines, Tables, count_nodes
 
 # Pairs whose spread on a coarse table is below this share of the outputs' are not put on trial.

@@ -23,6 +23,7 @@ from nobsp.network.inputs import Subset
 from nobsp.tabular.features import Domain, Points
 from nobsp.tabular.grids import Table, Tabulator
 from nobsp.tabular.lookup import Chunk
+from nobsp.tabular.pieces import TablePiece
 from nobsp.tabular.purification import (
     average_over,
     occupancy,
@@ -31,7 +32,6 @@ from nobsp.tabular.purification import (
     transfer,
     transfer_grid,
 )
-from nobsp.tabular.regression import TablePiece
 
 # Most directions of a representation, by how many features a term has.
 MOST_DIRECTIONS = {1: 24, 2: 32, 3: 16}

@@ -22,7 +22,9 @@ from nobsp.network.inputs import Subset
 from nobsp.network.progress import Counter, progress_bar
 from nobsp.tabular import selection
 from nobsp.tabular.background import Backgrounds
+from nobsp.tabular.bands import Traces
 from nobsp.tabular.budget import PAIRS_SHARE, BudgetSpentError, Meter, fewer_pairs
+from nobsp.tabular.correction import Fit, Trial, solve_terms
 from nobsp.tabular.effort import (
     DIRECT_BACKGROUND,
     FULL,
@@ -36,19 +38,9 @@ from nobsp.tabular.effort import (
 from nobsp.tabular.features import FEW_VALUES, Domain, Points
 from nobsp.tabular.grids import Represent, Table, Tabulator, refine_knots
 from nobsp.tabular.lookup import Chunk, NumberAxis, TermTable
+from nobsp.tabular.pieces import DirectPiece, DirectTerm, Piece, TablePiece, pure_rows
 from nobsp.tabular.purification import occupancy
-from nobsp.tabular.regression import (
-    DirectPiece,
-    DirectTerm,
-    Fit,
-    Piece,
-    Sample,
-    TablePiece,
-    Traces,
-    Trial,
-    pure_rows,
-    solve_terms,
-)
+from nobsp.tabular.sample import Sample
 from nobsp.tabular.selection import Screen
 from nobsp.tabular.steps import (
     FINE_PAIR_ROOM,

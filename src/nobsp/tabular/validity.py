@@ -15,21 +15,21 @@ from torch import Tensor
 
 from nobsp._messages import count
 from nobsp.base import Finding
-from nobsp.tabular.features import Domain
-from nobsp.tabular.folds import FOLDS, Codes, deal_folds, find_neighbourhoods
-from nobsp.tabular.grids import Tabulator
-from nobsp.tabular.lookup import Array, NumberAxis, TermTable
-from nobsp.tabular.regression import (
+from nobsp.tabular.correction import (
     Fit,
     HeldOut,
-    Rows,
-    Sample,
-    TablePiece,
+    Regression,
     complete_fit,
     hold_outside,
     judge,
     share_explained,
 )
+from nobsp.tabular.features import Domain
+from nobsp.tabular.folds import FOLDS, Codes, deal_folds, find_neighbourhoods
+from nobsp.tabular.grids import Tabulator
+from nobsp.tabular.lookup import Array, NumberAxis, TermTable
+from nobsp.tabular.pieces import TablePiece
+from nobsp.tabular.sample import Sample
 
 # Fewest rows that are divided into neighbourhoods.
 FEWEST_ROWS = 100
@@ -54,7 +54,7 @@ class Neighbourhoods:
     """R² with whole neighbourhoods held out, beside that with single rows held out."""
 
     codes: Codes  # the neighbourhood of every row
-    rows: Rows  # the regression in folds of whole neighbourhoods
+    rows: Regression  # the regression in folds of whole neighbourhoods
     row_wise: Tensor  # R² with single rows held out, per output
     explained: Tensor  # R² with whole neighbourhoods held out, at the same strengths
     scatter: Tensor  # standard error of the difference
@@ -111,7 +111,7 @@ def choose_by_neighbourhoods(fit: Fit, neighbourhoods: Neighbourhoods) -> Fit:
         fit.pieces,
         [piece.read(fit.sample) for piece in fit.pieces],
         sample=sample,
-        rows=fit.rows,
+        regression=fit.regression,
         alphas=fit.alphas,
         held_out=replace(fit.held_out, best=best),
     )
@@ -123,7 +123,7 @@ def choose_by_neighbourhoods(fit: Fit, neighbourhoods: Neighbourhoods) -> Fit:
     return replace(refitted, held_out=held_out)
 
 
-def _rows_in_folds(fit: Fit, domains: Sequence[Domain], fold: Tensor) -> Rows:
+def _rows_in_folds(fit: Fit, domains: Sequence[Domain], fold: Tensor) -> Regression:
     """The same rows of the regression, dealt into other folds."""
     outside, clamped = hold_outside(fit.sample, domains, fold)
     beyond = fit.sample.take(outside.numpy())
@@ -133,9 +133,9 @@ def _rows_in_folds(fit: Fit, domains: Sequence[Domain], fold: Tensor) -> Rows:
             shifts.append(piece.read(clamped)[0] - piece.read(beyond)[0])
         else:
             shifts.append(torch.zeros(len(outside), piece.rank, dtype=torch.float64))
-    held = fit.rows.terms[outside] + torch.cat(shifts, 1)
-    rows = Rows.of(fit.rows.terms, fit.rows.outputs, fold, outside, held)
-    return replace(rows, prior=fit.rows.prior)
+    held = fit.regression.terms[outside] + torch.cat(shifts, 1)
+    rows = Regression.of(fit.regression.terms, fit.regression.outputs, fold, outside, held)
+    return replace(rows, prior=fit.regression.prior)
 
 
 def _losses(after: Tensor, before: Tensor, outputs: Tensor, codes: Codes) -> Tensor:

@@ -1,0 +1,243 @@
+"""How far curves may move: other calibration rows and other background rows of the same kind, without reading any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nobsp.network.inputs import Subset
+from nobsp.tabular.correction import Fit, level_strengths
+from nobsp.tabular.features import Points
+from nobsp.tabular.lookup import Array, Chunk
+from nobsp.tabular.pieces import TablePiece
+from nobsp.tabular.purification import occupancy, purify, read, transfer
+
+# Copies of the calibration that bands are made of.
+COPIES = 64
+# Rows on which the copies' priors are read: the correction's share of a band changes little with more.
+_PRIOR_ROWS = 2048
+# Keeps a division by an eigenvalue of zero, without a ridge, finite.
+_LEAST = 1e-300
+
+# Per feature its points, and something of every background row there.
+Traced = dict[int, tuple[Points, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Traces:
+    """What the background rows give one by one, from which bands are made."""
+
+    mains: Traced  # outputs, (background, points, outputs)
+    lines: Traced  # grid lines, and where on them the background is, (background, points)
+    grids: dict[Subset, Tensor]  # outputs (background of pairs, points, points, outputs)
+    # The same two of triples, whose grids are coarser.
+    triple_lines: Traced = field(default_factory=dict)
+    triples: dict[Subset, Tensor] = field(default_factory=dict)
+
+
+def spread_of_curves(fit: Fit, traces: Traces) -> dict[int, Tensor]:
+    """Per feature how far its curve moves from calibration to calibration, (points, outputs).
+
+    Every copy draws the calibration rows and the background rows anew, with replacement. Prior and margins are made
+    again from what each background row gave; the correction follows to first order from the influence of the rows,
+
+        δ_w − δ = (TᵀT/n + λI)⁻¹ [ Σ_i (w_i − 1) t_i e_i + Σ_i t_i (prior − prior_w)_i ] / n,
+
+    with e_i the residual of row i in a fit without its fold, and a strength λ that the folds cannot tell from the best.
+    What the ridge pulls a curve towards partial dependence, λ (TᵀT/n + λI)⁻¹ δ, counts too.
+    """
+    if not traces.mains:
+        return {}
+    generator = np.random.default_rng(0)
+    chunk = fit.sample.chunk()
+    draws = _draw_rows(fit, generator)
+    priors = _copy_priors(traces, chunk, draws, generator)
+
+    system = _System.of(fit)
+    deltas = _copy_corrections(fit, system, draws, priors, generator)
+    pull = system.pull_of_ridge(fit)
+
+    spreads = {}
+    start = 0
+    for piece in fit.pieces:
+        columns = slice(start, start + piece.rank)
+        start = columns.stop
+        if not isinstance(piece, TablePiece) or len(piece.term) != 1 or not piece.points:
+            continue
+        basis = piece.basis[piece.held()]
+        corrections = torch.einsum("pr,cro->cpo", basis, deltas[:, columns])
+        curves = _centre_copies(priors[piece.term] + corrections, piece.points[0], chunk, draws)
+        pulled = basis @ pull[columns]
+        pulled = pulled - occupancy(piece.points[0], chunk) @ pulled
+        spreads[piece.term[0]] = (curves.var(0, correction=1) + pulled.square()).sqrt()
+    return spreads
+
+
+def _draw_rows(fit: Fit, generator: np.random.Generator) -> Array:
+    """How often each copy draws each row, (copies, rows); rows that belong together are drawn together."""
+    units = fit.sample.units()
+    n_units = int(units.max()) + 1
+    drawn = generator.multinomial(n_units, np.full(n_units, 1 / n_units), size=COPIES)
+    return drawn[:, units].astype(np.float64)
+
+
+def _centre_copies(curves: Tensor, points: Points, chunk: Chunk, draws: Array) -> Tensor:
+    """Curves of the copies, each less its mean over the rows that its copy drew."""
+    shares = torch.stack([occupancy(points, chunk, draw) for draw in draws])
+    means = torch.einsum("cp,cpo->co", shares, curves)
+    return curves - means[:, None]
+
+
+def _copy_priors(
+    traces: Traces, chunk: Chunk, draws: Array, generator: np.random.Generator
+) -> dict[Subset, Tensor]:
+    """Every table's prior in every copy: other background rows, and margins over other rows."""
+    copies = len(draws)
+    n_background = next(iter(traces.mains.values()))[1].shape[0]
+    of_mains = _draw_background(n_background, copies, generator)
+    priors: dict[Subset, Tensor] = {
+        (feature,): _average_copies(outputs, of_mains)
+        for feature, (_, outputs) in traces.mains.items()
+    }
+    for grids, lines in (
+        (traces.grids, traces.lines),
+        (traces.triples, traces.triple_lines),
+    ):
+        if not grids:
+            continue
+        n_background = next(iter(grids.values())).shape[0]
+        of_grids = _draw_background(n_background, copies, generator)
+        shares = {
+            feature: torch.stack([occupancy(points, chunk, draw) for draw in draws])
+            for feature, (points, _) in lines.items()
+        }
+        for term, outputs in grids.items():
+            pure = _purify_copies(_average_copies(outputs, of_grids), [shares[k] for k in term])
+            priors[term] = pure.flatten(1, -2)
+            _take_margins_out(priors, traces.mains, lines, term, pure, of_mains.double())
+    return priors
+
+
+def _draw_background(count: int, copies: int, generator: np.random.Generator) -> Tensor:
+    """The share that each copy gives each background row, (copies, background)."""
+    drawn = generator.multinomial(count, np.full(count, 1 / count), size=copies)
+    return torch.from_numpy(drawn / count).to(torch.float32)
+
+
+def _average_copies(outputs: Tensor, drawn: Tensor) -> Tensor:
+    """Per copy the mean over the background rows that it drew."""
+    return torch.einsum("ck,k...->c...", drawn, outputs).double()
+
+
+def _purify_copies(tables: Tensor, shares: Sequence[Tensor]) -> Tensor:
+    """Every copy's grid without its margins over the rows that the copy drew."""
+    grids = [purify(table, [share[copy] for share in shares]) for copy, table in enumerate(tables)]
+    return torch.stack(grids)
+
+
+def _take_margins_out(
+    priors: dict[Subset, Tensor],
+    mains: Traced,
+    lines: Traced,
+    term: Subset,
+    pure: Tensor,
+    drawn: Tensor,
+) -> None:
+    """Takes what a term's grid does on average over the background out of its features' own priors."""
+    places = [lines[feature][1] for feature in term]
+    for side, feature in enumerate(term):
+        margin = _copy_margin(pure, places, side, drawn)
+        moved = transfer(lines[feature][0], margin.movedim(0, 1), mains[feature][0])
+        priors[feature,] = priors[feature,] - moved.movedim(1, 0)
+
+
+def _copy_margin(pure: Tensor, places: Sequence[Tensor], side: int, drawn: Tensor) -> Tensor:
+    """Per copy, a grid along one side, averaged over the background rows that the copy drew."""
+    others = [place for other, place in enumerate(places) if other != side]
+    grids = pure.movedim(side + 1, 1)
+    if len(others) == 1:
+        return torch.einsum("cijo,cj->cio", grids, drawn @ others[0])
+    joint = torch.einsum("cr,rj,rk->cjk", drawn, *others)
+    return torch.einsum("cijko,cjk->cio", grids, joint)
+
+
+@dataclass(frozen=True, eq=False)
+class _System:
+    """TᵀT/n by its eigenvalues and eigenvectors, to be solved with many strengths."""
+
+    values: Tensor
+    vectors: Tensor
+
+    @classmethod
+    def of(cls, fit: Fit) -> _System:
+        regression = fit.regression
+        gram = regression.products.sum(0) / len(regression.terms)
+        values, vectors = torch.linalg.eigh(gram)
+        return cls(values.clamp_min(0), vectors)
+
+    def solve(self, right: Tensor, ridge: Tensor) -> Tensor:
+        """(TᵀT/n + λI)⁻¹ of every copy's right-hand side; one λ per copy and output."""
+        turned = torch.einsum("pk,cpo->cko", self.vectors, right)
+        shrunk = turned / (self.values[None, :, None] + ridge[:, None]).clamp_min(_LEAST)
+        return torch.einsum("pk,cko->cpo", self.vectors, shrunk)
+
+    def pull_of_ridge(self, fit: Fit) -> Tensor:
+        """λ (TᵀT/n + λI)⁻¹ δ: how far the ridge pulls the correction towards none."""
+        ridge = fit.correction.ridge[None]
+        turned = self.vectors.T @ fit.correction.delta
+        return self.vectors @ (turned * ridge / (self.values[:, None] + ridge).clamp_min(_LEAST))
+
+
+def _copy_corrections(
+    fit: Fit,
+    system: _System,
+    draws: Array,
+    priors: Mapping[Subset, Tensor],
+    generator: np.random.Generator,
+) -> Tensor:
+    """The correction in every copy, (copies, columns, outputs)."""
+    regression = fit.regression
+    target = regression.outputs - regression.prior
+    cross = regression.terms.T @ (target - target.mean(0)) / len(target)
+
+    change = _change_of_rows(fit, draws) + _change_of_priors(fit, priors, copies=len(draws))
+    return system.solve(change + cross, _draw_strengths(fit, len(draws), generator))
+
+
+def _change_of_rows(fit: Fit, draws: Array) -> Tensor:
+    """Σ_i (w_i − 1) t_i e_i / n in every copy."""
+    terms = fit.regression.terms
+    residuals = fit.held_out.chosen()
+    surplus = torch.from_numpy(draws) - 1
+    # One output at a time: copies × rows × columns would not fit.
+    changes = [surplus @ (terms * residual[:, None]) for residual in residuals.unbind(1)]
+    return torch.stack(changes, 2) / len(terms)
+
+
+def _change_of_priors(fit: Fit, priors: Mapping[Subset, Tensor], *, copies: int) -> Tensor:
+    """Σ_i t_i (prior − prior_w)_i / n in every copy, read on some of the rows."""
+    n_rows, n_outputs = fit.regression.outputs.shape
+    few = np.linspace(0, n_rows - 1, min(n_rows, _PRIOR_ROWS)).astype(np.intp)
+    chunk = fit.sample.take(few).chunk()
+    terms = fit.regression.terms[torch.from_numpy(few)]
+
+    moved = torch.zeros(len(few), copies * n_outputs, dtype=torch.float64)
+    for piece in fit.pieces:
+        if isinstance(piece, TablePiece) and piece.term in priors:
+            difference = piece.prior[None] - priors[piece.term]
+            moved += read(piece.table(difference.movedim(0, 1).flatten(1)), chunk)
+    moved = (moved - moved.mean(0)).reshape(len(few), copies, n_outputs)
+    return torch.einsum("rp,rco->cpo", terms - terms.mean(0), moved) / len(few)
+
+
+def _draw_strengths(fit: Fit, copies: int, generator: np.random.Generator) -> Tensor:
+    """Per copy and output a strength that the folds cannot tell from the best, in units of the products' mean."""
+    level = level_strengths(fit.held_out.errors).numpy()
+    drawn = [generator.choice(np.flatnonzero(column), size=copies) for column in level.T]
+    positions = torch.from_numpy(np.stack(drawn, 1))
+    alphas = torch.tensor(fit.alphas, dtype=torch.float64)
+    return alphas[positions] * fit.regression.scale

@@ -1,0 +1,449 @@
+"""The correction of the head: all terms in one regression, with what the head makes of them as prior.
+
+With T the compressed representations of all terms and R = y − prior, for every output
+
+    δ(α) = (TᵀT/n + α s I)⁻¹ TᵀR/n,        s = mean variance of T's columns,
+
+so that α → ∞ leaves the prior, which is partial dependence, and α → 0 is the oblique projection along all other terms.
+T's columns are scaled by `compress`. Strengths and pairs are judged on rows held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nobsp.network.inputs import Subset
+from nobsp.tabular.features import Domain
+from nobsp.tabular.folds import FOLDS, deal_folds
+from nobsp.tabular.lookup import TermTable
+from nobsp.tabular.pieces import DirectPiece, DirectTerm, Piece, TablePiece
+from nobsp.tabular.sample import Sample
+
+# Strengths of the ridge that held-out rows choose from, relative to the columns' mean variance.
+ALPHAS = (1e-5, 1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0, 100.0, 1e4)
+# A fitted interaction below this share of every output's spread is left out.
+WORTH_FITTING = 0.005
+# Unexplained share of the variance on held-out rows at which no further interactions are put in: where features are
+# correlated, a network's smallest interactions bend the main curves by more than they explain.
+ENOUGH = 0.005
+# Up to so many rows all folds judge how many pairs are put in.
+ALL_FOLDS = 1000
+# Folds that judge it where there are more rows.
+TRIAL_FOLDS = 2
+# Most numbers of the regression held at once.
+MOST_NUMBERS = 20_000_000
+# The fewest rows of a regression all the same.
+FEWEST_ROWS = 4096
+# Rows of a regression with terms that run through the network row by row.
+DIRECT_ROWS = 2048
+# An output varies where its spread is more than this share of its size: less is rounding.
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Regression:
+    """What the rows give the regression: terms as columns, what the head makes of them, and the folds."""
+
+    terms: Tensor  # compressed representations, (rows, columns), centred
+    prior: Tensor  # what the head's own coefficients give, (rows, outputs)
+    outputs: Tensor  # the network's, (rows, outputs)
+    fold: Tensor
+    outside: Tensor  # rows that lie outside the range of all other folds' rows
+    held: Tensor  # their compressed representations held at that range, less the same means
+    products: Tensor  # of the terms by fold, (folds, columns, columns)
+
+    @classmethod
+    def of(
+        cls, terms: Tensor, outputs: Tensor, fold: Tensor, outside: Tensor, held: Tensor
+    ) -> Regression:
+        """A regression whose prior is not known yet."""
+        centre = terms.mean(0)
+        centred = terms - centre
+        by_fold = [centred[fold == number] for number in range(int(fold.max()) + 1)]
+        return cls(
+            terms=centred,
+            prior=torch.zeros_like(outputs),
+            outputs=outputs,
+            fold=fold,
+            outside=outside,
+            held=held - centre,
+            products=torch.stack([part.T @ part for part in by_fold]),
+        )
+
+    @property
+    def scale(self) -> float:
+        """Mean variance of the columns: what α is relative to."""
+        total = float(self.products.diagonal(dim1=1, dim2=2).sum())
+        return total / max(self.terms.numel(), 1)
+
+    def only(self, columns: Tensor, prior: Tensor) -> Regression:
+        """The same with some of the columns."""
+        return replace(
+            self,
+            terms=self.terms[:, columns],
+            prior=prior,
+            held=self.held[:, columns],
+            products=self.products[:, columns][:, :, columns],
+        )
+
+    def unseen(self, rows: Tensor) -> Tensor:
+        """Representations of some rows as fits on other folds see them: held at the range of those folds' rows."""
+        representations = self.terms[rows]
+        position = torch.full((len(self.terms),), -1, dtype=torch.long)
+        position[self.outside] = torch.arange(len(self.outside))
+        beyond = position[rows] >= 0
+        representations[beyond] = self.held[position[rows[beyond]]]
+        return representations
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """What fits on other rows leave of every row, for every strength."""
+
+    residual: Tensor  # (strengths, rows, outputs)
+    errors: Tensor  # squared residuals summed by fold, (folds, strengths, outputs)
+    best: Tensor  # per output the position of the strength that is taken
+
+    def chosen(self) -> Tensor:
+        """Residuals at each output's own strength, (rows, outputs)."""
+        residuals = [
+            self.residual[strength, :, output] for output, strength in enumerate(self.best.tolist())
+        ]
+        return torch.stack(residuals, 1)
+
+
+class Correction(NamedTuple):
+    """The fitted correction."""
+
+    delta: Tensor  # coefficients on the compressed representations, (columns, outputs)
+    ridge: Tensor  # λ per output, in units of the products' mean
+    alphas: Tensor  # the relative strength per output
+
+
+def judge(
+    regression: Regression, alphas: Sequence[float], *, folds: Iterable[int] | None = None
+) -> HeldOut:
+    """Fits on all folds but one and predicts that one, for every strength."""
+    n_rows, n_outputs = regression.outputs.shape
+    held_out_folds = range(len(regression.products)) if folds is None else list(folds)
+    target = regression.outputs - regression.prior
+    total = regression.products.sum(0)
+    cross = regression.terms.T @ target
+    strengths = [alpha * regression.scale for alpha in alphas]
+
+    residual = torch.full((len(alphas), n_rows, n_outputs), torch.nan, dtype=torch.float64)
+    for fold in held_out_folds:
+        test = (regression.fold == fold).nonzero().flatten()
+        train = (regression.fold != fold).nonzero().flatten()
+        n_train = max(len(train), 1)
+        terms = regression.terms[test]
+        mean = -terms.sum(0) / n_train  # of the other folds: the columns are centred
+        mean_target = target[train].sum(0) / n_train
+        seen = regression.unseen(test) - mean
+
+        if regression.terms.shape[1] > len(train):  # as many unknowns as rows are enough
+            others = regression.terms[train] - mean
+            system = others @ others.T / n_train
+            right = target[train] - mean_target
+            seen = seen @ others.T / n_train
+        else:
+            system = (total - regression.products[fold]) / n_train - mean.outer(mean)
+            right = (cross - terms.T @ target[test]) / n_train - mean.outer(mean_target)
+
+        predictions = _predict(system, right, seen, strengths)
+        residual[:, test] = target[test] - mean_target - predictions
+
+    by_fold = [residual[:, regression.fold == fold].square().sum(1) for fold in held_out_folds]
+    errors = torch.stack(by_fold)
+    return HeldOut(residual, errors, choose_strength(errors))
+
+
+def _predict(system: Tensor, right: Tensor, seen: Tensor, strengths: Sequence[float]) -> Tensor:
+    """Predictions of some rows at every strength, (strengths, rows, outputs)."""
+    solutions = torch.stack([solve_ridge(system, right, strength) for strength in strengths], 1)
+    # One product for all strengths.
+    predictions = seen @ solutions.flatten(1)
+    return predictions.view(len(seen), *solutions.shape[1:]).movedim(1, 0)
+
+
+def level_strengths(errors: Tensor) -> Tensor:
+    """Which strengths the folds cannot tell from the best: within one standard error of it, (strengths, outputs)."""
+    folds, _, outputs = errors.shape
+    best = errors.sum(0).argmin(0)
+    worse = errors - errors.gather(1, best.expand(folds, 1, outputs))
+    standard_error = worse.std(0, correction=0) / max(folds - 1, 1) ** 0.5
+    level: Tensor = worse.mean(0) <= standard_error
+    return level
+
+
+def choose_strength(errors: Tensor) -> Tensor:
+    """Per output the strongest ridge that the folds cannot tell from the best one: in doubt the prior decides."""
+    level = level_strengths(errors)
+    return torch.where(level, torch.arange(len(level))[:, None], -1).amax(0)
+
+
+def fit_correction(regression: Regression, alphas: Tensor) -> Correction:
+    """The correction from all rows, with one strength per output."""
+    n_rows = len(regression.terms)
+    target = regression.outputs - regression.prior
+    gram = regression.products.sum(0) / n_rows
+    cross = regression.terms.T @ (target - target.mean(0)) / n_rows
+
+    ridge = alphas * regression.scale
+    delta = torch.zeros_like(cross)
+    for strength in sorted(set(ridge.tolist())):
+        outputs = ridge == strength
+        delta[:, outputs] = solve_ridge(gram, cross[:, outputs], strength)
+    return Correction(delta, ridge, alphas)
+
+
+def solve_ridge(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
+    """(G + λI)⁻¹ c; the least-norm solution where λ is too small to make it definite."""
+    system = gram + ridge * torch.eye(len(gram), dtype=gram.dtype)
+    factor, failed = torch.linalg.cholesky_ex(system)
+    if not int(failed):
+        return torch.cholesky_solve(cross, factor)
+    least: Tensor = torch.linalg.pinv(system, hermitian=True) @ cross
+    return least
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Terms that must pay on rows held out, and what each must bring.
+
+    Where features are correlated, terms that explain next to nothing bend the main curves.
+    """
+
+    terms: tuple[Subset, ...]  # in the order in which they are put in, strongest first
+    least_relative_gain: float  # share of what is unexplained that a term must explain
+    least_gain: float  # share of the outputs' variance that a term must explain
+
+    def cost(self, unexplained: float, terms: int) -> float:
+        """What is unexplained with so many of the terms, and what these must have brought."""
+        return unexplained * (1 + self.least_relative_gain * terms) + self.least_gain * terms
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """Pieces that stayed, their functions, and the regression behind them, as long as the rows are in memory."""
+
+    pieces: tuple[Piece, ...]
+    functions: tuple[TermTable | DirectTerm, ...]
+    sizes: tuple[float, ...]  # each one's spread as a share of the outputs'
+    sample: Sample
+    regression: Regression
+    alphas: tuple[float, ...]  # the strengths that were tried
+    held_out: HeldOut
+    correction: Correction
+    explained: Tensor  # on rows held out, per output
+    inside: Tensor  # the same on rows inside the range of the rows fitted on
+
+    def worth_keeping(self) -> set[Subset]:
+        """Terms whose contributions vary enough to be shown."""
+        sizes = zip(self.pieces, self.sizes, strict=True)
+        return {piece.term for piece, size in sizes if size >= WORTH_FITTING}
+
+
+def solve_terms(
+    sample: Sample,
+    pieces: Sequence[Piece],
+    domains: Sequence[Domain],
+    *,
+    ridge: float | None,
+    trial: Trial | None = None,
+) -> Fit:
+    """Chooses the strength, and which terms on trial pay, on rows held out; fits the correction on all rows."""
+    candidates = _Candidates.of(sample, pieces, domains, ridge=ridge)
+    if trial is None:
+        return candidates.fit(range(len(pieces)))
+
+    position = {piece.term: number for number, piece in enumerate(pieces)}
+    on_trial = [position[term] for term in trial.terms]
+    certain = [number for number in range(len(pieces)) if number not in on_trial]
+    paying = on_trial[: candidates.count_paying(certain, on_trial, trial)]
+
+    fit = candidates.fit([*certain, *paying])
+    worth_keeping = fit.worth_keeping()
+    worth = [number for number in paying if pieces[number].term in worth_keeping]
+    if len(worth) == len(paying):
+        return fit
+    return candidates.fit([*certain, *worth])
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidates:
+    """All pieces read on the rows of the regression; some of them are then fitted together."""
+
+    sample: Sample
+    pieces: Sequence[Piece]
+    parts: Sequence[tuple[Tensor, Tensor]]  # representation and prior of every piece
+    regression: Regression  # of all pieces
+    columns: Sequence[Tensor]  # the columns of every piece
+    alphas: tuple[float, ...]
+
+    @classmethod
+    def of(
+        cls,
+        sample: Sample,
+        pieces: Sequence[Piece],
+        domains: Sequence[Domain],
+        *,
+        ridge: float | None,
+    ) -> _Candidates:
+        """Reads the pieces on as many rows as fit in memory, dealt into folds."""
+        ranks = [piece.rank for piece in pieces]
+        generator = np.random.default_rng(0)
+        rows = _limit_rows(sample, pieces, generator)
+        fold = torch.from_numpy(deal_folds(rows.units(), generator=generator))
+
+        parts = [piece.read(rows) for piece in pieces]
+        outside, clamped = hold_outside(rows, domains, fold)
+        held = [
+            piece.read(clamped)[0] if isinstance(piece, TablePiece) else representation[outside]
+            for piece, (representation, _) in zip(pieces, parts, strict=True)
+        ]
+        return cls(
+            sample=rows,
+            pieces=pieces,
+            parts=parts,
+            regression=Regression.of(
+                terms=torch.cat([representation for representation, _ in parts], 1),
+                outputs=rows.outputs,
+                fold=fold,
+                outside=outside,
+                held=torch.cat(held, 1),
+            ),
+            columns=torch.split(torch.arange(sum(ranks)), ranks),
+            alphas=ALPHAS if ridge is None else (ridge,),
+        )
+
+    def regression_of(self, chosen: Sequence[int]) -> Regression:
+        """The regression with some of the pieces."""
+        prior = torch.stack([self.parts[number][1] for number in chosen]).sum(0)
+        columns = torch.cat([self.columns[number] for number in chosen])
+        return self.regression.only(columns, prior)
+
+    def fit(self, chosen: Sequence[int]) -> Fit:
+        """Some of the pieces, fitted together at the strengths that held-out rows choose."""
+        regression = self.regression_of(chosen)
+        return complete_fit(
+            [self.pieces[number] for number in chosen],
+            [self.parts[number] for number in chosen],
+            sample=self.sample,
+            regression=regression,
+            alphas=self.alphas,
+            held_out=judge(regression, self.alphas),
+        )
+
+    def count_paying(self, certain: Sequence[int], on_trial: Sequence[int], trial: Trial) -> int:
+        """How many of the pieces on trial pay on rows held out; all where there are too few rows to tell."""
+        n_rows = len(self.sample)
+        if not on_trial or n_rows < 2 * FOLDS:
+            return len(on_trial)
+
+        folds = range(FOLDS if n_rows <= ALL_FOLDS else TRIAL_FOLDS)
+        variance = self.sample.spread.square()
+        costs = {}
+        for count in _ladder(len(on_trial)):
+            regression = self.regression_of([*certain, *on_trial[:count]])
+            held_out = judge(regression, self.alphas[::2], folds=folds)
+            least = held_out.errors.sum(0).amin(0) / (variance * n_rows)
+            unexplained = float(least.mean()) * FOLDS / len(folds)
+            costs[count] = trial.cost(unexplained, count)
+            if unexplained <= ENOUGH:
+                break
+        return min(costs, key=costs.__getitem__)
+
+
+def _limit_rows(sample: Sample, pieces: Sequence[Piece], generator: np.random.Generator) -> Sample:
+    """As many rows, drawn at random, as the regression's columns leave memory for."""
+    n_columns = sum(piece.rank for piece in pieces)
+    most = max(MOST_NUMBERS // max(n_columns, 1), FEWEST_ROWS)
+    if any(isinstance(piece, DirectPiece) for piece in pieces):
+        most = min(most, DIRECT_ROWS)
+    if most >= len(sample):
+        return sample
+    drawn = generator.permutation(len(sample))[:most]
+    return sample.take(np.sort(drawn))
+
+
+def _ladder(count: int) -> list[int]:
+    """How many terms are tried: none, one, two, four, … and all."""
+    doubled = [1 << power for power in range(count.bit_length()) if 1 << power < count]
+    return [0, *doubled, count]
+
+
+def complete_fit(
+    pieces: Sequence[Piece],
+    parts: Sequence[tuple[Tensor, Tensor]],
+    *,
+    sample: Sample,
+    regression: Regression,
+    alphas: Sequence[float],
+    held_out: HeldOut,
+) -> Fit:
+    """The correction at the strengths that held-out rows chose, and the functions it makes of the pieces."""
+    strengths = torch.tensor(alphas, dtype=torch.float64)[held_out.best]
+    correction = fit_correction(regression, strengths)
+    deltas = torch.split(correction.delta, [piece.rank for piece in pieces])
+
+    functions = []
+    sizes = []
+    for piece, (representation, prior), delta in zip(pieces, parts, deltas, strict=True):
+        values = prior + representation @ delta
+        functions.append(piece.finish(delta, values.mean(0)))
+        sizes.append(float((values.std(0, correction=0) / sample.spread).max()))
+
+    residuals = held_out.chosen()
+    inside = torch.ones(len(sample), dtype=torch.bool)
+    inside[regression.outside] = False
+    return Fit(
+        pieces=tuple(pieces),
+        functions=tuple(functions),
+        sizes=tuple(sizes),
+        sample=sample,
+        regression=regression,
+        alphas=tuple(alphas),
+        held_out=held_out,
+        correction=correction,
+        explained=share_explained(residuals, sample.outputs),
+        inside=share_explained(residuals[inside], sample.outputs[inside]),
+    )
+
+
+def share_explained(residual: Tensor, outputs: Tensor) -> Tensor:
+    """R² per output: the share of its variance that residuals do not leave; NaN where it varies by rounding only."""
+    if not len(outputs):
+        return torch.full((outputs.shape[1],), torch.nan, dtype=torch.float64)
+    total = outputs.var(0, correction=0)
+    varies = total > (outputs.abs().amax(0) * _ROUNDING).square()
+    unexplained = residual.square().mean(0) / torch.where(varies, total, 1.0)
+    return torch.where(varies, 1 - unexplained, torch.nan)
+
+
+def hold_outside(sample: Sample, domains: Sequence[Domain], fold: Tensor) -> tuple[Tensor, Sample]:
+    """Rows outside the range of all other folds' rows, as unseen rows may be, and the same held at that range."""
+    beyond = np.zeros(len(sample), dtype=bool)
+    own = dict(sample.own)
+    for domain in domains:
+        if domain.span is None:
+            continue
+        column = domain.feature.columns[0]
+        values = np.asarray(sample.own[column], dtype=np.float64)
+        held = values.copy()
+        for number in range(int(fold.max()) + 1):
+            mine = (fold == number).numpy()
+            others = values[~mine]
+            if len(others):
+                held[mine] = np.clip(values[mine], np.nanmin(others), np.nanmax(others))
+        beyond |= ~((held == values) | np.isnan(values))
+        own[column] = held
+
+    rows = np.flatnonzero(beyond)
+    return torch.from_numpy(rows), replace(sample, own=own).take(rows)
