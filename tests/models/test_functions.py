@@ -28,7 +28,7 @@ from torch import nn
 
 from nobsp import NObSP
 from nobsp.models import adapt
-from nobsp.tabular import terms
+from nobsp.tabular import effort
 from tests.tolerances import SINGLE, assert_same_to_rounding
 
 GENERATOR = np.random.default_rng(0)
@@ -214,7 +214,7 @@ def test_importing_the_package_loads_no_other_library() -> None:
 def test_a_thousand_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs are screened among the features that act most, so that cost grows with the columns and not their pairs."""
     monkeypatch.setattr(
-        terms, "FULL", replace(terms.FULL, screen_budget=50_000)
+        effort, "FULL", replace(effort.FULL, screen_budget=50_000)
     )  # a twentieth, for the test's sake
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(1000, 16), nn.ReLU(), nn.Linear(16, 1))

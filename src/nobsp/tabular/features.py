@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,18 +17,41 @@ from nobsp.network.adapted import Adapted
 from nobsp.network.inputs import Summary
 from nobsp.tabular.answers import Mask
 from nobsp.tabular.columns import Columns, input_values, level_labels
-from nobsp.tabular.lookup import Array, Axis, Chunk, Feature, Level, LevelAxis, NumberAxis
+from nobsp.tabular.lookup import (
+    Array,
+    Axis,
+    Chunk,
+    Feature,
+    Level,
+    LevelAxis,
+    NumberAxis,
+    Places,
+)
+
+Encode = Callable[[NDArray[np.generic]], Tensor]
 
 # Numbers with at most so many distinct values have their knots there.
 FEW_VALUES = 32
-
-
 # Categories with more levels are run through the network row by row, like features of several numbers.
 MOST_LEVELS = 4096
-
-
+# Knots closer than this share of their size are one: their distance is rounding, and slopes would be noise.
+_LEAST_DISTANCE = 1e-12
+# Knots that follow the rows stay this share of the range away from thresholds, which have two knots of their own.
+_NEXT_TO_A_THRESHOLD = 1e-6
 # Most values of a column on which its encoding is looked up, where rows are known only as the network takes them.
 _DECODED_POINTS = 4096
+# The same where only the range of a column is known.
+_POINTS_OF_A_RANGE = 256
+# A row is at a level, or missing, when its code is so close to that of the level: codes may be float32.
+_SAME_LEVEL = 1e-6
+_SAME_CODE = 1e-9
+# How far a value between two known ones is tried, and how far its code may move, as shares of their distances.
+_STEP_BETWEEN = 1e-6
+_LARGEST_MOVE = 1e-3
+# Rows that are compared with all known codes at once: distances to 4,096 of them take 32 MB.
+_COMPARED_AT_ONCE = 1024
+# What libraries call the types of dates and durations.
+_DATES = ("Timestamp", "datetime", "date", "datetime64", "Timedelta", "timedelta")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +61,8 @@ class Points:
     axis: Axis  # knots or levels, in the caller's units
     inputs: Tensor  # the same as the network takes them, (points, columns of the feature)
     columns: tuple[int, ...]  # of the network's input
-    held: NDArray[
-        np.intp
-    ]  # for every point, where the one is that it is held at: itself, or the end of the range
+    # for every point the position of the point it is held at: itself, or the end of the range
+    held: Places
     name: str = ""  # what the feature is called, for messages
     # which points stand for themselves, not for the last one that the preprocessing takes; None for all
     encoded: Mask | None = None
@@ -62,21 +85,31 @@ def place_knots(
     """Knots inside the calibrated range, some evenly spaced for heavy tails, and knots at `reach` ranges beyond it."""
     low, high = span
     x = x[np.isfinite(x)]
+
     distinct = np.unique(np.concatenate([x, [low, high]]))
-    spread = high - low or max(abs(low), 1.0)
     if len(distinct) <= min(FEW_VALUES, quantiles + even):
         inner = distinct
     else:
-        follow = np.quantile(
-            distinct if len(distinct) < 3 * quantiles else x, np.linspace(0, 1, quantiles)
-        )
-        inner = np.unique(np.concatenate([follow, np.linspace(low, high, even), [low, high]]))
-        # Knots closer than rounding of their distance would make slopes of nothing.
-        size = np.maximum(np.abs(inner[1:]), np.abs(inner[:-1]))
-        inner = inner[np.concatenate([[True], np.diff(inner) > 1e-12 * size])]
-        inner[0], inner[-1] = low, high
-    beyond = spread * np.array(reach)
+        # Quantiles of few values would fall on the same ones again and again.
+        followed = distinct if len(distinct) < 3 * quantiles else x
+        at_quantiles = np.quantile(followed, np.linspace(0, 1, quantiles))
+        evenly_spaced = np.linspace(low, high, even)
+        inner = np.unique(np.concatenate([at_quantiles, evenly_spaced, [low, high]]))
+        inner = _without_near_twins(inner)
+        inner[0] = low
+        inner[-1] = high
+
+    width = high - low or max(abs(low), 1.0)
+    beyond = width * np.array(reach)
     return inner, np.concatenate([low - beyond, high + beyond])
+
+
+def _without_near_twins(knots: Array) -> Array:
+    """Increasing knots without those that differ from the one before by rounding only."""
+    size = np.maximum(np.abs(knots[1:]), np.abs(knots[:-1]))
+    is_apart = np.diff(knots) > _LEAST_DISTANCE * size
+    apart: Array = knots[np.concatenate([[True], is_apart])]
+    return apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,29 +118,21 @@ class Domain:
 
     feature: Feature  # what the caller sees of it
     columns: tuple[int, ...]  # columns of the network's input
-    encode: Callable[
-        [NDArray[np.generic]], Tensor
-    ]  # values in the caller's units as the network takes them
+    encode: Encode  # values in the caller's units as the network takes them
     levels: LevelAxis | None = None  # the category's levels; None for numbers
     level_inputs: Tensor | None = None  # the levels as the network takes them
     span: tuple[float, float] | None = None  # the calibrated range of a number; None for others
-    reaches: bool = (
-        True  # whether the network is followed beyond the range; not for a number of two values
-    )
-    missing: Tensor | None = (
-        None  # what the preprocessing makes of a missing number; None where it takes none
-    )
+    # whether the network is followed beyond the range; not for a number of two values
+    reaches: bool = True
+    # what the preprocessing makes of a missing number; None where it takes none
+    missing: Tensor | None = None
     plain: bool = True  # whether the network takes the caller's own numbers
-    seen: Array = field(
-        default_factory=lambda: np.zeros(0)
-    )  # numbers that follow an encoded column's distribution
-    steps: Array = field(
-        default_factory=lambda: np.zeros((0, 2))
-    )  # on either side of thresholds, of a model of steps
-    limits: tuple[float, float] = (
-        -np.inf,
-        np.inf,
-    )  # the smallest and largest number that the model was found to answer
+    # numbers that follow an encoded column's distribution
+    seen: Array = field(default_factory=lambda: np.zeros(0))
+    # on either side of the thresholds of a model of steps, (thresholds, 2)
+    steps: Array = field(default_factory=lambda: np.zeros((0, 2)))
+    # the smallest and largest number for which the model is known to answer
+    limits: tuple[float, float] = (-np.inf, np.inf)
 
     @property
     def tabulated(self) -> bool:
@@ -117,24 +142,105 @@ class Domain:
     def points(self, rows: Chunk, *, quantiles: int, even: int, reach: Sequence[float]) -> Points:
         """Levels, or knots: some that follow the rows, some evenly spaced, some beyond the range."""
         if self.levels is not None and self.level_inputs is not None:
-            return Points(
-                self.levels,
-                self.level_inputs,
-                self.columns,
-                np.arange(len(self.levels)),
-                name=self.feature.name,
-            )
+            return self._level_points(self.levels, self.level_inputs)
+
         assert self.span is not None
-        reach = tuple(reach) if self.reaches else ()
         x = self.seen if len(self.seen) else rows.numbers(self.feature.columns[0])
-        inner, beyond = place_knots(x, self.span, quantiles=quantiles, even=even, reach=reach)
-        beyond = beyond[(beyond >= self.limits[0]) & (beyond <= self.limits[1])]
+        inner, beyond = place_knots(
+            x,
+            self.span,
+            quantiles=quantiles,
+            even=even,
+            reach=tuple(reach) if self.reaches else (),
+        )
+
+        lowest, highest = self.limits
+        beyond = beyond[(beyond >= lowest) & (beyond <= highest)]
         return self.number_points(np.unique(np.concatenate([inner, beyond])))
 
+    def _level_points(self, levels: LevelAxis, inputs: Tensor) -> Points:
+        """Every level of a category."""
+        return Points(
+            axis=levels,
+            inputs=inputs,
+            columns=self.columns,
+            held=np.arange(len(levels)),
+            name=self.feature.name,
+        )
+
+    def number_points(self, knots: Array) -> Points:
+        """Increasing knots as points, and one for missing numbers where the preprocessing takes them."""
+        assert self.span is not None
+        inside = np.clip(knots, *self.span)
+        held = np.clip(np.searchsorted(knots, inside), 0, len(knots) - 1)
+        inputs, encoded = self._encode_or_hold(knots, held)
+
+        if len(knots) == 1:  # a constant: a table needs two knots
+            step = max(abs(knots[0]), 1.0)
+            knots = np.array([knots[0], knots[0] + step])
+            inputs = inputs.expand(2, -1)
+            held = np.zeros(2, dtype=np.intp)
+            encoded = None
+
+        if self.missing is not None:
+            inputs = torch.cat([inputs, self.missing])
+            held = np.append(held, len(held))
+            encoded = None if encoded is None else np.append(encoded, True)
+
+        return Points(
+            axis=NumberAxis(self.feature.columns[0], knots, missing=self.missing is not None),
+            inputs=inputs,
+            columns=self.columns,
+            held=held.astype(np.intp),
+            name=self.feature.name,
+            encoded=encoded,
+        )
+
+    def _encode_or_hold(self, knots: Array, held: Places) -> tuple[Tensor, Mask | None]:
+        """Knots as the network takes them; those that the preprocessing does not take as the last that it does."""
+        try:
+            return self.encode(knots[:, None]), None
+        except ValueError:
+            encoded = held == np.arange(len(knots))
+            inside = np.flatnonzero(encoded)
+            inputs = {int(knot): self.encode(knots[[knot], None]) for knot in inside}
+
+        outward = [*range(inside[0] - 1, -1, -1), *range(inside[-1] + 1, len(knots))]
+        for knot in outward:
+            inward = knot + 1 if knot < inside[0] else knot - 1
+            inputs[knot] = inputs[inward]
+            if encoded[inward]:
+                with suppress(ValueError):
+                    inputs[knot] = self.encode(knots[[knot], None])
+                    encoded[knot] = True
+
+        return torch.cat([inputs[knot] for knot in range(len(knots))]), encoded
+
+    def step_points(self, rows: Chunk, steps: Array, *, quantiles: int) -> Points:
+        """Knots on either side of some of the thresholds; in place of the others, knots that follow the rows."""
+        assert self.span is not None
+        low, high = self.span
+        first = min(low, float(self.steps.min()))
+        last = max(high, float(self.steps.max()))
+        width = last - first or max(abs(low), 1.0)
+
+        beside_thresholds = np.clip(steps.ravel(), *self.limits)
+        outer = np.clip([first - width, last + width], *self.limits)
+        knots = [beside_thresholds, np.array([low, high]), outer]
+
+        if len(steps) < len(self.steps):
+            x = rows.numbers(self.feature.columns[0])
+            inner, _ = place_knots(x, self.span, quantiles=quantiles, even=2, reach=())
+            distances = np.abs(inner[:, None] - steps.ravel()[None]).min(1, initial=np.inf)
+            knots.append(inner[distances > _NEXT_TO_A_THRESHOLD * width])
+
+        return self.number_points(np.unique(np.concatenate(knots)))
+
     def limited_to(self, points: Points, answered: Mask | None) -> Domain:
-        """The same, known to end where a table of the feature had its last answers."""
+        """The same, known to end at the last of some points for which the model answered."""
         if not isinstance(points.axis, NumberAxis):
             return self
+
         knots = points.axis.knots
         usable = np.ones(len(knots), dtype=bool)
         for mask in (answered, points.encoded):
@@ -142,241 +248,330 @@ class Domain:
                 usable &= mask[: len(knots)]
         if usable.all():
             return self
-        return replace(self, limits=(float(knots[usable].min()), float(knots[usable].max())))
 
-    def number_points(self, knots: Array) -> Points:
-        """Increasing knots as points, and one for missing numbers where the preprocessing takes them."""
-        assert self.span is not None
-        held = np.clip(np.searchsorted(knots, np.clip(knots, *self.span)), 0, len(knots) - 1)
-        inputs, encoded = self._encode_or_hold(knots, held)
-        if len(knots) == 1:  # a constant: a table needs two knots
-            knots = np.array([knots[0], knots[0] + max(abs(knots[0]), 1.0)])
-            inputs = inputs.expand(2, -1)
-            held = np.zeros(2, dtype=np.intp)
-            encoded = None
-        if self.missing is not None:
-            inputs = torch.cat([inputs, self.missing])
-            held = np.append(held, len(held))
-            encoded = None if encoded is None else np.append(encoded, True)
-        axis = NumberAxis(self.feature.columns[0], knots, missing=self.missing is not None)
-        return Points(
-            axis,
-            inputs,
-            self.columns,
-            held.astype(np.intp),
-            name=self.feature.name,
-            encoded=encoded,
-        )
-
-    def _encode_or_hold(self, knots: Array, held: NDArray[np.intp]) -> tuple[Tensor, Mask | None]:
-        """Knots as the network takes them; those that the preprocessing does not take as the last that it does."""
-        try:
-            return self.encode(knots[:, None]), None
-        except ValueError:
-            encoded = held == np.arange(len(knots))
-            inputs = {int(at): self.encode(knots[[at], None]) for at in np.flatnonzero(encoded)}
-
-        inside = np.flatnonzero(encoded)
-        outward = [*range(inside[0] - 1, -1, -1), *range(inside[-1] + 1, len(knots))]
-        for at in outward:
-            inward = at + 1 if at < inside[0] else at - 1
-            inputs[at] = inputs[inward]
-            if encoded[inward]:
-                with suppress(ValueError):
-                    inputs[at] = self.encode(knots[[at], None])
-                    encoded[at] = True
-        return torch.cat([inputs[at] for at in range(len(knots))]), encoded
-
-    def step_points(self, rows: Chunk, steps: Array, *, quantiles: int) -> Points:
-        """Knots on either side of some of the thresholds; in place of the others, knots that follow the rows."""
-        assert self.span is not None
-        low, high = self.span
-        ends = min(low, float(self.steps.min())), max(high, float(self.steps.max()))
-        width = ends[1] - ends[0] or max(abs(low), 1.0)
-        outer = np.clip([ends[0] - width, ends[1] + width], *self.limits)
-        knots = [np.clip(steps.ravel(), *self.limits), np.array([low, high]), outer]
-        if len(steps) < len(self.steps):
-            x = rows.numbers(self.feature.columns[0])
-            inner, _ = place_knots(x, self.span, quantiles=quantiles, even=2, reach=())
-            # None next to a threshold, where the two knots of that are.
-            away = (
-                np.abs(inner[:, None] - steps.ravel()[None]).min(1, initial=np.inf) > 1e-6 * width
-            )
-            knots.append(inner[away])
-        return self.number_points(np.unique(np.concatenate(knots)))
+        limits = (float(knots[usable].min()), float(knots[usable].max()))
+        return replace(self, limits=limits)
 
     def own_columns(self, rows: Tensor) -> dict[int, NDArray[np.generic]]:
         """Rows as the network takes them, in the caller's units; what cannot be told is missing."""
-        members, inputs = self.feature.columns, rows[:, list(self.columns)].double()
+        members = self.feature.columns
+        inputs = rows[:, list(self.columns)].double()
         if self.plain:
-            return {member: inputs[:, place].numpy() for place, member in enumerate(members)}
+            return {member: inputs[:, k].numpy() for k, member in enumerate(members)}
         if self.levels is not None and self.level_inputs is not None:
-            place, away = _nearest(inputs, self.level_inputs)
-            known, levels = away <= 1e-6, self.levels.levels
-            if isinstance(levels, tuple):
-                named = np.array(
-                    [*levels, None], dtype=object
-                )  # the last stands for what is no level
-                return {members[0]: named[np.where(known, place, len(levels))]}
-            return {
-                member: np.where(known, levels[place, at], np.nan)
-                for at, member in enumerate(members)
-            }
+            return _decode_levels(inputs, self.levels, self.level_inputs)
         if self.span is None:
             return {}
-        grid = self.seen if len(self.seen) > 1 else np.linspace(*self.span, 256)
-        grid = grid[
-            np.unique(
-                np.linspace(0, len(grid) - 1, min(len(grid), _DECODED_POINTS)).astype(np.intp)
-            )
-        ]
-        codes = self.encode(grid[:, None])
-        # Columns that say whether a number is missing are the same for all that are not.
-        way = codes[:, 0].numpy() if bool((codes[:, 1:] == codes[:1, 1:]).all()) else np.zeros(1)
-        turn = np.sign(way[-1] - way[0])
-        if len(way) > 1 and (turn * np.diff(way) > 0).all():
-            found = np.interp(turn * inputs[:, 0].numpy(), turn * way, grid)
-        else:
-            found = _spread_over_ties(inputs, codes, grid)
-        if self.missing is not None:
-            one, among = (
-                codes.shape[1] == 1,
-                bool(codes.amin() <= self.missing.amin() <= codes.amax()),
-            )
-            # A missing number that is encoded as some number is cannot be told from it.
-            if not (among if one else bool(_nearest(self.missing, codes)[1][0] <= 1e-9)):
-                absent = (inputs - self.missing).abs().amax(1) <= 1e-9 * (
-                    1 + self.missing.abs().max()
-                )
-                found = np.where(absent.numpy(), np.nan, found)
-        return {members[0]: found}
+        return {members[0]: self._decode_numbers(inputs)}
+
+    def _decode_numbers(self, inputs: Tensor) -> Array:
+        """The numbers whose codes some rows have, NaN for those of missing ones."""
+        numbers = self._numbers_to_compare()
+        codes = self.encode(numbers[:, None])
+        decoded = _invert_line(inputs, codes, numbers)
+        if decoded is None:
+            decoded = _spread_over_ties(inputs, codes, numbers)
+
+        if self.missing is None or not _is_told_apart(self.missing, codes):
+            return decoded
+        tolerance = _SAME_CODE * (1 + self.missing.abs().max())
+        is_absent = (inputs - self.missing).abs().amax(1) <= tolerance
+        return np.where(is_absent.numpy(), np.nan, decoded)
+
+    def _numbers_to_compare(self) -> Array:
+        """Increasing numbers of the column, few enough that rows can be compared with their codes."""
+        assert self.span is not None
+        if len(self.seen) <= 1:
+            return np.linspace(*self.span, _POINTS_OF_A_RANGE)
+        count = min(len(self.seen), _DECODED_POINTS)
+        positions = np.linspace(0, len(self.seen) - 1, count).astype(np.intp)
+        return self.seen[np.unique(positions)]
 
 
 def own_columns(domains: Sequence[Domain], rows: Tensor) -> dict[int, NDArray[np.generic]]:
     """Rows as the network takes them, in the caller's units by column."""
-    return {
-        column: values for domain in domains for column, values in domain.own_columns(rows).items()
-    }
+    columns: dict[int, NDArray[np.generic]] = {}
+    for domain in domains:
+        columns |= domain.own_columns(rows)
+    return columns
+
+
+# ---------------------------------------------------------------------- which kind a feature is
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """A feature before its kind is known."""
+
+    name: str
+    members: tuple[int, ...]  # of the caller's columns
+    columns: tuple[int, ...]  # of the network's input
+    encode: Encode  # values in the caller's units as the network takes them
+    plain: bool  # whether the network takes the caller's own numbers
+
+    @classmethod
+    def of(cls, columns: Columns, adapted: Adapted, position: int) -> Outline:
+        """The feature at a position."""
+
+        def encode(values: NDArray[np.generic]) -> Tensor:
+            # A result that is not finite is an error there; numpy need not warn of it here.
+            with np.errstate(all="ignore"):
+                return input_values(columns, adapted, position, values)
+
+        return cls(
+            name=columns.features.names[position],
+            members=tuple(columns.members[position]),
+            columns=tuple(columns.features.columns[position]),
+            encode=encode,
+            plain=adapted.encode is None,
+        )
 
 
 def describe(
-    columns: Columns, adapted: Adapted, summary: Summary, categories: frozenset[int], k: int
+    columns: Columns,
+    adapted: Adapted,
+    summary: Summary,
+    categories: frozenset[int],
+    position: int,
 ) -> Domain:
-    """Where a feature is tabulated."""
-    name, members = columns.features.names[k], tuple(columns.members[k])
-    group, plain, column = (
-        tuple(columns.features.columns[k]),
-        adapted.encode is None,
-        columns.column(k),
-    )
+    """Where the feature at a position is tabulated."""
+    outline = Outline.of(columns, adapted, position)
+    if not outline.columns:
+        return unused_domain(outline)
 
-    def encode(values: NDArray[np.generic]) -> Tensor:
-        with np.errstate(all="ignore"):  # what is not finite in the end is an error there
-            return input_values(columns, adapted, k, values)
+    texts = columns.texts(position)
+    if texts:
+        return text_domain(outline, texts)
 
-    def levels(known: tuple[Level, ...] | Array, inputs: Tensor, labels: Iterable[str]) -> Domain:
-        feature = Feature(name, members, "levels", labels=tuple(labels))
-        return Domain(feature, group, encode, LevelAxis(members, known), inputs, plain=plain)
+    if not outline.plain:
+        return describe_encoded(outline, columns, adapted, position)
 
-    numbers = Domain(Feature(name, members, "numbers"), group, encode, plain=plain)
-    if not group:
-        return replace(numbers, feature=Feature(name, members, "unused"))
-    if texts := columns.texts(k):
-        odd = [level for level in texts if not (is_missing(level) or isinstance(level, Level))]
-        if odd:
-            kind = type(odd[0]).__name__
-            advice = "write them as text"
-            if kind in ("Timestamp", "datetime", "date", "datetime64", "Timedelta", "timedelta"):
-                advice = (
-                    "a date has no function of its own. Explain a function of numbers that dates are made from, such "
-                    "as days since a day, month or weekday, which puts the dates together and calls the model"
-                )
-            raise TypeError(f"feature {name!r} has levels of type {kind}; {advice}.")
-        rows = np.empty((len(texts), 1), dtype=object)
-        rows[:, 0] = texts
-        if len(texts) > MOST_LEVELS:
-            return numbers
-        try:
-            inputs = encode(rows)
-        except (TypeError, ValueError):
-            if not is_missing(texts[-1]):
-                raise
-            texts, inputs = (
-                texts[:-1],
-                encode(rows[:-1]),
-            )  # a level of its own only where the model takes it
-        if is_missing(texts[-1]) and bool((inputs[:-1] == inputs[-1]).all(1).any()):
-            texts, inputs = texts[:-1], inputs[:-1]  # and is not filled in with another
-        kept = tuple(None if type(text).__name__ == "NAType" else text for text in texts)
-        return levels(
-            kept, inputs, ("missing" if is_missing(text) else str(text) for text in texts)
-        )
-    if plain:
-        if k in categories:
-            counted = summary.levels_of(k, group)
-            if counted is None or len(counted[0]) > MOST_LEVELS:
-                return numbers
-            return levels(counted[0].numpy(), counted[0], level_labels(columns, k, counted[0]))
-        ranges = tuple((float(summary.minimum[c]), float(summary.maximum[c])) for c in group)
-    else:
-        known = np.array([] if column is None else column.levels or [], dtype=np.float64)
-        if len(known) and not _takes_values_between(encode, known):
-            if len(known) > MOST_LEVELS:
-                return numbers
-            return levels(known[:, None], encode(known[:, None]), (f"{value:g}" for value in known))
-        ranges = tuple(
-            (span[0], span[1]) for span in (columns.seen[member].span for member in members) if span
-        )
-    if len(members) != 1 or len(ranges) != 1:
-        return replace(numbers, feature=replace(numbers.feature, ranges=ranges))
-    missing = None
-    if not plain:
-        with suppress(ValueError, TypeError):  # where the preprocessing takes none
-            missing = encode(np.array([[np.nan]]))
+    if position in categories:
+        counted = summary.levels_of(position, outline.columns)
+        if counted is None or len(counted[0]) > MOST_LEVELS:
+            return numbers_domain(outline)
+        levels = counted[0]
+        labels = level_labels(columns, position, levels)
+        return level_domain(outline, levels.numpy(), levels, labels)
+
+    return describe_plain(outline, adapted, summary, position)
+
+
+def describe_plain(outline: Outline, adapted: Adapted, summary: Summary, position: int) -> Domain:
+    """One or several numbers that the network takes as they are."""
+    smallest = summary.minimum[list(outline.columns)].tolist()
+    largest = summary.maximum[list(outline.columns)].tolist()
+    ranges = tuple(zip(smallest, largest, strict=True))
+    if len(outline.members) != 1 or len(ranges) != 1:
+        return numbers_domain(outline, ranges)
+
+    joint_levels = summary.tallies[position].joint
+    has_two_values = joint_levels is not None and len(joint_levels[0]) <= 2
+    domain = number_domain(outline, ranges[0], adapted)
+    return replace(domain, reaches=not has_two_values)
+
+
+def describe_encoded(outline: Outline, columns: Columns, adapted: Adapted, position: int) -> Domain:
+    """Numbers that a preprocessing encodes: as levels where it knows no value between those that occurred."""
+    column = columns.column(position)
+    known = np.array([] if column is None else column.levels or [], dtype=np.float64)
+    if len(known) and not _takes_values_between(outline.encode, known):
+        return encoded_level_domain(outline, known)
+
+    spans = [columns.seen[member].span for member in outline.members]
+    ranges = tuple((span[0], span[1]) for span in spans if span)
+    if len(outline.members) != 1 or len(ranges) != 1:
+        return numbers_domain(outline, ranges)
+
+    domain = number_domain(outline, ranges[0], adapted)
     return replace(
-        numbers,
-        feature=Feature(name, members, "number", ranges=ranges),
-        span=ranges[0],
-        reaches=not (
-            plain
-            and (known_levels := summary.tallies[k].joint) is not None
-            and len(known_levels[0]) <= 2
-        ),
-        missing=missing,
+        domain,
+        missing=_encode_missing(outline.encode),
         seen=np.zeros(0) if column is None else column.quantiles,
-        steps=adapted.steps.get(members[0], np.zeros((0, 2))),
     )
 
 
-def _takes_values_between(encode: Callable[[NDArray[np.generic]], Tensor], known: Array) -> bool:
+def unused_domain(outline: Outline) -> Domain:
+    """What the model never sees."""
+    feature = Feature(outline.name, outline.members, "unused")
+    return Domain(feature, outline.columns, outline.encode, plain=outline.plain)
+
+
+def numbers_domain(outline: Outline, ranges: tuple[tuple[float, float], ...] = ()) -> Domain:
+    """What has no table: several numbers at once, or a category of very many levels."""
+    feature = Feature(outline.name, outline.members, "numbers", ranges=ranges)
+    return Domain(feature, outline.columns, outline.encode, plain=outline.plain)
+
+
+def number_domain(outline: Outline, span: tuple[float, float], adapted: Adapted) -> Domain:
+    """One number with its calibrated range."""
+    member = outline.members[0]
+    return Domain(
+        feature=Feature(outline.name, outline.members, "number", ranges=(span,)),
+        columns=outline.columns,
+        encode=outline.encode,
+        plain=outline.plain,
+        span=span,
+        steps=adapted.steps.get(member, np.zeros((0, 2))),
+    )
+
+
+def level_domain(
+    outline: Outline, levels: tuple[Level, ...] | Array, inputs: Tensor, labels: Iterable[str]
+) -> Domain:
+    """A category with its levels, unless these are too many for a table."""
+    if len(levels) > MOST_LEVELS:
+        return numbers_domain(outline)
+    return Domain(
+        feature=Feature(outline.name, outline.members, "levels", labels=tuple(labels)),
+        columns=outline.columns,
+        encode=outline.encode,
+        plain=outline.plain,
+        levels=LevelAxis(outline.members, levels),
+        level_inputs=inputs,
+    )
+
+
+def encoded_level_domain(outline: Outline, numbers: Array) -> Domain:
+    """Numbers as levels, such as those of a one-hot encoder."""
+    if len(numbers) > MOST_LEVELS:
+        return numbers_domain(outline)
+    inputs = outline.encode(numbers[:, None])
+    labels = [f"{number:g}" for number in numbers]
+    return level_domain(outline, numbers[:, None], inputs, labels)
+
+
+def text_domain(outline: Outline, texts: list[Any]) -> Domain:
+    """A column of text or of other names."""
+    _require_storable(outline.name, texts)
+    if len(texts) > MOST_LEVELS:
+        return numbers_domain(outline)
+
+    rows = np.empty((len(texts), 1), dtype=object)
+    rows[:, 0] = texts
+    try:
+        inputs = outline.encode(rows)
+    except (TypeError, ValueError):
+        if not is_missing(texts[-1]):
+            raise
+        # Missing is a level only where the preprocessing takes it.
+        texts = texts[:-1]
+        inputs = outline.encode(rows[:-1])
+
+    # Nor is it one where the preprocessing fills in another level.
+    if is_missing(texts[-1]) and bool((inputs[:-1] == inputs[-1]).all(1).any()):
+        texts = texts[:-1]
+        inputs = inputs[:-1]
+
+    levels = tuple(None if type(text).__name__ == "NAType" else text for text in texts)
+    labels = ["missing" if is_missing(text) else str(text) for text in texts]
+    return level_domain(outline, levels, inputs, labels)
+
+
+def _require_storable(name: str, levels: Sequence[Any]) -> None:
+    """An error where levels are neither text nor numbers, which no file can hold."""
+    odd = [level for level in levels if not (is_missing(level) or isinstance(level, Level))]
+    if not odd:
+        return
+
+    kind = type(odd[0]).__name__
+    advice = "write them as text"
+    if kind in _DATES:
+        advice = (
+            "a date has no function of its own. Explain a function of numbers that dates are made from, such "
+            "as days since a day, month or weekday, which puts the dates together and calls the model"
+        )
+    raise TypeError(f"feature {name!r} has levels of type {kind}; {advice}.")
+
+
+def _encode_missing(encode: Encode) -> Tensor | None:
+    """What a preprocessing makes of a missing number; None where it takes none."""
+    with suppress(ValueError, TypeError):
+        return encode(np.array([[np.nan]]))
+    return None
+
+
+def _takes_values_between(encode: Encode, known: Array) -> bool:
     """Whether a value next to one that occurred is encoded next to it; one-hot encoders know no value in between."""
     if len(known) < 2:
         return False
+
+    between = known[:-1] + _STEP_BETWEEN * np.diff(known)
     try:
-        near, ends = encode((known[:-1] + 1e-6 * np.diff(known))[:, None]), encode(known[:, None])
+        codes_between = encode(between[:, None])
+        codes = encode(known[:, None])
     except ValueError:
         return False
-    range_of_codes = (ends.amax(0) - ends.amin(0)).sum()
-    return bool(((near - ends[:-1]).abs().sum(1) <= 1e-3 * range_of_codes).all())
+
+    range_of_codes = (codes.amax(0) - codes.amin(0)).sum()
+    moves = (codes_between - codes[:-1]).abs().sum(1)
+    return bool((moves <= _LARGEST_MOVE * range_of_codes).all())
 
 
-def _spread_over_ties(rows: Tensor, codes: Tensor, grid: Array) -> Array:
+# ---------------------------------------------------------------------- from codes back to values
+
+
+def _decode_levels(
+    inputs: Tensor, axis: LevelAxis, codes: Tensor
+) -> dict[int, NDArray[np.generic]]:
+    """The levels whose codes some rows have, by column; what has none is missing."""
+    position, distance = _nearest(inputs, codes)
+    is_known = distance <= _SAME_LEVEL
+
+    levels = axis.levels
+    if isinstance(levels, tuple):
+        # The last stands for what is no level.
+        names = np.array([*levels, None], dtype=object)
+        return {axis.columns[0]: names[np.where(is_known, position, len(levels))]}
+    return {
+        column: np.where(is_known, levels[position, k], np.nan)
+        for k, column in enumerate(axis.columns)
+    }
+
+
+def _invert_line(inputs: Tensor, codes: Tensor, numbers: Array) -> Array | None:
+    """Numbers read backwards off an encoding that rises or falls throughout; None where it does not."""
+    # Columns that say whether a number is missing are the same for all that are not.
+    if not bool((codes[:, 1:] == codes[:1, 1:]).all()):
+        return None
+
+    line = codes[:, 0].numpy()
+    direction = np.sign(line[-1] - line[0])
+    if len(line) < 2 or not (direction * np.diff(line) > 0).all():
+        return None
+    decoded: Array = np.interp(direction * inputs[:, 0].numpy(), direction * line, numbers)
+    return decoded
+
+
+def _spread_over_ties(rows: Tensor, codes: Tensor, numbers: Array) -> Array:
     """Per row a number with its code; rows of one code share the numbers that have it evenly, as bins do."""
-    distinct, owner = torch.unique(codes, dim=0, return_inverse=True)
-    place, found = _nearest(rows, distinct)[0], np.zeros(len(rows))
-    for code in np.unique(place):
-        mine, numbers = np.flatnonzero(place == code), grid[(owner == int(code)).numpy()]
-        found[mine] = numbers[
-            (np.arange(len(mine)) * len(numbers) // max(len(mine), 1)) % len(numbers)
-        ]
-    return found
+    distinct_codes, owner = torch.unique(codes, dim=0, return_inverse=True)
+    code_of_row, _ = _nearest(rows, distinct_codes)
+
+    decoded = np.zeros(len(rows))
+    for code in np.unique(code_of_row):
+        of_code = np.flatnonzero(code_of_row == code)
+        candidates = numbers[(owner == int(code)).numpy()]
+        turns = np.arange(len(of_code)) * len(candidates) // max(len(of_code), 1)
+        decoded[of_code] = candidates[turns % len(candidates)]
+    return decoded
 
 
-def _nearest(rows: Tensor, known: Tensor) -> tuple[NDArray[np.intp], Array]:
+def _is_told_apart(missing: Tensor, codes: Tensor) -> bool:
+    """Whether the code of a missing number is that of no number."""
+    if codes.shape[1] == 1:
+        return not bool(codes.amin() <= missing.amin() <= codes.amax())
+    _, distance = _nearest(missing, codes)
+    return not bool(distance[0] <= _SAME_CODE)
+
+
+def _nearest(rows: Tensor, known: Tensor) -> tuple[Places, Array]:
     """Per row the position of the nearest of some known ones, and how far it is, as a share of their size."""
     if not len(rows):
         return np.zeros(0, np.intp), np.zeros(0)
-    found = [torch.cdist(part, known).min(1) for part in torch.split(rows, 1024)]
-    place = torch.cat([part.indices for part in found]).numpy().astype(np.intp)
+
+    closest = [torch.cdist(part, known).min(1) for part in torch.split(rows, _COMPARED_AT_ONCE)]
+    positions = torch.cat([part.indices for part in closest]).numpy().astype(np.intp)
+    distances = torch.cat([part.values for part in closest]).numpy()
     size = 1 + float(known.abs().max())
-    return place, torch.cat([part.values for part in found]).numpy() / size
+    return positions, distances / size
