@@ -30,6 +30,8 @@ Tail = Callable[[Tensor, Tensor], Tensor]
 POINTS: tuple[int, ...] = (8, 16, 32)
 # Pooled units cost next to nothing beside the pass that carries them.
 POINTS_OF_POOLED: tuple[int, ...] = (16, 64)
+# A picture from the first tokens takes no more: where a class is shows long before the numbers add up.
+POINTS_OF_PICTURE: tuple[int, ...] = (1,)
 # The residual that is allowed, as a share of what is accounted for.
 TOLERANCE = 1e-2
 # Numbers of units that are put into the layers behind the map at once, and weights of outputs in what is asked.
@@ -178,6 +180,8 @@ class Account:
             return question.columns(self.coefficients.to(seen.maps.device), seen.logits)
 
         points = POINTS if feature_map.reach == "full" else POINTS_OF_POOLED
+        if feature_map.picture:
+            points = POINTS_OF_PICTURE
         if self.points is not None:
             points = (self.points,)
         readout = feature_map.readout

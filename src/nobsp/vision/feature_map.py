@@ -219,9 +219,10 @@ class FeatureMap:
     carrier: Tensor  # an image that carries what is put in the place of the map through the layers before it
     device: torch.device  # where the model lives
     dtype: torch.dtype  # in which precision it takes images
-    fixed_batch: bool = (
-        False  # whether the layers behind the map want as many rows as there were images
-    )
+    # whether the layers behind the map want as many rows as there were images
+    fixed_batch: bool = False
+    # whether the map is the first of many, of an image, so that a few points are a picture but no sum
+    picture: bool = False
 
     @property
     def keys(self) -> tuple[str, ...]:

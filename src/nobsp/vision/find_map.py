@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ from nobsp.vision.feature_map import (
     POOLINGS,
     FeatureMap,
     Grid,
+    Layout,
     Pooling,
     Reach,
     Space,
@@ -39,10 +40,15 @@ from nobsp.vision.feature_map import (
     pooled,
     space_of,
 )
+from nobsp.vision.time_axis import TimeAxis
 
 PROBE_IMAGES = 3
 # How many tensors back from the output a map is looked for when layers stand between map and head.
 _LATEST = 96
+# Of how many tensors from the input on the values are held: the first tokens are among them.
+_EARLIEST = 48
+# How many of these are tried as the entrance of a model that reads one token.
+_ENTRANCES = 8
 # Of how many of the modules that a tensor passes it is tried to be put in.
 _NAMES = 3
 
@@ -61,7 +67,10 @@ class _Seen:
     shape: Space
     channels: int
     poolings: list[Pooling]  # those that make the representation of it
-    raw: Tensor | None = None  # the tensor itself; kept of the latest ones
+    raw: Tensor | None = None  # the tensor itself; held of the first and the latest ones
+    walked: Layout | None = (
+        None  # of a sequence, the layout that the model's layers take it to have
+    )
 
     def units(self, *, means: bool = False) -> Tensor:
         """All of the map and the tokens before it, as `FeatureMap.units` lays them out, or the channels' means."""
@@ -86,15 +95,20 @@ class _Seen:
                 abs(extent / whole - self.shape[0] / space[0])
                 for extent, whole in zip(self.shape, space, strict=True)
             )
-        # Of (n, a, b), layers that work on the last axis say that it is the channels'.
+        if not images.is_floating_point():
+            return (float(abs(self.shape[0] - space[0])), self._misfit_of_widths())
+        against_time = self.walked is not None and self.walked != self.grid.layout
+        return (float(against_time), self._misfit_of_widths())
+
+    def _misfit_of_widths(self) -> float:
+        """Of (n, a, b), layers that work on the last axis say that it is the channels'."""
         assert self.raw is not None
         parts = list(self.module.modules())
         widths = {part.out_features for part in parts if isinstance(part, nn.Linear)}
         widths |= {
             tuple(part.normalized_shape)[-1] for part in parts if isinstance(part, nn.LayerNorm)
         }
-        odd = float((self.raw.shape[-1] in widths) != (self.grid.layout == "tokens"))
-        return (odd,) if images.is_floating_point() else (float(abs(self.shape[0] - space[0])), odd)
+        return float((self.raw.shape[-1] in widths) != (self.grid.layout == "tokens"))
 
 
 def find_map(
@@ -179,26 +193,50 @@ class _Search:
         match = self.best(own)
         if match is not None:
             return match
-        pointless, passed_on = "", 0
-        for views in (
-            self.latest()
-            if chosen is None
-            else [[seen for seen in own if seen.order == own[-1].order]]
-        ):
-            found = "" if id(views[0].raw) == passed_on else self.behind(views)
-            if isinstance(found, FeatureMap):
-                return found
-            if found:
-                pointless, passed_on = pointless or found, id(views[0].raw)
+        pointless = ""
+        passed_on = 0
+        candidates: Iterable[list[_Seen]] = self.latest()
+        if chosen is not None:
+            candidates = [[seen for seen in own if seen.order == own[-1].order]]
+        for views in candidates:
+            tried = "" if id(views[0].raw) == passed_on else self.behind(views)
+            if isinstance(tried, FeatureMap):
+                return self.entrance(tried) if pointless and chosen is None else tried
+            if tried:
+                pointless = pointless or tried
+                passed_on = id(views[0].raw)
         if pointless:
             raise ValueError(
                 f"the output depends on no location of {pointless!r}, only on its first tokens; name a layer through "
                 "which everything passes with layer=..., e.g. the block before the last."
             )
+        if chosen is None:
+            raise ValueError(
+                "no map of the model makes the output by itself: other paths lead there too. Name one through which "
+                "everything passes with layer=..., or wrap the model so that there is one."
+            )
         raise ValueError(
-            f"{'no map of the model makes' if chosen is None else f'layer {chosen[0]!r} does not make'} the output by "
-            "itself: other paths lead there too. Choose one through which all passes, or layer=None, or wrap the model."
+            f"layer {chosen[0]!r} does not make the output by itself: other paths lead there too. Choose one through "
+            "which everything passes, or layer=None, or wrap the model."
         )
+
+    def entrance(self, later: FeatureMap) -> FeatureMap:
+        """The first map with as many locations, for a model that reads one token: what each place brings to it.
+
+        Further on, the token that is read has taken up much of what the places bring, and no place has it any more.
+        """
+        locations = math.prod(later.shape)
+        tensors: dict[int, list[_Seen]] = {}
+        for seen in self.seen:
+            if seen.raw is not None and math.prod(seen.shape) == locations:
+                tensors.setdefault(id(seen.raw), []).append(seen)
+        for group in list(tensors.values())[:_ENTRANCES]:
+            views = [seen for seen in group if seen.order == group[0].order]
+            tried = self.behind(views)
+            if isinstance(tried, FeatureMap) and math.prod(tried.shape) == locations:
+                is_picture = not tried.text and len(tried.shape) > 1
+                return dataclasses.replace(tried, picture=is_picture)
+        return later
 
     def best(self, seen: list[_Seen]) -> FeatureMap | None:
         """The last map that is pooled into the head: a module's own output before something derived from it."""
@@ -284,17 +322,31 @@ class _Search:
                 trial = self.feature_map(view, "mean", reach, fixed_batch=fixed)
                 if self.agrees(trial, view.units(means=True)):
                     return self.lighten(trial, view.units(means=True))
-        for kept in (0, -1) if whole.text else (None,) if full.grid.prefix else ():
-            # Of texts, the first or the last token may be all that is read.
-            maps = torch.unflatten(units[:, : whole.map_units], 1, (whole.channels, -1))
-            still = (maps.mean(0) * 0.5).expand_as(maps).clone()
-            if kept is not None:
-                still[..., kept] = maps[..., kept]
-            if self.agrees(
-                whole, torch.cat([still.flatten(1), units[:, whole.map_units :]], dim=1)
-            ):
+        # Of sequences, one token may be all that is read; of images, the tokens before the patches.
+        is_sequence = whole.text or len(whole.shape) == 1
+        if is_sequence or full.grid.prefix:
+            read = self.locations_read(whole, units)
+            if read is not None and int(read.max()) <= int(is_sequence):
                 return full.name or "the model"
         return self.lighten(whole, units)
+
+    def locations_read(self, trial: FeatureMap, units: Tensor) -> Tensor | None:
+        """On how many locations of the map the output of each image of the probe depends; None where not known."""
+        other = self.other(trial)
+        every = torch.arange(len(units), device=self.about.device)
+        put_in = units.to(self.about.device).requires_grad_()
+        with dataclasses.replace(trial, carrier=other).behind(other) as tail, torch.enable_grad():
+            output = tail(put_in, every)
+            if not output.requires_grad:
+                return None
+            weights = torch.linspace(1, 2, output.shape[1]).to(output)
+            (gradient,) = torch.autograd.grad((output * weights).sum(), put_in)
+        by_location = torch.unflatten(gradient[:, : trial.map_units], 1, (trial.channels, -1))
+        return (by_location.abs().sum(1) > 0).sum(1)
+
+    def other(self, trial: FeatureMap) -> Tensor:
+        """Another input, into whose pass a map of the probe is put."""
+        return _other_tokens(self.probe) if trial.text else 0.5 * self.probe[:1].flip(-1)
 
     def lighten(self, found: FeatureMap, units: Tensor) -> FeatureMap:
         """The same with the smallest image that does for running the layers before the map, whose result is unused."""
@@ -308,7 +360,7 @@ class _Search:
     def agrees(self, trial: FeatureMap, units: Tensor, other: Tensor | None = None) -> bool | None:
         """Whether units of the probe, put into a pass over another image, give its logits; None for an error."""
         if other is None:
-            other = _other_tokens(self.probe) if trial.text else 0.5 * self.probe[:1].flip(-1)
+            other = self.other(trial)
         every = torch.arange(len(units), device=self.about.device)
         try:
             with dataclasses.replace(trial, carrier=other).behind(other) as tail, torch.no_grad():
@@ -328,8 +380,12 @@ def _observe(
     """Every spatial tensor of one forward pass, and how it makes the representation; all calls."""
     seen: list[_Seen] = []
     counts: Counter[str] = Counter()
-    images, space, order = x.detach().clone(), space_of(x), 0
+    images = x.detach().clone()
+    space = space_of(x)
+    order = 0
     kept: deque[list[_Seen]] = deque()
+    time_axis = TimeAxis()
+    is_sequence = len(space) == 1 and images.is_floating_point()
 
     parts = {plain(name): part for name, part in module.named_modules()}
 
@@ -341,9 +397,11 @@ def _observe(
             or found.ndim not in (3, len(space) + 2)
         ):
             return
-        if found.shape[0] != len(images) or (
-            found.shape == images.shape and torch.equal(found, images)
-        ):
+        if found.shape[0] != len(images):
+            return
+        # Pixels are no map of their own unless they are asked for; time steps are.
+        is_input = found.shape == images.shape and torch.equal(found, images)
+        if is_input and not is_sequence and parts[name] is not keep:
             return
         order += 1
         found = found.detach()
@@ -369,11 +427,14 @@ def _observe(
                 view.raw = raw
             while len(kept) > _LATEST:
                 for view in kept.popleft():
-                    view.raw = view.raw if view.module is keep else None
+                    held = view.module is keep or view.order <= _EARLIEST
+                    view.raw = view.raw if held else None
         seen.extend(views)
 
     def before(name: str, part: nn.Module, found: Any) -> None:
         counts[name] += 1
+        if is_sequence:
+            time_axis.note(part, found)
         note("input", name, part, found)
 
     with (
@@ -383,6 +444,10 @@ def _observe(
     ):
         one.on = other.on = True
         run(x.clone())
+    if is_sequence:
+        for view in seen:
+            if view.raw is not None and view.raw.ndim == 3:
+                view.walked = time_axis.layout_of(view.raw)
     return seen, counts
 
 
