@@ -96,6 +96,7 @@ class Tokens(nn.Module):
         self.first = nn.Parameter(
             torch.randn(1, 1, width, generator=torch.Generator().manual_seed(0))
         )
+        self.entry = nn.Identity()
         self.mix = nn.TransformerEncoderLayer(
             width, 2, 16, batch_first=True, dropout=0.0, activation="gelu"
         )
@@ -105,7 +106,7 @@ class Tokens(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.patches(x).flatten(2).transpose(1, 2)
         tokens = torch.cat([self.first.expand(len(x), -1, -1), tokens], dim=1)
-        tokens = self.norm(self.mix(tokens))
+        tokens = self.norm(self.mix(self.entry(tokens)))
         return self.head(tokens[:, 0] if self.reads == "class" else tokens[:, 1:].mean(1))
 
 

@@ -93,16 +93,17 @@ def test_models_of_timm_are_understood(case: str, timm_model: Callable[..., nn.M
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
-def test_a_class_token_is_read_from_patches_by_the_last_block(
+def test_a_model_that_reads_a_class_token_is_explained_where_its_patches_enter(
     name: str, timm_model: Callable[..., nn.Module]
 ) -> None:
     feature_map = find_map(timm_model(name, img_size=64), images(2, size=64, dtype=torch.float32))
     assert (feature_map.layer, feature_map.reach, feature_map.shape) == (
-        "blocks.10",
+        "patch_embed.proj",
         "full",
         (4, 4),
     )
-    assert feature_map.grid.prefix == (2 if "distilled" in name else 1)
+    assert feature_map.picture
+    assert feature_map.grid.prefix == 0
 
 
 def test_a_convolution_as_head_is_seen_through() -> None:
@@ -189,12 +190,9 @@ def test_the_grid_of_tokens_has_the_shape_of_the_image() -> None:
 
 
 def test_a_class_token_is_part_of_what_is_put_in() -> None:
-    feature_map = find_map(made(Tokens("class")), images(3))
-    assert (feature_map.layer, feature_map.reach, feature_map.grid.prefix) == (
-        "input of mix",
-        "full",
-        1,
-    )
+    feature_map = find_map(made(Tokens("class")), images(3), layer="entry")
+    assert (feature_map.layer, feature_map.reach, feature_map.grid.prefix) == ("entry", "full", 1)
+    assert not feature_map.picture
     assert feature_map.units == 8 * (16 + 1)
 
 

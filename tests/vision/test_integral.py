@@ -54,6 +54,7 @@ class Parts:
     tail: Callable[[Tensor], Tensor]
     patches: Callable[[Tensor], Tensor]  # a tensor of that shape summed over channels, as (n, h, w)
     rest: Callable[[Tensor], Tensor]  # and the sum over what has no place
+    layer: str | None = None  # where that map is
 
 
 def parts_of(name: str) -> Parts:
@@ -82,7 +83,12 @@ def parts_of(name: str) -> Parts:
         return logits
 
     return Parts(
-        model, tokens, tail, lambda a: a[:, 1:].sum(2).reshape(-1, 4, 4), lambda a: a[:, 0].sum(1)
+        model,
+        tokens,
+        tail,
+        lambda a: a[:, 1:].sum(2).reshape(-1, 4, 4),
+        lambda a: a[:, 0].sum(1),
+        layer="entry",
     )
 
 
@@ -103,7 +109,7 @@ def riemann(
 @pytest.mark.parametrize("name", CASES)
 def test_an_account_is_the_fine_sum_of_gradients_on_the_straight_line(name: str) -> None:
     parts, x = parts_of(name), images(40)
-    maps = NObSPCam(parts.model).fit(x)(x[:3], target=1)
+    maps = NObSPCam(parts.model, layer=parts.layer).fit(x)(x[:3], target=1)
     with torch.no_grad():
         tensors = parts.tensor(x)
     evidence = riemann(
@@ -126,7 +132,7 @@ def test_an_account_is_the_fine_sum_of_gradients_on_the_straight_line(name: str)
 def test_an_account_is_what_captum_integrates_through_the_tail(name: str) -> None:
     attr = pytest.importorskip("captum.attr", reason="captum is not installed")
     parts, x = parts_of(name), images(40)
-    maps = NObSPCam(parts.model).fit(x)(x[:3], target=2)
+    maps = NObSPCam(parts.model, layer=parts.layer).fit(x)(x[:3], target=2)
     with torch.no_grad():
         tensors = parts.tensor(x)
         start = (
@@ -146,7 +152,7 @@ def test_an_account_is_what_captum_integrates_through_the_tail(name: str) -> Non
 @pytest.mark.parametrize("asked", [{}, {"against": "runner-up"}, {"scale": "probability"}], ids=str)
 def test_account_class_token_and_residual_add_up(name: str, asked: Any) -> None:
     parts, x = parts_of(name), images(40)
-    maps = NObSPCam(parts.model).fit(x)(x[:7], **asked)
+    maps = NObSPCam(parts.model, layer=parts.layer).fit(x)(x[:7], **asked)
     with torch.no_grad():
         tensors = parts.tensor(x)
         start = (

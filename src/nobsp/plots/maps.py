@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 _COLUMNS = 72
 
 
+# Evidence of tokens without a place in the image is told beside the picture above this share.
+WITHOUT_PLACE = 0.1
+
+
 def cam_grid(
     maps: ActivationMaps,
     images: Any,
@@ -116,6 +120,9 @@ def cam_grid(
         target = str(one.target_names[image])
         text = f"{shorten(target, 18)}\n{percent(float(one.confidence[image]))}"
         text += f"\n(is {shorten(true[image], 16)})" if true and true[image] != target else ""
+        without_place = float(one.share_without_place[image])
+        if without_place > WITHOUT_PLACE:
+            text += f"\n{percent(without_place)} of it\nhas no place"
         grid[place, 0].set_ylabel(
             text, rotation=0, ha="right", va="center", fontsize=NORMAL, labelpad=6
         )

@@ -180,7 +180,7 @@ class Account:
             return question.columns(self.coefficients.to(seen.maps.device), seen.logits)
 
         points = POINTS if feature_map.reach == "full" else POINTS_OF_POOLED
-        if feature_map.picture:
+        if self.is_picture(feature_map):
             points = POINTS_OF_PICTURE
         if self.points is not None:
             points = (self.points,)
@@ -193,6 +193,10 @@ class Account:
         with feature_map.behind(seen.images, head=not is_linear) as tail:
             start = self.mean.to(seen.maps.device)
             return integrate(tail, start, seen.units, seen.logits, question, points)
+
+    def is_picture(self, feature_map: FeatureMap) -> bool:
+        """Whether maps show where a class is, by few points from the first tokens, and do not add up."""
+        return feature_map.picture and self.points is None
 
     def require_finite(self) -> None:
         """An error where a number that every map depends on is not finite."""

@@ -66,10 +66,14 @@ class NObSPCam(Explainer):
       accounts rest on the head's weights, exactly; two images suffice. A maximum belongs to the location where it was
       found, an entry of a flattened map to its own. A map of the classes that is averaged (SqueezeNet) has the identity
       as head.
-    - Anything else between map and output (LayerNorm in ConvNeXt, fully connected layers in VGG, attention pooling, the
-      last blocks of a transformer with a class token, a head that is no layer) has the gradient of those layers alone,
-      integrated on the straight line from the calibration mean of the map to the map. `maps.residual` is the error of
-      the integral, `maps.class_token` the share of tokens that have no place in the image.
+    - Anything else between map and output (LayerNorm in ConvNeXt, fully connected layers in VGG, attention pooling, a
+      head that is no layer) has the gradient of those layers alone, integrated on the straight line from the
+      calibration mean of the map to the map. `maps.residual` is the error of the integral, `maps.class_token` the share
+      of tokens that have no place in the image.
+    - A transformer that reads a class token is explained where its patches enter, by one gradient half-way: a picture of
+      where a class is, which does not add up. With `points=8` it does, at eight times the cost.
+    - Models of signals and texts that read one time step or token (recurrent networks, decoders) are explained where
+      the time steps or tokens enter, if need be at the input itself.
 
     Args:
         model: A torch module that takes images (n, channels, height, width). It is only run, never changed.
@@ -85,7 +89,8 @@ class NObSPCam(Explainer):
         ridge: Strength of the regularisation of calibrated coefficients.
         ridge_scale: "absolute" as in the paper, or "relative" to the matrix it is added to.
         points: Points of the integral through layers behind the map. None for 8, or 16 where only the channels' means
-            count, and up to four times as many for images that these miss by more than 1%.
+            count, and up to four times as many for images that these miss by more than 1%; but 1 for the picture of a
+            transformer that reads a class token.
         output_names: Names of the classes.
         device: Where to run the model; where it is when None.
         batch_size: Most images in one forward call.
@@ -269,8 +274,12 @@ class NObSPCam(Explainer):
                 far that is from the probability at the calibration mean (see `ActivationMaps`).
             progress: Whether to show a progress bar on stderr.
         """
-        targets, fitted = self._targets(target, against, scale), self._fitted
-        say = partial(answer, fitted.account, targets=targets, contrast=targets.has_contrast)
+        targets = self._targets(target, against, scale)
+        fitted = self._fitted
+        is_picture = fitted.account.is_picture(fitted.feature_map)
+        # A second gradient would cost as much as the picture itself, and shows where a class is no better.
+        has_contrast = targets.has_contrast and not is_picture
+        say = partial(answer, fitted.account, targets=targets, contrast=has_contrast)
         parts = self._each(images, targets, say, progress=progress)
         return join(
             parts,
@@ -281,7 +290,8 @@ class NObSPCam(Explainer):
             layer=fitted.feature_map.layer,
             against=targets.against,
             scale=scale,
-            kind=self.kind if self.kind != "contrast" or targets.has_contrast else "account",
+            kind=self.kind if self.kind != "contrast" or has_contrast else "account",
+            picture=is_picture,
             reference=f"the mean of {fitted.rows} calibration images",
         )
 

@@ -85,6 +85,8 @@ def _find_misfit(feature_map: FeatureMap, account: Account) -> list[Finding]:
     if account.note:
         return [Finding("warning", "coefficients", "", account.note)]
 
+    if account.is_picture(feature_map):
+        return []
     explained = account.explained.double()
     known = explained[~explained.isnan()]
     least = float(known.min()) if len(known) else 1.0
@@ -121,6 +123,9 @@ def _describe_layers_behind(feature_map: FeatureMap, account: Account) -> list[F
     if account.coefficients is not None:
         return []
 
+    if account.is_picture(feature_map):
+        return [_describe_picture(feature_map, account)]
+
     layer = feature_map.layer
     is_full = feature_map.reach == "full"
     apart = account.base - account.mean_logits
@@ -142,6 +147,17 @@ def _describe_layers_behind(feature_map: FeatureMap, account: Account) -> list[F
         )
         findings.append(Finding("note", "class_token", "", message))
     return findings
+
+
+def _describe_picture(feature_map: FeatureMap, account: Account) -> Finding:
+    """That maps are pictures, and how to get numbers."""
+    carried = max(float(account.explained.min()), 0.0)
+    message = (
+        f"The model reads a class token, and maps are pictures of what enters at {feature_map.layer!r}: one gradient "
+        f"half-way shows where a class is, but does not add up (it carries {carried:.0%} of the squares of the first "
+        "images' logits). Pass points=8 for numbers that add up, at eight times the cost."
+    )
+    return Finding("note", "picture", "", message)
 
 
 def _find_poor_images(feature_map: FeatureMap, *, dead: int, rows: int) -> list[Finding]:

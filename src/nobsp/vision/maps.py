@@ -45,7 +45,8 @@ class ActivationMaps:
             Σ_c w_c (F_c(h, w) − z̄_c), with w the head's weights. With scale="probability" it is of the target's
             probability p, and its mean is p less p at the calibration mean of the map.
         contrast: The account less that of the other classes in proportion to their softmax, which tells classes apart
-            best; the account itself where `against` or a probability is asked for, or classes exclude no other.
+            best; the account itself where `against` or a probability is asked for, classes exclude no other, or the
+            maps are pictures.
         contributions: g_c, shape (n, channels).
         class_token: Share of the account that belongs to tokens without a place in the image, or to a text's mask
             (the output at the mean map depends on it), shape (n,).
@@ -62,6 +63,8 @@ class ActivationMaps:
         scale: "logit" or "probability".
         kind: Which map is shown where none is named.
         reference: What accounts start from, in words.
+        picture: Whether the maps show where a class is, from the first tokens of a transformer, without adding up;
+            `NObSPCam(model, points=8)` gives numbers that do.
     """
 
     positive: Array
@@ -83,6 +86,7 @@ class ActivationMaps:
     scale: str = "logit"
     kind: Kind = "account"
     reference: str = "the calibration mean"
+    picture: bool = False
 
     def __len__(self) -> int:
         return len(self.positive)
@@ -99,6 +103,15 @@ class ActivationMaps:
     def _warning(self) -> str:
         share = self.unexplained
         return f", {share:.0%} unexplained" if share > NOTEWORTHY else ""
+
+    @property
+    def share_without_place(self) -> Array:
+        """Size of `class_token` as a share of all that is accounted for, shape (n,): in no picture."""
+        located = np.abs(self.account.reshape(*self.target.shape, -1).mean(-1))
+        token = np.abs(self.class_token)
+        whole = located + token
+        share: Array = token / np.where(whole > 0, whole, 1.0)
+        return share
 
     @property
     def unexplained(self) -> float:
@@ -128,7 +141,8 @@ class ActivationMaps:
             rival = (
                 "" if self.against is None else f" against {rivals.get(self.against, self.against)}"
             )
-            return f"account of the {self.scale}{rival}"
+            kind_of_map = "picture" if self.picture else "account"
+            return f"{kind_of_map} of the {self.scale}{rival}"
         return {
             "positive": "channels for",
             "negative": "channels against",
