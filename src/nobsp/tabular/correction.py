@@ -223,6 +223,9 @@ class Trial:
     terms: tuple[Subset, ...]  # in the order in which they are put in, strongest first
     least_relative_gain: float  # share of what is unexplained that a term must explain
     least_gain: float  # share of the outputs' variance that a term must explain
+    # strengths of the ridge to try them at; None for every other of those that are tried in the end
+    strengths: tuple[float, ...] | None = None
+    patience: int | None = None  # after so many rungs without a gain, no more terms are tried
 
     def cost(self, unexplained: float, terms: int) -> float:
         """What is unexplained with so many of the terms, and what these must have brought."""
@@ -257,8 +260,11 @@ def solve_terms(
     *,
     ridge: float | None,
     trial: Trial | None = None,
-) -> Fit:
-    """Chooses the strength, and which terms on trial pay, on rows held out; fits the correction on all rows."""
+) -> Fit | None:
+    """Chooses the strength, and which terms on trial pay, on rows held out; fits the correction on all rows.
+
+    None where a trial with limited patience finds no term that pays.
+    """
     candidates = _Candidates.of(sample, pieces, domains, ridge=ridge)
     if trial is None:
         return candidates.fit(range(len(pieces)))
@@ -267,6 +273,8 @@ def solve_terms(
     on_trial = [position[term] for term in trial.terms]
     certain = [number for number in range(len(pieces)) if number not in on_trial]
     paying = on_trial[: candidates.count_paying(certain, on_trial, trial)]
+    if trial.patience is not None and not paying:
+        return None
 
     fit = candidates.fit([*certain, *paying])
     worth_keeping = fit.worth_keeping()
@@ -349,14 +357,17 @@ class _Candidates:
 
         folds = range(FOLDS if n_rows <= ALL_FOLDS else TRIAL_FOLDS)
         variance = self.sample.spread.square()
-        costs = {}
+        strengths = trial.strengths or self.alphas[::2]
+        costs: dict[int, float] = {}
         for count in _ladder(len(on_trial)):
             regression = self.regression_of([*certain, *on_trial[:count]])
-            held_out = judge(regression, self.alphas[::2], folds=folds)
+            held_out = judge(regression, strengths, folds=folds)
             least = held_out.errors.sum(0).amin(0) / (variance * n_rows)
             unexplained = float(least.mean()) * FOLDS / len(folds)
             costs[count] = trial.cost(unexplained, count)
-            if unexplained <= ENOUGH:
+            nothing_pays = min(costs, key=costs.__getitem__) == 0
+            gives_up = trial.patience is not None and len(costs) > trial.patience
+            if unexplained <= ENOUGH or (nothing_pays and gives_up):
                 break
         return min(costs, key=costs.__getitem__)
 

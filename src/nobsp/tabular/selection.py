@@ -57,6 +57,14 @@ MOST_SCREENED = 64
 SCREENED_LINES = 5
 
 
+# Most strengths of the ridge at which triples are tried: those around the best ones without them.
+MOST_STRENGTHS = 4
+
+
+# One triple and then two are tried first; where neither pays, the others are not tried.
+PATIENCE = 2
+
+
 @dataclass(frozen=True)
 class Worth:
     """What a triple must bring."""
@@ -67,7 +75,7 @@ class Worth:
 
 
 # A network has a little of every triple, from its noise: only those that matter are shown.
-SMOOTH = Worth(trying=3e-4, least_relative_gain=0.02, least_gain=2e-3)
+SMOOTH = Worth(trying=7e-4, least_relative_gain=0.02, least_gain=2e-3)
 
 
 # Trees make triples on purpose, and many: deeper trees are sums of small ones.
@@ -236,12 +244,17 @@ def worth_of(domains: Sequence[Domain]) -> Worth:
     return STEPPED if any(len(domain.steps) for domain in domains) else SMOOTH
 
 
-def trial_of(triples: Sequence[Grid], worth: Worth) -> Trial:
-    """Triples that must pay on rows held out."""
+def trial_of(triples: Sequence[Grid], worth: Worth, fit: Fit) -> Trial:
+    """Triples that must pay on rows held out, tried at strengths around the best ones without them."""
+    best = {int(position) for position in fit.held_out.best}
+    around = sorted(best | {position + 1 for position in best})
+    strengths = [fit.alphas[position] for position in around if position < len(fit.alphas)]
     return Trial(
         terms=tuple(grid.term for grid in triples),
         least_relative_gain=worth.least_relative_gain,
         least_gain=worth.least_gain,
+        strengths=tuple(strengths[:MOST_STRENGTHS]),
+        patience=PATIENCE,
     )
 
 

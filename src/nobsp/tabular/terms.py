@@ -439,6 +439,14 @@ class Calibration:
         self, tables: Tables, *, named: Sequence[Subset] = (), trial: Trial | None = None
     ) -> Fit:
         """The regression of all tables, and of named terms that have none."""
+        fit = self.attempt(tables, trial, named=named)
+        assert fit is not None  # only a trial with limited patience gives none
+        return fit
+
+    def attempt(
+        self, tables: Tables, trial: Trial | None, *, named: Sequence[Subset] = ()
+    ) -> Fit | None:
+        """The same; None where no term on trial pays and the trial's patience is limited."""
         self.meter.reserved = 0
         singles, grids = tables.pieces()
         pieces: list[Piece] = [self._single_piece(k, singles) for k in range(len(self.domains))]
@@ -489,8 +497,11 @@ class Calibration:
         extended = self._add_pairs(tables, sorted(inside), bar)
         pairs = tuple(grid for grid in extended.pairs if grid.term in fitted | inside)
         with_all = self._tabulate_triples(replace(extended, pairs=pairs), likely, bar)
-        trial = selection.trial_of(with_all.triples, selection.worth_of(self.domains))
-        tried = self.solve(with_all, trial=trial)
+        worth_of_triples = selection.worth_of(self.domains)
+        trial = selection.trial_of(with_all.triples, worth_of_triples, fit)
+        tried = self.attempt(with_all, trial)
+        if tried is None:
+            return tables, fit
         paying = {piece.term for piece in tried.pieces if len(piece.term) == 3}
         if not paying:
             return tables, fit
@@ -502,7 +513,12 @@ class Calibration:
             pairs=tuple(grid for grid in pairs if grid.term in worth),
             triples=tuple(grid for grid in with_all.triples if grid.term in paying),
         )
-        return with_paying, self.solve(with_paying)
+        refit = self.solve(with_paying)
+        gain = float(refit.explained.nanmean() - fit.explained.nanmean())
+        # The trial had few folds and strengths: what it promised is checked with all of them.
+        if gain < worth_of_triples.least_gain / 2:
+            return tables, fit
+        return with_paying, refit
 
 
 def tabulate_main(
