@@ -86,7 +86,7 @@ def _read_explainer(path: Path) -> Any:
 
 
 def _read_functions(path: Path) -> Any:
-    return _account(nobsp.CompiledExplainer.load(path)(world().X[:6]))
+    return _account(nobsp.Functions.load(path)(world().X[:6]))
 
 
 def _account(explanation: Any) -> list[np.ndarray]:

@@ -278,8 +278,8 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target("NObSP.fit with auto", {"X": "rows"}, _fit_auto),
     Target("NObSP.__call__", {"X": "rows", "progress": "any"}, _explain),
-    Target("CompiledExplainer.__call__", {"X": "rows", "threads": "count"}, _explain_compiled),
-    Target("CompiledExplainer predictions", {"predictions": "array"}, _explain_compiled),
+    Target("Functions.__call__", {"X": "rows", "threads": "count"}, _explain_compiled),
+    Target("Functions predictions", {"predictions": "array"}, _explain_compiled),
     Target("NObSP.curves", {"points": "count", "level": "share"}, _on_explainer("curves")),
     Target("NObSP.health", {"X": "rows"}, _on_explainer("health")),
     Target("NObSP.importance", {"kind": "choice"}, _on_explainer("importance")),
@@ -307,10 +307,8 @@ TARGETS: tuple[Target, ...] = (
         {"X": "rows", "correlation": "share"},
         lambda world, _, spoiled: nobsp.NObSP.suggest_features(**{"X": world.X, **spoiled}),
     ),
-    Target("CompiledExplainer.save", {"path": "path"}, _save("compiled")),
-    Target(
-        "CompiledExplainer.load", {"path": "path"}, _load(lambda _: nobsp.CompiledExplainer.load)
-    ),
+    Target("Functions.save", {"path": "path"}, _save("compiled")),
+    Target("Functions.load", {"path": "path"}, _load(lambda _: nobsp.Functions.load)),
     Target(
         "Explanation.contrast", {"a": "name", "b": "name"}, _on("explanation", "contrast", a=0, b=1)
     ),
@@ -545,7 +543,7 @@ TARGETS: tuple[Target, ...] = (
         _metric("at_target", lambda w: {"values": w.X, "target": w.labels}),
     ),
     Target(
-        "metrics.removal_effects",
+        "metrics.ablation_effects",
         {
             "model": "model",
             "X": "rows",
@@ -555,7 +553,7 @@ TARGETS: tuple[Target, ...] = (
             "batch_size": "count",
         },
         _metric(
-            "removal_effects", lambda w: {"model": w.network, "X": w.X, "baseline": np.zeros(3)}
+            "ablation_effects", lambda w: {"model": w.network, "X": w.X, "baseline": np.zeros(3)}
         ),
     ),
     Target(

@@ -200,7 +200,7 @@ def _joblib(rng: np.random.Generator) -> str:
 # Every public object, and what it is asked before and after.
 OBJECTS: dict[str, tuple[Callable[[World], Any], Callable[[Any], Any]]] = {
     "NObSP": (lambda w: w.explainer, lambda o: o(make_rows(rows=4)).values),
-    "CompiledExplainer": (lambda w: w.compiled, lambda o: o(make_rows(rows=4)).values),
+    "Functions": (lambda w: w.compiled, lambda o: o(make_rows(rows=4)).values),
     "Explanation": (lambda w: w.explanation, lambda o: o.values),
     "NObSPCam": (lambda w: w.cam, lambda o: o(world().images[:2]).account),
     "ActivationMaps": (lambda w: w.maps, lambda o: o.account),

@@ -184,7 +184,7 @@ def _save_functions(folder: Path, number: int) -> None:
 
 
 def _read_functions(path: Path) -> list[np.ndarray]:
-    values: np.ndarray = nobsp.CompiledExplainer.load(path)(make_rows(rows=5)).values
+    values: np.ndarray = nobsp.Functions.load(path)(make_rows(rows=5)).values
     return [values]
 
 

@@ -21,15 +21,20 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PUBLIC_NAMES = {
     "ActivationMaps",
     "Audit",
-    "CompiledExplainer",
     "ContributionIndex",
     "Explanation",
+    "Finding",
+    "Functions",
+    "Health",
+    "Influence",
     "Local",
+    "Milvus",
     "NObSP",
     "NObSPCam",
     "Neighbors",
     "Ranks",
     "RayCluster",
+    "Usearch",
     "__version__",
     "as_module",
     "audit",
@@ -134,6 +139,38 @@ def test_every_public_name_resolves_and_is_kept(name: str) -> None:
 def test_a_misspelt_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="NObsp"):
         nobsp.NObsp  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("module", "former", "present"),
+    [
+        ("nobsp", "CompiledExplainer", nobsp.Functions),
+        ("nobsp.tabular", "CompiledExplainer", nobsp.Functions),
+        ("nobsp.tabular.compiled", "CompiledExplainer", nobsp.Functions),
+        ("nobsp.tabular.compiled", "Health", nobsp.Health),
+        ("nobsp.metrics", "removal_effects", nobsp.metrics.ablation_effects),
+        ("nobsp.metrics.scores", "removal_effects", nobsp.metrics.ablation_effects),
+        ("nobsp.metrics.scores", "sparseness", nobsp.metrics.sparseness),
+        ("nobsp.neighbors.audit", "Audit", nobsp.Audit),
+    ],
+)
+def test_former_names_lead_to_the_present_ones_with_a_warning(
+    module: str, former: str, present: object
+) -> None:
+    with pytest.warns(DeprecationWarning, match=former):
+        found = getattr(import_module(module), former)
+    assert found is present
+
+
+@pytest.mark.parametrize("module", ["tabular.compiled", "metrics.scores", "neighbors.audit"])
+def test_a_module_that_moved_knows_no_other_names(module: str) -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        import_module(f"nobsp.{module}").no_such_name  # noqa: B018
+
+
+def test_the_former_module_does_not_hide_the_function_of_its_name() -> None:
+    import_module("nobsp.neighbors.audit")
+    assert import_module("nobsp.neighbors").audit is nobsp.audit
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

@@ -33,7 +33,7 @@ from benchmarks.networks import feed_forward, train
 from benchmarks.report import Column, Report, Table, options, progress, publish, seconds
 from benchmarks.speed.ratios import Ratio, raced
 from nobsp import NObSP
-from nobsp.tabular import CompiledExplainer
+from nobsp.tabular import Functions
 
 FEATURES, HIDDEN, SEED, STEPS, MANY = 8, (128, 64), 0, 25, 20
 PAIRS = [("x0", "x1"), ("x2", "x3")]
@@ -144,7 +144,7 @@ def turns(
     return times
 
 
-def extra_memory(compiled: CompiledExplainer, X: np.ndarray, threads: int | None) -> float:
+def extra_memory(compiled: Functions, X: np.ndarray, threads: int | None) -> float:
     """Most memory held beside the output, in MB, while all rows are explained."""
     tracemalloc.start()
     explanation = compiled(X, threads=threads)

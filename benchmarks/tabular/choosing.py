@@ -35,11 +35,11 @@ from benchmarks.tabular.problems import Array, Problem
 from benchmarks.tabular.walking import NAMES, Found, Scores, asked, mean, not_run, spread, those
 from nobsp import NObSP
 from nobsp.metrics import (
+    ablation_effects,
     at_target,
     attribution_faithfulness,
     delta_agreement,
     find_pairs,
-    removal_effects,
 )
 
 JUDGED, CALIBRATION = 300, 1000
@@ -162,7 +162,7 @@ def scored(table: str, seed: int, *, measured: bool) -> dict[str, Scores]:
     """
     here, calibration = split(table, seed)
     means, output = here.data.X_train.mean(axis=0), at_target(here.outputs(here.rows), here.target)
-    effects = removal_effects(here.network, here.rows, baseline=means, target=here.target)
+    effects = ablation_effects(here.network, here.rows, baseline=means, target=here.target)
     pairs = find_pairs(
         here.rows, classes=here.target if here.data.task == "classification" else None, seed=seed
     )

@@ -26,7 +26,7 @@ from benchmarks.tabular.walking import (
     those,
     walk,
 )
-from nobsp.metrics import attribution_faithfulness, removal_effects
+from nobsp.metrics import ablation_effects, attribution_faithfulness
 
 ROWS = 100
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -60,7 +60,7 @@ def scored(
     start = time.perf_counter()
     attributions = METHODS[method.removesuffix(LONG)].run(here, **settings)
     seconds = time.perf_counter() - start
-    effects = removal_effects(
+    effects = ablation_effects(
         here.network, here.rows, baseline=here.data.X_train.mean(axis=0), target=here.target
     )
     found = attribution_faithfulness(attributions, effects)

@@ -25,7 +25,7 @@ from benchmarks.tabular.faithfulness import PAPER, ROWS, SETTINGS
 from benchmarks.tabular.methods import GRADIENTS
 from benchmarks.tabular.walking import NAMES, Found, Scores, asked, mean
 from nobsp import NObSP
-from nobsp.metrics import at_target, attribution_faithfulness, removal_effects
+from nobsp.metrics import ablation_effects, at_target, attribution_faithfulness
 
 USUAL = "as in the table"
 VARIATIONS: Mapping[str, Mapping[str, Any]] = {
@@ -63,7 +63,7 @@ def scored(
         warnings.simplefilter("ignore")  # what health would say is not the question here
         explanation = NObSP.as_published(here.network, baseline=baseline).fit(rows)(here.rows)
     ours = (explanation.from_baseline() if shifted else explanation).total()
-    effects = removal_effects(here.network, here.rows, baseline=baseline, target=here.target)
+    effects = ablation_effects(here.network, here.rows, baseline=baseline, target=here.target)
     theirs = IntegratedGradients(here.network).attribute(
         torch.as_tensor(here.rows),
         baselines=torch.as_tensor(baseline)[None],

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nobsp import metrics, plots
+    from nobsp.base import Finding
     from nobsp.calibration import Local, Ranks, RayCluster
-    from nobsp.neighbors import ContributionIndex, Neighbors
+    from nobsp.neighbors import ContributionIndex, Influence, Milvus, Neighbors, Usearch
     from nobsp.neighbors.auditing import Audit, audit
     from nobsp.neighbors.selection import select
     from nobsp.network.exported import as_module
     from nobsp.reporting import report
-    from nobsp.tabular import CompiledExplainer, Explanation, NObSP
+    from nobsp.tabular import Explanation, Functions, Health, NObSP
     from nobsp.vision import ActivationMaps, NObSPCam, explain_images
     from nobsp.vision.confusions import confusions
 
@@ -29,15 +30,20 @@ __version__ = "0.1.0"
 __all__ = [
     "ActivationMaps",
     "Audit",
-    "CompiledExplainer",
     "ContributionIndex",
     "Explanation",
+    "Finding",
+    "Functions",
+    "Health",
+    "Influence",
     "Local",
+    "Milvus",
     "NObSP",
     "NObSPCam",
     "Neighbors",
     "Ranks",
     "RayCluster",
+    "Usearch",
     "__version__",
     "as_module",
     "audit",
@@ -51,11 +57,21 @@ __all__ = [
 
 # The rooms that public names live in.
 _HOMES = {
+    "base": ("Finding",),
     "calibration": ("Local", "Ranks", "RayCluster"),
-    "neighbors": ("Audit", "ContributionIndex", "Neighbors", "audit", "select"),
+    "neighbors": (
+        "Audit",
+        "ContributionIndex",
+        "Influence",
+        "Milvus",
+        "Neighbors",
+        "Usearch",
+        "audit",
+        "select",
+    ),
     "network.exported": ("as_module",),
     "reporting": ("report",),
-    "tabular": ("CompiledExplainer", "Explanation", "NObSP"),
+    "tabular": ("Explanation", "Functions", "Health", "NObSP"),
     "vision": ("ActivationMaps", "NObSPCam", "confusions", "explain_images"),
 }
 
@@ -65,6 +81,11 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         if name in ("metrics", "plots"):
             return import_module(f"nobsp.{name}")
+        if name == "CompiledExplainer":
+            from nobsp.deprecation import warn_renamed
+
+            warn_renamed("nobsp.CompiledExplainer", "nobsp.Functions")
+            return import_module("nobsp.tabular").Functions
         for room, names in _HOMES.items():
             if name in names:
                 globals()[name] = value = getattr(import_module(f"nobsp.{room}"), name)

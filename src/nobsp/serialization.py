@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # files of arrays are written and read where there is no torc
 _MOST_COLUMNS = 1 << 20
 # Letters of what was found in its place, in messages.
 _EXCERPT = 60
+# Classes that had another name when files were written.
+_FORMER_NAMES = {"CompiledExplainer": "Functions"}
 # What a description that does not fit together ends in; too deep a nesting is a RuntimeError.
 _MISFITS = (
     TypeError,
@@ -196,6 +198,7 @@ class _Reader:
 
     def _instance(self, name: str, fields: dict[str, Any]) -> Any:
         """An instance of a known class, with all of its fields and values of their types."""
+        name = _FORMER_NAMES.get(name, name)
         if name not in self.classes:
             raise ValueError(f"it holds a {name!r}, which does not belong there")
         kind = self.classes[name]

@@ -11,7 +11,7 @@ from benchmarks import kept
 from benchmarks.data import load
 from benchmarks.tabular import choosing, problems
 from nobsp import NObSP
-from nobsp.metrics import removal_effects
+from nobsp.metrics import ablation_effects
 from tests.tolerances import CONTRIBUTIONS, SUMS
 
 IGNORED = 3
@@ -58,7 +58,7 @@ def test_own_function_is_what_the_explainer_fits_one_by_one(found, network, rows
 
 def test_removal_is_what_the_score_measures(found, network, rows):
     for output in range(3):
-        effects = removal_effects(network, rows[1], baseline=rows[0].mean(axis=0), target=output)
+        effects = ablation_effects(network, rows[1], baseline=rows[0].mean(axis=0), target=output)
         np.testing.assert_allclose(
             found[choosing.REMOVAL][:, :4, output], effects, rtol=0, atol=SUMS
         )

@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from nobsp.metrics import UndefinedScoreWarning, attribution_faithfulness, removal_effects
+from nobsp.metrics import UndefinedScoreWarning, ablation_effects, attribution_faithfulness
 from tests.tolerances import assert_same_to_rounding
 
 RNG = np.random.default_rng(0)
@@ -27,7 +27,7 @@ def network() -> nn.Module:
 
 def test_effects_are_differences_of_two_outputs_for_the_predicted_class() -> None:
     baseline = np.array([0.5, -1.0, 0.0, 2.0])
-    effects = removal_effects(linear, X, baseline=baseline)
+    effects = ablation_effects(linear, X, baseline=baseline)
     for row in range(30):
         target = linear(X[row]).argmax()
         for column in range(4):
@@ -40,28 +40,28 @@ def test_effects_are_differences_of_two_outputs_for_the_predicted_class() -> Non
 
 def test_a_group_is_removed_as_a_whole() -> None:
     groups = {"one": 0, "pair": [1, 3], "two": 2}
-    effects = removal_effects(linear, X, baseline=0.0, groups=groups, target=2)
+    effects = ablation_effects(linear, X, baseline=0.0, groups=groups, target=2)
     np.testing.assert_allclose(effects[:, 1], X[:, [1, 3]] @ WEIGHTS[[1, 3], 2])
 
 
 def test_the_target_may_differ_from_row_to_row() -> None:
     target = RNG.integers(0, 3, size=30)
-    effects = removal_effects(linear, X, baseline=0.0, target=target)
+    effects = ablation_effects(linear, X, baseline=0.0, target=target)
     np.testing.assert_allclose(effects, X * WEIGHTS[:, target].T)
 
 
 def test_batches_do_not_change_effects() -> None:
     np.testing.assert_allclose(
-        removal_effects(linear, X, baseline=0.0),
-        removal_effects(linear, X, baseline=0.0, batch_size=7),
+        ablation_effects(linear, X, baseline=0.0),
+        ablation_effects(linear, X, baseline=0.0, batch_size=7),
     )
 
 
 def test_a_torch_model_is_run_in_evaluation_mode_and_left_as_it_was() -> None:
     model = network().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    first = removal_effects(model, torch.as_tensor(X), baseline=0.0)
-    assert_same_to_rounding(first, removal_effects(model, X, baseline=0.0))
+    first = ablation_effects(model, torch.as_tensor(X), baseline=0.0)
+    assert_same_to_rounding(first, ablation_effects(model, X, baseline=0.0))
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -84,7 +84,7 @@ def test_attributions_of_a_group_are_added_up_before_their_size_is_taken() -> No
 
 
 def test_exact_attributions_of_a_linear_model_are_perfectly_faithful() -> None:
-    effects = removal_effects(linear, X, baseline=0.0, target=0)
+    effects = ablation_effects(linear, X, baseline=0.0, target=0)
     assert attribution_faithfulness(X * WEIGHTS[:, 0], effects).correlation == pytest.approx(1.0)
 
 
@@ -124,9 +124,9 @@ def test_attributions_that_do_not_fit_are_named(attributions, effects, options, 
 )
 def test_models_and_baselines_that_do_not_fit_are_named(model, options, words) -> None:
     with pytest.raises(ValueError, match=words):
-        removal_effects(model, X, **options)
+        ablation_effects(model, X, **options)
 
 
 def test_something_that_cannot_be_called_is_no_model() -> None:
     with pytest.raises(TypeError, match="model should be a torch module or a function, found int"):
-        removal_effects(3, X, baseline=0.0)  # type: ignore[arg-type]
+        ablation_effects(3, X, baseline=0.0)  # type: ignore[arg-type]

@@ -63,7 +63,13 @@ def test_several_inputs_in_every_form(kind: str, tmp_path: Path) -> None:
         ],
     }
     explainer = NObSP(model).fit(forms[kind])
-    assert explainer.feature_names_ == ("x_num[0]", "x_num[1]", "x_num[2]", "x_cat[0]", "x_cat[1]")
+    assert explainer.functions_.feature_names == (
+        "x_num[0]",
+        "x_num[1]",
+        "x_num[2]",
+        "x_cat[0]",
+        "x_cat[1]",
+    )
     explanation = check(explainer, forms[kind], model(NUMBERS, CODES))
     assert explainer.explained_[0] > 0.95
     assert explainer.functions_.features[3].kind == "levels"
@@ -78,7 +84,7 @@ def test_features_are_named_slices_of_inputs() -> None:
     model = TwoInputs()
     features = {"age": ("x_num", 0), "rest": ("x_num", slice(1, 3)), "town": ("x_cat", 0)}
     explainer = NObSP(model, features=features, interactions=0).fit((NUMBERS, CODES))
-    assert explainer.feature_names_ == ("age", "rest", "town", "x_cat[1]")
+    assert explainer.functions_.feature_names == ("age", "rest", "town", "x_cat[1]")
     check(explainer, (NUMBERS, CODES), model(NUMBERS, CODES))
     with pytest.raises(
         ValueError,
@@ -103,7 +109,7 @@ def test_whole_inputs_are_features() -> None:
     torch.manual_seed(0)
     model, rows = ScanAndAge(), {"image": torch.randn(80, 1, 6, 6), "age": torch.randn(80)}
     explainer = NObSP(model, features={"scan": "image"}, interactions=0).fit(rows)
-    assert explainer.feature_names_ == ("scan", "age")
+    assert explainer.functions_.feature_names == ("scan", "age")
     explanation = check(explainer, rows, model(**rows))
     # Nothing acts together with anything else here, so that two functions say all.
     assert_same_to_rounding(
@@ -362,7 +368,11 @@ def test_token_ids_are_known_by_how_they_are_looked_up(way: str) -> None:
     with torch.no_grad():
         check(spans, INTEGERS, model(INTEGERS))
     assert (
-        len(NObSP(model, features=["a", "b", "c"], interactions=0).fit(INTEGERS).feature_names_)
+        len(
+            NObSP(model, features=["a", "b", "c"], interactions=0)
+            .fit(INTEGERS)
+            .functions_.feature_names
+        )
         == 3
     )
 
@@ -371,7 +381,7 @@ def test_token_ids_are_known_by_how_they_are_looked_up(way: str) -> None:
 def test_codes_of_categories_are_no_tokens(way: str) -> None:
     for rows in (INTEGERS, {"codes": INTEGERS}):
         explainer = NObSP(Looks(way), interactions=0).fit(rows)
-        assert len(explainer.feature_names_) == 3
+        assert len(explainer.functions_.feature_names) == 3
         again = pickle.loads(pickle.dumps(explainer))  # noqa: S301 - our own bytes
         assert_same_to_rounding(again(rows).values, explainer(rows).values)
 

@@ -23,7 +23,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
 from sklearn.tree import DecisionTreeRegressor
 
-from nobsp import CompiledExplainer, NObSP
+from nobsp import Functions, NObSP
 from nobsp.models import adapt
 from nobsp.models.trees import both_sides
 from tests.tolerances import SINGLE, assert_same_to_rounding
@@ -290,7 +290,7 @@ def test_missing_names_are_a_level_of_their_own(kind: str, tmp_path: Path) -> No
     assert not explanation.outside[:, 1].any()
     explainer.compile().save(tmp_path / "small.safetensors")
     assert_same_to_rounding(
-        CompiledExplainer.load(tmp_path / "small.safetensors")(frame).values, explanation.values
+        Functions.load(tmp_path / "small.safetensors")(frame).values, explanation.values
     )
     assert_same_to_rounding(explanation.predictions[:, 0], margin_of(model, frame), within=SINGLE)
     account = explanation.base_values + explanation.values.sum(1) + explanation.residual
@@ -322,7 +322,7 @@ def test_an_ebms_pairs_are_explained_as_well() -> None:
     model.fit(X, X[:, 0] * X[:, 1])
     explainer = NObSP(model).fit(X)
     assert explainer.explained_[0] > 0.98
-    assert explainer.feature_names_[:2] in explainer.terms_
+    assert explainer.functions_.feature_names[:2] in explainer.terms_
 
 
 def test_files_know_their_model(tmp_path: Path) -> None:

@@ -191,8 +191,8 @@ def test_a_compiled_explainer_is_drawn_without_torch(known, tmp_path):
     known.compile().save(tmp_path / "small.nobsp")
     program = f"""
 import sys
-from nobsp import CompiledExplainer, plots
-compiled = CompiledExplainer.load({str(tmp_path / "small.nobsp")!r})
+from nobsp import Functions, plots
+compiled = Functions.load({str(tmp_path / "small.nobsp")!r})
 plots.curves(compiled)
 plots.interaction(compiled, ("age", "income"))
 plots.importance(compiled)

@@ -275,9 +275,9 @@ def test_a_compiled_explainer_makes_a_page_without_torch(tmp_path):
     code = (
         "import sys, numpy as np\n"
         "from nobsp.reporting import report\n"
-        "from nobsp.tabular import CompiledExplainer\n"
+        "from nobsp.tabular import Functions\n"
         f"folder = {str(tmp_path)!r}\n"
-        "compiled = CompiledExplainer.load(folder + '/compiled.safetensors')\n"
+        "compiled = Functions.load(folder + '/compiled.safetensors')\n"
         "report(compiled(np.load(folder + '/X.npy')), folder + '/page.html')\n"
         "assert 'torch' not in sys.modules\n"
     )

@@ -12,15 +12,16 @@ import torch
 
 from nobsp import NObSP
 from nobsp.reporting import report
-from nobsp.tabular import CompiledExplainer
+from nobsp.tabular import Functions
+from nobsp.tabular.reading import level_axes, read_columns
 
 
-def points_of(functions: CompiledExplainer, data: Any) -> list[dict[str, dict[str, float | None]]]:
+def points_of(functions: Functions, data: Any) -> list[dict[str, dict[str, float | None]]]:
     """Rows as the page takes them: numbers by column, None where there is none, and positions of levels by feature."""
-    columns, count = functions.read_columns(data)
+    columns, count = read_columns(functions, data)
     levels = {
         k: axis.places([columns[c] for c in axis.columns])
-        for k, axis in functions.level_axes.items()
+        for k, axis in level_axes(functions).items()
     }
     numbers = {
         f.columns[0]: np.asarray(columns[f.columns[0]], float)

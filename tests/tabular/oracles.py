@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import torch
 
+from nobsp.tabular.functions import Functions
+from nobsp.tabular.lookup import NumberAxis
 from tests.tabular.nets import Codes, Net
 
 Array = np.ndarray
@@ -157,3 +160,10 @@ def share_explained(residual: Array, outputs: Array) -> Array:
 def error(found: Array, expected: Array, spread: Array) -> float:
     """Largest difference as a share of each output's spread."""
     return float((np.abs(found - expected) / spread).max())
+
+
+def points_of(functions: Functions, feature: int) -> tuple[Any, Array]:
+    """The table behind a feature: knots (or levels) and the contributions there, (points, outputs)."""
+    [table] = [table for table in functions.tables if table.features == (feature,)]
+    [axis] = table.axes
+    return axis.knots if isinstance(axis, NumberAxis) else axis.levels, table.values

@@ -57,7 +57,7 @@ def test_the_table_is_tidy(curves, explainer):
         for feature, count in {"age": 40, "rating": 5, "member": 2, "city": 3}.items()
         for output in ("no", "yes")
     }
-    assert curves["feature"].unique().tolist() == list(explainer.feature_names_)
+    assert curves["feature"].unique().tolist() == list(explainer.functions_.feature_names)
     assert curves[["x", "value", "lower", "upper"]].dtypes.eq(float).all()
 
 

@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import torch
 
-from nobsp import CompiledExplainer, NObSP
+from nobsp import Functions, NObSP
 from tests.tabular.nets import net, table
 from tests.tabular.ranks import city_model, city_table
 from tests.tabular.test_merge_and_stream import assert_same
@@ -82,7 +82,7 @@ def test_with_its_rows_a_file_can_be_merged_and_without_not(tmp_path: Path) -> N
         NObSP.load(tmp_path / "False", model).merge(parts[1])
 
 
-@pytest.mark.parametrize("kind", [NObSP, CompiledExplainer])
+@pytest.mark.parametrize("kind", [NObSP, Functions])
 def test_a_file_of_an_earlier_version_is_a_clear_error(kind: Any, tmp_path: Path) -> None:
     model, path = net("relu"), tmp_path / "file"
     explainer = NObSP(model, interactions=0).fit(table("relu", 200))
@@ -98,6 +98,24 @@ def test_a_file_of_an_earlier_version_is_a_clear_error(kind: Any, tmp_path: Path
     )
     with pytest.raises(ValueError, match="version"):
         kind.load(path, *([model] if kind is NObSP else []))
+
+
+def test_files_written_under_the_former_name_of_the_functions_load(tmp_path: Path) -> None:
+    model = net("relu")
+    X = table("relu", 200)
+    explainer = NObSP(model, interactions=0).fit(X)
+
+    Functions.__name__ = "CompiledExplainer"
+    try:
+        explainer.save(tmp_path / "explainer")
+        explainer.compile().save(tmp_path / "functions")
+    finally:
+        Functions.__name__ = "Functions"
+
+    assert b"CompiledExplainer" in (tmp_path / "functions").read_bytes()
+    expected = explainer(X).values
+    np.testing.assert_array_equal(Functions.load(tmp_path / "functions")(X).values, expected)
+    np.testing.assert_array_equal(NObSP.load(tmp_path / "explainer", model)(X).values, expected)
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
@@ -129,8 +147,8 @@ def test_the_compiled_explainer_needs_no_torch_and_equals(tmp_path: Path) -> Non
         import sys
         import numpy as np
         sys.modules["torch"] = None
-        from nobsp import CompiledExplainer
-        found = CompiledExplainer.load(sys.argv[1] + "/functions")(np.load(sys.argv[1] + "/X.npy"), threads=1)
+        from nobsp import Functions
+        found = Functions.load(sys.argv[1] + "/functions")(np.load(sys.argv[1] + "/X.npy"), threads=1)
         np.save(sys.argv[1] + "/values.npy", found.values)
         """
     )
@@ -141,7 +159,7 @@ def test_the_compiled_explainer_needs_no_torch_and_equals(tmp_path: Path) -> Non
         env={**os.environ, "PYTHONPATH": path},
     )
     np.testing.assert_array_equal(np.load(tmp_path / "values.npy"), explainer(X).values)
-    loaded = CompiledExplainer.load(tmp_path / "functions")
+    loaded = Functions.load(tmp_path / "functions")
     pd.testing.assert_frame_equal(loaded.curves(9), explainer.curves(9))
     assert loaded.health() == explainer.health()
     predictions = explainer(X).predictions

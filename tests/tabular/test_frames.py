@@ -34,20 +34,55 @@ def kind(request):
 
 def test_names_come_from_the_frame(net, table, kind):
     explainer = NObSP(net, interactions=0).fit(kind(table))
-    assert explainer.feature_names_ == tuple(NAMES)
+    assert explainer.functions_.feature_names == tuple(NAMES)
     assert explainer.terms_ == tuple((name,) for name in NAMES)
     assert explainer.n_features_in_ == 3
 
 
+def test_names_of_columns_are_where_scikit_learn_has_them(net, table):
+    features = {"both": [0, 1], "third": [2]}
+    of_frame = NObSP(net, interactions=0, features=features).fit(table)
+    of_array = NObSP(net, interactions=0, features=features).fit(table.to_numpy())
+
+    assert of_frame.feature_names_in_.tolist() == NAMES
+    assert of_array.feature_names_in_.tolist() == ["x0", "x1", "third"]
+    with pytest.warns(DeprecationWarning, match="feature_names_"):
+        assert of_frame.feature_names_ == ("both", "third")
+
+
+def test_an_explainer_gives_its_functions_by_name(net, table):
+    explainer = NObSP(net, interactions=[("age", "income")]).fit(table)
+    functions = explainer.compile()
+    ages = table["age"].to_numpy()[:5]
+    incomes = table["income"].to_numpy()[:5]
+
+    np.testing.assert_array_equal(explainer["age"](ages), explainer.function("age")(ages))
+    np.testing.assert_array_equal(functions["age"](ages), explainer["age"](ages))
+    np.testing.assert_array_equal(
+        functions["age", "income"](ages, incomes), explainer["age", "income"](ages, incomes)
+    )
+    for subject in (explainer, functions):
+        with pytest.raises(ValueError, match="nobody"):
+            subject["nobody"]
+        with pytest.raises(TypeError, match="iterated"):
+            list(subject)
+
+
 def test_names_of_an_array_are_numbered_or_given(net, table):
-    assert NObSP(net).fit(table.to_numpy()).feature_names_ == ("x0", "x1", "x2")
-    assert NObSP(net, features=table.columns).fit(table.to_numpy()).feature_names_ == tuple(NAMES)
-    assert NObSP(net, features=["u", "v", "w"]).fit(table).feature_names_ == ("u", "v", "w")
+    assert NObSP(net).fit(table.to_numpy()).functions_.feature_names == ("x0", "x1", "x2")
+    assert NObSP(net, features=table.columns).fit(
+        table.to_numpy()
+    ).functions_.feature_names == tuple(NAMES)
+    assert NObSP(net, features=["u", "v", "w"]).fit(table).functions_.feature_names == (
+        "u",
+        "v",
+        "w",
+    )
 
 
 def test_columns_that_are_numbers_become_text(net, table):
     explainer = NObSP(net).fit(pd.DataFrame(table.to_numpy()))
-    assert explainer.feature_names_ == ("0", "1", "2")
+    assert explainer.functions_.feature_names == ("0", "1", "2")
 
 
 def test_columns_are_matched_by_name(net, table, kind):

@@ -79,7 +79,7 @@ def test_a_column_that_the_model_does_not_know_is_only_the_group(customers: Any,
     named = NObSP(network(8), interactions=0).fit(frame, groups="customer")
     given = NObSP(network(8), features=names, interactions=0).fit(rows, groups=member)
 
-    assert named.feature_names_ == tuple(names)
+    assert named.functions_.feature_names == tuple(names)
     assert_same_to_rounding(named.explained_, given.explained_)
 
 
@@ -88,7 +88,7 @@ def test_a_column_that_the_model_takes_stays_a_feature() -> None:
     frame = pd.DataFrame({"a": generator.normal(size=200), "day": generator.integers(0, 9, 200)})
     model = LinearRegression().fit(frame, frame["a"] + frame["day"])
     explainer = NObSP(model).fit(frame, groups="day")
-    assert explainer.feature_names_ == ("a", "day")
+    assert explainer.functions_.feature_names == ("a", "day")
 
 
 def test_names_of_groups_may_be_words() -> None:

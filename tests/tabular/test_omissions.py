@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nobsp import NObSP
-from nobsp.tabular.compiled import CompiledExplainer
+from nobsp.tabular.functions import Functions
 
 Array = NDArray[np.float64]
 
@@ -64,7 +64,7 @@ def test_a_curve_that_carries_a_pair_is_told_by_its_distance(tmp_path: Path) -> 
     explainer = NObSP(Product(), features=list("abcd")).fit(correlated(1000, 0.98))
     assert ("a", "b") not in explainer.terms_
     explainer.compile().save(tmp_path / "functions.safetensors")
-    stored = CompiledExplainer.load(tmp_path / "functions.safetensors").health()
+    stored = Functions.load(tmp_path / "functions.safetensors").health()
 
     distances = {term.term: term.from_average for term in stored.terms}
 

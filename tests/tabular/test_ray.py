@@ -63,7 +63,7 @@ def test_parquet_files_are_as_good_as_their_table(ray: Any, tmp_path: Path) -> N
     before = dataset.context.execution_options.preserve_order, dataset.context.enable_progress_bars
     found = NObSP(model, **options).fit(dataset)
     assert_same(found, NObSP(model, **options).fit(whole))
-    assert found.feature_names_ == tuple(NAMES)
+    assert found.functions_.feature_names == tuple(NAMES)
     assert isinstance(found.curves(), pd.DataFrame)
     assert (
         dataset.context.execution_options.preserve_order,
@@ -76,7 +76,7 @@ def test_arrays_are_calibrated_on_with_all_defaults(ray: Any) -> None:
     model = net("gelu", columns=4, outputs=2)
     found = NObSP(model).fit(ray.data.from_numpy([X[:350], X[350:]]), progress=True)
     assert_same(found, NObSP(model).fit(X))
-    assert found.feature_names_ == ("x0", "x1", "x2", "x3")
+    assert found.functions_.feature_names == ("x0", "x1", "x2", "x3")
     assert ("x0", "x1") in found.terms_
 
 

@@ -288,7 +288,7 @@ def test_columns_in_any_order_calibrate_the_same(people):
     X = people[["income", "unused"]]
     model = trained(make_pipeline(StandardScaler(), network(MLPRegressor)), X, X["income"] / 10)
     straight, turned = NObSP(model).fit(X), NObSP(model).fit(X[["unused", "income"]])
-    assert turned.feature_names_ == ("income", "unused")
+    assert turned.functions_.feature_names == ("income", "unused")
     assert_same_to_rounding(straight(X).values, turned(X).values, within=CONTRIBUTIONS)
 
 
@@ -298,8 +298,8 @@ def test_a_pipeline_without_names_takes_arrays_and_frames_without_a_word(people)
         make_pipeline(StandardScaler(), network(MLPRegressor)), X.to_numpy(), X["income"] / 10
     )
     by_array, by_frame = NObSP(model).fit(X.to_numpy()), NObSP(model).fit(X)
-    assert by_array.feature_names_ == ("x0", "x1")
-    assert by_frame.feature_names_ == ("income", "unused")
+    assert by_array.functions_.feature_names == ("x0", "x1")
+    assert by_frame.functions_.feature_names == ("income", "unused")
     assert_same_to_rounding(by_array(X.to_numpy()).values, by_frame(X).values, within=CONTRIBUTIONS)
 
 
@@ -420,7 +420,7 @@ def test_a_pipeline_that_mixes_columns_is_one_function_of_the_columns(people, tm
     X = people[["income", "unused"]]
     model = trained(make_pipeline(PCA(2), network(MLPRegressor)), X, X["income"] / 10)
     explainer = NObSP(model).fit(X)
-    assert explainer.feature_names_ == ("income", "unused")
+    assert explainer.functions_.feature_names == ("income", "unused")
     np.testing.assert_allclose(explainer(X).predictions[:, 0], model.predict(X), rtol=CONTRIBUTIONS)
     explainer.save(tmp_path / "mixed.safetensors")
     again = NObSP.load(tmp_path / "mixed.safetensors", model)
@@ -513,7 +513,7 @@ def test_fit_returns_the_explainer_and_fit_again_replaces(plain):
         lambda e: e.health(),
         lambda e: e.save("never-written"),
         lambda e: e.merge(e),
-        lambda e: e.feature_names_,
+        lambda e: e.feature_names_in_,
         lambda e: e.terms_,
         lambda e: check_is_fitted(e),
     ],

@@ -51,7 +51,7 @@ def test_every_two_columns_of_a_group_are_that_much_correlated() -> None:
 def test_a_suggestion_is_what_features_takes() -> None:
     model = net("relu", columns=5)
     explainer = NObSP(model, features=NObSP.suggest_features(TABLE), interactions=0).fit(TABLE)
-    assert explainer.feature_names_ == ("x0 + x3", "x1", "x2", "x4")
+    assert explainer.functions_.feature_names == ("x0 + x3", "x1", "x2", "x4")
     assert not [finding for finding in explainer.health().findings if finding.code == "dependent"]
 
 

@@ -20,7 +20,7 @@ from nobsp.tabular.correction import Regression, choose_strength, fit_correction
 from nobsp.tabular.effort import FULL, MAIN_ROWS
 from nobsp.tabular.terms import Terms
 from tests.tabular.nets import Net, additive, net, table
-from tests.tabular.oracles import Background, share_explained
+from tests.tabular.oracles import Background, points_of, share_explained
 from tests.tolerances import COEFFICIENTS, CONTRIBUTIONS, SUMS, assert_same_to_rounding
 
 NO_CORRECTION = 1e12
@@ -56,7 +56,7 @@ def test_without_correction_functions_are_partial_dependence_over_the_background
     explainer = NObSP(model, interactions=0, ridge=NO_CORRECTION, background=X[:12]).fit(X)
     oracle = Background(model, X[:12])
     for k in range(3):
-        knots, found = explainer.functions_.points(k)
+        knots, found = points_of(explainer.functions_, k)
         outputs = oracle.mean((k,), knots[:, None]) @ oracle.weight
         mean = np.stack([np.interp(X[:, k], knots, outputs[:, o]).mean() for o in range(2)])
         assert_same_to_rounding(
@@ -224,7 +224,7 @@ def test_functions_are_what_the_formulas_make_of_the_rows(
     terms = captured(monkeypatch, explainer, X)
     oracle, columns, priors, tables = Background(model, X[:10]), [], [], []
     for k, piece in enumerate(terms.fit.pieces):
-        knots, _ = explainer.functions_.points(k)
+        knots, _ = points_of(explainer.functions_, k)
         z = oracle.mean((k,), knots[:, None])
         at_rows = np.stack([np.interp(X[:, k], knots, z[:, j]) for j in range(z.shape[1])], 1)
         centre = at_rows.mean(0)
@@ -244,7 +244,7 @@ def test_functions_are_what_the_formulas_make_of_the_rows(
         expected = prior + corrected - (columns[k] @ mine + priors[k]).mean(0)
         # Beyond the range tables grow as far as they reach, and rounding with them.
         near = np.abs(knots) < 3 * np.abs(X).max()
-        found = explainer.functions_.points(k)[1]
+        found = points_of(explainer.functions_, k)[1]
         assert_same_to_rounding(found[near], expected[near], within=COEFFICIENTS, size=10.0)
     residual = terms.fit.held_out.chosen().numpy()
     assert_same_to_rounding(

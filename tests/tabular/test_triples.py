@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from nobsp import NObSP
-from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.features import Points
+from nobsp.tabular.functions import Functions
 from nobsp.tabular.lookup import Chunk
 from nobsp.tabular.purification import occupancy
 from tests.tolerances import CONTRIBUTIONS
@@ -91,7 +91,7 @@ def test_files_and_compiled_functions_read_triples_as_the_explainer_does(tmp_pat
     expected = explainer(X[:50]).values
 
     explainer.compile().save(tmp_path / "functions.safetensors")
-    compiled = CompiledExplainer.load(tmp_path / "functions.safetensors")
+    compiled = Functions.load(tmp_path / "functions.safetensors")
 
     np.testing.assert_allclose(compiled(X[:50]).values, expected, atol=CONTRIBUTIONS)
     values = compiled.function(("c", "a", "b"))(X[:50, 2], X[:50, 0], X[:50, 1])

@@ -344,7 +344,9 @@ def _summarise(
     importance = zip(
         functions.feature_names, functions.importances["total"].sum(1).tolist(), strict=True
     )
-    outside = zip(explainer.feature_names_, explanation.outside.sum(0).tolist(), strict=True)
+    outside = zip(
+        explainer.functions_.feature_names, explanation.outside.sum(0).tolist(), strict=True
+    )
     names, predicts = explainer.output_names_, None
     if data.target is not None:
         what: dict[str, Any] = {
@@ -362,7 +364,7 @@ def _summarise(
         "held_out": state.held_out,
         "rows": len(data.rows),
         "calibration_rows": state.rows,
-        "features": list(explainer.feature_names_),
+        "features": list(explainer.functions_.feature_names),
         "interactions": [list(term) for term in explainer.terms_ if len(term) > 1],
         "predicts": predicts,
         "strongest": [

@@ -5,11 +5,12 @@ everywhere. A score that is not defined, of a constant vector say, is nan and co
 `UndefinedScoreWarning`.
 """
 
+from nobsp.deprecation import former_names
 from nobsp.metrics.agreement import DeltaAgreement, Pairs, delta_agreement, find_pairs
 from nobsp.metrics.arrays import UndefinedScoreWarning, at_target
 from nobsp.metrics.concentration import gini_sparseness, sparseness
 from nobsp.metrics.deletion import RegionCurves, region_deletion_auc, region_insertion_auc
-from nobsp.metrics.faithfulness import Faithfulness, attribution_faithfulness, removal_effects
+from nobsp.metrics.faithfulness import Faithfulness, ablation_effects, attribution_faithfulness
 from nobsp.metrics.recovery import FunctionReproduction, function_reproduction
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Pairs",
     "RegionCurves",
     "UndefinedScoreWarning",
+    "ablation_effects",
     "at_target",
     "attribution_faithfulness",
     "delta_agreement",
@@ -27,6 +29,7 @@ __all__ = [
     "gini_sparseness",
     "region_deletion_auc",
     "region_insertion_auc",
-    "removal_effects",
     "sparseness",
 ]
+
+__getattr__ = former_names(__name__, {"removal_effects": "nobsp.metrics.ablation_effects"})

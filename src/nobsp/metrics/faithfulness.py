@@ -36,7 +36,7 @@ class Faithfulness:
     effect: FloatArray = field(repr=False)
 
 
-def removal_effects(
+def ablation_effects(
     model: Model,
     X: ArrayLike,
     *,
@@ -64,8 +64,8 @@ def removal_effects(
 
     Example:
         >>> import numpy as np
-        >>> from nobsp.metrics import removal_effects
-        >>> removal_effects(lambda X: X @ np.array([2.0, -1.0]), np.ones((1, 2)), baseline=0.0)
+        >>> from nobsp.metrics import ablation_effects
+        >>> ablation_effects(lambda X: X @ np.array([2.0, -1.0]), np.ones((1, 2)), baseline=0.0)
         array([[ 2., -1.]])
     """
     rows = as_array(X, "X", ndim=(2,))
@@ -105,7 +105,7 @@ def attribution_faithfulness(
     Args:
         attributions: Shape (rows, features); (rows, columns) if `groups` says which columns to add
             up.
-        effects: What `removal_effects` gives, shape (rows, features).
+        effects: What `ablation_effects` gives, shape (rows, features).
         groups: Columns by feature, where attributions come column by column and effects do not.
 
     Example:

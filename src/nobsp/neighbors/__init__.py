@@ -1,5 +1,7 @@
 """Neighbours of a prediction: rows of a database whose predictions rest on similar evidence."""
 
+# The former module first, as the function takes its name.
+import nobsp.neighbors.audit  # noqa: F401
 from nobsp.neighbors.auditing import Audit, audit
 from nobsp.neighbors.backends import Milvus, Usearch
 from nobsp.neighbors.duplicates import Duplicates

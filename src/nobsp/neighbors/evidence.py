@@ -22,7 +22,7 @@ from nobsp.network.evidence import (
     sign_coefficients,
 )
 from nobsp.network.readout import Head
-from nobsp.tabular import CompiledExplainer, NObSP
+from nobsp.tabular import Functions, NObSP
 from nobsp.tabular.explanation import output_position
 from nobsp.vision import NObSPCam
 
@@ -54,7 +54,7 @@ def find_evidence(explainer: Any) -> EvidenceSource:
         if isinstance(explainer, nn.Module)
         else ""
     )
-    if isinstance(explainer, CompiledExplainer):
+    if isinstance(explainer, Functions):
         hint = " It is compiled: it has no network, and knows no activations; pass the NObSP it was compiled from."
     raise TypeError(
         "explainer must be a fitted NObSP, a fitted NObSPCam, or the torch.nn.Linear that reads the activations "

@@ -14,14 +14,15 @@ from nobsp.frames import frame_of
 from nobsp.messages import join_names, suggest
 from nobsp.numerics import as_numpy
 from nobsp.plots.labels import shorten
-from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation, output_position
+from nobsp.tabular.functions import Functions
 from nobsp.tabular.lookup import Chunk
+from nobsp.tabular.reading import level_axes, read_columns
 
 Array = NDArray[np.float64]
 # Position or name of an output, or none in particular.
 Output = int | str | None
-# An NObSP, a CompiledExplainer or an Explanation. NObSP is not named: it would import torch.
+# An NObSP, a Functions or an Explanation. NObSP is not named: it would import torch.
 Explained: TypeAlias = Any
 
 # Values of a column that are not missing have one of these types.
@@ -31,7 +32,7 @@ _KNOWN_VALUES = (int, float, str, np.generic)
 class Drawn(NamedTuple):
     """What a plot of functions draws."""
 
-    functions: CompiledExplainer
+    functions: Functions
     # To draw the functions over; None without any.
     rows: TableLike | None
     # Drawn unless others are chosen.
@@ -161,7 +162,7 @@ def find_drawn(explainer: Explained, plot: str) -> Drawn:
     return Drawn(functions_behind, explainer.data, outputs)
 
 
-def find_functions(explainer: Explained, plot: str) -> CompiledExplainer:
+def find_functions(explainer: Explained, plot: str) -> Functions:
     """The functions of an explainer, calibrated or compiled.
 
     It is recognised by an attribute, so that torch is not needed.
@@ -169,15 +170,15 @@ def find_functions(explainer: Explained, plot: str) -> CompiledExplainer:
     functions = explainer
     if hasattr(type(explainer), "functions_"):
         functions = explainer.functions_
-    if not isinstance(functions, CompiledExplainer):
+    if not isinstance(functions, Functions):
         raise TypeError(
-            f"{plot} draws an NObSP, a CompiledExplainer or an Explanation, "
+            f"{plot} draws an NObSP, a Functions or an Explanation, "
             f"found {type(explainer).__name__}."
         )
     return functions
 
 
-def row_places(functions: CompiledExplainer, rows: TableLike | None) -> dict[int, FloatArray]:
+def row_places(functions: Functions, rows: TableLike | None) -> dict[int, FloatArray]:
     """Per feature that has a line or levels, where each row is.
 
     That is a number, or the position of its level; NaN where neither is known.
@@ -188,13 +189,13 @@ def row_places(functions: CompiledExplainer, rows: TableLike | None) -> dict[int
     if table is None or len(table) == 0:
         return {}
 
-    columns, n_rows = functions.read_columns(table)
+    columns, n_rows = read_columns(functions, table)
     chunk = Chunk(columns, slice(0, n_rows))
-    level_axes = functions.level_axes
+    categories = level_axes(functions)
     positions: dict[int, FloatArray] = {}
     for number, feature in enumerate(functions.features):
-        if number in level_axes:
-            axis = level_axes[number]
+        if number in categories:
+            axis = categories[number]
             levels, _ = chunk.places(axis)
             positions[number] = np.where(levels == len(axis), np.nan, levels)
         elif feature.span is not None and feature.columns[0] in columns:

@@ -28,9 +28,10 @@ from nobsp.plots._axes import (
 )
 from nobsp.plots._lookup import Explained
 from nobsp.plots.labels import short_labels, shorten, shorten_all
-from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import output_position
+from nobsp.tabular.functions import Functions
 from nobsp.tabular.lookup import Feature
+from nobsp.tabular.reading import level_axes
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -147,7 +148,7 @@ def curves(
     that `from_baseline` measures from. The scale holds the functions where rows are.
 
     Args:
-        explainer: A calibrated `NObSP`, a `CompiledExplainer`, or an `Explanation`, for the
+        explainer: A calibrated `NObSP`, a `Functions`, or an `Explanation`, for the
             functions behind it.
         features: One name, or several; when None the strongest, by their total importance.
         output: Position or name of the output; all outputs, up to seven, when None.
@@ -233,7 +234,7 @@ def _chosen_outputs(output: _lookup.Output, drawn: _lookup.Drawn, *, with_truth:
 
 
 def _strongest(
-    functions: CompiledExplainer, outputs: Sequence[int], curves: Mapping[int, _Curve]
+    functions: Functions, outputs: Sequence[int], curves: Mapping[int, _Curve]
 ) -> list[int]:
     """Features that have a curve, by their total importance."""
     if not curves:
@@ -243,7 +244,7 @@ def _strongest(
 
 
 def _chosen_features(
-    functions: CompiledExplainer, wanted: Sequence[int | str], curves: Mapping[int, _Curve]
+    functions: Functions, wanted: Sequence[int | str], curves: Mapping[int, _Curve]
 ) -> list[int]:
     """Positions of the features that were named."""
     if not wanted:
@@ -264,9 +265,7 @@ def _listed(features: Iterable[int | str]) -> list[int | str]:
     return list(features)
 
 
-def _known_functions(
-    functions: CompiledExplainer, truth: Mapping[str, Truth] | None
-) -> dict[int, Truth]:
+def _known_functions(functions: Functions, truth: Mapping[str, Truth] | None) -> dict[int, Truth]:
     """Known functions by the position of their feature."""
     names = functions.feature_names
     return {
@@ -323,7 +322,7 @@ def _draw_panels(
 
 
 def _curves(
-    functions: CompiledExplainer, outputs: Sequence[int], *, points: int, level: float
+    functions: Functions, outputs: Sequence[int], *, points: int, level: float
 ) -> dict[int, _Curve]:
     """The curve, for some outputs, of every feature that has one."""
     table = functions.curves(points, level=level)
@@ -369,7 +368,7 @@ def _missing_apart(curve: _Curve) -> _Curve:
 
 
 def _over_rows(
-    functions: CompiledExplainer, outputs: Sequence[int], curve: _Curve, rows: FloatArray
+    functions: Functions, outputs: Sequence[int], curve: _Curve, rows: FloatArray
 ) -> _Curve:
     """The curve over some rows; at their values alone where a number takes few."""
     values = np.unique(rows)
@@ -396,7 +395,7 @@ def _interpolate(at: FloatArray, x: FloatArray, columns: FloatArray) -> FloatArr
     return np.column_stack([np.interp(at, x, column) for column in columns.T])
 
 
-def _with_truth(functions: CompiledExplainer, number: int, curve: _Curve, truth: Truth) -> _Curve:
+def _with_truth(functions: Functions, number: int, curve: _Curve, truth: Truth) -> _Curve:
     """The curve with its known function, shifted to lie closest over the rows."""
     x = curve.x
     known = np.asarray(truth(_level_values(functions, number) if curve.levels else x))
@@ -414,12 +413,12 @@ def _with_truth(functions: CompiledExplainer, number: int, curve: _Curve, truth:
     return replace(curve, truth=known + difference.mean())
 
 
-def _level_values(functions: CompiledExplainer, number: int) -> AnyArray:
+def _level_values(functions: Functions, number: int) -> AnyArray:
     """What the levels of a feature are: values of one column.
 
     Of several, the names of the levels.
     """
-    axis = functions.level_axes[number]
+    axis = level_axes(functions)[number]
     if len(axis.columns) > 1:
         return np.array(functions.features[number].labels, dtype=object)
 

@@ -43,7 +43,7 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
     Crosses are doubtful. Below stand the findings, errors first.
 
     Args:
-        what: A calibrated `NObSP` or `NObSPCam`, a `CompiledExplainer`, or what its `health()`
+        what: A calibrated `NObSP` or `NObSPCam`, a `Functions`, or what its `health()`
             returned.
         max_display: Most outputs, and most terms; those that are least well off are shown.
         ax: Axes to draw on; a new figure when None.

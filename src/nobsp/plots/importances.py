@@ -62,7 +62,7 @@ def importance(
     stands below, as far as it is known.
 
     Args:
-        what: An `Explanation`, measured on its rows; or an `NObSP` or `CompiledExplainer`, on
+        what: An `Explanation`, measured on its rows; or an `NObSP` or `Functions`, on
             calibration rows.
         output: Position or name of the output; all when None.
         max_display: Most features.

@@ -19,9 +19,10 @@ from nobsp.plots import _axes, _lookup
 from nobsp.plots._axes import NORMAL, SMALL, Axes, add_note, colour_bar, get_axes, tidy, turn_labels
 from nobsp.plots._lookup import Explained, Output
 from nobsp.plots.labels import decimals_for, format_number, short_labels, shorten, shorten_all
-from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation, output_position
+from nobsp.tabular.functions import Functions
 from nobsp.tabular.lookup import Feature, LevelAxis
+from nobsp.tabular.reading import level_axes
 
 # A masked array, which numpy has no type for that mypy could check.
 Masked: TypeAlias = Any
@@ -111,7 +112,7 @@ def interaction(
     side it averages out: what it does on average is in the curves.
 
     Args:
-        explainer: A calibrated `NObSP`, a `CompiledExplainer`, or an `Explanation`, for the
+        explainer: A calibrated `NObSP`, a `Functions`, or an `Explanation`, for the
             functions behind it.
         pair: Two features, by name; the first runs along the bottom.
         output: Position or name of the output; may be left out where there is only one.
@@ -169,7 +170,7 @@ def interaction(
     return ax
 
 
-def _pair_positions(functions: CompiledExplainer, pair: Iterable[int | str]) -> list[int]:
+def _pair_positions(functions: Functions, pair: Iterable[int | str]) -> list[int]:
     """Positions of two features whose interaction was fitted."""
     names = [] if isinstance(pair, str) or not isinstance(pair, Iterable) else list(pair)
     if len(names) != 2:
@@ -187,10 +188,10 @@ def _pair_positions(functions: CompiledExplainer, pair: Iterable[int | str]) -> 
     return positions
 
 
-def _side(functions: CompiledExplainer, number: int, rows: FloatArray, points: int) -> _Side:
+def _side(functions: Functions, number: int, rows: FloatArray, points: int) -> _Side:
     """The cells of a feature: one per level, or so many along its range."""
     feature = functions.features[number]
-    axis = functions.level_axes.get(number)
+    axis = level_axes(functions).get(number)
     if axis is not None:
         return _category_side(feature, axis, rows)
 
@@ -362,7 +363,7 @@ def interaction_matrix(
     pairs come first.
 
     Args:
-        what: An `NObSP` or a `CompiledExplainer`: every pair as screened, for the output it matters
+        what: An `NObSP` or a `Functions`: every pair as screened, for the output it matters
             to most. Or an `Explanation`: the fitted pairs, standard deviation of their
             contributions over that of the predictions.
         output: Position or name of the output, for an `Explanation`; the largest of all when None.
@@ -475,7 +476,7 @@ def _strengths_over_rows(ex: Explanation, output: Output) -> _Strengths:
     return _Strengths(ex.feature_names, _strongest_first(strengths), set(strengths))
 
 
-def _screened_strengths(functions: CompiledExplainer) -> _Strengths:
+def _screened_strengths(functions: Functions) -> _Strengths:
     """How strong every pair was when interactions were looked for."""
     if not functions.strengths:
         raise ValueError(

@@ -25,9 +25,10 @@ from nobsp.reporting.audits import (
     influence_for_page,
 )
 from nobsp.reporting.packing import Fact, Labels, Names, PageData, known, packed, packed_codes
-from nobsp.tabular.compiled import CompiledExplainer
 from nobsp.tabular.explanation import Explanation
+from nobsp.tabular.functions import Functions, measure_bands
 from nobsp.tabular.lookup import Chunk, Feature, LevelAxis, NumberAxis, TermTable
+from nobsp.tabular.reading import feature_position, level_axes, read_columns, read_tables
 
 Truth = Mapping[str, Callable[[Any], Any]] | None
 # An NObSP, compiled functions or None; told by attributes, so that torch is not needed.
@@ -57,7 +58,7 @@ _LINKS = {
 class Shown:
     """An explanation as the page shows it."""
 
-    functions: CompiledExplainer
+    functions: Functions
     columns: dict[int, AnyArray]
     # Of the terms with tables, as the page reads these, then of those only the model could tell.
     account: Explanation
@@ -143,11 +144,11 @@ def table_data(
     }
 
 
-def _require_whole(explanation: Explanation, functions: object) -> CompiledExplainer:
+def _require_whole(explanation: Explanation, functions: object) -> Functions:
     """The functions behind an explanation, which must be all that they give."""
     if len(explanation) == 0:
         raise ValueError("subject has no rows; explain some first.")
-    if not isinstance(functions, CompiledExplainer):
+    if not isinstance(functions, Functions):
         raise ValueError(
             "subject does not know its functions (it was made by hand); "
             "pass its explainer as explainer=."
@@ -169,7 +170,7 @@ def _require_whole(explanation: Explanation, functions: object) -> CompiledExpla
 
 def _read_classes(
     explanation: Explanation,
-    functions: CompiledExplainer,
+    functions: Functions,
     *,
     explainer: ExplainerLike,
     labels: ArrayLike | None,
@@ -208,11 +209,11 @@ def _class_names(
     return (f"not {outputs[0]}", outputs[0])
 
 
-def _fit_on_page(explanation: Explanation, functions: CompiledExplainer) -> Shown:
+def _fit_on_page(explanation: Explanation, functions: Functions) -> Shown:
     """Rows read from the tables as the page reads them, beside what only the network could tell."""
-    functions = functions.with_spreads()
-    columns, n_rows = functions.read_columns(explanation.data)
-    every_value, _ = functions.read_tables(columns, n_rows)
+    functions = measure_bands(functions)
+    columns, n_rows = read_columns(functions, explanation.data)
+    every_value, _ = read_tables(functions, columns, n_rows)
     strengths = _mean_size(every_value).sum(1)
     fitting, size = drop_weakest(functions, strengths, ROOM // 2)
 
@@ -258,7 +259,7 @@ def _largest_difference(explanation: Explanation, shown: Shown) -> FloatArray:
     return np.asarray(np.abs(explained - read)[inside].max(0, initial=0.0))
 
 
-def _health(functions: CompiledExplainer) -> PageData:
+def _health(functions: Functions) -> PageData:
     """How much is explained of each output."""
     health = functions.state
     return {
@@ -327,11 +328,11 @@ def _rows_for_page(shown: Shown, labels: Labels, rows: Positions, names: Names) 
 
 def _number_columns(shown: Shown, rows: Positions) -> PageData:
     """The columns of features that are numbers."""
-    level_axes = shown.functions.level_axes
+    categories = level_axes(shown.functions)
     numbers = {
         feature.columns[0]
         for number, feature in enumerate(shown.functions.features)
-        if feature.kind == "number" and number not in level_axes
+        if feature.kind == "number" and number not in categories
     }
     present = sorted(column for column in numbers if column in shown.columns)
     return {str(column): packing.packed_column(shown.columns[column][rows]) for column in present}
@@ -340,7 +341,7 @@ def _number_columns(shown: Shown, rows: Positions) -> PageData:
 def _level_columns(shown: Shown, rows: Positions) -> PageData:
     """The levels of features that are categories."""
     levels = {}
-    for number, axis in shown.functions.level_axes.items():
+    for number, axis in level_axes(shown.functions).items():
         columns = [shown.columns[column][rows] for column in axis.columns]
         levels[str(number)] = packed_codes(axis.places(columns))
     return levels
@@ -357,9 +358,7 @@ def _row_names(data: TableLike, rows: Positions) -> list[str] | list[int]:
     return [str(name) for name in index]
 
 
-def drop_weakest(
-    functions: CompiledExplainer, strengths: FloatArray, room: int
-) -> tuple[CompiledExplainer, int]:
+def drop_weakest(functions: Functions, strengths: FloatArray, room: int) -> tuple[Functions, int]:
     """The functions whose grids fit into so many bytes, and the bytes that their tables take.
 
     The strongest interactions come first.
@@ -380,7 +379,7 @@ def drop_weakest(
     return smaller, _bytes_of(smaller)
 
 
-def _bytes_of(functions: CompiledExplainer) -> int:
+def _bytes_of(functions: Functions) -> int:
     """What tables, knots (each axis once) and bands take."""
     knots = {}
     for table in functions.tables:
@@ -437,7 +436,7 @@ def from_average_for_page(shown: Shown) -> list[list[float | None] | None]:
     return listed
 
 
-def tables_for_page(functions: CompiledExplainer) -> PageData:
+def tables_for_page(functions: Functions) -> PageData:
     """Every axis once, and every term: those with a table, then those that need the network."""
     axes: list[PageData] = []
     position_of_axis: dict[int, int] = {}
@@ -457,7 +456,7 @@ def tables_for_page(functions: CompiledExplainer) -> PageData:
         )
 
     for term in functions.left_out:
-        features = [functions.position(name) for name in term]
+        features = [feature_position(functions, name) for name in term]
         terms.append({"features": features, "axes": [], "values": None, "spread": None})
     return {"axes": axes, "terms": terms}
 
@@ -469,7 +468,7 @@ def _axis_for_page(axis: NumberAxis | LevelAxis, feature: int) -> PageData:
     return {"feature": feature, "size": len(axis)}
 
 
-def _band_for_page(functions: CompiledExplainer, table: TermTable) -> packing.Packed | None:
+def _band_for_page(functions: Functions, table: TermTable) -> packing.Packed | None:
     """How far the function of a single feature may move; None where that is not known."""
     if len(table.features) != 1 or not table.axes:
         return None
@@ -478,7 +477,7 @@ def _band_for_page(functions: CompiledExplainer, table: TermTable) -> packing.Pa
 
 
 def truth_for_page(
-    truth: Truth, functions: CompiledExplainer, columns: Mapping[int, AnyArray]
+    truth: Truth, functions: Functions, columns: Mapping[int, AnyArray]
 ) -> list[PageData | None]:
     """Per feature its known function along the calibrated range, with the mean of the learned one.
 
@@ -492,7 +491,7 @@ def truth_for_page(
                 f"truth names {name!r}, which is no feature; "
                 f"{suggest(name, functions.feature_names)}"
             )
-        number = functions.position(name)
+        number = feature_position(functions, name)
         feature = functions.features[number]
         if feature.span is None:
             raise ValueError(f"truth of {name!r} cannot be drawn: it is no function of one number.")

@@ -30,7 +30,6 @@ from nobsp.published import (
 )
 from nobsp.published.sums import Parts
 from nobsp.tabular.columns import Columns, Rows, TableRows, read_ahead, require_passes
-from nobsp.tabular.compiled import Health, TermHealth
 from nobsp.tabular.correction import share_explained
 from nobsp.tabular.effort import FULL, PAIR_REACH
 from nobsp.tabular.explanation import term_name
@@ -38,6 +37,7 @@ from nobsp.tabular.features import Points
 from nobsp.tabular.fitted import Estimate, Fitted
 from nobsp.tabular.fitting import Facts, Options, assemble, feature_findings, share_findings
 from nobsp.tabular.grids import Represent, Tabulator
+from nobsp.tabular.health import Health, TermHealth
 from nobsp.tabular.lookup import Array, TermTable
 from nobsp.tabular.purification import transfer
 from nobsp.tabular.sample import Sample

@@ -20,6 +20,7 @@ from nobsp.arguments import quote
 from nobsp.base import Explainer, Finding, Plots, sort_findings
 from nobsp.calibration import Engine, choose_engine
 from nobsp.calibration.ray import RayRun
+from nobsp.deprecation import warn_renamed
 from nobsp.models import adapt
 from nobsp.models.unseen import unseen_levels
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
@@ -39,13 +40,14 @@ from nobsp.tabular.columns import (
     repeat_rows,
     suggest_features,
 )
-from nobsp.tabular.compiled import CompiledExplainer, Health, function_of
 from nobsp.tabular.complement import calibrate_published, estimate_published, published_of
 from nobsp.tabular.explanation import Explanation, output_position, term_name
 from nobsp.tabular.files import CHECKPOINTED
 from nobsp.tabular.fitted import Fitted, removal_effects, stand_ins
 from nobsp.tabular.fitting import Facts, Options, estimate_terms, find_readout, names_of_outputs
 from nobsp.tabular.folds import Codes, resolve_groups, sampled_positions
+from nobsp.tabular.functions import Functions, function_of, measure_bands
+from nobsp.tabular.health import Health
 from nobsp.tabular.scoring import (
     ExplainedWorseWarning,
     MultiOutput,
@@ -329,7 +331,7 @@ class NObSP(Explainer):
                 fitted.explain(X, represent, batch_size=self.batch_size, progress=progress)
             )
         return replace(
-            fitted.functions.account(
+            fitted.functions._account(
                 X if hasattr(X, "shape") else torch.cat([part.inputs for part in found]).numpy(),
                 torch.cat([part.outputs for part in found]).numpy(),
                 torch.cat([part.values for part in found if part.values is not None]).numpy(),
@@ -523,6 +525,14 @@ class NObSP(Explainer):
         ]
         return function_of(named, readers, evaluate)
 
+    def __getitem__(self, term: str | tuple[str, ...]) -> Callable[..., NDArray[np.float64]]:
+        """The learned function of a feature or an interaction, for the first output: `explainer["age"]`."""
+        return self.function(term)
+
+    def __iter__(self) -> None:
+        """Says that this is no sequence, which `__getitem__` would otherwise make Python believe."""
+        raise TypeError("an explainer cannot be iterated over; `terms_` names its functions.")
+
     def curves(self, points: int = 200, *, level: float = 0.9) -> Any:
         """Every feature's function with its band, as a tidy table.
 
@@ -593,14 +603,14 @@ class NObSP(Explainer):
         said = str(super().__repr__(N_CHAR_MAX))
         return f"{said}  # {self._fit.functions.state.headline}" if hasattr(self, "_fit") else said
 
-    def compile(self) -> CompiledExplainer:
+    def compile(self) -> Functions:
         """The functions as they are, to be used without the network and without torch.
 
         Terms without a table (features of several numeric columns, alone or in interactions) need the network; they are
         named in `left_out` and their contributions are missing.
         As published, functions are tabulated along the baseline.
         """
-        return self._fitted.functions.with_spreads()
+        return measure_bands(self._fitted.functions)
 
     def save(self, path: str | os.PathLike[str], *, mergeable: bool = False) -> None:
         """Writes the calibration to one safetensors file; the model itself is not in it.
@@ -635,8 +645,17 @@ class NObSP(Explainer):
         return explainer
 
     @property
+    def feature_names_in_(self) -> NDArray[np.object_]:
+        """Names of the columns of the calibration table; of one that has none, those of the features made of them.
+
+        Names of features, which may be made of several columns, are in `functions_.feature_names`.
+        """
+        return np.array(self._fitted.functions.named_columns(), dtype=object)
+
+    @property
     def feature_names_(self) -> tuple[str, ...]:
-        """Names of the features."""
+        """Former name of `functions_.feature_names`."""
+        warn_renamed("feature_names_", "functions_.feature_names (of columns, feature_names_in_)")
         return self._fitted.functions.feature_names
 
     @property
@@ -647,7 +666,7 @@ class NObSP(Explainer):
     @property
     def terms_(self) -> tuple[tuple[str, ...], ...]:
         """The fitted terms, as names of features."""
-        names = self.feature_names_
+        names = self._fitted.functions.feature_names
         return tuple(tuple(names[k] for k in term) for term in self._fitted.estimate.terms)
 
     @property
@@ -671,7 +690,7 @@ class NObSP(Explainer):
         return np.array(self._fitted.functions.state.explained)
 
     @property
-    def functions_(self) -> CompiledExplainer:
+    def functions_(self) -> Functions:
         """The functions that have tables, with everything known of them; `compile` gives the same with bands."""
         return self._fitted.functions
 

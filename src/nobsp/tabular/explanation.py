@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from nobsp._messages import count, frame_of, free_name, join_names, require_whole_number, suggest
 from nobsp.arguments import require_choice
 from nobsp.base import Finding, Plots, describe_findings
+from nobsp.tabular.reading import read_columns
 from nobsp.tabular.scoring import compare_with_headline, far_finding, share_on_rows
 
 Array = NDArray[np.float64]
@@ -189,7 +190,7 @@ class Explanation:
         reach = getattr(self.explainer, "reach", None)
         if reach is None or not len(self):
             return np.zeros(len(self), dtype=bool)
-        columns, _ = self.explainer.read_columns(self.data)
+        columns, _ = read_columns(self.explainer, self.data)
         return np.asarray(reach.beyond(columns) & ~self.outside.any(1))
 
     def __getitem__(self, key: Any) -> Explanation:

@@ -33,7 +33,7 @@ Encode = Callable[[NDArray[np.generic]], Tensor]
 # Numbers with at most so many distinct values have their knots there.
 FEW_VALUES = 32
 # Categories with more levels are run through the network row by row, like features of several numbers.
-MOST_LEVELS = 4096
+MOST_TABLED_LEVELS = 4096
 # Knots closer than this share of their size are one: their distance is rounding, and slopes would be noise.
 _LEAST_DISTANCE = 1e-12
 # Knots that follow the rows stay this share of the range away from thresholds, which have two knots of their own.
@@ -348,7 +348,7 @@ def describe(
 
     if position in categories:
         counted = summary.levels_of(position, outline.columns)
-        if counted is None or len(counted[0]) > MOST_LEVELS:
+        if counted is None or len(counted[0]) > MOST_TABLED_LEVELS:
             return numbers_domain(outline)
         levels = counted[0]
         labels = level_labels(columns, position, levels)
@@ -420,7 +420,7 @@ def level_domain(
     outline: Outline, levels: tuple[Level, ...] | Array, inputs: Tensor, labels: Iterable[str]
 ) -> Domain:
     """A category with its levels, unless these are too many for a table."""
-    if len(levels) > MOST_LEVELS:
+    if len(levels) > MOST_TABLED_LEVELS:
         return numbers_domain(outline)
     return Domain(
         feature=Feature(outline.name, outline.members, "levels", labels=tuple(labels)),
@@ -434,7 +434,7 @@ def level_domain(
 
 def encoded_level_domain(outline: Outline, numbers: Array) -> Domain:
     """Numbers as levels, such as those of a one-hot encoder."""
-    if len(numbers) > MOST_LEVELS:
+    if len(numbers) > MOST_TABLED_LEVELS:
         return numbers_domain(outline)
     inputs = outline.encode(numbers[:, None])
     labels = [f"{number:g}" for number in numbers]
@@ -444,7 +444,7 @@ def encoded_level_domain(outline: Outline, numbers: Array) -> Domain:
 def text_domain(outline: Outline, texts: list[Any]) -> Domain:
     """A column of text or of other names."""
     _require_storable(outline.name, texts)
-    if len(texts) > MOST_LEVELS:
+    if len(texts) > MOST_TABLED_LEVELS:
         return numbers_domain(outline)
 
     rows = np.empty((len(texts), 1), dtype=object)

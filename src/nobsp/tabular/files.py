@@ -18,9 +18,9 @@ from nobsp.network.readout import Readout, as_model_takes
 from nobsp.projection import Ridge
 from nobsp.published import Accumulator, Isolation, Plan, Published, Solution
 from nobsp.tabular.columns import Columns, Seen, input_values
-from nobsp.tabular.compiled import CLASSES
 from nobsp.tabular.fitted import Estimate, Fitted
 from nobsp.tabular.fitting import Options, find_readout, plain
+from nobsp.tabular.functions import CLASSES
 from nobsp.tabular.pieces import DirectTerm
 
 KIND = "tabular explainer"
@@ -93,7 +93,7 @@ def load(path: str | os.PathLike[str]) -> Stored:
     with serialization.damage_in_words(path):
         if not all(isinstance(name, str) for name in stored.options):
             raise ValueError("an option has no name")
-        stored.estimate.functions.require_readable()
+        stored.estimate.functions._require_readable()
         for feature in range(len(stored.columns.members)):
             stored.columns.column(feature)
     return stored

@@ -19,9 +19,10 @@ from nobsp.network.inputs import MOST_LEVELS, Subset, Summary, distinct
 from nobsp.network.progress import progress_bar
 from nobsp.network.readout import Readout, as_model_takes
 from nobsp.tabular.columns import Columns, input_values
-from nobsp.tabular.compiled import CompiledExplainer
+from nobsp.tabular.functions import Functions, measure_bands
 from nobsp.tabular.grids import Represent, Tabulator
 from nobsp.tabular.pieces import DirectTerm
+from nobsp.tabular.reading import level_axes, read_columns, read_tables
 
 if TYPE_CHECKING:
     from nobsp.published import Published
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 class Estimate:
     """What is estimated, without the network."""
 
-    functions: CompiledExplainer  # every term that has a table
+    functions: Functions  # every term that has a table
     terms: tuple[Subset, ...]  # all terms, as positions of features; single features first
     baseline: Tensor  # the baseline as the network takes it
     baseline_contributions: NDArray[
@@ -48,7 +49,7 @@ class Estimate:
     def with_spreads(self) -> Estimate:
         """The same with bands measured, and nothing that cannot be sent to another process."""
         return replace(
-            self, functions=replace(self.functions.with_spreads())
+            self, functions=replace(measure_bands(self.functions))
         )  # a copy without what measures them
 
 
@@ -101,7 +102,7 @@ class Fitted:
     grouped: bool = False  # whether the caller named rows that belong together
 
     @property
-    def functions(self) -> CompiledExplainer:
+    def functions(self) -> Functions:
         """Every term that has a table."""
         return self.estimate.functions
 
@@ -168,8 +169,8 @@ class Fitted:
         if self.adapted.encode is None:
             own: dict[int, NDArray[Any]] = {c: rows[:, c].numpy() for c in range(rows.shape[1])}
         else:
-            own, _ = functions.read_columns(native)
-        tables, outside = functions.read_tables(own, count)
+            own, _ = read_columns(functions, native)
+        tables, outside = read_tables(functions, own, count)
         alike = self._read_alike(own, rows, tables, outside)
         low, high = self.summary.minimum.to(rows.dtype), self.summary.maximum.to(rows.dtype)
         for k, feature in enumerate(functions.features):
@@ -201,7 +202,7 @@ class Fitted:
     ) -> NDArray[np.bool_]:
         """Reads names that the preprocessing makes the same of as of a known level, such as missing ones, as that."""
         alike, column_of = np.zeros_like(outside), dict(own)
-        for k, axis in self.functions.level_axes.items():
+        for k, axis in level_axes(self.functions).items():
             if not isinstance(axis.levels, tuple) or not outside[:, k].any():
                 continue
             unseen, column = np.flatnonzero(outside[:, k]), axis.columns[0]
@@ -218,7 +219,7 @@ class Fitted:
         changed = np.flatnonzero(alike.any(1))
         if len(changed):
             part = {position: column[changed] for position, column in column_of.items()}
-            tables[changed] = self.functions.read_tables(part, len(changed))[0]
+            tables[changed] = read_tables(self.functions, part, len(changed))[0]
         return alike
 
     def _run(
@@ -306,7 +307,7 @@ class Fitted:
             return
         owned = {column for group in self.columns.features.columns for column in group}
         unowned = [column for column in range(rows.shape[1]) if column not in owned]
-        for k in self.functions.level_axes:
+        for k in level_axes(self.functions):
             unseen = torch.from_numpy(outside[:, k]) & ran
             if not bool(unseen.any()):
                 continue

@@ -31,7 +31,6 @@ from nobsp.tabular.budget import (
     probing_cost,
 )
 from nobsp.tabular.columns import Columns, categories_of, input_baseline, ranks
-from nobsp.tabular.compiled import CompiledExplainer, Health, Measure, TermHealth
 from nobsp.tabular.correction import share_explained
 from nobsp.tabular.dependence import find_determined
 from nobsp.tabular.distance import Reach, measure_reach
@@ -46,7 +45,9 @@ from nobsp.tabular.explanation import term_name
 from nobsp.tabular.features import Domain, describe, own_columns
 from nobsp.tabular.fitted import Estimate, rows_like
 from nobsp.tabular.folds import Codes
+from nobsp.tabular.functions import Functions, Measure, measure_bands_later
 from nobsp.tabular.grids import Represent, Tabulator
+from nobsp.tabular.health import Health, TermHealth
 from nobsp.tabular.lookup import Array, Chunk, TermTable
 from nobsp.tabular.omissions import distances_from_average, name_far_curves, name_pairs_left_out
 from nobsp.tabular.purification import read
@@ -425,7 +426,7 @@ def assemble(
     place = {term: position for position, term in enumerate(order)}
     total = torch.stack([values[:, mine].sum(1) for mine in terms_with(order, len(names))], 1)
     origin = _baseline_sample(facts)
-    functions = CompiledExplainer(
+    functions = Functions(
         features=tuple(domain.feature for domain in facts.domains),
         column_names=columns.names,
         column_count=columns.count,
@@ -446,9 +447,9 @@ def assemble(
             for term in order
             if term not in {one.features for one in tables}
         ),
+        reach=_reach_of(facts),
     )
-    functions.__dict__["reach"] = _reach_of(facts)
-    functions.__dict__["_measure"] = measure  # bands take a while, so they wait until asked for
+    measure_bands_later(functions, measure)
     return Estimate(functions, order, facts.baseline, at_baseline.numpy(), **given)
 
 

@@ -1,0 +1,454 @@
+"""The functions a model has learned: tables with what is known of them, read with numpy alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import NormalDist
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from nobsp import serialization
+from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, TableLike
+from nobsp.arguments import numbers_of, require_choice, require_number
+from nobsp.base import Finding
+from nobsp.messages import count, require_whole_number
+from nobsp.tabular.distance import Reach
+from nobsp.tabular.explanation import Explanation, Term, as_table, output_position, term_name
+from nobsp.tabular.health import Health, TermHealth
+from nobsp.tabular.lookup import Axis, Chunk, Feature, LevelAxis, NumberAxis, TermTable, value_rows
+from nobsp.tabular.reading import feature_position, read_columns, read_tables
+from nobsp.tabular.scoring import MultiOutput, average_share
+
+# The word that files have for it.
+KIND = "compiled explainer"
+VERSION = 4
+
+# What measures how far curves move, per feature, when bands are asked for.
+Measure = Callable[[], dict[int, FloatArray]]
+
+# Numbers with at most so many distinct values are drawn at these.
+_FEW_POINTS = 30
+# Columns of curves as a table.
+_CURVE_COLUMNS = ("feature", "output", "x", "level", "value", "lower", "upper")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Functions:
+    """The functions a model has learned: the same account as the explainer's, without the model, numpy only.
+
+    `NObSP.compile` gives it. There is no network to predict with: the explanation's `predictions` and `residual` are
+    NaN unless the network's outputs are handed in. A number outside its calibrated range, a missing one and a level
+    that calibration did not see are flagged in `outside`; a level that was not seen contributes nothing.
+
+    `functions["age"]` is the function of a feature and `functions["age", "income"]` that of an interaction, to be
+    called on values.
+
+    Attributes:
+        features: The features and their columns.
+        column_names: Names of the caller's columns, where they have any.
+        column_count: How many columns the caller's table has.
+        output_names: Names of the outputs.
+        tables: Every term's table; single features first.
+        base_values: Mean output over the calibration rows, shape (outputs,).
+        baseline_contributions: What each term contributes at the baseline, shape (terms, outputs).
+        baseline: Where each feature's baseline is: a number, or the position of a level; NaN where there is none.
+        state: How well the functions describe the model.
+        link: What the model applies to its outputs.
+        importances: Mean absolute contributions over calibration rows, (features, outputs), "main" and "total".
+        strengths: Per pair of features how strongly it acts together, where that was measured.
+        left_out: Terms that have no table and need the network.
+        spreads: Per feature how far its curve moves from calibration to calibration, (points, outputs).
+        reach: Which combinations of numbers are usual; None where too little is known.
+
+    Example:
+        >>> import numpy as np, torch
+        >>> from nobsp import NObSP
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).double()
+        >>> X = np.random.default_rng(0).normal(size=(500, 3))
+        >>> explainer = NObSP(model, features=["a", "b", "c"]).fit(X)
+        >>> functions = explainer.compile()
+        >>> bool((functions(X).values == explainer(X).values).all())
+        True
+        >>> functions["a"]([0.0, 1.0]).shape
+        (2,)
+    """
+
+    features: tuple[Feature, ...]
+    column_names: tuple[str, ...] | None
+    column_count: int
+    output_names: tuple[str, ...]
+    tables: tuple[TermTable, ...]
+    base_values: FloatArray
+    baseline_contributions: FloatArray
+    baseline: FloatArray
+    state: Health
+    link: str
+    importances: dict[str, FloatArray]
+    strengths: dict[tuple[int, ...], float]
+    left_out: tuple[Term, ...] = ()
+    spreads: dict[int, FloatArray] = field(default_factory=dict)
+    reach: Reach | None = None
+    _measure: Measure | None = field(default=None, init=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickled with its bands: what measures them holds the calibration rows, and stays here."""
+        return {**measure_bands(self).__dict__, "_measure": None}
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features."""
+        return tuple(feature.name for feature in self.features)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The terms that have tables, as names of features."""
+        names = self.feature_names
+        return tuple(tuple(names[feature] for feature in table.features) for table in self.tables)
+
+    def named_columns(self) -> tuple[str, ...]:
+        """Names of the caller's columns; where they have none, those of the features made of them."""
+        if self.column_names is not None:
+            return self.column_names
+
+        names = [f"x{position}" for position in range(self.column_count)]
+        for feature in self.features:
+            if len(feature.columns) == 1:
+                names[feature.columns[0]] = feature.name
+        return tuple(names)
+
+    def explain(
+        self, X: TableLike, *, predictions: ArrayLike | None = None, threads: int | None = None
+    ) -> Explanation:
+        """The account of every row, as the explainer this was compiled from gives it.
+
+        Args:
+            X: Array, tensor, or pandas or polars frame with the calibrated columns. Contiguous float32 and
+                float64 arrays are read in place.
+            predictions: The network's outputs (logits) for the rows, from which the residual follows. Both are
+                NaN without.
+            threads: How many threads share the rows; one per processor when None.
+        """
+        if threads is None:
+            threads = _count_processors()
+        require_whole_number("threads", threads)
+        columns, n_rows = read_columns(self, X)
+
+        outputs = self._read_predictions(predictions, n_rows)
+        values, outside = read_tables(self, columns, n_rows, threads=threads)
+        return self._account(X, outputs, values, outside)
+
+    __call__ = explain
+
+    def _read_predictions(self, predictions: ArrayLike | None, n_rows: int) -> FloatArray:
+        """The network's outputs, (rows, outputs); NaN where they are not known."""
+        shape = (n_rows, len(self.output_names))
+        if predictions is None:
+            return np.full(shape, np.nan)
+
+        outputs = numbers_of(predictions, name="predictions").copy()
+        fits = outputs.ndim <= 2 and outputs.shape[:1] == (n_rows,)
+        if not fits or outputs.size != n_rows * len(self.output_names):
+            raise ValueError(f"predictions must have shape {shape}, found {outputs.shape}.")
+        return outputs.reshape(shape)
+
+    def _account(
+        self, X: TableLike, predictions: FloatArray, values: FloatArray, outside: BoolArray
+    ) -> Explanation:
+        """The account of rows whose predictions and contributions are known."""
+        return Explanation(
+            values=values,
+            base_values=self.base_values.copy(),
+            residual=predictions - self.base_values - values.sum(1),
+            predictions=predictions,
+            terms=self.terms,
+            feature_names=self.feature_names,
+            output_names=self.output_names,
+            data=X,
+            outside=outside,
+            baseline_contributions=self.baseline_contributions.copy(),
+            explainer=self,
+        )
+
+    def score(
+        self,
+        X: TableLike,
+        predictions: ArrayLike,
+        *,
+        multioutput: MultiOutput = "uniform_average",
+    ) -> float | FloatArray:
+        """R² of the functions' sum against the model's outputs on some rows; see `NObSP.score`."""
+        explanation = self.explain(X, predictions=predictions)
+        return average_share(explanation.explained(), multioutput)
+
+    def function(
+        self, term: str | Sequence[str], *, output: int | str = 0
+    ) -> Callable[..., FloatArray]:
+        """The function of a feature, or of an interaction, as something to call on values; see `NObSP.function`."""
+        names = tuple(term) if isinstance(term, tuple | list) else (term,)
+        features = [self.features[feature_position(self, name)] for name in names]
+        table = self._find_table(names)
+        chosen = output_position(output, self.output_names)
+
+        def evaluate(*members: AnyArray) -> FloatArray:
+            columns = {}
+            for feature, rows in zip(features, members, strict=True):
+                for position, column in enumerate(feature.columns):
+                    columns[column] = rows[:, position]
+            chunk = Chunk(columns, slice(0, len(members[0])), self.column_names)
+            return table(chunk)[:, chosen].copy()
+
+        readers = [
+            partial(value_rows, members=len(feature.columns), name=feature.name)
+            for feature in features
+        ]
+        return function_of(names, readers, evaluate)
+
+    def __getitem__(self, term: str | tuple[str, ...]) -> Callable[..., FloatArray]:
+        """The function of a feature, or of an interaction, for the first output: `functions["age"]`."""
+        return self.function(term)
+
+    def __iter__(self) -> None:
+        """Says that this is no sequence, which `__getitem__` would otherwise make Python believe."""
+        raise TypeError("functions cannot be iterated over; `terms` names them.")
+
+    def _find_table(self, names: tuple[str, ...]) -> TermTable:
+        """The table of a term whose features are named in any order."""
+        for table, term in zip(self.tables, self.terms, strict=True):
+            if len(names) == len(term) and set(names) == set(term):
+                return table
+        raise ValueError(f"{term_name(names)} has no table; `terms` names the terms there are.")
+
+    def curves(self, points: int = 200, *, level: float = 0.9) -> Any:
+        """Every feature's function with its band, as a tidy table; see `NObSP.curves`."""
+        require_whole_number("points", points, least=2)
+        require_number("level", level, above=0, below=1)
+        spreads = measure_bands(self).spreads
+        deviations = NormalDist().inv_cdf(0.5 + level / 2)
+
+        parts: dict[str, list[AnyArray]] = {name: [np.zeros(0)] for name in _CURVE_COLUMNS}
+        for table in self.tables:
+            if len(table.axes) != 1:
+                continue
+            feature = table.features[0]
+            spread = spreads.get(feature)
+            bands = None if spread is None else deviations * spread
+            curve = _draw(self.features[feature], table, bands, int(points))
+            for position, output in enumerate(self.output_names):
+                columns = curve.columns(self.features[feature].name, output, position)
+                for name, column in zip(_CURVE_COLUMNS, columns, strict=True):
+                    parts[name].append(column)
+        return as_table({name: np.concatenate(part) for name, part in parts.items()})
+
+    def importance(self, kind: Literal["total", "main"] = "total") -> Any:
+        """Mean absolute contribution of each feature over calibration rows; see `NObSP.importance`."""
+        require_choice("kind", kind, ("main", "total"))
+        sizes = self.importances[kind]
+        order = np.argsort(-sizes.sum(1), kind="stable")
+
+        features = np.array(self.feature_names, dtype=object)[order]
+        outputs = np.array(self.output_names, dtype=object)
+        return as_table(
+            {
+                "feature": np.repeat(features, len(outputs)),
+                "output": np.tile(outputs, len(order)),
+                "importance": sizes[order].ravel(),
+            }
+        )
+
+    def interaction_strengths(self) -> Any:
+        """Every pair with the share of the outputs' spread that only both together make; see `NObSP`."""
+        names = self.feature_names
+        fitted_terms = {table.features for table in self.tables}
+        return as_table(
+            {
+                "first": np.array([names[pair[0]] for pair in self.strengths], dtype=object),
+                "second": np.array([names[pair[1]] for pair in self.strengths], dtype=object),
+                "strength": np.array(list(self.strengths.values()), dtype=np.float64),
+                "fitted": np.array([pair in fitted_terms for pair in self.strengths], dtype=bool),
+            }
+        )
+
+    def health(self) -> Health:
+        """How well the functions describe the model."""
+        return self.state
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes everything to one safetensors file, atomically; docs/compiled-format.md describes it."""
+        serialization.save(path, measure_bands(self), kind=KIND, version=VERSION)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads what `save` wrote; needs neither torch nor the model."""
+        functions: Self = serialization.load(
+            path,
+            kind=KIND,
+            version=VERSION,
+            classes=(cls, *CLASSES),
+            framework="numpy",
+            of=cls,
+        )
+        with serialization.damage_in_words(path):
+            functions._require_readable()
+        return functions
+
+    def _require_readable(self) -> None:
+        """Reads everything once: what does not fit together shows now, and not when it is used."""
+        for table in self.tables:
+            self._require_whole(table)
+        if not np.isfinite(self.base_values).all():
+            raise ValueError("its base values are not finite")
+
+        self.curves(points=2)
+        self.interaction_strengths()
+        self.importance()
+        repr(self)
+
+    def _require_whole(self, table: TermTable) -> None:
+        """An error where a table does not fit its axes, its features or its numbers."""
+        nodes = tuple(len(axis) for axis in table.axes) or (1,)
+        if table.values.shape[:-1] != nodes:
+            raise ValueError(f"the table of {table.features} does not fit its axes")
+        if not np.isfinite(table.values).all():
+            raise ValueError(f"the table of {table.features} has numbers that are not finite")
+        if not all(0 <= feature < len(self.features) for feature in table.features):
+            raise ValueError(f"a table is of a feature {table.features} that is not there")
+
+    def __repr__(self) -> str:
+        n_nodes = sum(table.values[..., 0].size for table in self.tables)
+        parts = [
+            count(len(self.tables), "term"),
+            count(len(self.output_names), "output"),
+            count(n_nodes, "node"),
+        ]
+        if self.left_out:
+            parts.append(f"{len(self.left_out)} terms need the network")
+        return f"Functions({', '.join(parts)}; {self.state.headline})"
+
+
+# What files of functions are made of.
+CLASSES = (
+    Functions,
+    Reach,
+    Feature,
+    Finding,
+    Health,
+    LevelAxis,
+    NumberAxis,
+    TermHealth,
+    TermTable,
+)
+
+
+def measure_bands(functions: Functions) -> Functions:
+    """The same functions with what bands are made of, measured now if it was not yet."""
+    measure = functions._measure
+    if measure is not None and not functions.spreads:
+        functions.spreads.update(measure())
+        object.__setattr__(functions, "_measure", None)  # it holds the calibration rows
+    return functions
+
+
+def measure_bands_later(functions: Functions, measure: Measure) -> None:
+    """Bands take a while, so they wait until they are asked for."""
+    object.__setattr__(functions, "_measure", measure)
+
+
+def _count_processors() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True, eq=False)
+class _Curve:
+    """A feature's function where it is drawn, with its band, (points, outputs)."""
+
+    x: FloatArray
+    labels: Sequence[str]
+    values: FloatArray
+    bands: FloatArray
+
+    def columns(self, feature: str, output: str, position: int) -> tuple[AnyArray, ...]:
+        """The curve of one output, in the order of the table's columns."""
+        value = self.values[:, position]
+        band = self.bands[:, position]
+        return (
+            np.full(len(self.x), feature, dtype=object),
+            np.full(len(self.x), output, dtype=object),
+            self.x,
+            np.array(self.labels, dtype=object),
+            value,
+            value - band,
+            value + band,
+        )
+
+
+def _draw(feature: Feature, table: TermTable, bands: FloatArray | None, points: int) -> _Curve:
+    """A feature's function at its levels, or along its range."""
+    x, labels, chunk = _drawn_at(feature, table.axes[0], points)
+    values = table(chunk)
+
+    half_widths = np.full_like(values, np.nan)
+    if bands is not None:
+        half_widths = TermTable(table.features, table.axes, bands)(chunk)
+    return _Curve(x=x, labels=labels, values=values, bands=half_widths)
+
+
+def _drawn_at(feature: Feature, axis: Axis, points: int) -> tuple[FloatArray, Sequence[str], Chunk]:
+    """Where a feature's function is drawn: numbers, their names, and the same as rows."""
+    if isinstance(axis, LevelAxis):
+        return _drawn_at_levels(feature, axis)
+
+    low, high = feature.ranges[0]
+    inside = axis.knots[(axis.knots >= low) & (axis.knots <= high)]
+    grid = inside if len(inside) <= _FEW_POINTS else np.linspace(low, high, points)
+    labels = [""] * len(grid)
+    if axis.missing:
+        grid = np.append(grid, np.nan)
+        labels.append("missing")
+    return grid, labels, Chunk({axis.column: grid}, slice(0, len(grid)))
+
+
+def _drawn_at_levels(feature: Feature, axis: LevelAxis) -> tuple[FloatArray, Sequence[str], Chunk]:
+    """Every level of a category: its number, its name, and the same as rows."""
+    is_named = isinstance(axis.levels, tuple)
+    if is_named:
+        levels = np.array(axis.levels, dtype=object)[:, None]
+    else:
+        levels = np.asarray(axis.levels)
+
+    columns = dict(zip(axis.columns, levels.T, strict=True))
+    chunk = Chunk(columns, slice(0, len(axis)))
+    if is_named or len(axis.columns) > 1:
+        return np.full(len(axis), np.nan), feature.labels, chunk
+    return levels[:, 0], [""] * len(axis), chunk
+
+
+def function_of(
+    names: Sequence[str],
+    readers: Sequence[Callable[[Any], Any]],
+    evaluate: Callable[..., FloatArray],
+) -> Callable[..., FloatArray]:
+    """A term's function of its features' values, each read by a reader of its own."""
+
+    def function(*values: ArrayLike) -> FloatArray:
+        if len(values) != len(names):
+            raise TypeError(
+                f"the function of {term_name(names)} takes {len(names)} arrays, found {len(values)}."
+            )
+        members = [read(value) for read, value in zip(readers, values, strict=True)]
+
+        lengths = [len(rows) for rows in members]
+        if len(set(lengths)) > 1:
+            raise ValueError(
+                f"the values of {term_name(names)} must be equally many, found {lengths}."
+            )
+        return evaluate(*members) if lengths[0] else np.zeros(0)
+
+    return function
